@@ -1,12 +1,12 @@
-//! Which address this node publishes, so that its peers can reach it: a pure choice over what is known.
+//! Chooses the address that this node publishes for its peers. A pure choice; only [`interfaces`] asks the kernel.
 //!
-//! In this order: `--local-addr`; the loopback where the job has one node; the address of `--iface`; our end of the
-//! connection to the rendezvous store; and where that is a loopback address although other machines may come, the
-//! address of an interface: one that is up and no loopback, of the family that is wanted; those of hardware come before
-//! those of containers and virtual machines, and then in the kernel's order.
+//! The order: `--local-addr`; the loopback for a job of one node; the address of `--iface`; the local end of the
+//! connection to the rendezvous store. If that is a loopback address although other machines may join, an interface's
+//! address is used. That interface is up, not a loopback, and of the wanted family. Hardware interfaces come before
+//! those of containers and virtual machines, then the kernel's order counts.
 //!
-//! Under the name torchrun an endpoint of `localhost` does not say that all nodes are on this machine: the node that hosts
-//! may call itself so, and the others call it by its name. Under our own name it does.
+//! Under the name torchrun, an endpoint of `localhost` does not mean that all nodes are on this machine. The host may
+//! call itself so, while the other nodes use its name. Under the name rankrun it does.
 
 use std::fmt;
 use std::io;
@@ -17,10 +17,10 @@ use nix::net::if_::InterfaceFlags;
 use rankrun_contract::network;
 pub use rankrun_contract::network::Interface;
 
-/// All interfaces of this machine, in the kernel's order, once for each address.
+/// Lists all interfaces of this machine in the kernel's order, once per address.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel does not list them.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut found: Vec<Interface> = Vec::new();
     for entry in getifaddrs()? {
@@ -38,54 +38,54 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-/// What is known when the address is chosen.
+/// Inputs of the choice of an address.
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
-    /// `--local-addr`
+    /// The address from `--local-addr`, if the user gave it.
     pub local_addr: Option<&'a str>,
-    /// `--iface`
+    /// The interface from `--iface`, if the user gave it.
     pub iface: Option<&'a str>,
-    /// This machine's.
+    /// All interfaces of this machine, see [`interfaces`].
     pub interfaces: &'a [Interface],
-    /// Our end of the connection to the rendezvous store.
+    /// Local address of the connection to the rendezvous store.
     pub connection: IpAddr,
-    /// Whether the job has one node: then only its own workers come.
+    /// Whether the job has one node; then only its own workers connect.
     pub is_alone: bool,
     /// Whether the endpoint says that all nodes are on this machine.
     pub is_on_this_machine: bool,
 }
 
-/// The address, and why this one.
+/// The published address, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
-    /// What the others are told.
+    /// The address that other nodes are told.
     pub addr: String,
-    /// Why.
+    /// Reason for this address.
     pub why: Why,
 }
 
-/// Why an address was chosen.
+/// Reason for the published address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Why {
-    /// `--local-addr`
+    /// The user gave it with `--local-addr`.
     Given,
-    /// `--iface`
+    /// It belongs to the interface from `--iface`.
     OfGivenInterface {
-        /// The interface.
+        /// Name of the given interface.
         name: String,
     },
-    /// The job has one node.
+    /// The job has only one node.
     Alone,
     /// The endpoint says that all nodes are on this machine.
     OfLoopbackEndpoint,
-    /// It is our end of the connection to the store.
+    /// It is the local end of the connection to the store.
     OfConnection,
-    /// The store is here, and others need another address than the loopback's.
+    /// The store is on this machine, and other nodes need an address other than the loopback.
     OfInterface {
-        /// The interface.
+        /// Name of the chosen interface.
         name: String,
     },
-    /// There is no other.
+    /// This machine has only a loopback address.
     OnlyLoopback,
 }
 
@@ -108,27 +108,27 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// Why there is no address.
+/// Why this node has no address to publish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// No such interface.
+    /// No interface has the given name.
     #[error("this machine has no interface `{name}`; it has {}", list(known))]
     Unknown {
-        /// As it was given.
+        /// The name as the user gave it.
         name: String,
-        /// Those that there are.
+        /// Names of the existing interfaces.
         known: Vec<String>,
     },
-    /// It has no address.
+    /// The given interface has no IP address.
     #[error("the interface `{name}` has no IP address")]
     NoAddress {
-        /// As it was given.
+        /// The name as the user gave it.
         name: String,
     },
 }
 
 impl AddressError {
-    /// One thing to do about it.
+    /// One action by which the user resolves the error.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
@@ -143,10 +143,10 @@ fn list(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-/// Chooses the address.
+/// Chooses the address that this node publishes.
 ///
 /// # Errors
-/// `--iface` names an interface that is not there, or that has no address.
+/// `--iface` names an interface that does not exist, or has no address.
 pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
     if let Some(given) = known.local_addr {
         return Ok(Chosen { addr: given.to_owned(), why: Why::Given });
@@ -173,11 +173,11 @@ pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
     })
 }
 
-/// Whether `--local-addr` or `--iface` says that this node is reached over the loopback alone, and so that all nodes
-/// are on this machine: known before anything is connected.
+/// Whether `--local-addr` or `--iface` limits this node to the loopback. Then all nodes are on this machine, which is
+/// known before any connection.
 ///
 /// # Errors
-/// See [`choose`]; also where `--local-addr` counts.
+/// See [`choose`]. `--iface` is checked even if `--local-addr` decides.
 pub fn is_confined(
     local_addr: Option<&str>,
     iface: Option<&str>,
@@ -190,9 +190,9 @@ pub fn is_confined(
     Ok(local_addr.map_or(by_interface, |addr| loopback(addr).is_some()))
 }
 
-/// The one address on which the rendezvous store listens where `--iface` names an interface, and `meant` are the addresses
-/// of the endpoint's host; nothing where it has to listen on all. The endpoint counts before the interface: other nodes
-/// look for the store there.
+/// The only address on which the rendezvous store listens if `--iface` names an interface. `meant` are the addresses of
+/// the endpoint's host. `None` if the store must listen on all addresses. The endpoint has priority over the interface,
+/// because other nodes look for the store there.
 #[must_use]
 pub fn listen_at(
     interfaces: &[Interface],
@@ -213,14 +213,15 @@ pub fn listen_at(
     let wants_ipv6 = meant.first().is_some_and(IpAddr::is_ipv6);
     match elsewhere.as_slice() {
         [one] => Some(**one),
-        // The name means this machine to itself alone, as Debian's 127.0.1.1: other nodes know another address.
+        // The name means a loopback address on this machine only, such as Debian's 127.0.1.1. Other nodes know another
+        // address.
         [] if !needs_endpoint => of_interface(interfaces, iface, wants_ipv6).ok(),
         _ => None,
     }
 }
 
-/// The interface by which the workers of this node reach those of others: that of the connection to the rendezvous store.
-/// Where that is of the loopback, that of the published address. Nothing where the job has one node.
+/// The interface by which this node's workers reach workers on other nodes. It is the interface of the connection to
+/// the rendezvous store; for a loopback connection, that of the published address. `None` for a job of one node.
 #[must_use]
 pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
     let of_address = |address: IpAddr| {
@@ -242,7 +243,7 @@ pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
             Ok(address) if address.to_canonical().is_loopback() => of_loopback(),
             Ok(address) => of_address(address.to_canonical()),
             Err(_) if loopback(&chosen.addr).is_some() => of_loopback(),
-            // The name is not looked up.
+            // `--local-addr` may be a name; it is not resolved.
             Err(_) => {
                 let found = network::reachable(known.interfaces, connection.is_ipv6());
                 found.map(|(interface, _)| interface.name.clone())
@@ -251,7 +252,7 @@ pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
     }
 }
 
-/// What is said where NCCL chooses among several networks of this host; `own` is that of the other libraries.
+/// Hint to the user if NCCL chooses among several networks of this host. `own` is the interface of the other libraries.
 #[must_use]
 pub fn several_networks(interfaces: &[Interface], own: &str) -> Option<String> {
     let names = network::hardware(interfaces);
@@ -265,7 +266,7 @@ pub fn several_networks(interfaces: &[Interface], own: &str) -> Option<String> {
     })
 }
 
-/// The loopback address that this host is; nothing where others may reach it. No name but `localhost` is known.
+/// The loopback address of this host; `None` if other machines may reach it. The only known name is `localhost`.
 #[must_use]
 pub fn loopback(host: &str) -> Option<IpAddr> {
     if host == "localhost" {
@@ -274,8 +275,8 @@ pub fn loopback(host: &str) -> Option<IpAddr> {
     host.parse::<IpAddr>().ok().map(|address| address.to_canonical()).filter(IpAddr::is_loopback)
 }
 
-/// What is said where `--local-addr` is an address that this machine does not have. It may be right all the same, where
-/// addresses are translated; a name is not looked up.
+/// Warning if this machine does not have the address of `--local-addr`. It may still be right if addresses are
+/// translated. A name is not resolved.
 #[must_use]
 pub fn doubt(known: &Known<'_>) -> Option<String> {
     let given = known.local_addr?;
@@ -291,13 +292,13 @@ pub fn doubt(known: &Known<'_>) -> Option<String> {
     })
 }
 
-/// The address of one interface, of the wanted family where it has one.
+/// The address of one interface, of the wanted family if it has one.
 ///
 /// # Errors
-/// The interface is not there, or has no address.
+/// The interface does not exist, or has no address.
 pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
     if interfaces.iter().all(|interface| interface.name != name) {
-        // The kernel lists an interface's addresses of one family apart from those of the other.
+        // The kernel lists an interface's IPv4 and IPv6 addresses apart.
         let mut known: Vec<String> = Vec::new();
         for Interface { name, .. } in interfaces {
             if !known.contains(name) {
@@ -378,7 +379,7 @@ mod tests {
         );
         assert_eq!(check("bare").unwrap_err().to_string(), "the interface `bare` has no IP address");
         assert_eq!(check("eth0"), Ok(false));
-        // What is not used must be right too.
+        // An unused option must be valid too.
         assert!(is_confined(Some("10.0.0.2"), Some("eth7"), &machine).is_err());
     }
 
@@ -408,7 +409,7 @@ mod tests {
         let said = of("203.0.113.7", false).unwrap();
         assert!(said.starts_with("`--local-addr` is `203.0.113.7`, which no interface of this machine has"));
         assert!(of("203.0.113.7", true).is_some() && of("fd00::3", false).is_some());
-        // Every address of this machine is one for its own workers only.
+        // A job of one node uses its own addresses only.
         assert!(of("0.0.0.0", true).is_none() && of("0.0.0.0", false).is_some());
         assert_eq!(doubt(&known(&machine, "::1")), None);
     }
@@ -494,7 +495,7 @@ mod tests {
         let on = |connection| Known { is_alone: true, iface: Some("eth0"), ..known(&machine, connection) };
         assert_eq!(addr(&on("127.0.0.1")), "127.0.0.1");
         assert_eq!(addr(&on("::1")), "::1");
-        // Also where the store is elsewhere.
+        // The same with a store on another machine.
         assert_eq!(addr(&on("10.0.0.2")), "127.0.0.1");
         assert_eq!(addr(&Known { local_addr: Some("node7"), ..on("10.0.0.2") }), "node7");
     }

@@ -1,9 +1,10 @@
-//! The shared state and what is around it in the rendezvous store, over two connections: one for requests, and one that
-//! waits for the bell, so that a change by another rankrun agent is known as soon as it is made.
+//! The c10d backend: reads and writes the shared state and the keys around it, over two connections to the rendezvous
+//! store. One connection is for requests. The other waits for change notifications, so that a change by another rankrun
+//! agent is seen at once.
 //!
-//! After every write that others want to know of, the writer rings: it counts `version` up and sets the key with that
-//! number. An observer takes the version and everything else in one request, which the store answers at one moment, and
-//! then waits for the key of the next version. So no ring between look and wait is lost.
+//! After a write that other agents need, the writer sends a notification: it increments `version` and sets the key with
+//! that number. An observer reads version and everything else in one request, which the store answers atomically. Then
+//! it waits for the key of the next version. So no notification between read and wait is lost.
 
 mod tell;
 
@@ -24,92 +25,92 @@ use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
 
 pub use tell::Introduction;
 
-/// torch's text for "there is no state yet" (contract 5.2).
+/// torch's value for "no state yet" (contract 5.2).
 const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
 
-/// So many rings are kept for observers that are late.
+/// Number of notification keys that are kept for late observers.
 const KEPT_RINGS: i64 = 64;
 
-/// Longest text of a store's identity that is believed.
+/// Longest store identity that is accepted, in bytes.
 const MAX_IDENTITY: usize = 64;
 
-/// Why the store gave nothing.
+/// Why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The connection is of no use any more.
+    /// The connection failed and cannot be used any more.
     #[error(transparent)]
     Store(#[from] ClientError),
-    /// What stands where the shared state should be is something else.
+    /// The value of the state's key is not a state.
     #[error("the value of `{key}` is not the state of a rendezvous")]
     NotAState {
-        /// The key.
+        /// Key with the wrong value.
         key: String,
-        /// What is wrong with it.
+        /// Why the value is not a state.
         source: NotAState,
     },
 }
 
-/// Both connections, and the state as it was seen last.
+/// Both connections, and the state that was read last.
 #[derive(Debug)]
 pub struct Backend {
     keys: Keys,
     calls: Client,
-    /// Lent out during an exchange of ranks.
+    /// `None` while it is lent out for an exchange of ranks.
     bell: Option<Client>,
-    /// What the bell waits for.
+    /// What the notification connection waits for.
     armed: Option<Awaited>,
-    /// torch's keys of the only round, where there is only one.
+    /// torch's keys of the only round, if the job has only one.
     only: Option<RoundKeys>,
     version: i64,
     text: Vec<u8>,
     state: State,
 }
 
-/// What to listen for.
+/// What the notification connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awaited {
-    /// The ring of this version.
+    /// The notification of this version.
     Ring(i64),
-    /// That the workers of all nodes of this round have succeeded. A torchrun agent that hosts the store is gone a moment
-    /// later: who looks then finds nobody.
+    /// The success of all nodes in this round. It cannot be read later: a torchrun agent that hosts the store ends just
+    /// after it.
     Success(u64),
 }
 
-/// What to look for beside the state.
+/// What to read besides the state.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wants<'a> {
-    /// The round of which the failure and the end of the workers are wanted.
+    /// The round of which failure and success are read.
     pub round: Option<u64>,
-    /// Whose workers have succeeded in it.
+    /// Nodes of which the success in that round is read.
     pub done: &'a [Node],
-    /// Whose signs of life.
+    /// Nodes of which the heartbeat is read.
     pub beats: &'a [Node],
 }
 
-/// What one look has shown; the state itself is [`Backend::state`].
+/// The result of one read. The state itself is [`Backend::state`].
 #[derive(Debug, Clone, Default)]
 pub struct Look {
-    /// How the job was closed, where the closer said it.
+    /// How the job was closed, if a closing note exists.
     pub end: Option<ClosingNote>,
     /// The first failure of the round.
     pub failure: Option<FailureNote>,
     /// Whether the workers of all nodes of the round have succeeded.
     pub all_succeeded: bool,
-    /// How many nodes have said so in torch's way.
+    /// Number of nodes that reported success with torch's counter.
     pub successes: usize,
-    /// Those of [`Wants::done`] whose workers have.
+    /// The nodes of [`Wants::done`] with only successful workers.
     pub done: Vec<Node>,
-    /// The ranks of the round before, as they were written.
+    /// The previous round's ranks as they are stored.
     pub ranks: Vec<u8>,
-    /// The counters that were there.
+    /// The heartbeat counters that exist.
     pub beats: BTreeMap<Node, i64>,
 }
 
 impl Backend {
-    /// Connects, and makes sure that there is a state to read.
+    /// Connects, and creates the key of the state if it does not exist.
     ///
     /// # Errors
-    /// Nothing that speaks the protocol answered the first connection within `limit`, or the second in as long again.
+    /// The first connection gets no valid answer within `limit`, or the second within another `limit`.
     pub fn connect(
         addresses: &[SocketAddr],
         settings: &ClientSettings,
@@ -131,18 +132,18 @@ impl Backend {
         })
     }
 
-    /// Our end of the connection.
+    /// Local address of the connection to the store.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn local_ip(&self) -> Result<IpAddr, ClientError> {
         Ok(self.calls.local_addr()?.ip())
     }
 
-    /// Where the store was reached.
+    /// The address at which the store was reached.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
         self.calls.peer_addr()
     }
@@ -153,7 +154,7 @@ impl Backend {
         self.calls.round_trip()
     }
 
-    /// Which store this is: `fresh` where nobody has said yet, which only a first connection may be the first to do.
+    /// Returns the identity of the store. Writes `fresh` if it has none; only an agent's first connection may do that.
     ///
     /// # Errors
     /// See [`Client`].
@@ -163,7 +164,7 @@ impl Backend {
         Ok(harmless_bytes(&found, MAX_IDENTITY))
     }
 
-    /// Which store this is, where somebody has said it.
+    /// The identity of the store; empty if it has none.
     ///
     /// # Errors
     /// See [`Client`].
@@ -171,38 +172,38 @@ impl Backend {
         known_identity(&mut self.calls, &self.keys)
     }
 
-    /// The state as it was seen last.
+    /// The state as of the last read or write.
     #[must_use]
     pub const fn state(&self) -> &State {
         &self.state
     }
 
-    /// The keys of the job.
+    /// The keys of this job.
     #[must_use]
     pub const fn keys(&self) -> &Keys {
         &self.keys
     }
 
-    /// There is one round, with these keys of torch's.
+    /// Sets that the job has only one round, with these torch keys.
     pub fn use_round(&mut self, only: RoundKeys) {
         self.only = Some(only);
     }
 
-    /// The connection for requests.
+    /// The connection for requests, for direct calls.
     pub const fn calls(&mut self) -> &mut Client {
         &mut self.calls
     }
 
-    /// The first request on either connection that nothing has answered.
+    /// The oldest unanswered request on either connection.
     #[must_use]
     pub fn unanswered(&self) -> Option<&Unanswered> {
         self.calls.unanswered().or_else(|| self.bell.as_ref()?.unanswered())
     }
 
-    /// Looks at the store, in one request.
+    /// Reads the store in one request.
     ///
     /// # Errors
-    /// The connection is lost, or the state is none.
+    /// The connection is lost, or the value is not a state.
     pub fn look(&mut self, wants: &Wants<'_>) -> Result<Look, Trouble> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
@@ -229,13 +230,13 @@ impl Backend {
         Ok(look)
     }
 
-    /// Makes a text that was read the state that is known.
+    /// Parses a text that was read, and stores it as the last state.
     fn keep(&mut self, text: Vec<u8>) -> Result<(), Trouble> {
         if text == self.text {
             return Ok(());
         }
         self.state = match &text[..] {
-            // Absent: the keyspace of a store that is another one now. It is found out by its identity.
+            // The key is missing if the keyspace belongs to another store. Its identity reveals that.
             b"" | SENTINEL => State::default(),
             text => pickle::decode(text)
                 .map_err(|source| Trouble::NotAState { key: self.keys.state().to_owned(), source })?,
@@ -244,11 +245,11 @@ impl Backend {
         Ok(())
     }
 
-    /// Writes the state if it is still the one that was seen last; whether it was. Either way what is there now is the
-    /// state that is known.
+    /// Writes the state if it has not changed since the last read, and returns whether it did. In both cases the last
+    /// state is then the store's.
     ///
     /// # Errors
-    /// The connection is lost, or what is there is no state.
+    /// The connection is lost, or the value is not a state.
     pub fn write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
         let text = pickle::encode(state);
         let found = self.calls.compare_set(self.keys.state(), &self.text, &text)?;
@@ -264,13 +265,13 @@ impl Backend {
         Ok(true)
     }
 
-    /// Tells the other rankrun agents that there is something to look at.
+    /// Notifies the other rankrun agents of a change.
     ///
     /// # Errors
     /// See [`Client`].
     pub fn ring(&mut self) -> Result<(), ClientError> {
         let version = self.calls.add(&self.keys.version(), 1)?;
-        // Our own ring is no news for us, unless somebody else has rung before it.
+        // Our own notification is skipped, unless another agent sent one before it.
         if version == self.version.wrapping_add(1) {
             self.version = version;
         }
@@ -281,7 +282,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Listens for the first ring after the last look, or for the success of the round that is named.
+    /// Waits for the first notification after the last read, or for the success of the given round.
     ///
     /// # Errors
     /// See [`Client`].
@@ -303,7 +304,7 @@ impl Backend {
         Ok(())
     }
 
-    /// What has come since [`Self::listen`] of what it listens for.
+    /// Returns what has arrived since [`Self::listen`], if anything.
     ///
     /// # Errors
     /// See [`Client`].
@@ -320,13 +321,13 @@ impl Backend {
         self.only.clone().unwrap_or_else(|| self.keys.round(round))
     }
 
-    /// Readable when the bell rings.
+    /// Descriptor that becomes readable when a notification arrives.
     #[must_use]
     pub fn bell(&self) -> Option<BorrowedFd<'_>> {
         self.bell.as_ref().filter(|_| self.armed.is_some()).map(AsFd::as_fd)
     }
 
-    /// Lends out the connection of the bell, which nobody listens to until it is given back.
+    /// Lends out the notification connection. No notification is received until it is given back.
     ///
     /// # Errors
     /// See [`Client`].
@@ -339,13 +340,13 @@ impl Backend {
         Ok(self.bell.take())
     }
 
-    /// Takes back what was lent.
+    /// Takes back the connection that was lent out.
     pub fn give_back(&mut self, bell: Client) {
         self.bell = Some(bell);
     }
 }
 
-/// Which store this is, where somebody has said it.
+/// The identity of the store; empty if it has none.
 ///
 /// # Errors
 /// See [`Client`].
@@ -353,7 +354,7 @@ pub fn known_identity(client: &mut Client, keys: &Keys) -> Result<String, Client
     Ok(harmless_bytes(&client.get(&keys.store())?, MAX_IDENTITY))
 }
 
-/// A counter as the store keeps it.
+/// Parses a counter as the store keeps it.
 fn number(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }

@@ -1,8 +1,10 @@
-//! A job of a fixed number of nodes whose ranks are given (contract 5.9): its first round, as torchrun's agents know it.
+//! The static rendezvous: a job with a fixed number of nodes and given node ranks (contract 5.9). This module runs the
+//! first round in the form that torchrun's agents know.
 //!
-//! The one store is rank 0's, at the endpoint. Agents of rankrun claim their node rank in it, so that two with the same
-//! one are found, and one whose agent is dead can be taken over. Where all nodes have claimed theirs, the job goes on
-//! with the rounds of a dynamic rendezvous in the same store; with a torchrun agent among them, there is no other round.
+//! Node rank 0 hosts the only store, at the endpoint. Every rankrun agent claims its node rank in the store. A claim
+//! reveals a second agent with the same rank, and a dead agent's claim can be taken over. If all nodes have claims, the
+//! job continues with the rounds of a dynamic rendezvous in the same store. With a torchrun agent among the nodes there
+//! is only this one round.
 
 mod alone;
 mod authority;
@@ -29,58 +31,58 @@ use crate::store::client::{Client, ClientError};
 use authority::Authority;
 use claim::Claim;
 
-/// Counts the agents that have come: torch's clients do (contract 5.9).
+/// Counter of the agents that have joined, incremented by torch's clients (contract 5.9).
 const INIT: &str = "init/";
 
-/// This node, in a static job.
+/// This node's parameters of a static job.
 #[derive(Debug, Clone)]
 pub struct Setup<'a> {
-    /// The job.
+    /// Run id of the job, part of all keys.
     pub run_id: &'a RunId,
-    /// This agent.
+    /// Name of this agent in the shared state.
     pub node: &'a Node,
-    /// What it says of itself.
+    /// The descriptor that this agent publishes.
     pub descriptor: &'a Descriptor,
-    /// `--node-rank`
+    /// This node's rank, from `--node-rank`.
     pub node_rank: NodeRank,
-    /// How many nodes there are.
+    /// Number of nodes of the job.
     pub nodes: NodeCount,
-    /// `--role`
+    /// Role of this node's workers, from `--role`.
     pub role: &'a str,
-    /// Workers of this node.
+    /// Number of workers on this node.
     pub workers: LocalWorldSize,
-    /// Where the workers meet, as this node was told.
+    /// Master address of the workers, as given to this node.
     pub master: &'a Master,
-    /// How long to wait for the others.
+    /// How long to wait for the other nodes.
     pub timeout: Duration,
-    /// An agent that gives no sign of life for so long is dead.
+    /// An agent without a heartbeat for this long is dead.
     pub lease: Duration,
-    /// The time of day, for torch's heartbeats in the shared state.
+    /// Local time of day, written as torch's heartbeat in the shared state.
     pub wall: Timestamp,
 }
 
-/// How a static job begins on this node.
+/// How a static job starts on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FirstRound {
-    /// Torchrun's agents take part: there is this round and no other.
+    /// torchrun agents take part: the job has only this round.
     Mixed(Round),
-    /// All agents are ours: this round is complete, and the shared state under [`Keys::fixed`] says so.
+    /// All agents are rankrun's. This round is complete, as the shared state under [`Keys::fixed`] says.
     Alone {
-        /// The round.
+        /// The complete first round, with this node in it.
         round: Box<Round>,
-        /// The shared state that rank 0 has written.
+        /// The shared state, as node rank 0 has written it.
         state: State,
     },
-    /// The job runs already, and this agent takes the place of one that is dead: it joins the next round as any agent
-    /// does, by the shared state under [`Keys::fixed`].
+    /// The job runs already, and this agent replaces a dead one. It joins the next round through the shared state under
+    /// [`Keys::fixed`], like any agent.
     Running,
 }
 
-/// Takes part in the first round. `store` is connected to the endpoint; whoever is called between the waits also gives
-/// this agent's signs of life, under [`Keys::fixed`].
+/// Takes part in the first round. `store` is connected to the endpoint. The callback runs between waits; it also sends
+/// this agent's heartbeats under [`Keys::fixed`].
 ///
 /// # Errors
-/// See [`ExchangeError`]: not all nodes came in time, or some do not belong to the job.
+/// See [`ExchangeError`]: not all nodes joined in time, or some do not belong to the job.
 pub fn first_round(
     store: &mut Client,
     setup: &Setup<'_>,
@@ -114,12 +116,12 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
     if talk.store.check(&[&job.keys.alone()])? {
         return Ok(FirstRound::Running);
     }
-    // torch's host stops to wait too early where an agent is counted twice: one that has lost its connection before, or
-    // takes the place of one that died.
+    // torch's host stops waiting too early if an agent is counted twice. This agent may have been counted before a
+    // reconnect, or as the dead agent that it replaces.
     if talk.store.get(&job.round.role_info(setup.node_rank))?.is_empty() {
         talk.store.add(INIT, 1)?;
     }
-    // Who the others are is known when all have come.
+    // The other nodes' names are known after all have joined.
     let unknown: Vec<_> = job.ranks().map(|rank| member(rank, None)).collect();
     let seats = Seats {
         keys: &job.round,
@@ -148,7 +150,7 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
         || RendezvousError::Unreadable { what: "who takes part", node: NodeName::of_rank(NodeRank(0)) };
     let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
     if nodes.get(setup.node_rank.index()) != Some(setup.node) {
-        // We took the place of an agent that died after it had done its part.
+        // This agent replaced an agent that died after it had published its part.
         return Ok(FirstRound::Running);
     }
     let state = alone::state(nodes.iter(), wall);
@@ -157,18 +159,18 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
     Ok(FirstRound::Alone { round: Box::new(round), state })
 }
 
-/// Who has come to a job with given ranks: for people who wait.
+/// The nodes that have joined a static job, for the user's waiting line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RollCall {
-    /// Those who are here.
+    /// Names of the nodes that have joined.
     pub here: Vec<NodeName>,
-    /// The node ranks of which nobody has come yet.
+    /// Node ranks without an agent so far.
     pub missing: Vec<NodeRank>,
-    /// The agent that still holds the node rank of whoever asks, and may be dead.
+    /// The agent that still holds this node's rank; it may be dead.
     pub holder: Option<NodeName>,
 }
 
-/// Calls the roll, for the agent with this node rank.
+/// Reads which nodes have joined, for the agent with this node rank.
 ///
 /// # Errors
 /// See [`Client`].
@@ -210,8 +212,8 @@ impl Job<'_> {
         (0..self.setup.nodes.get()).map(NodeRank)
     }
 
-    /// An agent that has not claimed the rank that it speaks for is torchrun's; as long as ranks are not assigned, it
-    /// waits there.
+    /// An agent with a published role but no claim for its rank is torchrun's. It waits in the rank exchange until
+    /// ranks are assigned.
     fn refuse_torchrun(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
         let node_rank = self.setup.node_rank;
         let keys = [
@@ -228,7 +230,7 @@ impl Job<'_> {
         Err(RendezvousError::SameNodeRank { node_rank, ours: Box::new(self.name()), theirs }.into())
     }
 
-    /// Those whose claims can be read, by node rank.
+    /// The readable claims by node rank; `None` for missing or unreadable ones.
     fn claims(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Option<Claim>>, ExchangeError> {
         Ok(self.claim_texts(talk.store)?.iter().map(|text| Claim::from_json(text)).collect())
     }
@@ -238,7 +240,8 @@ impl Job<'_> {
         Ok(store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?)
     }
 
-    /// Rank 0, when all are here and before anybody starts a worker: where all are ours, the job has more rounds.
+    /// Node rank 0 starts the job, before any agent starts a worker. If all agents are rankrun's, the job can have more
+    /// rounds.
     fn begin(
         &self,
         talk: &mut Talk<'_, '_>,
@@ -252,7 +255,7 @@ impl Job<'_> {
         if misfit.is_some() || claims.iter().zip(&infos).any(is_leaving) {
             return self.wait_for_rank(talk, misfit, misfit_since);
         }
-        // A claim comes before its role_info.
+        // An agent writes its claim before its role_info.
         let claims = claims.iter().map(|text| Claim::from_json(text));
         let Some(claims) = claims.collect::<Option<Vec<_>>>() else {
             return Ok(Ready::Yes);
@@ -264,7 +267,7 @@ impl Job<'_> {
         Ok(Ready::Yes)
     }
 
-    /// The claim and the role_info of each node, as they stand at one moment.
+    /// Claims and role_infos of all nodes, read in one request so that they are consistent.
     fn claims_and_infos(&self, store: &mut Client) -> Result<[Vec<Vec<u8>>; 2], ExchangeError> {
         let claims = self.ranks().map(|rank| self.keys.claim(rank));
         let keys: Vec<String> = claims.chain(self.ranks().map(|rank| self.round.role_info(rank))).collect();
@@ -273,7 +276,7 @@ impl Job<'_> {
         Ok([claims, infos])
     }
 
-    /// Why the others' part has not come: they are not here.
+    /// The error for agents that have not published their part: too few nodes joined.
     fn too_few(&self, talk: &mut Talk<'_, '_>) -> Result<RendezvousError, ExchangeError> {
         let setup = self.setup;
         let job = (setup.run_id, setup.nodes);
@@ -292,7 +295,7 @@ impl Job<'_> {
         })
     }
 
-    /// What messages call this node, which says its rank itself.
+    /// Name of this node for messages that print its rank elsewhere.
     fn name(&self) -> NodeName {
         NodeName::of_node(self.setup.node, Some(&self.setup.descriptor.host), None)
     }
@@ -302,7 +305,7 @@ fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<Descriptor>) {
     claim.map_or_else(|| (unknown_node(rank), None), |claim| (claim.node, Some(claim.agent)))
 }
 
-/// Stands for a node that has not said who it is.
+/// Placeholder for a node that has published nothing about itself.
 fn unknown_node(rank: NodeRank) -> Node {
     Node { addr: String::new(), pid: 0, local_id: i64::from(rank.0) }
 }

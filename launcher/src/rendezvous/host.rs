@@ -1,6 +1,6 @@
-//! Who hosts the rendezvous store (contract 5.3): this node, or whoever the endpoint names.
+//! Decides which node hosts the rendezvous store (contract 5.3), opens the store, and resolves the endpoint.
 //!
-//! Names are looked up only where the text alone does not decide, in a thread of its own, and for a bounded time.
+//! Names are resolved only if the text alone does not decide, in a separate thread and within a limit.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -18,17 +18,17 @@ use crate::spec::rendezvous::PortRange;
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
 
-/// How long a resolver may take for the guess who hosts.
+/// Time limit of the name lookup by which a node guesses whether it hosts.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
-/// How long somebody of this machine may take to answer.
+/// Time limit for an answer of another socket of this machine.
 const TRY: Duration = Duration::from_millis(200);
 
-/// Where the agents meet.
+/// Host and port of the rendezvous store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// A name or an address, without brackets.
     pub host: String,
-    /// 0 is any free port, where this node hosts.
+    /// TCP port; 0 means any free port, if this node hosts.
     pub port: u16,
 }
 
@@ -43,7 +43,7 @@ impl std::fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    /// Whether it names this machine on every machine.
+    /// Whether the endpoint means the local machine on every machine.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         address::loopback(&self.host).is_some()
@@ -53,7 +53,7 @@ impl Endpoint {
         self.host.parse::<IpAddr>().ok().map(|address| address.to_canonical())
     }
 
-    /// Where it is, as far as that is known without asking anybody.
+    /// The addresses, if the text alone gives them.
     fn without_resolver(&self) -> Option<Vec<SocketAddr>> {
         if self.host == "localhost" {
             return Some(loopback(self.port).into());
@@ -61,10 +61,10 @@ impl Endpoint {
         self.address().map(|address| vec![SocketAddr::new(address, self.port)])
     }
 
-    /// Where it is.
+    /// Returns the addresses of the endpoint.
     ///
     /// # Errors
-    /// The name does not resolve, or nobody has answered within `limit`.
+    /// The name does not resolve, or the resolver does not answer within `limit`.
     pub fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
         match self.without_resolver() {
             Some(addresses) => Ok(addresses),
@@ -73,12 +73,13 @@ impl Endpoint {
     }
 }
 
-/// Both families: clients try each.
+/// Loopback addresses of both families: clients try each.
 fn loopback(port: u16) -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
 }
 
-/// A thread of its own, since the resolver cannot be interrupted. It is left behind if it takes too long.
+/// Resolves a name in a separate thread, because the resolver cannot be interrupted. The thread is abandoned after
+/// `limit`.
 fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let (answer, answered) = mpsc::sync_channel(1);
     let asked = name.to_owned();
@@ -91,7 +92,7 @@ fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>
     if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
 }
 
-/// What the endpoint's text alone says about who hosts: nothing where it is a name that is not ours. Pure.
+/// Whether this node hosts, by the endpoint's text alone; `None` if the endpoint is another name. Pure.
 fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
     if endpoint.is_loopback() || endpoint.host == own_name {
         return Some(true);
@@ -100,45 +101,45 @@ fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> 
     Some(!address.is_unspecified() && own.contains(&address))
 }
 
-/// Whether this node hosts, where the user did not say: it does where the endpoint is an address or name of its own.
+/// Whether this node hosts, if the user did not say. It does if the endpoint is its own address or name.
 fn guess(endpoint: &Endpoint) -> bool {
     let own: Vec<_> = interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address).collect();
     by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
-        // Whoever does not know the name does not have it.
+        // A node that cannot resolve the name does not have it.
         let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
         found.iter().map(|address| address.ip().to_canonical()).any(|address| own.contains(&address))
     })
 }
 
-/// Who may come to the store.
+/// Which clients may connect to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guests {
-    /// Agents of this machine.
+    /// Only agents on this machine.
     ThisMachine,
-    /// Agents that know this address.
+    /// Agents that know this local address.
     At(IpAddr),
-    /// Agents of other machines too.
+    /// Agents on any machine.
     Others,
 }
 
-/// The addresses that the endpoint's host has on this machine; none where its name means nothing here.
+/// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
 #[must_use]
 pub fn meant_by(endpoint: &Endpoint) -> Vec<IpAddr> {
     let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
     found.iter().map(|address| address.ip().to_canonical()).collect()
 }
 
-/// Whether the store is this node's to open, as it was told or guesses.
+/// Whether this node may open the store, by the user's setting or by a guess.
 #[must_use]
 pub fn may_host(endpoint: &Endpoint, is_host: Option<bool>) -> bool {
     is_host.unwrap_or_else(|| guess(endpoint))
 }
 
-/// Opens the store on a node that may host it; nothing where another agent of this machine was first. A free port is one
-/// of `ports`, where these are given.
+/// Opens the store on a node that may host it. Returns `None` if another agent of this machine was first. A free port
+/// is taken from `ports`, if given.
 ///
 /// # Errors
-/// The port cannot be had: in use by somebody else where this node was told to host, or not ours to open.
+/// The port cannot be bound: it is in use although this node must host, or this user has no permission.
 pub fn open(
     endpoint: &Endpoint,
     is_host: Option<bool>,
@@ -146,15 +147,15 @@ pub fn open(
 ) -> Result<Option<StoreServer>, LaunchError> {
     match unless_answered(|| bind(endpoint, guests, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
-        // Another agent of this machine was first.
+        // Another agent of this machine opened the store first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
         Err(error) => Err(with_owner(error).into()),
     }
 }
 
-/// Linux calls a socket listening before it looks whether another one is, so that of two agents that listen at the same
-/// moment each may be told that the other has the port, and nobody has it. Where nobody answers it is tried again, for a
-/// while: another launcher may be about to listen. A socket that holds the port longer is an error of its own.
+/// Retries a failed bind while no socket answers at the port. Linux marks a socket as listening before it checks for
+/// another one. If two agents listen at the same moment, each may get "address in use", and neither has the port.
+/// Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
 fn unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
     answers: impl Fn(SocketAddr) -> bool,
@@ -164,7 +165,7 @@ fn unless_answered<T>(
     for pause in 0..SHORT_PAUSES + LONG_PAUSES {
         match bind() {
             Err(StoreError::Bind { addr, source }) if is_in_use(&source) && !answers(addr) => {
-                // Not as long as the other one waits.
+                // A random pause, so that the two agents differ.
                 let random = uuid::Uuid::new_v4().as_u64_pair().1;
                 let longest = if pause < SHORT_PAUSES { 2_000 } else { 50_000 };
                 thread::sleep(Duration::from_micros(100 + random % longest));
@@ -175,13 +176,13 @@ fn unless_answered<T>(
     bind().map_err(|error| held_unless(|addr| answers(addr) || is_listened_on(addr.port()), error))
 }
 
-/// The error of a port in use, with its cause where nothing listens on it.
+/// The error of a port in use, with its cause if no socket listens there.
 #[must_use]
 pub fn held_unless_answered(error: StoreError) -> StoreError {
     with_owner(held_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error))
 }
 
-/// The error of a port in use, with the process that listens on it, where this user may see that.
+/// The error of a port in use, with the process that listens there, if this user may see it.
 fn with_owner(error: StoreError) -> StoreError {
     match error {
         StoreError::Bind { addr, source } if is_in_use(&source) => match port_owner(addr.port()) {
@@ -205,7 +206,7 @@ fn held_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> Store
 fn is_answered(addr: SocketAddr) -> bool {
     let answers = |address: &SocketAddr| match TcpStream::connect_timeout(address, TRY) {
         Ok(_) => true,
-        // Too busy to answer.
+        // A timeout counts as an answer: the program is busy.
         Err(error) => error.kind() == io::ErrorKind::TimedOut,
     };
     let own = || interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address);
@@ -233,8 +234,8 @@ fn is_in_use(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EADDRINUSE as i32)
 }
 
-/// Where we connect to a store of our own: at its endpoint, so that our end of the connection is an address that others
-/// know, else over the loopback.
+/// Where this node connects to its own store. With the endpoint's address, the local end is an address that other nodes
+/// know. Otherwise the loopback.
 #[must_use]
 pub fn own_addresses(endpoint: &Endpoint, store: SocketAddr) -> Vec<SocketAddr> {
     let at = Endpoint { host: endpoint.host.clone(), port: store.port() };

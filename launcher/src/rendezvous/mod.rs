@@ -287,7 +287,7 @@ pub enum Change {
         /// All workers must have ended by this time.
         kill_by: Instant,
     },
-    /// This launcher itself was stopped for too long. Its guard or watchdog killed its workers.
+    /// This launcher itself was stopped for too long. The guard killed its workers.
     StoodStill,
     /// The other nodes continued without this node, which was silent for too long.
     Removed,

@@ -1,4 +1,4 @@
-//! Which member of a round gets which rank. Pure.
+//! Assigns node ranks to the members of a complete round. Pure; `roles` then derives the ranks of the workers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,23 @@ use rankrun_contract::rank::NodeRank;
 use super::descriptor::Descriptor;
 use super::state::{Node, Participants};
 
-/// The ranks of a round that was complete.
+/// The node ranks of a complete round.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ranks {
-    /// Which round.
+    /// Number of the round.
     pub round: u64,
-    /// The rank of each member.
+    /// Node rank of each member.
     pub of: BTreeMap<Node, i64>,
 }
 
-/// Gives the members of a round their ranks, which are always exactly `0..n`. The order of joining stays.
+/// Assigns the ranks `0..n` to the members, and keeps the order of joining.
 ///
-/// Where all are rankrun agents: by the node ranks that were given, where everybody was given one of his own; else each
-/// keeps the rank of the round before as far as it exists, and the others fill the gaps, first those whose rank does not
-/// exist any more, then newcomers as torch sorts them. With torchrun agents among them: as torch sorts them (contract 5.5),
-/// but rank 0 stays where it was, since torchrun agents cannot follow it (contract 8.1).
+/// If all members are rankrun agents with distinct given node ranks, the order of the given ranks decides. Otherwise
+/// each member keeps its rank of the previous round if that rank still exists. The other members fill the gaps: first
+/// members with a rank that no longer exists, then newcomers in torch's order.
+///
+/// With torchrun agents among the members, torch's order decides (contract 5.5). But rank 0 stays where it was, because
+/// torchrun agents cannot follow it (contract 8.1).
 #[must_use]
 pub fn assign(
     participants: &[Node],

@@ -1,21 +1,21 @@
-//! The ranks of a round as they are kept in the store for whoever completes the next one: JSON. Pure.
+//! The ranks of a round as JSON in the store, for the agent that completes the next round. Pure.
 
 use serde::{Deserialize, Serialize};
 
 use super::ranks::Ranks;
 use super::state::Node;
 
-/// Longest text that is read at all, in bytes.
+/// Longest text that is parsed, in bytes.
 const MAX_JSON: usize = 8 << 20;
 
 #[derive(Serialize, Deserialize)]
 struct Wire {
     round: u64,
-    /// Address, pid, counter, rank.
+    /// Address, pid, counter and rank of each node.
     nodes: Vec<(String, i64, i64, i64)>,
 }
 
-/// For the store.
+/// The ranks as JSON for the store.
 #[must_use]
 pub fn to_json(ranks: &Ranks) -> Vec<u8> {
     let nodes = ranks.of.iter().map(|(node, rank)| (node.addr.clone(), node.pid, node.local_id, *rank));
@@ -23,7 +23,7 @@ pub fn to_json(ranks: &Ranks) -> Vec<u8> {
     serde_json::to_vec(&wire).expect("texts and numbers are JSON")
 }
 
-/// Of another agent; nothing where it is not what an agent writes.
+/// Parses another agent's text; `None` if it is malformed.
 #[must_use]
 pub fn from_json(text: &[u8]) -> Option<Ranks> {
     let wire: Wire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;

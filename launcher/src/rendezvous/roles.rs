@@ -1,21 +1,22 @@
-//! Which ranks the workers of each member have (contract 2.2), and the texts by which members agree on them (5.6). Pure.
+//! Assigns global and role ranks to the workers of each member (contract 2.2), and converts the texts by which members
+//! agree on them (5.6). Pure.
 //!
-//! The texts are JSON that other machines write: they are read tolerantly, and checked.
+//! The texts are JSON from other machines: the parser is tolerant, then checks all values.
 
 use std::collections::BTreeMap;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeRank, Rank, WorldSize};
 use serde::{Deserialize, Serialize};
 
-/// Longest text that is read at all, in bytes.
+/// Longest text that is parsed, in bytes.
 const MAX_JSON: usize = 64 * 1024;
 
-/// What a member says of its workers.
+/// What a member publishes about its workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleInfo {
-    /// `--role`
+    /// Role of the workers, from `--role`.
     pub role: String,
-    /// How many it starts.
+    /// Number of workers that the member starts.
     pub workers: LocalWorldSize,
 }
 
@@ -27,7 +28,7 @@ struct RoleWire {
 }
 
 impl RoleInfo {
-    /// For the store, as torch spells it.
+    /// The text for the store, in torch's spelling.
     #[must_use]
     pub fn to_json(&self, node_rank: NodeRank) -> Vec<u8> {
         let wire =
@@ -35,7 +36,7 @@ impl RoleInfo {
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
     }
 
-    /// Of the member with this node rank; nothing where it is not what an agent writes.
+    /// Parses the text of the member with this node rank; `None` if it is malformed.
     #[must_use]
     pub fn from_json(text: &[u8], node_rank: NodeRank) -> Option<Self> {
         if text.len() > MAX_JSON {
@@ -47,21 +48,21 @@ impl RoleInfo {
     }
 }
 
-/// Where the workers of one member are among all.
+/// The ranks of one member's workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assigned {
-    /// Global rank of local rank 0.
+    /// Global rank of the member's local rank 0.
     pub base_rank: Rank,
-    /// Workers of all members.
+    /// Number of workers on all members.
     pub world_size: WorldSize,
-    /// Role rank of local rank 0.
+    /// Role rank of the member's local rank 0.
     pub base_role_rank: Rank,
-    /// Workers of the same role on all members.
+    /// Number of workers with the same role on all members.
     pub role_world_size: WorldSize,
 }
 
 impl Assigned {
-    /// For the store, as torch spells it.
+    /// The text for the store, in torch's spelling.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let numbers =
@@ -69,7 +70,7 @@ impl Assigned {
         serde_json::to_vec(&numbers).expect("numbers are JSON")
     }
 
-    /// Of a member with so many workers; nothing where it is not what rank 0 writes, or has no room for them.
+    /// Parses the ranks of a member with this many workers; `None` if the text is malformed, or the ranks do not fit.
     #[must_use]
     pub fn from_json(text: &[u8], workers: LocalWorldSize) -> Option<Self> {
         if text.len() > MAX_JSON {
@@ -92,14 +93,14 @@ impl Assigned {
     }
 }
 
-/// The ranks of all members, given by node rank; nothing where there are more workers than ranks.
+/// Assigns the ranks of all members, given by node rank; `None` if there are more workers than ranks.
 #[must_use]
 pub fn assign(members: &[RoleInfo]) -> Option<Vec<Assigned>> {
     let mut world_size: u32 = 0;
     let mut role_sizes: BTreeMap<&str, u32> = BTreeMap::new();
     for member in members {
         world_size = world_size.checked_add(member.workers.get())?;
-        // No larger than the world's.
+        // Cannot overflow: it is at most the world size.
         *role_sizes.entry(&member.role).or_default() += member.workers.get();
     }
     let mut base_rank = 0;
@@ -213,7 +214,7 @@ mod tests {
                 let of_role = members.iter().filter(|other| other.role == member.role);
                 prop_assert_eq!(one.role_world_size.get(), of_role.map(|other| other.workers.get()).sum::<u32>());
                 ranks.extend(one.base_rank.0..one.base_rank.0 + member.workers.get());
-                // What rank 0 writes, every member accepts.
+                // Every member accepts what rank 0 writes.
                 prop_assert_eq!(Assigned::from_json(&one.to_json(), member.workers), Some(*one));
             }
             prop_assert_eq!(ranks, (0..all).collect::<Vec<_>>());

@@ -1,9 +1,12 @@
-//! What torchrun's agents need so that a restart works (contract 8.1, 8.2). Pure.
+//! What torchrun's agents need so that a restart works (contract 8.1, 8.2). Pure: it observes states and published
+//! keys, and decides where the workers' store is.
 //!
-//! An agent of torchrun 2.15 learns where the workers meet in its first round, and once more when it becomes rank 0 for
-//! the first time; then it opens a store of its own, and publishes it in that round only. Ever after it uses what it
-//! has learned, whatever is published. So the workers of a round can meet only where every torchrun member believes
-//! that they do; a member that knows nothing yet reads the round's key. [`Memory`] holds what each one believes.
+//! An agent of torchrun 2.15 reads the master address in its first round. It reads it again when it becomes rank 0 for
+//! the first time: then it opens its own store, and publishes its address in that round only. From then on it uses the
+//! address that it has, and ignores the published one.
+//!
+//! So the workers of a round can meet only at the address that every torchrun member has cached. A member without a
+//! cached address reads the round's key. [`Memory`] models the cache of each torchrun agent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,18 +17,18 @@ use super::descriptor::Descriptor;
 use super::state::{Node, State};
 use super::text::harmless;
 
-/// Rounds of others that are remembered.
+/// Number of rounds of other agents that are remembered.
 const MAX_SEEN: usize = 32;
 
-/// Longest host name or address that anybody publishes, in bytes: no name system has longer ones.
+/// Longest host name or address that is accepted, in bytes; no name system has longer names.
 const MAX_ADDR: usize = 255;
 
-/// Where workers meet, as it is published.
+/// The published master address of the workers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Host name or address.
+    /// Host name or IP address, without brackets.
     pub addr: String,
-    /// TCP port.
+    /// TCP port of the workers' store.
     pub port: u16,
 }
 
@@ -40,7 +43,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// As the two values are in a store; nothing where they are no address, or none for a worker's environment.
+    /// Parses the two values from the store; `None` if they are not an address, or not safe for a worker's environment.
     #[must_use]
     pub fn parse(addr: &[u8], port: &[u8]) -> Option<Self> {
         let addr = std::str::from_utf8(addr).ok()?;
@@ -54,7 +57,7 @@ impl Place {
         Some(Self { addr: addr.to_owned(), port })
     }
 
-    /// For the workers.
+    /// The address for the workers' environment.
     #[must_use]
     pub fn master(&self, agent_store: bool) -> Master {
         Master { addr: self.addr.clone(), port: self.port, agent_store }
@@ -67,41 +70,41 @@ impl From<&Master> for Place {
     }
 }
 
-/// The members of a round by node rank; those without a descriptor are torchrun's.
+/// Members of a round by node rank. A member without a descriptor is a torchrun agent.
 pub type Members = [(Node, Option<Descriptor>)];
 
-/// Where the workers of a round meet whose rank 0 is ours.
+/// Where the workers of a round meet if rank 0 is a rankrun agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// In rank 0's own store.
+    /// In the store of rank 0.
     Own,
-    /// Where they met before: torchrun's members know no other place, and the member that has this store takes part.
+    /// At the previous address. The torchrun members know no other one, and the member with that store takes part.
     Stay(Place),
 }
 
-/// A torchrun member believes that the workers meet at a place where they cannot.
+/// A torchrun member has cached an address at which the workers cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Who believes it.
+    /// The torchrun member with the wrong address.
     pub peer: Node,
-    /// The place.
+    /// The address that it has cached.
     pub believed: Place,
 }
 
-/// What torchrun's agents believe, as far as this agent knows.
+/// The master addresses that torchrun's agents have cached, as far as this agent knows.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
-    /// Where each one believes that the workers meet.
+    /// The master address that each torchrun agent has cached.
     believed: BTreeMap<Node, Place>,
-    /// Whose store it is that is at a place.
+    /// The node that hosts the store at an address.
     hosts: BTreeMap<Place, Node>,
-    /// Complete rounds: who took part, by rank. They may be rounds of others.
+    /// Members of complete rounds by rank. This node may not have been in them.
     seen: BTreeMap<u64, Vec<Node>>,
 }
 
 impl Memory {
-    /// Looks at a state: a complete round tells who has learned where its workers meet. To be told of every state that is
-    /// read before and between our own rounds.
+    /// Observes a state. A complete round tells which agents have learned its master address. The caller passes in
+    /// every state that it reads, before and between its own rounds.
     pub fn saw(&mut self, state: &State) {
         if !state.complete || self.seen.contains_key(&state.round) {
             return;
@@ -114,8 +117,8 @@ impl Memory {
         }
     }
 
-    /// Whether it may matter what was published in rounds before this one: somebody of torchrun takes part who was in a
-    /// round that we were not in, or may have been.
+    /// Whether the keys of earlier rounds matter: a torchrun member took part in a round without this agent, or may
+    /// have.
     #[must_use]
     pub fn needs_history(&self, round: u64, members: &Members) -> bool {
         let unknown = |(node, descriptor): &(Node, Option<Descriptor>)| {
@@ -125,7 +128,7 @@ impl Memory {
         round > 0 && members.iter().any(|member| unknown(member) && was_seen(&member.0))
     }
 
-    /// Learns what was published before this round.
+    /// Learns the addresses that were published before this round.
     pub fn learn_history(&mut self, round: u64, published: &BTreeMap<u64, Place>) {
         for (past, nodes) in self.seen.range(..round) {
             let Some((_, place)) = published.range(..=*past).next_back() else { continue };
@@ -139,10 +142,10 @@ impl Memory {
         }
     }
 
-    /// Where the workers of a round meet whose rank 0 is this agent, `me`.
+    /// Chooses where the workers of a round meet. This agent, `me`, is rank 0.
     ///
     /// # Errors
-    /// There is no place that all torchrun members can agree on.
+    /// No address suits all torchrun members.
     pub fn choose(&self, me: &Node, members: &Members) -> Result<Choice, Refusal> {
         let mut believers = self.believers(members);
         let Some((peer, place)) = believers.next() else { return Ok(Choice::Own) };
@@ -157,19 +160,20 @@ impl Memory {
         }
     }
 
-    /// Whether a rank 0 of ours, another agent, is sure to find no place either: then nobody need wait for its word.
+    /// Whether another rankrun agent as rank 0 surely finds no address either. Then no agent needs to wait for its
+    /// answer.
     ///
     /// # Errors
-    /// There is no place that all torchrun members can agree on.
+    /// No address suits all torchrun members.
     pub fn foresee(&self, rank_zero: &Node, members: &Members) -> Result<(), Refusal> {
         match self.choose(rank_zero, members) {
-            // Who does not know whose store it is knows too little.
+            // Without the host of that store, this agent knows too little to decide.
             Err(refusal) if self.hosts.contains_key(&refusal.believed) => Err(refusal),
             _ => Ok(()),
         }
     }
 
-    /// Where a torchrun rank 0 has its store that has published nothing in this round although it might have.
+    /// The store of a torchrun rank 0 that published nothing in this round although it could have.
     #[must_use]
     pub fn store_of(&self, rank_zero: &Node, round: u64, published: &BTreeMap<u64, Place>) -> Option<Place> {
         let ours = self.hosts.iter().find(|(_, host)| *host == rank_zero).map(|(place, _)| place);
@@ -179,10 +183,10 @@ impl Memory {
         ours.or_else(theirs).cloned()
     }
 
-    /// Whether all members of the round can meet there. A torchrun rank 0 has said so itself.
+    /// Whether all members of the round can meet at this address. A torchrun rank 0 has published it itself.
     ///
     /// # Errors
-    /// A torchrun member believes otherwise.
+    /// A torchrun member has cached another address.
     pub fn check(&self, members: &Members, place: &Place) -> Result<(), Refusal> {
         let rank_zero = members.first().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
         match self.believers(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
@@ -192,7 +196,8 @@ impl Memory {
         }
     }
 
-    /// The workers of this round meet there: now all torchrun members believe so. `host` has the store, where it is known.
+    /// Records that the workers of this round meet there: all torchrun members have now cached it. `host` is the node
+    /// with the store, if known.
     pub fn met(&mut self, members: &Members, place: &Place, host: Option<&Node>) {
         for (node, descriptor) in members {
             if descriptor.is_none() {
@@ -200,7 +205,7 @@ impl Memory {
             }
         }
         let nodes = || members.iter().map(|(node, _)| node);
-        // A member with the place's address, and rank 0 before all others of that address.
+        // A member with the store's address; rank 0 comes first among several.
         let host = host.or_else(|| nodes().find(|node| node.addr == place.addr)).or_else(|| nodes().next());
         if let Some(host) = host {
             self.hosts.entry(place.clone()).or_insert_with(|| host.clone());
@@ -213,7 +218,7 @@ impl Memory {
     }
 }
 
-/// The rankrun member that does for all what torchrun's rank 0 does not; nothing where that is rank 0 itself.
+/// The rankrun member that does for all what a torchrun rank 0 does not do. `None` if rank 0 is a rankrun agent.
 #[must_use]
 pub fn deputy(members: &Members) -> Option<usize> {
     members.iter().position(|(_, descriptor)| descriptor.is_some()).filter(|first| *first > 0)

@@ -1,4 +1,5 @@
-//! What an agent tells the others, and what it reads of what they have told, beside the shared state.
+//! Messages between agents besides the shared state: descriptors, heartbeats, failures, successes, and reasons for
+//! leaving. This module writes and reads their keys through the backend; `note` and `descriptor` define the texts.
 
 use super::{Backend, number};
 use crate::rendezvous::FailureNote;
@@ -6,32 +7,32 @@ use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::state::Node;
 use crate::store::client::ClientError;
 
-/// That a node's workers have succeeded, where it need not be counted any more; before, the count that it had found.
+/// Success of a node that has been counted. Before, the key holds the count that the node found.
 const COUNTED: &[u8] = b"done";
 
-/// Failures of a round that a further one takes the place of; agents change what stands there once or twice.
+/// How often a failure may replace another one. Agents change the key once or twice per round.
 const MOST_TRIES: u32 = 8;
 
-/// What a node says of itself.
+/// A node's descriptor and heartbeat, as read from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Introduction {
-    /// Its descriptor; empty where it says nothing.
+    /// Its descriptor; empty if it published none.
     pub text: Vec<u8>,
-    /// Its signs of life.
+    /// Its heartbeat counter, if it exists.
     pub beat: Option<i64>,
 }
 
-/// Who told the first failure of a round.
+/// Which agent reported the first failure of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstBy {
-    /// This node.
+    /// This node reported it.
     Us,
-    /// Another one, which was faster.
+    /// Another node reported it earlier.
     Another,
 }
 
 impl Backend {
-    /// One more sign of life.
+    /// Increments this node's heartbeat counter.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -39,7 +40,7 @@ impl Backend {
         self.calls.add(&self.keys.beat(node), 1).map(drop)
     }
 
-    /// Says, as the host of the store, that whose connections close is known at once.
+    /// As the host of the store: announces that closed connections are reported at once.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -47,7 +48,7 @@ impl Backend {
         self.calls.set(&self.keys.watched(), b"1")
     }
 
-    /// Whether the host of the store has said so.
+    /// Whether the host of the store reports closed connections.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -55,7 +56,7 @@ impl Backend {
         self.calls.check(&[&self.keys.watched()])
     }
 
-    /// What nodes say of themselves, and their counters.
+    /// Reads descriptors and heartbeats of nodes.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -68,7 +69,7 @@ impl Backend {
         Ok(nodes.iter().map(|_| Introduction { text: next(), beat: number(&next()) }).collect())
     }
 
-    /// Says who we are.
+    /// Publishes this node's descriptor and first heartbeat.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -77,8 +78,8 @@ impl Backend {
         self.beat(node)
     }
 
-    /// Tells the failure that ends a round, in place of `before` where this node has told that. A failure that lost no
-    /// peer takes the place of one that did. What stands there afterwards, and by whom.
+    /// Reports the failure that ends a round, or replaces `before`, this node's earlier report. A failure without a
+    /// lost peer replaces one with a lost peer. Returns the stored failure, and which agent reported it.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -94,7 +95,7 @@ impl Backend {
         for _ in 0..MOST_TRIES {
             let is_absent = found == expected;
             let yields = FailureNote::from_json(&found).is_some_and(|told| note.outranks(&told));
-            // By the bytes: what is read of them is made fit for a terminal, and need not be what was meant to be said.
+            // Compares bytes: the parsed form is sanitized and may differ from the writer's.
             if found == ours || !is_absent && !yields {
                 break;
             }
@@ -106,7 +107,7 @@ impl Backend {
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
 
-    /// Puts what has turned out to be the cause in place of a failure of ours, where that is still the first.
+    /// Replaces this node's failure by its real cause, if it is still the first failure of the round.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -120,7 +121,7 @@ impl Backend {
         self.ring()
     }
 
-    /// Says how the job ends, unless that was said.
+    /// Writes the closing note, unless the job has one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -128,7 +129,7 @@ impl Backend {
         self.calls.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
     }
 
-    /// Says why this node leaves.
+    /// Publishes why this node leaves the job.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -136,7 +137,7 @@ impl Backend {
         self.calls.set(&self.keys.left(node), why.as_bytes())
     }
 
-    /// What nodes have said about why they left.
+    /// The reason that a node gave when it left.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -144,7 +145,7 @@ impl Backend {
         self.calls.get(&self.keys.left(node))
     }
 
-    /// The first failure of a round, where one was told.
+    /// The first failure of a round; `None` if no node reported one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -152,11 +153,11 @@ impl Backend {
         Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
     }
 
-    /// Says that all workers of this node have succeeded: by a key of this node, and where torchrun agents are among the
-    /// members, whose count is `beside_torch`, also in torch's way, which counts.
+    /// Reports that all workers of this node have succeeded, with a key of this node. `beside_torch` is the number of
+    /// members if torchrun agents are among them. Then torch's counter is incremented too.
     ///
-    /// Among agents of ours only the last success of all `members` is news: before it nobody has anything to do, and if
-    /// everybody looked at everybody's, a large job would do nothing else.
+    /// Among rankrun agents only the last success of all `members` sends a notification. No agent can act before it. In
+    /// a large job, a notification of every success would keep all agents busy.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -180,9 +181,9 @@ impl Backend {
         Ok(())
     }
 
-    /// Counts this node once, although it may have been counted over a connection that was lost before the answer: twice
-    /// would end the round for the others too early. The count only grows, and where it is what it was before the first
-    /// try, that has done nothing. If others were counted meanwhile it may have, and is not repeated.
+    /// Counts this node once in torch's counter. Counted twice, the node would end the round too early for the others.
+    /// The first try may have lost its connection before the answer. The counter only grows: if it is unchanged since
+    /// before that try, the try did nothing. If it has grown, the try may have succeeded, and is not repeated.
     fn count_success(&mut self, done: &str, round: u64, nodes: usize) -> Result<(), ClientError> {
         let torch = self.torch_keys(round);
         let before = number(&self.calls.get(&torch.num_members())?).unwrap_or(0);
@@ -196,7 +197,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Keeps the ranks of a round for whoever completes the next one.
+    /// Keeps the ranks of a round for the agent that completes the next one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
@@ -245,13 +246,13 @@ mod tests {
             number(&self.other.get(&key).unwrap()).unwrap_or(0)
         }
 
-        /// Somebody is counted.
+        /// Another node is counted.
         fn one_more(&mut self) {
             let key = self.backend.keys().round(0).num_members();
             self.other.add(&key, 1).unwrap();
         }
 
-        /// The try before this one has come so far that it wrote what it had found.
+        /// The earlier try wrote the count that it had found, then lost its connection.
         fn tried(&mut self) {
             let (key, found) = (self.backend.keys().done(0, &self.node), self.count());
             self.other.set(&key, found.to_string().as_bytes()).unwrap();
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(rings(&mut seen), 0);
         seen.backend.tell_success(0, &members[1], &members, None).unwrap();
         assert_eq!(rings(&mut seen), 1);
-        // Over a new connection it is told once more.
+        // After a reconnect the success is reported again.
         seen.backend.tell_success(0, &members[0], &members, None).unwrap();
         assert_eq!(rings(&mut seen), 2);
     }

@@ -1,21 +1,22 @@
-//! Who begins a job whose agents are all ours, as rank 0 has seen it: the same for all, whatever has happened since. Pure.
+//! The note by which node rank 0 starts a static job with rankrun agents only. All agents build the same first state
+//! from it, whatever happened since. Pure.
 
 use serde::{Deserialize, Serialize};
 
 use crate::rendezvous::state::{Node, State, Timestamp};
 
-/// Longest text that is read at all, in bytes: the longest value that a client can write.
+/// Longest text that is parsed, in bytes: the longest value that a client can write.
 const MAX_JSON: usize = 8 * 1024 * 1024;
 
 #[derive(Serialize, Deserialize)]
 struct Wire {
-    /// By node rank: address, pid and counter.
+    /// Address, pid and counter of each node, by node rank.
     nodes: Vec<(String, i64, i64)>,
-    /// Microseconds since 1970.
+    /// Time of the note in microseconds since 1970.
     wall: i64,
 }
 
-/// The first round, complete.
+/// The state of the complete first round.
 pub(super) fn state<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, wall: Timestamp) -> State {
     State {
         complete: true,
@@ -25,13 +26,13 @@ pub(super) fn state<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, wall: Tim
     }
 }
 
-/// For the store.
+/// The note as JSON for the store.
 pub(super) fn to_json<'a>(nodes: impl Iterator<Item = &'a Node>, wall: Timestamp) -> Vec<u8> {
     let nodes = nodes.map(|node| (node.addr.clone(), node.pid, node.local_id)).collect();
     serde_json::to_vec(&Wire { nodes, wall: wall.0 }).expect("texts and numbers are JSON")
 }
 
-/// The nodes by rank and the time that rank 0 wrote; nothing where it is not what an agent writes for so many nodes.
+/// Parses the nodes by rank and rank 0's time; `None` if the text is malformed, or for another number of nodes.
 pub(super) fn from_json(text: &[u8], count: usize) -> Option<(Vec<Node>, Timestamp)> {
     let wire: Wire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
     let node = |(addr, pid, local_id)| Node { addr, pid, local_id };

@@ -1,5 +1,5 @@
-//! The node of rank 0 hosts the store of a static job, and what it was told counts: a node that was told something else
-//! refuses itself, and the others go on.
+//! Compares this node's settings with those of node rank 0, which hosts the store of a static job. The settings of rank
+//! 0 are valid for the job. A node with other settings fails itself, and the other nodes continue.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock to see how long a misfit stays")]
 
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Ready, Talk};
 use crate::store::client::Client;
 
-/// A node whose claim is not of the job of node rank 0.
+/// A node with a claim for another job than that of node rank 0.
 pub(super) struct Misfit {
     node: NodeName,
     mismatch: Mismatch,
@@ -25,12 +25,12 @@ impl From<Misfit> for ExchangeError {
     }
 }
 
-/// Whether this node was compared with the one that decides.
+/// Whether this node has been compared with the node that decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Authority {
-    /// It has not come yet: this node may have been faster than the claim of its host.
+    /// The deciding node has no claim yet. This node may have been faster than its host.
     Awaited,
-    /// This node belongs to its job, or is it.
+    /// This node belongs to the job, or is the deciding node.
     Met,
 }
 
@@ -39,11 +39,11 @@ impl Authority {
         if job.setup.node_rank == NodeRank(0) { Self::Met } else { Self::Awaited }
     }
 
-    /// Compares this node with node rank 0, once that is there. Where torchrun has that rank, the rankrun nodes compare
+    /// Compares this node with node rank 0, once rank 0 has a claim. If torchrun has rank 0, the rankrun nodes compare
     /// themselves with each other.
     ///
     /// # Errors
-    /// This node is not of the job, or the store fails.
+    /// This node belongs to another job, or the store fails.
     pub(super) fn check(&mut self, job: &Job<'_>, store: &mut Client) -> Result<(), ExchangeError> {
         if *self == Self::Met {
             return Ok(());
@@ -62,7 +62,7 @@ impl Authority {
 }
 
 impl Job<'_> {
-    /// The first node that has claimed a rank and is of another job or version.
+    /// The first node with a claim for another job or version.
     pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<Misfit>, ExchangeError> {
         Ok(self.misfit_among(&self.claim_texts(store)?))
     }
@@ -77,7 +77,7 @@ impl Job<'_> {
         Some(Misfit { node, mismatch })
     }
 
-    /// Node rank 0 waits until a misfit has refused itself, or until a rank is free of the node that leaves it.
+    /// On node rank 0: waits until a misfit has failed itself, or until a leaving node has released its rank.
     pub(super) fn wait_for_rank(
         &self,
         talk: &mut Talk<'_, '_>,
@@ -91,7 +91,7 @@ impl Job<'_> {
                 None => self.too_few(talk)?.into(),
             });
         }
-        // No node has this rank: it is a wait for one slice.
+        // No node has this rank, so this waits for exactly one slice.
         talk.wait_slice(&self.keys.claim(NodeRank(u32::MAX)), deadline)?;
         talk.pause()?;
         Ok(Ready::AskAgain)

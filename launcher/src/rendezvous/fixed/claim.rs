@@ -1,8 +1,8 @@
-//! The claim of an agent to a node rank: who it is, so that a second agent with the same rank is found out, and a new one
-//! can take the place of a dead one.
+//! The claim of an agent to a node rank. It reveals a second agent with the same rank, and lets a new agent replace a
+//! dead one.
 //!
-//! The host of the store takes back the claims of those whose connections have closed: they are dead, and known to be.
-//! Whoever only falls silent, as with a host that is cut off, keeps its claim for a lease.
+//! The host of the store takes back the claim of an agent whose connections have all closed: that agent is known to be
+//! dead. An agent that only falls silent, for example on a host that is cut off, keeps its claim for a lease.
 #![expect(
     clippy::disallowed_methods,
     reason = "a shell: it reads the clock to see how long an agent gives no sign"
@@ -26,41 +26,41 @@ use crate::rendezvous::state::Node;
 use crate::rendezvous::text::harmless;
 use crate::store::client::{Client, ClientError};
 
-/// Longest text that is read at all, in bytes.
+/// Longest claim that is parsed, in bytes.
 const MAX_JSON: usize = 128 * 1024;
 
 /// Longest address and host name, in characters.
 const MAX_NAME: usize = 255;
 
-/// Stands where a claim is being taken back: nobody's, and not yet free.
+/// Value while a claim is being taken back: the rank has no owner, and is not free yet.
 pub(super) const TAKEN_BACK: &[u8] = b"taken back";
 
-/// What becomes of another agent's claim to our node rank.
+/// The result of watching another agent's claim to this node's rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// Its agent lives.
+    /// The agent lives and keeps its claim.
     Stands,
-    /// Its agent is dead.
+    /// The agent is dead; its claim may be replaced.
     Falls,
-    /// There is another now, or none.
+    /// The key now has another claim, or none.
     Changed,
 }
 
-/// Who has a node rank.
+/// The agent that holds a node rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) node: Node,
     pub(super) agent: Descriptor,
 }
 
-/// The same in every version, so that agents of two versions can name each other.
+/// The wire format is the same in every version, so that agents of two versions can name each other.
 #[derive(Serialize, Deserialize)]
 struct Wire {
     host: String,
     addr: String,
     pid: i64,
     local_id: i64,
-    /// A descriptor's own text.
+    /// The agent's descriptor, as its own JSON text.
     agent: String,
 }
 
@@ -76,7 +76,7 @@ impl Claim {
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")
     }
 
-    /// Nothing where it is not what an agent of our protocol writes.
+    /// Parses a claim; `None` unless an agent of this protocol wrote it.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
         let wire = read(text)?;
         let agent = Descriptor::from_json(wire.agent.as_bytes()).ok()?;
@@ -98,13 +98,13 @@ fn read(text: &[u8]) -> Option<Wire> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
-/// The node of a claim of whatever version; nothing where there is none.
+/// The node of a claim of any version; `None` for other texts.
 #[must_use]
 pub fn claim_name(text: &[u8]) -> Option<NodeName> {
     read(text).map(|_| outer(text).0)
 }
 
-/// Node and descriptor of a claim, of whatever version.
+/// Node and descriptor text of a claim of any version.
 pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
     match read(text) {
         Some(wire) => {
@@ -116,10 +116,10 @@ pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
 }
 
 impl Job<'_> {
-    /// Puts our claim where nobody's is, or that of a dead agent.
+    /// Writes this node's claim if the rank is free, or if the agent that holds it is dead.
     pub(super) fn claim(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
         let setup = self.setup;
-        // Where node rank 0 is here already, a node that is not of its job leaves nothing.
+        // If node rank 0 is here already, a node of another job writes nothing.
         Authority::of(self).check(self, talk.store)?;
         let ours = Claim { node: setup.node.clone(), agent: setup.descriptor.clone() }.to_json();
         let key = self.keys.claim(setup.node_rank);
@@ -129,7 +129,7 @@ impl Job<'_> {
             if found == ours {
                 return Ok(());
             }
-            // The store answers `expected` where the key is gone.
+            // The store answers `expected` if the key does not exist.
             if found == expected {
                 expected.clear();
                 continue;
@@ -149,14 +149,14 @@ impl Job<'_> {
         }
     }
 
-    /// Watches a claim until it is another one, or its agent has given a sign of life, or none for too long.
+    /// Watches a claim until it changes, its agent sends a heartbeat, or the heartbeat is missing for too long.
     fn watch(&self, talk: &mut Talk<'_, '_>, (key, claim): (&str, &[u8])) -> Result<Fate, ExchangeError> {
         if claim == TAKEN_BACK {
-            // For no longer than its host needs for two requests.
+            // The pause is no longer than the host needs for two requests.
             talk.pause()?;
             return Ok(Fate::Changed);
         }
-        // A claim that cannot be read is nobody's to take over.
+        // An unreadable claim is never taken over.
         let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(Fate::Stands) };
         let (beat, left) = (self.keys.beat(&node), self.keys.left(&node));
         let first = talk.store.get(&beat)?;
@@ -170,7 +170,7 @@ impl Job<'_> {
             if now != claim {
                 return Ok(Fate::Changed);
             }
-            // Before the first round there is no state.
+            // Before the first round the store has no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
             match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
                 Some(is_dead) => return Ok(if is_dead { Fate::Falls } else { Fate::Stands }),
@@ -180,8 +180,8 @@ impl Job<'_> {
     }
 }
 
-/// Takes back the claims of agents whose connections, by their nonces, have all closed; for the host of the store, which
-/// alone sees it. `is_back` says who has come again since.
+/// Takes back the claims of agents whose connections, identified by nonce, have all closed. Only the host of the store
+/// sees that. `is_back` tells whether an agent has reconnected since.
 ///
 /// # Errors
 /// See [`Client`].
@@ -200,7 +200,7 @@ pub fn take_back(
         if store.compare_set(name, &text, TAKEN_BACK)? != TAKEN_BACK {
             continue;
         }
-        // From now on nobody gets the claim, and so what is said of this rank's workers is that of the dead.
+        // From now on no agent can take the rank, so the published worker count still belongs to the dead agent.
         if is_back(nonce) {
             store.set(name, &text)?;
             continue;
@@ -211,10 +211,10 @@ pub fn take_back(
     Ok(())
 }
 
-/// Whether an agent is dead that was watched for so long; nothing where it is too early to say.
+/// Whether an agent that was watched for this long is dead; `None` if it is too early to decide.
 fn judge(lease: Duration, watched: Duration, gave_a_sign: bool, is_out: bool) -> Option<bool> {
-    // Those who know it better have taken it out of the state; but an agent that has failed is out for a moment too, and
-    // gives two signs in this time.
+    // Another agent has removed the dead agent from the state. A failed agent is out for a moment too, but sends two
+    // heartbeats in this time.
     let enough = if is_out { lease * 2 / 5 } else { lease };
     if gave_a_sign { Some(false) } else { (watched >= enough).then_some(true) }
 }

@@ -33,7 +33,7 @@ fn keys() -> (Keys, RoundKeys) {
     (Keys::fixed(&run_id), RoundKeys::first_of_static(&run_id))
 }
 
-/// One agent of ours.
+/// One rankrun agent with its settings.
 #[derive(Clone)]
 struct Agent {
     run_id: RunId,
@@ -71,7 +71,7 @@ impl Agent {
         }
     }
 
-    /// Another process on another host, with the same node rank.
+    /// An agent process on another host, with the same node rank.
     fn other_process(&self, host: &str) -> Self {
         let mut other = self.clone();
         other.node = Node { addr: host.to_owned(), pid: 2, local_id: 0 };
@@ -105,7 +105,7 @@ fn join_all(agents: &[Agent], store: &StoreServer) -> Vec<Result<FirstRound, Exc
     })
 }
 
-/// What a torchrun agent does, as far as others see it.
+/// The keys that a torchrun agent writes and reads.
 fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> Assigned {
     let (_, keys) = keys();
     let mut client = connect(store);
@@ -149,7 +149,7 @@ fn agents_of_ours_alone_go_on_with_the_same_state() {
         let Ok(FirstRound::Alone { round, state }) = joined else { panic!("{joined:?}") };
         let rank = agent.descriptor.node_rank.unwrap().0;
         assert_eq!((round.number, round.node_rank.0, round.nodes.get()), (0, rank, 3));
-        // One, two and three workers.
+        // The nodes have one, two and three workers.
         assert_eq!((round.base_rank.0, round.world_size.get()), ([0, 1, 3][rank as usize], 6));
         assert_eq!(round.master, agent.master);
         assert_eq!(
@@ -201,7 +201,7 @@ fn who_is_missing_is_named() {
     let store = serve();
     for rank in [0, 2] {
         let agent = Agent { timeout: Duration::from_millis(20), ..Agent::new(rank, 5) };
-        // The other has been here, and its claim and its part stay.
+        // The other agent has joined: its claim and its role_info stay.
         let missing = if rank == 0 { "node 1, node 2, node 3, node 4" } else { "node 1, node 3, node 4" };
         assert_eq!(
             failure(agent.join(&store, &mut |_| Ok(()))),
@@ -224,7 +224,7 @@ fn hosts(roll: &RollCall) -> Vec<&str> {
     roll.here.iter().filter_map(|name| name.host.as_deref()).collect()
 }
 
-/// An agent that waits for others, and says when it does; it is alive as long as the test lets it be.
+/// Runs an agent that reports when it waits, and lives until the test ends it.
 fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &mpsc::Receiver<()>) {
     let beat = keys().0.beat(&agent.node);
     let result = agent.join(store, &mut |client| {
@@ -292,7 +292,7 @@ fn an_agent_that_does_not_belong_to_the_job_refuses_itself() {
             let error = failure(agent.join(store, &mut |_| Ok(())));
             assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));
         }
-        // None of them has left anything.
+        // No misfit has left a claim.
         assert!(!connect(store).check(&[&keys().0.claim(NodeRank(1))]).unwrap());
         drop(end);
     });

@@ -44,7 +44,7 @@ fn before(names: &str) -> Ranks {
     Ranks { round: 0, of: nodes(names).into_iter().zip(0..).collect() }
 }
 
-/// Names in the order of the ranks.
+/// The names of the members, ordered by rank.
 fn order(names: &str, agents: &BTreeMap<Node, Descriptor>, before: Option<&Ranks>) -> String {
     let participants = assign(&nodes(names), agents, before);
     assert_eq!(participants.nodes().cloned().collect::<Vec<_>>(), nodes(names), "the order of joining stays");

@@ -26,7 +26,7 @@ fn descriptor(host: &str) -> Descriptor {
     }
 }
 
-/// Members by name: a capital is of torchrun.
+/// Members by name; a capital letter is a torchrun agent.
 fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
     let member = |name: &str| {
         let is_ours = name.chars().all(char::is_lowercase);
@@ -44,7 +44,7 @@ fn complete(round: u64, names: &str) -> State {
     State { round, complete: true, participants, ..State::default() }
 }
 
-/// What an agent knows that was in these rounds, each with the place where its workers met.
+/// The knowledge of an agent that was in these rounds, each with the place where its workers met.
 fn after(rounds: &[(&str, &str)]) -> Memory {
     let mut memory = Memory::default();
     for (names, at) in rounds {
@@ -78,22 +78,22 @@ fn where_the_workers_meet_whose_rank_zero_is_ours() {
     let stay = |at: &str| Ok(Choice::Stay(place(at)));
     let refuse = |peer: &str, at: &str| Err(Refusal { peer: node(peer), believed: place(at) });
     let cases = [
-        // Nobody of torchrun: wherever we are.
+        // Without torchrun members, rank 0's own store always works.
         (vec![("a b", "a")], "b a", Ok(Choice::Own)),
-        // Newcomers of torchrun read what we publish.
+        // New torchrun members read the published address.
         (vec![("a b", "a")], "b T", Ok(Choice::Own)),
         (vec![("a T", "a")], "a T", Ok(Choice::Own)),
         (vec![("a T", "a")], "a b T U", Ok(Choice::Own)),
-        // Rank 0 has moved, and the store where torchrun's member meets is still there: ours, then its own.
+        // Rank 0 has moved. The store where the torchrun member meets still exists: first ours, then its own.
         (vec![("a T", "a")], "b a T", stay("a")),
         (vec![("T a", "T")], "a T", stay("T")),
         (vec![("T U a", "T")], "a T U", stay("T")),
-        // The store has gone with its node.
+        // The node that hosted the store has left.
         (vec![("a b T", "a")], "b T", refuse("T", "a")),
         (vec![("T U a", "T")], "a U", refuse("U", "T")),
-        // The node came back, and its store did not.
+        // The node came back, but its store did not.
         (vec![("T U a", "T"), ("a T", "a")], "a U T", refuse("T", "a")),
-        // All who knew the old place are gone.
+        // All members that knew the old address are gone.
         (vec![("T a", "T")], "a U", Ok(Choice::Own)),
     ];
     for (rounds, now, expected) in cases {
@@ -109,7 +109,7 @@ fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
         (vec![], "a T U", "a", None),
         (vec![("a T", "a")], "a T U", "a", None),
         (vec![("T a", "T")], "T a U", "T", None),
-        // It has opened a store of its own, being rank 0 for the first time.
+        // The torchrun agent is rank 0 for the first time, and has opened its own store.
         (vec![("a T", "a")], "T a", "T", None),
         (vec![("a T U", "a")], "T a U", "T", Some("U")),
         (vec![("T a", "T")], "U T a", "U", Some("T")),
@@ -123,7 +123,7 @@ fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
 
 #[test]
 fn the_past_of_others_is_learned_from_what_they_published() {
-    // Torchrun alone in rounds 0 and 2; this agent sees round 2 before it joins round 3.
+    // torchrun agents alone run rounds 0 and 2. This agent sees round 2 before it joins round 3.
     let mut memory = Memory::default();
     memory.saw(&complete(2, "T U"));
     let published = BTreeMap::from([(0, place("T")), (3, place("x"))]);
@@ -132,7 +132,7 @@ fn the_past_of_others_is_learned_from_what_they_published() {
     memory.learn_history(3, &published);
     assert!(!memory.needs_history(3, &now));
     assert_eq!(memory.choose(&node("a"), &now), Ok(Choice::Stay(place("T"))));
-    // Without the one that has the store.
+    // Without the member that hosts the store.
     let now = members("a U V");
     let refusal = Refusal { peer: node("U"), believed: place("T") };
     assert_eq!(memory.choose(&node("a"), &now), Err(refusal));
@@ -176,7 +176,7 @@ fn the_store_of_a_torchrun_rank_zero_is_found() {
     let memory = after(&[("T a", "T")]);
     assert_eq!(memory.store_of(&node("T"), 5, &published), Some(place("T")));
     let stranger = Memory::default();
-    // The newest before this round that has its address.
+    // The newest published address before this round with the same host.
     assert_eq!(stranger.store_of(&node("T"), 3, &published), Some(Place { port: 1, ..place("T") }));
     assert_eq!(stranger.store_of(&node("U"), 3, &published), Some(place("U")));
     assert_eq!(stranger.store_of(&node("V"), 3, &published), None);

@@ -1,8 +1,8 @@
-//! Who has a node rank, until when, and who gets it then.
+//! Claims to node ranks: which agent holds a rank, for how long, and which agent gets it next.
 
 use super::*;
 
-/// The agent has been here, and has said how many workers it has.
+/// A store in which this agent has published claim and role_info.
 fn store_with_the_claim_of(agent: &Agent) -> StoreServer {
     let store = serve();
     let result = agent.join(&store, &mut |_| Err(Aborted));
@@ -17,7 +17,7 @@ fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
     take_back(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
 }
 
-/// Who waits for the place of another is here, and the other is not.
+/// An agent that waits for another agent's place counts as joined; the other agent does not.
 #[test]
 fn who_still_holds_the_own_rank_is_named_and_not_counted() {
     let store = store_with_the_claim_of(&Agent::new(1, 2));
@@ -34,7 +34,7 @@ fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
     assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [], "another one has gone");
     take_back_of(&dead, &store, false);
     assert_eq!(roll_of(&Agent::new(0, 2), &store).missing, [NodeRank(1)]);
-    // What it has said of its workers is gone too: rank 0 waits for who comes in its place.
+    // The dead agent's role_info is gone too: rank 0 waits for the replacement.
     assert!(!connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
     let next = dead.other_process("th7");
     let result = next.join(&store, &mut |_| Err(Aborted));
@@ -51,7 +51,7 @@ fn who_has_come_again_keeps_its_rank() {
     assert!(connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
 }
 
-/// Its lease is longer than the test: only the death that becomes known ends the wait.
+/// The lease is longer than the test: only the reported death ends the wait.
 #[test]
 fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
     let dead = Agent::new(1, 2);
@@ -78,11 +78,11 @@ fn a_dead_agents_rank_is_taken_over() {
         join_all(agents, &store).into_iter().map(Result::unwrap).collect()
     };
     run(&[Agent::new(0, 2), Agent::new(1, 2)]);
-    // It gives no sign of life.
+    // This agent sends no heartbeat.
     let lease = Duration::from_millis(20);
     let next = Agent { lease, ..Agent::new(1, 2).other_process("th7") };
     assert_eq!(run(std::slice::from_ref(&next)), [FirstRound::Running]);
-    // This one said that it leaves: nobody waits for its lease.
+    // This agent announced that it leaves: its lease is not waited for.
     let mut client = connect(&store);
     client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
     let last = Agent::new(1, 2).other_process("th8");
@@ -96,7 +96,7 @@ fn an_agent_that_died_after_its_part_is_replaced_in_the_next_round() {
     let dead = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
     failure(dead.join(&store, &mut |_| Ok(())));
     let next = Agent { lease: Duration::from_millis(20), ..Agent::new(1, 2).other_process("th7") };
-    // Rank 0 finds the part of the dead one, and all claims: it begins with it.
+    // Rank 0 finds the dead agent's role_info and all claims, and starts with them.
     let joined = Agent::new(0, 2).join(&store, &mut |_| Ok(()));
     let Ok(FirstRound::Alone { state, .. }) = joined else { panic!("{joined:?}") };
     assert!(state.participants.contains(&dead.node));
@@ -117,7 +117,7 @@ fn a_claim_that_nobody_can_read_is_not_taken_over() {
     }
 }
 
-/// Of three that come before the host of the store has claimed its rank, one was told another number of nodes.
+/// Three agents come before the host of the store has claimed its rank; one has another number of nodes.
 #[test]
 fn misfit_that_claims_before_the_host_refuses_itself() {
     let store = serve();
@@ -143,7 +143,7 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
             "this agent and the one on node 0 (th0) are not of one job: this agent was started with `--nnodes 3`, \
              that one with `--nnodes 2`"
         );
-        // What the host of the store does when the connections of the misfit have closed.
+        // The host of the store does this after the connections of the misfit have closed.
         let job = (&host.run_id, host.nodes);
         take_back(&mut connect(store), job, &[9].into(), |_| false).unwrap();
         let joined = [right.join(store, &mut |_| Ok(())), hosted.join().unwrap()];
@@ -151,7 +151,7 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
     });
 }
 
-/// A node that refuses itself may have taken its claim back, and its part not yet.
+/// A node that fails itself may have removed its claim, but not its role_info yet.
 #[test]
 fn host_waits_for_a_rank_whose_claim_is_being_taken_back() {
     let store = serve();
