@@ -1,4 +1,5 @@
-//! Why a rendezvous fails: what a user can meet, with one hint each.
+//! Errors of a rendezvous that a user can meet, with at most one hint each. `thread` and its parts create them; the
+//! agent prints them.
 
 use std::io;
 use std::time::Duration;
@@ -15,202 +16,202 @@ use crate::error::which_names;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
 
-/// Why a rendezvous fails.
+/// Why a rendezvous failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// Not enough nodes came.
+    /// Too few nodes joined in time.
     #[error("only {here} of {needed} nodes came within {}{}", humantime::format_duration(*waited), missing_words(missing))]
     TooFew {
-        /// How many came.
+        /// Number of nodes that joined.
         here: u32,
-        /// How many are needed at least.
+        /// Minimum number of nodes of the job.
         needed: u32,
-        /// How long was waited.
+        /// How long this node waited.
         waited: Duration,
-        /// Who is missing, where it is known.
+        /// Names of the missing nodes, if they are known.
         missing: Vec<NodeName>,
     },
     /// The store at the endpoint cannot be reached.
     #[error("cannot reach the rendezvous store at `{endpoint}` within {}", humantime::format_duration(*waited))]
     Unreachable {
-        /// Host and port.
+        /// Host and port of the store.
         endpoint: String,
-        /// How long it was tried.
+        /// How long this node tried to connect.
         waited: Duration,
-        /// `--master-port` names its port.
+        /// Whether `--master-port` sets the endpoint's port.
         has_master_port: bool,
-        /// What the last try gave.
+        /// Cause of the last failed try.
         source: Box<Unreached>,
     },
-    /// Another launcher of this machine hosts the store of this job.
+    /// Another launcher on this machine hosts the store of this job.
     #[error(
         "another launcher{} already hosts this job on port {port}{}",
         if *has_node_rank { " with node rank 0" } else { "" },
         owner_words(owner.as_ref(), node.as_deref())
     )]
     AlreadyHosted {
-        /// `--node-rank` says who hosts.
+        /// Whether `--node-rank` decides which node hosts.
         has_node_rank: bool,
-        /// The store's port.
+        /// TCP port of the store.
         port: u16,
-        /// The process that listens there, where this user may see it.
+        /// The process that listens on the port, if this user may see it.
         owner: Option<PortOwner>,
-        /// Its node, where it tells it.
+        /// The other launcher's node, if its store names it.
         node: Option<Box<NodeName>>,
     },
-    /// The endpoint's name means nothing here.
+    /// The host of the endpoint has no address on this machine.
     #[error("cannot find the host `{host}`{} (tried for {})", which_names(named_by.as_deref()), humantime::format_duration(*waited))]
     NoSuchHost {
-        /// The name.
+        /// Host name from the endpoint.
         host: String,
-        /// What names it: an option, a variable, a key of a file.
+        /// The option, variable or file key with the name.
         named_by: Option<String>,
-        /// How long it was tried.
+        /// How long this node tried to resolve the name.
         waited: Duration,
-        /// The resolver's last answer.
+        /// The resolver's last error.
         source: io::Error,
     },
-    /// The store was there and is not any more.
+    /// The connection to the store was lost, and reconnecting failed.
     #[error("the rendezvous store at `{endpoint}` is lost")]
     StoreLost {
-        /// Host and port.
+        /// Host and port of the store.
         endpoint: String,
-        /// What the connection gave.
+        /// Error of the last connection.
         source: ClientError,
     },
-    /// The store closes the connection on one of our requests, again and again.
+    /// The store repeatedly closes the connection on the same request.
     #[error(
         "the rendezvous store at `{endpoint}` refuses `{request}` of key `{key}`, which has {}",
         value_words(value)
     )]
     Refused {
-        /// Host and port.
+        /// Host and port of the store.
         endpoint: String,
-        /// The request, as the store's protocol names it.
+        /// Name of the request in the store's protocol.
         request: &'static str,
-        /// Its key.
+        /// Key of the refused request.
         key: String,
-        /// The key's value, fit for a terminal; empty where there is none.
+        /// The key's value, safe for a terminal; empty if it has none.
         value: String,
-        /// Whether the value is not one that an agent writes.
+        /// Whether no agent can have written the value.
         is_spoiled: bool,
     },
-    /// There is a store at the endpoint, but not the one that this node was connected to.
+    /// The store at the endpoint is another one than before.
     #[error(
         "the rendezvous store at `{endpoint}` is another one now (`{found}`) than this node has joined (`{joined}`)"
     )]
     AnotherStore {
-        /// Host and port.
+        /// Host and port of the store.
         endpoint: String,
-        /// The identity of the store at the beginning.
+        /// Identity of the store that this node joined.
         joined: String,
-        /// And now; empty where nobody has given it one.
+        /// Identity of the present store; empty if it has none.
         found: String,
     },
-    /// What stands where the shared state should be is something else. Nothing of it was obeyed.
+    /// The value of the state's key is not a state. No part of it was used.
     #[error("the value of `{key}` in the rendezvous store is not the state of a rendezvous")]
     NotAState {
-        /// The key.
+        /// Key with the wrong value.
         key: String,
-        /// What is wrong with it.
+        /// Why the value is not a state.
         source: NotAState,
     },
-    /// This node has no address to tell.
+    /// This node has no address to publish.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// The machine does not let us listen, or look at its interfaces.
+    /// A system call failed: listening on a port, or listing the interfaces.
     #[error("cannot {what}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The kernel's refusal.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Another rankrun agent is of another job, or of another version.
+    /// Another rankrun agent has another version, or belongs to another job.
     #[error("this agent and the one on {node} are not of one job: {mismatch}")]
     Mismatch {
-        /// Its node.
+        /// Node of the other agent.
         node: Box<NodeName>,
-        /// What differs.
+        /// The setting that differs.
         mismatch: Mismatch,
     },
-    /// Two agents of one job have the same node rank.
+    /// Two agents of the job have the same node rank.
     #[error("node rank {node_rank} is given twice: to this agent on {ours}, and to the one on {theirs}")]
     SameNodeRank {
-        /// The rank.
+        /// The rank that both have.
         node_rank: NodeRank,
-        /// This node.
+        /// Name of this node.
         ours: Box<NodeName>,
-        /// The other agent's.
+        /// Name of the other agent's node.
         theirs: Box<NodeName>,
     },
-    /// A member of the round does not do its part.
+    /// A member of the round did not publish its part in time.
     #[error("no {what} from {} within {}", names(nodes), humantime::format_duration(*waited))]
     NoAnswer {
-        /// What is missing.
+        /// What the member did not publish.
         what: &'static str,
-        /// Who has not given it.
+        /// The members that did not publish it.
         nodes: Vec<NodeName>,
-        /// How long was waited.
+        /// How long this node waited.
         waited: Duration,
     },
-    /// Nodes of which nobody knows whether they live have not ended.
+    /// Some nodes have not reported success, and their liveness is unknown.
     #[error(
         "{left} of {nodes} nodes have not succeeded within {} of this one",
         humantime::format_duration(*waited)
     )]
     NotFinished {
-        /// How many.
+        /// Number of nodes without success.
         left: usize,
-        /// Of how many.
+        /// Number of nodes in the round.
         nodes: usize,
-        /// How long was waited.
+        /// How long this node waited after its own success.
         waited: Duration,
     },
-    /// A member of the round has written something that no agent writes.
+    /// A member of the round published a malformed text.
     #[error("cannot read {what} that {node} has written")]
     Unreadable {
-        /// What it is.
+        /// The kind of text that is malformed.
         what: &'static str,
-        /// Whose.
+        /// Node that published the text.
         node: NodeName,
     },
-    /// More workers than there are ranks.
+    /// The members have more workers than there are ranks.
     #[error("the nodes have more than {} workers together", u32::MAX)]
     TooManyWorkers,
-    /// A torchrun member cannot learn where the workers meet now.
+    /// A torchrun member cannot learn the new address of the workers' store.
     #[error(
         "the workers' store has moved from `{believed}` to `{now}`, and torchrun on {peer} cannot follow: it reads the address only once"
     )]
     MasterMoved {
-        /// The torchrun member.
+        /// Name of the torchrun member.
         peer: Box<NodeName>,
-        /// Where it believes that the store is.
+        /// The store's address that this member has cached.
         believed: String,
-        /// The place, or node, where it has to be now.
+        /// The address, or node, where the store must be now.
         now: String,
     },
-    /// A torchrun rank 0 uses a store that it has told only to others.
+    /// A torchrun rank 0 uses a store whose address it has published only to other nodes, in an earlier round.
     #[error("torchrun on {node} is rank 0, and does not say where its workers' store is")]
     MasterUnknown {
-        /// The torchrun member.
+        /// Name of the torchrun member.
         node: NodeName,
     },
-    /// The old keys in a torchrun member's store cannot be removed.
+    /// The old keys in a torchrun member's store cannot be deleted.
     #[error("cannot empty the workers' store at `{place}`")]
     NotEmptied {
-        /// Where it is.
+        /// Address of that store.
         place: String,
-        /// Why.
+        /// Error of the store's client.
         source: ClientError,
     },
-    /// The workers' store at this node cannot be opened or emptied.
+    /// This node's store for the workers cannot be opened or emptied.
     #[error(transparent)]
     AgentStore(#[from] StoreError),
-    /// No port is free for a store of worker rank 0.
+    /// No free port for the store of worker rank 0.
     #[error("cannot find a free port for the workers' store")]
     NoPort {
-        /// The kernel's refusal.
+        /// Error of the system call.
         source: io::Error,
     },
 }
@@ -234,7 +235,7 @@ fn names(nodes: &[NodeName]) -> String {
 }
 
 impl RendezvousError {
-    /// One thing to do about it.
+    /// One action by which the user resolves the error.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {

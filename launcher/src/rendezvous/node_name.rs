@@ -1,4 +1,4 @@
-//! How messages name a node. Pure.
+//! The name of a node in user messages: rank, host and address. Pure.
 
 use std::fmt;
 
@@ -10,51 +10,52 @@ use super::text::harmless;
 /// Longest host name and address in messages, in characters.
 const MAX_NAME: usize = 255;
 
-/// A node as messages name it: `node 1 (vm, 10.0.0.2)`. In containers every host may have the same name.
+/// A node's name in messages, such as `node 1 (vm, 10.0.0.2)`. Host names alone may be equal, for example in
+/// containers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeName {
-    /// Its rank, where it has one.
+    /// Node rank, if the node has one.
     pub rank: Option<NodeRank>,
-    /// The host's name; torchrun's agents do not tell it.
+    /// Host name; torchrun's agents do not publish it.
     pub host: Option<String>,
     /// The address that the node publishes.
     pub addr: Option<String>,
 }
 
 impl NodeName {
-    /// A node of which the host's name alone is known.
+    /// The name of a node with a known host name only.
     #[must_use]
     pub fn of_host(host: impl Into<String>) -> Self {
         Self { host: Some(host.into()), ..Self::default() }
     }
 
-    /// A node of which the rank alone is known.
+    /// The name of a node with a known rank only.
     #[must_use]
     pub fn of_rank(rank: NodeRank) -> Self {
         Self { rank: Some(rank), ..Self::default() }
     }
 
-    /// A node of the shared state, with the host's name where the node tells it. Fit for a terminal.
+    /// The name of a node in the shared state, with its host name if the node publishes it. Safe for a terminal.
     #[must_use]
     pub fn of_node(node: &Node, host: Option<&str>, rank: Option<NodeRank>) -> Self {
         let text = |text: &str| Some(harmless(text, MAX_NAME)).filter(|text| !text.is_empty());
         Self { rank, host: host.and_then(text), addr: text(&node.addr) }
     }
 
-    /// The same without the rank, where the message has it already.
+    /// The same name without rank, for messages that print the rank elsewhere.
     #[must_use]
     pub fn without_rank(self) -> Self {
         Self { rank: None, ..self }
     }
 
-    /// For a row with the title `node`: `1, vm, 10.0.0.2`.
+    /// The text for a row with title `node`: `1, vm, 10.0.0.2`.
     #[must_use]
     pub fn as_row(&self) -> String {
         let rank = self.rank.map(|rank| rank.to_string());
         rank.into_iter().chain(self.places().map(str::to_owned)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Host and address; a torchrun agent publishes its host's name as its address.
+    /// Host and address. They are equal for a torchrun agent, which publishes its host name as address.
     fn places(&self) -> impl Iterator<Item = &str> {
         let addr = self.addr.as_deref().filter(|addr| self.host.as_deref() != Some(*addr));
         self.host.as_deref().into_iter().chain(addr)

@@ -1,18 +1,19 @@
-//! Which process of this machine listens on a port, as far as this user may see it.
+//! Finds the process of this machine that listens on a port, as far as this user may see it. Reads the kernel's tables
+//! in `/proc`.
 
 use std::fs;
 
 use crate::rendezvous::text::harmless;
 
-/// Longest name of a process that is shown, in characters.
+/// Longest process name that is shown, in characters.
 const MAX_NAME: usize = 64;
 
 /// A process that listens on a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortOwner {
-    /// Its pid.
+    /// Pid of the listening process.
     pub pid: i32,
-    /// Its name, fit for a terminal.
+    /// Name of the process, safe for a terminal.
     pub name: String,
 }
 
@@ -22,7 +23,7 @@ impl std::fmt::Display for PortOwner {
     }
 }
 
-/// The process that listens on the port, at any address. Nothing where no process does, or another user's.
+/// The process that listens on the port at any address. `None` if there is none, or if it belongs to another user.
 #[must_use]
 pub fn port_owner(port: u16) -> Option<PortOwner> {
     let links: Vec<String> =
@@ -37,7 +38,7 @@ pub fn port_owner(port: u16) -> Option<PortOwner> {
     Some(PortOwner { pid, name: harmless(name.trim(), MAX_NAME) })
 }
 
-/// Whether the kernel lists a listener on the port, at any address.
+/// Whether the kernel lists a listener on this port at any address.
 #[must_use]
 pub fn is_listened_on(port: u16) -> bool {
     tables().any(|table| !listeners(&table, port).is_empty())
@@ -53,7 +54,7 @@ fn holds(pid: i32, links: &[String]) -> bool {
     targets.any(|target| links.iter().any(|link| target.as_os_str() == link.as_str()))
 }
 
-/// The inodes of the listeners on the port in a table of the kernel (proc_net_tcp in its documentation). Pure.
+/// Inodes of the listeners on a port, from a kernel table (see proc_net_tcp in the kernel documentation). Pure.
 fn listeners(table: &str, port: u16) -> Vec<u64> {
     const LISTEN: &str = "0A";
     let inode = |line: &str| {

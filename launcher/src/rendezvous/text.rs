@@ -1,10 +1,10 @@
-//! Texts that other machines have written, made fit for a terminal and bounded. Pure.
+//! Makes texts of other machines safe for a terminal, and bounds their length. Pure.
 
-/// What stands where a text was cut.
+/// Marks the place where a text was cut.
 const CUT: char = '…';
 
-/// `text` with at most `most` characters, none of which a terminal obeys or hides: control characters, line and
-/// paragraph separators and those that turn the direction of writing become spaces.
+/// `text` with at most `most` characters. Characters that a terminal obeys or hides become spaces: control characters,
+/// line and paragraph separators, and those that change the writing direction.
 #[must_use]
 pub fn harmless(text: &str, most: usize) -> String {
     let mut clean = String::new();
@@ -19,10 +19,10 @@ pub fn harmless(text: &str, most: usize) -> String {
     clean
 }
 
-/// As [`harmless`], of bytes that need not be text.
+/// Like [`harmless`], for bytes that may not be UTF-8.
 #[must_use]
 pub fn harmless_bytes(bytes: &[u8], most: usize) -> String {
-    // Four bytes are the longest character; one more shows that the text goes on.
+    // A character has at most four bytes. One more character shows that the text goes on.
     let longest = most.saturating_add(1).saturating_mul(4).min(bytes.len());
     harmless(&String::from_utf8_lossy(&bytes[..longest]), most)
 }

@@ -1,4 +1,5 @@
-//! Why the rendezvous store at the endpoint is not reached, in words. Pure.
+//! Reasons why the rendezvous store at the endpoint is not reached, and the lines that tell the user. Pure; the caller
+//! makes the connection attempts.
 
 use std::io;
 use std::time::Duration;
@@ -12,61 +13,61 @@ use crate::store::client::ClientError;
 /// Longest text of another program that is shown, in characters.
 const MAX_SHOWN: usize = 80;
 
-/// A node that starts a little before its host waits in silence; then the first line comes once a try has shown why, and
-/// without a reason a little later.
+/// Time before the first line. A node that starts a little before its host waits silently. Without a known reason the
+/// line comes a little later.
 const FIRST_LINE: Duration = Duration::from_secs(2);
 const FIRST_LINE_WITHOUT_REASON: Duration = Duration::from_millis(4500);
 
-/// How often the line is said again.
+/// Interval at which the line is repeated.
 const REMINDER: Duration = Duration::from_secs(30);
 
-/// Reasons that are told apart; what another program says may be another text each time.
+/// Limit for distinct reasons: another program may send a different text each time.
 const MOST_REASONS: usize = 8;
 
 /// Why the rendezvous store at the endpoint is not reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreached {
-    /// The machine refuses the connection.
+    /// The machine refuses the connection: no program listens on the port.
     #[error("nothing listens there")]
     NothingListens,
-    /// No packet comes back.
+    /// No packet comes back before the connection times out.
     #[error("no answer to any connection request: the machine is down, or a firewall drops the packets")]
     NoAnswer,
-    /// A router, or this machine, knows no way.
+    /// This machine or a router has no route.
     #[error("no way leads there ({system}): the machine is down, or this is not its address")]
     NoRoute {
-        /// The kernel's words.
+        /// The kernel's error message.
         system: String,
     },
-    /// The connection stands, and nothing comes over it.
+    /// The connection is accepted, but no answer arrives.
     #[error("a program accepts connections there and says nothing")]
     Silent,
-    /// The connection stands, and ends at once.
+    /// The connection is accepted, then closed at once.
     #[error(
         "a program accepts connections there and closes them at once, as a proxy does without its target"
     )]
     Closes,
-    /// What answers is no store.
+    /// A program answers that is not a store.
     #[error("another program listens there, {program}")]
     AnotherProgram {
-        /// What it is, as far as it says.
+        /// Name of the program, as far as its answer shows it.
         program: String,
     },
-    /// The host's name has no address.
+    /// The host name has no address.
     #[error("no address is known for the host `{host}` ({why})")]
     NoAddress {
-        /// The name.
+        /// The host name that was looked up.
         host: String,
-        /// The resolver's words.
+        /// The resolver's error message.
         why: String,
     },
-    /// Something else.
+    /// Any other error, with its message.
     #[error("{0}")]
     Other(String),
 }
 
 impl Unreached {
-    /// Of a try that failed.
+    /// The reason for a failed connection attempt.
     #[must_use]
     pub fn of_client(error: &ClientError) -> Self {
         match error {
@@ -78,7 +79,7 @@ impl Unreached {
         }
     }
 
-    /// Of a name that was looked up in vain.
+    /// The reason for a failed name lookup.
     #[must_use]
     pub fn of_name(host: &str, error: &io::Error) -> Self {
         let text = error.to_string();
@@ -108,7 +109,7 @@ impl Unreached {
         }
     }
 
-    /// With the process that listens, where it is one of this machine.
+    /// Adds the process that listens on the port, if it runs on this machine.
     #[must_use]
     pub fn with_owner(self, owner: impl FnOnce() -> Option<PortOwner>) -> Self {
         match self {
@@ -120,13 +121,13 @@ impl Unreached {
         }
     }
 
-    /// While the node that hosts may still come.
+    /// The wording while the host may still start.
     fn so_far(&self) -> String {
         let yet = if matches!(self, Self::NothingListens) { " yet" } else { "" };
         format!("{self}{yet}")
     }
 
-    /// One thing to do about it, where the endpoint's port is told by `--master-port` or by `--rdzv-endpoint`.
+    /// One action for the user. It names `--master-port` or `--rdzv-endpoint`, whichever sets the port.
     #[must_use]
     pub fn hint(&self, has_master_port: bool) -> &'static str {
         match self {
@@ -154,22 +155,22 @@ impl Unreached {
     }
 }
 
-/// What people were told while this node waits for its first connection to the store.
+/// The lines that the user has seen while this node waits for its first connection to the store.
 #[derive(Debug, Default)]
 pub struct WaitingLines {
     reasons: Vec<Unreached>,
-    /// When the last line was said, since the wait began.
+    /// Time of the last line since the wait began.
     said_at: Option<Duration>,
 }
 
 impl WaitingLines {
-    /// Whether a line can be due, whatever the reason.
+    /// Whether a line can be due for any reason.
     #[must_use]
     pub fn may_be_due(&self, waited: Duration) -> bool {
         waited >= FIRST_LINE
     }
 
-    /// What is said after so much of the wait, with what is left of it: each reason once, and the present one again
+    /// The line that is due after this wait, with the time left. Each reason is told once, and the present reason again
     /// after a longer time.
     pub fn line(
         &mut self,
@@ -200,11 +201,11 @@ impl WaitingLines {
     }
 }
 
-/// What a program is by its first words.
+/// Name of a program, guessed from its first bytes.
 fn program(said: &[u8]) -> String {
     let line = said.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let shown = harmless_bytes(line.trim_ascii(), MAX_SHOWN);
-    // TLS: an alert or a handshake record of any version.
+    // TLS: an alert or handshake record of any version.
     let is_tls = matches!(said, [0x15 | 0x16, 0x03, ..]);
     let is_text = !shown.is_empty() && line.iter().all(|byte| (0x20..0x7f).contains(byte) || *byte == b'\r');
     match line {
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(line(2_200, closed()), None);
         let changed = line(9_000, silent());
         assert!(changed.is_some_and(|line| line.contains("says nothing; 9m 51s left")));
-        // A reason that comes and goes is no news.
+        // A reason that was told before is not told again.
         assert_eq!((line(10_000, closed()), line(11_000, silent())), (None, None));
         assert!(line(39_000, closed()).is_some_and(|line| line.starts_with("nothing listens there yet")));
         let other = |number: u32| Some(Unreached::AnotherProgram { program: number.to_string() });

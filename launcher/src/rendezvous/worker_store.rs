@@ -1,4 +1,5 @@
-//! The store that worker rank 0 opens itself (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`): only its port is ours to find.
+//! The store that worker rank 0 opens itself (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`). The launcher only finds a free
+//! port for it.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -10,19 +11,19 @@ use super::error::RendezvousError;
 use super::exchange::AgentStore;
 use crate::spec::rendezvous::PortRange;
 
-/// A port for a store that is not ours: another one in every round.
+/// Finds a port for the store of worker rank 0; a different one in every round.
 #[derive(Debug)]
 pub struct WorkerStore {
-    /// What the workers are told as host.
+    /// Host name or address that the workers get.
     pub addr: String,
-    /// Where the port has to be.
+    /// The allowed ports; `None` for any free port.
     pub ports: Option<PortRange>,
-    /// The last one given.
+    /// The port of the previous round.
     last: Option<u16>,
 }
 
 impl WorkerStore {
-    /// On this host, with a port in this range.
+    /// A finder for this host, with ports of this range.
     #[must_use]
     pub fn new(addr: String, ports: Option<PortRange>) -> Self {
         Self { addr, ports, last: None }
@@ -55,7 +56,7 @@ impl AgentStore for WorkerStore {
     }
 }
 
-/// Bound as torch will bind it, and given back.
+/// Binds the port like torch does, then releases it.
 fn free(port: u16) -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| {
         let lacks_ipv6 = [Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL].map(|errno| Some(errno as i32));
@@ -79,7 +80,7 @@ mod tests {
         let master = any(&mut anywhere);
         assert_eq!((master.addr.as_str(), master.agent_store), ("th1", false));
         assert_ne!(master.port, 0);
-        // Held by the test, so that the range has one port that cannot be had; its neighbours may be anybody's.
+        // The test holds one port, so that the range has a busy one. Neighbour ports may belong to other processes.
         let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
             .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
         let taken = taken.unwrap();

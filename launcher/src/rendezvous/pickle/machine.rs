@@ -1,21 +1,20 @@
-//! The stack machine of a pickle, as far as a state needs it. Pure.
+//! The stack machine that runs a pickle, limited to what a state needs. Pure.
 //!
-//! Objects that can be shared live in one list and are named by their index, so that no value is ever copied deeply and
-//! nothing here calls itself: what the machine holds is bounded by what the limits below allow.
+//! Shareable objects live in one list and are named by their index. So no value is copied deeply, and no function here
+//! is recursive. The limits below bound the memory of the machine.
 
 use super::shape::{Class, Object, Value};
 use super::{NotAState, shape, shortened};
 use crate::rendezvous::state::State;
 
-/// Most values on the stack. CPython writes a thousand elements at a time.
+/// Maximum number of values on the stack. CPython writes a thousand elements at a time.
 const MAX_STACK: usize = 1 << 18;
-/// Most marks: a state nests three deep.
+/// Maximum number of marks; a state nests three deep.
 const MAX_MARKS: usize = 16;
-/// Most objects and most remembered values: a node with its time takes four objects, and six values are
-/// remembered of it.
+/// Maximum number of objects and of memo entries. A node with its time takes four objects and six memo entries.
 const MAX_OBJECTS: usize = 1 << 19;
 
-/// The instructions, by the names that Python's `pickletools` gives them.
+/// The opcodes, by their names in Python's `pickletools`.
 pub(super) mod opcode {
     pub(in super::super) const MARK: u8 = b'(';
     pub(in super::super) const STOP: u8 = b'.';
@@ -50,10 +49,10 @@ pub(super) mod opcode {
     pub(in super::super) const FRAME: u8 = 0x95;
 }
 
-/// Runs a pickle.
+/// Runs a pickle and returns its state.
 ///
 /// # Errors
-/// It is not the pickle of a state.
+/// The pickle is not that of a state.
 pub(super) fn load(pickle: &[u8]) -> Result<State, NotAState> {
     if !matches!(pickle, [opcode::PROTO, 2..=5, ..]) {
         return Err(NotAState::NotAPickle);
@@ -72,25 +71,25 @@ pub(super) fn load(pickle: &[u8]) -> Result<State, NotAState> {
 
 struct Machine<'a> {
     pickle: &'a [u8],
-    /// The next byte.
+    /// Offset of the next byte.
     at: usize,
-    /// Where the instruction begins that is being run.
+    /// Offset of the instruction that runs now.
     offset: usize,
     stack: Vec<Value<'a>>,
-    /// Heights of the stack.
+    /// Stack heights at the open marks.
     marks: Vec<usize>,
     memo: Vec<Value<'a>>,
     objects: Vec<Object<'a>>,
 }
 
 impl<'a> Machine<'a> {
-    /// Behind the two bytes of the protocol.
+    /// The machine starts after the two bytes of the protocol.
     fn new(pickle: &'a [u8]) -> Self {
         let (stack, marks, memo, objects) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { pickle, at: 2, offset: 0, stack, marks, memo, objects }
     }
 
-    /// Runs one instruction; whether there are more.
+    /// Runs one instruction; returns whether there are more.
     fn step(&mut self) -> Result<bool, NotAState> {
         self.offset = self.at;
         let [code] = self.array()?;
@@ -168,7 +167,7 @@ impl<'a> Machine<'a> {
         Ok(array)
     }
 
-    /// Frames are for those who read from files: only that it is all there matters.
+    /// Frames only help file readers. The machine checks that a frame is complete.
     fn frame(&mut self) -> Result<(), NotAState> {
         let length = u64::from_le_bytes(self.array()?);
         if length > (self.pickle.len() - self.at) as u64 {
@@ -185,7 +184,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Takes the mark away; how many values stand above it.
+    /// Removes the last mark; returns the number of values above it.
     fn above_mark(&mut self) -> Result<usize, NotAState> {
         let height = self.marks.pop().ok_or(self.misplaced())?;
         self.stack.len().checked_sub(height).ok_or(self.misplaced())
@@ -204,7 +203,7 @@ impl<'a> Machine<'a> {
         self.push(Value::Int(number(bytes)))
     }
 
-    /// CPython writes numbers so that need more than 32 bits.
+    /// CPython uses this form for numbers above 32 bits.
     fn push_long(&mut self) -> Result<(), NotAState> {
         let [length] = self.array()?;
         let bytes = self.take(length.into())?;
@@ -228,7 +227,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The number of values that stand above the last mark, or on the stack.
+    /// Number of values above the last mark, or on the whole stack.
     fn reachable(&self) -> usize {
         self.stack.len() - self.marks.last().copied().unwrap_or(0).min(self.stack.len())
     }
@@ -241,7 +240,7 @@ impl<'a> Machine<'a> {
     }
 
     fn push_tuple(&mut self, count: usize) -> Result<(), NotAState> {
-        // The calls of a state have three arguments at most.
+        // The constructors of a state have at most three arguments.
         if count > 3 || count > self.reachable() {
             return Err(self.misplaced());
         }
@@ -249,7 +248,7 @@ impl<'a> Machine<'a> {
         self.push_object(Object::Tuple(items))
     }
 
-    /// Where on the stack the topmost `count` values begin, and the number of the object below them.
+    /// Stack index of the topmost `count` values, and the index of the object below them.
     fn below(&self, count: usize) -> Result<(usize, usize), NotAState> {
         if count >= self.reachable() {
             return Err(self.misplaced());
@@ -312,7 +311,7 @@ impl<'a> Machine<'a> {
         self.push(Value::Class(class))
     }
 
-    /// The class and the arguments that it is called with.
+    /// The class, and the arguments of its call.
     fn class_and_arguments(&mut self) -> Result<(Class, &[Value<'a>]), NotAState> {
         let (arguments, class) = (self.pop()?, self.pop()?);
         let misplaced = self.misplaced();

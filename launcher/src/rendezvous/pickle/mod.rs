@@ -1,9 +1,10 @@
-//! torch's shared state as torch's agents write it: a Python pickle as base64 text (contract 5.4, appendix B). Pure.
+//! Reads and writes torch's shared state in the form of torch's agents: a Python pickle as base64 text (contract 5.4,
+//! appendix B). Pure.
 //!
-//! A pickle is a program, and whoever reaches the store may write one. [`decode`] runs only the few instructions that
-//! torch's own state needs, on values of its own; the only names that it takes are those of five classes, and none of
-//! them is looked up anywhere. Anything else is [`NotAState`], which says what and where. Memory and time grow with the
-//! text, and not with what the text says.
+//! A pickle is a program, and any client of the store may write one. [`decode`] runs only the few instructions that
+//! torch's state needs, on its own value types. It accepts five class names, and looks none of them up. All else is
+//! [`NotAState`], which names the instruction and its offset. Memory and time are bounded by the length of the text,
+//! not by its content.
 //!
 //! [`encode`] writes what CPython's pickler writes for the same objects: protocol 4, with its memo.
 
@@ -19,16 +20,16 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::state::State;
 
-/// Longest text, in bytes: torch's own limit of a value of its store.
+/// Longest text, in bytes: torch's limit for a value in its store.
 const MAX_TEXT: usize = 8 * 1024 * 1024;
 
-/// Most nodes in one of the lists of a state.
+/// Maximum number of nodes in one list of a state.
 const MAX_NODES: usize = 4096;
 
-/// Longest address of a node, in bytes: no name of a host is longer than 255.
+/// Longest address of a node, in bytes. No host name is longer than 255.
 const MAX_ADDR: usize = 512;
 
-/// The module of torch's two classes.
+/// Python module of torch's two classes.
 const MODULE: &str = "torch.distributed.elastic.rendezvous.dynamic_rendezvous";
 
 /// The fields of the state, in torch's order.
@@ -46,91 +47,91 @@ const STATE_FIELDS: [&str; 8] = [
 /// The fields of a node, in torch's order.
 const NODE_FIELDS: [&str; 3] = ["addr", "pid", "local_id"];
 
-/// Why a text is not the state of a rendezvous. Offsets are bytes of the pickle.
+/// Why a text is not the state of a rendezvous. Offsets count bytes of the pickle.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotAState {
-    /// Longer than a value of torch's store may be.
+    /// The text is longer than a value of torch's store may be.
     #[error("{length} bytes are more than a state has")]
     TooLarge {
-        /// Its length.
+        /// Length of the text in bytes.
         length: usize,
     },
-    /// Not the standard alphabet with padding.
+    /// The text is not base64 with the standard alphabet and padding.
     #[error("it is not base64")]
     NotBase64,
-    /// It does not begin as a pickle of a protocol that we know.
+    /// The bytes do not begin like a pickle of a known protocol.
     #[error("it does not begin as a pickle does")]
     NotAPickle,
-    /// It ends in the middle.
+    /// The pickle ends inside an instruction or a frame.
     #[error("it ends in the middle, after {offset} bytes")]
     Truncated {
-        /// Its length.
+        /// Length of the pickle in bytes.
         offset: usize,
     },
-    /// An instruction that a state does not need.
+    /// The pickle contains an instruction that a state does not need.
     #[error("it has the instruction `{opcode:#04x}` at byte {offset}, which no state has")]
     Opcode {
-        /// Its code.
+        /// Code of the instruction.
         opcode: u8,
-        /// Where it stands.
+        /// Offset of the instruction in bytes.
         offset: usize,
     },
-    /// A name that no state has. Whoever unpickles it may run whatever that name is.
+    /// The pickle names a class or function that no state has. A real unpickler may run it.
     #[error("it names `{name}` at byte {offset}, which no state does")]
     Global {
-        /// Module and name, shortened.
+        /// Module and name, shortened for messages.
         name: String,
-        /// Where it stands.
+        /// Offset of the instruction in bytes.
         offset: usize,
     },
-    /// An instruction that does not fit what it is applied to.
+    /// An instruction does not fit the values that it is applied to.
     #[error("the instruction at byte {offset} does not fit what stands before it")]
     Misplaced {
-        /// Where it stands.
+        /// Offset of the instruction in bytes.
         offset: usize,
     },
-    /// The bytes of a time are no time of the calendar.
+    /// The bytes of a time are not a valid calendar time.
     #[error("the time at byte {offset} is not one of the calendar")]
     Time {
-        /// Where it is made.
+        /// Offset of the instruction that builds the time.
         offset: usize,
     },
-    /// A field that a state or node does not have.
+    /// A state or node has an unknown field.
     #[error("it has a field `{name}`, which no state has")]
     UnknownField {
-        /// Its name, shortened.
+        /// Name of the field, shortened for messages.
         name: String,
     },
-    /// A field that every state or node has.
+    /// A field of a state or node is missing.
     #[error("its field `{name}` is missing")]
     MissingField {
-        /// Its name.
+        /// Name of the missing field.
         name: &'static str,
     },
-    /// A field with a value of another type, or out of its range.
+    /// A field has a value of another type, or out of range.
     #[error("its field `{name}` is not what it should be")]
     WrongField {
-        /// Its name.
+        /// Name of the field with the wrong value.
         name: &'static str,
     },
-    /// More of something than any state has.
+    /// The pickle has more of something than any state needs.
     #[error("it has more {what} than a state has")]
     TooMany {
-        /// Of what.
+        /// The kind of elements that are too many.
         what: &'static str,
     },
-    /// Bytes after the end.
+    /// Bytes follow after the end of the pickle.
     #[error("it goes on after its end at byte {offset}")]
     Trailing {
-        /// The first of them.
+        /// Offset of the first such byte.
         offset: usize,
     },
 }
 
-/// Reads a state.
+/// Parses torch's text of a state.
 ///
 /// # Errors
-/// The text is anything else.
+/// The text is not the state of a rendezvous.
 pub fn decode(text: &[u8]) -> Result<State, NotAState> {
     if text.len() > MAX_TEXT {
         return Err(NotAState::TooLarge { length: text.len() });
@@ -139,13 +140,14 @@ pub fn decode(text: &[u8]) -> Result<State, NotAState> {
     machine::load(&pickle)
 }
 
-/// Writes a state. A time before the year 1 or after 9999, which Python does not have, becomes the nearest that it has.
+/// Writes a state as torch's text. Python has only the years 1 to 9999: an earlier or later time becomes the nearest
+/// valid one.
 #[must_use]
 pub fn encode(state: &State) -> Vec<u8> {
     STANDARD.encode(writer::dump(state)).into_bytes()
 }
 
-/// The beginning of a foreign text, without control characters.
+/// The first characters of a foreign text, without control characters.
 fn shortened(text: &str) -> String {
     let mut short: String = text.chars().take(80).flat_map(char::escape_debug).collect();
     if text.chars().nth(80).is_some() {

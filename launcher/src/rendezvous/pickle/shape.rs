@@ -1,11 +1,12 @@
-//! What a state is made of, and what it is not: the five classes, their arguments, and the types of all fields. Pure.
+//! The shape of a state: the five classes, their arguments, and the types of all fields. Checks the values of the stack
+//! machine, and builds the state from them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{MAX_ADDR, MODULE, NODE_FIELDS, NotAState, shortened, time};
 use crate::rendezvous::state::{Node, State, Timestamp};
 
-/// The only names that a pickle of ours may have.
+/// The only class names that a state's pickle may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     State,
@@ -28,7 +29,7 @@ impl Class {
     }
 }
 
-/// A value of the pickle: what cannot change, or the number of an object that can.
+/// A value of the pickle: an immutable one, or the index of an object.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value<'a> {
     None,
@@ -37,9 +38,9 @@ pub(super) enum Value<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
     Class(Class),
-    /// `timedelta(0, 0, 0)`
+    /// `timedelta(0, 0, 0)`, the offset of UTC.
     NoTime,
-    /// `timezone(timedelta(0, 0, 0))`
+    /// `timezone(timedelta(0, 0, 0))`, which is UTC.
     Utc,
     Time(Timestamp),
     Object(usize),
@@ -51,19 +52,19 @@ impl Value<'_> {
     }
 }
 
-/// An object of the pickle, which others refer to by its number.
+/// An object of the pickle, which values refer to by index.
 #[derive(Debug)]
 pub(super) enum Object<'a> {
     Tuple(Box<[Value<'a>]>),
     Dict(Vec<(Value<'a>, Value<'a>)>),
     Set(Vec<Value<'a>>),
-    /// Without fields until it is built.
+    /// `None` until its fields are set.
     Node(Option<Desc<'a>>),
-    /// Without fields until it is built; they are in the order of [`STATE_FIELDS`](super::STATE_FIELDS).
+    /// `None` until its fields are set, in the order of [`STATE_FIELDS`](super::STATE_FIELDS).
     State(Option<Box<[Value<'a>; 8]>>),
 }
 
-/// A node that borrows its address, which many nodes may share.
+/// A node with a borrowed address, because many nodes may share one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Desc<'a> {
     addr: &'a str,
@@ -77,7 +78,7 @@ impl Desc<'_> {
     }
 }
 
-/// Whether Python could look a value up in a set or dict, as far as a state has such values: a node needs its fields
+/// Whether Python could hash this value for a set or dict, among the values that a state has. A node needs its fields
 /// for that.
 pub(super) fn is_key(value: Value<'_>, objects: &[Object<'_>]) -> bool {
     matches!(value, Value::Text(_)) || desc(value, objects).is_some()
@@ -90,7 +91,7 @@ fn desc<'a>(value: Value<'a>, objects: &[Object<'a>]) -> Option<Desc<'a>> {
     }
 }
 
-/// Calls one of the classes that are called.
+/// Runs the call of a class with arguments.
 pub(super) fn call<'a>(class: Class, arguments: &[Value<'a>], offset: usize) -> Result<Value<'a>, NotAState> {
     match (class, arguments) {
         (Class::TimeDelta, [Value::Int(0), Value::Int(0), Value::Int(0)]) => Ok(Value::NoTime),
@@ -102,7 +103,7 @@ pub(super) fn call<'a>(class: Class, arguments: &[Value<'a>], offset: usize) -> 
     }
 }
 
-/// Exactly these fields, in their order; where one is named twice, the last counts, as in Python.
+/// Returns exactly these fields in their order. As in Python, the last value of a repeated field counts.
 pub(super) fn fields<'a, const N: usize>(
     pairs: &[(Value<'a>, Value<'a>)],
     names: &[&'static str; N],
@@ -121,7 +122,7 @@ pub(super) fn fields<'a, const N: usize>(
     Ok(all)
 }
 
-/// The fields of a node.
+/// Builds a node from its fields.
 pub(super) fn node<'a>(pairs: &[(Value<'a>, Value<'a>)]) -> Result<Desc<'a>, NotAState> {
     let [addr_name, pid_name, local_id_name] = NODE_FIELDS;
     match fields(pairs, &NODE_FIELDS)? {
@@ -136,7 +137,7 @@ pub(super) fn node<'a>(pairs: &[(Value<'a>, Value<'a>)]) -> Result<Desc<'a>, Not
     }
 }
 
-/// The state that has these fields.
+/// Builds the state from its fields.
 pub(super) fn state(fields: &[Value<'_>; 8], objects: &[Object<'_>]) -> Result<State, NotAState> {
     let [round, complete, deadline, closed, participants, wait_list, redundancy_list, last_heartbeats] =
         super::STATE_FIELDS.map(|name| move || NotAState::WrongField { name });
@@ -175,7 +176,7 @@ fn nodes(value: Value<'_>, objects: &[Object<'_>]) -> Option<BTreeSet<Node>> {
     items.iter().map(|item| desc(*item, objects).map(Desc::to_node)).collect()
 }
 
-/// The nodes of a dict, each with its value, in the dict's order.
+/// The nodes of a dict with their values, in the dict's order.
 fn pairs<T>(
     value: Value<'_>,
     objects: &[Object<'_>],

@@ -1,4 +1,4 @@
-//! Against what real PyTorch writes, and against everything that is not a state.
+//! Tests with texts of real PyTorch, and with texts that are not a state.
 
 mod by_hand;
 
@@ -11,10 +11,10 @@ use super::*;
 use crate::rendezvous::state::{Node, Participants, Timestamp};
 use by_hand::Hand;
 
-/// Names and texts, made by `fixtures/make.py`.
+/// Names and texts, written by `fixtures/make.py`.
 const FIXTURES: &str = include_str!("fixtures/states.txt");
 
-/// 2026-11-22 04:05:06.789012
+/// The time 2026-11-22 04:05:06.789012 in microseconds.
 const NOON: i64 = 1_795_320_306_789_012;
 
 fn fixture(name: &str) -> &'static [u8] {
@@ -45,7 +45,7 @@ fn many() -> State {
     }
 }
 
-/// What the fixtures are, by name.
+/// The states of the fixtures, by name.
 fn expected() -> BTreeMap<&'static str, State> {
     let mut states = BTreeMap::new();
     states.insert("empty", State::default());
@@ -100,7 +100,7 @@ fn what_torch_writes_is_read() {
     }
 }
 
-/// As far as the order of a dict is the one that we write too.
+/// Only for fixtures with a dict order that our encoder uses too.
 #[test]
 fn we_write_what_torch_writes() {
     for name in ["empty", "closed", "one_node", "numbers", "non_ascii", "long_address", "times", "many"] {
@@ -167,7 +167,7 @@ proptest! {
         let _ = Hand::new().raw(&bytes).read();
     }
 
-    /// Instructions that often fit, on top of a state.
+    /// Instructions that often fit, appended to a state.
     #[test]
     fn no_instructions_make_us_panic(
         codes in vec(proptest::sample::select(&b"(.N\x88\x89K\x8fCK}\x8f)t\x85\x86\x87su\x90\x94h\x93\x81Rb\0\x01\x02"[..]), 0..60),
@@ -179,7 +179,7 @@ proptest! {
         let _ = decode(STANDARD.encode(&pickle).as_bytes());
     }
 
-    /// One byte of a real state is another: it is a state or an error.
+    /// With one byte changed, the decoder returns a state or an error.
     #[test]
     fn no_other_byte_makes_us_panic(state in any_state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut pickle = STANDARD.decode(encode(&state)).unwrap();

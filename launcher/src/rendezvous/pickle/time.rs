@@ -1,4 +1,4 @@
-//! Python's bytes of a `datetime` in UTC. Pure.
+//! Converts times to and from the bytes of Python's `datetime` in UTC. Pure.
 
 use crate::rendezvous::state::Timestamp;
 
@@ -6,14 +6,14 @@ const DAYS_BEFORE_1970: i64 = days_before_year(1970);
 const MICROS_PER_SECOND: i64 = 1_000_000;
 const SECONDS_PER_DAY: i64 = 86_400;
 const MICROS_PER_DAY: i64 = SECONDS_PER_DAY * MICROS_PER_SECOND;
-/// The first moment of the year 1 and the last of 9999: all that Python has.
+/// Python's earliest time, the start of year 1; [`LAST`] is the end of year 9999.
 const FIRST: i64 = -DAYS_BEFORE_1970 * MICROS_PER_DAY;
 const LAST: i64 = (days_before_year(10_000) - DAYS_BEFORE_1970) * MICROS_PER_DAY - 1;
 
-/// Days of a year before each of its months, in a year that is none of leaps.
+/// Days before each month in a year that is not a leap year.
 const DAYS_BEFORE_MONTH: [i64; 13] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365];
 
-/// Days between the first of the year 1 and that of `year`.
+/// Days from the start of year 1 to the start of `year`.
 const fn days_before_year(year: i64) -> i64 {
     let past = year - 1;
     past * 365 + past / 4 - past / 100 + past / 400
@@ -23,13 +23,14 @@ fn is_leap(year: i64) -> bool {
     year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
 }
 
-/// Days of the year before a month, from 1 to 13.
+/// Days before a month of a year; the months are 1 to 13.
 fn days_before_month(year: i64, month: i64) -> Option<i64> {
     let before = DAYS_BEFORE_MONTH.get(usize::try_from(month - 1).ok()?)?;
     Some(before + i64::from(month > 2 && is_leap(year)))
 }
 
-/// Two bytes of the year, month, day, hour, minute, second, three bytes of microseconds; the higher byte first.
+/// Byte format, high byte first: two bytes of year, one each of month, day, hour, minute and second, three of
+/// microseconds.
 pub(super) fn parse(bytes: &[u8]) -> Option<Timestamp> {
     let bytes: &[u8; 10] = bytes.try_into().ok()?;
     let [year_high, year_low, month, day, hour, minute, second, micros @ ..] = bytes.map(i64::from);
@@ -53,11 +54,11 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Timestamp> {
     Some(Timestamp(seconds * MICROS_PER_SECOND + micros))
 }
 
-/// See [`parse`]; the nearest that Python has.
+/// The inverse of [`parse`]; times outside of Python's range become the nearest valid one.
 pub(super) fn render(time: Timestamp) -> [u8; 10] {
     let micros = time.0.clamp(FIRST, LAST) - FIRST;
     let (days, micros) = (micros / MICROS_PER_DAY, micros % MICROS_PER_DAY);
-    // At most one too many: leap days come in every fourth year, but not evenly.
+    // The estimate is at most one too high, because leap days are not evenly spread.
     let mut year = days * 400 / days_before_year(401) + 1;
     if days_before_year(year) > days {
         year -= 1;

@@ -1,7 +1,7 @@
-//! Writes a state as CPython's pickler does, instruction by instruction. Pure.
+//! Writes a state like CPython's pickler, instruction by instruction. Pure.
 //!
-//! The pickler remembers every object when it has written it, by the order of writing, and writes its number where it
-//! meets it again. We do so for what torch's states share: classes, field names, nodes, the time zone.
+//! The pickler numbers every object when it is written, and writes that number when it meets the object again. This
+//! writer does so for the objects that torch's states share: classes, field names, nodes and the time zone.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use super::machine::opcode;
 use super::{MODULE, NODE_FIELDS, STATE_FIELDS, time};
 use crate::rendezvous::state::{Node, State, Timestamp};
 
-/// As many elements as CPython writes at a time.
+/// CPython writes this many elements at a time.
 const BATCH: usize = 1000;
 
-/// The pickle of a state.
+/// Returns the pickle of a state.
 pub(super) fn dump(state: &State) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.state(state);
@@ -26,9 +26,9 @@ pub(super) fn dump(state: &State) -> Vec<u8> {
 #[derive(Default)]
 struct Writer<'a> {
     body: Vec<u8>,
-    /// How many objects are remembered.
+    /// Number of memo entries so far.
     remembered: u32,
-    /// Field names and modules: so few that looking at each is faster than hashing.
+    /// Field names and modules. They are few, so a linear search is faster than hashing.
     texts: Vec<(&'static str, u32)>,
     classes: Vec<(&'static str, u32)>,
     nodes: HashMap<&'a Node, u32>,
@@ -56,12 +56,12 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A text that is written whole each time.
+    /// Writes a text in full; returns its memo index.
     fn text(&mut self, text: &str) -> u32 {
         match u8::try_from(text.len()) {
             Ok(length) => self.body.extend_from_slice(&[opcode::SHORT_BINUNICODE, length]),
             Err(_) => {
-                // A text of 4 GiB is above every limit of the store; cut, it would be no pickle.
+                // A text of 4 GiB exceeds every limit of the store, so the cut is never visible.
                 let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
                 self.put(opcode::BINUNICODE);
                 self.body.extend_from_slice(&length.to_le_bytes());
@@ -71,7 +71,7 @@ impl<'a> Writer<'a> {
         self.remember()
     }
 
-    /// A text that is written once.
+    /// Writes a text in full only the first time.
     fn name(&mut self, name: &'static str) {
         match find(&self.texts, name) {
             Some(number) => self.recall(number),
@@ -111,7 +111,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// As few bytes as keep the sign.
+    /// Uses the fewest bytes that keep the sign.
     fn long(&mut self, number: i64) {
         let bytes = number.to_le_bytes();
         let needed = |length: &u8| {
@@ -159,7 +159,7 @@ impl<'a> Writer<'a> {
         self.put(opcode::STOP);
     }
 
-    /// An object without fields, and the beginning of its fields; the number of the object.
+    /// Writes an object without fields, and the start of its fields; returns its memo index.
     fn object(&mut self, class: &'static str) -> u32 {
         self.class(MODULE, class);
         self.put(opcode::EMPTY_TUPLE);
@@ -234,7 +234,7 @@ impl<'a> Writer<'a> {
         self.utc = Some(self.call(opcode::TUPLE1));
     }
 
-    /// Calls the class below the arguments, of which `tuple` makes a tuple.
+    /// Calls the class below the arguments, which the opcode `tuple` packs.
     fn call(&mut self, tuple: u8) -> u32 {
         self.put(tuple);
         self.remember();

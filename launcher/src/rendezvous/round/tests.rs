@@ -34,7 +34,7 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
     }
 }
 
-/// What one agent sees, `m`, of `2:3` nodes; `t` and `u` are torchrun agents.
+/// One agent's view. The agent is `m`, in a job of `2:3` nodes; `t` and `u` are torchrun agents.
 struct Stage {
     me: Me,
     state: State,
@@ -60,7 +60,7 @@ impl Stage {
         Self { me, state: State::default(), sightings, agents, ranks: None, origin }
     }
 
-    /// Members by rank, who waits, and spares.
+    /// A state with these members by rank, wait list and spares.
     fn with(lists: [&str; 3]) -> Self {
         let mut stage = Self::new();
         stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
@@ -80,7 +80,7 @@ impl Stage {
         self.origin + Duration::from_secs_f64(seconds)
     }
 
-    /// A look at which all of ours have beaten.
+    /// Records a read in which all rankrun agents have advanced their heartbeats.
     fn look(&mut self, seconds: f64) {
         let count = (seconds * 1_000.0) as i64;
         let beats = self.agents.keys().map(|node| (node.clone(), count)).collect();
@@ -105,7 +105,7 @@ impl Stage {
     }
 }
 
-/// A written state in one line: round, flags, members with ranks, who waits, spares.
+/// A written state in one line: round, flags, members with ranks, wait list, spares.
 fn told(step: Step) -> String {
     let Step::Write { state, rings } = step else { return format!("{step:?}") };
     let names = |nodes: &mut dyn Iterator<Item = &Node>| {
@@ -273,14 +273,14 @@ fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
 
 #[test]
 fn a_later_round_does_not_wait_for_a_torchrun_agent_that_others_found_dead_a_moment_before_us() {
-    // Seconds of the last heartbeat of t, and of the look at which it is dead for us too.
+    // Time of t's last heartbeat, and time of the read at which this node finds t dead, in seconds.
     for (beat, dies) in [(0.0, 15.0), (7.0, 22.0)] {
         let mut stage = Stage::with(["a t m", "", ""]).complete(0);
         stage.ranks = Some(Ranks { round: 0, of: nodes("a t m").into_iter().zip(0..).collect() });
         (0..7).for_each(|second| stage.look(f64::from(second)));
         stage.state.last_heartbeats.insert(node("t"), Timestamp(WALL.0 + (beat * 1e6) as i64));
         (7..15).for_each(|second| stage.look(f64::from(second)));
-        // It is another agent that takes t out, and turns the round.
+        // Another agent removes t, and turns the round.
         stage.state = Stage::with(["m a", "", ""]).state;
         (stage.state.round, stage.state.deadline) = (1, Some(WALL));
         for tenths in (145..).map(f64::from).take_while(|tenths| tenths / 10.0 < dies) {

@@ -9,7 +9,7 @@ fn node(name: &str) -> Node {
     Node { addr: name.to_owned(), pid: 1, local_id: 0 }
 }
 
-/// `ours` beats, `torch` has its heartbeat in the state.
+/// The agent `ours` has a heartbeat counter; `torch` has its heartbeat in the state.
 struct Stage {
     sightings: Sightings,
     state: State,
@@ -35,7 +35,7 @@ impl Stage {
         self.sightings.saw(&self.state, &BTreeMap::from([(node("ours"), beat)]), now);
     }
 
-    /// Looks every second while nothing changes.
+    /// One read per second without a change.
     fn look_from(&mut self, from: u32, to: u32, beat: i64, heartbeat: i64) {
         (from..=to).for_each(|second| self.look(f64::from(second), beat, heartbeat));
     }

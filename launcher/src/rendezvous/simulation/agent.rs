@@ -1,5 +1,5 @@
-//! A virtual agent: it does what the rendezvous thread and the agent do around the round logic, with workers that take their
-//! time to stop.
+//! A simulated agent. It does what rendezvous thread and agent do around the round logic. Its workers take some time to
+//! stop. The world delivers its messages, and decides when it acts.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use crate::rendezvous::round::{Goal, Me};
 use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, State};
 
-/// An agent that runs or has run.
+/// An agent that runs or has run. All times are in milliseconds of the virtual clock.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) me: Me,
@@ -19,29 +19,28 @@ pub(super) struct Agent {
     pub(super) known: Rc<State>,
     pub(super) version: u64,
     pub(super) ranks: Option<Rc<Ranks>>,
-    /// The round that it was in last.
+    /// The last round of this agent.
     pub(super) before: Option<u64>,
-    /// The request without an answer.
+    /// Number of the request that is not answered yet.
     pub(super) pending: Option<u64>,
-    /// It is to look again after that, and whether with a beat.
+    /// Whether another read follows the request, and whether with a heartbeat.
     pub(super) owes: Option<bool>,
-    /// When the sign of life was sent that is not answered yet, on the connection for those alone.
+    /// Send time of the unanswered heartbeat on the separate heartbeat connection.
     pub(super) pulse: Option<u64>,
-    /// When the newest beat was sent that was acknowledged.
+    /// Send time of the newest acknowledged heartbeat.
     pub(super) beaten: u64,
-    /// It was cut off for long enough that others may be about to find it dead, until then.
+    /// Until this time the other agents may be about to declare it dead: it was cut off for long enough.
     pub(super) doubted_until: u64,
-    /// No message of it was lost since.
+    /// No message of this agent was lost since this time.
     pub(super) clear_since: u64,
-    /// The next moment at which it wakes by itself, so that only one is under way.
+    /// Next wake-up time, so that only one wake-up is scheduled.
     pub(super) wakes: u64,
-    /// Its lease means nothing to it.
+    /// Fault: the agent ignores its lease.
     pub(super) outlives: bool,
-    /// A torchrun agent's own times.
+    /// State that only a torchrun agent keeps.
     pub(super) torch: super::torch::Times,
 }
 
-/// What it is at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
     Joining { deadline: u64 },
@@ -51,7 +50,7 @@ pub(super) enum Phase {
     Ended(Why),
 }
 
-/// What comes when the workers are gone.
+/// What the agent does after its workers have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Join,
@@ -60,7 +59,6 @@ pub(super) enum Then {
     End,
 }
 
-/// Why it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
     Crashed,
@@ -72,16 +70,16 @@ pub(super) enum Why {
     HasClosed,
 }
 
-/// After this without an acknowledged beat it stops its workers.
+/// Without an acknowledged heartbeat for this long, the agent stops its workers.
 const CUT_OFF: u64 = LEASE * 7 / 10;
 
-/// After this it has killed them.
+/// After this long, the agent has killed its workers.
 const KILLED: u64 = LEASE * 19 / 20;
 
-/// After this without an acknowledged beat others may be about to take it for dead.
+/// After this long, the other agents may be about to declare the agent dead.
 const LATE: u64 = LEASE * 3 / 5;
 
-/// So long after a time without beats others may not have seen the new ones.
+/// For this long after a gap, the other agents may not have seen the new heartbeats.
 const DOUBT: u64 = LEASE * 2 / 5;
 
 impl Agent {
@@ -111,26 +109,26 @@ impl Agent {
         !matches!(self.phase, Phase::Ended(_))
     }
 
-    /// Whether its last beat was too long ago.
+    /// Whether the last acknowledged heartbeat is too old.
     pub(super) const fn is_cut_off(&self, now: u64) -> bool {
         now >= self.beaten + CUT_OFF
     }
 
-    /// Whether it is about to stop its workers for that.
+    /// Whether the agent is about to stop its workers because it is cut off.
     pub(super) const fn loses_its_workers(&self, now: u64) -> bool {
         matches!(self.phase, Phase::Running { .. }) && !self.outlives && self.is_cut_off(now)
     }
 
-    /// A beat that was sent then is acknowledged.
+    /// The heartbeat with this send time was acknowledged.
     pub(super) fn has_beaten(&mut self, sent: u64) {
-        // A newer one may have been faster on the other connection.
+        // A newer heartbeat may have been faster on the other connection.
         if sent >= self.beaten + LATE {
             self.doubted_until = sent + DOUBT;
         }
         self.beaten = self.beaten.max(sent);
     }
 
-    /// Of which round its workers are, and until when they live at most if it hears nothing more.
+    /// Round of the workers, and the latest time at which they end if no message arrives any more.
     pub(super) fn workers(&self, stop: u64) -> Option<(u64, u64)> {
         let limit = if self.outlives { u64::MAX } else { self.beaten + KILLED };
         match self.phase {
@@ -141,7 +139,7 @@ impl Agent {
         }
     }
 
-    /// Stops its workers where it has been cut off for too long; the lease is the limit, whatever comes later.
+    /// Stops the workers of an agent that was cut off for too long. A later message does not extend the lease.
     pub(super) fn mind_the_lease(&mut self, now: u64, stop: u64) {
         let limit = self.beaten + KILLED;
         if self.outlives {
@@ -172,7 +170,6 @@ impl Agent {
         }
     }
 
-    /// What it wants now.
     pub(super) fn goal(&self, at: impl Fn(u64) -> std::time::Instant) -> Option<Goal<'_>> {
         match &self.phase {
             Phase::Joining { deadline } => Some(Goal::Join { deadline: at(*deadline), before: self.before }),
@@ -184,7 +181,7 @@ impl Agent {
         }
     }
 
-    /// Takes the newest ranks that anybody knows.
+    /// Takes these ranks if they are newer than the known ones.
     pub(super) fn learn(&mut self, ranks: Option<Rc<Ranks>>) {
         let is_newer = |new: &Rc<Ranks>| self.ranks.as_ref().is_none_or(|old| old.round <= new.round);
         if let Some(new) = ranks.filter(is_newer) {

@@ -1,6 +1,7 @@
-//! A history: what a job is like and what happens to it, as a list of choices that can be replayed and shortened.
+//! A history: a job's settings, and a list of events that can be replayed and shortened. Random histories come from a
+//! seed. The world runs them.
 //!
-//! Every list is a history: a choice that means nothing where it stands (nobody is left who could crash) does nothing.
+//! Every list of events is valid: an event without a target, such as a crash without a live agent, does nothing.
 
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::Node;
@@ -10,12 +11,12 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
-/// So many machines there are at most. An agent is meant by the number of its machine, its seat.
+/// Maximum number of machines. The number of a machine, its seat, identifies its agent.
 pub(super) const MOST: usize = 8;
 pub(super) const LEASE: u64 = 5_000;
 pub(super) const JOIN: u64 = 25_000;
 
-/// Numbers that look random and come again with the same seed (splitmix64).
+/// Pseudo-random numbers, reproducible by seed (splitmix64).
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 
@@ -44,49 +45,48 @@ impl Random {
     }
 }
 
-/// One life of a job.
+/// One run of a simulated job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) setup: Setup,
     pub(super) events: Vec<Event>,
-    /// For what the network does.
+    /// Seed of the network's random decisions.
     pub(super) seed: u64,
 }
 
-/// What was asked for, and what the machines and the network are like. Times are in milliseconds.
+/// Options of the job, and properties of machines and network. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Setup {
-    /// So many are started at the beginning.
+    /// Number of agents that start at the beginning.
     pub(super) nodes: u32,
     pub(super) min: u32,
     pub(super) max: u32,
     pub(super) last_call: u32,
-    /// A message takes up to so long.
+    /// Longest delay of a message.
     pub(super) delay: u32,
-    /// When each is started at first.
+    /// First start time of each agent.
     pub(super) boots: [u32; MOST],
-    /// How long the workers of each take to stop.
+    /// Time that each agent's workers take to stop.
     pub(super) stops: [u32; MOST],
-    /// How wrong each clock is, in seconds.
+    /// Error of each machine's clock, in seconds.
     pub(super) offsets: [i32; MOST],
     pub(super) given: Given,
-    /// Seat 0 has the store, and is told whose connections end.
+    /// Whether seat 0 hosts the store, and is told which connections close.
     pub(super) hosts: bool,
-    /// These seats run torchrun, one bit each.
+    /// Seats with a torchrun agent, one bit each.
     pub(super) torch: u8,
 }
 
-/// Which node ranks were given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Given {
     None,
-    /// Against the order of the names.
+    /// In reverse order of the names.
     Backwards,
-    /// The first two have the same.
+    /// The first two nodes have the same rank.
     Twice,
 }
 
-/// A choice, so long after the one before.
+/// An event, with the time since the previous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) after: u32,
@@ -94,24 +94,22 @@ pub(super) struct Event {
     pub(super) what: What,
 }
 
-/// What happens to an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
-    /// It is gone in an instant, with its workers.
+    /// The agent and its workers end at once.
     Crash,
-    /// Where none runs, another one is started.
+    /// Starts another agent on a seat without one.
     Boot,
-    /// No message gets through from or to it for so long.
+    /// All messages from and to the agent are lost for this long.
     Cut(u32),
-    /// One of its workers fails.
     Fails,
-    /// It gets a signal.
+    /// The agent receives a signal.
     Leaves,
-    /// It ends the job for all.
+    /// The agent ends the job for all agents.
     Closes,
-    /// Of all messages of all agents, one in a few is lost for so long.
+    /// For this long, one in a few messages of all agents is lost.
     Loses(u32),
-    /// Of all packets of all agents, one in ten is lost for so long, and sent again until it arrives.
+    /// For this long, one in ten packets of all agents is lost, and sent again until it arrives.
     Resends(u32),
 }
 
@@ -159,7 +157,7 @@ impl Setup {
         }
     }
 
-    /// The agent that is started on a seat as the so-manieth one.
+    /// The parameters of an agent: the `life`-th one on this seat.
     pub(super) fn me(&self, seat: usize, life: u32) -> Me {
         let count = |number| NodeCount::new(number).expect("not zero");
         let place = u32::try_from(seat).expect("few");
@@ -187,7 +185,7 @@ impl Setup {
 }
 
 impl History {
-    /// The one that belongs to this seed.
+    /// The history that belongs to this seed.
     pub(super) fn random(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let setup = Setup::random(&mut random);
@@ -196,9 +194,9 @@ impl History {
         Self { setup, events, seed }
     }
 
-    /// One with torchrun agents, which survive neither a lost message nor a clock that is wrong. On seat 0 a rankrun agent
-    /// stays, since torchrun agents alone never notice that one is gone; and there are never more nodes than seats, since
-    /// they restart again and again when others wait for a full round.
+    /// A history with torchrun agents, which survive neither a lost message nor a wrong clock. Seat 0 stays a rankrun
+    /// agent, because torchrun agents alone never notice a dead node. There are never more nodes than places, because
+    /// torchrun agents restart repeatedly while others wait for a full round.
     pub(super) fn mixed(seed: u64) -> Self {
         let mut history = Self::random(seed);
         let mut random = Random::new(!seed);
@@ -212,7 +210,7 @@ impl History {
         history
     }
 
-    /// All that are simpler by one step, those first that are so by much.
+    /// All histories that are simpler by one step; large simplifications come first.
     pub(super) fn simpler(&self) -> Vec<Self> {
         let length = self.events.len();
         let without = |from: usize, count: usize| {

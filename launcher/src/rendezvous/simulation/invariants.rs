@@ -1,4 +1,5 @@
-//! What must hold in every history, with numbers to quote.
+//! The numbered invariants that must hold in every history. The world calls the checks before each write, each start of
+//! workers, and after each read.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +8,12 @@ use super::history::{Given, JOIN, LEASE, MOST};
 use super::world::{TICK, World};
 use crate::rendezvous::state::{Node, State};
 
-/// An invariant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Invariant {
     pub(super) number: &'static str,
     pub(super) words: &'static str,
 }
 
-/// All of them.
 pub(super) const INVARIANTS: [Invariant; 14] = [
     Invariant { number: "R1", words: "One round comes after the other, and only one has living workers" },
     Invariant { number: "R2", words: "No round has fewer members than min or more than max" },
@@ -44,7 +43,7 @@ pub(super) const INVARIANTS: [Invariant; 14] = [
     },
 ];
 
-/// What is broken, and how.
+/// A violated invariant, with the details.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) invariant: Invariant,
@@ -58,25 +57,25 @@ impl Broken {
     }
 }
 
-/// What has been so far, as far as the invariants ask for it.
+/// The past of a run, as far as the invariants need it.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    /// Members and ranks as they were when a round was complete.
+    /// Members and ranks of each round when it was completed.
     rounds: BTreeMap<u64, BTreeMap<Node, i64>>,
     pub(super) crashed: BTreeMap<Node, u64>,
     pub(super) may_close: bool,
     closed: Option<u64>,
-    /// How many writes were news.
+    /// Number of writes that notified the other agents.
     pub(super) rings: u64,
-    /// How many writes came too late.
+    /// Number of writes that came too late.
     pub(super) lost_writes: u64,
-    /// The network was as it should be from then on.
+    /// Last time at which the network lost or cut messages.
     pub(super) disturbed: u64,
-    /// Packets were as fast as they should be from then on.
+    /// Last time at which packets were delayed by resends.
     pub(super) late: u64,
 }
 
-/// Breaks an invariant unless something holds.
+/// Returns a violation unless the condition holds.
 macro_rules! hold {
     ($number:literal, $condition:expr, $($words:tt)+) => {
         if !$condition {
@@ -95,7 +94,7 @@ impl World<'_> {
         agents.filter_map(|(seat, agent)| Some((seat, agent.as_ref().filter(|agent| agent.lives())?)))
     }
 
-    /// Before a write.
+    /// Checks a write before the store applies it.
     pub(super) fn judge_write(&mut self, new: &State) -> Result<(), Broken> {
         let old = &self.store.state;
         let count = new.participants.len();
@@ -131,12 +130,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether every message of the last while came through, however late.
+    /// Whether all messages of the recent past have arrived, however late.
     fn is_connected(&self) -> bool {
         self.book.disturbed == 0 || self.book.disturbed + 2 * LEASE < self.now
     }
 
-    /// Who is taken out of all lists has gone, or wants to.
+    /// An agent that a write removes from all lists must have ended, or want to leave.
     fn judge_removed(&self, new: &State) -> Result<(), Broken> {
         let old = &self.store.state;
         let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
@@ -148,7 +147,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An agent without an acknowledged beat for too long stops its workers.
+    /// An agent that stops its workers because it is cut off must really be cut off.
     pub(super) fn judge_cut_off(&self, seat: usize) -> Result<(), Broken> {
         hold!("R14", !self.is_connected(), "n{seat} has the store, and stops its workers");
         Ok(())
@@ -167,7 +166,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nobody has workers of another round than this.
+    /// No agent may have workers of a round other than this.
     fn judge_workers(&self, round: u64) -> Result<(), Broken> {
         for (seat, agent) in self.living().filter(|(seat, _)| !self.setup.is_torch(*seat)) {
             let Some((other, until)) = agent.workers(u64::from(self.setup.stops[seat])) else { continue };
@@ -179,7 +178,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Before the workers of an agent start.
+    /// Checks an agent just before its workers start.
     pub(super) fn judge_start(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = &self.agents[seat] else { return Ok(()) };
         if self.setup.is_torch(seat) {
@@ -197,7 +196,7 @@ impl World<'_> {
         self.judge_workers(round)
     }
 
-    /// After a look of an agent.
+    /// Checks an agent after it has read the store.
     pub(super) fn judge_look(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.lives()) else { return Ok(()) };
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK + 100;
@@ -219,7 +218,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An agent gives up.
+    /// Checks an agent that gives up joining.
     pub(super) fn judge_timeout(&self) -> Result<(), Broken> {
         let is_long = self.now > self.quiet + JOIN * 3 / 5;
         let here = self.living().count();
@@ -232,7 +231,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Somebody is refused for the node rank of this one.
+    /// Checks that the agent that keeps a contested node rank is alive.
     pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
         let crashed = self.book.crashed.get(by).map(|crashed| *crashed.max(&self.book.late));
@@ -241,7 +240,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An agent says that it has left.
+    /// Checks an agent that reports that it has left.
     pub(super) fn judge_left(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = &self.agents[seat] else { return Ok(()) };
         let is_there = !self.store.state.closed && self.store.state.lists(&agent.me.node);
@@ -249,7 +248,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whether it could stay as it is.
+    /// Whether the job is in a stable final state.
     pub(super) fn is_well(&self) -> bool {
         let state = &self.store.state;
         if state.closed {
@@ -272,7 +271,7 @@ impl World<'_> {
             && self.living().all(|(_, agent)| is_seated(agent))
     }
 
-    /// When all is over.
+    /// Checks the end of the history.
     pub(super) fn judge_end(&self, is_well: bool) -> Result<(), Broken> {
         let ends = || {
             let each =

@@ -1,9 +1,10 @@
-//! Many agents with the round logic around one store, through random histories: crashes, restarts, cut-offs, lost and late
-//! messages, failing workers, agents that leave, jobs that are closed, and clocks that are wrong, on a virtual clock. After
-//! every turn the numbered invariants are asked, and for each of them there is round logic that breaks it, which must be
-//! found.
+//! A simulation of the round logic: many agents around one store, on a virtual clock. Random histories contain crashes,
+//! restarts, network cuts, lost and late messages, failing workers, leaving agents, closed jobs and wrong clocks.
 //!
-//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it forty times as long, with a seed of its own.
+//! After every step the numbered invariants are checked. For each invariant there is round logic with a fault, which
+//! the search must find.
+//!
+//! `RANKRUN_SEED=<number>` repeats a run. `RANKRUN_SOAK=1` runs forty times as many histories, with a random seed.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod agent;
@@ -26,13 +27,13 @@ use report::{Failing, Seeds, search, shortest, told};
 const HISTORIES: u64 = 8_000;
 const MIXED_HISTORIES: u64 = 2_000;
 const SOAK_HISTORIES: u64 = 40 * HISTORIES;
-/// At most; the search ends when it has found one.
+/// Upper limit; the search stops at the first violation.
 const HISTORIES_OF_A_MUTANT: u64 = 5_000;
 const THREADS: u64 = 2;
-/// Histories that every change is judged by.
+/// Seed of the histories that every change is tested with.
 const SEED: u64 = 18;
 
-/// `RANKRUN_SEED`, else always the same; under `RANKRUN_SOAK=1` another one each time. It is printed.
+/// The seed: `RANKRUN_SEED`, or a constant, or a random number under `RANKRUN_SOAK=1`. The seed is printed.
 fn seed() -> u64 {
     let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
@@ -45,7 +46,7 @@ fn is_soak() -> bool {
     std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
 }
 
-/// Lives many histories on two threads.
+/// Runs many histories on two threads.
 fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {
     let seed = seed();
     let seeds =
@@ -71,9 +72,9 @@ fn it_holds_them_beside_torchrun_agents() {
     hold_in_all(if is_soak() { SOAK_HISTORIES } else { MIXED_HISTORIES }, History::mixed);
 }
 
-/// The first of many histories that breaks something with this fault, shortened.
+/// Returns the first history with a violation under this fault, shortened.
 fn find(fault: Fault) -> Option<Failing> {
-    // The same ones every time: which invariant a fault breaks first is a matter of chance.
+    // The seeds are fixed, because it depends on chance which invariant a fault violates first.
     let seeds = Seeds { first: 1, step: 1, count: HISTORIES_OF_A_MUTANT, enough: 1 };
     shortest(search(seeds, Machine::with(fault), History::random))
 }

@@ -1,4 +1,5 @@
-//! Round logic with a fault in what it sees, wants or says, and agents with one.
+//! Faults for the mutation test: round logic that sees, wants or writes something wrong, and agents with a fault. The
+//! invariants must find each of them.
 
 use std::time::{Duration, Instant};
 
@@ -8,28 +9,28 @@ use super::torch;
 use crate::rendezvous::round::{Goal, Me, Step, Upheaval, View, next};
 use crate::rendezvous::state::{Node, Participants, State, Timestamp};
 
-/// What the virtual agents ask.
+/// The round logic of the simulated agents, with at most one fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Machine {
     fault: Option<Fault>,
 }
 
-/// What can be wrong.
+/// A fault of the round logic or of the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It forgets in which round it was.
+    /// The agent forgets its last round.
     RejoinsTheOld,
     SkipsARound,
-    /// Less than the lease is enough for it.
+    /// The failure detector uses less than the lease.
     IsImpatient,
-    /// Its workers run on when it is cut off.
+    /// The workers continue when the agent is cut off.
     OutlivesItsLease,
     ForgetsMin,
     ForgetsMax,
-    /// It starts in a world that has shrunk.
+    /// The agent starts workers in a round that has lost members.
     StartsInTheRest,
     RanksFromOne,
-    /// It gives the ranks of a complete round anew.
+    /// The agent assigns the ranks of a complete round again.
     RanksAgain,
     SortsRanks,
     IgnoresTheEnd,
@@ -40,21 +41,21 @@ pub(super) enum Fault {
     IgnoresWhoWaits,
     NeverTurnsTheRound,
     NeverEndsTheLastCall,
-    /// As a spare it never takes a free seat.
+    /// A spare never takes a free place.
     StaysASpare,
-    /// It waits for a seat also where there is none.
+    /// The agent waits for a place even if the round is full.
     Disturbs,
     NeverTimesOut,
     BelievesClocks,
-    /// It holds heartbeats against its own clock.
+    /// The agent compares heartbeats with its own clock.
     RefreshesByTheClock,
     NeverRefreshes,
     RefusesForTheDead,
-    /// It has but one connection to the store, and gives it up when a packet is lost.
+    /// The agent has only one connection to the store, and closes it after a lost packet.
     TakesALossForTheEnd,
 }
 
-/// All of them, with the invariants by which each is found.
+/// All faults, each with the invariants that may find it.
 pub(super) const FAULTS: [(Fault, &[&str]); 26] = [
     (Fault::RejoinsTheOld, &["R11"]),
     (Fault::SkipsARound, &["R1"]),
@@ -89,7 +90,7 @@ impl Machine {
         Self { fault: Some(fault) }
     }
 
-    /// What belongs to the agent around the round logic.
+    /// Whether the fault is in the agent, not in the round logic.
     pub(super) fn has(self, fault: Fault) -> bool {
         self.fault == Some(fault)
     }
@@ -121,7 +122,7 @@ fn misread(fault: Fault, state: &State, me: &Me, wall: Timestamp) -> State {
     }
 }
 
-/// What it says without thinking.
+/// The wrong step of a fault that ignores the round logic's answer.
 fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timestamp) -> Option<Step> {
     let (state, node) = (view.state, &me.node);
     let is_member = state.complete && state.participants.contains(node);
@@ -174,7 +175,7 @@ fn misdirected(fault: Fault, goal: Goal<'_>, now: Instant) -> Goal<'_> {
     }
 }
 
-/// What it says instead; nothing where it would rather wait.
+/// The wrong step in place of `step`; `None` if the fault waits instead.
 fn misspeak(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, step: Step) -> Option<Step> {
     let (old, node) = (view.state, &me.node);
     Some(match (fault, step) {

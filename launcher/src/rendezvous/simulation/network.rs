@@ -1,14 +1,14 @@
-//! What the network between the agents and the store does to their messages.
+//! The simulated network between agents and store: loses, delays and resends messages.
 
 use super::invariants::Broken;
 use super::mutants::Fault;
 use super::world::{Happening, TIMEOUT, Who, World};
 
-/// How long it takes until a packet that was lost is sent again.
+/// Time until a lost packet is sent again, in milliseconds.
 const RESENT: u32 = 300;
-/// No packet is lost more often in a row.
+/// Maximum number of losses of one packet.
 const MOST_LOSSES: u32 = 4;
-/// After this a faulty agent has a connection again.
+/// Time until a faulty agent has a new connection, in milliseconds.
 const RECONNECTED: u64 = 3_000;
 
 impl World<'_> {
@@ -16,13 +16,13 @@ impl World<'_> {
         self.cut_until[seat] > self.now
     }
 
-    /// Whether a message from or to that seat never arrives.
+    /// Whether a message from or to this seat is lost.
     pub(super) fn is_lost(&mut self, seat: usize) -> bool {
         self.is_cut(seat)
             || (self.losing_until > self.now && !self.setup.is_torch(seat) && self.random.one_in(4))
     }
 
-    /// How long a message is under way, with what is sent again of it.
+    /// Travel time of a message, resends included.
     pub(super) fn delay(&mut self) -> u64 {
         let way = self.random.below(self.setup.delay + 1);
         let is_bad = self.resending_until > self.now;
@@ -30,14 +30,14 @@ impl World<'_> {
         u64::from(way) + u64::from(RESENT) * losses as u64
     }
 
-    /// When all that is under way now has arrived.
+    /// Time at which all messages under way have arrived.
     pub(super) fn all_arrived(&self) -> u64 {
         let is_bad = self.resending_until > self.now;
         let resent = if is_bad { RESENT * MOST_LOSSES } else { 0 };
         self.now + u64::from(self.setup.delay + resent) + 1
     }
 
-    /// A sign of life over a connection of its own, unless the one before is still to be answered.
+    /// Sends a heartbeat on the separate connection, unless the previous one is unanswered.
     pub(super) fn pulse(&mut self, who: Who) {
         let now = self.now;
         if self.setup.is_torch(who.0) || self.machine.has(Fault::TakesALossForTheEnd) {
@@ -81,7 +81,7 @@ impl World<'_> {
         if is_cut_off { self.judge_cut_off(seat) } else { Ok(()) }
     }
 
-    /// How long an agent with a fault does without its connection, where it takes this message for the last one.
+    /// How long an agent with the fault stays disconnected, if it treats this message as the end of its connection.
     pub(super) fn gives_up(&mut self) -> Option<u64> {
         let is_faulty = self.machine.has(Fault::TakesALossForTheEnd);
         (is_faulty && self.resending_until > self.now && self.random.one_in(10)).then_some(RECONNECTED)

@@ -1,4 +1,4 @@
-//! The search for histories that break something, and the shortest of them in words.
+//! The search for histories that violate an invariant, and the report of the shortest one.
 
 use std::fmt::Write;
 
@@ -7,10 +7,9 @@ use super::invariants::Broken;
 use super::mutants::Machine;
 use super::world::live;
 
-/// What happened is told in so many lines.
+/// Maximum number of lines of the transcript.
 const MOST_LINES: usize = 150;
 
-/// A history that breaks something.
 #[derive(Debug)]
 pub(super) struct Failing {
     pub(super) seed: u64,
@@ -18,17 +17,17 @@ pub(super) struct Failing {
     pub(super) broken: Broken,
 }
 
-/// Which histories are lived.
+/// The seeds of the histories to run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seeds {
     pub(super) first: u64,
     pub(super) step: u64,
     pub(super) count: u64,
-    /// So many failing ones are shortened before the shortest is told.
+    /// Number of failing histories to shorten before the shortest is reported.
     pub(super) enough: usize,
 }
 
-/// Lives a history, and a second time with clocks that are right where some are not.
+/// Runs a history. If some of its clocks are wrong, runs it again with right clocks, and compares.
 pub(super) fn try_out(history: &History, machine: Machine, second_in: u64) -> Result<(), Broken> {
     let trace = live(history, machine, None)?;
     let right = Setup { offsets: [0; MOST], ..history.setup };
@@ -41,7 +40,7 @@ pub(super) fn try_out(history: &History, machine: Machine, second_in: u64) -> Re
     }
 }
 
-/// The histories of these seeds that break something, shortened.
+/// Returns the histories of these seeds that violate an invariant, shortened.
 pub(super) fn search(
     Seeds { first, step, count, enough }: Seeds,
     machine: Machine,
@@ -56,12 +55,12 @@ pub(super) fn search(
     failing.take(enough).collect()
 }
 
-/// The one with the fewest events.
+/// Returns the history with the fewest events.
 pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
     failing.into_iter().min_by_key(|failing| failing.history.events.len())
 }
 
-/// Takes away what is not needed to fail in the same way, until nothing can be taken away.
+/// Removes events and settings that the same failure does not need.
 fn shorten(mut failing: Failing, machine: Machine) -> Failing {
     let first = failing.broken.invariant;
     loop {
@@ -76,7 +75,7 @@ fn shorten(mut failing: Failing, machine: Machine) -> Failing {
     }
 }
 
-/// The failing history in words: what is broken, how to see it again, what was chosen and what happened.
+/// The report of a failing history: the violation, the command that repeats it, its events and its transcript.
 pub(super) fn told(failing: &Failing, machine: Machine) -> String {
     let Failing { seed, history, broken } = failing;
     let mut text =
@@ -90,7 +89,7 @@ pub(super) fn told(failing: &Failing, machine: Machine) -> String {
         let _ = writeln!(text, "  {after} ms later, n{seat}: {what:?}");
     }
     let mut transcript = Vec::new();
-    // It fails as it did before.
+    // The repeated run fails in the same way.
     let _ = live(history, machine, Some(&mut transcript));
     transcript.retain(|line| !line.ends_with(": waits") && !line.ends_with(": Sleep"));
     transcript.truncate(MOST_LINES);

@@ -1,4 +1,4 @@
-//! The store that all agents share, in memory, and what goes over the network between it and them.
+//! The simulated store in memory, with the requests and answers between store and agents.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -6,26 +6,25 @@ use std::rc::Rc;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::state::{Node, State};
 
-/// What is in the store.
 #[derive(Debug, Default)]
 pub(super) struct Store {
     pub(super) state: Rc<State>,
-    /// Counts the writes: two states are the same if they have the same.
+    /// Counts the writes; equal versions mean equal states.
     pub(super) version: u64,
     pub(super) beats: Rc<BTreeMap<Node, i64>>,
     pub(super) ranks: Option<Rc<Ranks>>,
 }
 
-/// What an agent asks for.
+/// A request of an agent.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
-    /// A look at the state, and where a beat is due also at the beats.
+    /// Reads the state, and the heartbeats too if this agent's heartbeat is due.
     Look { beat: bool },
-    /// A write in place of the state of this version.
+    /// Replaces the state if it still has the `expected` version.
     Write { state: Rc<State>, expected: u64, rings: bool },
 }
 
-/// What it gets.
+/// The store's answer to a request.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
     pub(super) state: Rc<State>,
@@ -35,7 +34,7 @@ pub(super) struct Answer {
 }
 
 impl Store {
-    /// Whether the write of this version is still one.
+    /// Whether a write against this version succeeds.
     pub(super) const fn accepts(&self, expected: u64) -> bool {
         self.version == expected
     }

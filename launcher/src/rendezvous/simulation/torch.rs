@@ -1,31 +1,30 @@
-//! A torchrun agent as its table says (contract 5.5, 5.7, 5.8): it ages the others by wall clocks, looks once a second, and
-//! knows nothing of beats and bells.
+//! A simulated torchrun agent, after torch's tables (contract 5.5, 5.7, 5.8). It ages other nodes by wall clocks, reads
+//! the state once a second, and does not know rankrun's heartbeats and notifications.
 
 use crate::rendezvous::round::Me;
 use crate::rendezvous::state::{Node, State, Timestamp};
 
-/// What it remembers between two looks.
+/// What a torchrun agent remembers between two reads.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Times {
-    /// It has left the round before.
+    /// Whether it has left the previous round.
     pub(super) has_left: bool,
 }
 
-/// What it does next.
+/// The next action of a torchrun agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Move {
     Write(State),
-    /// It sleeps for a second, and looks again.
+    /// Sleeps for a second, then reads again.
     Sleep,
     Finish,
     TimedOut,
     Closed,
 }
 
-/// What it is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
-    /// Time that is left until the deadline, in milliseconds.
+    /// Time left until the deadline, in milliseconds.
     Join {
         left: i64,
     },
@@ -37,7 +36,7 @@ fn micros(duration: std::time::Duration) -> i64 {
     i64::try_from(duration.as_micros()).expect("a short time")
 }
 
-/// What it takes for the state.
+/// The state as this agent sees it: without dead nodes.
 pub(super) fn cleaned(state: &State, me: &Me, wall: Timestamp) -> State {
     let mut local = state.clone();
     let limit = wall.0 - micros(me.times.keep_alive) * i64::from(me.times.keep_alive_attempts);
@@ -66,7 +65,7 @@ fn after_removal(state: &mut State, me: &Me) {
     }
 }
 
-/// The move of this agent in a state that it has cleaned.
+/// The next action of this agent in a cleaned state.
 pub(super) fn next(local: &State, me: &Me, task: Task, times: &mut Times, wall: Timestamp) -> Move {
     let node = &me.node;
     match task {

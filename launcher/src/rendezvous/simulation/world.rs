@@ -1,5 +1,5 @@
-//! A virtual network of agents around one store: it lets a history happen, and asks the invariants after every write, every
-//! start of workers and every look.
+//! The simulated world of agents around one store. It runs a history on a virtual clock. It checks the invariants at
+//! every write, every start of workers and every read.
 
 mod acting;
 mod messages;
@@ -22,44 +22,43 @@ use crate::rendezvous::sightings::Sightings;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
-/// Between two beats of an agent.
+/// Interval of an agent's heartbeats.
 pub(super) const TICK: u64 = LEASE / 5;
-/// Without an answer for so long it asks again.
+/// Without an answer for this long, an agent repeats its request.
 pub(super) const TIMEOUT: u64 = LEASE * 3 / 10;
-/// What is sent again at the end of a bad time has arrived so long after it, and what follows from it.
+/// Messages that are resent at the end of a bad time arrive within this time, with all their consequences.
 const MOST_LATE: u64 = 4_000;
-/// All faults are over for so long before the end is judged at the latest.
+/// The end is judged at the latest this long after the last fault.
 pub(super) const PATIENCE: u64 = JOIN + 20_000;
-/// The end is well where it stays so for so long.
+/// A final state must stay stable for this long.
 const CALM: u64 = 2_500;
-/// More than this is a job that turns for nothing.
+/// A job with more turns than this is in a livelock.
 const MOST_TURNS: u32 = 30_000;
 
-/// Everything there is.
+/// The complete state of one run.
 pub(super) struct World<'a> {
     pub(super) setup: &'a Setup,
     pub(super) machine: Machine,
     pub(super) store: Store,
-    /// By seat; the newest agent of each.
+    /// The newest agent of each seat.
     pub(super) agents: [Option<Agent>; MOST],
     lives: [u32; MOST],
     descriptors: BTreeMap<Node, Descriptor>,
     pub(super) cut_until: [u64; MOST],
     pub(super) losing_until: u64,
     pub(super) resending_until: u64,
-    /// All faults are over by then.
+    /// All faults are over by this time.
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     happenings: Vec<Option<Happening>>,
     pub(super) random: Random,
     pub(super) book: Book,
-    /// What all agents have decided, as one number, and in words.
+    /// Hash of all decisions of all agents, and their transcript.
     pub(super) trace: u64,
     transcript: Option<&'a mut Vec<String>>,
 }
 
-/// What happens at a moment.
 #[derive(Debug)]
 pub(super) enum Happening {
     Chosen(What, usize),
@@ -74,10 +73,10 @@ pub(super) enum Happening {
     Gone(Node),
 }
 
-/// A life of an agent: its seat, and which one there.
+/// Identifies one agent: its seat, and its number on that seat.
 pub(super) type Who = (usize, u32);
 
-/// Where the virtual clock starts.
+/// Start of the virtual clock.
 fn origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
@@ -88,7 +87,7 @@ fn at(millis: u64) -> Instant {
     origin() + Duration::from_millis(millis)
 }
 
-/// Lets a history happen; what is broken first, else what was decided.
+/// Runs a history. Returns the first violation, or the hash of all decisions.
 pub(super) fn live(
     history: &History,
     machine: Machine,
@@ -119,7 +118,7 @@ pub(super) fn live(
 }
 
 impl World<'_> {
-    /// Puts everything that is chosen into the queue; when the last fault is over.
+    /// Schedules all events of a history; returns the time of the last fault's end.
     fn plan(&mut self, history: &History) -> u64 {
         let mut moment = 0;
         let mut quiet = 0;
@@ -165,7 +164,7 @@ impl World<'_> {
                 calm = Some((self.now, news));
             }
             let is_calm = calm.is_some_and(|(since, _)| self.now >= since + CALM);
-            // It takes long until a torchrun agent is known to be dead.
+            // The failure detection of a torchrun agent takes longer.
             let patience = PATIENCE * if self.setup.torch == 0 { 1 } else { 2 };
             if is_calm || self.now > quiet + patience {
                 return self.judge_end(is_calm);
@@ -225,7 +224,7 @@ impl World<'_> {
         }
     }
 
-    /// The agent of this life, as long as it lives.
+    /// The agent with this identity, while it is alive.
     pub(super) fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
         let is_it = self.lives[seat] == life;
         self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
@@ -258,7 +257,7 @@ impl World<'_> {
                 }
             }
             What::Crash if lives => self.crash(seat, Why::Crashed),
-            // It goes without a word.
+            // A torchrun agent leaves without a message.
             What::Leaves if lives && self.setup.is_torch(seat) => self.crash(seat, Why::Left),
             What::Fails | What::Leaves | What::Closes if lives => {
                 let agent = self.agents[seat].as_mut().expect("it lives");
@@ -319,7 +318,7 @@ impl World<'_> {
         let node = agent.me.node.clone();
         self.book.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
-            // The end of a connection comes after all that was sent through it.
+            // The store sees the closed connection after all messages of that connection.
             self.later(self.all_arrived(), Happening::Gone(node));
         }
     }

@@ -1,8 +1,8 @@
-//! Pickles that nobody writes who means well, and such as are only unusual.
+//! Malicious pickles, and valid but unusual ones.
 
 use super::*;
 
-/// The instructions of a pickle, by hand.
+/// A pickle that a test assembles from instructions.
 #[derive(Clone)]
 pub(super) struct Hand(Vec<u8>);
 
@@ -34,7 +34,7 @@ impl Hand {
             .raw(b"ub")
     }
 
-    /// A state whose fields are empty, except for those that are given.
+    /// A state with empty fields, except for the given ones.
     fn state(self, given: &[(&str, &[u8])]) -> Self {
         let empty: [&[u8]; 8] = [b"K\0", b"\x89", b"N", b"\x89", b"}", b"\x8f", b"\x8f", b"}"];
         let empty = STATE_FIELDS.into_iter().zip(empty);
@@ -50,12 +50,12 @@ impl Hand {
     }
 }
 
-/// The bytes of a value.
+/// The raw bytes of a value.
 fn bytes(hand: Hand) -> Vec<u8> {
     hand.0[2..].to_vec()
 }
 
-/// The three fields of a node that is one.
+/// The three fields of a valid node.
 const GOOD: [(&str, &[u8]); 3] = [("addr", b"\x8c\x01a"), ("pid", b"K\x01"), ("local_id", b"K\0")];
 
 #[test]
@@ -78,7 +78,7 @@ fn code_is_named_and_never_run() {
     }
     let old = reduce(Hand::new().raw(b"cposix\nsystem\n"));
     assert_eq!(old, Err(NotAState::Opcode { opcode: b'c', offset: 2 }));
-    // Those that would call, build or fetch by other ways: INST, OBJ, NEWOBJ_EX, EXT1, PERSID, BINPERSID, DUP, POP.
+    // Opcodes that call, build or fetch in other ways: INST, OBJ, NEWOBJ_EX, EXT1, PERSID, BINPERSID, DUP, POP.
     for opcode in *b"io\x92\x82PQ20" {
         let read = Hand::new().raw(&[opcode, b'.']).read();
         assert_eq!(read, Err(NotAState::Opcode { opcode, offset: 2 }), "{opcode:#x}");
@@ -218,7 +218,7 @@ fn what_is_no_pickle_or_not_whole_or_too_much_is_refused() {
     let trailing = Hand::new().state(&[]).raw(b".N");
     let offset = trailing.0.len() - 1;
     assert_eq!(trailing.read(), Err(NotAState::Trailing { offset }));
-    // A state like any other, but for its frame, which ends later than the bytes.
+    // A valid state, but its frame ends after the last byte.
     let framed = Hand::new().raw(b"\x95\0\0\0\x10\0\0\0\0").state(&[]).raw(b".");
     assert!(matches!(framed.read(), Err(NotAState::Truncated { .. })));
 }
@@ -231,15 +231,15 @@ fn bombs_are_refused_before_they_go_off() {
     assert!(too_many(million(b"N")), "values");
     assert!(too_many(million(b"}N\x85")), "objects");
     assert!(too_many(Hand::new().raw(b"N").raw(&b"\x94".repeat(2_000_000))), "remembered values");
-    // Fetches of one node: a set of one, but of so many elements.
+    // A set with one node, added very many times.
     let node = bytes(Hand::new().node(&GOOD).raw(b"\x94"));
     let set = [&node[..], b"\x8f(", &b"h\0".repeat(5000), b"\x90."].concat();
     assert!(too_many(Hand::new().raw(&set)), "elements");
-    // An address that is long, and would be copied for each of very many nodes.
+    // A long address, which a naive decoder copies for each of very many nodes.
     let long = [b"X\0\0\x01\0", &b"a".repeat(65_536)[..]].concat();
     let fields = [("addr", &long[..]), GOOD[1], GOOD[2]];
     assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(NotAState::WrongField { name: "addr" }));
-    // A dict that is its own value, and a length of 4 GiB.
+    // A dict that contains itself, and a length of 4 GiB.
     let own = Hand::new().state(&[("participants", b"}\x94\x8c\x01ah\0s")]).raw(b".").read();
     assert_eq!(own, Err(NotAState::WrongField { name: "participants" }));
     assert!(matches!(Hand::new().raw(b"X\xff\xff\xff\xffa").read(), Err(NotAState::Truncated { .. })));

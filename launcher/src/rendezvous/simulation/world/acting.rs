@@ -1,4 +1,4 @@
-//! What an agent does about what it knows, around the round logic.
+//! What a simulated agent does with its knowledge: it asks the round logic, and carries out the step.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::rendezvous::simulation::torch::{self, Move, Task};
 use crate::rendezvous::state::Node;
 
 impl World<'_> {
-    /// When the workers are gone, it goes on.
+    /// Continues the agent when its workers have ended.
     pub(in crate::rendezvous::simulation) fn wait_for_workers(&mut self, seat: usize) {
         let now = self.now;
         let Some(agent) = &self.agents[seat] else { return };
@@ -59,7 +59,7 @@ impl World<'_> {
         self.act(seat)
     }
 
-    /// Asks the round logic what to do, and does it, unless an answer is on its way.
+    /// Carries out the next step of the round logic, unless an answer is under way.
     pub(super) fn act(&mut self, seat: usize) -> Result<(), Broken> {
         if self.setup.is_torch(seat) {
             return self.act_as_torch(seat);
@@ -101,7 +101,7 @@ impl World<'_> {
                 self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
-            // Others may have gone on without it: it has to hear again that it is in.
+            // Others may have continued without it: the agent must read again that it is a member.
             Step::Joined if agent.doubted_until > now && !agent.is_cut_off(now) => {
                 let until = agent.doubted_until;
                 self.wake_at(seat, until);
@@ -180,7 +180,7 @@ impl World<'_> {
                 let request = Request::Write { state: Rc::new(state), expected: agent.version, rings: false };
                 self.ask(seat, request);
             }
-            // The ticks are its looks.
+            // The agent reads at every tick anyway.
             Move::Sleep => {}
             Move::Finish if task == Task::Close => agent.phase = Phase::Ended(Why::HasClosed),
             Move::Finish => return self.start(seat),

@@ -1,4 +1,4 @@
-//! What agents ask of the store, and what becomes of the request and of its answer.
+//! Requests of the simulated agents to the store: their sending, arrival and answers.
 
 use std::rc::Rc;
 
@@ -116,7 +116,7 @@ impl World<'_> {
     }
 }
 
-/// Whether a torchrun agent has changed more than heartbeats.
+/// Whether a torchrun agent changed more than heartbeats.
 fn is_news(old: &State, new: &State) -> bool {
     let last_heartbeats = &old.last_heartbeats;
     *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }

@@ -1,4 +1,4 @@
-//! What was decided, as one number and in words.
+//! Records the decisions of a run, as a hash and as a readable transcript.
 
 use super::World;
 use crate::rendezvous::round::Step;
@@ -53,7 +53,7 @@ pub(super) fn moved(step: &Move) -> String {
     }
 }
 
-/// A state in one line.
+/// A state in one line of text.
 pub(super) fn brief(state: &State) -> String {
     let names =
         |nodes: &mut dyn Iterator<Item = &Node>| nodes.map(Node::to_string).collect::<Vec<_>>().join(" ");
