@@ -71,7 +71,7 @@ pub enum RendezvousError {
         /// The resolver's last error.
         source: io::Error,
     },
-    /// The connection to the store was lost, and reconnecting failed.
+    /// The store was reached earlier, and is now lost.
     #[error("the rendezvous store at `{endpoint}` is lost")]
     StoreLost {
         /// Host and port of the store.
@@ -191,7 +191,7 @@ pub enum RendezvousError {
         /// The address, or node, where the store must be now.
         now: String,
     },
-    /// A torchrun rank 0 uses a store whose address it has published only to other nodes, in an earlier round.
+    /// A torchrun rank 0 uses a store, and published its address only to other nodes, in an earlier round.
     #[error("torchrun on {node} is rank 0, and does not say where its workers' store is")]
     MasterUnknown {
         /// Name of the torchrun member.

@@ -153,7 +153,7 @@ pub fn open(
     }
 }
 
-/// Retries a failed bind while no socket answers at the port. Linux marks a socket as listening before it checks for
+/// Retries a failed bind for a while if no socket answers at the port. Linux marks a socket as listening before it checks for
 /// another one. If two agents listen at the same moment, each may get "address in use", and neither has the port.
 /// Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
 fn unless_answered<T>(

@@ -57,7 +57,7 @@ pub struct Round {
     pub master: Master,
     /// All known members, ordered by node rank.
     pub members: Vec<Member>,
-    /// The interface by which this node reaches other nodes; `None` for a job of one node.
+    /// The interface by which this node reaches other nodes, if the job may have other nodes.
     pub interface: Option<String>,
 }
 

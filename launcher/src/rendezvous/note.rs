@@ -289,7 +289,7 @@ mod tests {
         let loud =
             FailureNote { host: long.clone(), ended: long.clone(), message: Some(long.clone()), ..note() };
         assert!(loud.to_json().len() < 4096);
-        // A note whose writer does not bound its texts.
+        // A note from a writer that does not bound its texts.
         let text = String::from_utf8(note().to_json()).unwrap();
         let text = text.replace("th1", &serde_json::to_string(&long).unwrap().replace('"', ""));
         let read = FailureNote::from_json(text.as_bytes()).unwrap();

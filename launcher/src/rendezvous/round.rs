@@ -5,7 +5,7 @@
 //!
 //! - The failure detector uses the local monotonic clock. It writes a dead node's removal into the state at once.
 //! - The agent that turns the round enters all waiting nodes. If no node is missing, it completes the round in the same
-//! write.
+//!   write.
 //! - No round has fewer nodes than the job asks for.
 //! - Spares do not end a round. A spare enters only for a free place.
 

@@ -5,9 +5,9 @@
 //! - A torchrun agent is alive while its heartbeat in the state changes within interval × attempts.
 //! - A node is alive when it is first seen.
 //! - Time in which this node could not read the store does not count: if the store was away, no agent could send a
-//! heartbeat.
+//!   heartbeat.
 //! - A torchrun agent in no list keeps ageing. Another agent may have removed it as dead just before, or it is about to
-//! return.
+//!   return.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! The claim of an agent to a node rank. It reveals a second agent with the same rank, and lets a new agent replace a
 //! dead one.
 //!
-//! The host of the store takes back the claim of an agent whose connections have all closed: that agent is known to be
-//! dead. An agent that only falls silent, for example on a host that is cut off, keeps its claim for a lease.
+//! The host of the store takes back the claim of an agent after all its connections have closed: that agent is known to
+//! be dead. An agent that only falls silent, for example on a host that is cut off, keeps its claim for a lease.
 #![expect(
     clippy::disallowed_methods,
     reason = "a shell: it reads the clock to see how long an agent gives no sign"
@@ -180,8 +180,8 @@ impl Job<'_> {
     }
 }
 
-/// Takes back the claims of agents whose connections, identified by nonce, have all closed. Only the host of the store
-/// sees that. `is_back` tells whether an agent has reconnected since.
+/// Takes back the claims of agents that have lost all connections. A nonce identifies an agent. Only the host of the
+/// store sees closed connections. `is_back` tells whether an agent has reconnected since.
 ///
 /// # Errors
 /// See [`Client`].

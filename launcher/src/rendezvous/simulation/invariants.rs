@@ -69,9 +69,9 @@ pub(super) struct Book {
     pub(super) rings: u64,
     /// Number of writes that came too late.
     pub(super) lost_writes: u64,
-    /// Last time at which the network lost or cut messages.
+    /// No message is lost or cut off after this time.
     pub(super) disturbed: u64,
-    /// Last time at which packets were delayed by resends.
+    /// No packet is delayed by resends after this time.
     pub(super) late: u64,
 }
 

@@ -69,7 +69,7 @@ fn fields_in_any_order_are_a_state() {
 
 #[test]
 fn code_is_named_and_never_run() {
-    // `pickle.dumps` of an object whose `__reduce__` is `(os.system, ("touch /tmp/x",))`, in three protocols.
+    // `pickle.dumps` of an object with the `__reduce__` value `(os.system, ("touch /tmp/x",))`, in three protocols.
     let reduce = |hand: Hand| hand.text("touch /tmp/x").raw(b"\x85R.").read();
     for (module, name) in [("posix", "system"), ("builtins", "eval"), ("torch", "load"), (MODULE, "pickle")] {
         let refused =
