@@ -212,8 +212,8 @@ impl Job<'_> {
         (0..self.setup.nodes.get()).map(NodeRank)
     }
 
-    /// Fails if a torchrun agent holds this node rank. An agent with a published role but no claim for its rank is torchrun's. It waits in the rank exchange until
-    /// ranks are assigned.
+    /// Fails if a torchrun agent holds this node rank. An agent with a published role but no claim for its rank is
+    /// torchrun's. It waits in the rank exchange until ranks are assigned.
     fn refuse_torchrun(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
         let node_rank = self.setup.node_rank;
         let keys = [

@@ -153,9 +153,9 @@ pub fn open(
     }
 }
 
-/// Retries a failed bind for a while if no socket answers at the port. Linux marks a socket as listening before it checks for
-/// another one. If two agents listen at the same moment, each may get "address in use", and neither has the port.
-/// Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
+/// Retries a failed bind for a while if no socket answers at the port. Linux marks a socket as listening before it
+/// checks for another one. If two agents listen at the same moment, each may get "address in use", and neither has the
+/// port. Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
 fn unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
     answers: impl Fn(SocketAddr) -> bool,
