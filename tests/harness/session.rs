@@ -26,7 +26,7 @@ pub struct Session {
     pub name: String,
     /// Whether a user knows what to do after the answer, from 1 to 5.
     pub grade: u8,
-    /// The grade at the time of `docs/mistakes.md`, where it is one of that list.
+    /// The grade before the messages were reworked, where it was graded then.
     pub was: Option<u8>,
     /// Why the grade is below 5.
     pub reason: String,

@@ -1,6 +1,6 @@
 //! The wait for whoever outlives the workers of a job that succeeded, and its end. Pure.
 //!
-//! Invariant 4 of the design document holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
+//! Invariant 4 of `ARCHITECTURE.md` holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
 //! by the stop grace. Nor does it outlast the time limit of the job. Invariant 10, too: a signal ends the wait at once,
 //! and a second one kills.
 

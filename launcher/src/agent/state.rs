@@ -1,7 +1,7 @@
 //! The job as a state machine: (state, now, input) → actions. Pure. What follows the end of a generation is in
 //! `restart`.
 //!
-//! Invariants, by their numbers in the design document, which the tests quote:
+//! Invariants, by their numbers in `ARCHITECTURE.md`, which the tests quote:
 //!
 //! - 1: at most one generation has living workers.
 //! - 2: a worker is started only for a completed round.

@@ -1,4 +1,4 @@
-//! The numbered invariants, one function each, in the words of the design document. They judge by what went in, what
+//! The numbered invariants, one function each, in the words of `ARCHITECTURE.md`. They judge by what went in, what
 //! came out and what the processes of the node really did; the machine itself is never asked.
 //!
 //! What the state machine does not own is judged as far as it can be seen from it:

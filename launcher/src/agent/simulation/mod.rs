@@ -1,7 +1,7 @@
 //! The state machine on a virtual node, through random histories: exits, signals, time and its limits, workers that sit in
 //! the kernel or do not join, signals that hit everybody, halts of the whole job, the looks at devices and at progress, a
 //! worker that is left to a person, other nodes that fail, go, come and end the job, in any order and under any restart
-//! policy. After every turn the numbered invariants of the design document are asked, and for each of them there are
+//! policy. After every turn the numbered invariants of `ARCHITECTURE.md` are asked, and for each of them there are
 //! machines that break it, which must be found.
 //!
 //! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its own.

@@ -23,7 +23,7 @@ fn sees_counting(machine: &str, variables: &str, counting: Counting) -> String {
 }
 
 /// Machine, variables, what is visible in which order and how many warnings there are. The rows of
-/// `docs/device-selection.md` first.
+/// `docs/dev/device-selection.md` first.
 const VECTORS: &[(&str, &str, &str)] = &[
     ("cuda 4", "", "0 1 2 3"),
     ("cuda 4", "CUDA_VISIBLE_DEVICES=", "none"),

@@ -21,25 +21,25 @@ pub(super) const INVARIANTS: [Invariant; 14] = [
         number: "R3",
         words: "The ranks of a round are exactly 0..n, and all members know the same ones",
     },
-    Invariant { number: "R4", words: "Nobody runs after the rendezvous is closed" },
+    Invariant { number: "R4", words: "No worker runs after the rendezvous is closed" },
     Invariant {
         number: "R5",
-        words: "When the faults are over, a round is complete and stays so, with all for whom there is a seat, or all have ended",
+        words: "When the faults are over, a round is complete and stays so, with every node that has a place, or all have ended",
     },
     Invariant { number: "R6", words: "A dead agent is in no list a lease and two looks later" },
-    Invariant { number: "R7", words: "Leaving is not closing, and who has left is in no list" },
-    Invariant { number: "R8", words: "Who was in the round before keeps its rank, unless ranks were given" },
+    Invariant { number: "R7", words: "Leaving is not closing, and a node that has left is in no list" },
+    Invariant { number: "R8", words: "A member of the round before keeps its rank, unless ranks were given" },
     Invariant { number: "R9", words: "Clocks that are wrong change nothing" },
     Invariant {
         number: "R10",
         words: "A node that was cut off runs no workers when the next round is complete",
     },
-    Invariant { number: "R11", words: "Nobody starts the same round twice" },
+    Invariant { number: "R11", words: "No node starts the same round twice" },
     Invariant { number: "R12", words: "The heartbeats of rankrun agents that live are fresh" },
-    Invariant { number: "R13", words: "Nobody is refused for the node rank of an agent that is dead" },
+    Invariant { number: "R13", words: "No node is refused for the node rank of a dead agent" },
     Invariant {
         number: "R14",
-        words: "Who lives and reaches the store is taken for dead by nobody, itself included, however late packets are",
+        words: "No node takes a living agent that reaches the store for dead, itself included, however late packets are",
     },
 ];
 
