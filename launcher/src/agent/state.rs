@@ -1,14 +1,15 @@
-//! The job as a state machine: (state, now, input) → actions. Pure. What follows the end of a generation is in
-//! `restart`.
+//! The job as a state machine: (state, now, input) → actions. Pure: the agent's loop feeds the inputs and
+//! performs the actions. Each submodule owns one concern; `restart` owns what follows the end of a
+//! generation.
 //!
 //! Invariants, by their numbers in `ARCHITECTURE.md`, which the tests quote:
 //!
 //! - 1: at most one generation has living workers.
 //! - 2: a worker is started only for a completed round.
 //! - 4: every stop has a cause, a deadline and an end.
-//! - 5: the first cause of a generation's end is never replaced; what our own stop brought about is never a cause.
-//! - 6: restarts never exceed the budget, and what happens on other nodes uses none of it.
-//! - 7: no restart after a stop by the user or by the time limit, also not where one was waited for.
+//! - 5: the first cause of a generation's end is never replaced; an effect of our own stop is never a cause.
+//! - 6: restarts never exceed the budget, and events on other nodes use none of it.
+//! - 7: no restart after a stop by the user or by the time limit, also not if one was pending.
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
@@ -49,32 +50,30 @@ use rendezvous::Others;
 pub struct State {
     rules: Rules,
     generation: Generation,
-    /// Of this node: what the workers are told.
+    /// Restarts of this node, as the workers see them.
     restarts_used: RestartCount,
-    /// Of all nodes under our own name, whose budget is the job's; else of this one.
+    /// Under the name rankrun restarts of all nodes, which share one budget; else of this node.
     restarts_of_job: RestartCount,
     stopped_by: Option<Signal>,
-    /// What the workers of this generation were told to end by.
+    /// The stop signals that this generation got.
     told: Vec<Signal>,
     phase: Phase,
-    /// What the restart policy has to know of the generations so far.
     history: History,
-    /// Over the workers of the generation that is running, where it is asked for.
+    /// Watches the running generation for uninterruptible workers, if enabled.
     watch: Option<Watch>,
-    /// Until then every worker of the generation that is running has joined the store, where it is asked for.
+    /// Start limit of the running generation, if enabled.
     join_by: Option<Instant>,
-    /// The workers of the generation that is running that have finished.
     finished: Finished,
-    /// Over the whole job.
+    /// The time limit of the job.
     timer: Timer,
-    /// The grace since the user or the time limit wanted the end.
+    /// The end of the grace period since the user or the time limit asked for the end.
     patience: Option<Instant>,
-    /// The other nodes, where there may be any.
+    /// The status of the other nodes.
     others: Others,
 }
 
 impl State {
-    /// Before anything was started.
+    /// The state before any start.
     #[must_use]
     pub fn new(rules: Rules) -> Self {
         Self {
@@ -95,7 +94,7 @@ impl State {
         }
     }
 
-    /// What the restart policy leaves to chance is decided by this number.
+    /// Sets the seed of the restart policy's jitter.
     #[must_use]
     pub const fn with_seed(mut self, seed: u64) -> Self {
         self.history.seed = seed;
@@ -126,7 +125,7 @@ impl State {
         }
     }
 
-    /// Takes in what happened and says what to do, in order.
+    /// Processes an event; returns the actions to perform, in order.
     #[must_use]
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
         let mut actions = self.stop_siblings_before(now, &input);
@@ -198,7 +197,8 @@ impl State {
                 live.retain(|local_rank| *local_rank < failed);
                 self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
             }
-            // They were told to stop while they were being started: nobody waits for those who are not there.
+            // They were told to stop during the start: the job does not wait for workers that were not
+            // started.
             Phase::Stopping { mut live, cause, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
                 if live.is_empty() {
@@ -253,12 +253,13 @@ impl State {
         }
     }
 
-    /// Whether workers run and none was told to end.
+    /// True if workers run and none was told to end.
     const fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. } | Phase::Observing { .. })
     }
 
-    /// Whether a worker ended in this way because we told it to, or because somebody told us and the workers alike.
+    /// True if a worker's exit may come from our stop signal, or from a signal that the launcher and the
+    /// workers got alike.
     fn was_stopped(&self, exit: Exit) -> bool {
         let Exit::Signal { number, .. } = exit else { return false };
         let told = || self.told.iter().copied().chain(self.stopped_by);
@@ -275,7 +276,7 @@ impl State {
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::WorkerFailed { end, others, grace });
-        // Told at once, but not before those who run are told to stop.
+        // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         with_at(actions, at, said)
     }
@@ -287,7 +288,8 @@ impl State {
         Failure { generation, first, manner, early, others, restart_count, dead_devices, not_joined }
     }
 
-    /// Who sits in the kernel for too long holds a device that a new worker would want: the job is over.
+    /// A worker that is uninterruptible for too long holds a device that a new worker would need: the job
+    /// ends.
     fn looked(&mut self, now: Instant, at: SystemTime, asleep: &[Asleep]) -> Vec<Action> {
         let Phase::Running { live } = &self.phase else { return Vec::new() };
         let live = live.clone();
@@ -352,7 +354,8 @@ impl State {
         }
     }
 
-    /// The one stop story: the signal to each process group, and SIGKILL after the cause's grace.
+    /// The only way to stop workers: the signal to each process group, and SIGKILL after the cause's grace
+    /// period.
     fn stop(
         &mut self,
         now: Instant,
@@ -396,7 +399,7 @@ impl State {
         Action::Signal { generation: self.generation, local_ranks: self.ours(live), signal }
     }
 
-    /// Without the one that is a person's.
+    /// The live workers without the external worker.
     fn ours(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
         live.iter().copied().filter(|local_rank| self.rules.left_out != Some(*local_rank)).collect()
     }

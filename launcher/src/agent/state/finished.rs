@@ -1,7 +1,8 @@
-//! Workers that have finished with 0 while others go on. Pure.
+//! Workers that have exited with 0 while others run. Pure.
 //!
-//! That is no failure: ranks may have different amounts of work. It may be the cause of one, though, as the others wait
-//! for the missing rank in a collective. So a failure has the successes before it, and a long wait is told once.
+//! An early success is not a failure: ranks may have different amounts of work. It may cause a failure, as
+//! the others wait for the missing rank in a collective. So a failure lists the successes before it, and a
+//! long wait is reported once.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::agent::failure::EarlySuccess;
 use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::agent::phase::Phase;
 
-/// Other workers may go on for so long without a word about it.
+/// A longer wait for the other workers is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(60);
 
 /// The workers of a generation that have finished.
@@ -23,7 +24,6 @@ pub(super) struct Finished {
 }
 
 impl Finished {
-    /// This worker has finished, and others go on.
     pub(super) fn push(&mut self, now: Instant, end: WorkerEnd) {
         if self.ends.is_empty() {
             self.say_at = Some(now + SILENT_WAIT);
@@ -31,18 +31,17 @@ impl Finished {
         self.ends.push((end, now));
     }
 
-    /// Their ends.
     pub(super) fn ends(&self) -> impl Iterator<Item = WorkerEnd> {
         self.ends.iter().map(|(end, _)| *end)
     }
 
-    /// All of them, as of a failure at this time.
+    /// All early successes, relative to a failure at `now`.
     pub(super) fn before(&self, now: Instant) -> Box<[EarlySuccess]> {
         let ends = self.ends.iter();
         ends.map(|(end, at)| EarlySuccess { end: *end, before: now.saturating_duration_since(*at) }).collect()
     }
 
-    /// The job was halted: nothing was waited for.
+    /// The job was suspended, which does not count as waiting.
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         let ends = self.ends.iter_mut().map(|(_, at)| at);
         ends.chain(&mut self.say_at).for_each(|at| *at += lasted);
@@ -50,13 +49,13 @@ impl Finished {
 }
 
 impl State {
-    /// When it is told that others go on. The worker that is a person's is waited for without a word.
+    /// When a long wait is reported. A wait for the external worker is not.
     pub(super) fn finished_told_at(&self) -> Option<Instant> {
         let Phase::Running { live } = &self.phase else { return None };
         self.finished.say_at.filter(|_| !self.ours(live).is_empty())
     }
 
-    /// The line about the workers that go on, where it is due.
+    /// The message about the workers that still run, if due.
     pub(super) fn finished_long_ago(&mut self, now: Instant) -> Option<Vec<Action>> {
         if self.finished_told_at().is_none_or(|say_at| now < say_at) {
             return None;

@@ -1,4 +1,4 @@
-//! How long the workers get between the signal and SIGKILL: what is said for the cause of the stop. Pure.
+//! The grace period between stop signal and SIGKILL, by the cause of the stop. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,8 @@ impl State {
         }
     }
 
-    /// What the policy would say now. What is only looked at when the last worker is gone, the devices and the job's
-    /// progress, may still forbid the restart.
+    /// What the policy would decide now. The devices and the job's progress are checked only after the last
+    /// reap and may still forbid the restart.
     pub(super) fn outlook(&self, now: Instant, failure: &Failure) -> Outlook {
         let in_time = |at| !self.timer.is_over() && self.timer.end().is_none_or(|end_at| at < end_at);
         match self.decide(now, failure) {
@@ -41,19 +41,19 @@ impl State {
         }
     }
 
-    /// The job is to end for this reason, which is none of its own.
+    /// The user or the time limit wants the job to end.
     pub(super) fn wants_an_end(&mut self, now: Instant, reason: StopReason) {
         let until = now + self.grace(reason);
         self.patience = Some(self.patience.map_or(until, |before| before.min(until)));
     }
 
-    /// Until when whoever wants the end waits for what the workers wrote; nothing where nobody wanted it.
+    /// Until when the end that was asked for may wait for workers' output; `None` if the job ends by itself.
     #[must_use]
     pub const fn patience_ends(&self) -> Option<Instant> {
         self.patience
     }
 
-    /// From now to SIGKILL; nothing where nobody is being asked to end.
+    /// Time until SIGKILL; zero if no worker is being stopped.
     pub(super) fn left_of_the_grace(&self, now: Instant) -> Duration {
         match self.phase {
             Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. } => {

@@ -1,9 +1,10 @@
-//! A halt of the whole job (Ctrl-Z) in the life of the machine. Pure.
+//! Suspension of the whole job (Ctrl-Z) in the state machine. Pure.
 //!
-//! What gives somebody time to do something is put off by as long as nobody could do anything: the grace, the five
-//! seconds after it, the start limit, the sleep that is too long, and the instant in which the launcher may be about to
-//! get the signal that a worker got. And who was halted has not been healthy meanwhile. The time limit is not put off: as that of timeout(1) it is a time on the clock, after
-//! which the machine is somebody else's. Nor is the wait before a restart, in which only the world is to change.
+//! Deadlines that give a process time to act are put off by the length of the suspension: the grace period,
+//! the five seconds after it, the start limit, the limit of uninterruptible sleep, and the window for a
+//! signal that worker and launcher get alike. Suspended time does not count as healthy. The time limit is not
+//! put off: like that of timeout(1) it is wall-clock time, after which another user owns the machine. The
+//! wait before a restart is not put off either: it only lets the surroundings change.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::agent::message::Action;
 use crate::agent::phase::{Phase, Stage};
 
 impl State {
-    /// Everybody was halted for this long, until now.
+    /// All processes of the job were suspended for this long, until now.
     pub(super) fn was_halted(&mut self, lasted: Duration) -> Vec<Action> {
         match &mut self.phase {
             Phase::Undecided { until: at, .. }

@@ -16,21 +16,20 @@ use crate::exit_code::code_of_signal;
 use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
 
-/// When the time limit and its warning are due. Each strikes once.
+/// When the time limit and its warning are due. Each fires once.
 #[derive(Debug, Default)]
 pub(super) struct Timer {
     warn_at: Option<Instant>,
-    /// Stays when it has struck: what follows the workers' end is measured by it too.
+    /// Stays set after it has fired: the end of the workers is measured by it too.
     end_at: Option<Instant>,
-    /// The warning that the workers of this generation got.
+    /// The warning signal that this generation got.
     warned: Option<Signal>,
-    /// The end has struck: nothing is started any more.
+    /// The limit has expired: no worker is started any more.
     is_over: bool,
-    /// The job was stopped, or not restarted, for that.
+    /// The job was stopped, or not restarted, because of the limit.
     ended_it: bool,
 }
 
-/// What is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Strike {
     Warning,
@@ -38,14 +37,13 @@ enum Strike {
 }
 
 impl Timer {
-    /// Runs from the first start of the workers.
+    /// Starts at the first start of the workers.
     pub(super) fn start(&mut self, limit: Option<TimeLimit>, now: Instant) {
         let Some(TimeLimit { limit, warning }) = limit else { return };
         self.end_at = Some(now + limit);
         self.warn_at = warning.map(|warning| now + limit.saturating_sub(warning.before));
     }
 
-    /// These workers got no warning yet.
     pub(super) const fn generation_began(&mut self) {
         self.warned = None;
     }
@@ -55,22 +53,20 @@ impl Timer {
         self.warn_at.into_iter().chain(end_at).min()
     }
 
-    /// When the limit is over.
     pub(super) const fn end(&self) -> Option<Instant> {
         self.end_at
     }
 
-    /// Whether nothing is started any more.
+    /// True once no worker may be started any more.
     pub(super) const fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Whether the job ended for that.
     pub(super) const fn ended_it(&self) -> bool {
         self.ended_it
     }
 
-    /// A warning that is late for the end, as after the launcher was halted, is none.
+    /// A warning that is due only with the limit is dropped, as after a suspension.
     fn strike(&mut self, now: Instant) -> Option<Strike> {
         let is_due = |at: &mut Instant| *at <= now;
         if !self.is_over && self.end_at.is_some_and(|end_at| end_at <= now) {
@@ -83,7 +79,7 @@ impl Timer {
 }
 
 impl State {
-    /// When the time limit or its warning is due, while there is anything to stop.
+    /// When the time limit or its warning is due, while there is a job to stop.
     pub(super) fn time_limit_at(&self) -> Option<Instant> {
         match self.phase {
             Phase::Starting | Phase::Finished => None,
@@ -99,13 +95,13 @@ impl State {
         }
     }
 
-    /// When the time of the whole job is over, also of what outlives its workers.
+    /// When the time limit expires, also for processes that outlive the workers.
     #[must_use]
     pub const fn time_is_up_at(&self) -> Option<Instant> {
         self.timer.end()
     }
 
-    /// What the time limit wants now; nothing where it is not due.
+    /// The actions of the time limit or its warning; `None` if neither is due.
     pub(super) fn time_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
         self.time_limit_at()?;
         match self.timer.strike(now)? {
@@ -114,7 +110,7 @@ impl State {
         }
     }
 
-    /// Like any signal that stops nothing; who is started later gets none.
+    /// Sends the warning like any signal that is passed on; a worker started later gets none.
     fn time_is_short(&mut self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
         let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
@@ -127,7 +123,7 @@ impl State {
         self.pass(signal).into_iter().chain([said]).collect()
     }
 
-    /// Whether a worker ended by the warning that it got, or says so as shells do.
+    /// True if a worker ended by the warning signal, or with the code by which shells report it.
     pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
         self.timer.warned.is_some_and(|warning| match exit {
             Exit::Signal { number, .. } => number == warning as i32,
@@ -135,7 +131,8 @@ impl State {
         })
     }
 
-    /// For this worker the time was over with the warning. It did what it was told, and so nobody starts again.
+    /// This worker ended by the warning, as the user asked. The job therefore ends, and no worker starts
+    /// again.
     pub(super) fn ended_by_warning(
         &mut self,
         now: Instant,
@@ -160,7 +157,7 @@ impl State {
         let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
         let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
-        // Told at once, but not before those who run are told to stop.
+        // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         let told = self.tell_of_stop(OwnStop::TimeLimit);
         told.into_iter().chain(ranks).chain(with_at(actions, at, said)).collect()
@@ -172,7 +169,7 @@ impl State {
             Phase::Running { live } => self.stop_for_the_limit(now, live, None, ranks),
             Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
-            // It came while the question was open.
+            // The other node's failure came during the question.
             Phase::Blaming { ref failure, .. } if self.is_others_doing(failure.first) => {
                 self.go_on_with_others(now)
             }
@@ -187,7 +184,7 @@ impl State {
                 self.wants_an_end(now, StopReason::TimeLimit);
                 self.settled_badly()
             }
-            // A stop goes on as it is, and a restart is no more to come of it.
+            // A stop continues as it is; it can no longer end in a restart.
             phase @ (Phase::Starting | Phase::Stopping { .. } | Phase::Finished) => {
                 self.phase = phase;
                 Vec::new()
@@ -201,10 +198,9 @@ impl State {
         vec![self.finish_failed(failure)]
     }
 
-    /// Where a restart at this time would have been the next thing, it is the time limit that ends the job: nobody
-    /// waits for a restart that will not be.
+    /// True if the time limit expires before `at`; the job then ends by the limit.
     pub(super) fn no_time_for_a_restart(&mut self, at: Instant) -> bool {
-        // It may be due and not yet told.
+        // The deadline may have come before its input.
         self.timer.is_over |= self.timer.end_at.is_some_and(|end_at| end_at <= at);
         self.timer.ended_it |= self.timer.is_over;
         self.timer.is_over

@@ -1,5 +1,5 @@
-//! The table of ranks that follows a stop. Pure: the rows are collected before the stop signal, and shown where a rank may
-//! hang.
+//! The table of ranks at a stop. Pure: `workers::rank_table` collects the rows before the stop signal, and
+//! this module shows the table where a rank may hang.
 
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ use crate::rendezvous::Change;
 use crate::spec::Persona;
 
 impl State {
-    /// Collects the rows, before the phase changes to a stop. A rank that is alone waits for no other one: a signal that
-    /// ends it is explained by nothing in the table.
+    /// Collects the rows, before the phase changes to a stop. A single rank waits for no other rank, so the
+    /// table cannot explain the signal that ends it.
     pub(super) fn collect_ranks(&self, cause: TableCause) -> Option<Action> {
         let (live, failure) = match &self.phase {
             Phase::Running { live } => (live, None),
@@ -35,26 +35,26 @@ impl State {
         Some(Action::CollectRanks { generation: self.generation, ended, cause })
     }
 
-    /// The same where another node has ended the job by its own stop.
+    /// The same if another node has ended the job by its own stop.
     pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &Ending) -> Option<Action> {
         let Ending::Closed { failure: Some(note) } = ending else { return None };
         note.why_node_ended_job()?;
         self.collect_ranks_for_others(now)
     }
 
-    /// The same where another node has left and this one stops its workers for that. A scheduler stops all
-    /// nodes of a job, and this node may hear of another one first.
+    /// The same if another node has left and this node stops its workers for that. A scheduler stops all
+    /// nodes of a job, and this node may hear of another node first.
     pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &Change) -> Option<Action> {
         if matches!(change, Change::PeerLeft { .. }) { self.collect_ranks_for_others(now) } else { None }
     }
 
-    /// The time limits of all nodes strike at about the same time.
+    /// The time limits of all nodes expire at about the same time.
     fn collect_ranks_for_others(&self, now: Instant) -> Option<Action> {
         let is_late = self.timer.end().is_some_and(|end| end <= now + SAME_MOMENT);
         self.collect_ranks(if is_late { TableCause::TimeLimit } else { TableCause::OtherNode })
     }
 
-    /// Shows them, unless the job is over meanwhile.
+    /// Shows the table, unless the job is over meanwhile.
     pub(super) fn ranks_collected(&self, generation: Generation, table: RankTable) -> Vec<Action> {
         let is_current = generation == self.generation && self.phase != Phase::Finished;
         let is_shown = is_current && table.is_needed();

@@ -1,9 +1,10 @@
-//! The other nodes of the job: workers run only in a completed round, and what happens elsewhere ends it for all. Pure.
+//! The other nodes in the job's state: workers run only in a completed round, and an event on another node
+//! ends the round for all. The rendezvous thread sends the events; `spec` fixes the deadlines. Pure.
 //!
-//! - A worker is started only for a round that is complete, and not twice for one (invariant 2).
-//! - What others do uses no restart of this node (invariant 6): they fail first, are lost, leave or come, or this node
-//!   is cut off. A failure here that is a lost node's doing is as good as none.
-//! - Nothing of this is waited for by a signal, nor by the time limit (invariants 7 and 10).
+//! - A worker is started only for a complete round, and only once per round (invariant 2).
+//! - Events on other nodes use no restart of this node (invariant 6): another node fails first, is lost,
+//!   leaves or joins, or this node is cut off. A failure here that a lost node caused does not count.
+//! - A signal and the time limit end every such wait (invariants 7 and 10).
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,38 +22,35 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss, Round};
 use crate::spec::Persona;
 
-/// Who is asked whether a failure is another node's answers within 50 ms where a lost node is known at once, else within
-/// 7 s, or does not know.
+/// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
 const LONGEST_BLAME: Duration = Duration::from_secs(8);
-/// What fails here so shortly before it is known that a node has ended the job, by its own stop or as its launcher failed,
-/// fails of that: its workers are told to stop in the same moment as this node is told of it.
+/// A failure here counts as an effect if it comes this shortly before the notice that a node has ended the
+/// job: that node stops its workers at the same moment as it sends the notice.
 pub(super) const SAME_MOMENT: Duration = Duration::from_secs(1);
-/// A longer wait for the other nodes says what it waits for.
+/// A longer wait for the other nodes is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 
-/// The end of the job elsewhere.
+/// The end of the job on another node.
 #[derive(Debug)]
 struct Over {
     ending: Ending,
-    /// What has failed here is the doing of the node that has ended it.
+    /// The failure here is an effect of that node's stop.
     is_their_doing: bool,
 }
 
-/// What is known of the other nodes.
+/// What this node knows of the other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Others {
-    /// The first failure of this round, where it is another node's.
+    /// The first failure of this round, if it happened on another node.
     failed_first: Option<FailureNote>,
-    /// The job is over.
     over: Option<Over>,
-    /// The workers have been started before.
     has_started: bool,
-    /// They could not be started here.
+    /// This node could not start its workers.
     cannot_start: bool,
 }
 
 impl State {
-    /// Takes part in the next round; no worker of the one before is left.
+    /// Takes part in the next round; no worker of the last round is left.
     pub(super) fn join(&mut self, now: Instant, failure: Option<Failure>) -> Action {
         self.phase = Phase::Joining { failure, since: now };
         Action::Join { workers: self.rules.workers }
@@ -76,7 +74,7 @@ impl State {
         said.into_iter().chain([self.start(now, Some(round))]).collect()
     }
 
-    /// The round is over for a reason elsewhere.
+    /// The round is over because of another node or the store.
     pub(super) fn changed(&mut self, now: Instant, change: Change) -> Vec<Action> {
         let is_newcomer = matches!(change, Change::NodeWaits { .. });
         let kill_by = kill_by(now, &change);
@@ -96,7 +94,7 @@ impl State {
             phase @ Phase::Settling { .. }
                 if matches!(change, Change::CutOff { .. } | Change::StoodStill) =>
             {
-                // No worker is left to be killed, and who is done stays so.
+                // No worker is left to kill, and a node that is done stays done.
                 self.phase = phase;
                 Vec::new()
             }
@@ -124,7 +122,8 @@ impl State {
 
     fn remember(&mut self, change: &Change) {
         if let Change::PeerFailed(note) = change {
-            // What was told before a lost node was found out was not the cause, nor is a failure that lost a peer.
+            // A note from before a lost node was detected was not the cause, nor is a failure that lost a
+            // peer.
             let is_first = self.others.failed_first.as_ref().is_none_or(|told| note.outranks(told));
             if note.is_of_lost_node() || is_first {
                 self.others.failed_first = Some(note.clone());
@@ -132,8 +131,8 @@ impl State {
         }
     }
 
-    /// A worker ended while all of this node are stopped for others. Where their failure is that they lost this very
-    /// worker, and our stop did not end it, it is the cause.
+    /// A worker ended while another node's failure stops this node. If that failure is the loss of this very
+    /// worker, and our stop did not end the worker, then this worker is the cause.
     pub(super) fn ended_for_others(
         &self,
         now: Instant,
@@ -163,12 +162,12 @@ impl State {
         told_at_once(actions, Happening::Changed { change, live: ours, grace })
     }
 
-    /// Whether somebody may be alive who must not outlive this node's lease.
+    /// True if a worker may be alive that must not outlive this node's lease.
     pub const fn has_workers(&self) -> bool {
         self.is_running() || matches!(self.phase, Phase::Stopping { .. })
     }
 
-    /// Who is cut off is taken for dead then, and nothing of it may live on.
+    /// The other nodes take a cut-off node for dead at this time; none of its workers may then be alive.
     fn kill_no_later_than(&mut self, kill_by: Option<Instant>) {
         if let (Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
             (&mut self.phase, kill_by)
@@ -177,14 +176,14 @@ impl State {
         }
     }
 
-    /// Nobody is left of a generation that ended for the others, or whose failure is theirs.
+    /// The last worker was reaped of a generation that another node's failure or change ended.
     pub(super) fn go_on_with_others(&mut self, now: Instant) -> Vec<Action> {
         let is_over = self.stopped_by.is_some() || self.others.over.is_some();
         if is_over || self.no_time_for_a_restart(now) {
             return vec![self.finish_failed(None)];
         }
         let by_worker = self.others.failed_first.as_ref().is_some_and(|told| told.pid != 0);
-        // Under our own name the budget is the job's.
+        // Under the name rankrun all nodes share one budget.
         if by_worker && self.rules.persona == Persona::Rankrun {
             self.history.restarted(now, &self.rules.restart);
             self.restarts_of_job.0 += 1;
@@ -195,8 +194,8 @@ impl State {
         vec![self.join(now, None)]
     }
 
-    /// The same after a failure here that others told of first. A worker that failed by itself costs this node a
-    /// restart, as under torchrun.
+    /// The same after a failure here that another node reported first. A worker that failed by itself costs
+    /// this node a restart, as under torchrun.
     fn go_on_after(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         let is_own = !failure.first.lost_elsewhere() && !self.is_lost_nodes_doing();
         let is_over = self.stopped_by.is_some() || self.others.over.is_some();
@@ -222,26 +221,27 @@ impl State {
         self.others.failed_first.as_ref().is_some_and(FailureNote::is_of_lost_node)
     }
 
-    /// The other nodes are told at once, unless they know better.
+    /// Reports the failure to the other nodes at once, unless they know its cause.
     pub(super) fn tell_of(&self, end: WorkerEnd) -> Option<Action> {
         let is_news = self.others.over.is_none() && !self.is_others_doing(end);
         (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
     }
 
-    /// Whether another node has told of the cause of such a failure. A failure that lost no peer is no consequence of
-    /// one that did.
+    /// True if another node has reported the cause of such a failure. A failure that lost no peer is not a
+    /// consequence of a failure that lost one.
     pub(super) fn is_others_doing(&self, end: WorkerEnd) -> bool {
         let told = self.others.failed_first.as_ref();
         told.is_some_and(|told| told.lost.is_none() || end.lost_elsewhere())
     }
 
-    /// This node stops its workers, and leaves when they have gone: others may not be able to go on without it.
+    /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
     pub(super) fn tell_of_stop(&self, because: OwnStop) -> Option<Action> {
         let is_news = self.rules.has_rendezvous && self.others.over.is_none();
         is_news.then_some(Action::TellStop { because })
     }
 
-    /// Whose failure it is, as long as a restart may come of it; nothing where this node alone decides.
+    /// Decides whether another node caused the failure, as long as a restart may follow; `None` if this node
+    /// decides alone.
     pub(super) fn put_down_to_others(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
         if !self.rules.has_rendezvous {
             return None;
@@ -261,7 +261,8 @@ impl State {
         Some(vec![Action::AskBlame])
     }
 
-    /// The end of a job that is over elsewhere. What others have failed of before is no failure of this node.
+    /// The result of a job that ended on another node. A failure that another node caused is not a failure of
+    /// this node.
     fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
         let over = self.others.over.as_ref()?;
         let is_own = !self.is_others_doing(failure.first) && !over.is_their_doing;
@@ -269,16 +270,17 @@ impl State {
         Some(self.finish_failed(own))
     }
 
-    /// Somebody of the generation that has failed so is still there, and others have ended it or the job.
+    /// The result if a process of the failed generation remains and other nodes have ended the generation or
+    /// the job.
     pub(super) fn cannot_go_on_for_others(&mut self, failure: &Failure) -> Option<Action> {
         let theirs = self.is_others_doing(failure.first);
         self.end_for_others(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
     }
 
-    /// Whether what failed here is the doing of a node that was lost.
+    /// The answer to the question whether a lost node caused the failure here.
     pub(super) fn blamed(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
         let Phase::Blaming { failure, until } = &self.phase else { return Vec::new() };
-        // An answer that comes too late is none.
+        // A late answer counts as "not known".
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
         match (self.is_others_doing(failure.first), &lost) {
             (true, None) => return self.go_on_after(now, failure),
@@ -301,7 +303,8 @@ impl State {
         vec![Action::TellSuccess]
     }
 
-    /// They have, and yet the job does not end well: what they left behind is no success's.
+    /// The job does not end well although all workers of this node have succeeded: leftover processes are
+    /// killed, not awaited.
     pub(super) fn settled_badly(&mut self) -> Vec<Action> {
         let swept = Action::KillLeftovers { generation: self.generation };
         let first = self.ended_elsewhere().1;
@@ -309,7 +312,8 @@ impl State {
         [swept].into_iter().chain(early).chain([self.finish_failed(None)]).collect()
     }
 
-    /// What is said where all workers of this node had exited with 0, and `first` lost one of them or an unnamed peer.
+    /// The message where all workers of this node had exited with 0, and `first` lost one of them or an
+    /// unnamed peer.
     fn finished_before_loss(&self, first: Option<&FailureNote>) -> Option<Action> {
         let note = first?;
         let ours = |rank| (0..self.rules.workers.get()).any(|at| self.history.rank_of(LocalRank(at)) == rank);
@@ -320,7 +324,7 @@ impl State {
         is_ours.then(|| Action::Say(Happening::FinishedBeforeLoss { note: note.clone() }))
     }
 
-    /// And those of all other nodes.
+    /// The workers of all nodes have succeeded.
     pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
         match self.phase {
             Phase::Settling { .. } => vec![self.succeed(None)],
@@ -328,7 +332,7 @@ impl State {
         }
     }
 
-    /// There is nothing to take part in any more.
+    /// The rendezvous is over for this node.
     pub(super) fn over(&mut self, now: Instant, ending: Ending) -> Vec<Action> {
         if self.phase == Phase::Finished || self.others.over.is_some() {
             return Vec::new();
@@ -369,11 +373,11 @@ impl State {
         note.why_node_ended_job().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
-    /// How the job ended elsewhere, and of what first, where it did.
+    /// How the job ended on another node, and its first failure there.
     pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
         let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
-            // What is no failure of the job is not its cause.
+            // A failure that a rule counts as success is not the job's cause.
             Some(Ending::ByRule { rule, .. }) if rule.is_success() => return (over, None),
             Some(Ending::Closed { failure } | Ending::ByRule { failure, .. }) => failure.clone(),
             _ => None,
@@ -382,7 +386,8 @@ impl State {
         (over, first)
     }
 
-    /// What the others are told when this node ends badly. Leaving is not closing: they may go on.
+    /// What the other nodes are told when this node ends badly. A node that leaves does not close the job:
+    /// the others may go on.
     pub(super) const fn farewell(&self, failure: Option<&Failure>) -> Farewell {
         let is_told = self.stopped_by.is_some() || self.timer.ended_it() || self.others.over.is_some();
         if !is_told && (failure.is_some() || self.others.cannot_start) {
@@ -396,12 +401,12 @@ impl State {
         self.others.cannot_start = true;
     }
 
-    /// Before the first start the launcher is not yet what it is afterwards (contract 3.3).
+    /// Before the first start a stop has another exit status (contract 3.3).
     pub(super) const fn has_started(&self) -> bool {
         self.others.has_started
     }
 
-    /// What ends with the job where it ended elsewhere.
+    /// The exit status of a job that ended on another node.
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
         self.others.over.as_ref().map(|over| match over.ending {
             Ending::NotNeeded => ExitStatus::SUCCESS,
@@ -411,7 +416,7 @@ impl State {
     }
 }
 
-/// When the workers of a round that is over so are killed at the latest.
+/// The latest time to kill the workers of a round that ended this way.
 const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
     match change {
         Change::CutOff { kill_by } => Some(*kill_by),
@@ -423,7 +428,7 @@ const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
     }
 }
 
-/// Told at once, but not before those who run are told to stop.
+/// Says it at once, but not before the running workers get the stop signal.
 fn told_at_once(actions: Vec<Action>, said: Happening) -> Vec<Action> {
     let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
     with_at(actions, at, Action::Say(said))

@@ -1,5 +1,5 @@
-//! What follows the last reap of a generation: a look at its devices and at the job's progress, a restart, perhaps
-//! after a wait, or the end. Pure.
+//! What follows the last reap of a generation: a check of its devices and of the job's progress, then a
+//! restart, perhaps after a wait, or the end. `policy` decides on the restart. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::rendezvous::note::RuleNote;
 use crate::spec::{Persona, Unhealthy};
 
-/// A look that takes longer says so.
+/// A longer check is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
-/// A folder that gives no answer for so long gives none.
+/// A folder that has not answered by then counts as unreadable.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
 
 impl State {
@@ -38,7 +38,6 @@ impl State {
         actions
     }
 
-    /// The failure is this node's own.
     pub(super) fn look_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         if !self.is_worth_a_look() {
             return self.restart_or_finish(now, failure);
@@ -47,12 +46,12 @@ impl State {
         vec![Action::CheckDevices { generation: self.generation }]
     }
 
-    /// Whether somebody looks at the devices after a failure, and a restart may come of it.
+    /// True if devices are checked after a failure and a restart may follow.
     fn is_worth_a_look(&self) -> bool {
         self.rules.unhealthy.is_some() && self.stopped_by.is_none() && !self.timer.is_over()
     }
 
-    /// The cause is known when nobody is left who could have another story.
+    /// Settles the cause, once no worker is left that could add evidence.
     pub(super) fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
         let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
         let StopCause::Failure(failure) = cause else { return (cause, actions) };
@@ -65,7 +64,7 @@ impl State {
         (StopCause::Failure(failure), actions)
     }
 
-    /// The devices were looked at. Where that gave no answer, it is as if nobody had asked.
+    /// The health check is complete. A check without an answer forbids nothing.
     pub(super) fn checked(&mut self, now: Instant, generation: Generation, checkup: Checkup) -> Vec<Action> {
         let Some(mut failure) = self.looked_at(generation, Step::Condition) else { return Vec::new() };
         let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
@@ -87,7 +86,7 @@ impl State {
         actions
     }
 
-    /// There are seats on the devices that are left, or there are not.
+    /// The remaining devices are assigned, or cannot be.
     pub(super) fn reseated(
         &mut self,
         now: Instant,
@@ -108,7 +107,7 @@ impl State {
         }
     }
 
-    /// This was seen in the job's folder. Where nobody could look, it is as if nobody had asked.
+    /// The progress check is complete. A check without an answer forbids nothing.
     pub(super) fn progress_seen(
         &mut self,
         now: Instant,
@@ -127,7 +126,7 @@ impl State {
         said.into_iter().chain(self.carry_out(now, decision, failure)).collect()
     }
 
-    /// A look takes long, or too long.
+    /// A check takes long, or too long.
     pub(super) fn look_lasts(
         &mut self,
         now: Instant,
@@ -144,12 +143,12 @@ impl State {
     }
 
     fn look(&mut self, now: Instant, failure: Failure, step: Step) {
-        // The look at devices has its own deadlines.
+        // A device check has its own deadlines.
         let give_up_at = (step == Step::Progress).then(|| now + LONGEST_LOOK);
         self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT), give_up_at };
     }
 
-    /// The failure after which this was looked at; nothing where nobody waits for it any more.
+    /// The failure that this check belongs to; `None` if the job no longer waits for the check.
     fn looked_at(&mut self, generation: Generation, awaited: Step) -> Option<Failure> {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
@@ -184,7 +183,7 @@ impl State {
                 vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
             }
             Decision::Fail(refusal) => {
-                // The summary tells how many restarts were used, and who was told to stop knows.
+                // The summary tells how many restarts were used, and a user that stopped the job knows.
                 let plain = matches!(refusal, Refusal::Stopped | Refusal::Stuck | Refusal::Budget);
                 let said = (!plain).then_some(Action::Say(Happening::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
@@ -211,12 +210,12 @@ impl State {
         }
         self.phase = Phase::Waiting { failure, until };
         let used = RestartCount(self.restarts_of_job.0 + 1);
-        // Who asked for no wait hears of none: it is over in half a second.
+        // Without a back-off the user is not told: the wait is over in half a second.
         let said = (at > now).then_some(Action::Say(Happening::Waiting { wait: until - now, used }));
         said.into_iter().collect()
     }
 
-    /// Somebody is still there who should not be: there is no restart, but a rule may say what the failure means.
+    /// A process remains that should be gone: there is no restart, but a rule may still decide the result.
     pub(super) fn end_without_restart(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
         let Some(failure) = failure else { return vec![self.finish_failed(None)] };
         if let Some(end) = self.cannot_go_on_for_others(&failure) {
@@ -228,7 +227,7 @@ impl State {
         }
     }
 
-    /// A restart that the policy has allowed.
+    /// Carries out a restart that the policy allows.
     pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
         self.history.restarted(now, &self.rules.restart);
         self.restarts_used.0 += 1;
@@ -242,7 +241,7 @@ impl State {
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
         let elsewhere = self.status_of_the_others().filter(|_| self.stopped_by.is_none());
-        // No failure is shown of a job that has succeeded.
+        // A job that has succeeded shows no failure.
         let failure = failure.filter(|_| elsewhere != Some(ExitStatus::SUCCESS));
         let status = match (self.rules.persona, self.stopped_by, &failure) {
             (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
@@ -274,7 +273,7 @@ impl State {
         })
     }
 
-    /// By this rule, where not all workers have.
+    /// The success of the job, by this rule if not all workers have succeeded.
     pub(super) fn succeed(&mut self, rule: Option<RuleNote>) -> Action {
         self.phase = Phase::Finished;
         Action::Finish(JobEnd {

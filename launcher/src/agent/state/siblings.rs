@@ -1,10 +1,10 @@
 //! Siblings of a worker that failed for good, under the name torchrun. Pure.
 //!
-//! torchrun looks at its workers every 0.1 s. It stops the workers that it finds alive beside a failed one, and its
-//! report lists every bad end. A sibling that ends by itself before that look is listed as it ended, or not at all after a
-//! success. A stop at once would turn that end into a SIGTERM.
+//! torchrun polls its workers every 0.1 s. It stops the workers that it finds alive beside a failed worker,
+//! and its report lists every bad exit. A sibling that ends by itself before that poll is listed as it ended,
+//! or not at all after a success. A stop at once would turn that exit into a SIGTERM.
 //!
-//! Where a restart follows there is no such report, and the siblings are stopped at once.
+//! Before a restart there is no such report, and the siblings are stopped at once.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use crate::agent::phase::{Phase, Stage, StopCause};
 use crate::spec::Persona;
 use crate::spec::stop::{Outlook, StopReason};
 
-/// The time between two looks of torchrun 2.15.
+/// The poll interval of torchrun 2.15.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 impl State {
-    /// A worker failed; these live.
+    /// A worker failed; those in `live` are alive.
     pub(super) fn failed_beside(
         &mut self,
         now: Instant,
@@ -41,7 +41,6 @@ impl State {
         told.into_iter().collect()
     }
 
-    /// A sibling ended before the look.
     pub(super) fn sibling_ended(&mut self, now: Instant, end: WorkerEnd) -> Vec<Action> {
         let Phase::Observing { live, failure, .. } = &mut self.phase else { return Vec::new() };
         live.remove(&end.local_rank);
@@ -50,7 +49,7 @@ impl State {
         if self.ours(&live).is_empty() { self.stop_siblings(now) } else { Vec::new() }
     }
 
-    /// Another reason to stop does not wait for the look.
+    /// Any other reason to stop takes effect before the poll.
     pub(super) fn stop_siblings_before(&mut self, now: Instant, input: &Input) -> Vec<Action> {
         match input {
             Input::Changed(_) | Input::Over(_) => self.stop_siblings(now),
@@ -61,7 +60,7 @@ impl State {
         }
     }
 
-    /// A signal to stop does not wait for the look either. The failure came first and stays the cause.
+    /// A stop signal takes effect before the poll too. The failure came first and stays the cause.
     pub(super) fn stop_siblings_by(
         &mut self,
         now: Instant,
@@ -78,7 +77,7 @@ impl State {
         actions
     }
 
-    /// The look: the siblings that live are stopped.
+    /// The poll: stops the siblings that are alive.
     pub(super) fn stop_siblings(&mut self, now: Instant) -> Vec<Action> {
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),

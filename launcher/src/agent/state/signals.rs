@@ -1,4 +1,4 @@
-//! What the launcher's own signals mean: the end of the job, or a word for its workers. Pure.
+//! What the launcher's own signals mean: the end of the job, or a signal to pass on to its workers. Pure.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::spec::Persona;
 use crate::spec::stop::StopReason;
 
 impl State {
-    /// The launcher was told to stop; `again` where that was known already.
+    /// The launcher was told to stop; `again` is true for a second request.
     pub(super) fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
         let told_before = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
@@ -42,10 +42,10 @@ impl State {
                 if again {
                     return self.kill(now, (live, cause), Impatience::SecondSignal);
                 }
-                // It never gives more time than they have.
+                // The stop never extends a running grace period.
                 let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
                 if told_before {
-                    // One wish that came by two ways: a scheduler signals guard and agent alike.
+                    // One request that came twice: a scheduler signals guard and agent alike.
                     self.phase =
                         Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } };
                     return Vec::new();
@@ -97,8 +97,8 @@ impl State {
         Action::Say(Happening::Stopping { signal, told, live: self.ours(live), grace })
     }
 
-    /// A signal that stops nothing goes to whoever is alive, and not to their groups: a loader or a shell's helper
-    /// that does not expect it would die of it.
+    /// Passes a signal that stops nothing to the live workers, but not to their process groups: a data loader
+    /// or a shell's helper that does not expect it would die of it.
     pub(super) fn pass(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
             Phase::Running { live }

@@ -14,12 +14,12 @@ use crate::agent::phase::{Phase, StopCause};
 use crate::process::Exit;
 
 impl State {
-    /// When it is to be seen who has joined.
+    /// When the start limit of the running generation is checked.
     pub(super) const fn start_limit_at(&self) -> Option<Instant> {
         if matches!(self.phase, Phase::Running { .. }) { self.join_by } else { None }
     }
 
-    /// The look at who has joined, where it is due.
+    /// The query for missing workers, if the limit has expired.
     pub(super) fn start_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
         if self.start_limit_at().is_none_or(|join_by| now < join_by) {
             return None;
@@ -30,7 +30,7 @@ impl State {
         Some(vec![Action::LookWhoJoined { generation, local_ranks }])
     }
 
-    /// A worker that is missing is a failure of the generation; one that has ended well is not missing.
+    /// A missing worker is a failure of the generation; a worker that has exited with 0 is not missing.
     pub(super) fn joins_seen(
         &mut self,
         now: Instant,
@@ -62,7 +62,7 @@ impl State {
 }
 
 impl NotJoined {
-    /// What it is reported with as long as it has not ended: the signal that it gets.
+    /// The exit that is reported until the worker has ended: the signal that it gets.
     const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
         let exit = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
         WorkerEnd {

@@ -1,12 +1,14 @@
-//! Signals that hit everybody: schedulers signal workers and launcher alike, and not in one instant. Pure.
+//! Signals that hit all processes: schedulers signal workers and launcher alike, but not at the same instant.
+//! Pure.
 //!
-//! A worker that ends by a signal that stops the job is no failure as long as the launcher may be about to get the same
-//! one. Until then nothing is decided: nobody is stopped, and further ends are only taken in.
+//! A worker that ends by a stop signal is not yet a failure while the launcher may be about to get the same
+//! signal. Until then nothing is decided: no worker is stopped, and further exits are only recorded.
 //!
-//! A worker may also handle the signal and end with a code of its own, as a Python handler does that calls
-//! `sys.exit(1)`. Such an end is a failure like any other, and the peers are stopped at once. Only where one of them
-//! ended with a code too does the restart wait until the launcher would have got the signal: who fails alone, and whose
-//! peers die of our signal, is not held up. A worker without peers cannot be told apart from one that failed.
+//! A worker may also handle the signal and exit with a code of its own, as a Python handler does that calls
+//! `sys.exit(1)`. Such an exit is a failure like any other, and the peers are stopped at once. If a peer also
+//! exited with a code, the restart waits until the launcher would have got the signal. A worker that fails
+//! alone, and its peers die of our signal, causes no such delay. A worker without peers cannot be told apart
+//! from a worker that failed.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -18,11 +20,11 @@ use crate::agent::failure::{Failure, FollowingEnd, Manner};
 use crate::agent::message::{Action, WorkerEnd};
 use crate::agent::phase::Phase;
 
-/// From a worker's end to the signal that the launcher gets too.
+/// From a worker's exit to the signal that the launcher gets too.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
 impl State {
-    /// A worker of the generation that runs ended badly; these are left.
+    /// A worker of the running generation ended badly; those in `live` are left.
     pub(super) fn ended_badly(
         &mut self,
         now: Instant,
@@ -41,13 +43,13 @@ impl State {
         Vec::new()
     }
 
-    /// Before then nobody starts again after this failure, whose ends are all known.
+    /// The earliest restart after this failure, once all exits are known.
     pub(super) fn held_until(&self, failure: &Failure) -> Option<Instant> {
         let is_held = failure.may_be_everybodys();
         self.history.first_end().filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
-    /// Whatever ends meanwhile may have got the same signal.
+    /// A worker that ends meanwhile may have got the same signal.
     pub(super) fn ended_undecided(&mut self, end: WorkerEnd) {
         if let Phase::Undecided { live, failure, .. } = &mut self.phase {
             live.remove(&end.local_rank);
