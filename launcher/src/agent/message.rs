@@ -1,4 +1,5 @@
-//! What can happen to a job, and what can be done about it.
+//! The messages between the agent's loop and its pure state: inputs (what happened) and actions (what to do).
+//! This module owns the types only; `state` and the loop give them meaning.
 
 mod happening;
 pub mod rank_table;
@@ -22,167 +23,168 @@ use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 pub use happening::{Happening, Impatience};
 use rank_table::{EndedRank, RankTable, TableCause};
 
-/// Something happened.
+/// An event, as input of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     /// Everything is ready for the first generation.
     Ready,
     /// Not every worker of the generation could be started; those before `failed` are running.
     StartFailed {
-        /// The generation.
+        /// The generation that was being started.
         generation: Generation,
-        /// The first worker that is not there.
+        /// The first worker that was not started.
         failed: LocalRank,
     },
-    /// A worker was reaped.
+    /// A worker was reaped by the agent.
     Exited {
-        /// Which life of the group it belonged to.
+        /// The generation that the worker belonged to.
         generation: Generation,
-        /// How it ended.
+        /// The exit of the worker, with its evidence.
         end: WorkerEnd,
     },
-    /// The worker that was left to a person runs.
+    /// The user has started the external worker.
     StartedByHand {
-        /// Which life of the group it belongs to.
+        /// The generation that the worker belongs to.
         generation: Generation,
-        /// Which worker.
+        /// The local rank of the worker.
         local_rank: LocalRank,
-        /// Its pid.
+        /// The pid that the wrapper reported.
         pid: Pid,
     },
-    /// The launcher was told to stop.
+    /// The launcher was told to stop by a signal.
     StopRequested {
-        /// By which signal.
+        /// The signal that the launcher received.
         signal: Signal,
-        /// Whether an earlier one had been handled: then nobody wants to wait.
+        /// True if an earlier signal was handled: then the workers are killed at once.
         again: bool,
     },
     /// The launcher got a signal that is for the workers.
     SignalPassed {
-        /// Which one.
+        /// The signal to pass on to the workers.
         signal: Signal,
     },
-    /// The look that [`Action::Look`] asked for.
+    /// The answer to [`Action::Look`]: a snapshot of process states.
     Looked {
-        /// Which life of the group.
+        /// The generation that was looked at.
         generation: Generation,
-        /// When, on the wall clock.
+        /// Time of the snapshot on the wall clock.
         at: SystemTime,
-        /// Who sits in the kernel.
+        /// The workers in uninterruptible sleep (state `D`).
         asleep: Vec<Asleep>,
     },
-    /// The look that [`Action::LookWhoJoined`] asked for.
+    /// The answer to [`Action::LookWhoJoined`]: a snapshot of the store's clients.
     JoinsSeen {
-        /// Which life of the group.
+        /// The generation that was looked at.
         generation: Generation,
-        /// When, on the wall clock.
+        /// Time of the snapshot on the wall clock.
         at: SystemTime,
-        /// Who has not joined the store.
+        /// The workers that have not joined the store.
         missing: Vec<NotJoined>,
     },
-    /// The answer to [`Action::CollectRanks`].
+    /// The answer to [`Action::CollectRanks`], sent before the stop signal.
     RanksCollected {
-        /// Which life of the group.
+        /// The generation that the table describes.
         generation: Generation,
-        /// The ranks before the stop signal.
+        /// The ranks before the stop signal reaches them.
         table: RankTable,
     },
-    /// The look at the devices that [`Action::CheckDevices`] asked for.
+    /// The answer to [`Action::CheckDevices`]: the condition of the devices.
     DevicesChecked {
-        /// Which life of the group sat on them.
+        /// The generation that used the devices.
         generation: Generation,
-        /// What it gave.
+        /// The judged condition of each device.
         checkup: Checkup,
     },
-    /// What came of [`Action::Reseat`].
+    /// The answer to [`Action::Reseat`]: a new assignment, or none.
     Reseated {
-        /// Which life of the group has ended.
+        /// The generation that has ended before it.
         generation: Generation,
-        /// How many workers there are from now on, or why there are no seats for them, in words.
+        /// The number of workers from now on, or in words why the remaining devices cannot be assigned.
         seating: Result<LocalWorldSize, String>,
     },
-    /// What came of [`Action::LookForProgress`].
+    /// The answer to [`Action::LookForProgress`]: the state of the checkpoint folder.
     ProgressSeen {
-        /// Which life of the group has ended.
+        /// The generation that has ended before it.
         generation: Generation,
-        /// What is in the job's folder; nothing where nobody could look.
+        /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
         sight: Option<Sight>,
     },
-    /// Everybody of the job was stopped (Ctrl-Z) until now, and goes on.
+    /// All processes of the job were suspended (Ctrl-Z) and run again.
     Halted {
-        /// For how long.
+        /// How long the suspension lasted.
         lasted: Duration,
     },
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
-    /// The round is over for a reason elsewhere.
+    /// The round is over because of another node or the store.
     Changed(Change),
     /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
     Blamed(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
-    /// There is nothing to take part in any more.
+    /// The rendezvous is over for this node.
     Over(Ending),
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }
 
-/// How the job has ended, as far as it was not this node that ended it.
+/// How the job has ended, where another node ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// It has succeeded, and needs nothing more of this node, which was a spare or done.
+    /// It succeeded and needs nothing more of this node, which was a spare or done.
     NotNeeded,
-    /// Another node has ended it, by this failure where it was told.
+    /// Another node has ended it, by this failure where one was reported.
     Closed {
-        /// The first cause.
+        /// The first failure of the job, if reported.
         failure: Option<FailureNote>,
     },
-    /// Another node has ended it by a rule, which says for all nodes how.
+    /// Another node has ended it by a rule that decides for all nodes.
     ByRule {
-        /// The rule.
+        /// The rule that ended the job.
         rule: RuleNote,
-        /// The failure that fits it, where it was told.
+        /// The failure that the rule matched, where one was reported.
         failure: Option<FailureNote>,
     },
-    /// The rendezvous itself failed, which is told apart.
+    /// The rendezvous itself failed; its error is reported separately.
     Failed {
-        /// Then the others, who may still have it, take this node for dead, and no worker may be left.
+        /// Past this time the other nodes may take this node for dead while they still reach the store. No
+        /// worker may then be left.
         kill_by: Option<Instant>,
     },
 }
 
-/// What the other nodes are told of the end, where there are any.
+/// What this node tells the other nodes at its end, if there are any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Farewell {
-    /// The job is done.
+    /// All workers of the job have succeeded.
     Succeeded,
     /// The job has failed for good.
     Failed,
-    /// This node goes, and the others may go on.
+    /// This node leaves, and the others may go on.
     Left,
 }
 
 /// A worker that has not joined the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotJoined {
-    /// Who.
+    /// The local rank of the worker.
     pub local_rank: LocalRank,
-    /// Its pid.
+    /// The pid of the running worker.
     pub pid: Pid,
 }
 
-/// The end of one worker.
+/// The exit of one worker, with its evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerEnd {
-    /// Who.
+    /// The local rank of the worker.
     pub local_rank: LocalRank,
-    /// Its pid.
+    /// The pid that the worker had.
     pub pid: Pid,
-    /// How.
+    /// The exit code or the signal that ended it.
     pub exit: Exit,
-    /// When the launcher saw it.
+    /// The time at which the launcher saw the exit.
     pub at: SystemTime,
-    /// What it wrote about its failure.
+    /// What its error file says about the failure.
     pub testimony: Option<Testimony>,
     /// What is known of a SIGKILL that the launcher did not send.
     pub foreign_kill: Option<ForeignKill>,
@@ -191,136 +193,137 @@ pub struct WorkerEnd {
 /// A worker's death by a SIGKILL that the launcher did not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForeignKill {
-    /// Whether the kernel sent it for lack of memory.
+    /// Whether the kernel's OOM killer sent it.
     pub oom: OomEvidence,
-    /// The most memory that the worker, or a process that it waited for, had at one time, in bytes.
+    /// Peak memory in bytes of the worker or of a process that it waited for.
     pub peak: Option<u64>,
 }
 
 impl WorkerEnd {
-    /// Whether its own report says that it lost a peer, which may be on another node.
+    /// True if its own error file reports a lost peer that may be on another node.
     pub(super) fn lost_elsewhere(&self) -> bool {
         self.testimony.is_some_and(|testimony| testimony.loss_elsewhere().is_some())
     }
 }
 
-/// Something is to be done.
+/// An effect that the agent's loop performs for the state.
 #[expect(clippy::large_enum_variant, reason = "there are few at a time, and the largest one is the last")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Give the workers an empty store and a folder of their own, and start them all.
+    /// Give the workers an empty store and a log folder, and start them all.
     Start {
-        /// Which life of the group.
+        /// The generation to start.
         generation: Generation,
-        /// Restarts used so far.
+        /// Restarts that were used so far.
         restart_count: RestartCount,
-        /// The rendezvous that they live in; nothing where there is none but this node.
+        /// The round that they run in; `None` in a job of a single node.
         round: Option<Box<Round>>,
     },
     /// Take part in the next round; no worker is left.
     Join {
-        /// How many workers this node has in it.
+        /// The number of workers of this node in the round.
         workers: LocalWorldSize,
     },
-    /// Tell the other nodes that a worker of this one has failed.
+    /// Tell the other nodes that a worker of this node has failed.
     TellFailure {
-        /// Its end.
+        /// The exit of the worker.
         end: WorkerEnd,
     },
-    /// Find out whether what has happened here is the doing of a node that was lost; signals are answered meanwhile.
+    /// Find out whether a lost node caused the failure here; signals are answered meanwhile.
     AskBlame,
-    /// Tell the other nodes that all workers of this one have succeeded.
+    /// Tell the other nodes that all workers of this node have succeeded.
     TellSuccess,
-    /// Tell the other nodes that this one is being stopped, where the job ends with it.
+    /// Tell the other nodes that this node is being stopped, where the job ends with it.
     TellStop {
-        /// Why.
+        /// The reason for this node's stop.
         because: OwnStop,
     },
     /// Signal the process groups of these workers.
     Signal {
-        /// Which life of the group.
+        /// The generation of the workers.
         generation: Generation,
-        /// Which workers of it.
+        /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
-        /// What to send.
+        /// The signal for each process group.
         signal: Signal,
     },
-    /// Signal these workers themselves and nobody whom they have started.
+    /// Signal these workers themselves, but not their child processes.
     Pass {
-        /// Which life of the group.
+        /// The generation of the workers.
         generation: Generation,
-        /// Which workers of it.
+        /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
-        /// What to send.
+        /// The signal for each worker process.
         signal: Signal,
     },
-    /// See who of these workers sits in the kernel.
+    /// Find out which of these workers are uninterruptible (state `D`).
     Look {
-        /// Which life of the group.
+        /// The generation of the workers.
         generation: Generation,
-        /// Which workers of it.
+        /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
     },
-    /// See who of these workers has joined the store.
+    /// Find out which of these workers have joined the store.
     LookWhoJoined {
-        /// Which life of the group.
+        /// The generation of the workers.
         generation: Generation,
-        /// Which workers of it.
+        /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
     },
-    /// Collect what is known of all ranks of this node. The answer is left out where the table would not be needed.
+    /// Collect what is known of all ranks of this node. The answer is left out where the table would not be
+    /// needed.
     CollectRanks {
-        /// Which life of the group.
+        /// The generation that the table describes.
         generation: Generation,
-        /// The ranks that have ended.
+        /// The ranks that have already ended.
         ended: Vec<EndedRank>,
         /// Why the workers are about to be stopped.
         cause: TableCause,
     },
-    /// See how the devices of the workers are, none of whom is left; signals are answered meanwhile.
+    /// Check the devices of the workers, none of which is left; signals are answered meanwhile.
     CheckDevices {
-        /// Which life of the group sat on them.
+        /// The generation that used the devices.
         generation: Generation,
     },
-    /// Find seats for the next generation on the devices that are left; signals are answered meanwhile.
+    /// Assign the remaining devices for the next generation; signals are answered meanwhile.
     Reseat {
-        /// Which life of the group has ended.
+        /// The generation that has ended before it.
         generation: Generation,
     },
-    /// See what is in the job's folder; signals are answered meanwhile.
+    /// Read the state of the checkpoint folder; signals are answered meanwhile.
     LookForProgress {
-        /// Which life of the group has ended.
+        /// The generation that has ended before it.
         generation: Generation,
     },
-    /// Tell the worker that was left to a person, running or not, that nobody waits for it any more.
+    /// Tell the external worker, running or not, that the job no longer waits for it.
     Release {
-        /// Why.
+        /// Why the job no longer waits.
         because: Released,
     },
-    /// Kill what the workers of the ended generation left behind.
+    /// Kill the processes that the workers of the ended generation left behind.
     KillLeftovers {
-        /// Which life of the group is over.
+        /// The generation that is over.
         generation: Generation,
     },
-    /// Tell people.
+    /// Print a message for the user.
     Say(Happening),
-    /// The job is over.
+    /// End the job with this result.
     Finish(JobEnd),
 }
 
-/// Why this node stops its workers and leaves, whatever happens on others.
+/// Why this node stops its workers and leaves, whatever happens on other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnStop {
-    /// The launcher was told to stop.
+    /// The launcher was told to stop by this signal.
     Signal(Signal),
     /// The time limit of the job is over.
     TimeLimit,
 }
 
-/// Why nobody waits any more for the worker that was left to a person.
+/// Why the job no longer waits for the external worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
-    /// Another worker failed.
+    /// Another worker failed with this exit.
     Failed(WorkerEnd),
     /// The launcher was told to stop.
     Stopped,
@@ -328,29 +331,29 @@ pub enum Released {
     TimeLimit,
     /// Another worker could not be started.
     NotStarted,
-    /// Other nodes have failed, gone or come: all workers start again.
+    /// Other nodes have failed, left or joined: all workers start again.
     Membership,
-    /// The job has ended elsewhere.
+    /// The job has ended on another node.
     Over,
 }
 
-/// How the job ended.
+/// How the job ended on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobEnd {
-    /// What the launcher ends with.
+    /// The exit status of the launcher.
     pub status: ExitStatus,
-    /// The failure that ended the last generation, settled.
+    /// The settled failure of the last generation.
     pub failure: Option<Failure>,
     /// The signal by which the launcher was told to stop.
     pub stopped_by: Option<Signal>,
-    /// The time limit, where that ended it.
+    /// The time limit, if it ended the job.
     pub time_limit: Option<Duration>,
     /// What the other nodes are told.
     pub farewell: Farewell,
-    /// The rule by which this node has ended it, where that says for all nodes how.
+    /// The rule by which this node has ended the job, where it decides for all nodes.
     pub rule: Option<RuleNote>,
-    /// How the job had ended elsewhere, where it had.
+    /// How another node had ended the job, if one had.
     pub elsewhere: Option<Ending>,
-    /// The failure of another node that was its first cause, where that was told.
+    /// The failure of another node that was the first cause, where it was reported.
     pub first_cause: Option<Box<FailureNote>>,
 }

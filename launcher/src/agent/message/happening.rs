@@ -1,4 +1,5 @@
-//! What people are told of a job while it runs.
+//! The messages for the user while a job runs. `state` creates them; `reporter::happening` puts them into
+//! words.
 
 use std::time::Duration;
 
@@ -15,194 +16,195 @@ use crate::agent::stuck::Asleep;
 use crate::rendezvous::{Change, FailureNote, NodeName, Round};
 use crate::spec::restart::RestartRule;
 
-/// What people are told while the job runs.
+/// A message for the user while the job runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Happening {
     /// A worker failed, and the others are being stopped.
     WorkerFailed {
-        /// Its end.
+        /// The exit of the failed worker.
         end: WorkerEnd,
-        /// The others that are alive.
+        /// The other workers that are alive.
         others: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// A worker sits in the kernel for too long, and all are being stopped.
+    /// A worker was uninterruptible (state `D`) for too long, and all are being stopped.
     Stuck {
-        /// Who.
+        /// The uninterruptible worker and its pid.
         asleep: Asleep,
-        /// For how long.
+        /// How long it has been uninterruptible.
         dwell: Duration,
-        /// How long it may.
+        /// The limit that the user set.
         limit: Duration,
-        /// All that are alive.
+        /// All workers that are alive.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// The start took too long, and all are being stopped.
+    /// The start took too long, and all workers are being stopped.
     NotJoined {
-        /// Who has not joined the store.
+        /// The workers that have not joined the store.
         missing: Vec<LocalRank>,
-        /// How long that may take.
+        /// The start limit that the user set.
         limit: Duration,
-        /// All that are alive.
+        /// All workers that are alive.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// Something has happened to another node, and all workers start again.
+    /// Another node caused a new round: all workers start again.
     Changed {
-        /// What.
+        /// What happened to the other node.
         change: Change,
-        /// Who is being stopped for that.
+        /// The workers that are being stopped.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// The failure was put down to a node that was lost.
+    /// The failure was caused by a node that was lost.
     Blamed {
-        /// Which.
+        /// The node that was lost.
         node: NodeName,
     },
     /// A further round is complete.
     Rejoined {
-        /// What it is like.
+        /// The round that this node is in.
         round: Box<Round>,
     },
-    /// The job has ended elsewhere, and all are being stopped.
+    /// The job has ended on another node, and all workers are being stopped.
     OverElsewhere {
-        /// How.
+        /// How the other node ended the job.
         ending: Ending,
-        /// Who is being stopped for that.
+        /// The workers that are being stopped.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// Some workers of this node have finished, and others go on for long.
+    /// Some workers of this node have finished, and others still run after a long time.
     SomeFinished {
         /// The workers that exited with 0.
         finished: Vec<LocalRank>,
-        /// The workers that go on.
+        /// The workers that still run.
         live: Vec<LocalRank>,
-        /// Since the first of those exits.
+        /// Time since the first of those exits.
         since: Duration,
     },
-    /// The workers of the other nodes take longer than those of this one.
+    /// The workers of other nodes take longer than those of this node.
     Settling,
-    /// All workers of this node had exited with 0, and one of another node lost a peer: probably one of these.
+    /// All workers of this node had exited with 0, and a worker of another node lost a peer: probably one of
+    /// these.
     FinishedBeforeLoss {
-        /// The failure of that worker.
+        /// The failure that the other node reported.
         note: FailureNote,
     },
-    /// The last worker of a generation that failed is gone.
+    /// The last worker of a failed generation was reaped.
     GroupFailed {
-        /// The end that was the cause.
+        /// The exit that was the cause.
         cause: WorkerEnd,
     },
-    /// The worker that was left to a person runs.
+    /// The user has started the external worker.
     StartedByHand {
-        /// Which worker.
+        /// The local rank of the worker.
         local_rank: LocalRank,
-        /// Its pid.
+        /// The pid that the wrapper reported.
         pid: Pid,
     },
-    /// The launcher was told to stop.
+    /// The launcher was told to stop by a signal.
     Stopping {
-        /// By which signal.
+        /// The signal that the launcher received.
         signal: Signal,
-        /// The signal that the workers got.
+        /// The signal that the workers received.
         told: Signal,
-        /// Who is alive.
+        /// The workers that are alive.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// The time limit will be over soon, and the workers get the signal that was asked for.
+    /// The time limit expires soon, and the workers get the warning signal that the user asked for.
     TimeIsShort {
-        /// How long before.
+        /// Time from now to the time limit.
         before: Duration,
-        /// Which signal.
+        /// The warning signal that the workers get.
         signal: Signal,
-        /// Who gets it.
+        /// The workers that get the warning signal.
         live: Vec<LocalRank>,
     },
-    /// The time limit is over, and all are being stopped.
+    /// The time limit has expired, and all workers are being stopped.
     TimeIsUp {
-        /// What it was.
+        /// The time limit that the user set.
         limit: Duration,
-        /// The worker for which it was over with the warning, where one ended by that.
+        /// The worker that ended by the warning signal, if one did: the job then stops before the limit.
         by_warning: Option<WorkerEnd>,
-        /// Who is alive.
+        /// The workers that are alive.
         live: Vec<LocalRank>,
-        /// From now to SIGKILL.
+        /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// The ranks of this node before the stop, of which some may hang.
+    /// The ranks of this node before the stop; some of them may hang.
     RankTable(RankTable),
-    /// Workers that were asked to end are killed.
+    /// Workers that did not end by the stop signal get SIGKILL.
     Killing {
-        /// Who has not ended.
+        /// The workers that have not ended.
         local_ranks: Vec<LocalRank>,
-        /// Why now.
+        /// Why SIGKILL is sent now.
         because: Impatience,
     },
-    /// SIGKILL did not help within five seconds.
+    /// A worker is still there five seconds after SIGKILL.
     CannotEnd {
-        /// Who is still there.
+        /// The workers that are still there.
         local_ranks: Vec<LocalRank>,
     },
-    /// The look at the devices takes long.
+    /// The health check of the devices takes more than two seconds.
     CheckingDevices,
-    /// Not every device could be looked at.
+    /// The health check could not examine every device.
     DevicesUnchecked {
-        /// Whom nobody could ask, in words.
+        /// The sources that gave no answer, in words.
         why: String,
     },
-    /// A device has a blemish.
+    /// A device works but reports a problem.
     DeviceWarning(DeviceWarning),
-    /// A device is dead.
+    /// A device is dead and cannot be used.
     DeviceDead(DeadDevice),
-    /// There would have been a restart left, but not without the dead devices.
+    /// A restart was left, but cannot happen without the dead devices.
     NoRestart {
-        /// Why not, where somebody tried.
+        /// Why the remaining devices could not be assigned, if that was tried.
         why: Option<String>,
     },
-    /// The workers sit on the devices that are left.
+    /// The workers were assigned to the remaining devices.
     Reseated {
-        /// How many there are.
+        /// The number of workers from now on.
         workers: LocalWorldSize,
     },
-    /// The look at the job's folder takes long.
+    /// Reading the checkpoint folder takes more than two seconds.
     LookingForProgress,
-    /// Nobody could look at the job's folder, or not in time.
+    /// The checkpoint folder could not be read, or not in time.
     ProgressUnknown,
-    /// There is no restart, for a reason that is not plain to see.
+    /// The policy refuses a restart, for a reason that is not obvious.
     RestartRefused(Refusal),
-    /// A failure that a rule calls a success.
+    /// A rule counts the failure as a success.
     CalledSuccess {
-        /// Which rule.
+        /// The rule that matched the failure.
         rule: RestartRule,
     },
-    /// All workers are started again after a wait.
+    /// All workers start again after a wait.
     Waiting {
-        /// For how long.
+        /// The time from now to the restart.
         wait: Duration,
-        /// Restarts used, the one to come included.
+        /// Restarts used, including the coming one.
         used: RestartCount,
     },
-    /// All workers are started again.
+    /// All workers start again at once.
     Restarting {
-        /// Restarts used, this one included.
+        /// Restarts used, including this one.
         used: RestartCount,
     },
 }
 
-/// Why nobody waits any longer.
+/// Why workers that are being stopped get SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Impatience {
-    /// The grace is over since this signal.
+    /// The grace period after this signal is over.
     GraceOver(Signal),
-    /// The user said so twice.
+    /// The user sent a second stop signal.
     SecondSignal,
 }

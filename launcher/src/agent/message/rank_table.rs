@@ -1,4 +1,5 @@
-//! The ranks of this node at the moment of a stop.
+//! The ranks of this node at the moment of a stop, as shown to the user when a rank may hang.
+//! `workers::rank_table` fills the table; this module only says whether it is worth showing.
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use crate::logs::last_output::LastOutput;
 use crate::process::Exit;
 use crate::process::usage::RunState;
 
-/// Why the workers are stopped.
+/// Why the workers are being stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TableCause {
-    /// The launcher was told to stop.
+    /// The launcher was told to stop by this signal.
     Signal(Signal),
     /// The time limit of the job is over.
     TimeLimit,
@@ -25,8 +26,8 @@ pub enum TableCause {
 }
 
 impl TableCause {
-    /// Whether the table is worth reading also when no rank is missing: a signal, here or on another node, may end a job that
-    /// runs well.
+    /// True if the table is shown even when no rank is missing. A signal, here or on another node, may end a
+    /// job that runs well.
     #[must_use]
     pub const fn is_for_every_job(self) -> bool {
         !matches!(self, Self::Signal(_) | Self::OtherNode)
@@ -36,64 +37,64 @@ impl TableCause {
 /// The ranks of this node, before the stop signal reaches them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankTable {
-    /// Why they are stopped.
+    /// Why the workers are being stopped.
     pub cause: TableCause,
-    /// One row for each, in the order of the local ranks.
+    /// One row per rank, in the order of the local ranks.
     pub rows: Vec<RankRow>,
 }
 
-/// One rank.
+/// The state of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankRow {
-    /// Its index on the node.
+    /// The rank's index on the node.
     pub local_rank: LocalRank,
-    /// The worker's pid; nothing where it has not been started.
+    /// The worker's pid; `None` if it has not been started.
     pub pid: Option<Pid>,
-    /// What the worker does.
+    /// The state of the worker process.
     pub process: ProcessState,
-    /// Whether it has joined the store.
+    /// Whether the rank has joined the store.
     pub joined: JoinState,
     /// User and system time of the worker and its descendants.
     pub cpu_time: Option<Duration>,
-    /// The last line that it wrote.
+    /// The last output line of the worker.
     pub output: LastOutput,
 }
 
-/// What a worker does.
+/// The state of a worker process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessState {
-    /// It has not been started.
+    /// The worker has not been started yet.
     NotStarted,
-    /// It is alive.
+    /// It is alive, in this kernel state.
     Alive(RunState),
-    /// It has ended in this way.
+    /// It has ended with this exit.
     Ended(Exit),
-    /// `/proc` does not tell.
+    /// `/proc` does not show the state.
     Unknown,
 }
 
 /// Whether a rank has joined the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JoinState {
-    /// It has, itself or by a descendant.
+    /// The worker or one of its descendants has joined.
     Joined,
-    /// It has not.
+    /// Neither the worker nor a descendant has joined.
     NotJoined,
-    /// The store is elsewhere, or the processes cannot be looked at.
+    /// The store is on another node, or the processes cannot be examined.
     Unknown,
 }
 
 /// A worker that has ended while others run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedRank {
-    /// Which.
+    /// The local rank of the worker.
     pub local_rank: LocalRank,
-    /// How.
+    /// The exit of the worker.
     pub exit: Exit,
 }
 
 impl RankTable {
-    /// Whether a reader learns something from it.
+    /// True if the table helps to explain the stop.
     #[must_use]
     pub fn is_needed(&self) -> bool {
         self.cause.is_for_every_job() || self.rows.iter().any(RankRow::may_explain_a_hang)
@@ -101,19 +102,19 @@ impl RankTable {
 }
 
 impl RankRow {
-    /// Whether the other ranks may wait for it: it may not have joined, or it has finished before them.
+    /// True if other ranks may wait for this rank: it may not have joined, or it has finished before them.
     #[must_use]
     pub fn may_explain_a_hang(&self) -> bool {
         self.may_be_missing() || self.has_finished()
     }
 
-    /// Whether it exited with 0.
+    /// True if the worker exited with 0.
     #[must_use]
     pub const fn has_finished(&self) -> bool {
         matches!(self.process, ProcessState::Ended(exit) if exit.is_success())
     }
 
-    /// Whether it is alive, and is not known to have joined.
+    /// True if the worker is alive and is not known to have joined.
     #[must_use]
     pub fn may_be_missing(&self) -> bool {
         !matches!(self.process, ProcessState::Ended(_)) && self.joined != JoinState::Joined
