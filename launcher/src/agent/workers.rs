@@ -1,4 +1,5 @@
-//! The worker group of this node: its store, folders and streams, and the start of all its processes.
+//! The worker group of this node: its store, log folders and streams, and the start of all its processes. The
+//! agent's loop calls it with the actions of the state. It decides neither when to start nor when to stop.
 
 mod causes;
 pub(super) mod error_files;
@@ -47,59 +48,57 @@ use crate::reporter::events::Seat;
 use crate::reporter::torch_log::Group;
 use crate::spec::{LaunchSpec, LogDir, StdinPolicy};
 
-/// The worker group and everything that it needs from us.
+/// The worker group and the resources that it needs.
 pub(super) struct Workers {
     spec: LaunchSpec,
     environment: Vec<(OsString, OsString)>,
     job: JobId,
     original: Original,
-    /// The rendezvous of the generation that was started last.
+    /// The round of the last started generation.
     round: Option<Round>,
-    /// Who sits where in it.
+    /// The rank and device of each worker in it.
     placements: Vec<Placement>,
-    /// Who sits where from the next generation on, where that is another.
+    /// The device assignment from the next generation on, if it changes.
     next_seating: Option<Seating>,
-    /// Where they meet, unless other nodes may take part.
+    /// The training store of a job without rendezvous.
     meeting: Option<Meeting>,
     children: Children,
     logs: Logs,
     tree: Option<LogTree>,
-    /// The folders of the generation that was started last.
+    /// Log folders of the last started generation.
     attempt: Option<Attempt>,
-    /// Standard input of the workers that may not read ours.
+    /// Standard input of workers that may not read the launcher's.
     no_input: Option<File>,
-    /// The worker of this generation that a person starts.
+    /// The external worker of this generation.
     left_out: Option<LeftOut>,
     started: SystemTime,
-    /// The workers of the generation that was started last, dead ones too.
+    /// Pids of the last started generation, including dead workers.
     pids: BTreeMap<LocalRank, Pid>,
-    /// What those of them that failed wrote about it.
+    /// The error files of its failed workers.
     error_files: BTreeMap<LocalRank, ErrorFile>,
-    /// What the kernel has killed for lack of memory since they were started.
+    /// What the OOM killer has killed since their start.
     oom: OomLedger,
-    /// Their log folder, where its disk was full when one of them failed.
+    /// Their log folder, if its disk was full when a worker failed.
     full_log_folder: Option<FullLogFolder>,
     events: Option<EventSink>,
 }
 
-/// A rendezvous with other nodes.
+/// A completed rendezvous with other nodes.
 pub(super) struct Joined {
-    /// What came of it.
     pub(super) round: Round,
-    /// How long it took.
+    /// How long the rendezvous took.
     pub(super) took: Duration,
 }
 
 /// Not every worker could be started.
 pub(super) struct StartFailed {
-    /// The first that is not there.
+    /// The first worker that was not started.
     pub(super) at: LocalRank,
-    /// Why.
     pub(super) error: LaunchError,
 }
 
 impl Workers {
-    /// Everything that is opened once for all generations.
+    /// Opens all resources that outlive a generation.
     pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
         let Setup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
@@ -152,7 +151,7 @@ impl Workers {
         &self.spec
     }
 
-    /// The next generation sits elsewhere; what is told of this one stays true.
+    /// Sets the assignment of the next generation; reports about this generation keep the old one.
     pub(super) fn sit_down_next(&mut self, seating: Seating) {
         self.next_seating = Some(seating);
     }
@@ -165,12 +164,12 @@ impl Workers {
         self.spec.defaults.omp_threads = seating.omp_threads;
     }
 
-    /// What is said of the next seats.
+    /// Lines for the user about the next assignment.
     pub(super) fn next_seats(&self) -> &[String] {
         self.next_seating.as_ref().map_or(&[], |seating| &seating.lines)
     }
 
-    /// Starts all of them, local rank 0 first.
+    /// Starts all workers, local rank 0 first.
     pub(super) fn start(
         &mut self,
         generation: Generation,
@@ -190,7 +189,7 @@ impl Workers {
         for note in self.logs.take_notes() {
             tracing::info!("{note}");
         }
-        // Also after a failure: those that run are heard until they are stopped.
+        // Also after a failure: the output of running workers is read until they are stopped.
         let all = LocalRank(self.spec.workers.get());
         let heard = self.logs.pump().map_err(|error| StartFailed { at: all, error: error.into() });
         started.and(heard)
@@ -226,7 +225,7 @@ impl Workers {
             self.start_one(&life, &placement)
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;
             if placement.local_rank == LocalRank(0) {
-                // The first worker does not wait for it, and has no memory yet.
+                // Started here, as the first worker has no memory yet.
                 self.oom = OomLedger::begin();
             }
         }
@@ -240,7 +239,7 @@ impl Workers {
         Ok(Round::alone(self.spec.workers, master))
     }
 
-    /// The folders of one generation; a temporary tree that has become unwritable is done without.
+    /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
     fn folders(
         &mut self,
         restart_count: RestartCount,
@@ -299,7 +298,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Where the script of the worker goes that is left out.
+    /// The path of the external worker's script.
     fn script_path(&self, local_rank: LocalRank) -> PathBuf {
         let temporary = || {
             let named = self.environment.iter().find(|(name, value)| name == "TMPDIR" && !value.is_empty());
@@ -311,7 +310,7 @@ impl Workers {
         }
     }
 
-    /// What the worker did that a person starts.
+    /// What the external worker has reported.
     pub(super) fn by_hand(&mut self, at: SystemTime) -> Vec<Input> {
         let Some(left_out) = &mut self.left_out else { return Vec::new() };
         let (worker, reported) = (left_out.worker(), left_out.receive());
@@ -330,23 +329,23 @@ impl Workers {
         reported.into_iter().map(input).collect()
     }
 
-    /// The worker that a person starts, while its generation lives.
+    /// The external worker, while its generation lives.
     pub(super) const fn left_out(&mut self) -> Option<&mut LeftOut> {
         self.left_out.as_mut()
     }
 
-    /// What becomes readable when the worker that is left out does something.
+    /// What becomes readable when the external worker reports.
     pub(super) fn left_out_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.left_out.iter().flat_map(LeftOut::as_fds)
     }
 
-    /// The job and its workers, for those who tell of them.
+    /// The job and its workers, for messages about them.
     pub(super) fn group(&self) -> Group<'_> {
         let round = self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE);
         Group { spec: &self.spec, pids: &self.pids, round }
     }
 
-    /// The last events; `died_of` where the launcher itself failed or was told to stop.
+    /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
     pub(super) fn tell_end(&mut self, end: &JobEnd, died_of: Option<String>) {
         let seats = self.seats();
         if let Some(events) = &mut self.events {
@@ -368,23 +367,22 @@ impl Workers {
             .collect()
     }
 
-    /// The generation is over and reaped: its streams end, whoever still holds them.
+    /// Ends the streams of a reaped generation, even if another process holds them open.
     pub(super) fn ended(&mut self, generation: Generation) {
         self.left_out = None;
         drop(self.logs.generation_ended(generation));
     }
 
-    /// Everything that the workers of the job wrote goes out; none of them is left.
+    /// Writes out all remaining output of the workers; no worker is left.
     pub(super) fn drain(&mut self) -> Result<Drained, LogError> {
         self.logs.finish()
     }
 
-    /// The terminal has another size.
     pub(super) fn resize(&self) {
         self.logs.resize();
     }
 
-    /// Removes what stayed empty.
+    /// Removes log folders that stayed empty.
     pub(super) fn close(mut self) {
         self.left_out = None;
         if let Some(tree) = self.tree {
@@ -400,7 +398,7 @@ impl Workers {
         self.children.signal_groups(&of_generation(generation, local_ranks), signal);
     }
 
-    /// Signals the groups of all that live.
+    /// Signals the process groups of all live workers.
     pub(super) fn signal_all(&mut self, signal: Signal) {
         self.children.signal_all_groups(signal);
     }
@@ -421,7 +419,7 @@ fn descriptor(end: &ChildEnd) -> Option<BorrowedFd<'_>> {
     }
 }
 
-/// What this worker reads: ours (`None`) or nothing.
+/// The worker's standard input: the launcher's (`None`) or an empty one.
 fn stdin_of(local_rank: LocalRank, policy: StdinPolicy, no_input: Option<&File>) -> Option<BorrowedFd<'_>> {
     match policy {
         StdinPolicy::Only(reader) if reader == local_rank => None,

@@ -1,4 +1,4 @@
-//! The hint that a failed worker's end and words give.
+//! The hint for a failed worker, derived from its exit and output.
 
 use rankrun_contract::rank::NodeCount;
 
@@ -10,7 +10,7 @@ use crate::reporter::summary::FailureCard;
 use crate::spec::Entrypoint;
 
 impl Workers {
-    /// The hint of the most certain rule that fits the worker of this card.
+    /// The hint of the most certain rule that matches the worker of this report.
     pub(in crate::agent) fn cause_hint(&self, card: &FailureCard) -> Option<String> {
         if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {
             return None;

@@ -1,4 +1,5 @@
-//! What becomes of error files at the end: a file whose text the report shows is removed, and any other is named.
+//! Error files at the job's end: a file is removed if the report shows its text, and is named to the user
+//! otherwise.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +13,12 @@ use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::voice::Voice;
 use crate::spec::LogDir;
 
-/// So many error files are compared with the report; thousands of restarts may leave more.
+/// At most this many error files are compared with the report; thousands of restarts may leave more.
 const MOST_FILES: usize = 4096;
 
 impl Workers {
-    /// What the workers of the last generation reported, on a node where none of them failed first; adds what is shown of
-    /// it. Empty where the files stay.
+    /// Error reports of the last generation's workers, on a node where none failed first; adds the shown
+    /// texts to `shown`. Empty if the files stay.
     pub(in crate::agent) fn reports(&self, shown: &mut ShownTexts) -> Vec<PeerReport> {
         if !matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
             return Vec::new();
@@ -31,8 +32,8 @@ impl Workers {
         )
     }
 
-    /// The error files whose text the report shows. Says where there are others. Empty where the files stay, as in a folder
-    /// that the user named.
+    /// The error files with a text that the report shows. Names any other file to the user. Empty if the
+    /// files stay, as in a folder that the user named.
     pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &Voice) -> Vec<PathBuf> {
         let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.tree) else {
             return Vec::new();
@@ -50,7 +51,7 @@ impl Workers {
     }
 }
 
-/// Removes the files once the report is out.
+/// Removes the files once the report is written.
 pub(in crate::agent) fn remove(reported: &[PathBuf]) {
     for file in reported {
         // A file that stays is litter, and `rankrun gc` finds it.

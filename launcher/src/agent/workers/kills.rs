@@ -1,4 +1,4 @@
-//! Workers that ended by a SIGKILL that the launcher did not send: whether the kernel sent it for lack of memory.
+//! Workers that ended by a SIGKILL that the launcher did not send: whether the kernel's OOM killer sent it.
 
 use std::time::SystemTime;
 
@@ -9,8 +9,8 @@ use crate::process::child::WorkerExit;
 use crate::process::oom::{OomEvidence, OomKills};
 
 impl Workers {
-    /// For each of the workers that were reaped together what is known of a foreign SIGKILL. The kernel's counters are read
-    /// only where there is one.
+    /// What is known of a foreign SIGKILL, for each of the workers that were reaped together. Reads the
+    /// kernel's counters only if there is such a worker.
     pub(in crate::agent) fn foreign_kills(&mut self, exits: &[WorkerExit]) -> Vec<Option<ForeignKill>> {
         let deaths = exits.iter().filter(|exit| is_foreign_kill(exit)).count();
         if deaths == 0 {
@@ -23,7 +23,7 @@ impl Workers {
             .collect()
     }
 
-    /// The end of the worker that a person started, maybe in another cgroup.
+    /// The exit of the external worker, which may run in another cgroup.
     pub(super) fn end_by_hand(&mut self, exit: &WorkerExit, at: SystemTime) -> WorkerEnd {
         let kill = ForeignKill { oom: OomEvidence::Unknown, peak: None };
         WorkerEnd {
@@ -36,7 +36,7 @@ impl Workers {
         }
     }
 
-    /// What the kernel has killed for lack of memory since the workers were started.
+    /// What the OOM killer has killed since the workers were started.
     pub(super) fn oom_kills(&self) -> OomKills {
         self.oom.kills()
     }

@@ -9,7 +9,7 @@ use crate::reporter::log_space::LogDisk;
 use crate::spec::{LogDir, Streams};
 
 impl Workers {
-    /// Looks at the disk when a worker with a log file has failed: at the job's end there may be room again.
+    /// Examines the disk when a worker with a log file has failed: at the job's end there may be space again.
     pub(super) fn look_at_log_disk(&mut self, local_rank: LocalRank) {
         let Some(attempt) = &self.attempt else { return };
         let folder = match &self.spec.logs.dir {
@@ -24,11 +24,11 @@ impl Workers {
         }
     }
 
-    /// The disk of this worker's logs, where it was full.
+    /// The disk of this worker's logs, if it was full.
     pub(super) fn log_disk_of(&self, local_rank: LocalRank) -> Option<LogDisk> {
         let full = self.full_log_folder.clone()?;
         let [teed, redirected] = self.kept_streams(local_rank);
-        // A stream that is copied to the console too is a pipe, and the launcher writes the file.
+        // A stream that is also copied to the console is a pipe, and the launcher writes the file.
         let is_written_by_worker = redirected.stdout && !teed.stdout || redirected.stderr && !teed.stderr;
         (has_any(teed) || has_any(redirected)).then_some(LogDisk { full, is_written_by_worker })
     }

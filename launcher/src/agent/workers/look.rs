@@ -1,4 +1,4 @@
-//! A look at the workers that are alive.
+//! Snapshots of live workers: those in uninterruptible sleep, and those that have not joined the store.
 
 use std::collections::BTreeSet;
 
@@ -13,15 +13,15 @@ use crate::agent::stuck::Asleep;
 use crate::process::descendants::{everybody_below, sits_in_the_kernel};
 
 impl Workers {
-    /// Who of them sits in the kernel.
+    /// Those of the workers that are uninterruptible.
     pub(in crate::agent) fn asleep(&self, local_ranks: &[LocalRank]) -> Vec<Asleep> {
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let asleep = workers.map(|(&local_rank, &pid)| Asleep { local_rank, pid });
         asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
     }
 
-    /// Who of them has not joined the store in this generation, neither itself nor by a descendant that lives.
-    /// `greeted` is who has greeted the workers' store where the rendezvous has it.
+    /// Those of the workers that have not joined the store in this generation, neither directly nor by a live
+    /// descendant. `greeted` has the client pids of a training store that the rendezvous owns.
     pub(in crate::agent) fn not_joined(
         &self,
         local_ranks: &[LocalRank],
@@ -32,7 +32,7 @@ impl Workers {
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
-        // Where nobody can look it may have.
+        // If the descendants cannot be listed, one of them may have joined.
         let one_below_has = |pid| everybody_below(pid).map_or(true, |all| all.into_iter().any(has_greeted));
         let has_joined = |pid| has_greeted(pid) || one_below_has(pid);
         missing.filter(|worker| !has_joined(worker.pid)).collect()

@@ -1,4 +1,5 @@
-//! What is known of all ranks of this node, before a stop.
+//! What is known of all ranks of this node before a stop: it reads `/proc`, the store's clients and the last
+//! output lines. `state::rank_table` decides whether the table is shown.
 #![expect(clippy::disallowed_methods, reason = "a look at processes has a limit")]
 
 use std::collections::BTreeSet;
@@ -17,12 +18,12 @@ use crate::process::proc::can_walk;
 use crate::process::sockets::ConnectedSockets;
 use crate::process::usage::{tree_of, tree_usage};
 
-/// The stop signal waits for the look at the processes, but no longer than this.
+/// The stop signal waits at most this long for the examination of the processes.
 const LOOK_LIMIT: Duration = Duration::from_millis(250);
 
 impl Workers {
-    /// One row for each rank; nothing where no rank may explain a hang and the cause needs no table.
-    /// `greeted` is as for [`Workers::not_joined`].
+    /// One row per rank; `None` if no rank may explain a hang and the cause needs no table. `greeted` is as
+    /// for [`Workers::not_joined`].
     pub(in crate::agent) fn rank_table(
         &self,
         (generation, cause): (Generation, TableCause),
@@ -48,7 +49,8 @@ impl Workers {
         Some(RankTable { cause, rows })
     }
 
-    /// As far as it is cheap: whether it has joined. The pid of a worker that has ended may have a new owner.
+    /// The cheap part of a row: whether the rank has joined. The pid of an ended worker may belong to another
+    /// process.
     fn row(&self, local_rank: LocalRank, ended: &[EndedRank], probe: &JoinProbe) -> RankRow {
         let pid = self.pids.get(&local_rank).copied();
         let exit = ended.iter().find(|ended| ended.local_rank == local_rank).map(|ended| ended.exit);
@@ -69,11 +71,12 @@ impl Workers {
     }
 }
 
-/// How it is seen that a rank has joined the store.
+/// Evidence that a rank has joined the store.
 struct JoinProbe {
-    /// The pids by which clients have greeted the store, where it is ours.
+    /// Pids of the store's clients, if this node has the store.
     greeted: Option<BTreeSet<u32>>,
-    /// Connections to its port, where it is not: a rank with one has joined, and one without may have left again.
+    /// Connections to the store's port, if another process has the store. A rank with a connection has
+    /// joined; a rank without may have left again.
     connected: ConnectedSockets,
     until: Instant,
 }

@@ -1,4 +1,5 @@
-//! What the worker group knows of failures: ends, error files, last lines.
+//! Evidence of the worker group on failures: exits, error files, last output lines. `failure` judges it,
+//! `card` reports it, and the rendezvous carries it to the other nodes.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -18,10 +19,10 @@ use crate::rendezvous::{FailureNote, NodeName};
 use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
 
-/// How long the last lines of a worker that failed are waited for, where its output is held up.
+/// How long a failed worker's last lines are awaited if its output is held up.
 const LAST_LINES: Duration = Duration::from_millis(50);
 
-/// A longer message is cut for the other nodes, in bytes.
+/// A longer message (in bytes) is cut for the other nodes.
 const NOTE_TEXT: usize = 1600;
 
 /// The last line of a message, or both ends of a long message.
@@ -32,7 +33,7 @@ fn short(message: &str) -> Option<String> {
 }
 
 impl Workers {
-    /// What is known of a failure of the last generation; after [`Self::drain`].
+    /// The evidence on a failure of the last generation; call after [`Self::drain`].
     pub(in crate::agent) fn evidence(&self, failure: &Failure) -> Evidence<'_> {
         let local_rank = failure.first.local_rank;
         Evidence {
@@ -48,7 +49,7 @@ impl Workers {
         }
     }
 
-    /// What a worker that failed has written about it; kept until the next generation.
+    /// Reads a failed worker's error file, which is kept until the next generation.
     pub(in crate::agent) fn testimony(&mut self, exit: &WorkerExit) -> Option<Testimony> {
         let local_rank = exit.worker.local_rank;
         if exit.exit.is_success() {
@@ -69,7 +70,8 @@ impl Workers {
         Some(Testimony { written, lost })
     }
 
-    /// That the worker lost a peer on another node, by its last lines: a script without torch's `@record` writes no file.
+    /// Finds the loss of a peer in the worker's last lines, if there are other nodes: a script without
+    /// torch's `@record` writes no error file.
     fn last_words(&self, worker: WorkerId) -> Option<Testimony> {
         self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE)?;
         let lines = self.logs.tail_at_its_end(worker, LAST_LINES);
@@ -77,7 +79,7 @@ impl Workers {
         tells.then(|| Testimony { written: SystemTime::now(), lost: Some(Lost::Unnamed) })
     }
 
-    /// What the other nodes are told of a failure.
+    /// The note on a failure for the other nodes.
     pub(in crate::agent) fn note_of(&self, end: &WorkerEnd) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
         let seat = self.placements.get(end.local_rank.index())?;
@@ -98,14 +100,14 @@ impl Workers {
         })
     }
 
-    /// What the other nodes are told where the launcher itself has failed in a round.
+    /// The note for the other nodes if the launcher itself has failed in a round.
     pub(in crate::agent) fn note_of_launcher(&self, why: String) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
         let node = NodeName { host: Some(short_hostname()), ..round.own_name() };
         Some(FailureNote::of_failed_launcher(round.node_rank, node, why))
     }
 
-    /// Whether a failure happened on this node. In containers another node may have this one's host name.
+    /// True if a failure happened on this node. In containers another node may have the same host name.
     pub(in crate::agent) fn is_on_this_node(&self, note: &FailureNote) -> bool {
         let own = self.round.as_ref().and_then(|round| round.own_name().addr);
         let is_elsewhere = note.addr.as_ref().zip(own.as_ref()).is_some_and(|(addr, own)| addr != own);
@@ -117,7 +119,7 @@ impl Workers {
         seat.map_or(Lost::Elsewhere(rank), |seat| Lost::Here(seat.local_rank))
     }
 
-    /// The error file that this worker wrote, and where.
+    /// The error file of this worker, and its path.
     pub(in crate::agent) fn error_file(&self, local_rank: LocalRank) -> Option<(&ErrorFile, PathBuf)> {
         let path = self.attempt.as_ref()?.error_file(local_rank);
         Some((self.error_files.get(&local_rank)?, path))
