@@ -1,4 +1,6 @@
-//! Gathers the evidence of a failure for those who tell of it: the ends, the error files, the last lines.
+//! Gathers what is known of a failure (exits, error files, last output lines) and builds the failure report
+//! from it. The worker group provides the data; `last_words` prints the result. This module decides nothing
+//! about the job.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata, OpenOptions};
@@ -29,32 +31,31 @@ use crate::reporter::summary::{DeadCard, FailureCard, KeptOutput, OtherEnd, Prog
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::spec::{Entrypoint, LaunchSpec, LogDir};
 
-/// What the worker group knows beside the ends.
+/// What the worker group knows of a failure, beside the exits of the workers.
 pub(super) struct Evidence<'a> {
-    /// Who sat where.
+    /// The rank and device of each worker.
     pub(super) placements: &'a [Placement],
-    /// The rendezvous that the generation lived in, if it came to one.
+    /// The round of the generation, if it completed one.
     pub(super) round: Option<&'a Round>,
-    /// When the generation was started.
     pub(super) started: SystemTime,
-    /// What was asked for.
     pub(super) spec: &'a LaunchSpec,
-    /// The folders of the generation, if there are any.
+    /// The log folders of the generation, where it has any.
     pub(super) attempt: Option<&'a Attempt>,
-    /// What the workers of the generation wrote about their failures.
+    /// The error files that workers of the generation wrote.
     pub(super) error_files: &'a BTreeMap<LocalRank, ErrorFile>,
-    /// The last lines of the worker that failed first.
+    /// The last output lines of the worker that failed first.
     pub(super) tail: Vec<String>,
-    /// What the kernel has killed for lack of memory.
+    /// What the kernel's OOM killer has killed.
     pub(super) oom: OomKills,
-    /// The disk of that worker's logs, where that was full.
+    /// The disk of that worker's logs, where the disk was full.
     pub(super) log_disk: Option<LogDisk>,
 }
 
-/// torchrun's report shows this much of all messages together, and at least [`MAX_CUT_TEXT`] of each, in bytes.
+/// torchrun's report shows this many bytes of all messages together, and at least [`MAX_CUT_TEXT`] bytes of
+/// each.
 const TORCH_REPORT_TEXT: usize = 1024 * 1024;
 
-/// What a worker may leave in its folder.
+/// The files that a worker may leave in its log folder.
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
 
 impl Evidence<'_> {
@@ -66,7 +67,7 @@ impl Evidence<'_> {
         self.seat(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
     }
 
-    /// The card of one failure, and the texts of error files that it shows.
+    /// The report of one failure, and the texts of error files that the report shows.
     pub(super) fn card(&self, failure: &Failure) -> (FailureCard, ShownTexts) {
         let first = failure.first;
         let folder = self.attempt.map(|attempt| attempt.worker(first.local_rank));
@@ -76,7 +77,7 @@ impl Evidence<'_> {
         let mut files = folder.as_deref().map(files_in).unwrap_or_default();
         let mut peers = Vec::new();
         if matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
-            // A file that is removed is not named.
+            // The error file is removed, so the report does not name it.
             files.retain(|file| !is_shown || !file.ends_with(ERROR_FILE));
             let others = self.error_files.iter().filter(|(local_rank, _)| **local_rank != first.local_rank);
             let others = others.map(|(local_rank, file)| (self.rank(*local_rank), &file.report));
@@ -86,7 +87,7 @@ impl Evidence<'_> {
         (card, shown)
     }
 
-    /// Rank and address of this node, which say nothing where there is no other.
+    /// Rank and address of this node, left out in a job of a single node.
     fn node_among_others(&self) -> NodeName {
         let round = self.round.filter(|round| round.nodes > NodeCount::ONE);
         round.map(Round::own_name).unwrap_or_default()
@@ -158,7 +159,7 @@ impl Evidence<'_> {
         }
     }
 
-    /// torchrun's report of it, under that title.
+    /// torchrun's failure report with this title.
     pub(super) fn torch_report(&self, failure: &Failure, title: String) -> TorchReport {
         let recorded = recorded(&failure.others);
         let most = (TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
@@ -176,7 +177,7 @@ impl Evidence<'_> {
         TorchReport { title, host: host::full_name(), root_cause, others }
     }
 
-    /// A message of more than `most` bytes is cut.
+    /// Cuts a message of more than `most` bytes.
     fn failed_worker(&self, end: &WorkerEnd, most: usize) -> FailedWorker {
         let file = self.error_files.get(&end.local_rank);
         let path = self.attempt.map(|attempt| attempt.error_file(end.local_rank));
@@ -205,8 +206,8 @@ fn message(file: &ErrorFile, most: usize) -> Message {
     }
 }
 
-/// The bad ends as torchrun orders them: those that came by themselves as they were seen, those that our stop
-/// brought about by local rank.
+/// The bad exits in torchrun's order: first the workers that ended by themselves, as seen; then those ended
+/// by our stop, by local rank.
 fn recorded(others: &[FollowingEnd]) -> Vec<FollowingEnd> {
     let bad = || others.iter().filter(|other| !other.end.exit.is_success()).copied();
     let mut stopped: Vec<FollowingEnd> = bad().filter(|other| other.stopped).collect();
@@ -218,7 +219,6 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     FILES.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect()
 }
 
-/// Why an error file says nothing.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error("cannot read it: {0}")]
@@ -229,7 +229,8 @@ enum Unread {
     NoReport(#[from] ReportError),
 }
 
-/// What a failed worker wrote, and when. A file that cannot be read is as good as none, but is mentioned.
+/// Reads a failed worker's error file and its modification time. An unreadable file counts as missing and is
+/// logged.
 pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
     match read(path) {
         Ok(read) => Some(read),
@@ -241,14 +242,14 @@ pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
     }
 }
 
-/// Whether the file is an error file whose text is among these, or has no text at all.
+/// True if the file is an error file with a text among these, or without any text.
 pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
     let is_empty = |metadata: &Metadata| metadata.is_file() && metadata.len() == 0;
     fs::symlink_metadata(path).as_ref().is_ok_and(is_empty)
         || read(path).is_ok_and(|(file, _)| shown.has(&file.report))
 }
 
-/// Whatever a worker has put there, nothing waits for it: a FIFO or a device is no report.
+/// Never blocks: a worker may have put a FIFO or a device there, which is not a report.
 fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -264,7 +265,7 @@ fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
     Ok((ErrorFile::parse(&bytes)?, metadata.modified()?))
 }
 
-/// The JSON of a long file, in bounded memory.
+/// Reads the JSON of a long file in bounded memory.
 fn with_cut_texts(mut file: impl Read) -> Result<Vec<u8>, Unread> {
     let (mut cutter, mut buffer) = (JsonCutter::default(), vec![0; 64 * 1024]);
     loop {

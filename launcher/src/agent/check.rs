@@ -1,4 +1,6 @@
-//! The look at the devices after a failure: probes that run beside the agent's loop, and what is made of their answers.
+//! The health check of the devices after a failure. Its probes are child processes that run beside the
+//! agent's loop. It turns their answers into inputs for the state. `checkup` judges the devices; `reseat`
+//! assigns them anew.
 #![expect(clippy::disallowed_methods, reason = "probes have a deadline")]
 
 use std::os::fd::BorrowedFd;
@@ -18,13 +20,13 @@ use crate::process::Exit;
 use crate::process::probe::Probes;
 use crate::spec::{DeviceCheck, Unhealthy};
 
-/// One look, from the first question to the last answer.
+/// One health check, from the first probe to the last answer.
 pub(super) struct Check {
     generation: Generation,
     settings: DeviceCheck,
-    /// Those that have not answered all.
+    /// The probes that still run.
     probes: Option<(Asked, Probes)>,
-    /// As it was found.
+    /// The machine as the probes found it.
     machine: Machine,
 }
 
@@ -35,38 +37,38 @@ enum Asked {
 }
 
 impl Check {
-    /// Asks how the devices are.
+    /// Starts the probes of the devices.
     pub(super) fn start(generation: Generation, settings: DeviceCheck) -> Self {
-        // Whoever is seated anew may have asked for an order by links, or for CPUs near the device.
+        // A new device assignment may need the order by links, or the CPUs near each device.
         let again = settings.unhealthy == Unhealthy::Exclude;
         let ask = Ask { state: true, links: again, cpus: again };
         let probes = Probes::discovery(ask, settings.limit, Instant::now());
         Self { generation, settings, probes: Some((Asked::Devices, probes)), machine: Machine::default() }
     }
 
-    /// Whether somebody is asked at present.
+    /// True while a probe runs.
     pub(super) const fn is_running(&self) -> bool {
         self.probes.is_some()
     }
 
-    /// What becomes readable when [`Self::advance`] has something to do.
+    /// The descriptors that become readable when [`Self::advance`] has something to do.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.probes.iter().flat_map(|(_, probes)| probes.as_fds())
     }
 
-    /// When [`Self::advance`] has something to do, if nothing becomes readable before.
+    /// When [`Self::advance`] has something to do, if no descriptor becomes readable before.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.probes.as_ref().and_then(|(_, probes)| probes.deadline())
     }
 
-    /// Takes in that somebody has reaped this child, whoever it was.
+    /// Records the exit of a reaped child; the child may be one of the probes.
     pub(super) fn reaped(&mut self, pid: Pid, exit: Exit) {
         if let Some((_, probes)) = &mut self.probes {
             probes.reaped(pid, exit);
         }
     }
 
-    /// Takes in what has happened.
+    /// Processes the answers of probes; returns an input for the state once the check is complete.
     pub(super) fn advance(&mut self, words: &Words, workers: &mut Workers) -> Option<Input> {
         let (asked, probes) = self.probes.take_if(|(_, probes)| probes.advance(Instant::now()))?;
         match asked {
@@ -79,7 +81,8 @@ impl Check {
         }
     }
 
-    /// Seats the workers on the devices that are left; perhaps later, when the CUDA driver has answered.
+    /// Assigns the remaining devices to the workers. Returns `None` while the CUDA driver still has to
+    /// answer.
     pub(super) fn reseat(
         &mut self,
         words: &Words,

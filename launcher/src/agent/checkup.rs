@@ -1,4 +1,5 @@
-//! What the devices of the workers look like after a failure. Pure.
+//! Judges the workers' devices after a failure: dead, working with a warning, or unchecked. Pure. The probes
+//! of `check` provide the machine; the result goes to the state.
 
 use rankrun_contract::rank::LocalRank;
 
@@ -8,42 +9,42 @@ use crate::device::{Accelerator, Machine, Trouble, TroubleKind};
 use crate::placement::{Card, Device};
 use crate::spec::Seat;
 
-/// What a device is dead of that nobody lists any more.
+/// Why a device that is no longer listed counts as dead.
 const GONE: &str = "fell off the bus: it is not listed any more";
 
-/// What a look at the workers' devices gave.
+/// The result of a health check of the workers' devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Checkup {
-    /// By local rank of the first worker on each.
+    /// Dead devices, ordered by the lowest local rank that used each.
     pub dead: Vec<DeadDevice>,
-    /// What is wrong with the others.
+    /// Devices that work with a warning.
     pub warnings: Vec<DeviceWarning>,
-    /// Whom nobody could ask, in words.
+    /// Sources that gave no answer, each described in words.
     pub unchecked: Vec<String>,
 }
 
-/// A device on which no worker can work any more.
+/// A device on which no worker can run any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadDevice {
-    /// Who sat on it.
+    /// The local ranks of the workers that used the device.
     pub local_ranks: Vec<LocalRank>,
-    /// Which one, in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
+    /// The device in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
     pub device: String,
-    /// What is wrong with it, in words.
+    /// Why the device counts as dead, in words.
     pub why: String,
 }
 
-/// A device that works, with a blemish.
+/// A device that works but reports a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceWarning {
-    /// Which one, in words.
+    /// The device in words, as in [`DeadDevice::device`].
     pub device: String,
-    /// What is wrong with it, in words.
+    /// The problem that the device reports, in words.
     pub what: String,
 }
 
 impl Checkup {
-    /// What people are told of it, one line each.
+    /// One line for the user per warning and unchecked source.
     pub(super) fn told(&self) -> impl Iterator<Item = Happening> + use<> {
         let unchecked = self.unchecked.clone().into_iter().map(|why| Happening::DevicesUnchecked { why });
         let warnings = self.warnings.clone().into_iter().map(Happening::DeviceWarning);
@@ -51,13 +52,13 @@ impl Checkup {
     }
 }
 
-/// The state of the devices that the workers sat on; of the processors there is nothing to say.
+/// Judges the devices that the workers used; a worker on a CPU has no device to judge.
 ///
-/// A device that is not found is dead only where everybody answered who could know of it.
+/// A device that is not found is dead only if every source that could list it has answered.
 #[must_use]
 pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
     let mut checkup = Checkup::default();
-    // What stands in for a source knows less: that the devices are there, not how they are.
+    // A fallback source knows less: it lists the devices, but not their condition.
     let all = machine.troubles.iter().chain(&machine.made_good);
     let troubles: Vec<&Trouble> = all.filter(|trouble| is_ours(trouble, seats)).collect();
     for (device, card, local_ranks) in devices(seats) {
@@ -92,13 +93,13 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
     checkup
 }
 
-/// Whether it keeps something about our devices from us. A library that is not there never knew of them.
+/// True if the trouble may hide something about the workers' devices. A missing library never listed them.
 fn is_ours(trouble: &Trouble, seats: &[Seat]) -> bool {
     let is_missing = matches!(trouble.what, TroubleKind::Missing(_));
     !is_missing && seats.iter().any(|seat| seat.device.card.is_some() && seat.device.kind == trouble.kind)
 }
 
-/// Each device once, with all who sat on it.
+/// Each device once, with all local ranks that used it.
 fn devices(seats: &[Seat]) -> Vec<(&Device, &Card, Vec<LocalRank>)> {
     let mut devices: Vec<(&Device, &Card, Vec<LocalRank>)> = Vec::new();
     for (local_rank, seat) in (0..).map(LocalRank).zip(seats) {
@@ -115,8 +116,8 @@ fn devices(seats: &[Seat]) -> Vec<(&Device, &Card, Vec<LocalRank>)> {
     devices
 }
 
-/// By UUID, else by where it is plugged in, as far as both are known. A card that does not even say who it is, is
-/// known by its number.
+/// Matches by UUID, else by PCI address, as far as both sides know them. A device without either is matched
+/// by its index.
 pub(super) fn find<'a>(machine: &'a Machine, device: &Device, card: &Card) -> Option<&'a Accelerator> {
     let all = || machine.accelerators.iter().filter(|found| found.kind == device.kind);
     let by_uuid = || all().find(|found| card.uuid.is_some() && found.uuid == card.uuid);

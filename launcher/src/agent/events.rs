@@ -1,4 +1,4 @@
-//! Sends torch's events to the console, where somebody asked for them.
+//! Sends torch's events to the console, where the user enabled them.
 #![expect(clippy::disallowed_methods, reason = "an event says how long the job took")]
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(super) struct EventSink {
 }
 
 impl EventSink {
-    /// Only where events are wanted is the node's full name looked up.
+    /// Looks up the node's full name only where events are enabled.
     pub(super) fn open(spec: &LaunchSpec, console: &Console) -> Option<Self> {
         match spec.events {
             EventLog::Off => None,
@@ -44,21 +44,19 @@ impl EventSink {
         }
     }
 
-    /// The agent has met the others, which took so long, and the ranks are handed out.
+    /// The rendezvous completed after this time, and the ranks are assigned.
     pub(super) fn joined(&mut self, restarts: RestartCount, round: &Round, took: Duration) {
         self.progress.restarts = restarts;
         self.tell(&Event::Rendezvous(took));
-        // The ranks of one node are known before, and those of several come with the round.
+        // A job of one node knows its ranks in advance; with several nodes the round brings them.
         self.tell(&Event::RanksAssigned(Duration::ZERO));
         self.progress.membership = Membership::Joined { node_rank: round.node_rank, nodes: round.nodes };
     }
 
-    /// All workers run.
     pub(super) fn started(&self, seats: &[Seat]) {
         seats.iter().for_each(|seat| self.tell(&Event::Started(*seat)));
     }
 
-    /// The job is over.
     pub(super) fn ended(&mut self, events: &[Event]) {
         self.progress.run_time = self.began.elapsed();
         events.iter().for_each(|event| self.tell(event));
@@ -70,7 +68,7 @@ impl EventSink {
     }
 }
 
-/// The last events of a job: those of each worker and one of the agent. Pure.
+/// The last events of a job: one per worker and one of the agent. Pure.
 pub(super) fn of_end(
     end: &JobEnd,
     died_of: Option<String>,

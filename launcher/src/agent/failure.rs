@@ -1,15 +1,16 @@
-//! Which of several failures was the cause. Pure.
+//! Decides which of several failures was the cause, and what exit status follows. Pure.
 //!
-//! One worker fails and its peers, who notice within microseconds, fail too; on a busy machine some of them are
-//! reaped before it. What tells cause from consequence, best evidence first:
+//! One worker fails. Its peers notice within microseconds and fail too. On a busy machine a peer may be
+//! reaped before the worker that failed first. The evidence that tells cause from consequence, best first:
 //!
-//! 1. A worker that says whom it lost points to that one. A failure that lost no peer comes before one that did.
-//! 2. A worker that crashed, or was killed from outside, did not do so because a peer left.
-//! 3. Of those that wrote an error file, the first to write failed first.
-//! 4. The first whose end was seen.
+//! 1. A worker that names a lost peer points to that peer. A failure without a lost peer precedes one with a
+//!    lost peer.
+//! 2. A crash or a SIGKILL from outside is not a consequence of a lost peer.
+//! 3. Of the workers with an error file, the first to write failed first.
+//! 4. Else the worker that was reaped first.
 //!
-//! A worker that our own stop ended is never the cause (invariant 5), unless it had told of a failure of its own
-//! before: a Python interpreter may take seconds to go.
+//! A worker that our own stop ended is never the cause (invariant 5). The exception is a worker that wrote
+//! its error file before the stop: a Python interpreter may take seconds to exit.
 
 use std::time::{Duration, SystemTime};
 
@@ -21,31 +22,31 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;
 use crate::rendezvous::PeerLoss;
 
-/// A crash that is seen later than this after the first failure may be a consequence of the stop.
+/// A crash seen later than this after the first failure may be a consequence of the stop.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
 
-/// What a failed worker's error file says about the order of things.
+/// What a failed worker's error file says about the order of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Testimony {
-    /// When it was written.
+    /// The time at which the worker wrote the file.
     pub written: SystemTime,
-    /// The peer whose loss the worker failed of.
+    /// The lost peer that made the worker fail, where the file reports one.
     pub lost: Option<Lost>,
 }
 
 /// A peer that a worker has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lost {
-    /// On this node.
+    /// A worker of this node, by local rank.
     Here(LocalRank),
-    /// On another one.
+    /// A worker of another node, by rank.
     Elsewhere(Rank),
-    /// The report does not name it.
+    /// The error file does not name the peer.
     Unnamed,
 }
 
 impl Testimony {
-    /// The peer that was lost, where it may be on another node.
+    /// The lost peer, where it may be on another node.
     pub(super) fn loss_elsewhere(&self) -> Option<PeerLoss> {
         match self.lost? {
             Lost::Here(_) => None,
@@ -55,7 +56,7 @@ impl Testimony {
     }
 }
 
-/// What gloo (the first two) and NCCL say of a peer that is gone.
+/// Messages about a lost peer of gloo (the first two) and NCCL.
 const LOST_PEER: [&str; 5] = [
     "Connection closed by peer",
     "gloo/transport/",
@@ -64,83 +65,83 @@ const LOST_PEER: [&str; 5] = [
     "ncclRemoteError",
 ];
 
-/// The words by which a library says that it lost a peer, where they are in this text.
+/// The phrase by which a library reports a lost peer, if the text contains one.
 #[must_use]
 pub fn lost_peer_phrase(text: &str) -> Option<&'static str> {
     LOST_PEER.into_iter().find(|phrase| text.contains(phrase))
 }
 
-/// Why a generation failed.
+/// Why a generation of workers failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Which life of the group.
+    /// The generation that failed.
     pub generation: Generation,
     /// The first failure that was seen; once [settled](Self::settle), the cause.
     pub first: WorkerEnd,
-    /// How that one failed.
+    /// How the worker in `first` failed.
     pub manner: Manner,
-    /// The workers that had finished before it, in the order in which that was seen.
+    /// Workers that exited with 0 before the failure, in the order of their exits.
     pub early: Box<[EarlySuccess]>,
-    /// The ends that followed, in the order in which they were seen.
+    /// The exits after the first failure, in the order in which they were seen.
     pub others: Vec<FollowingEnd>,
-    /// Restarts used before it.
+    /// Restarts used before this failure.
     pub restart_count: RestartCount,
-    /// Devices of the workers that were found dead after it.
+    /// The workers' devices that a health check found dead after the failure.
     pub dead_devices: Vec<DeadDevice>,
-    /// Who had not joined the store when the start limit was over.
+    /// Workers that had not joined the store when the start limit expired.
     pub not_joined: Box<[LocalRank]>,
 }
 
 /// How the worker that was the cause failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// It ended badly.
+    /// It exited with a code other than 0, or by a signal.
     Ended,
-    /// It had written its error file, and our stop ended it before it was gone by itself.
+    /// It had written its error file, and our stop ended it before its own exit.
     EndedByStop,
-    /// It had not joined the store within this time, and was stopped for that.
+    /// It had not joined the store within this time and was stopped for that.
     NotJoined {
-        /// How long it may take.
+        /// The start limit that the user set.
         limit: Duration,
     },
-    /// It sat in the kernel for so long, and was stopped for that.
+    /// It was uninterruptible (state `D`) for too long and was stopped for that.
     Stuck {
-        /// For how long.
+        /// The time for which it was uninterruptible.
         dwell: Duration,
     },
 }
 
-/// A worker that had finished with 0 before the first failure.
+/// A worker that had exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlySuccess {
-    /// Its end.
+    /// The exit of the worker.
     pub end: WorkerEnd,
-    /// How long before the failure.
+    /// The time from its exit to the failure.
     pub before: Duration,
 }
 
-/// An end after the first failure.
+/// An exit after the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FollowingEnd {
-    /// Who and how.
+    /// The worker and its exit.
     pub end: WorkerEnd,
-    /// Whether our own stop brought it about.
+    /// True if our own stop brought it about.
     pub stopped: bool,
 }
 
 impl Failure {
-    /// Takes in a further end.
+    /// Records a further exit.
     pub(super) fn followed_by(&mut self, other: FollowingEnd) {
         if self.was_seen_before_its_end() && other.end.local_rank == self.first.local_rank {
-            // What it was stopped for was seen before; this only says how it went.
+            // The reason for its stop was recorded before; this adds only its exit.
             self.first.exit = other.end.exit;
         } else {
             self.others.push(other);
         }
     }
 
-    /// Whether somebody may have signalled all workers, who ended each in its own way: not one alone ended with a code,
-    /// and our own stop, which most workers die of, does not explain that.
+    /// True if one signal may have reached all workers, and each ended in its own way. That needs at least
+    /// two exits with a code that our own stop does not explain: most workers die of the stop.
     pub(super) fn may_be_everybodys(&self) -> bool {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
         self.manner == Manner::Ended
@@ -152,13 +153,13 @@ impl Failure {
         matches!(self.manner, Manner::Stuck { .. } | Manner::NotJoined { .. })
     }
 
-    /// Whether new workers have a chance. Who sits in the kernel may hold what they need.
+    /// True if new workers can succeed. An uninterruptible worker may hold a device or memory that they need.
     pub(super) const fn is_restartable(&self) -> bool {
         !matches!(self.manner, Manner::Stuck { .. })
     }
 
-    /// What our own name ends with: the worker's own code, or 128 + the signal that ended it; not where that was
-    /// ours.
+    /// The exit status under the name rankrun: the worker's own code, or 128 + the signal that ended it. It
+    /// is `LAUNCHER_FAILED` for a worker that our own stop ended.
     pub(super) fn status(&self) -> ExitStatus {
         match (self.manner, self.first.exit) {
             (Manner::Ended, Exit::Code(code)) => {
@@ -171,10 +172,10 @@ impl Failure {
         }
     }
 
-    /// Puts the cause first, when all ends are known.
+    /// Moves the cause to the front, once all exits are known.
     #[must_use]
     pub fn settle(mut self) -> Self {
-        // A worker that had written its failure before all were stopped is the cause that another node had named.
+        // A worker that wrote its error file before the stop is the cause that another node had named.
         if self.was_seen_before_its_end() || self.manner == Manner::EndedByStop {
             return self;
         }
@@ -217,7 +218,7 @@ fn root_cause(failure: &Failure) -> FollowingEnd {
     if wrote(&failure.first).is_none() {
         return first;
     }
-    // What was written after the stop is later than what the first to end has written, whatever the clock.
+    // A file written after the stop is later than that of the first exit, whatever the clock says.
     let witnesses =
         failed.iter().filter_map(|other| wrote(&other.end).map(|testimony| (testimony.written, *other)));
     witnesses.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
@@ -227,17 +228,18 @@ fn lost_a_peer(end: &WorkerEnd) -> bool {
     end.testimony.is_some_and(|testimony| testimony.lost.is_some())
 }
 
-/// Whether it had failed before our stop, which followed `first`: a worker may end of that with a code of its own.
+/// True if `other` failed before our stop, which followed `first`: the stop may also end a worker with a code
+/// of its own.
 fn failed_before_stop(other: &FollowingEnd, first: FollowingEnd) -> bool {
     let written = |end: &WorkerEnd| end.testimony.map(|testimony| testimony.written);
     let wrote_before = written(&other.end).zip(written(&first.end)).is_some_and(|(own, first)| own <= first);
     !other.stopped && other.end.at <= first.end.at || wrote_before
 }
 
-/// From a worker to the one that it lost, and on, as far as those have failed themselves.
+/// Follows lost peers from worker to worker, as long as the lost peer failed itself.
 fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     let mut at = from;
-    // Nobody is visited twice in fewer steps than there are workers, unless they blame each other.
+    // More steps than workers happen only in a cycle of workers that blame each other.
     for _ in failed {
         let lost = match at.end.testimony.and_then(|testimony| testimony.lost) {
             Some(Lost::Here(local_rank)) => Some(local_rank),
@@ -290,7 +292,7 @@ mod tests {
         Exit::Signal { number, core_dumped: false }
     }
 
-    /// The local rank that is blamed, of ends in the order in which they were seen.
+    /// The local rank that is blamed, given exits in the order in which they were seen.
     fn blamed(ends: &[(WorkerEnd, bool)]) -> u32 {
         let failure = Failure {
             generation: Generation(0),

@@ -1,4 +1,4 @@
-//! The full name of this node, as Python's `socket.getfqdn()` gives it: what torchrun writes into its report.
+//! The full name of this node, as Python's `socket.getfqdn()` gives it. torchrun writes it into its report.
 #![expect(unsafe_code, reason = "neither std nor nix has `gethostbyaddr_r`, which alone knows the aliases")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -11,13 +11,12 @@ use std::time::Duration;
 
 use crate::facts::short_hostname;
 
-/// A name server that does not answer holds up nothing for longer.
+/// The lookup is abandoned after this time, so an unreachable name server delays nothing for longer.
 const AT_MOST: Duration = Duration::from_secs(1);
-/// For a host's names and addresses.
+/// Holds a host's names and addresses.
 const BUFFER: usize = 16 * 1024;
 
 unsafe extern "C" {
-    /// See gethostbyaddr(3).
     fn gethostbyaddr_r(
         addr: *const c_void,
         len: libc::socklen_t,
@@ -30,13 +29,14 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// The host's full name; the short one where it cannot be found out within a second.
+/// The host's full name, or the short name if the lookup takes more than a second.
 #[must_use]
 pub(super) fn full_name() -> String {
     let short = short_hostname();
     let (answer, answered) = mpsc::sync_channel(1);
     let asked = short.clone();
-    // A thread of its own, since the resolver cannot be interrupted. It is left behind if it takes too long.
+    // A thread of its own, as the resolver cannot be interrupted. A thread that takes too long is left
+    // behind.
     let asking = thread::Builder::new().name("host-name".to_owned()).spawn(move || {
         let _ = answer.send(look_up(&asked));
     });
@@ -44,14 +44,14 @@ pub(super) fn full_name() -> String {
     found.flatten().unwrap_or(short)
 }
 
-/// The name's address, and the names of that.
+/// Resolves the name to an address, and that address to its names.
 fn look_up(name: &str) -> Option<String> {
     let address = (name, 0).to_socket_addrs().ok()?.next()?.ip();
     let (canonical, aliases) = names_of(address)?;
     Some(choose(canonical, aliases))
 }
 
-/// The first name with a dot, else the canonical one.
+/// The first name with a dot, else the canonical name.
 fn choose(canonical: String, aliases: Vec<String>) -> String {
     let has_dot = |name: &String| name.contains('.');
     if has_dot(&canonical) {
@@ -84,7 +84,7 @@ fn names_of(address: IpAddr) -> Option<(String, Vec<String>)> {
     if status != 0 || found.is_null() {
         return None;
     }
-    // SAFETY: `found` is `entry`, filled in, whose texts are in `buffer`, which still lives.
+    // SAFETY: `found` is `entry`, filled in; its texts are in `buffer`, which still lives.
     unsafe {
         let entry = &*found;
         Some((text(entry.h_name)?, texts(entry.h_aliases)))
@@ -97,7 +97,7 @@ unsafe fn text(name: *const c_char) -> Option<String> {
     if name.is_null() {
         return None;
     }
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees null or a C string.
     Some(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 
@@ -106,10 +106,10 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 unsafe fn texts(mut list: *const *mut c_char) -> Vec<String> {
     let mut texts = Vec::new();
     while !list.is_null() {
-        // SAFETY: the caller says so, and the entry before was not the last.
+        // SAFETY: the caller guarantees the list, and the entry before was not the last.
         let Some(text) = (unsafe { text(*list) }) else { break };
         texts.push(text);
-        // SAFETY: the list goes on behind what is not null.
+        // SAFETY: the list continues behind every entry that is not null.
         list = unsafe { list.add(1) };
     }
     texts

@@ -1,5 +1,5 @@
-//! What has happened, as inputs for the state: signals, ends of workers, answers of those who look for us, news of other
-//! nodes, deadlines.
+//! Collects events as inputs for the state: signals, exits of workers, answers of health checks and progress
+//! checks, events of the rendezvous, deadlines. It decides nothing: the state does.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell gives the state its time")]
 
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use crate::agent::progress::ProgressLook;
 use crate::process::link::{Received, ToAgent, ToGuard};
 
 impl Agent<'_> {
-    /// Everything that has happened, as inputs for the state.
+    /// Everything that has happened since the last call, as inputs for the state.
     pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
         inputs.extend(self.workers.by_hand(SystemTime::now()));
         while let Some(signal) = self.own_signal()? {
@@ -25,7 +25,7 @@ impl Agent<'_> {
             } else if let Ok(signal) = Signal::try_from(signal)
                 && signal != Signal::SIGWINCH
             {
-                // Sent to the agent itself: counts, but never as the second one.
+                // A signal sent to the agent itself counts, but never as the second one.
                 inputs.push_back(self.meaning(signal, false));
             }
         }
@@ -34,7 +34,7 @@ impl Agent<'_> {
             self.signalled |= self.handled.stops(signal as i32);
             inputs.push_back(self.meaning(signal, again));
         }
-        // Behind the signals: who is told to stop does not start again.
+        // After the signals: a job that is told to stop must not restart.
         let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
         inputs.extend(checked);
         if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
@@ -44,14 +44,14 @@ impl Agent<'_> {
         if let Some(others) = &mut self.others {
             inputs.extend(others.news(self.voice));
             if self.state.has_workers() {
-                // In front of the ends of those who were killed, which are not what came first.
+                // Before the exits: the workers that were killed are not the first failure.
                 if let Some(killed) = others.killed() {
                     inputs.push_front(killed);
                 }
                 inputs.extend(others.cut_off(Instant::now()));
             }
         }
-        // Whatever else came is met with the deadlines as they are now.
+        // First, so that the other inputs meet deadlines that are already put off.
         if let Some(lasted) = self.halts.take() {
             inputs.push_front(Input::Halted { lasted });
         }
@@ -64,7 +64,7 @@ impl Agent<'_> {
     fn reap(&mut self, inputs: &mut VecDeque<Input>) {
         let at = SystemTime::now();
         let mut reaped = self.workers.reap();
-        // Reaped together, they ended before any stop. A success may be the reason for a failure, and not the other way.
+        // Workers reaped together ended before any stop. A success may cause a failure, but not the reverse.
         reaped.workers.sort_by_key(|end| !end.exit.is_success());
         for (pid, exit) in reaped.others {
             if let Some(check) = &mut self.check {
@@ -104,7 +104,7 @@ impl Agent<'_> {
                 }
                 Received::Message(ToAgent::Resized) => self.workers.resize(),
                 Received::Message(ToAgent::Halt) => self.halt()?,
-                // It was not waited for: a signal had ended the halt.
+                // Not awaited: a signal had already ended the suspension.
                 Received::Message(ToAgent::GoOn) => {}
                 Received::Nothing => return Ok(None),
                 Received::Closed => return Err(Interrupted::GuardGone),
@@ -113,13 +113,13 @@ impl Agent<'_> {
     }
 }
 
-/// Until one of them can be read or the deadline has come.
+/// Waits until a descriptor is readable or the deadline has come.
 pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), Interrupted> {
     let mut inputs: Vec<PollFd<'_>> =
         inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
     let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up: a millisecond too early would be a turn for nothing.
+        // Rounded up: waking a millisecond early would cost an idle turn of the loop.
         PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
     });
     match poll(&mut inputs, timeout) {

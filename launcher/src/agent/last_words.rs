@@ -1,4 +1,5 @@
-//! What is told when the job is over: the report to people, and the error file to whoever started the launcher.
+//! The final report: text for the user on the console, and the error file for the process that started the
+//! launcher. It reads the job's end and the worker group; it changes neither.
 #![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
 use std::ffi::OsString;
@@ -21,19 +22,17 @@ use crate::reporter::voice::Voice;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{LaunchSpec, Persona};
 
-/// What the last words need that the job did not.
+/// Settings of the final report that the job itself does not need.
 #[derive(Debug)]
 pub(super) struct LastWords {
     persona: Persona,
-    /// torchrun's title of the failure report.
     title: String,
     parent_file: Option<PathBuf>,
-    /// The process that the user started.
     launcher: Pid,
 }
 
 impl LastWords {
-    /// For one launch; `foreign_python` is a `PYTHON_EXEC` that is not the Python beside the launcher.
+    /// For one launch; `foreign_python` is a `PYTHON_EXEC` other than the Python beside the launcher.
     pub(super) fn new(spec: &LaunchSpec, foreign_python: Option<OsString>, launcher: Pid) -> Self {
         Self {
             persona: spec.persona,
@@ -43,13 +42,12 @@ impl LastWords {
         }
     }
 
-    /// The process that the user started.
     pub(super) const fn launcher(&self) -> Pid {
         self.launcher
     }
 
-    /// What the job died of, to people. Where torchrun shows the way through its own source, we show our card.
-    /// The texts of error files that were shown are the answer.
+    /// Prints the cause of the failure for the user. Where torchrun prints a stack trace of its own source,
+    /// rankrun prints its failure report. Returns the texts of error files that were shown.
     pub(super) fn report(&self, end: &JobEnd, workers: &Workers, voice: &Voice) -> ShownTexts {
         let mut shown = ShownTexts::default();
         match (&end.failure, end.stopped_by, self.persona) {
@@ -77,7 +75,7 @@ impl LastWords {
         }
         let hint = summary::hint(&card);
         if self.persona == Persona::Torchrun {
-            // Told once: torchrun's report shows it.
+            // Printed once: torchrun's report shows it.
             card.report = None;
         }
         voice.failure(&summary::render(&card), hint.as_deref());
@@ -88,8 +86,8 @@ impl LastWords {
         shown
     }
 
-    /// Tells whoever started us by the error file that they asked for. It is no failure of the job that they cannot
-    /// be told.
+    /// Writes the error file that the parent process asked for. If that fails, the job's result stays the
+    /// same.
     pub(super) fn hand_on(
         &self,
         end: &JobEnd,
@@ -115,7 +113,7 @@ impl LastWords {
     }
 }
 
-/// How the job ended elsewhere, to people. Every node of the job shows the same first cause.
+/// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
 fn report_others(end: &JobEnd, workers: &Workers, voice: &Voice) {
     let first = end.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| {
@@ -137,9 +135,9 @@ fn report_others(end: &JobEnd, workers: &Workers, voice: &Voice) {
     }
 }
 
-/// What this node died of, where that is what happened elsewhere.
+/// The error of this node, where the job ended elsewhere.
 pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Option<ErrorReport> {
-    // What its own workers died of is told by them.
+    // A failure of this node's own workers is reported by the workers.
     let ending = end.elsewhere.as_ref().filter(|_| end.failure.is_none())?;
     let now = SystemTime::now();
     match (failed, &end.first_cause, ending) {
@@ -151,7 +149,7 @@ pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Optio
     }
 }
 
-/// Writes what the launcher itself died of.
+/// Writes the launcher's own error into the error file.
 pub(super) fn record(path: &Path, died_of: &ErrorReport, voice: &Voice) {
     if let Err(error) = parent_file::record(path, died_of) {
         voice.say(&error.to_string());

@@ -1,5 +1,6 @@
-//! The worker that `--leave-out` leaves to a person: writes its script, lets its wrapper in, and tells it when the
-//! others have ended. It is never signalled: whatever runs there belongs to the person.
+//! The external worker (`--leave-out`), which the user starts by hand, as under a debugger. This module
+//! writes its script, accepts its wrapper and tells it when the others have ended. The launcher never signals
+//! an external worker: that process belongs to the user.
 
 use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
@@ -19,7 +20,7 @@ use crate::placement::WorkerId;
 use crate::process::by_hand::{Door, Reported, socket_name};
 use crate::process::command::Command;
 
-/// A worker that waits for its person, in one generation; its script goes when this goes.
+/// An external worker of one generation. Its script is removed on drop.
 #[derive(Debug)]
 pub(super) struct LeftOut {
     worker: WorkerId,
@@ -28,10 +29,10 @@ pub(super) struct LeftOut {
 }
 
 impl LeftOut {
-    /// Writes the script and waits for its wrapper from now on.
+    /// Writes the script and listens for its wrapper.
     ///
     /// # Errors
-    /// The script cannot be written, or there is no socket.
+    /// The script cannot be written, or the socket cannot be opened.
     pub(super) fn prepare(
         worker: WorkerId,
         job: &JobId,
@@ -43,19 +44,18 @@ impl LeftOut {
         let door = Door::open(&name).map_err(setup("open a socket for the worker that is left out"))?;
         let launcher = std::env::current_exe().map_err(setup("find the launcher's own program"))?;
         let wrapper = vec![launcher.into_os_string(), format!("{ATTACH}{name}").into()];
-        // Under the name torchrun the log folder may be a relative one.
+        // Under the name torchrun the log folder may be a relative path.
         let script = std::path::absolute(script).unwrap_or_else(|_| script.to_owned());
         let text = script_of(worker, command, wrapper).render();
         write(&script, &text).map_err(|source| LaunchError::Script { path: script.clone(), source })?;
         Ok(Self { worker, door, script })
     }
 
-    /// Which worker it is.
     pub(super) const fn worker(&self) -> WorkerId {
         self.worker
     }
 
-    /// What to do now, in two lines.
+    /// Instructions for the user, in two lines.
     pub(super) fn hint(&self) -> String {
         let script = for_shell(self.script.as_os_str());
         format!(
@@ -65,17 +65,17 @@ impl LeftOut {
         )
     }
 
-    /// Readable when [`Self::receive`] has something to do.
+    /// The descriptors that become readable when [`Self::receive`] has something to do.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.door.as_fds()
     }
 
-    /// What the worker did.
+    /// What the wrapper has reported since the last call.
     pub(super) fn receive(&mut self) -> Vec<Reported> {
         self.door.receive()
     }
 
-    /// Nobody waits for it any more.
+    /// Tells the worker that the job no longer waits for it.
     pub(super) fn release(&mut self, why: &str) {
         self.door.release(why);
     }
@@ -83,7 +83,7 @@ impl LeftOut {
 
 impl Drop for LeftOut {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // A script that is already removed is fine.
         let _ = std::fs::remove_file(&self.script);
     }
 }
@@ -110,7 +110,7 @@ fn script_of(worker: WorkerId, command: &Command, wrapper: Vec<OsString>) -> Scr
     }
 }
 
-/// A new file for our user alone.
+/// Creates a new file that only our user can access.
 fn write(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o700).open(path)?;
     file.write_all(text)

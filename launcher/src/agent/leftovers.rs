@@ -1,8 +1,9 @@
-//! The wait for whoever outlives the workers of a job that succeeded, and its end. Pure.
+//! After a success: waits for processes that the workers left running, then stops them. Pure.
 //!
-//! Invariant 4 of `ARCHITECTURE.md` holds here as for workers: the wait has a deadline, and SIGKILL follows SIGTERM
-//! by the stop grace. Nor does it outlast the time limit of the job. Invariant 10, too: a signal ends the wait at once,
-//! and a second one kills.
+//! Invariant 4 of `ARCHITECTURE.md` holds here as for workers: the wait has a deadline, and SIGKILL follows
+//! SIGTERM after the grace period. The wait also ends with the job's time limit. Invariant 10 holds too: a
+//! signal ends the wait at once, and a second signal kills. The shell of the agent finds and signals the
+//! processes.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +12,21 @@ use nix::sys::signal::Signal;
 use crate::agent::phase::GIVE_UP_AFTER_KILL;
 use crate::spec::stop::{StopPolicy, StopReason};
 
-/// Most of what is still there when the last worker is reaped is on its way out.
+/// Most processes that remain when the last worker is reaped are about to exit.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// How long each part may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Until they are asked to end.
+    /// Until they get SIGTERM.
     pub(super) wait: Duration,
-    /// From then until they are killed.
+    /// From SIGTERM until they get SIGKILL.
     pub(super) stop: StopPolicy,
-    /// When the time of the whole job is over: nobody waits for longer.
+    /// When the job's time limit expires; the wait never lasts longer.
     pub(super) time_limit: Option<Instant>,
 }
 
 impl Limits {
-    /// From the first signal until they are killed.
+    /// From the first signal until SIGKILL.
     pub(super) fn grace(&self, because: Because) -> Duration {
         match because {
             Because::TimeOver => self.stop.grace,
@@ -36,7 +36,7 @@ impl Limits {
     }
 }
 
-/// The wait, as long as somebody is left.
+/// The wait, as long as a process is left.
 #[derive(Debug)]
 pub(super) struct Wait {
     limits: Limits,
@@ -46,11 +46,12 @@ pub(super) struct Wait {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nobody was told of them yet.
+    /// The user has not been told of the processes yet.
     Settling {
         until: Instant,
     },
-    /// They are looked at again at `look_at`: who leaves by becoming another program says nothing.
+    /// The processes are counted again at `look_at`: a process that leaves the job by execve(2) sends no
+    /// notice.
     Waiting {
         look_at: Instant,
         pause: Duration,
@@ -63,36 +64,34 @@ enum Stage {
     },
 }
 
-/// What is to be done about those who are left.
+/// What to do about the remaining processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Go on waiting.
     Wait,
-    /// Name them.
+    /// Name the processes to the user.
     Announce,
-    /// Ask them to end.
+    /// Send them the stop signal.
     Ask(Because),
-    /// Kill them.
     Kill(Because),
-    /// Kill those who are left, again: some may have been born meanwhile.
+    /// Kill the remaining processes again: new ones may have been forked meanwhile.
     KillAgain,
-    /// Name them for the last time.
+    /// Name the processes for the last time.
     GiveUp,
 }
 
-/// Why nobody waits any longer.
+/// Why the wait for remaining processes ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// They were waited for long enough.
+    /// The wait that the user allowed is over.
     TimeOver,
     /// The time limit of the job is over.
     TimeLimit,
-    /// The launcher got this signal.
+    /// The launcher got this signal from the user.
     Signal(Signal),
 }
 
 impl Wait {
-    /// From the last worker's end.
+    /// Starts at the last worker's exit.
     pub(super) fn new(now: Instant, limits: Limits) -> Self {
         let end_at = now + limits.wait;
         Self { limits, end_at, stage: Stage::Settling { until: now + SETTLE } }
@@ -106,7 +105,7 @@ impl Wait {
         }
     }
 
-    /// When and why they are asked to end, if nobody wants it before. A halt does not put off the time limit.
+    /// When and why the stop signal is due by time alone. A suspension does not put off the time limit.
     fn ask_at(&self) -> (Instant, Because) {
         match self.limits.time_limit {
             Some(limit) if limit <= self.end_at => (limit, Because::TimeLimit),
@@ -114,7 +113,7 @@ impl Wait {
         }
     }
 
-    /// Somebody is still there.
+    /// The next step, given that a process is still there.
     pub(super) fn look(&mut self, now: Instant) -> Step {
         let is_due = self.deadline() <= now;
         let (ask_at, because) = self.ask_at();
@@ -135,7 +134,7 @@ impl Wait {
         }
     }
 
-    /// The launcher was told to stop; `again` where an earlier signal had been handled.
+    /// The launcher was told to stop; `again` is true if an earlier signal was handled.
     pub(super) fn signalled(&mut self, now: Instant, signal: Signal, again: bool) -> Step {
         match self.stage {
             Stage::Settling { .. } | Stage::Waiting { .. } => self.ask(now, Because::Signal(signal)),
@@ -144,7 +143,8 @@ impl Wait {
         }
     }
 
-    /// The job was halted for this long, those who are left too: they have as much time as before.
+    /// The job and the remaining processes were suspended for this long; all deadlines but the time limit
+    /// move.
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         self.end_at += lasted;
         match &mut self.stage {
@@ -228,7 +228,7 @@ mod tests {
         let (mut wait, at) = wait(LIMITS);
         assert_eq!(wait.look(at(0.2)), Step::Announce);
         assert_eq!(wait.signalled(at(5.0), Signal::SIGTERM, false), Step::Ask(TERM));
-        // The same wish by another way.
+        // The same request by another way.
         assert_eq!(wait.signalled(at(5.1), Signal::SIGTERM, false), Step::Wait);
         assert_eq!(wait.deadline(), at(8.0));
         assert_eq!(wait.signalled(at(5.2), Signal::SIGTERM, true), Step::Kill(TERM));
@@ -257,7 +257,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut wait = Wait::new(start, Limits { time_limit: Some(at(10)), ..LIMITS });
         assert_eq!(wait.look(at(1)), Step::Announce);
-        // It is a time on the clock: no halt puts it off.
+        // The time limit is wall-clock time: a suspension does not put it off.
         wait.was_halted(Duration::from_secs(5));
         assert_eq!(wait.look(at(9)), Step::Wait);
         assert!(wait.deadline() <= at(10));

@@ -1,4 +1,5 @@
-//! Where the workers of one node meet: opens the store and says its address.
+//! The training store of a job of one node: opens it and returns its address. With several nodes the
+//! rendezvous provides the store instead.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,29 +17,28 @@ use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
 use bytesize::ByteSize;
 
-/// The workers' store of a job of one node.
+/// The training store of a job of one node.
 #[derive(Debug)]
 pub(super) struct Meeting {
     workers: StoreOwner,
 }
 
-/// Who opens the workers' store.
+/// The process that opens the training store.
 #[derive(Debug)]
 enum StoreOwner {
-    /// The agent's own store, one listener for all generations.
+    /// The agent opens the store: one listener for all generations.
     Agent {
-        /// The server.
         store: StoreServer,
-        /// What the workers are told.
+        /// The address that the workers get.
         master: Master,
     },
-    /// Worker rank 0 opens the store, on a port that was free a moment ago, another one for each generation
+    /// Worker rank 0 opens the store on a port that was free a moment ago. Each generation gets another port
     /// (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     Worker(WorkerStore),
 }
 
 impl Meeting {
-    /// Opens what the job needs, where no other node takes part; a free port is one of these.
+    /// Opens what the job needs on a single node; a free port counts as such.
     ///
     /// # Errors
     /// The name has no address here, or the port cannot be bound.
@@ -51,7 +51,7 @@ impl Meeting {
         Ok(Self { workers })
     }
 
-    /// Bounds what a store of ours holds.
+    /// Limits the memory of a store that the agent owns.
     ///
     /// # Errors
     /// The store is gone.
@@ -62,7 +62,8 @@ impl Meeting {
         Ok(self)
     }
 
-    /// What the workers of the next generation are told; `first` spares a store that nobody has used yet.
+    /// The address for the workers of the next generation. With `first`, the store is still unused and needs
+    /// no reset.
     ///
     /// # Errors
     /// The store is gone, or no port is free.
@@ -80,8 +81,8 @@ impl Meeting {
 }
 
 impl Meeting {
-    /// The pids by which clients of the workers' store have greeted in this generation; nothing where that store is not
-    /// ours.
+    /// Pids of the clients that connected to the training store in this generation; `None` where the agent
+    /// does not own the store.
     pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
         match &self.workers {
             StoreOwner::Agent { store, .. } => store.greeted().ok(),
@@ -106,7 +107,7 @@ impl StoreOwner {
     }
 }
 
-/// Listens on the first address that this machine has; nothing where there is no address.
+/// Listens on the first address that this machine has; `None` where it has none of them.
 fn bind_first(
     addresses: &[SocketAddr],
     ports: Option<PortRange>,
@@ -118,14 +119,14 @@ fn bind_first(
             Err(StoreError::Bind { addr, source }) if is_of_another_machine(&source) => {
                 refusal = refusal.or(Some(StoreError::Bind { addr, source }));
             }
-            // A port in use: the next address would not be where others look for us.
+            // The port is in use. The next address would not be where the other nodes connect.
             Err(error) => return Err(held_unless_answered(error).into()),
         }
     }
     refusal.map_or(Ok(None), |refusal| Err(refusal.into()))
 }
 
-/// Whether no interface has this address, or the kernel not even its family.
+/// True if no interface has this address, or the kernel lacks its address family.
 fn is_of_another_machine(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
@@ -140,7 +141,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     (host, port).to_socket_addrs().map(Iterator::collect)
 }
 
-/// Without asking a resolver; clients try both families.
+/// Needs no resolver; clients try both address families.
 fn loopback(port: u16) -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
 }
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_free_port_is_one_of_those_that_are_allowed() {
-        // A range that another process may use meanwhile: then it is the next one's turn.
+        // Another process may use a port of the range meanwhile; then the next port is tried.
         let taken = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let first = taken.local_addr().unwrap().port().min(u16::MAX - 50);
         let ports = PortRange { first, last: first + 50 };

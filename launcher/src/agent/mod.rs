@@ -1,7 +1,9 @@
-//! The agent: the launcher proper, and the only owner of the job's state.
+//! The agent: owner of the job's state and parent of all workers.
 //!
-//! One thread, one loop: wait for the guard, for dead children, or for the state's deadline; hand what happened
-//! to [`state::State`]; perform what it answers. All spawning is done here, on the process's main thread.
+//! One thread, one loop: wait for the guard, for dead children, or for the state's deadline; hand each event
+//! to [`state::State`]; perform the actions that it returns. All processes are spawned here, on the process's
+//! main thread. The guard passes signals in and gets the exit status; decisions are the state's, messages the
+//! reporter's.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
 mod card;
@@ -64,27 +66,27 @@ use crate::reporter::voice::Voice;
 use crate::reporter::{happening, parent_file};
 use crate::spec::{LaunchSpec, Persona};
 
-/// Even with a grace of 0 the last words, the workers' and ours, have this long to get out.
+/// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]
 pub struct Setup {
-    /// What was asked for.
+    /// The launch as the user requested it.
     pub spec: LaunchSpec,
-    /// What the launcher was started with.
+    /// Command line and environment that the launcher was started with.
     pub words: Words,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
-    /// The mark of the job.
+    /// The id that marks the job's processes.
     pub job: JobId,
-    /// What the launcher changed for itself and the workers get back.
+    /// Process state that the launcher changed for itself and restores for the workers.
     pub original: Original,
     /// The process that the user started.
     pub launcher: Pid,
-    /// A `PYTHON_EXEC` that is not the Python beside the launcher.
+    /// A `PYTHON_EXEC` other than the Python beside the launcher.
     pub foreign_python: Option<OsString>,
-    /// The guard's over this process.
+    /// The guard's watchdog over this process.
     pub watch: Watch,
 }
 
@@ -98,7 +100,7 @@ pub fn run(setup: Setup, link: &Link, voice: Voice) {
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
-    // Where the guard is gone nobody asks any more.
+    // Without a guard, no process waits for the status.
     let _ = link.send_to_guard(ToGuard::Finish(status));
 }
 
@@ -124,38 +126,35 @@ fn died_of(error: &LaunchError) -> ErrorReport {
     parent_file::of_error("LaunchError", error, SystemTime::now())
 }
 
-/// The job ends at once, without a grace.
+/// The job ends at once, without a grace period.
 #[derive(Debug)]
 enum Interrupted {
-    /// The guard is dead.
     GuardGone,
-    /// The kernel does not let us wait or read signals.
+    /// The kernel refuses poll(2) or the signalfd.
     Blind(io::Error),
 }
 
 struct Agent<'a> {
     state: State,
     workers: Workers,
-    /// The other nodes, where there may be any.
+    /// The rendezvous, where other nodes may take part.
     others: Option<Others>,
     voice: &'a Voice,
     link: &'a Link,
     inbox: SignalInbox,
     handled: HandledSignals,
-    /// Whether a signal to stop that the guard passed on was handled: the next one is a second one.
+    /// A stop signal from the guard was handled: the next one kills.
     signalled: bool,
     last_words: LastWords,
-    /// The words to read again when a device has died.
+    /// Parsed again when a device has died.
     words: Words,
-    /// The look at the devices, once a generation has failed.
+    /// The health check of the devices, once a generation has failed.
     check: Option<Check>,
-    /// The look at the job's progress, once a generation has failed.
+    /// The check of the checkpoint folder, once a generation has failed.
     progress: Option<ProgressLook>,
-    /// How the job was halted.
     halts: Halts,
-    /// A failure of the launcher itself.
     died_of: Option<ErrorReport>,
-    /// Why nobody knows whether somebody of the job is left.
+    /// Why it is unknown whether a process of the job is left.
     unswept: Option<CannotLook>,
 }
 
@@ -212,7 +211,7 @@ impl<'a> Agent<'a> {
             readers.extend(self.others.iter().map(Others::as_fd));
             readers.extend(self.progress.iter().map(ProgressLook::as_fd));
             let check_deadline = self.check.as_ref().and_then(Check::deadline);
-            // The thread that speaks to the store may be held up, and the lease runs on.
+            // The thread that talks to the store may block while the lease runs out.
             let others = self.others.as_ref().filter(|_| self.state.has_workers());
             let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
             wait(&readers, deadlines.into_iter().flatten().min())?;
@@ -302,19 +301,19 @@ impl<'a> Agent<'a> {
             return Some(Input::StartFailed { generation, failed: failed.at });
         }
         if let Some(left_out) = self.workers.left_out() {
-            // Whatever the log level: nothing goes on without it.
+            // At any log level: the job cannot go on without the user.
             self.voice.print(&left_out.hint());
         }
         None
     }
 
-    /// The workers' last words, then ours.
+    /// Flushes the workers' final output, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
         // Kills the probes that have not answered.
         self.check = None;
         let failed = self.others.as_mut().and_then(Others::take_failure);
         let departure = self.part(end, failed.as_ref());
-        // Before the output is at its end: whoever is left still writes to it.
+        // Before the output ends: a remaining process still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();
         let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
@@ -336,7 +335,7 @@ impl<'a> Agent<'a> {
             self.voice.error(&late, late.hint().as_deref());
         }
         let reported = self.workers.reported_error_files(&shown, self.voice);
-        // Where the guard is dead nobody waits for our words, and nothing of the job may be there a second later.
+        // Without a guard, no process reads our output, and no process of the job may remain a second later.
         let is_alone = self.link.receive_from_guard() == Received::Closed;
         if self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS }) {
             error_files::remove(&reported);

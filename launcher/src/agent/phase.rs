@@ -1,4 +1,5 @@
-//! Where a job is, and why it is stopped. Pure.
+//! The phase of a job on this node, and why it is stopped. `state` owns the phase and every transition; this
+//! module holds the types. Pure.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,49 +14,49 @@ use crate::agent::message::Released;
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
-/// Where the job is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No worker has been started yet.
+    /// Before the first start of any worker.
     Starting,
-    /// No worker is alive, and this node takes part in the next round, since then. After a failure where it is one that
-    /// all start again for.
+    /// No worker is alive, and this node has waited for the next round `since` then. `failure` is set if that
+    /// round is a restart after a failure.
     Joining { failure: Option<Failure>, since: Instant },
-    /// These workers are alive, none has failed.
+    /// The workers in `live` are alive, and none has failed.
     Running { live: BTreeSet<LocalRank> },
-    /// One ended by a signal that stops the job, and nothing is decided before `until`: the launcher may be about to
-    /// get the same one. These are alive.
+    /// A worker ended by a stop signal. Nothing is decided before `until`: the launcher may be about to get
+    /// the same signal. The workers in `live` are alive.
     Undecided { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
-    /// A worker failed for good under the name torchrun. Until then its siblings, of which these are alive, may end by
-    /// themselves.
+    /// A worker failed for good under the name torchrun. Before `until` its siblings may end by themselves;
+    /// those in `live` are alive.
     Observing { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
-    /// These workers are to end.
+    /// The workers in `live` are being stopped.
     Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
-    /// No worker is alive, and nobody knows yet whether the failure is another node's; by `until` it is our own.
+    /// No worker is alive, and the rendezvous is asked whether a lost node caused the failure. After `until`
+    /// the failure counts as our own.
     Blaming { failure: Failure, until: Instant },
-    /// No worker is alive, and the devices or the job's progress are looked at; at `say_at` that takes long, and at
-    /// `give_up_at` too long.
+    /// No worker is alive. A check of the devices or of the job's progress runs. The user is told at
+    /// `say_at`; the check is abandoned at `give_up_at`.
     Checking { failure: Failure, step: Step, say_at: Option<Instant>, give_up_at: Option<Instant> },
-    /// No worker is alive, and all start again then.
+    /// No worker is alive, and all start again at `until`.
     Waiting { failure: Failure, until: Instant },
-    /// All workers of this node have succeeded, and those of the others are waited for; at `say_at` that takes long.
+    /// All workers of this node have succeeded, and this node waits for the others. The user is told at
+    /// `say_at`.
     Settling { say_at: Option<Instant> },
-    /// Nothing of the job is left.
+    /// The job is over, and no worker is left.
     Finished,
 }
 
-/// What is to come of a look.
+/// The question that a check answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// How they are.
+    /// The condition of the devices.
     Condition,
-    /// Who sits where on those that are left.
+    /// The assignment of the remaining devices.
     Seats,
-    /// Whether the job got on.
+    /// Whether the checkpoint folder has changed.
     Progress,
 }
 
-/// Why a generation is stopped.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StopCause {
@@ -63,13 +64,13 @@ pub(super) enum StopCause {
     User,
     TimeLimit,
     NotStarted,
-    /// The round is over, by what other nodes did.
+    /// Other nodes ended the round.
     Membership,
-    /// The job is over, as it was ended elsewhere.
+    /// Another node ended the job.
     Over,
 }
 
-/// How far a stop is.
+/// How far a stop has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Asked { signal: Signal, kill_at: Instant },

@@ -1,7 +1,8 @@
-//! What follows a failure: (policy, history, failure, now) → decision. Pure.
+//! The restart policy: (policy, history, failure, now) → decision. Pure.
 //!
-//! In this order: what the user wants, a worker that cannot be replaced, the rules, progress, the budget. Only then
-//! there is a restart, now or after a wait.
+//! The checks run in this order: the user's stop, an irreplaceable worker, the rules, progress, the budget.
+//! If all allow it, there is a restart, now or after a wait. `state::restart` feeds the history and carries
+//! the decision out.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,16 +20,16 @@ use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, Rule
 pub enum Decision {
     /// All workers start again.
     Restart {
-        /// Not before.
+        /// The earliest time of the restart.
         at: Instant,
     },
-    /// The job has failed.
+    /// The job has failed for this reason.
     Fail(Refusal),
-    /// A rule says that the job is done.
+    /// A rule counts the failure as a success.
     Succeed(RestartRule),
 }
 
-/// All that was seen in the folder of the job's checkpoints, as one number: it is another one as soon as any file is.
+/// A hash of the checkpoint folder's listing: it changes as soon as any file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sight(pub u64);
 
@@ -37,77 +38,74 @@ pub struct Sight(pub u64);
 pub enum Refusal {
     /// The launcher was told to stop.
     Stopped,
-    /// A worker sits in the kernel and may hold what a new one needs.
+    /// A worker is uninterruptible and may hold what a new one needs.
     Stuck,
-    /// A rule says so.
+    /// A rule forbids it for such a failure.
     Rule(RestartRule),
-    /// Nothing in the named folder was changed by so many restarts.
+    /// This many restarts have changed nothing in the checkpoint folder.
     NoProgress {
-        /// How many.
+        /// Restarts in a row without a change.
         restarts: u32,
     },
-    /// All are used up.
+    /// All restarts of the budget are used up.
     Budget,
-    /// The next one would come after the time limit.
+    /// The restart would come after the time limit.
     TooLate {
-        /// How long it would have to be waited for.
+        /// The wait that the restart would need.
         wait: Duration,
     },
-    /// All that are allowed in a span of time are used up.
+    /// All restarts that a window allows are used up.
     Window {
-        /// How many there may be.
+        /// Restarts that one window allows.
         restarts: RestartCount,
-        /// How long it is.
+        /// The length of the window.
         window: Duration,
     },
 }
 
-/// Whether anybody still wants workers.
+/// Whether the job may start workers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wish {
     GoOn,
     Stop,
 }
 
-/// What has become of the generations so far, as far as it counts; it does not grow with their number.
+/// What the policy needs to know of the generations so far. Its size does not grow with their number.
 #[derive(Debug, Clone)]
 pub(super) struct History {
-    /// Decides what is left to chance.
+    /// Seed of the jitter.
     pub(super) seed: u64,
-    /// Who this node was in the round of the generation that was started last.
+    /// This node's place in the round of the last started generation.
     place: Place,
-    /// Restarts since the budget was whole.
+    /// Restarts used since the budget was last reset.
     used: u32,
-    /// Restarts since the back-off began anew.
+    /// Restarts since the back-off was last reset.
     streak: u32,
-    /// The restarts of the window that is looked at, oldest first, on a clock that stands while nobody runs.
+    /// The restarts within the window, oldest first, on a clock that stands while no worker runs.
     recent: VecDeque<Instant>,
-    /// When the generation began, where it may have been healthy.
+    /// Start of the generation; unset where it was never healthy.
     began: Option<Instant>,
-    /// When it began to end.
+    /// Time of the first failure or of the stop.
     ended: Option<Instant>,
-    /// When the last of its workers was reaped.
     gone: Option<Instant>,
-    /// For how long nobody ran, from such a moment to the restart, all in all.
+    /// Total time without workers, from the last reap to the restart.
     idle: Duration,
     progress: Progress,
 }
 
-/// A node among those of a round.
+/// The place of this node in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Place {
-    /// Which one.
     pub(super) node: NodeRank,
-    /// The rank of its first worker.
     pub(super) base: Rank,
 }
 
-/// What was seen in the folder of the job's checkpoints.
+/// What earlier checks of the checkpoint folder found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Nobody has looked.
+    /// No check has answered.
     Unknown,
-    /// What was there when it last was something else, and how many restarts have changed nothing since.
+    /// The last change that was seen, and the restarts since then that changed nothing.
     Since { sight: Sight, restarts: u32 },
 }
 
@@ -132,52 +130,49 @@ impl History {
         (self.began, self.ended, self.gone) = (Some(now), None, None);
     }
 
-    /// The generation that is about to be started lives in a round in which this node is that one. Its workers were away
-    /// for so long because others were waited for.
+    /// The next generation has this place in its round. It waited for this long until the round was complete.
     pub(super) fn joined(&mut self, place: Place, waited: Duration) {
         self.place = place;
         self.idle += waited;
     }
 
-    /// All workers start again, and that is no restart: other nodes have come or gone.
+    /// All workers start again because other nodes joined or left; that does not count as a restart.
     pub(super) fn rejoined(&mut self, now: Instant, policy: &RestartPolicy) {
         (self.used, self.streak) = self.counted(policy);
         self.idle += self.gone.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
     }
 
-    /// The first of them failed, or all are told to stop.
+    /// The first worker failed, or all are told to stop.
     pub(super) fn generation_ended(&mut self, now: Instant) {
         self.ended.get_or_insert(now);
     }
 
-    /// The workers were halted for this long: nobody was healthy meanwhile.
+    /// The workers were suspended for this long, which does not count as healthy time.
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         if let (Some(began), None) = (&mut self.began, self.ended) {
             *began += lasted;
         }
     }
 
-    /// The rank of a worker of this node in the round of the generation that was started last.
+    /// The global rank of a worker of this node, in the round of the last started generation.
     pub(super) const fn rank_of(&self, local_rank: LocalRank) -> Rank {
         Rank(self.place.base.0.saturating_add(local_rank.0))
     }
 
-    /// When the first of them ended.
     pub(super) const fn first_end(&self) -> Option<Instant> {
         self.ended
     }
 
-    /// The last of them is gone.
     pub(super) const fn generation_is_gone(&mut self, now: Instant) {
         self.gone = Some(now);
     }
 
-    /// Its workers never met: it was not healthy, however long it lived.
+    /// The workers never joined the store, so the generation does not count as healthy.
     pub(super) const fn generation_never_met(&mut self) {
         self.began = None;
     }
 
-    /// This was seen in the job's folder after a failure.
+    /// Records the result of a progress check.
     pub(super) fn saw(&mut self, sight: Sight) {
         let restarts = match self.progress {
             Progress::Since { sight: before, restarts } if sight == before => restarts.saturating_add(1),
@@ -186,7 +181,6 @@ impl History {
         self.progress = Progress::Since { sight, restarts };
     }
 
-    /// A restart is made.
     pub(super) fn restarted(&mut self, now: Instant, policy: &RestartPolicy) {
         let (used, streak) = self.counted(policy);
         self.used = used.saturating_add(1);
@@ -201,13 +195,14 @@ impl History {
         }
     }
 
-    /// On the clock of the window, which stands while nobody runs: a wait would make any window large enough.
+    /// Time on the window's clock, which stands while no worker runs: a wait would make any window large
+    /// enough.
     fn worked(&self, now: Instant) -> Instant {
         let at = self.gone.unwrap_or(now);
         at.checked_sub(self.idle).unwrap_or(at)
     }
 
-    /// What follows this failure, all of whose ends are known; `most` is `--max-restarts`.
+    /// What follows this failure, once all exits are known; `most` is `--max-restarts`.
     pub(super) fn decide(
         &self,
         (policy, most): (&RestartPolicy, RestartCount),
@@ -248,7 +243,7 @@ impl History {
         }
     }
 
-    /// The restarts that count against the budget, and those that make the wait longer.
+    /// The restarts that count against the budget, and those that lengthen the wait.
     fn counted(&self, policy: &RestartPolicy) -> (u32, u32) {
         let healthy = self.began.zip(self.ended).map(|(began, ended)| ended.saturating_duration_since(began));
         match (policy.reset_after, healthy) {
@@ -260,21 +255,21 @@ impl History {
     fn wait(&self, backoff: &Backoff, streak: u32) -> Duration {
         let longest = backoff.cap.min(LONGEST);
         let grown = backoff.delay.as_secs_f64() * backoff.factor.powf(f64::from(streak));
-        // What is beyond any duration is not beyond the cap.
+        // A wait beyond any duration is cut to the cap.
         let wait = Duration::try_from_secs_f64(grown).unwrap_or(longest).min(longest);
         let left_out = backoff.jitter * chance(self.seed.wrapping_add(u64::from(streak)));
         wait.mul_f64((1.0 - left_out).clamp(0.0, 1.0))
     }
 }
 
-/// What the restart policy leaves to chance differs from job to job.
+/// Seed of the jitter, which differs from job to job.
 pub(super) fn seed_of(job: &JobId) -> u64 {
     let mut hasher = DefaultHasher::new();
     job.0.hash(&mut hasher);
     hasher.finish()
 }
 
-/// A number from 0 to 1 that looks like chance: one step of SplitMix64.
+/// A pseudo-random number from 0 to 1: one step of SplitMix64.
 fn chance(seed: u64) -> f64 {
     let mixed = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -283,7 +278,7 @@ fn chance(seed: u64) -> f64 {
     f64::from(high) / f64::from(u32::MAX)
 }
 
-/// Whether a rule is about this failure. How a worker ended that our own stop ended says nothing.
+/// True if a rule matches this failure. The exit of a worker that our own stop ended matches no rule.
 fn fits(when: &Conditions, failure: &Failure, place: Place) -> bool {
     let first = &failure.first;
     let own = |exit: Exit| (failure.manner == Manner::Ended).then_some(exit);

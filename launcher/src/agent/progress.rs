@@ -1,7 +1,9 @@
-//! The look at a job's progress: whether any file of a folder is another one than at the last look. A thread of its
-//! own reads the folder, since a file system of the network may take its time and signals are answered meanwhile.
+//! Checks a job's progress: whether any file of the checkpoint folder has changed since the last check. A
+//! thread of its own reads the folder, as a network file system may be slow and signals are answered
+//! meanwhile.
 //!
-//! Times are only compared for being the same: a file from the future, or a clock that was set back, hides nothing.
+//! File times are only compared for equality: a file from the future, or a clock that was set back, hides
+//! nothing. The result is one hash; `policy` decides what it means.
 
 use std::fs::{self, DirEntry, Metadata, ReadDir};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,17 +22,16 @@ use crate::agent::policy::Sight;
 
 /// A checkpoint is a file of the folder, or a folder of files.
 const DEEPEST: usize = 4;
-/// More files are not looked at.
 const MOST_FILES: usize = 1_000_000;
-/// A [`Sight`].
+/// Length in bytes of a [`Sight`].
 const ANSWER: usize = 8;
 
 impl Agent<'_> {
-    /// Begins a look; the answer at once, where there is none to come.
+    /// Starts a check; returns the answer at once if the check cannot run.
     pub(super) fn look_for_progress(&mut self, generation: Generation) -> Option<Input> {
         let limit = self.workers.spec().restart.progress.as_ref()?;
         if self.progress.is_some() {
-            // The one before hangs: no second thread is to hang beside it.
+            // The thread before hangs: a second thread would hang beside it.
             return Some(Input::ProgressSeen { generation, sight: None });
         }
         self.progress = ProgressLook::start(generation, limit.folder.clone());
@@ -38,14 +39,14 @@ impl Agent<'_> {
     }
 }
 
-/// One look, from the question to the answer.
+/// One check, from the question to the answer.
 pub(super) struct ProgressLook {
     generation: Generation,
     answer: UnixStream,
 }
 
 impl ProgressLook {
-    /// Begins to read the folder; nothing where no descriptor or no thread is left.
+    /// Starts to read the folder; `None` if no descriptor or no thread is left.
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
         let warn = |error: &io::Error| tracing::warn!(%error, "nobody can look at the job's progress");
         Self::ask(generation, folder).inspect_err(warn).ok()
@@ -56,7 +57,7 @@ impl ProgressLook {
         answer.set_nonblocking(true)?;
         let look = move || match look(&folder) {
             Ok(sight) => {
-                // Where the job has ended meanwhile nobody asks any more.
+                // The write fails if the job has ended meanwhile.
                 let _ = asked.write_all(&sight.0.to_ne_bytes());
             }
             Err(error) => {
@@ -67,12 +68,12 @@ impl ProgressLook {
         Ok(Self { generation, answer })
     }
 
-    /// Becomes readable when [`Self::advance`] has something to tell.
+    /// Becomes readable when [`Self::advance`] has an answer.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.answer.as_fd()
     }
 
-    /// The answer, if it is there: a few bytes that were written at once, or the end.
+    /// The answer, if it is there: a few bytes in one write, or end of file.
     pub(super) fn advance(&mut self) -> Option<Input> {
         let mut bytes = [0; ANSWER];
         let sight = match self.answer.read(&mut bytes) {
@@ -86,10 +87,10 @@ impl ProgressLook {
     }
 }
 
-/// All files of the folder and of those in it; links are not followed. A folder that is not there has no files.
+/// Hashes all files of the folder and its subfolders; links are not followed. A missing folder has no files.
 ///
 /// # Errors
-/// The folder, or the file system under it, cannot be read. A folder inside that is somebody else's is left out.
+/// The folder, or the file system under it, cannot be read. A subfolder of another user is skipped.
 fn look(folder: &Path) -> io::Result<Sight> {
     let mut sight = 0_u64;
     let mut left = MOST_FILES;
@@ -104,7 +105,7 @@ fn look(folder: &Path) -> io::Result<Sight> {
             let entry = entry?;
             let Some(metadata) = unless(ErrorKind::NotFound, entry.metadata())? else { continue };
             if metadata.is_file() {
-                // In whatever order they are listed.
+                // Addition is independent of the listing order.
                 sight = sight.wrapping_add(identity(&entry, &metadata));
             } else if metadata.is_dir() && depth > 1 {
                 let inner = unless(ErrorKind::NotFound, fs::read_dir(entry.path()));
@@ -116,7 +117,7 @@ fn look(folder: &Path) -> io::Result<Sight> {
     Ok(Sight(sight))
 }
 
-/// Nothing where it failed for this reason.
+/// Maps this error to `None`.
 fn unless<T>(reason: ErrorKind, result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == reason => Ok(None),

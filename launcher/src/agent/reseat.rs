@@ -1,5 +1,6 @@
-//! Seats for the workers of a job some of whose devices have died: the same words, read again on the machine as it is
-//! now. So whoever asked for devices in an order, or for a number of workers, gets what they asked for or is told why not.
+//! Assigns the remaining devices after some have died: the command line is parsed again on the machine as it
+//! is now. A user that asked for a device order or a number of workers gets exactly that, or an error that
+//! says why not. `check` provides the machine; the agent starts the next generation with the result.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -17,46 +18,45 @@ use crate::device::{Ask, CudaDevice, Machine, Visibility};
 use crate::facts::{Facts, FileKind, Permission, StandardStream, System, World};
 use crate::spec::{LaunchSpec, Seat};
 
-/// The CUDA driver's order of its devices, or why there is none.
+/// The CUDA driver's order of its devices, or why it is unknown.
 pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;
 
-/// What the launcher was started with.
+/// The command line and environment that the launcher was started with.
 #[derive(Debug, Clone, Default)]
 pub struct Words {
-    /// Its command line, the name first.
+    /// The command line, including the program name.
     pub argv: Vec<OsString>,
-    /// Its environment, whole: also what no worker sees.
+    /// The complete environment, including variables that no worker sees.
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// Who sits where from the next generation on.
+/// The device assignment from the next generation on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seating {
-    /// How many there are.
+    /// The number of workers on this node.
     pub workers: LocalWorldSize,
-    /// One for each of them.
+    /// The device of each worker, by local rank.
     pub seats: Vec<Seat>,
-    /// What they see.
+    /// The visibility variables for the workers.
     pub visibility: Visibility,
-    /// Fewer workers have more of the CPUs each.
+    /// `OMP_NUM_THREADS`: fewer workers have more CPUs each.
     pub omp_threads: Option<u32>,
-    /// What is said of it, one line each.
+    /// Lines for the user about the assignment.
     pub lines: Vec<String>,
 }
 
-/// What came of it.
+/// The result of a new assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reseated {
-    /// It can be done.
     Seated(Box<Seating>),
-    /// It cannot, in words.
+    /// The assignment is impossible for this reason.
     Refused(String),
-    /// Only the CUDA driver knows: ask it, and come again.
+    /// The CUDA driver's device order is needed first.
     NeedsOrder,
 }
 
-/// Reads the words again. `before` is who sat where: where the devices have other numbers now, a word may mean another
-/// device, and nothing is done.
+/// Parses the command line again. `before` is the assignment so far. Where the devices have other indices
+/// now, an option may mean another device, so the assignment is refused.
 pub(super) fn seats(words: &Words, before: &[Seat], machine: Machine, order: Option<CudaOrder>) -> Reseated {
     if !has_same_numbers(before, &machine) {
         return Reseated::Refused("the devices that are left have other numbers now".to_owned());
@@ -91,7 +91,7 @@ fn has_same_numbers(before: &[Seat], machine: &Machine) -> bool {
     })
 }
 
-/// This machine, with its devices as a look has just found them: nobody looks twice.
+/// This machine with the devices that the check found: no second discovery.
 struct Seen {
     machine: Machine,
     order: Option<CudaOrder>,

@@ -1,4 +1,5 @@
-//! What of a launch the decisions of [`super::state`] depend on. Pure.
+//! The settings of a launch that decisions of [`super::state`] depend on, taken from the launch
+//! specification. Pure.
 
 use std::time::Duration;
 
@@ -12,38 +13,36 @@ use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, TimeLimit};
 use crate::spec::{LaunchSpec, Persona, Unhealthy};
 
-/// The rules of one launch.
+/// The settings of one launch, as the state needs them.
 #[derive(Debug, Clone)]
 pub struct Rules {
     pub(super) persona: Persona,
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
-    /// When and after what there is a restart.
     pub(super) restart: RestartPolicy,
-    /// From the signal to SIGKILL, where nothing is said for the cause of the stop.
+    /// Time from the stop signal to SIGKILL, unless `grace_for` names the cause of the stop.
     pub(super) grace: Duration,
-    /// What is said for single causes.
+    /// Grace periods for single causes.
     pub(super) grace_for: GraceFor,
-    /// How long the whole job may take, where there is a limit.
+    /// Limit on the run time of the whole job.
     pub(super) time_limit: Option<TimeLimit>,
-    /// Until when every worker has joined the store, where that is asked for.
+    /// Time in which every worker must join the store.
     pub(super) start_timeout: Option<Duration>,
-    /// How long a worker may sit in the kernel, where anybody cares.
+    /// How long a worker may be uninterruptible (state `D`), if watched.
     pub(super) stuck_limit: Option<Duration>,
-    /// The signals that stop the job.
     pub(super) stop_signals: SigSet,
-    /// SIGINT ends a Python launcher also where `--signals-to-handle` leaves it out, but then as an exception: the
-    /// workers get SIGTERM.
+    /// SIGINT also ends a Python launcher if `--signals-to-handle` leaves it out. The launcher then raises an
+    /// exception, and the workers get SIGTERM.
     pub(super) interrupt: Interrupt,
-    /// What a device means that is found dead after a failure, where somebody looks.
+    /// What a device means that is found dead after a failure, if devices are checked.
     pub(super) unhealthy: Option<Unhealthy>,
     /// Other nodes may take part: workers run in rounds.
     pub(super) has_rendezvous: bool,
-    /// This worker is a person's: it is waited for, and never signalled.
+    /// The external worker: the job waits for it, but never signals it.
     pub(super) left_out: Option<LocalRank>,
 }
 
-/// Whether SIGINT is one of the signals to handle.
+/// Whether SIGINT is among the signals to handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interrupt {
     Listed,
@@ -51,7 +50,7 @@ pub(super) enum Interrupt {
 }
 
 impl Rules {
-    /// The rules of one launch.
+    /// The rules of the launch that `spec` describes.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {
         let has_devices = spec.seats.iter().any(|seat| seat.device.card.is_some());
@@ -74,7 +73,8 @@ impl Rules {
         }
     }
 
-    /// Whether a worker ended by a signal that stops the job, or says so as shells do. SIGINT does, asked for or not.
+    /// True if a worker ended by a stop signal, or with the code by which shells report it. SIGINT counts
+    /// always.
     pub(super) fn is_of_a_stop_signal(&self, exit: Exit) -> bool {
         let number = match exit {
             Exit::Signal { number, .. } => number,
@@ -84,7 +84,7 @@ impl Rules {
             .is_ok_and(|signal| signal == Signal::SIGINT || self.stop_signals.contains(signal))
     }
 
-    /// What the workers get when the launcher got `signal`.
+    /// The signal for the workers when the launcher got `signal`.
     pub(super) fn for_workers(&self, signal: Signal) -> Signal {
         match (signal, self.interrupt) {
             (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,

@@ -1,5 +1,6 @@
-//! Workers that sit in the kernel and cannot be interrupted (state `D` of proc(5)): a hung device or file server.
-//! Only watched where `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` asks for it. Pure.
+//! Watches for workers in uninterruptible sleep (state `D` of proc(5)): a hung device or file server. Only
+//! enabled by `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`. The agent reads `/proc`; the state ends the job.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,23 +12,23 @@ use rankrun_contract::rank::LocalRank;
 use crate::agent::message::WorkerEnd;
 use crate::process::Exit;
 
-/// As often as torchrun looks. A sleep that ended and began again between two looks counts as one.
+/// torchrun's interval. A sleep that ended and began again between two polls counts as one.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// However short the limit is.
+/// Lower bound of the interval.
 const LEAST: Duration = Duration::from_millis(10);
 
 /// A worker that was found in state `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asleep {
-    /// Who.
+    /// The local rank of the worker.
     pub local_rank: LocalRank,
-    /// Its pid.
+    /// The pid of the worker process.
     pub pid: Pid,
 }
 
 impl Asleep {
-    /// What it is reported with as long as it has not ended: the signal that comes last.
+    /// The exit that is reported until the worker has ended: the last signal, SIGKILL.
     pub(super) const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         WorkerEnd {
@@ -41,7 +42,7 @@ impl Asleep {
     }
 }
 
-/// Since when which worker sits in the kernel.
+/// Records since when each worker is uninterruptible.
 #[derive(Debug)]
 pub(super) struct Watch {
     limit: Duration,
@@ -50,28 +51,26 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// A watch that begins now.
     pub(super) const fn new(limit: Duration, now: Instant) -> Self {
         Self { limit, next_look: now, since: BTreeMap::new() }
     }
 
-    /// When the next look is due.
     pub(super) const fn next_look(&self) -> Instant {
         self.next_look
     }
 
-    /// A look is taken now.
     pub(super) fn look(&mut self, now: Instant) {
         self.next_look = now + self.limit.clamp(LEAST, LOOK_EVERY);
     }
 
-    /// Nobody slept, nor looked, while the job was halted for this long.
+    /// The job was suspended for this long: neither sleep nor polls count.
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         self.next_look += lasted;
         self.since.values_mut().for_each(|since| *since += lasted);
     }
 
-    /// Takes in who was found asleep, and says who has slept for too long and how long.
+    /// Records the workers in state `D`; returns the worker that exceeds the limit by most, and for how long
+    /// it slept.
     pub(super) fn found(&mut self, now: Instant, asleep: &[Asleep]) -> Option<(Asleep, Duration)> {
         self.since.retain(|rank, _| asleep.iter().any(|found| found.local_rank == *rank));
         let dwell = asleep.iter().map(|found| {

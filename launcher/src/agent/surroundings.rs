@@ -1,4 +1,5 @@
-//! What a hint wants to know of the machine once a job has failed: other interpreters, listening processes, `/dev/shm`.
+//! What hints need to know of the machine after a failure: other interpreters, listening processes,
+//! `/dev/shm`. It reads only after a job has failed, and runs no program.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -11,14 +12,11 @@ use crate::process::listener::listener;
 use crate::reporter::causes::{Listener, OtherPython, Surroundings};
 use crate::spec::Entrypoint;
 
-/// More interpreters are not looked at.
 const MOST_PYTHONS: usize = 16;
 
 /// The surroundings of the workers of this launch.
 pub(super) struct WorkerSurroundings<'a> {
-    /// The launcher's environment.
     pub(super) environment: &'a [(OsString, OsString)],
-    /// What each worker ran.
     pub(super) entrypoint: &'a Entrypoint,
 }
 
@@ -27,7 +25,6 @@ impl WorkerSurroundings<'_> {
         self.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
     }
 
-    /// The interpreter and script of the workers.
     fn python(&self) -> Option<(&Path, Option<&Path>)> {
         match self.entrypoint {
             Entrypoint::Script { python, script } | Entrypoint::RunPath { python, script } => {
@@ -74,7 +71,7 @@ impl Surroundings for WorkerSurroundings<'_> {
 
     fn module_here(&self, module: &str) -> Option<String> {
         let (_, script) = self.python()?;
-        // `python -m` looks in the working folder, and so does a script that stands there.
+        // Python finds modules in the working folder with `-m`, and for a script in that folder.
         let folder = script?.parent().filter(|folder| !folder.as_os_str().is_empty())?;
         let same = fs::canonicalize(folder).ok() == fs::canonicalize(".").ok();
         let file = format!("{module}.py");
@@ -101,12 +98,13 @@ impl Surroundings for WorkerSurroundings<'_> {
     }
 }
 
-/// A program, and not a script that chooses one (as of pyenv): its packages are not known without running it.
+/// True for an ELF program. A script that chooses an interpreter (pyenv) would have to run to show its
+/// packages.
 fn is_program(path: &Path) -> bool {
     exec_problem::head(path).is_some_and(|head| head.starts_with(b"\x7fELF"))
 }
 
-/// A venv, since all venvs link to one file, else the file.
+/// The folder of a venv, since all venvs link to one file; else the file.
 fn identity(python: &Path) -> PathBuf {
     let file = fs::canonicalize(python).unwrap_or_else(|_| python.to_owned());
     match venv(python) {
@@ -120,7 +118,7 @@ fn venv(python: &Path) -> Option<PathBuf> {
     folder.join("pyvenv.cfg").is_file().then_some(folder)
 }
 
-/// Whether the module stands among the packages of that interpreter.
+/// True if the module is among the packages of that interpreter.
 fn has_module(python: &Path, module: &str) -> bool {
     let prefix = venv(python).or_else(|| {
         let file = fs::canonicalize(python).ok()?;
@@ -146,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with an environment in which stands the module `torch`.
+    /// Creates an environment that contains the module `torch`.
     fn environment(folder: &Path, name: &str, module: &str) -> PathBuf {
         let prefix = folder.join(name);
         fs::create_dir_all(prefix.join("bin")).unwrap();
@@ -154,7 +152,7 @@ mod tests {
         fs::create_dir_all(&packages).unwrap();
         fs::write(packages.join("__init__.py"), "").unwrap();
         fs::write(prefix.join("pyvenv.cfg"), "").unwrap();
-        // Any program is an interpreter here: none is run.
+        // Any program serves as interpreter here: none is run.
         let python = prefix.join("bin/python");
         symlink(std::env::current_exe().unwrap(), &python).unwrap();
         python
