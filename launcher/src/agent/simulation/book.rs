@@ -1,4 +1,5 @@
-//! What has happened so far, told apart from the machine: what went in and what came out, in the order in which it did.
+//! The oracle: what has happened so far, recorded independently of the machine. The world feeds it every
+//! input and action in order; the invariants read it. It decides nothing.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,11 @@ use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
 use crate::spec::Unhealthy;
 
-/// By how much what the machine does may be late.
+/// By how much the machine's actions may be late.
 pub(super) const LENIENCY: Duration = Duration::from_millis(100);
-/// From the question for the files of the job's folder to the moment from which on nobody waits for the answer.
+/// From the query for the checkpoint folder until the machine stops waiting for the answer.
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
-/// From a worker's end by a signal that stops the job to the launcher's.
+/// From a worker's exit by a stop signal to the launcher's own signal.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
 /// The record of one history.
@@ -27,16 +28,16 @@ pub(super) struct Book {
     pub(super) ready: bool,
     /// When the first workers were started.
     pub(super) began: Option<Instant>,
-    /// How often the workers were told that the time is short.
+    /// How often the workers got the warning of the time limit.
     pub(super) warnings: u32,
-    /// When the job went on after it was halted: nothing was done before that.
+    /// When the job resumed after a suspension: nothing was done before that.
     pub(super) woke_at: Option<Instant>,
     pub(super) starts: u32,
     pub(super) generation: Generation,
-    /// How many workers the next start has.
+    /// Number of workers of the next start.
     pub(super) seats: u32,
     pub(super) open: Option<Question>,
-    /// When it was asked, without the time for which the job was halted since.
+    /// When the question was asked, shifted by suspensions since then.
     asked_at: Option<Instant>,
     /// The first signal by which the launcher was told to stop.
     pub(super) wish: Option<Signal>,
@@ -46,7 +47,7 @@ pub(super) struct Book {
     pub(super) life: Life,
 }
 
-/// What the machine waits for when nobody runs.
+/// The answer that the machine waits for when no worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     Devices,
@@ -60,65 +61,63 @@ pub(super) enum Question {
 #[expect(clippy::struct_excessive_bools, reason = "facts that come in any order and combination")]
 pub(super) struct Life {
     pub(super) began: Option<Instant>,
-    /// Ended by a signal that may be about to reach the launcher too: nothing may come of it at first.
+    /// A worker that ended by a signal that may be about to reach the launcher too: nothing may follow from
+    /// it at first.
     pub(super) suspect: Option<Suspect>,
-    /// From when on the workers may join the store: their start, without the time for which they were halted.
+    /// From when on the workers may join the store: their start, shifted by suspensions.
     pub(super) joins_from: Option<Instant>,
-    /// For how long it was halted while it lived.
+    /// How long the generation was suspended while it lived.
     pub(super) halted: Duration,
-    /// Its workers were told that the time is short: who ends by that has done what it was told.
+    /// When its workers got the warning: a worker that ends by the warning has obeyed.
     pub(super) warned: Option<Instant>,
-    /// How often it was looked who has joined.
+    /// How often the store was queried for missing workers.
     pub(super) join_looks: u32,
-    /// That its start has failed is on its way to the machine.
+    /// The notice of its failed start is on its way to the machine.
     pub(super) start_pending: bool,
-    /// The ends that the machine was told of.
+    /// The exits that the machine was told of.
     pub(super) ends: Vec<WorkerEnd>,
-    /// Why it ends: what the machine was told first.
+    /// Why it ends: the first reason that the machine was told.
     pub(super) cause: Option<Cause>,
-    /// How many ends came before that.
+    /// Number of exits before the cause.
     pub(super) ends_before: usize,
-    /// How many were known when it was decided what came first.
+    /// Number of exits known when the cause was decided.
     pub(super) ends_decided: usize,
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
-    /// When the launcher was told to stop.
     pub(super) wished_at: Option<Instant>,
-    /// When this node is taken for dead.
+    /// When the other nodes take this node for dead.
     pub(super) cut_off: Option<Instant>,
-    /// What another node has told of a failure.
+    /// The failure that another node has reported.
     pub(super) peer: Option<PeerFailure>,
-    /// The one that failed here is the one that another node has lost.
+    /// The worker that failed here is the peer that another node has lost.
     pub(super) is_named: bool,
-    /// The failure was put down to a node that was lost.
+    /// A lost node caused the failure.
     pub(super) is_blamed_elsewhere: bool,
-    /// The other nodes have heard of the failure.
+    /// The other nodes were told of the failure.
     pub(super) is_failure_told: bool,
-    /// When all its workers had succeeded, and those of other nodes had not.
+    /// When all its workers had succeeded, before those of other nodes.
     pub(super) settled: Option<Instant>,
-    /// When the grace is over.
     pub(super) kill_by: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
-    /// Said to be there for good.
+    /// Workers that were reported as impossible to kill.
     pub(super) given_up: Vec<LocalRank>,
     pub(super) released: Option<Released>,
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
-    /// The last question that got its answer, and when.
+    /// The last question that was answered, and when.
     pub(super) answered: Option<(Question, Instant)>,
-    /// Not all of them live, and there is no place on the others.
+    /// A device is dead, and the remaining devices cannot be assigned.
     pub(super) is_without_devices: bool,
 }
 
-/// A worker of whom nobody knows whether it failed.
+/// A worker that may or may not have failed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Suspect {
     pub(super) local_rank: LocalRank,
     pub(super) at: Instant,
 }
 
-/// Why a generation ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
     Failed(LocalRank),
@@ -127,9 +126,9 @@ pub(super) enum Cause {
     User,
     TimeLimit,
     NotStarted,
-    /// What another node did ends the round.
+    /// Another node ended the round.
     Others,
-    /// What another node did ends the job.
+    /// Another node ended the job.
     Over,
 }
 
@@ -154,7 +153,7 @@ impl Book {
         }
     }
 
-    /// Whether this is about a generation that is over.
+    /// True if the input is about a generation that is over.
     pub(super) fn is_stale(&self, input: &Input) -> bool {
         let about = match input {
             Input::StartFailed { generation, .. }
@@ -180,7 +179,7 @@ impl Book {
         about != self.generation
     }
 
-    /// The machine is about to be told this.
+    /// Records an input, just before the machine gets it.
     pub(super) fn enter(&mut self, input: &Input, node: &mut Node, now: Instant) {
         if self.is_stale(input) {
             return;
@@ -194,7 +193,7 @@ impl Book {
             Input::Exited { end, .. } => {
                 node.entered(end.pid);
                 if self.life.swept_at.is_some() {
-                    // The end of a person's worker comes too late for the story.
+                    // The external worker's exit comes too late to be a cause.
                     return;
                 }
                 if self.ends_as_lost(end, node) {
@@ -253,7 +252,7 @@ impl Book {
     fn wished(&mut self, signal: Signal, now: Instant) {
         self.wish.get_or_insert(signal);
         self.life.wished_at.get_or_insert(now);
-        // It never gives more time than they have.
+        // The stop never extends a running grace period.
         let kill_by = now + self.setup.grace_of(Cause::User);
         self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
         if self.starts > 0 {
@@ -261,7 +260,7 @@ impl Book {
         }
     }
 
-    /// Whether this is what was asked.
+    /// Records an answer; returns whether that question was open.
     pub(super) fn answered(&mut self, question: Question, now: Instant) -> bool {
         let is_it = self.open == Some(question);
         if is_it {
@@ -270,7 +269,7 @@ impl Book {
         is_it
     }
 
-    /// The machine wants this.
+    /// Records an action of the machine.
     pub(super) fn note(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Start { generation, .. } => {
@@ -322,8 +321,7 @@ impl Book {
         }
     }
 
-    /// The machine wants this, where it wants to be in the next round: whether that is a restart of its own, and whether
-    /// it counts.
+    /// Records a join of the next round: whether it is a restart of this node, and whether it counts.
     pub(super) fn note_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
         if self.starts > 0 {
             self.record.restarted(&self.life, now, counts);
@@ -331,7 +329,7 @@ impl Book {
         }
     }
 
-    /// The machine wants all this.
+    /// Records the end of a turn, after all its actions.
     pub(super) fn close_turn(&mut self) {
         let life = &mut self.life;
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
@@ -369,7 +367,7 @@ impl Life {
         }
     }
 
-    /// What gives somebody time to do something is put off.
+    /// Puts off every deadline that gives a process time to act.
     fn was_halted(&mut self, lasted: Duration) {
         if self.ended.is_none() {
             self.halted += lasted;
@@ -403,14 +401,14 @@ impl Life {
         }
     }
 
-    /// The ends since the cause, that one included.
+    /// The exits since the cause, including the cause.
     pub(super) fn ends_since(&self) -> &[WorkerEnd] {
         &self.ends[self.ends_before..]
     }
 }
 
 impl Book {
-    /// From when on nobody waits any more for the answer to what was asked.
+    /// When the machine stops waiting for the answer to its question.
     pub(super) fn look_ends_at(&self) -> Option<Instant> {
         let longest = match self.open? {
             Question::Progress => LONGEST_LOOK,
@@ -420,17 +418,17 @@ impl Book {
         self.asked_at.map(|asked| asked + longest)
     }
 
-    /// When the time limit of the job is over.
+    /// When the time limit of the job expires.
     pub(super) fn time_is_up_at(&self) -> Option<Instant> {
         Some(self.began? + millis(self.setup.time_limit?))
     }
 
-    /// From when on it is late for something that was due then.
+    /// From when on an action that was due at `due` is late.
     pub(super) fn late_from(&self, due: Instant) -> Instant {
         self.woke_at.map_or(due, |woke| woke.max(due)) + LENIENCY
     }
 
-    /// When the workers are warned of that.
+    /// When the workers get the warning of the time limit.
     pub(super) fn warned_at(&self) -> Option<Instant> {
         let before = self.setup.time_limit?.saturating_sub(self.setup.warning?);
         Some(self.began? + millis(before))

@@ -1,5 +1,5 @@
-//! What the restart policy allows, reckoned from the record of what happened and in another way than the machine does:
-//! it keeps all that ever was, and looks back on it.
+//! What the restart policy allows, computed from the record in another way than the machine does: it keeps
+//! all generations and looks back on them.
 
 use std::time::{Duration, Instant};
 
@@ -12,42 +12,40 @@ use crate::agent::message::{Action, Happening, WorkerEnd};
 use crate::process::Exit;
 use crate::spec::restart::RuleAction;
 
-/// Instants are shares of what was asked for, and are not exact.
+/// Instants are fractions of the settings and inexact.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// The generations that are over, and what came between them.
+/// The generations that are over, and the restarts between them.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// How long each lived before it began to end, and whether a restart came of it.
+    /// Time from the start of each to its first failure or stop, and whether a restart followed.
     lives: Vec<(Duration, bool)>,
-    /// How long each was there, from its start until the last of it was gone, and the same.
+    /// Time from the start of each to its last reap, and whether a restart followed.
     spans: Vec<(Duration, bool)>,
-    /// What was seen at each look, where it could be seen.
+    /// Result of each check of the folder that succeeded.
     files: Vec<u64>,
 }
 
-/// What follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// A restart within this time.
+    /// A restart is due within this interval.
     Restart { from: Instant, by: Instant },
     /// The job is over for this reason.
     End(Why),
 }
 
-/// Why there is no restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
     Stuck,
     Rule(RuleAction),
     NoProgress,
     Budget,
-    /// Some device is dead, or there are no seats without it.
+    /// A device is dead, and the rest cannot be assigned.
     Devices,
 }
 
 impl Record {
-    /// All start again, by a restart or because of other nodes.
+    /// All workers start again, by a restart or because of other nodes.
     pub(super) fn restarted(&mut self, life: &Life, now: Instant, counts: bool) {
         self.lives.push((life.age(), counts));
         self.spans.push((life.span(now), counts));
@@ -57,7 +55,8 @@ impl Record {
         self.files.extend(files.map(u64::from));
     }
 
-    /// The restarts since a generation that had lived for long enough, or since the first.
+    /// The restarts since the last generation that was healthy for long enough, or since the first
+    /// generation.
     fn used(&self, policy: &Policy, age: Duration) -> usize {
         let lives = self.lives.iter().map(|(life, _)| *life).chain([age]);
         let is_healthy = |life: Duration| policy.reset_after.is_some_and(|enough| life >= millis(enough));
@@ -71,8 +70,8 @@ impl Record {
             .count()
     }
 
-    /// Whether one more is within the budget, after a life of such an age that was there for so long. The time in which
-    /// nobody was there is no part of a window.
+    /// True if one more restart is within the budget, after a life of this `age` and `span`. Time without
+    /// workers is not part of a window.
     fn allows(&self, (policy, most): (&Policy, u32), (age, span): (Duration, Duration)) -> bool {
         let before = match policy.window {
             Some(window) => {
@@ -87,7 +86,7 @@ impl Record {
         before < most as usize
     }
 
-    /// The looks in a row that saw what the one before them had seen.
+    /// The checks in a row that saw the same as the check before.
     fn looks_without_progress(&self) -> u32 {
         let Some(last) = self.files.last() else { return 0 };
         let same = self.files.iter().rev().take_while(|seen| *seen == last).count();
@@ -96,7 +95,7 @@ impl Record {
 }
 
 impl Wait {
-    /// The shortest and the longest that it may be after so many restarts.
+    /// The shortest and the longest wait after this many restarts.
     fn after(&self, used: usize) -> (Duration, Duration) {
         let grown = (0..used).fold(u64::from(self.delay) * 1_000, |wait, _| {
             (wait * u64::from(self.factor) / 100).min(u64::from(self.cap) * 1_000)
@@ -108,7 +107,7 @@ impl Wait {
 }
 
 impl Rule {
-    /// `own`: how it ended, where that was its own doing.
+    /// `own`: the exit of the worker, unless our own stop ended it.
     fn fits(&self, local_rank: LocalRank, own: Option<Exit>) -> bool {
         let code = self.code.is_none_or(|code| own == Some(Exit::Code(i32::from(code))));
         let is_of = |signal| matches!(own, Some(Exit::Signal { number, .. }) if number == signal as i32);
@@ -117,7 +116,7 @@ impl Rule {
 }
 
 impl Turn<'_> {
-    /// What is due now, where a generation has failed and nobody of it is left.
+    /// What is due now, if a generation has failed and its last worker is gone.
     pub(super) fn due(&self) -> Option<Due> {
         let book = self.book;
         let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
@@ -135,7 +134,7 @@ impl Turn<'_> {
         let (base, age) = (self.decided_at(), book.life.age());
         let wait = policy.wait.map(|wait| wait.after(book.record.used(policy, age))).unwrap_or_default();
         let held = self.held_until().unwrap_or(base);
-        // That it does not come before it is held is another invariant's business.
+        // Another invariant checks that it does not come before `held`.
         let (from, by) = (base + wait.0, (base + wait.1).max(held));
         let lived = (age, book.life.span(self.now));
         Some(match book.record.allows((policy, book.setup.max_restarts), lived) {
@@ -145,8 +144,8 @@ impl Turn<'_> {
         })
     }
 
-    /// Until then somebody who signals everybody may have signalled the launcher too: the one that failed and another
-    /// one ended with codes of their own.
+    /// A sender that signals all processes may also signal the launcher until then: the failed worker and
+    /// another worker ended with codes of their own.
     pub(super) fn held_until(&self) -> Option<Instant> {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
         let (_, own) = blamed(self)?;
@@ -155,14 +154,14 @@ impl Turn<'_> {
         self.book.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
-    /// When all was known on which the restart depends; now, where something is not yet.
+    /// When everything was known that the restart depends on; `now` while a part is open.
     fn decided_at(&self) -> Instant {
         let life = &self.book.life;
         let known = life.swept_at.filter(|_| self.book.open.is_none());
         known.map_or(self.now, |swept| life.answered.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
-    /// Whether a restart may come too late for the time limit, and whether it does so for certain.
+    /// Whether a restart may come too late for the time limit, and whether it certainly does.
     pub(super) fn too_late(&self, due: Due) -> (bool, bool) {
         let (Due::Restart { from, by }, Some(end)) = (due, self.book.time_is_up_at()) else {
             return (false, false);
@@ -171,7 +170,7 @@ impl Turn<'_> {
     }
 }
 
-/// The worker that a generation is said to have failed of, and how it ended where that was its own doing.
+/// The worker that counts as the cause, and its exit unless our own stop ended it.
 fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
     let said = turn.actions.iter().find_map(|action| match action {
         Action::Say(Happening::GroupFailed { cause }) => Some(*cause),
@@ -182,7 +181,7 @@ fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
     Some((end.local_rank, is_own.then_some(end.exit)))
 }
 
-/// It ended when all were told to stop, and so that this may have been why.
+/// The worker ended after all were told to stop, so the stop may be the reason.
 fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     let life = &turn.book.life;
     let at = life.ends.iter().position(|other| other == end);
@@ -194,7 +193,7 @@ fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
 }
 
 impl Life {
-    /// How long it lived before it began to end, but for halts; who have never met have not lived.
+    /// Time from start to end without suspensions; zero for workers that never joined the store.
     fn age(&self) -> Duration {
         if matches!(self.cause, Some(Cause::NotJoined(_))) {
             return Duration::ZERO;
@@ -202,7 +201,7 @@ impl Life {
         self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.halted)
     }
 
-    /// How long it was there; until now, where its last is only just gone.
+    /// Time from start to the last reap, or until `now`.
     fn span(&self, now: Instant) -> Duration {
         let gone = self.settled.or(self.swept_at).unwrap_or(now);
         self.began.map_or(Duration::ZERO, |began| gone - began)
@@ -264,7 +263,7 @@ pub(super) fn grants_are_made(turn: &Turn<'_>) -> Verdict {
 }
 
 impl Book {
-    /// What was seen in the job's folder.
+    /// Records what was found in the checkpoint folder.
     pub(super) fn saw_files(&mut self) {
         let files = self.setup.files_after(self.generation);
         self.record.saw(files);

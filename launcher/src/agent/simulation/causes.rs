@@ -11,11 +11,11 @@ use crate::agent::message::{Action, Happening, Released, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 
-/// A crash so soon after the first failure may have been before it.
+/// A crash this soon after the first failure may have come before it.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
 
-/// What a generation is said to have ended of is what came first; of failures that came together, one for which there
-/// is evidence.
+/// The reported cause of a generation's end is the first cause; of failures that came together, one that has
+/// evidence.
 pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let cause = turn.cause();
     let mut released = turn.book.life.released;
@@ -34,9 +34,9 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);
             }
-            // What others did first, or did to this node, is not told as a failure of it.
+            // What another node did first, or did to this node, is not reported as a failure of this node.
             Action::Finish(end) if end.failure.is_none() && turn.is_others() => {}
-            // A rule may call it so, which is another invariant's business.
+            // A rule may call it a success, which another invariant checks.
             Action::Finish(end) if end.status == ExitStatus::SUCCESS && blamed.is_some() => {}
             Action::Finish(end) => {
                 is_told(turn, end.failure.as_ref(), cause)?;
@@ -63,7 +63,7 @@ fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
     }
 }
 
-/// What is told at the end is of the kind that came first.
+/// The report at the end is of the kind that came first.
 fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
     let manner = failure.map(|failure| failure.manner);
     let is_told = matches!(
@@ -112,7 +112,7 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
     }
 }
 
-/// Whether there is anything for which it could be blamed instead of the one that was seen first.
+/// True if there is evidence to blame it instead of the exit that was seen first.
 fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
     let ends = book.life.ends_since();
     let Some(seen_first) = ends.first() else { return false };
@@ -127,7 +127,7 @@ fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
     };
     let is_known = ends.contains(blamed) && !blamed.exit.is_success();
     let lost = |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost.is_some());
-    // It was gone before all were told to stop.
+    // It had ended before all were told to stop.
     let is_own = lost(seen_first) && !lost(blamed) && blamed.at <= seen_first.at;
     is_known
         && (blamed.local_rank == first

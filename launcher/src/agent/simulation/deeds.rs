@@ -1,4 +1,4 @@
-//! What the machine wants is done to the virtual node, as the agent's loop does it.
+//! Performs the machine's actions on the virtual node, as the agent's loop does on a real one.
 
 use std::time::Duration;
 
@@ -17,7 +17,6 @@ use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 
 impl<M: Machine> World<'_, M> {
-    /// As the agent's loop does it.
     pub(super) fn perform(&mut self, action: &Action) {
         match action {
             Action::Start { generation, .. } => self.start(*generation),
@@ -99,7 +98,7 @@ impl<M: Machine> World<'_, M> {
     }
 }
 
-/// A rank that has not joined the store: a table with it is shown.
+/// A rank that has not joined the store: a table with this row is shown.
 pub(super) fn missing_rank((local_rank, pid): (LocalRank, Pid)) -> RankRow {
     RankRow {
         local_rank,

@@ -1,4 +1,4 @@
-//! What can be wrong with a machine.
+//! The faults that a mutant machine can have, and the invariant that each must break. `mutants` applies them.
 
 use nix::sys::signal::SigSet;
 
@@ -6,116 +6,116 @@ use super::machine;
 use super::setup::{Setup, Wait};
 use crate::agent::state::State;
 
-/// What is wrong with a machine.
+/// A fault of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// When one worker of a stop has ended, it takes all for gone.
+    /// Takes all workers for gone when the first of a stop has ended.
     StartsBesideTheOld,
-    /// Nobody kills what the old generation left behind.
+    /// Leaves the processes of the old generation alive.
     LeavesLeftovers,
     StartsTwice,
-    /// It does not wait until everything is ready.
+    /// Starts before everything is ready.
     StartsAtOnce,
     CountsEndsTwice,
     ForgetsAnEnd,
-    /// One success is everybody's.
+    /// Takes one success for the success of all.
     DoesNotWait,
     SwallowsTheKill,
     KillsLate,
     HasNoDeadline,
     NeverGivesUp,
-    /// A signal that is for the workers stops them.
+    /// Stops the workers on a signal that is to be passed on.
     StopsForNothing,
     LeavesLeftoversAtTheEnd,
     BlamesTheLast,
-    /// Whom it stopped itself.
+    /// Blames a worker that its own stop ended.
     BlamesItsVictim,
-    /// When the user stops the job meanwhile.
+    /// Drops the cause when the user stops the job meanwhile.
     ForgetsTheCause,
     RestartsOnceTooOften,
     ForgetsItsRestarts,
     RestartsAfterAStop,
     SpeaksAfterTheEnd,
     PraisesAFailure,
-    /// The status of a later generation is another one.
+    /// Gives a failure of a later generation another exit status.
     RemembersThePast,
     BelievesTheOld,
     DeafWhileChecking,
     DeafWhileStopping,
     AsksOnceMore,
     SignalsThePerson,
-    /// It fails at once of a signal that may be everybody's.
+    /// Fails at once on a signal that may have hit all processes.
     IgnoresTheWindow,
     ClosesTheWindowEarly,
     ClosesTheWindowLate,
-    /// It starts all again at once where several may have handled everybody's signal.
+    /// Restarts at once where several workers may have handled one signal.
     RestartsOverTheSignal,
-    /// It waits for a folder that does not answer.
+    /// Waits for a folder that does not answer.
     WaitsForTheFolder,
-    /// Also where the launcher is told to stop in time.
+    /// Blames the suspect even if the launcher is told to stop in time.
     BlamesTheSuspect,
     IgnoresTheTimeLimit,
     IgnoresTheStartLimit,
     ForgivesTheMissing,
     WarnsNobody,
-    /// The warning is a signal to stop.
+    /// Takes the warning for a stop signal.
     WarningStops,
-    /// It looks at the ranks when they were told to stop.
+    /// Collects the ranks only after the stop signal.
     CollectsRanksLate,
     RestartsAfterTheTimeLimit,
-    /// It takes who ends by the warning for one that failed.
+    /// Takes a worker that ends by the warning for a failed worker.
     BlamesTheWarned,
     HidesTheTimeLimit,
-    /// One more than there may be.
+    /// Allows one restart too many per window.
     MiscountsTheWindow,
-    /// It looks back on half of it.
+    /// Looks back on half of the window only.
     ForgetsTheWindow,
     IgnoresTheBackoff,
-    /// Whatever the factor is.
+    /// Ignores the factor of the back-off.
     WaitsAlwaysTheSame,
     IgnoresTheCap,
-    /// Nothing wakes it when the wait is over.
+    /// Sets no deadline at the end of the wait.
     OversleepsTheWait,
-    /// However short a generation lived.
+    /// Resets the budget however short a generation lived.
     ResetsForNothing,
-    /// However long a generation lived.
+    /// Keeps the budget however long a generation lived.
     NeverResets,
     NeverRestarts,
     IgnoresTheRules,
     NeverLooksForProgress,
-    /// It looks, and restarts whatever it saw.
+    /// Checks for progress, but restarts whatever the result.
     IgnoresMissingProgress,
     ForgetsToRequeue,
-    /// Takes the time of a halt for that of the workers.
+    /// Counts suspended time as run time of the workers.
     ForgetsTheHalt,
-    /// It gives after a failure what the user's signal gives, and the other way round.
+    /// Swaps the grace periods of a failure and of the user's signal.
     TakesAnothersGrace,
-    /// Takes any second wish for an impatient one.
+    /// Takes any second request for an impatient one.
     KillsEarly,
-    /// It does not wait for the other nodes.
+    /// Starts without waiting for the other nodes.
     StartsWithoutARound,
-    /// In a round that is over.
+    /// Starts in a round that is over.
     StartsInTheOldRound,
-    /// Takes what other nodes did for restarts of its own.
+    /// Counts membership changes as restarts of this node.
     CountsWhatOthersDo,
     RunsOnAlone,
     KeepsItsFailureToItself,
-    /// Takes its time, although the others take it for dead.
+    /// Takes its time although the other nodes take it for dead.
     OutlivesTheLease,
     /// Takes the failure of a lost node for its own.
     TakesTheBlame,
     DeafWhileJoining,
     ClosesWhenItLeaves,
-    /// Its own success is everybody's.
+    /// Takes its own success for the success of all nodes.
     PraisesAlone,
     RestartsAfterTheClose,
-    /// Takes a failure elsewhere that lost a peer for the cause of one here that lost none.
+    /// Takes another node's lost peer for the cause of a failure here that lost no peer.
     TakesALossForTheCause,
-    /// Counts what failed elsewhere as if the budget were each node's.
+    /// Counts failures on other nodes as if each node had a budget of its own.
     ForgetsTheJobsRestarts,
 }
 
-/// All of them, with the invariant that each breaks.
+/// All faults, each with the invariant that it breaks.
 pub(super) const FAULTS: [(Fault, &str); 71] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
@@ -190,7 +190,7 @@ pub(super) const FAULTS: [(Fault, &str); 71] = [
     (Fault::ForgetsTheJobsRestarts, "6"),
 ];
 
-/// A machine that was told something else than what is asked for.
+/// A machine that was given other settings than the oracle.
 pub(super) fn misled(fault: Fault, setup: &Setup) -> State {
     let mut told = *setup;
     let Setup { max_restarts, policy, .. } = &mut told;

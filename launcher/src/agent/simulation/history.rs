@@ -1,6 +1,8 @@
-//! A history: what a node is like and what happens on it, as a list of choices that can be replayed and shortened.
+//! A history: the settings of a node and its events, as a list of choices that can be replayed and shortened.
+//! `world` runs it; `report` shortens it.
 //!
-//! Every list is a history: a choice that means nothing where it stands (nobody is left who could end) does nothing.
+//! Every list is a history: a choice that is impossible where it stands (no worker is left to end) does
+//! nothing.
 
 use nix::sys::signal::Signal;
 
@@ -8,7 +10,7 @@ use super::others::Elsewhere;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::process::Exit;
 
-/// Numbers that look random and come again with the same seed (splitmix64).
+/// A pseudo-random sequence that depends on its seed alone (splitmix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -36,62 +38,61 @@ impl Random {
     }
 }
 
-/// One life of a job.
+/// One life of a job: its settings and events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) setup: Setup,
     pub(super) events: Vec<Event>,
 }
 
-/// A choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) what: What,
-    /// The agent sees it in one turn with what comes next.
+    /// The agent sees it in one turn with the next event.
     pub(super) held: bool,
 }
 
-/// What happens. A worker is meant by its place among those who could do it.
+/// An event. A worker is given by its index among the workers that can do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// Time passes, in milliseconds.
     Wait(u32),
-    /// Time passes until the machine or a worker has something to do.
+    /// Time passes until the machine or a worker has a deadline.
     NextMoment,
     /// A worker ends by itself.
     Ends { worker: u32, exit: Exit, wrote: Wrote },
-    /// All workers end by a signal, or of it with a code, and the launcher is told to stop by the same one so many
-    /// milliseconds later, or before.
+    /// All workers end by a signal, or with a code because of it. The launcher is told to stop by the same
+    /// signal this many milliseconds later, or earlier if negative.
     HitsAll { signal: Signal, code: Option<i32>, launcher: i32 },
     /// The launcher is told to stop.
     Stop { signal: Signal, by: Way },
-    /// The whole job is halted for so many milliseconds (Ctrl-Z).
+    /// The whole job is suspended for this many milliseconds (Ctrl-Z).
     Halts(u32),
     /// The launcher gets a signal that is for the workers.
     Pass(Signal),
-    /// A worker sits down in the kernel, where not even SIGKILL reaches it.
+    /// A worker becomes uninterruptible: not even SIGKILL ends it.
     FallsAsleep(u32),
-    /// It comes back.
+    /// An uninterruptible worker runs again.
     WakesUp(u32),
-    /// The question that is open gets its answer: about the devices, the seats on those that are left, or progress.
+    /// The open question is answered: about the devices, the assignment of the remaining ones, or progress.
     Answer { dead: bool, seats: Option<u32> },
-    /// A person starts the worker that was left to them.
+    /// The user starts the external worker by hand.
     StartsByHand,
-    /// Something happens to the other nodes.
+    /// An event on the other nodes.
     Elsewhere(Elsewhere),
-    /// Something about the generation before comes late.
+    /// An event of the last generation arrives late.
     Stale(Stale),
 }
 
-/// What a worker's error file says.
+/// The content of a worker's error file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wrote {
     Nothing,
-    /// Of a failure of its own.
+    /// A failure of its own.
     Own,
-    /// That it lost this local rank.
+    /// The loss of this local rank.
     Lost(u32),
-    /// That it lost a rank of another node.
+    /// The loss of a rank of another node.
     LostElsewhere,
 }
 
@@ -104,7 +105,7 @@ pub(super) enum Way {
     Direct,
 }
 
-/// What can come late.
+/// What can arrive late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stale {
     Exited,
@@ -193,7 +194,7 @@ fn exit(random: &mut Random) -> Exit {
 }
 
 impl History {
-    /// The one that belongs to this seed.
+    /// The history that belongs to this seed.
     pub(super) fn random(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let setup = Setup::random(&mut random);

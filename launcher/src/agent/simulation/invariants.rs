@@ -1,12 +1,12 @@
-//! The numbered invariants, one function each, in the words of `ARCHITECTURE.md`. They judge by what went in, what
-//! came out and what the processes of the node really did; the machine itself is never asked.
+//! The numbered invariants, one function each, in the words of `ARCHITECTURE.md`. They judge by inputs,
+//! actions and the processes of the virtual node; the machine itself is never asked.
 //!
-//! What the state machine does not own is judged as far as it can be seen from it:
+//! Parts that the state machine does not own are judged as far as its actions show them:
 //!
-//! - 2: where there is one node a round is over as soon as everything is ready, and its placement is the seats that the
-//!   last look at the devices left; where there are others, what the rendezvous says.
-//! - 3: reaping is the shell's; here, that nobody is forgotten and no end counts twice.
-//! - 9: there are no heartbeats yet; here, every other word about an old generation.
+//! - 2: with one node, a round is over as soon as everything is ready, and its placement is the assignment of
+//!   the last device check; with several nodes, the rendezvous decides.
+//! - 3: reaping belongs to the agent's loop; here, that no worker is forgotten and no exit counts twice.
+//! - 9: heartbeats belong to the rendezvous; here, every other message about an old generation.
 
 use std::time::{Duration, Instant};
 
@@ -25,35 +25,33 @@ use super::status::invariant_8;
 use crate::agent::message::{Action, Happening, Input, JobEnd};
 use crate::agent::rules::Interrupt;
 
-/// From SIGKILL to when it is reported that it did not help.
+/// From SIGKILL until the report that it did not help.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 /// One answer of the machine, or a moment at which it was silent.
 pub(super) struct Turn<'a> {
     pub(super) setup: &'a Setup,
-    /// With the input, and without what the machine answered.
+    /// With the input, but without the machine's answer.
     pub(super) book: &'a Book,
     pub(super) node: &'a Node,
     pub(super) now: Instant,
     pub(super) input: Option<&'a Input>,
-    /// It is about a generation that is over.
+    /// The input is about a generation that is over.
     pub(super) stale: bool,
     pub(super) deadline_before: Option<Instant>,
     pub(super) deadline: Option<Instant>,
     pub(super) actions: &'a [Action],
 }
 
-/// What is wrong, in words.
+/// On failure: what is wrong, in words.
 pub(super) type Verdict = Result<(), String>;
 
-/// An invariant that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) invariant: &'static Invariant,
     pub(super) why: String,
 }
 
-/// One invariant.
 #[derive(Debug)]
 pub(super) struct Invariant {
     pub(super) number: &'static str,
@@ -65,9 +63,9 @@ pub(super) struct Invariant {
 /// What an invariant is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Of {
-    /// What the machine says: where it says nothing, it holds.
+    /// The actions of the machine: without actions it holds.
     Words,
-    /// Also its silence.
+    /// Also the absence of actions.
     Silence,
 }
 
@@ -191,7 +189,7 @@ impl Broken {
     }
 }
 
-/// All that do not hold.
+/// All invariants that do not hold.
 pub(super) fn judge(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let is_silent = turn.actions.is_empty();
     let broken: Vec<Broken> = INVARIANTS
@@ -202,7 +200,7 @@ pub(super) fn judge(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     if broken.is_empty() { Ok(()) } else { Err(broken) }
 }
 
-/// That something must be so, or else.
+/// Fails with `why` unless it `holds`.
 pub(super) fn must(holds: bool, why: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(why()) }
 }
@@ -222,7 +220,7 @@ impl Turn<'_> {
         })
     }
 
-    /// Of the generation that is the current one, and not a person's.
+    /// The workers of the current generation, except the external worker.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Process> {
         self.node.ours(self.book.generation)
     }
@@ -259,7 +257,7 @@ impl Turn<'_> {
     }
 }
 
-/// Nor does what an old one left behind live.
+/// Also no process that an old generation left behind is alive.
 fn invariant_1(turn: &Turn<'_>) -> Verdict {
     let Some((at, generation, _)) = turn.starts().next() else { return Ok(()) };
     let old =
@@ -350,12 +348,12 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
         })?;
     }
     let last_is_reaped = turn.cause().is_some() && !life.start_pending && stays().next().is_none();
-    // Whether a start comes too early is another invariant's business.
+    // Another invariant checks that a start does not come too early.
     let ends = turn.sweeps(turn.actions) || turn.starts().next().is_some();
     must(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
 }
 
-/// Nor before the back-off is over; and what is waited for comes.
+/// Also no restart before the back-off is over, and every granted restart is made.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
     for (_, _, restart_count) in turn.starts() {
         let used = RestartCount(turn.book.used());
@@ -367,7 +365,7 @@ fn invariant_6(turn: &Turn<'_>) -> Verdict {
     wait_has_an_end(turn)
 }
 
-/// Nor where a rule forbids it, or there was no progress.
+/// Also no restart where a rule forbids it, or without progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let (starts, restarts) = (turn.goes_on(), turn.restarts());
     let told = turn.book.wish;

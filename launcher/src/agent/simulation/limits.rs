@@ -1,5 +1,5 @@
-//! What the clock alone brings about: the window for signals that hit everybody, the time limit and its warning, and
-//! the start limit.
+//! What time alone causes: the window for signals that hit all processes, the time limit with its warning,
+//! and the start limit.
 
 use nix::sys::signal::Signal;
 
@@ -10,7 +10,7 @@ use super::invariants::{Turn, Verdict, must};
 use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Happening, Input};
 
-/// Nothing is done about it and nobody hears of it, until the launcher is told to stop, or the time is over.
+/// Nothing is done or said about such an exit, until the launcher is told to stop or the window is over.
 pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
@@ -96,7 +96,7 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
             turn.workers().find(|process| process.is_alive() && !is_warned(turn, process.local_rank));
         return must(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
     }
-    // Who starts while the warning is due or later gets none.
+    // A worker that starts when the warning is due or later gets none.
     let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
     let runs = turn.cause().is_none() && book.life.settled.is_none();
     let is_undisturbed = runs && book.time_is_up_at().is_some_and(|end| turn.now < end);
@@ -131,7 +131,7 @@ fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
     must(!is_due || life.join_looks > 0, || "nobody looks who has joined".to_owned())
 }
 
-/// As long as nothing else has become of them.
+/// A missing worker counts as failed, unless it has ended otherwise.
 fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let is_running = life.cause.is_none() && life.suspect.is_none();
@@ -157,7 +157,7 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
     })
 }
 
-/// A worker may act on a stop signal at once. What it does then is not what it did before.
+/// A worker may act on a stop signal at once, so a later table would not show its state before the stop.
 pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
     let is_collected = |action: &Action| matches!(action, Action::CollectRanks { .. });
     let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };

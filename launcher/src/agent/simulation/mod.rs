@@ -1,10 +1,11 @@
-//! The state machine on a virtual node, through random histories: exits, signals, time and its limits, workers that sit in
-//! the kernel or do not join, signals that hit everybody, halts of the whole job, the looks at devices and at progress, a
-//! worker that is left to a person, other nodes that fail, go, come and end the job, in any order and under any restart
-//! policy. After every turn the numbered invariants of `ARCHITECTURE.md` are asked, and for each of them there are
-//! machines that break it, which must be found.
+//! The state machine on a virtual node, through random histories under any restart policy. The events are
+//! exits, signals, time and its limits, uninterruptible workers, workers that do not join, signals that hit
+//! all processes, suspensions, checks of devices and of progress, an external worker, and other nodes that
+//! fail, leave, join and end the job, in any order. After every turn the numbered invariants of the design
+//! document are checked. For each invariant there are mutants that break it, which must be found.
 //!
-//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its own.
+//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its
+//! own.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 mod book;
@@ -35,13 +36,13 @@ use setup::Setup;
 
 const HISTORIES: u64 = 100_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
-/// At most; the search ends when it has found a few.
+/// Upper bound; the search ends when it has found a few.
 const HISTORIES_OF_A_MUTANT: u64 = 50_000;
 const THREADS: u64 = 2;
-/// Histories that every change is judged by.
+/// The seed of the histories that every change is judged by.
 const SEED: u64 = 18;
 
-/// The real machine for a node like this.
+/// The real machine for such a node.
 fn machine(setup: &Setup) -> State {
     State::new(setup.rules()).with_seed(setup.policy.seed)
 }
@@ -50,7 +51,7 @@ fn is_soak() -> bool {
     std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
 }
 
-/// `RANKRUN_SEED`, else always the same; under `RANKRUN_SOAK=1` another one each time. It is printed.
+/// `RANKRUN_SEED`, else a fixed seed; a new one each time under `RANKRUN_SOAK=1`. It is printed.
 fn seed() -> u64 {
     let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| age.as_micros() as u64);
@@ -78,7 +79,7 @@ fn the_machine_holds_its_invariants_in_every_history() {
     }
 }
 
-/// The shortest of so many histories that break this invariant and no other.
+/// The shortest of `enough` histories that break this invariant and no other.
 fn find(fault: Fault, number: &str, enough: usize) -> Option<Failing> {
     let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
     let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough };
@@ -88,7 +89,7 @@ fn find(fault: Fault, number: &str, enough: usize) -> Option<Failing> {
 #[test]
 fn every_mutant_breaks_its_invariant_and_is_found() {
     for (fault, number) in FAULTS {
-        // One is as good as another, unless it cannot be made short.
+        // Any short history serves; a search for more is only needed for a long one.
         let at_once = find(fault, number, 1).filter(|failing| failing.history.events.len() <= 5);
         let Some(failing) = at_once.or_else(|| find(fault, number, 8)) else {
             panic!("{fault:?} breaks invariant {number} unnoticed")

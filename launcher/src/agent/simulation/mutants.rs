@@ -1,4 +1,4 @@
-//! Machines that break one invariant each: the real one, with a fault in what it hears or in what it says.
+//! Machines that break one invariant each: the real machine with a fault in its inputs or in its actions.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,7 +33,7 @@ impl Machine for State {
     }
 }
 
-/// A machine with a fault.
+/// The real machine with a fault.
 pub(super) struct Mutant {
     real: State,
     fault: Fault,
@@ -43,7 +43,7 @@ pub(super) struct Mutant {
     doing: Doing,
 }
 
-/// As far as it can be seen from outside.
+/// The machine's state as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Running,
@@ -59,7 +59,7 @@ impl Mutant {
         Self { real: misled(fault, setup), fault, setup: *setup, generation, was_ready: false, doing }
     }
 
-    /// What the real machine hears instead.
+    /// The inputs that the real machine gets instead.
     fn mishear(&mut self, input: Input) -> Vec<Input> {
         let was_ready = std::mem::replace(&mut self.was_ready, true);
         match (self.fault, self.doing, input) {
@@ -105,7 +105,7 @@ impl Mutant {
         }
     }
 
-    /// Of the other nodes.
+    /// The same for inputs about other nodes.
     fn mishear_others(&self, input: Input) -> Vec<Input> {
         let lost = || Input::Changed(Change::PeerLost { node: NodeName::of_host("th2") });
         match (self.fault, self.doing, input) {
@@ -130,12 +130,12 @@ impl Mutant {
         matches!(self.real.phase, Phase::Undecided { .. })
     }
 
-    /// At the job's folder, and has said so.
+    /// The machine waits for the checkpoint folder and has said so.
     const fn is_looking(&self) -> bool {
         matches!(self.real.phase, Phase::Checking { step: Step::Progress, say_at: None, .. })
     }
 
-    /// Whether it waits, and nobody asked for a wait.
+    /// True if it waits without a word: the wait comes from the window, not from the back-off.
     fn is_held(&self, actions: &[Action]) -> bool {
         let is_said = |action: &Action| matches!(action, Action::Say(Happening::Waiting { .. }));
         matches!(self.real.phase, Phase::Waiting { .. })
@@ -143,7 +143,7 @@ impl Mutant {
             && !actions.iter().any(is_said)
     }
 
-    /// What it takes for the time.
+    /// The time that the real machine is given.
     fn mistake(&self, now: Instant) -> Instant {
         match self.fault {
             Fault::ClosesTheWindowEarly | Fault::BlamesTheSuspect if self.is_undecided() => now + WINDOW,
@@ -158,7 +158,7 @@ impl Mutant {
         [input].into_iter().chain((0..MOST_WORKERS).map(ended)).collect()
     }
 
-    /// What it says instead of what the real machine says to `input`.
+    /// The actions instead of those that the real machine returned for `input`.
     fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
         let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
         let is_warning = |action: &Action| matches!(action, Action::Say(Happening::TimeIsShort { .. }));

@@ -1,4 +1,4 @@
-//! The processes of a virtual node. They keep their own books, from which the machine is judged.
+//! The processes of a virtual node. They record their own state, by which the machine is judged.
 
 use std::time::{Duration, Instant};
 
@@ -11,30 +11,29 @@ use super::history::Wrote;
 use super::setup::{Setup, Temper};
 use crate::process::Exit;
 
-/// A worker.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) generation: Generation,
     pub(super) local_rank: LocalRank,
     pub(super) pid: Pid,
-    /// It is a person's.
+    /// The user started it: the external worker.
     pub(super) by_hand: bool,
     pub(super) being: Being,
-    /// The signals to stop that it got.
+    /// The stop signals that it got.
     pub(super) told: Vec<Signal>,
-    /// How it will end of them, and when.
+    /// How and when it will end because of them.
     due: Option<Due>,
 }
 
-/// What has become of a worker.
+/// The state of a worker process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Being {
     Awake,
-    /// It sits in the kernel.
+    /// It is uninterruptible (state `D`).
     Asleep,
-    /// It has ended, and the machine does not know.
+    /// It has ended, and the machine does not know yet.
     Gone,
-    /// Its end was handed to the machine.
+    /// The machine was told of its exit.
     Known,
 }
 
@@ -45,7 +44,7 @@ struct Due {
     wrote: Wrote,
 }
 
-/// How a worker has ended.
+/// The exit of a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub(super) generation: Generation,
@@ -68,7 +67,7 @@ impl Process {
         matches!(self.being, Being::Known)
     }
 
-    /// It died of a signal that we sent.
+    /// True if it died of a signal that we sent.
     pub(super) fn is_ended_by_us(&self, exit: Exit) -> bool {
         matches!(exit, Exit::Signal { number, .. } if self.told.iter().any(|told| *told as i32 == number))
     }
@@ -80,7 +79,7 @@ impl Process {
     }
 }
 
-/// All of them, of all generations.
+/// All processes of all generations.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) processes: Vec<Process>,
@@ -101,12 +100,12 @@ impl Node {
         pid
     }
 
-    /// Those of one generation that are the agent's own.
+    /// The processes of one generation, without the external worker.
     pub(super) fn ours(&self, generation: Generation) -> impl Iterator<Item = &Process> {
         self.processes.iter().filter(move |process| process.generation == generation && !process.by_hand)
     }
 
-    /// The `index`th, counted round and round, of those that live and fit.
+    /// The `index`th live process that fits, counted cyclically.
     pub(super) fn living(
         &mut self,
         index: u32,
@@ -121,7 +120,7 @@ impl Node {
         Some(self.living(index, |process| !process.is_asleep())?.end(exit, wrote))
     }
 
-    /// Those that may.
+    /// Ends all processes that can end.
     pub(super) fn end_all(&mut self, exit: Exit) -> Vec<Ended> {
         let awake = self.processes.iter_mut().filter(|process| process.being == Being::Awake);
         awake.map(|process| process.end(exit, Wrote::Nothing)).collect()
@@ -160,20 +159,20 @@ impl Node {
         }
     }
 
-    /// When the next one ends of a signal.
+    /// When the next process ends because of a signal.
     pub(super) fn next_end(&self) -> Option<Instant> {
         let dying = self.processes.iter().filter(|process| process.is_alive() && !process.is_asleep());
         dying.filter_map(|process| process.due.map(|due| due.at)).min()
     }
 
-    /// Nobody could do anything for so long.
+    /// All processes were suspended for this long.
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         for due in self.processes.iter_mut().filter_map(|process| process.due.as_mut()) {
             due.at += lasted;
         }
     }
 
-    /// Those whose time has come.
+    /// Ends the processes that are due.
     pub(super) fn end_those_due(&mut self, now: Instant) -> Vec<Ended> {
         let mut ended = Vec::new();
         for process in self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_asleep())

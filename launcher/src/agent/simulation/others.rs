@@ -1,4 +1,4 @@
-//! The other nodes of the job, as far as this one hears of them, and what is due where it does
+//! The other nodes of the job as this node sees them, and what is due because of them
 //! (`state/rendezvous.rs`).
 
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ use crate::spec::Persona;
 /// A rank of another node.
 pub(super) const ELSEWHERE: u32 = 7;
 
-/// What can happen elsewhere.
+/// An event on the other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elsewhere {
-    /// The round is complete that this node wants to be in.
+    /// The round is complete that this node has joined.
     Completes,
     PeerFails,
-    /// Of the loss of this rank, of which the first are this node's.
+    /// A peer fails because it lost this rank; the first ranks belong to this node.
     PeerLoses(u32),
     PeerIsLost,
     NodeWaits,
-    /// This node is; in so many milliseconds it is taken for dead.
+    /// This node is cut off; the others take it for dead after this many milliseconds.
     CutsOff(u32),
-    /// The workers of all nodes have.
+    /// The workers of all nodes have succeeded.
     AllSucceed,
     Closes,
     EndsByRule(RuleEnd),
@@ -68,14 +68,14 @@ impl Elsewhere {
     }
 }
 
-/// Where the rendezvous is, which knows before the agent does.
+/// The state of the rendezvous, which changes before the agent is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stance {
     #[default]
     Idle,
     Joining,
     Member,
-    /// And its workers have succeeded.
+    /// A member of the round with successful workers.
     Succeeded,
     Out,
 }
@@ -98,7 +98,7 @@ impl Rendezvous {
         }
     }
 
-    /// What the agent hears of it; nothing where it cannot happen.
+    /// The input for the agent; `None` if the event is impossible now.
     pub(super) fn happen(&mut self, what: Elsewhere, now: Instant) -> Option<Input> {
         let is_member = matches!(self.stance, Stance::Member | Stance::Succeeded);
         let change = |change| is_member.then_some(Input::Changed(change));
@@ -168,12 +168,12 @@ fn note() -> FailureNote {
     }
 }
 
-/// What another node has told.
+/// The failure that another node has reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerFailure {
-    /// That a worker failed, and lost this rank.
+    /// A worker failed because it lost this rank.
     Lost(Rank),
-    /// That a worker failed by itself.
+    /// A worker failed by itself.
     Own,
 }
 
@@ -187,30 +187,29 @@ impl Life {
     }
 }
 
-/// What the book knows of the other nodes.
+/// The oracle's record of the other nodes.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// The machine wants to be in a round, and is in none.
+    /// The machine waits for a round.
     pub(super) is_joining: bool,
-    /// The last round that it was let into.
+    /// The last round that included this node.
     pub(super) round: Option<u64>,
-    /// Of the restarts that were granted, those that were this node's own.
+    /// Of the granted restarts, those of this node.
     pub(super) restarts: u32,
-    /// That the job has ended.
+    /// How the job has ended on another node.
     pub(super) over: Option<Ending>,
-    /// That the workers of all have succeeded.
     pub(super) all_succeeded: bool,
 }
 
 impl Book {
-    /// The machine is about to be told this of other nodes.
+    /// Records an input about other nodes, just before the machine gets it.
     pub(super) fn enter_elsewhere(&mut self, input: &Input, now: Instant) {
         let is_in_a_round = self.starts > 0 && !self.others.is_joining;
         match input {
             Input::Joined(round) if self.others.is_joining => {
                 (self.others.is_joining, self.others.round) = (false, Some(round.number));
             }
-            // Whoever is done has no worker left to be killed.
+            // A node that is done has no worker left to kill.
             Input::Changed(Change::CutOff { .. }) if self.life.settled.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
                 if let Change::CutOff { kill_by } = change {
@@ -218,7 +217,7 @@ impl Book {
                         Some(self.life.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
                     self.life.kill_by = self.life.kill_by.map(|before| before.min(*kill_by));
                 }
-                // Once it is known whose failure it was, that stays.
+                // Once the cause is known, it stays.
                 let is_open = self.life.answered.is_none();
                 if let Change::PeerFailed(note) = change
                     && is_open
@@ -241,7 +240,7 @@ impl Book {
         }
     }
 
-    /// The worker that another node says it lost ends while all are stopped for that: it had failed before.
+    /// The worker that another node has lost ends while all are stopped for that: it had failed before.
     pub(super) fn ends_as_lost(&self, end: &WorkerEnd, node: &Node) -> bool {
         let is_ended_by_us = |process: &Process| process.is_ended_by_us(end.exit);
         let by_us = match end.exit {
@@ -268,7 +267,7 @@ impl Book {
 }
 
 impl Turn<'_> {
-    /// The workers of this node ended for what another one did.
+    /// The workers of this node ended because of another node.
     pub(super) fn is_others(&self) -> bool {
         let life = &self.book.life;
         self.setup.others
@@ -281,7 +280,8 @@ impl Turn<'_> {
             }
     }
 
-    /// Another node has told of what the failure here may have come of: a failure that lost no peer comes of none that did.
+    /// Another node has reported the possible cause of the failure here. A failure that lost no peer is not
+    /// caused by one that did.
     fn is_told_elsewhere(&self) -> bool {
         match self.book.life.peer {
             Some(PeerFailure::Own) => true,
@@ -290,7 +290,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether the worker that is blamed here says that it lost a peer on another node.
+    /// True if the blamed worker reports the loss of a peer on another node.
     fn lost_elsewhere(&self) -> bool {
         let said = self.actions.iter().find_map(|action| match action {
             Action::Say(Happening::GroupFailed { cause }) => Some(*cause),
@@ -301,7 +301,7 @@ impl Turn<'_> {
         blamed.and_then(|end| end.testimony).is_some_and(|it| matches!(it.lost, Some(Lost::Elsewhere(_))))
     }
 
-    /// A worker of this node failed by itself, and another node was faster to tell of its own.
+    /// A worker of this node failed by itself, but another node reported its own failure first.
     fn fails_beside_another(&self) -> bool {
         let is_failure =
             matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
@@ -309,14 +309,14 @@ impl Turn<'_> {
         self.setup.others && is_failure && is_own && !self.book.life.is_blamed_elsewhere
     }
 
-    /// Where all start again: whether that is a restart of this node, and whether one of its budget.
+    /// If all start again: whether that is a restart of this node, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
         let is_jobs = self.setup.persona == Persona::Rankrun && self.book.life.peer.is_some();
         (is_own, is_own || is_jobs)
     }
 
-    /// All start again by the restart policy.
+    /// All workers start again by the restart policy.
     pub(super) fn restarts(&self) -> bool {
         let begins = |action: &Action| match action {
             Action::Start { .. } => !self.setup.others,
@@ -326,13 +326,13 @@ impl Turn<'_> {
         self.book.starts > 0 && self.actions.iter().any(begins) && !self.is_others()
     }
 
-    /// Something is begun for the next generation.
+    /// The machine starts or joins the next generation.
     pub(super) fn goes_on(&self) -> bool {
         self.actions.iter().any(|action| matches!(action, Action::Start { .. } | Action::Join { .. }))
     }
 }
 
-/// A start is for the round that was completed last, and for nothing else.
+/// A start is for the last completed round, and for no other.
 pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
     let told = match turn.input {
         Some(Input::Joined(round)) if turn.book.others.round == Some(round.number) => Some(round.number),
@@ -355,7 +355,7 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
     Ok(())
 }
 
-/// What the other nodes do ends a round here at once, and what is done here they hear of at once.
+/// An event on another node ends the round here at once, and the other nodes are told of events here at once.
 pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     if !turn.setup.others || turn.book.finished {
         return Ok(());
@@ -402,7 +402,7 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     })
 }
 
-/// As soon as it is one.
+/// The failure is reported as soon as it is known.
 fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
     let (was, is) = (turn.book.life.is_failure_told, turn.cause());
@@ -416,10 +416,10 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     must(tells || was || is_known || !is_own, || format!("nobody is told of {is:?}"))
 }
 
-/// SIGINT is one whatever is listed.
+/// SIGINT counts whatever signals are listed.
 const fn is_interrupt(exit: Exit) -> bool {
     matches!(exit, Exit::Signal { number: libc::SIGINT, .. } | Exit::Code(130))
 }
 
-/// From the question whose failure it is to the moment from which on nobody waits for the answer.
+/// From the question about the cause until the machine stops waiting for the answer.
 pub(super) const LONGEST_BLAME: Duration = Duration::from_secs(8);

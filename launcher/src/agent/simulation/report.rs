@@ -1,4 +1,4 @@
-//! The search for histories that break something, and the shortest of them in words.
+//! The search for histories that break an invariant, and the shortest of them in words.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::setup::{Policy, Setup, Temper, Wait};
 use super::world::live;
 use crate::process::Exit;
 
-/// A history that breaks something.
+/// A history that breaks an invariant.
 #[derive(Debug)]
 pub(super) struct Failing {
     pub(super) seed: u64,
@@ -17,13 +17,13 @@ pub(super) struct Failing {
     pub(super) broken: Vec<Broken>,
 }
 
-/// Which histories are lived.
+/// The histories to run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seeds {
     pub(super) first: u64,
     pub(super) step: u64,
     pub(super) count: u64,
-    /// So many failing ones are shortened before the shortest is told.
+    /// Number of failing histories to shorten before the shortest is reported.
     pub(super) enough: usize,
 }
 
@@ -47,12 +47,12 @@ pub(super) fn search<M: Machine>(
         .collect()
 }
 
-/// The one with the fewest events.
+/// The history with the fewest events.
 pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
     failing.into_iter().min_by_key(|failing| failing.history.events.len())
 }
 
-/// Takes away what is not needed to fail in the same way, until nothing can be taken away.
+/// Removes events and settings as long as the history still fails in the same way.
 fn shorten(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
     let first = failing.broken[0].invariant;
     let same = |broken: &Vec<Broken>| broken.iter().any(|it| it.invariant == first);
@@ -64,7 +64,7 @@ fn shorten(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken
     }
 }
 
-/// All that are simpler by one step, those first that are so by much.
+/// All histories that are simpler by one step, the largest steps first.
 fn simpler(history: &History) -> impl Iterator<Item = History> + use<'_> {
     let length = history.events.len();
     let cuts = [length / 2, length / 4, 2, 1].into_iter().filter(|cut| *cut > 0);
@@ -139,7 +139,7 @@ fn simpler_policies(policy: Policy) -> impl Iterator<Item = Policy> {
     policies.into_iter()
 }
 
-/// As long as the one that is left out has a place.
+/// One worker less, as long as the external worker keeps its place.
 fn without_one(setup: &Setup) -> u32 {
     setup.workers.saturating_sub(1).max(1).max(setup.left_out.map_or(1, |rank| rank + 1))
 }
@@ -175,7 +175,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
     [Event { held: false, ..event }].into_iter().chain(simpler).filter(move |simpler| *simpler != event)
 }
 
-/// The failing history in words: what is broken, how to see it again, what was chosen and what happened.
+/// The failing history in words: the broken invariants, how to repeat it, its choices and its events.
 pub(super) fn told<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M) -> String {
     let Failing { seed, history, broken } = failing;
     let mut text = String::new();

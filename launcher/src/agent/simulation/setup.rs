@@ -1,4 +1,5 @@
-//! What was asked for, and what the node is like, before anything happens on it.
+//! The settings of a launch and of its node, before anything happens. `machine` gets them as rules; the
+//! oracle judges by them.
 
 use std::time::Duration;
 
@@ -17,10 +18,10 @@ use crate::spec::stop::{EarlyWarning, GraceFor, TimeLimit};
 use crate::spec::{Persona, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
-/// Of these generations it is said what was seen in the job's folder after them; after later ones what was seen last.
+/// The result of the progress check is chosen for this many generations; later ones repeat the last result.
 const GENERATIONS: usize = 4;
 
-/// What was asked for, and what the node is like. Times are in milliseconds.
+/// Settings of the launch and of the node. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is chosen by chance, apart from the others")]
 pub(super) struct Setup {
@@ -29,37 +30,36 @@ pub(super) struct Setup {
     pub(super) max_restarts: u32,
     pub(super) policy: Policy,
     pub(super) grace: u32,
-    /// What is said for a stop by the user, after a failure, by the time limit and by the start limit.
+    /// Grace periods for a stop by the user, after a failure, by the time limit and by the start limit.
     pub(super) graces: [Option<u32>; 4],
     pub(super) time_limit: Option<u32>,
-    /// How long before the time limit the workers get SIGUSR2.
+    /// Time from SIGUSR2 for the workers to the time limit.
     pub(super) warning: Option<u32>,
     pub(super) start_limit: Option<u32>,
     pub(super) stuck_limit: Option<u32>,
     pub(super) interrupt: Interrupt,
     pub(super) unhealthy: Option<Unhealthy>,
     pub(super) left_out: Option<u32>,
-    /// How the workers take a signal to stop, by local rank.
+    /// How the workers react to a stop signal, by local rank.
     pub(super) tempers: [Temper; MOST_WORKERS as usize],
-    /// How long after their start they join the store, where they do.
+    /// Time from start to joining the store; `None` for a worker that never joins.
     pub(super) joins: [Option<u32>; MOST_WORKERS as usize],
-    /// What is seen in the job's folder after each generation; nothing where it cannot be seen.
+    /// Result of the progress check after each generation; `None` if the folder cannot be read.
     pub(super) files: [Option<u32>; GENERATIONS],
-    /// In this generation the start fails at this local rank.
+    /// The generation and the local rank at which the start fails.
     pub(super) start_fails: Option<(u32, u32)>,
-    /// How much later than asked for the machine is woken.
+    /// By how much every deadline of the machine fires late.
     pub(super) late: u32,
-    /// Whether the first event comes before everything is ready.
+    /// The first event comes before everything is ready.
     pub(super) early: bool,
-    /// Whether other nodes take part.
     pub(super) others: bool,
-    /// Whether they come at once when they are waited for.
+    /// Other nodes join at once when they are awaited.
     pub(super) meets: bool,
-    /// Whether what the machine wants to have looked at is answered at once, and all is well.
+    /// Every check is answered at once, with a good result.
     pub(super) prompt: bool,
 }
 
-/// When and after what there is a restart. Times are in milliseconds, shares in percent.
+/// The restart policy. Times are in milliseconds, shares in percent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Policy {
     pub(super) window: Option<u32>,
@@ -67,11 +67,11 @@ pub(super) struct Policy {
     pub(super) reset_after: Option<u32>,
     pub(super) rules: [Option<Rule>; 2],
     pub(super) progress: Option<u32>,
-    /// Decides what is left to chance.
+    /// Seed of the jitter.
     pub(super) seed: u64,
 }
 
-/// How long to wait before a restart.
+/// The back-off before a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) delay: u32,
@@ -80,7 +80,7 @@ pub(super) struct Wait {
     pub(super) jitter: u32,
 }
 
-/// What a kind of failure means.
+/// A rule for a kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) code: Option<u8>,
@@ -89,18 +89,18 @@ pub(super) struct Rule {
     pub(super) then: RuleAction,
 }
 
-/// How a worker takes a signal to stop.
+/// How a worker reacts to a stop signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Temper {
-    /// Dies of it, so many milliseconds later.
+    /// Dies of it after this many milliseconds.
     Obeys { after: u32 },
-    /// Writes an error file and dies of it, so many milliseconds later.
+    /// Writes an error file, and dies of the signal after this many milliseconds.
     Complains { after: u32 },
-    /// Ends with a code of its own, so many milliseconds later.
+    /// Exits with a code of its own after this many milliseconds.
     Handles { after: u32, code: i32 },
-    /// Takes any but this one.
+    /// Ignores this signal, and obeys the others.
     DeafTo(Signal),
-    /// Takes none.
+    /// Ignores every stop signal.
     Ignores,
 }
 
@@ -109,7 +109,7 @@ pub(super) const fn millis(millis: u32) -> Duration {
 }
 
 impl Setup {
-    /// The simplest one.
+    /// The simplest settings.
     pub(super) const PLAIN: Self = Self {
         persona: Persona::Rankrun,
         workers: 1,
@@ -174,12 +174,12 @@ impl Setup {
         }
     }
 
-    /// What is seen in the job's folder after this generation.
+    /// The result of the progress check after this generation.
     pub(super) fn files_after(&self, generation: Generation) -> Option<u32> {
         self.files[(generation.0 as usize).min(GENERATIONS - 1)]
     }
 
-    /// For the machine.
+    /// The rules for the machine.
     pub(super) fn rules(&self) -> Rules {
         let limit = |time: u32| {
             let warning = |before| EarlyWarning { signal: WARNING, before: millis(before) };
@@ -206,7 +206,7 @@ impl Setup {
         GraceFor { signal, failure, time_limit, start_timeout, restart: None }
     }
 
-    /// How long the workers have, whom this cause stops.
+    /// The grace period of workers that this cause stops.
     pub(super) fn grace_of(&self, cause: Cause) -> Duration {
         let [signal, failure, time_limit, start] = self.graces;
         millis(
@@ -235,13 +235,13 @@ impl Setup {
         }
     }
 
-    /// Whether a worker ended by the warning, where it got one.
+    /// True if the exit may come from the warning signal.
     pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
         self.warning.is_some()
             && matches!(exit, Exit::Signal { number: libc::SIGUSR2, .. } | Exit::Code(SAYS_WARNED))
     }
 
-    /// Whether a worker ended so that the launcher may be about to be told to stop.
+    /// True if a worker ended in a way that may soon stop the launcher too.
     pub(super) fn may_be_everybodys(&self, exit: Exit) -> bool {
         let number = match exit {
             Exit::Signal { number, .. } => number,
@@ -254,9 +254,9 @@ impl Setup {
     }
 }
 
-/// What the workers get before the time limit.
+/// The warning signal before the time limit.
 pub(super) const WARNING: Signal = Signal::SIGUSR2;
-/// How a shell says so.
+/// The exit code by which a shell reports it.
 const SAYS_WARNED: i32 = 128 + libc::SIGUSR2;
 
 impl Policy {
@@ -337,7 +337,7 @@ impl Temper {
     }
 }
 
-/// What a look at the devices finds.
+/// The result of a device check.
 pub(super) fn checkup(is_dead: bool) -> Checkup {
     let dead = DeadDevice {
         local_ranks: vec![LocalRank(0)],

@@ -27,7 +27,7 @@ pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
     must(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
 }
 
-/// The table of `exit_code.rs`; where chance decides about a wait, another one is as good.
+/// The table of `exit_code.rs`. Where jitter decides about a wait, there is a second valid status.
 fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     let (setup, cause) = (turn.setup, turn.cause());
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
@@ -40,7 +40,7 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
         (Some(Ending::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
         (Some(Ending::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
-        // A restart is granted, and the others are waited for: only the time ends that.
+        // A restart is granted, and the other nodes are awaited: only the time limit ends that.
         (None, None) if turn.book.others.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
             return both(of_limit);
         }
@@ -76,7 +76,7 @@ const fn due_by(rule: RuleEnd) -> ExitStatus {
     })
 }
 
-/// Of a worker, or of the signal by which the launcher was told to stop.
+/// The status by a worker's exit, or by the signal that told the launcher to stop.
 fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
     let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
         Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),

@@ -1,5 +1,5 @@
-//! A virtual node around the machine: it lets a history happen, does what the machine wants as the agent's loop does
-//! it, and asks the invariants after every turn. Its clock goes on only where the history says so.
+//! A virtual node around the machine. It runs a history, performs the machine's actions as the agent's loop
+//! does, and checks the invariants after every turn. Its clock advances only where the history says so.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ use crate::agent::stuck::Asleep;
 use crate::process::Exit;
 use crate::rendezvous::NodeName;
 
-/// More turns than this within one wait are a loop that turns for nothing.
+/// More turns than this within one wait are a busy loop.
 const MOST_TURNS: u32 = 2_000;
 
 /// A node on which one history happens.
@@ -38,14 +38,14 @@ pub(super) struct World<'a, M> {
     pub(super) rendezvous: Rendezvous,
     pub(super) queue: VecDeque<Input>,
     pub(super) now: Instant,
-    /// A signal to stop came through the guard.
+    /// A stop signal came through the guard.
     signalled: bool,
-    /// Its answer is not on its way.
+    /// The open question without an answer on its way.
     pub(super) unanswered: Option<Question>,
     transcript: Option<&'a mut Vec<String>>,
 }
 
-/// Lets a history happen; what is broken by the first turn that breaks anything.
+/// Runs a history; returns what the first failing turn breaks.
 pub(super) fn live(
     history: &History,
     machine: impl Machine,
@@ -67,7 +67,7 @@ pub(super) fn live(
     let early = if setup.early { history.events.len().min(1) } else { 0 };
     let (before, after) = history.events.split_at(early);
     world.happen(before)?;
-    // The agent's loop collects what came before.
+    // The agent's loop first collects earlier events.
     world.queue.push_back(Input::Ready);
     world.turn()?;
     world.happen(after)?;
@@ -75,7 +75,6 @@ pub(super) fn live(
     world.close()
 }
 
-/// Where the virtual clock starts.
 fn origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
@@ -187,7 +186,7 @@ impl<M: Machine> World<'_, M> {
         self.queue.extend(input);
     }
 
-    /// A person can start it from when its place is known until its generation is swept.
+    /// The user can start the external worker from the start of its generation until the sweep.
     fn start_by_hand(&mut self) {
         let Some(local_rank) = self.setup.left_out.map(LocalRank) else { return };
         let (generation, life) = (self.book.generation, &self.book.life);
@@ -200,7 +199,7 @@ impl<M: Machine> World<'_, M> {
         }
     }
 
-    /// The first local rank that a start of this generation does not give.
+    /// The first local rank that a start of this generation does not provide.
     pub(super) fn first_missing(&self, generation: Generation) -> LocalRank {
         let failed = self.setup.start_fails.filter(|(at, _)| *at == generation.0).map(|(_, rank)| rank);
         LocalRank(failed.unwrap_or(self.book.seats).min(self.book.seats))
@@ -248,7 +247,7 @@ impl<M: Machine> World<'_, M> {
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
             let by_hand = self.node.by_pid(pid).is_some_and(|process| process.by_hand);
             if by_hand && (self.book.life.swept_at.is_some() || generation != self.book.generation) {
-                // Nobody listens to the person's worker any more.
+                // The external worker's exit is no longer awaited.
                 continue;
             }
             let lost = match wrote {
