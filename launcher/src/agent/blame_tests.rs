@@ -1,4 +1,4 @@
-//! Whose failure ends a round of several nodes.
+//! Which node's failure ends a round of several nodes.
 
 use super::rendezvous_tests::{joined, joins, node, note, peer_failed, position, running, start};
 use super::*;

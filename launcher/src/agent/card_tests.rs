@@ -1,4 +1,4 @@
-//! From ends and error files to what is told of them.
+//! From exits and error files to the failure report.
 
 use nix::unistd::Pid;
 

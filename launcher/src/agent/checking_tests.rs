@@ -1,17 +1,17 @@
-//! Transcripts with a look at the devices after a failure.
+//! Transcripts with a health check of the devices after a failure.
 
 use super::*;
 use crate::agent::checkup::{Checkup, DeadDevice};
 use crate::spec::Unhealthy;
 
-/// A job of two workers whose devices are looked at.
+/// A job of two workers with device checks.
 fn checked_job(max_restarts: u32) -> State {
     let mut job = state(2, max_restarts, Persona::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     job
 }
 
-/// Both workers of the generation fail, the first of them by this code.
+/// Both workers of the generation fail, the first with this code.
 fn fails(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
     let _ = job.handle(at, exited(generation, 1, Exit::Code(code)));
     job.handle(at, exited(generation, 0, killed_by(15)))
@@ -129,7 +129,7 @@ fn reseated(generation: u32, seating: Result<u32, &str>) -> Input {
     Input::Reseated { generation: Generation(generation), seating }
 }
 
-/// A job of two workers, one of whose devices is found dead and may be left out.
+/// A job of two workers; one device is found dead and may be excluded.
 fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
     let mut job = checked_job(max_restarts);
     job.rules.unhealthy = Some(Unhealthy::Exclude);
@@ -176,7 +176,7 @@ fn a_stop_while_seats_are_sought_forbids_the_restart() {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, with looks at the devices between: invariants 6, 7 and 10.
+    /// Any inputs in any order, with device checks between: invariants 6, 7 and 10.
     #[test]
     fn the_budget_is_kept_and_a_stop_is_final(
         refuses: bool,

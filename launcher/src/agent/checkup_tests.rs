@@ -1,4 +1,4 @@
-//! Machines, seats, and what is said of the devices.
+//! Machines and device assignments, and what is reported about the devices.
 
 use super::*;
 use crate::device::{Condition, DeviceType, Part, PciAddress, State};
@@ -7,7 +7,7 @@ fn pci(bus: u8) -> PciAddress {
     PciAddress { domain: 0, bus, device: 0, function: 0 }
 }
 
-/// A healthy card with this number and bus.
+/// A healthy card with this index and bus.
 fn card(index: u32) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
@@ -29,7 +29,7 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
     Machine { accelerators: accelerators.into_iter().collect(), ..Machine::default() }
 }
 
-/// A worker on the card of that number.
+/// A worker on the card with this index.
 fn seat(index: u32) -> Seat {
     let accelerator = card(index);
     let mut seat = Seat::cpu(LocalRank(0));

@@ -1,4 +1,4 @@
-//! Workers that have finished with 0 while others go on.
+//! Workers that have exited with 0 while others run.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn told(actions: &[Action]) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
     actions.iter().filter_map(line).collect()
 }
 
-/// Whose early successes the failure has, and how long before it they were.
+/// The early successes of the failure, and their time before it.
 fn early(actions: &[Action]) -> Vec<(u32, Duration)> {
     let failure = end(actions).and_then(|end| end.failure.as_ref()).expect("the job has failed");
     failure.early.iter().map(|early| (early.end.local_rank.0, early.before)).collect()

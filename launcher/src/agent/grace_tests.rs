@@ -1,10 +1,10 @@
-//! A grace for each cause of a stop.
+//! A grace period for each cause of a stop.
 
 use super::*;
 use crate::agent::message::NotJoined;
 use crate::spec::stop::{GraceCause, TimeLimit};
 
-/// All different, and none of them the grace of the launch.
+/// All differ, also from the grace period of the launch.
 const GRACES: [(GraceCause, u64); 5] = [
     (GraceCause::Signal, 60),
     (GraceCause::Failure, 5),
@@ -13,7 +13,7 @@ const GRACES: [(GraceCause, u64); 5] = [
     (GraceCause::StartTimeout, 7),
 ];
 
-/// A job of two that runs.
+/// A job with two running workers.
 fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
     let mut job = state(2, max_restarts, Persona::Rankrun);
     for (cause, seconds) in GRACES.iter().filter(|(cause, _)| causes.contains(cause)) {
@@ -31,7 +31,7 @@ fn missing() -> Input {
     Input::JoinsSeen { generation: Generation(0), at: SystemTime::UNIX_EPOCH, missing }
 }
 
-/// What people are told, in seconds.
+/// The grace period that the user is told, in seconds.
 fn told(actions: &[Action]) -> Option<u64> {
     actions.iter().find_map(|action| match action {
         Action::Say(
@@ -62,7 +62,7 @@ fn each_cause_has_its_own() {
         }
         let actions = job.handle(at(begins), input);
         assert_eq!(told(&actions), Some(grace), "{actions:?}");
-        // The limit of the job may be due before.
+        // The time limit may come before the end of the grace period.
         let kill_at = at(begins + grace);
         assert!(job.deadline().is_some_and(|deadline| deadline <= kill_at), "invariant 4");
         let early = job.handle(kill_at - Duration::from_millis(1), Input::DeadlinePassed);
@@ -93,7 +93,7 @@ fn what_is_not_said_is_the_failures_or_the_launchs() {
     }
 }
 
-/// The restart of a failure must be possible: neither behind the time limit, nor against a rule.
+/// A restart must be possible: not past the time limit, and not against a rule.
 #[test]
 fn where_no_restart_can_follow_it_is_the_end() {
     let at = clock();

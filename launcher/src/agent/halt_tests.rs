@@ -1,4 +1,4 @@
-//! Ctrl-Z: the whole job is halted for a while.
+//! Ctrl-Z: the whole job is suspended for a while.
 
 use super::*;
 use crate::spec::stop::TimeLimit;
@@ -33,7 +33,7 @@ fn who_is_halted_is_not_healthy_meanwhile() {
     }
 }
 
-/// One thing that happens, and how long after the one before.
+/// An input, and its time after the input before.
 fn input() -> impl Strategy<Value = (u64, Input)> {
     let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(3)), Just(killed_by(15)), Just(killed_by(9))];
     let asleep = prop_oneof![
@@ -54,7 +54,7 @@ fn input() -> impl Strategy<Value = (u64, Input)> {
 }
 
 proptest! {
-    /// But for the time limit, nobody can tell from what the machine does that there was a halt.
+    /// Except for the time limit, the machine's actions do not depend on a suspension.
     #[test]
     fn what_happens_after_a_halt_happens_as_without_it(
         inputs in prop::collection::vec(input(), 1..25),

@@ -1,4 +1,4 @@
-//! Transcripts of jobs with a worker that is left to a person: here always local rank 1.
+//! Transcripts of jobs with an external worker, here always local rank 1.
 
 use super::*;
 use crate::agent::message::Released;
@@ -122,7 +122,7 @@ fn a_start_that_fails_is_told_to_it() {
 }
 
 proptest! {
-    /// Whatever happens: no signal names it, and the job ends with its last other worker once it is stopped.
+    /// Any inputs: no signal names the external worker, and a stopped job ends with its last other worker.
     #[test]
     fn it_is_never_signalled(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();

@@ -9,7 +9,7 @@ use crate::spec::stop::{EarlyWarning, TimeLimit};
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// A job of two that has 100 s, and gets SIGUSR1 10 s before.
+/// A job of two workers with a limit of 100 s and SIGUSR1 10 s before.
 fn limited(max_restarts: u32, persona: Persona) -> State {
     let mut job = state(2, max_restarts, persona);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
@@ -61,7 +61,7 @@ fn the_limit_is_over_all_generations() {
     let _ = job.handle(at(50), exited(0, 0, Exit::Code(1)));
     assert_eq!(started(&job.handle(at(51), exited(0, 1, killed_by(15)))), Some(1));
     assert_eq!(job.deadline(), Some(at(90)));
-    // Both are due: the launcher was halted meanwhile.
+    // Both are due: the launcher was suspended meanwhile.
     let actions = job.handle(at(200), Input::DeadlinePassed);
     assert_eq!((passed(&actions), signals(&actions)), (vec![], vec![(vec![0, 1], Signal::SIGTERM)]));
 }
@@ -186,7 +186,7 @@ fn before_the_warning_its_signal_is_like_any_other() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(80), exited(0, 0, killed_by(10)));
     assert_eq!(started(&job.handle(at(81), exited(0, 1, killed_by(15)))), Some(1));
-    // The new ones are warned, or start too late for that.
+    // The new workers are warned, or start too late for that.
     let _ = job.handle(at(90), Input::DeadlinePassed);
     let _ = job.handle(at(91), exited(1, 0, Exit::Code(3)));
     assert_eq!(started(&job.handle(at(92), exited(1, 1, killed_by(15)))), Some(2));
@@ -206,7 +206,7 @@ fn a_warning_longer_than_the_limit_comes_at_the_start() {
 }
 
 proptest! {
-    /// Whatever happens before: behind the limit nothing is started, and the job ends within the grace and 5 s.
+    /// Any inputs: past the limit no worker starts, and the job ends within the grace period and 5 s.
     #[test]
     fn behind_the_limit_nothing_is_started(inputs in prop::collection::vec(any_input(), 0..40)) {
         let at = clock();

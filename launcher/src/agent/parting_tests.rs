@@ -1,4 +1,4 @@
-//! How a job of several nodes ends on this one, and what the others are told of it.
+//! How a job of several nodes ends on this node, and what the other nodes are told.
 
 use super::rendezvous_tests::{joined, joins, lost, node, note, running};
 use super::*;
@@ -48,7 +48,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
     }
 }
 
-/// Their workers may fail before they know.
+/// This node's workers may fail before it is told of the stop.
 #[test]
 fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
     let at = clock();
@@ -70,7 +70,7 @@ fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
     }
 }
 
-/// Before the signal: what the workers of others fail of is known to them when they do.
+/// Before the signal: the other nodes then know the cause when their workers fail.
 #[test]
 fn a_stop_of_this_node_alone_is_told_before_it_begins() {
     let at = clock();
@@ -81,7 +81,7 @@ fn a_stop_of_this_node_alone_is_told_before_it_begins() {
     };
     let stop = || Input::StopRequested { signal: Signal::SIGINT, again: false };
     told(&running(3, &at).handle(at(2), stop()), OwnStop::Signal(Signal::SIGINT));
-    // A restart was to come of it.
+    // A restart was to follow.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), lost());
     told(&job.handle(at(3), stop()), OwnStop::Signal(Signal::SIGINT));
@@ -90,7 +90,7 @@ fn a_stop_of_this_node_alone_is_told_before_it_begins() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
     told(&job.handle(at(11), Input::DeadlinePassed), OwnStop::TimeLimit);
-    // Others know better.
+    // The other nodes know the cause.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), Input::Over(Ending::Closed { failure: None }));
     let actions = job.handle(at(3), stop());
@@ -165,7 +165,8 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
     assert_eq!(spare.handle(at(2), closed()), []);
 }
 
-/// A failure that was told before is none where a rule calls it a success, and no own end that followed is either.
+/// A failure that was reported before does not count where a rule calls it a success; nor does an own exit
+/// that followed.
 #[test]
 fn a_rule_of_another_node_ends_the_job_here_alike() {
     let at = clock();

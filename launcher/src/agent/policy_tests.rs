@@ -48,7 +48,7 @@ fn rule(when: Conditions, then: RuleAction) -> RestartRule {
     RestartRule { when, then }
 }
 
-/// What is decided about a generation that ran from one second to another, and what that makes of the history.
+/// The decision on a generation that ran between these seconds, and the history after it.
 fn fail_at(
     history: &mut History,
     policy: &RestartPolicy,
@@ -189,7 +189,7 @@ fn a_window_is_looked_back_on_from_each_restart() {
 #[test]
 fn the_time_in_which_nobody_runs_is_no_part_of_a_window() {
     let (at, window) = (clock(), Duration::from_secs(60));
-    // Each wait alone, or a few of them, would be longer than the window.
+    // Each wait alone, or a few together, would be longer than the window.
     for (delay, cap) in [(1, 300), (60, 60), (1, 59)] {
         let policy = RestartPolicy { window: Some(window), ..backoff(delay, cap, 0.0) };
         let (mut history, mut now) = (History::new(), at(0));
@@ -243,7 +243,7 @@ proptest! {
         prop_assert!(wait <= whole && wait.as_secs_f64() >= whole.as_secs_f64() * (1.0 - jitter) - 1e-6);
     }
 
-    /// Invariant 6, whatever the lives and the waits.
+    /// Invariant 6, for any lives and waits.
     #[test]
     fn restarts_never_exceed_the_budget(
         lives in proptest::collection::vec(0_u64..200, 0..60),

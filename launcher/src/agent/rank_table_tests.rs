@@ -1,4 +1,4 @@
-//! The ranks are collected before a stop, and shown where one may hang.
+//! The ranks are collected before a stop, and shown where a rank may hang.
 
 use super::rendezvous_tests::{joined, lost, node, note, running};
 use super::*;
@@ -123,7 +123,7 @@ fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
     assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
     assert!(!is_collected(&running(0, &at).handle(at(2), lost())), "it was not told to stop");
-    // The time limits of two nodes strike at about the same time.
+    // The time limits of two nodes expire at about the same time.
     for (limit, cause) in [(3, TableCause::TimeLimit), (9, TableCause::OtherNode)] {
         let mut job = node(0, Persona::Rankrun);
         let limit = Duration::from_secs(limit);

@@ -1,4 +1,4 @@
-//! What happens on other nodes in the life of the machine.
+//! Events on other nodes, as inputs of the state machine.
 
 use super::*;
 use crate::agent::message::{Ending, Farewell};
@@ -6,12 +6,12 @@ use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
-/// A node with two workers of a job of several.
+/// A node with two workers, of a job of several nodes.
 pub(super) fn node(max_restarts: u32, persona: Persona) -> State {
     State::new(Rules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
 }
 
-/// In this round the node is the second of two.
+/// A round with this node as the second of two.
 pub(super) fn round(number: u64) -> Box<Round> {
     Box::new(Round {
         number,
@@ -53,7 +53,7 @@ pub(super) fn peer_failed() -> Input {
     Input::Changed(Change::PeerFailed(note()))
 }
 
-/// A node whose workers run in round 0.
+/// A node with workers that run in round 0.
 pub(super) fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
     let mut job = node(max_restarts, Persona::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
@@ -221,13 +221,13 @@ fn any_news() -> impl Strategy<Value = Input> {
 }
 
 proptest! {
-    /// Whatever comes in whatever order: a start answers a join, the count is kept, and nothing follows the end.
+    /// Any inputs in any order: a start answers a join, the count is right, and nothing follows the end.
     #[test]
     fn a_start_answers_a_join(inputs in prop::collection::vec(any_news(), 0..80)) {
         let at = clock();
         let mut job = running(1, &at);
         let (mut has_joined, mut ended, mut generations) = (false, false, 1);
-        // Each may come of a failure here too, which the node that was faster has decided about.
+        // Each may come from a failure here too, on which the faster node has decided.
         let mut most = 1;
         for (second, input) in (0..).map(|step| 2 + step * 10).zip(inputs) {
             most += u32::from(input == peer_failed());

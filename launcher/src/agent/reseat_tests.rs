@@ -1,9 +1,9 @@
-//! Command lines that are read again on machines that have changed.
+//! Command lines that are parsed again on machines that have changed.
 
 use super::*;
 use crate::device::{Accelerator, Condition, DeviceType, Part, State};
 
-/// A card of this number that was there from the start.
+/// A card with this index that was there from the start.
 fn card(index: u32) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
@@ -29,7 +29,7 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
     Machine { accelerators: accelerators.into_iter().collect(), ..Machine::default() }
 }
 
-/// A launch by these options, and the seats that it had on this machine.
+/// A launch by these options, and its device assignment on this machine.
 fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Words, Vec<Seat>) {
     let program = ["--exclude-unhealthy", "--no-python", "/bin/true"];
     let argv = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(program);
@@ -40,7 +40,7 @@ fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Words, Vec<Se
     }
 }
 
-/// By rank: the number of the card.
+/// The card's index of each rank.
 fn numbers(seats: &[Seat]) -> Vec<&str> {
     seats.iter().map(|seat| seat.device.card.as_ref().map_or("none", |card| &*card.index)).collect()
 }
@@ -69,7 +69,7 @@ fn the_words_mean_the_devices_that_are_left() {
     }
 }
 
-/// There is no other Python in this world: without that of the shim the words could not be read again.
+/// This test has no other Python: without that of the shim the command line could not be parsed again.
 #[test]
 fn the_shims_python_is_there_again() {
     let given = [("PATH", "/nowhere"), ("RANKRUN_SHIM_PYTHON", "/bin/sh")];

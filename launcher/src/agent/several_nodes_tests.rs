@@ -1,8 +1,10 @@
-//! Several state machines and the rules of their rendezvous around one store, with a network between them: workers fail by
-//! themselves, fast or slowly, and others fail since they lost these. Whatever the delays, the first cause is a failure that
-//! lost no peer, and restarts are those of the nodes whose workers failed by themselves.
+//! Several state machines and their rendezvous rules around one store, with a network between them. Workers
+//! fail by themselves, fast or slowly, and others fail because they lost these. Whatever the delays, the
+//! first cause is a failure that lost no peer, and only nodes with workers that failed by themselves use
+//! restarts.
 //!
-//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its own.
+//! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its
+//! own.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,18 +18,18 @@ use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 const HISTORIES: u64 = 3_000;
 const HISTORIES_OF_A_MUTANT: u64 = 500;
-/// From the last end on a node to its next round, where nothing has to be waited for.
+/// From the last exit on a node to its next round, if nothing has to be awaited.
 const AT_ONCE: u64 = 60;
 
-/// What can be wrong with the nodes.
+/// A fault of the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// What was told first stands, whatever it is.
+    /// Keeps the first report, whatever its content.
     FirstStands,
     NeverWaits,
-    /// Also where the failure here lost no peer.
+    /// Waits even if the failure here lost no peer.
     AlwaysWaits,
-    /// What other nodes tell of a lost peer is not read.
+    /// Ignores a lost peer in other nodes' reports.
     ForgetsTheLoss,
 }
 
@@ -42,7 +44,7 @@ struct Plan {
 
 #[derive(Debug)]
 struct History {
-    /// From each node to the store; the first one has it.
+    /// From each node to the store; the first node owns it.
     delays: Vec<u64>,
     plans: Vec<Option<Plan>>,
 }
@@ -74,11 +76,11 @@ impl History {
 enum Event {
     Closes(usize),
     Ends(usize),
-    /// The worker of a node notices that another one is gone.
+    /// The worker of a node notices the loss of another.
     Misses(usize, usize),
-    /// A worker that was told to stop is gone.
+    /// A worker that was told to stop has ended.
     Stopped(usize),
-    /// A node's failure arrives at the store, in place of what it takes for the one there.
+    /// A node's report arrives at the store, to replace the report that the node expects there.
     Tells {
         node: usize,
         note: FailureNote,
@@ -105,7 +107,7 @@ enum End {
     OfALoss,
     /// With its own code, while it was being stopped.
     DuringAStop,
-    /// By our stop, and it had failed and written of that.
+    /// By our stop, after it had failed and written its error file.
     StoppedLate,
     Stopped,
 }
@@ -115,7 +117,7 @@ struct Node {
     state: State,
     is_signalled: bool,
     end: Option<(End, u64)>,
-    /// As `rendezvous::thread::member` has them.
+    /// As in `rendezvous::thread::member`.
     failure: Option<FailureNote>,
     told: Option<FailureNote>,
     is_untold: bool,
@@ -251,7 +253,7 @@ impl World<'_> {
         self.history.plans[node].is_some_and(|plan| plan.closes <= self.now)
     }
 
-    /// As `Backend::tell_failure` does it, one request after the other.
+    /// As in `Backend::tell_failure`, one request after the other.
     fn store_takes(&mut self, node: usize, note: FailureNote, expected: Option<&FailureNote>) {
         let delay = self.history.delays[node];
         let is_first = self.note.is_none() || self.note.as_ref() == expected;
@@ -346,7 +348,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
     }
 }
 
-/// Lets a history happen, from the start of a round to the next one.
+/// Runs a history, from the start of a round to the next round.
 fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let start = clock()(0);
     let count = history.delays.len();
@@ -436,7 +438,7 @@ fn is_soak() -> bool {
     std::env::var_os("RANKRUN_SOAK").is_some_and(|value| value == "1")
 }
 
-/// `RANKRUN_SEED`, else always the same; under `RANKRUN_SOAK=1` another one each time. It is printed.
+/// `RANKRUN_SEED`, else a fixed seed; a new one each time under `RANKRUN_SOAK=1`. It is printed.
 fn seed() -> u64 {
     let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
     let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |age| age.as_micros());

@@ -36,7 +36,7 @@ fn sibling_alive_at_the_look_is_stopped_the_rest_is_listed_as_it_ended() {
         (3, killed_by(9), false),
         (4, killed_by(15), true),
     ];
-    // A worker that was killed from outside in the same moment is the cause, as everywhere.
+    // A worker that was killed from outside at the same moment is the cause, as everywhere.
     assert_eq!(end(&actions).unwrap().failure.as_ref().unwrap().first.local_rank, LocalRank(3));
     assert_eq!(ends(&actions)[1..], [expected[0], expected[1], expected[3]]);
 }

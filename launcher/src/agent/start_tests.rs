@@ -1,4 +1,4 @@
-//! The start limit: who has not joined the store by then.
+//! The start limit, and workers that have not joined the store by then.
 
 use super::*;
 use crate::agent::message::NotJoined;

@@ -1,4 +1,4 @@
-//! Transcripts of the state machine: what happens, what is done about it.
+//! Transcripts of the state machine: inputs and the resulting actions.
 
 use std::time::SystemTime;
 
@@ -58,7 +58,7 @@ fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: Pe
     State::new(Rules { restart, ..rules(workers, max_restarts, persona) })
 }
 
-/// The rules of a launch that asks for nothing else.
+/// The rules of a launch without further options.
 pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules {
     Rules {
         persona,
@@ -336,7 +336,7 @@ fn any_input() -> impl Strategy<Value = Input> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: invariants 6, 7 and 1, and nothing follows the end.
+    /// Any inputs in any order: invariants 6, 7 and 1, and nothing follows the end.
     #[test]
     fn the_budget_is_kept_and_the_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();

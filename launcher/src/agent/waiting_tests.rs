@@ -1,4 +1,4 @@
-//! Restarts that wait, and what a rule or missing progress makes of a failure.
+//! Restarts that wait, and failures under a rule or without progress.
 
 use super::*;
 use crate::agent::policy::{Refusal, Sight};
@@ -205,7 +205,7 @@ fn a_look_that_gives_no_answer_changes_nothing() {
     assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
 }
 
-/// Lives of one worker that end with code 7, each so many seconds after its start, and how long each wait was.
+/// The waits of a worker that exits with code 7 each of these seconds after its start.
 fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64>, Vec<RestartCount>, State) {
     let at = clock();
     let mut job = state_by(policy, 1, max_restarts, Persona::Rankrun);
@@ -324,7 +324,7 @@ fn the_time_limit_ends_a_wait_and_nobody_waits_for_longer_than_it() {
             continue;
         };
         assert_eq!(job.deadline(), Some(at(told_at)));
-        // The launcher was halted meanwhile, and both are due.
+        // The launcher was suspended meanwhile, and both are due.
         let actions = job.handle(at(20), Input::DeadlinePassed);
         assert_eq!(started(&actions), None, "invariant 7");
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(124));

@@ -3,7 +3,7 @@
 use super::window::WINDOW;
 use super::*;
 
-/// How a worker ends of a signal that stops the job.
+/// How a worker may end because of a stop signal.
 const TOLD: [Exit; 3] = [
     Exit::Signal { number: libc::SIGTERM, core_dumped: false },
     Exit::Signal { number: libc::SIGHUP, core_dumped: false },
@@ -113,7 +113,7 @@ fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(crate::exit_code::TIME_LIMIT));
 }
 
-/// How long after the first end the second generation starts, where nobody tells the launcher to stop.
+/// Time from the first exit to the start of the second generation, if the launcher is not told to stop.
 fn restarts_after(ends: [Exit; 2]) -> Duration {
     let at = clock();
     let mut job = state(2, 3, Persona::Rankrun);
