@@ -81,9 +81,9 @@ pub(super) struct History {
     used: u32,
     /// Restarts since the back-off was last reset.
     streak: u32,
-    /// The restarts within the window, oldest first, on a clock that stands while no worker runs.
+    /// The restarts within the window, oldest first, on a clock that stops while no worker runs.
     recent: VecDeque<Instant>,
-    /// Start of the generation; unset where it was never healthy.
+    /// Start of the generation; unset if its workers never joined the store.
     began: Option<Instant>,
     /// Time of the first failure or of the stop.
     ended: Option<Instant>,
@@ -195,8 +195,7 @@ impl History {
         }
     }
 
-    /// Time on the window's clock, which stands while no worker runs: a wait would make any window large
-    /// enough.
+    /// Time on the window's clock, which stops while no worker runs: else a long wait would empty any window.
     fn worked(&self, now: Instant) -> Instant {
         let at = self.gone.unwrap_or(now);
         at.checked_sub(self.idle).unwrap_or(at)
@@ -278,7 +277,8 @@ fn chance(seed: u64) -> f64 {
     f64::from(high) / f64::from(u32::MAX)
 }
 
-/// True if a rule matches this failure. The exit of a worker that our own stop ended matches no rule.
+/// True if a rule matches this failure. If our own stop ended the worker, its exit matches no exit or signal
+/// condition.
 fn fits(when: &Conditions, failure: &Failure, place: Place) -> bool {
     let first = &failure.first;
     let own = |exit: Exit| (failure.manner == Manner::Ended).then_some(exit);

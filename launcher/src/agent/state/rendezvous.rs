@@ -1,5 +1,5 @@
 //! The other nodes in the job's state: workers run only in a completed round, and an event on another node
-//! ends the round for all. The rendezvous thread sends the events; `spec` fixes the deadlines. Pure.
+//! ends the round for all. The rendezvous thread sends the events and tells the other nodes. Pure.
 //!
 //! - A worker is started only for a complete round, and only once per round (invariant 2).
 //! - Events on other nodes use no restart of this node (invariant 6): another node fails first, is lost,
@@ -25,7 +25,7 @@ use crate::spec::Persona;
 /// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
 const LONGEST_BLAME: Duration = Duration::from_secs(8);
 /// A failure here counts as an effect if it comes this shortly before the notice that a node has ended the
-/// job: that node stops its workers at the same moment as it sends the notice.
+/// job, by its own stop or as its launcher failed. That node stops its workers as it sends the notice.
 pub(super) const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(2);

@@ -6,8 +6,8 @@
 //!
 //! A worker may also handle the signal and exit with a code of its own, as a Python handler does that calls
 //! `sys.exit(1)`. Such an exit is a failure like any other, and the peers are stopped at once. If a peer also
-//! exited with a code, the restart waits until the launcher would have got the signal. A worker that fails
-//! alone, and its peers die of our signal, causes no such delay. A worker without peers cannot be told apart
+//! exited with a code, the restart waits until the launcher would have got the signal. There is no
+//! such delay if one worker fails and its peers die of our signal. A worker without peers cannot be told apart
 //! from a worker that failed.
 
 use std::collections::BTreeSet;
