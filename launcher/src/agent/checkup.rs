@@ -44,7 +44,7 @@ pub struct DeviceWarning {
 }
 
 impl Checkup {
-    /// One line for the user per warning and unchecked source.
+    /// One message for the user per unchecked source, warning and dead device.
     pub(super) fn told(&self) -> impl Iterator<Item = Happening> + use<> {
         let unchecked = self.unchecked.clone().into_iter().map(|why| Happening::DevicesUnchecked { why });
         let warnings = self.warnings.clone().into_iter().map(Happening::DeviceWarning);
