@@ -7,11 +7,12 @@ use harness::{Launch, Name, checkout, example, only_ours};
 use rankrun::exit_code;
 
 /// Options of other programs, which the documents show beside ours.
-const OF_OTHERS: [&str; 16] = [
+const OF_OTHERS: [&str; 17] = [
     "--bench",
     "--gpus",
     "--gres",
     "--hosts",
+    "--local-rank",
     "--lr",
     "--map-by",
     "--nproc",

@@ -147,5 +147,5 @@ fn an_unknown_word_is_refused() {
         return;
     }
     let outcome = Launch::new(Name::Rankrun).args(["gc", "--all"]).run();
-    outcome.exits(2).complains("`rankrun gc` does not know `--all`").complains("rankrun gc --help");
+    outcome.exits(2).complains("`rankrun gc` does not know `--all`").complains("`--dry-run` only lists it");
 }
