@@ -23,7 +23,7 @@ impl Progress {
     pub(crate) fn new(first: u64, steps: u64, restarts: u32) -> Self {
         let is_terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
         let bar = is_terminal.then(|| {
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+            let style = ProgressStyle::with_template("{bar:20} {pos}/{len} {msg}");
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
             // The style comes first: every other call draws the bar.
             let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));

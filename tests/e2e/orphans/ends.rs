@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::thread::yield_now;
 use std::time::Duration;
 
-use harness::{Fault, Job, Launch, Machine, Name, Process, fixture, is_stopped, only_ours, tell};
+use harness::{
+    Fault, Job, Launch, Machine, Name, Process, fixture, is_stopped, memory_kills_alone, only_ours, tell,
+};
 use nix::sys::signal::Signal;
 
 use super::{LIMIT, Victim, family, witnessed};
@@ -222,6 +224,7 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
     if !only_ours() {
         return;
     }
+    let _alone = memory_kills_alone();
     let Some(group) = MemoryGroup::new(128 << 20) else {
         tell("skipped: no memory cgroup can be made here");
         return;
@@ -241,7 +244,7 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
         match victim {
             Some(Victim::Guard) => assert_eq!(outcome.status.code(), Some(137), "{outcome}"),
             Some(Victim::Agent) => drop(outcome.exits(1).complains("the kernel ran out of memory")),
-            None => drop(outcome.exits(137).complains("killed by SIGKILL")),
+            None => drop(outcome.exits(137).complains("killed by the kernel: out of memory")),
         }
     }
 }
