@@ -1,9 +1,9 @@
-//! The one writer of the terminal: our standard output and standard error.
+//! The only writer of the terminal: the launcher's standard output and standard error.
 //!
-//! Where both are the same file they are one [`Output`] with one [`Screen`]: lines of the two never mix. While
-//! nothing is captured from the workers, messages are written at once by whoever has one, as far as the reader
-//! takes them. A log pump that [attaches](Output::attach) becomes the only writer of its output; messages then wait
-//! in a bounded queue. So a slow terminal never delays the agent.
+//! If both are the same file, they are one [`Output`] with one [`Screen`]: lines of the two never mix. Without
+//! captured worker output, a thread with a message writes it at once, as far as the reader takes it. A log pump that
+//! [attaches](Output::attach) becomes the only writer of its output; messages then wait in a bounded queue. So a slow
+//! terminal never delays the agent.
 #![expect(clippy::disallowed_methods, reason = "limits how long it waits for a reader")]
 
 use std::collections::VecDeque;
@@ -30,23 +30,23 @@ const QUEUE_LIMIT: usize = 1024 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Priority {
     Normal,
-    /// It bounds its own length.
+    /// For reports, which bound their own length.
     Always,
 }
 
 /// One of our two streams, and of a worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Standard output.
+    /// The standard output of the launcher.
     Stdout,
-    /// Standard error.
+    /// The standard error of the launcher.
     Stderr,
 }
 
 /// What may be done with a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cursor {
-    /// It understands cursor movement.
+    /// The terminal understands escape sequences that move the cursor.
     Moves,
     /// `TERM` is unset or `dumb`: only text is written.
     Stays,
@@ -96,7 +96,7 @@ impl Console {
         if Arc::ptr_eq(&self.stdout, &self.stderr) { is_out } else { self.stderr.flush(at_most) }
     }
 
-    /// Where `stream` goes.
+    /// The output that `stream` is written to.
     #[must_use]
     pub const fn output(&self, stream: Stream) -> &Arc<Output> {
         match stream {
@@ -115,17 +115,17 @@ pub struct Output {
     state: Mutex<State>,
 }
 
-/// Who writes.
+/// The current writer of the output.
 #[derive(Debug)]
 enum State {
-    /// Whoever has a message.
+    /// Each thread writes its own messages.
     Direct(Direct),
-    /// The log pump.
+    /// The log pump writes; messages are queued.
     Pumped(Queue),
 }
 
-/// The output while no pump has it. Nobody waits for its reader: what that does not take stays in the backlog
-/// until the next message, the next pump, or the [flush](Console::flush).
+/// The output while no pump is attached. No thread waits for its reader: unwritten bytes stay in the backlog until
+/// the next message, the next pump, or the [flush](Console::flush).
 #[derive(Debug)]
 struct Direct {
     screen: Screen,
@@ -133,7 +133,6 @@ struct Direct {
     dropped: usize,
 }
 
-/// Messages for the pump.
 #[derive(Debug)]
 struct Queue {
     messages: VecDeque<Vec<u8>>,
@@ -236,7 +235,7 @@ impl Output {
             match nix::unistd::write(&self.fd, bytes) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(Errno::EINTR) => {}
-                // Somebody who shares the terminal with us made it non-blocking.
+                // Another process that shares the terminal made it non-blocking.
                 Err(Errno::EAGAIN) => {
                     let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
                     match poll(&mut fds, PollTimeout::NONE) {
@@ -279,8 +278,8 @@ fn dropped_message(count: usize) -> Vec<u8> {
     format!("({count} messages of the launcher were dropped: the terminal was too slow)\n").into_bytes()
 }
 
-/// Writes as long as the reader takes it within `at_most`, and returns how much that was. What nobody will ever
-/// read counts as written.
+/// Writes as long as the reader takes it within `at_most`, and returns how many bytes that was. Bytes without any
+/// reader left count as written.
 pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) -> usize {
     let give_up = Instant::now() + at_most;
     let mut written = 0;

@@ -15,9 +15,9 @@ use crate::reporter::summary::{FailureCard, OtherEnd};
 /// A worker that exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlyRank {
-    /// Which worker.
+    /// The rank of the worker that finished.
     pub rank: Rank,
-    /// How long before.
+    /// The time between its exit and the first failure.
     pub before: Duration,
 }
 

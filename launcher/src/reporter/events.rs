@@ -1,4 +1,4 @@
-//! torch's events, one JSON object each (`--event-log-handler console`). Pure.
+//! torch's events, one JSON object each (`--event-log-handler console`). Pure; the agent sends them to the console.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl JobFacts {
 pub struct Progress {
     /// Whether a rendezvous was completed: before, the agent has no rank.
     pub membership: Membership,
-    /// Restarts used.
+    /// The number of restarts that the job has used.
     pub restarts: RestartCount,
     /// How long the job took; zero until it is over.
     pub run_time: Duration,
@@ -53,33 +53,33 @@ pub struct Progress {
 /// Whether the agent knows its rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Membership {
-    /// Not yet.
+    /// The rendezvous is not complete.
     Joining,
     /// It is this one of so many nodes.
     Joined {
-        /// Which.
+        /// The rank of this node.
         node_rank: NodeRank,
-        /// How many.
+        /// The number of nodes in the round.
         nodes: NodeCount,
     },
 }
 
-/// Something happened.
+/// An event of the job that torch's event log records.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// The rendezvous took so long.
+    /// The rendezvous completed after this time.
     Rendezvous(Duration),
     /// Handing out the ranks took so long.
     RanksAssigned(Duration),
-    /// A worker runs.
+    /// A worker process was started successfully.
     Started(Seat),
     /// A worker ended well, with all the others.
     Succeeded(Seat),
     /// A worker was stopped because of another one.
     Terminated(Seat),
-    /// A worker ended badly.
+    /// A worker failed; torch reports it as an error.
     Failed {
-        /// Who.
+        /// The ranks and the process of the failed worker.
         seat: Seat,
         /// Its exit code, or the negated signal.
         exit_code: i32,
@@ -90,7 +90,7 @@ pub enum Event {
     AgentSucceeded,
     /// The launcher itself failed, or was told to stop.
     AgentFailed {
-        /// Why.
+        /// The error text, in torch's `raw_error` form.
         raw_error: String,
     },
 }
@@ -100,22 +100,22 @@ pub const ENDED_BY_SIGNAL: &str = r#"{"message": "<NONE>"}"#;
 /// The same for one that exited.
 pub const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"category": "system_terminated_error", "retryability": "False"}}"#;
 
-/// Which worker.
+/// The ranks and the pid of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
-    /// Index in the whole job.
+    /// The worker's rank in the whole job.
     pub rank: Rank,
     /// Index among the workers of its role.
     pub role_rank: Rank,
-    /// Index on the node.
+    /// The worker's rank on its node.
     pub local_rank: LocalRank,
-    /// Workers of its role.
+    /// The number of workers with its role.
     pub role_world_size: WorldSize,
-    /// Its pid.
+    /// The process id of the worker.
     pub pid: Pid,
 }
 
-/// The keys in torch's order.
+/// One event; the keys are in torch's order.
 #[derive(Serialize)]
 struct Line<'a> {
     name: String,
@@ -141,7 +141,7 @@ struct Metadata<'a> {
     duration_ms: Option<f64>,
 }
 
-/// The text inside `metadata`.
+/// The value of `metadata`: JSON within a string.
 #[derive(Serialize)]
 struct Inner<'a> {
     group_world_size: Option<u32>,
@@ -160,7 +160,7 @@ struct InnerWorker {
     worker_pid: [Option<i32>; 1],
 }
 
-/// The line of one event.
+/// Returns the event's line of JSON, without a line break.
 #[must_use]
 pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
     let (source, state, seat) = kind(event);

@@ -1,4 +1,4 @@
-//! Errors for want of descriptors: the limit that is in force, and how to raise it.
+//! Error texts for exhausted file descriptors (EMFILE, ENFILE): the limit in force, and how to raise it.
 
 use std::error::Error;
 use std::io;

@@ -1,4 +1,5 @@
-//! What people are told while the job runs, one line each. Pure.
+//! The status lines on standard error while the job runs, one line per event. Pure: the agent's events come in,
+//! [`Voice`](super::voice) writes them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -280,7 +281,7 @@ pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
     format!("local rank {local_rank} was started by hand (pid {pid})")
 }
 
-/// What the person is told whose worker nobody waits for any more. That worker is left alone.
+/// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
 pub fn released(because: &Released) -> String {
     let what = match because {
@@ -300,7 +301,7 @@ const fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// What is left of a grace has digits that nobody wants.
+/// Rounds a remaining grace period to milliseconds.
 fn seconds(grace: Duration) -> f64 {
     (grace.as_secs_f64() * 1000.0).round() / 1000.0
 }

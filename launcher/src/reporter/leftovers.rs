@@ -1,4 +1,4 @@
-//! What people are told of processes that outlive the workers of a job that succeeded, one line each. Pure.
+//! Status lines about processes that outlive the workers of a successful job, one line each. Pure.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use nix::unistd::Pid;
 use crate::agent::leftovers::Because;
 use crate::reporter::plain::plain;
 
-/// So many are named.
+/// At most so many processes are named in one line.
 const NAMED: usize = 4;
 
-/// Who was left behind: pid and command.
+/// A process that a worker left running: pid and command.
 pub type Left = (Pid, String);
 
-/// Who is waited for, and how long; the time limit, where there is one, ends that too.
+/// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
 #[must_use]
 pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
     let at_most = at_most.as_secs_f64();
@@ -24,7 +24,7 @@ pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
     )
 }
 
-/// Who is asked to end.
+/// The launcher sends SIGTERM to these processes.
 #[must_use]
 pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
     let because = match because {
@@ -39,7 +39,7 @@ pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
     )
 }
 
-/// Who is killed.
+/// The launcher kills these processes (SIGKILL).
 #[must_use]
 pub fn killing(left: &[Left], because: Because) -> String {
     let because = match because {
@@ -49,13 +49,13 @@ pub fn killing(left: &[Left], because: Because) -> String {
     format!("killing {}: {because}", named(left))
 }
 
-/// Who survived SIGKILL.
+/// These processes survived SIGKILL; the launcher gives up.
 #[must_use]
 pub fn cannot_end(left: &[Left]) -> String {
     format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", named(left))
 }
 
-/// ``pid 12 `sleep 9` ``
+/// Lists processes as ``pid 12 `sleep 9` ``.
 fn named(left: &[Left]) -> String {
     let names = left.iter().take(NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
     let names: Vec<String> = names.collect();

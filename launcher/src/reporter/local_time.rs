@@ -1,4 +1,4 @@
-//! A moment on this machine's clock on the wall, as torchrun writes it.
+//! Local time of this machine in torchrun's format. Data comes from `localtime_r(3)`.
 #![expect(unsafe_code, reason = "the C library is asked, which knows `TZ` and the zone files")]
 
 use std::fmt;
@@ -52,8 +52,8 @@ impl fmt::Display for LocalTime {
 fn broken_down(since: Duration) -> Option<LocalTime> {
     let seconds = libc::time_t::try_from(since.as_secs()).ok()?;
     let mut parts = MaybeUninit::<libc::tm>::uninit();
-    // SAFETY: both point to what they should, for the time of the call. The environment, which the first call reads,
-    // is changed by nobody.
+    // SAFETY: both pointers are valid for the call. It reads the environment (`TZ`) once, and no thread changes the
+    // environment.
     if unsafe { libc::localtime_r(&raw const seconds, parts.as_mut_ptr()) }.is_null() {
         return None;
     }

@@ -10,7 +10,7 @@ const NO_SPACE: &str = "No space left on device";
 /// What is known of the disk of the logs of a worker that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogDisk {
-    /// The folder.
+    /// The log folder on the full disk.
     pub full: FullLogFolder,
     /// Whether the worker itself writes its log file (`--redirects`), and fails with the write.
     pub is_written_by_worker: bool,

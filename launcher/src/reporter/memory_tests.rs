@@ -1,4 +1,4 @@
-//! What a report says of memory.
+//! Texts of reports about out-of-memory kills.
 
 use super::*;
 use crate::reporter::summary::tests::card;

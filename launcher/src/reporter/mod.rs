@@ -1,4 +1,5 @@
-//! Everything told to people, and to whoever started us. The terminal has one writer: [`console`].
+//! All output to users, and the error file for the parent process. The modules below word messages, reports and
+//! events, without input or output. The terminal has one writer: [`console`].
 #![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
 
 pub mod causes;
@@ -65,7 +66,7 @@ pub fn print(text: &[u8]) -> ExitCode {
     }
 }
 
-/// What the launcher says to the person who started a worker by hand.
+/// Writes a message of the launcher to the terminal of a worker started by hand.
 pub fn tell_by_hand(text: &str) {
     complain(&format!("rankrun: {text}\n"));
 }
@@ -82,7 +83,7 @@ pub fn not_attached(error: &AttachError) -> ExitCode {
     ExitCode::from(LAUNCHER_FAILED)
 }
 
-/// The machine cannot be watched.
+/// Reports that `devices` or `topo` cannot inspect the machine.
 #[must_use]
 pub fn not_inspected(error: &InspectError) -> ExitCode {
     complain(&with_cause(error, error.hint()));
@@ -120,8 +121,8 @@ pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pi
     };
 }
 
-/// Refuses a command line; `way_out` is said of what we cannot do and torchrun can. Whoever started us hears of it
-/// in `parent_file`, but not of a wrong use.
+/// Refuses a command line. `way_out` is a hint for features that torchrun has and the launcher lacks. An invalid
+/// setting is recorded in `parent_file`; a usage error is not.
 #[must_use]
 pub fn refuse(error: &CliError, way_out: Option<&str>, parent_file: Option<&Path>) -> ExitCode {
     let way_out = way_out.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
@@ -183,14 +184,14 @@ fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
     format!("error: {error}\n{cause}{hint}")
 }
 
-/// Tells whoever started us, where they asked for it.
+/// Records the error in the parent's error file, if the parent asked for one.
 fn leave_word(parent_file: Option<&Path>, died_of: &ErrorReport) {
     if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, died_of)) {
         complain(&format!("warning: {error}\n"));
     }
 }
 
-/// From outside the agent, where there is no console. Never waits for long: somebody may have stopped reading.
+/// Writes outside of the agent, where there is no console. The time limit covers a reader that has stopped reading.
 fn complain(text: &str) {
     let stderr = io::stderr();
     let _ = write_while_ready(stderr.as_fd(), text.as_bytes(), LAST_WORDS);

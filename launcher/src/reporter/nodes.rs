@@ -1,4 +1,4 @@
-//! What is told of the other nodes of the job. Pure.
+//! Status lines about other nodes: rendezvous, lost nodes, failures elsewhere. Pure.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ pub fn rejoined(round: &Round, workers: u32) -> String {
     )
 }
 
-/// Who is here and who is not, as one line.
+/// One line that lists the nodes present and the nodes missing.
 #[must_use]
 pub fn waiting(waiting: &Waiting) -> String {
     let Waiting { min, max, .. } = *waiting;
@@ -191,7 +191,7 @@ fn lost(peer: Option<PeerLoss>) -> String {
     }
 }
 
-/// Said on a node whose workers had all exited with 0 when a worker of another node lost a peer.
+/// The line on a node after all its workers exited with 0 and a worker of another node lost a peer.
 #[must_use]
 pub fn finished_before(note: &FailureNote) -> String {
     format!(

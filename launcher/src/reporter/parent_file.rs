@@ -1,5 +1,5 @@
-//! The launcher's own error file: whoever starts it with `TORCHELASTIC_ERROR_FILE`, such as a scheduler or another
-//! launcher, reads there what the job died of.
+//! The launcher's own error file. A parent, such as a scheduler or another launcher, names it in
+//! `TORCHELASTIC_ERROR_FILE` and reads the cause of the failure there.
 
 use std::error::Error;
 use std::fs::{self, Metadata, OpenOptions};
@@ -59,10 +59,10 @@ fn with_time(message: String, callstack: String, at: SystemTime) -> ErrorReport 
     ErrorReport { message, callstack: Some(callstack), unix_seconds, lost_rank: None }
 }
 
-/// Writes what the launcher died of.
+/// Writes the launcher's failure to the parent's error file.
 ///
 /// # Errors
-/// Nobody can be told that way: worth a warning.
+/// The file cannot be written; the caller warns, since the parent then gets no cause.
 pub fn record(path: &Path, report: &ErrorReport) -> Result<(), Unwritten> {
     replace(path, &report::render(report)).map(drop)
 }
@@ -95,7 +95,7 @@ pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
     Ok(old)
 }
 
-/// The device that swallows everything.
+/// Whether the file is `/dev/null`.
 fn is_null(found: &Metadata) -> bool {
     let is_it = |null: Metadata| found.file_type().is_char_device() && found.rdev() == null.rdev();
     fs::metadata("/dev/null").is_ok_and(is_it)

@@ -1,4 +1,4 @@
-//! Text of the workers in reports of ours. Pure.
+//! Escapes control characters of worker text before it is shown in the launcher's messages. Pure.
 
 /// Whether a character changes the direction of writing: a terminal that obeys it shows other words than stand there.
 #[must_use]
@@ -6,7 +6,7 @@ pub const fn is_bidi_control(letter: char) -> bool {
     matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Text whose bidirectional controls are shown as `\u{202e}`; everything else stays.
+/// Returns the text with bidirectional controls as `\u{202e}`; other characters stay.
 #[must_use]
 pub fn with_bidi_escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

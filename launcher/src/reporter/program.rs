@@ -1,4 +1,5 @@
-//! What torchrun calls the program that the workers run: each place has a name of its own for it. Pure.
+//! torchrun's names of the program that the workers run; its log, its events and its report each use another one.
+//! Pure.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -273,7 +273,6 @@ fn range(times: &[Duration]) -> String {
     if from == to { to } else { format!("{from} to {to}") }
 }
 
-/// With digits that say something.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

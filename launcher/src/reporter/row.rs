@@ -14,10 +14,8 @@ pub(super) struct Row {
 /// Where the carriage returns of a row are.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Returns {
-    /// There was none.
     #[default]
     Never,
-    /// Before the text.
     Before,
     /// Behind it: the cursor is at the start.
     Last,

@@ -5,15 +5,16 @@
 //!
 //! 1. A line that a speaker finishes before it is shown comes out in one piece.
 //! 2. The bytes of one speaker come out in their order, none lost, none added but prefixes and the line breaks of
-//!    rule 4.
+//! rule 4.
 //! 3. An unfinished line is shown once it has waited; its owner continues it at once and without a second prefix.
-//! 4. Whoever speaks while another's unfinished line is shown does not write behind it. On a terminal that line is
-//!    erased and drawn again below; elsewhere, or where it does not fit in one row, it is ended, and its owner goes
-//!    on in a new line. So is a line that has stood for a while and is no progress (it has no carriage return): it
-//!    may be a prompt, whose answer the terminal itself echoes, so that we cannot know what stands behind it.
+//! 4. While an unfinished line is shown, no other speaker writes behind it. On a terminal that line is erased and
+//! drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner goes on in a new line.
+//! A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
+//! echoes the answer, so the text behind the prompt is unknown.
 //! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::floor`] is respected.
-//! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures ([`block`]): on a terminal
-//!    in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to rule 2.
+//! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures ([`block`]): on a
+//! terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
+//! rule 2.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -43,26 +44,26 @@ const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(2);
 /// The same where the line would be ended by the next one, since others speak all the time, or where its rest is on
 /// its way. A machine with too much to do may stop a worker in the middle of its line for long.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
-/// An unfinished line without a carriage return is taken for a prompt after this long: nobody answers faster, and
-/// a line that is only slow to come is finished by then.
+/// After this time an unfinished line without a carriage return counts as a prompt. A person does not answer faster,
+/// and a slow line is finished by then.
 const PROMPT_AGE: Duration = Duration::from_secs(1);
-/// A longer unfinished line is shown at once, and may be ended by whoever speaks next: memory is bounded.
+/// A longer unfinished line is shown at once, and the next speaker may end it: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
 /// The same for progress that waits for another's line to end.
 const PROGRESS_LIMIT: usize = 1024 * 1024;
 /// When unfinished lines take more than this together, only the longest goes on.
 const CROWD_LIMIT: usize = 32 * 1024 * 1024;
 
-/// What we write to.
+/// The kind of output behind the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScreenKind {
     /// A pipe, a file, or a terminal without cursor movement: what is written cannot be taken back.
     Plain,
-    /// A terminal of this size.
+    /// A terminal with a known size in cells.
     Terminal {
-        /// Its width.
+        /// The width in columns, one cell each.
         columns: u16,
-        /// Its height.
+        /// The height in rows, one cell each.
         rows: u16,
     },
 }
@@ -84,17 +85,17 @@ impl ScreenKind {
     }
 }
 
-/// One stream of one worker.
+/// The number of one stream of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeakerId(u64);
 
-/// See the module.
+/// The state of one output and the unfinished lines of its speakers.
 #[derive(Debug)]
 pub struct Screen {
     kind: ScreenKind,
     speakers: BTreeMap<SpeakerId, Speaker>,
     next_id: u64,
-    /// Whose unfinished lines are shown, from top to bottom; the cursor is in the last one.
+    /// Speakers with an unfinished line on the screen, from top to bottom; the cursor is in the last one.
     open: Vec<SpeakerId>,
     /// The last row is the unfinished line of a speaker that ended.
     dangling: bool,
@@ -120,8 +121,8 @@ impl Screen {
         }
     }
 
-    /// A new stream, whose lines begin with `prefix`, and rewritten ones with `label` if there is one. When `brim` bytes
-    /// or more come at once, the last ones may be the middle of a write.
+    /// Adds a stream. Its lines begin with `prefix`, and its rewritten lines with `label` if there is one. If a read
+    /// returns `brim` bytes or more, the last ones may be the middle of a write.
     pub fn add(&mut self, (prefix, label): (&str, Option<&str>), brim: usize, now: Instant) -> SpeakerId {
         let id = SpeakerId(self.next_id);
         self.next_id += 1;
@@ -129,7 +130,7 @@ impl Screen {
         id
     }
 
-    /// The speaker wrote `bytes`.
+    /// Takes `bytes` of the speaker and appends the output to `out`.
     pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         self.now = Some(now);
         if self.speakers.get(&id).is_some_and(|speaker| speaker.label.is_some()) {
@@ -237,7 +238,7 @@ impl Screen {
         self.block.is_stale = true;
     }
 
-    /// Speakers whose unfinished line is not shown and may be.
+    /// Speakers with an unfinished line that is not shown and may be.
     fn waiting(&self) -> impl Iterator<Item = (SpeakerId, &Speaker)> {
         self.speakers
             .iter()
@@ -275,7 +276,7 @@ impl Screen {
         }
     }
 
-    /// More of an unfinished line.
+    /// Appends more bytes to a shown unfinished line.
     fn go_on(&mut self, id: SpeakerId, (bytes, end): (&[u8], End), out: &mut Vec<u8>) {
         let alone = self.open == [id];
         let shown = self.open.contains(&id);
@@ -384,7 +385,7 @@ impl Screen {
         !speaker.row.is_progress() && age >= PROMPT_AGE
     }
 
-    /// Draws what [`Self::step_aside`] erased.
+    /// Draws the lines that [`Self::step_aside`] erased.
     fn redraw(&self, out: &mut Vec<u8>) {
         for (row, id) in self.open.iter().enumerate() {
             if row > 0 {

@@ -1,4 +1,5 @@
-//! The first failure card: who failed first, where, how, when, and what it said last. Pure.
+//! The first failure card: the rank that failed first, its node, exit, time and last output. Pure; the agent collects
+//! the facts, the console prints the text.
 
 pub mod peers;
 
@@ -27,17 +28,17 @@ use peers::PeerReport;
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
 pub struct FailureCard {
-    /// The worker that failed first.
+    /// The rank of the first failure.
     pub rank: Rank,
-    /// Its index on the node.
+    /// The local rank of the first failure.
     pub local_rank: LocalRank,
-    /// Its pid.
+    /// The process id of the failed worker.
     pub pid: Pid,
-    /// What it computed on.
+    /// The device that the worker computed on.
     pub device: Device,
     /// The node: of the only one the host's name alone.
     pub node: NodeName,
-    /// How it ended.
+    /// How the worker ended: exit code or signal.
     pub exit: Exit,
     /// What is known of a SIGKILL that the launcher did not send.
     pub foreign_kill: Option<ForeignKill>,
@@ -45,11 +46,11 @@ pub struct FailureCard {
     pub oom: OomKills,
     /// The disk of its logs, where that is full.
     pub log_disk: Option<LogDisk>,
-    /// Whether it ended by itself.
+    /// Whether the worker ended by itself or the launcher ended it.
     pub manner: Manner,
-    /// When its generation was started.
+    /// The time at which its generation was started.
     pub started: SystemTime,
-    /// When its end was seen.
+    /// The time at which its end was seen.
     pub ended: SystemTime,
     /// Restarts used, and how many there were.
     pub restarts: (RestartCount, RestartCount),
@@ -59,11 +60,11 @@ pub struct FailureCard {
     pub files: Vec<PathBuf>,
     /// Which options already say that its output goes to files.
     pub kept: KeptOutput,
-    /// Its last lines.
+    /// The last lines of the worker's output.
     pub tail: Vec<String>,
-    /// What it ran.
+    /// The kind of program that the worker ran.
     pub program: ProgramKind,
-    /// Who had not joined the store when the start limit was over.
+    /// The ranks that had not joined the store when the start limit expired.
     pub not_joined: Vec<Rank>,
     /// The devices that were found dead after it.
     pub dead_devices: Vec<DeadCard>,
@@ -82,16 +83,16 @@ pub struct FailureCard {
 pub struct KeptOutput {
     /// `--tee` or `--redirects` names one of its streams.
     pub by_streams: bool,
-    /// `--log-dir` names a folder.
+    /// `--log-dir` names a folder for the output.
     pub in_folder: bool,
 }
 
 /// A device that no worker can work on any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadCard {
-    /// Who sat on it.
+    /// The ranks that the device was assigned to.
     pub ranks: Vec<Rank>,
-    /// Which one, in words.
+    /// The name of the device, as the report prints it.
     pub device: String,
     /// What is wrong with it, in words.
     pub why: String,
@@ -100,18 +101,18 @@ pub struct DeadCard {
 /// What the workers run, as far as there is something to say about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// A script or module.
+    /// A Python script or module (`-m`).
     Python,
-    /// Any program.
+    /// A program that is not run by Python.
     Any,
 }
 
 /// The end of a worker that was not the first to fail.
 #[derive(Debug, Clone, Copy)]
 pub struct OtherEnd {
-    /// Who.
+    /// The rank of the worker that ended.
     pub rank: Rank,
-    /// How.
+    /// How the worker ended: exit code or signal.
     pub exit: Exit,
 }
 

@@ -1,4 +1,4 @@
-//! The failure card.
+//! Texts of the first failure card.
 
 use super::*;
 use crate::device::DeviceType;

@@ -17,16 +17,16 @@ use crate::process::{Exit, signal_name};
 use crate::rendezvous::Round;
 use crate::spec::LaunchSpec;
 
-/// How much a line matters.
+/// The level of a log line, as in Python's `logging`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Something failed.
+    /// An operation failed; the job may end.
     Error,
-    /// Something may surprise.
+    /// An unexpected state that does not stop the job.
     Warning,
-    /// Something is done.
+    /// A step of the job is done.
     Info,
-    /// A step of it.
+    /// A detail of a step, for debugging.
     Debug,
 }
 
@@ -51,12 +51,12 @@ impl Level {
     }
 }
 
-/// Which statement says it.
+/// The source location that the line names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// The file.
+    /// The name of torchrun's source file.
     pub file: &'static str,
-    /// The line in it.
+    /// The line number in torchrun's source file.
     pub line: u32,
 }
 
@@ -77,11 +77,11 @@ const ERROR_HANDLER: &str = "torch/distributed/elastic/multiprocessing/errors/er
 /// One message, of one line or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
-    /// How much it matters.
+    /// The level that the verbosity option filters by.
     pub level: Level,
-    /// Who says it.
+    /// The source location that the line names.
     pub source: Source,
-    /// What is said.
+    /// The text of the line, without the prefix.
     pub text: String,
 }
 
@@ -110,10 +110,10 @@ impl LogLine {
     }
 }
 
-/// Whom a happening is about.
+/// The worker group that an event is about.
 #[derive(Debug, Clone, Copy)]
 pub struct Group<'a> {
-    /// What was asked for.
+    /// The resolved launch specification of the job.
     pub spec: &'a LaunchSpec,
     /// The workers of the generation that was started last.
     pub pids: &'a BTreeMap<LocalRank, Pid>,
@@ -183,7 +183,6 @@ pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     }
 }
 
-/// A line in our words.
 fn warning(text: Option<String>) -> Vec<LogLine> {
     text.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
 }
@@ -282,14 +281,14 @@ fn restarting(used: u32, group: Group<'_>) -> LogLine {
     LogLine { level: Level::Info, source: Source::torch(AGENT, 941), text }
 }
 
-/// A failed worker has an error file, and nobody above us asked for one.
+/// A failed worker has an error file, and the parent process asked for none.
 #[must_use]
 pub fn no_parent_file(error_file: &str) -> LogLine {
     let text = format!("no error file defined for parent, to copy child error file ({error_file})");
     LogLine { level: Level::Error, source: Source::torch(ERROR_HANDLER, 194), text }
 }
 
-/// An error file whose message is a plain text has no place for the exit code.
+/// An error file with a plain text message has no place for the exit code.
 #[must_use]
 pub fn no_place_for_code(error_file: &str) -> LogLine {
     let text =
@@ -297,7 +296,7 @@ pub fn no_place_for_code(error_file: &str) -> LogLine {
     LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 154), text }
 }
 
-/// The file that whoever started us asked for was there already.
+/// The error file that the parent asked for existed already.
 #[must_use]
 pub fn replaced(path: &str, contents: &str) -> LogLine {
     let text = format!("{path} already exists and will be overwritten. Original contents:\n{contents}");

@@ -10,7 +10,7 @@ use rankrun_contract::rank::{LocalRank, Rank};
 use super::local_time::LocalTime;
 use crate::process::Exit;
 
-/// The last line of the Python traceback at whose end torchrun prints the report.
+/// The last line of the Python traceback before torchrun's report.
 const RAISED: &str = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ";
 /// The same where it was told to stop.
 const SIGNALLED: &str = "torch.distributed.elastic.multiprocessing.api.SignalException: ";
@@ -19,39 +19,39 @@ const NO_TRACEBACK: &str = "To enable traceback see: https://pytorch.org/docs/st
 /// The rules are as wide as the longest line, but not wider.
 const MAX_WIDTH: usize = 60;
 
-/// Everything that the report says.
+/// The facts of torchrun's failure report.
 #[derive(Debug, Clone)]
 pub struct TorchReport {
     /// What failed: the script, module or program.
     pub title: String,
     /// The node, by its full name.
     pub host: String,
-    /// The worker that failed first.
+    /// The worker that failed first; torchrun's root cause.
     pub root_cause: FailedWorker,
     /// The others that ended badly, in the order in which that was recorded.
     pub others: Vec<FailedWorker>,
 }
 
-/// One worker that ended badly.
+/// One worker that failed, with torchrun's fields.
 #[derive(Debug, Clone)]
 pub struct FailedWorker {
-    /// Who, in the job.
+    /// The rank of the worker in the job.
     pub rank: Rank,
-    /// Who, on the node.
+    /// The rank of the worker on its node.
     pub local_rank: LocalRank,
-    /// Its pid.
+    /// The process id of the worker.
     pub pid: Pid,
-    /// How it ended.
+    /// How the worker ended: exit code or signal.
     pub exit: Exit,
-    /// When it failed.
+    /// The local time at which the worker failed.
     pub time: LocalTime,
     /// Its error file, where that could be read.
     pub error_file: Option<PathBuf>,
-    /// What is known of why.
+    /// The error text, from the error file or the exit status.
     pub message: Message,
 }
 
-/// The text behind `traceback :`.
+/// The text that follows `traceback :` in the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
     /// A call stack, or what stands for one; its further lines are indented.
@@ -157,7 +157,6 @@ mod tests {
         Exit::Signal { number, core_dumped: false }
     }
 
-    /// What torchrun 2.15.0 printed.
     #[test]
     fn it_is_torchruns_to_the_byte() {
         let report = report(worker(1, 9448, Exit::Code(3)), vec![worker(0, 9447, signal(15))]);

@@ -1,4 +1,4 @@
-//! The form of the launcher's own log.
+//! The line format of the launcher's own log (`tracing` events).
 #![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
 
 use std::fmt;
@@ -13,7 +13,7 @@ use tracing_subscriber::registry::LookupSpan;
 use super::local_time::LocalTime;
 use super::torch_log::{Level, LogLine, OURS};
 
-/// In whose form a log event is written.
+/// The format of a log event: rankrun's or torchrun's.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TraceFormat {
     /// As all else that we say under our own name.

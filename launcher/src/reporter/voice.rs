@@ -1,4 +1,5 @@
-//! The launcher's own voice: what it says to people on standard error, and how errors look.
+//! Writes the launcher's messages to standard error through the console, as rankrun's or torchrun's lines. It words
+//! nothing but errors: the texts come from the modules beside it.
 #![expect(clippy::disallowed_methods, reason = "a log line says when it was written")]
 
 use std::borrow::Cow;
@@ -26,16 +27,16 @@ pub struct Voice {
     style: Style,
 }
 
-/// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// Our own.
     Ours,
     /// torchrun's log lines, with the pid of the process that the user started.
-    Torch { pid: Pid, verbosity: Verbosity },
+    Torch {
+        pid: Pid,
+        verbosity: Verbosity,
+    },
 }
 
-/// Whether colours help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Style {
     Plain,
@@ -63,7 +64,7 @@ impl Voice {
         }
     }
 
-    /// The console it speaks through.
+    /// The console that the messages are written to.
     #[must_use]
     pub const fn console(&self) -> &Console {
         &self.console
@@ -87,7 +88,7 @@ impl Voice {
         }
     }
 
-    /// What happens to the workers.
+    /// Writes the lines of one event of the job.
     pub fn happening(&self, happening: &Happening, group: Group<'_>) {
         match self.manner {
             Manner::Ours => {
@@ -110,7 +111,7 @@ impl Voice {
         Some(usize::from(size.ws_col))
     }
 
-    /// A file that somebody else will miss was there, with these contents.
+    /// Warns that another program's file was replaced, and shows its previous contents.
     pub fn replaced(&self, path: &str, contents: &str) {
         match self.manner {
             Manner::Ours => {
@@ -144,7 +145,7 @@ impl Voice {
         self.with_hint(text, hint_of(error, hint).as_deref());
     }
 
-    /// A whole report whose first line is the fact, and one hint.
+    /// Writes a whole report with the fact as its first line, and one hint.
     pub fn failure(&self, report: &str, hint: Option<&str>) {
         self.with_hint(self.heading(report.trim_end()), hint);
     }

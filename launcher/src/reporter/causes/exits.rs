@@ -5,7 +5,6 @@ use super::{Clues, Program, Surroundings};
 use crate::process::exec_problem::carriage_return_hint;
 use crate::process::{Exit, signal_name};
 
-/// A shell's codes.
 const CANNOT_EXECUTE: i32 = 126;
 const NOT_FOUND: i32 = 127;
 

@@ -1,6 +1,8 @@
-//! What the end, the report and the last lines of a failed worker say of the cause: one hint, the most certain first. Pure.
+//! The hint of a failure report: the cause that a worker's end, report and last lines point to, the most certain
+//! first. Pure.
 //!
-//! [`RULES`] is the table. A row reads [`Clues`], asks [`Surroundings`] for what it wants beside, and gives the sentence.
+//! It owns the table [`RULES`]. A rule reads [`Clues`], asks [`Surroundings`] for further facts of the machine, and
+//! returns one sentence. The failure card prints it.
 
 mod exits;
 mod network;
@@ -21,33 +23,33 @@ use crate::reporter::plain::plain;
 /// What is known of the worker that failed first.
 #[derive(Debug, Clone)]
 pub struct Clues<'a> {
-    /// How it ended.
+    /// How the failed worker ended: exit code or signal.
     pub exit: Exit,
-    /// What it ran.
+    /// The program that the failed worker ran.
     pub program: Program<'a>,
     /// The message of its error file.
     pub message: Option<&'a str>,
-    /// Its last lines.
+    /// The last lines of the worker's output.
     pub tail: &'a [String],
-    /// Workers on this node.
+    /// The number of workers on this node.
     pub workers: u32,
-    /// The workers' store.
+    /// The store that the workers rendezvous at.
     pub master: Option<&'a Master>,
     /// Whether the job's nodes are more than one host.
     pub several_hosts: bool,
 }
 
-/// What a worker runs.
+/// The program of a worker, as far as rules distinguish it.
 #[derive(Debug, Clone, Copy)]
 pub enum Program<'a> {
-    /// A script or module.
+    /// A Python script or module (`-m`).
     Python {
-        /// The interpreter.
+        /// The Python interpreter that runs it.
         python: &'a Path,
     },
-    /// Any program.
+    /// A program that is not run by Python.
     Other {
-        /// The file.
+        /// The path of the program's file.
         path: &'a Path,
     },
 }
@@ -75,22 +77,21 @@ pub trait Surroundings {
 /// A Python interpreter that the worker did not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherPython {
-    /// The interpreter.
+    /// The path of the interpreter's executable.
     pub path: PathBuf,
     /// Whether the module stands among its packages.
     pub has_module: bool,
 }
 
-/// A process that listens.
+/// A process that listens on the port in question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
-    /// Its id.
+    /// The process id of the listener.
     pub pid: i32,
-    /// Its name.
+    /// The listener's command name in `/proc`.
     pub name: String,
 }
 
-/// One row of the table.
 struct Rule {
     /// What it is about, for the tests.
     name: &'static str,
@@ -108,7 +109,6 @@ const fn of_exit(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> 
     Rule { name, hint, is_of_text: false }
 }
 
-/// The most certain first.
 const RULES: &[Rule] = &[
     of_text("abort at exit", torch::abort_at_exit),
     of_text("no NCCL or no GPU", torch::without_gpu),

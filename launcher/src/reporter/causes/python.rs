@@ -3,7 +3,7 @@
 use super::text::{between, shown};
 use super::{Clues, OtherPython, Program, Surroundings};
 
-/// Modules whose package has another name.
+/// Modules and the packages that provide them under another name.
 const PACKAGES: [(&str, &str); 6] = [
     ("PIL", "pillow"),
     ("cv2", "opencv-python"),
@@ -12,7 +12,6 @@ const PACKAGES: [(&str, &str); 6] = [
     ("sklearn", "scikit-learn"),
     ("yaml", "pyyaml"),
 ];
-/// More interpreters are not listed.
 const MOST_LISTED: usize = 3;
 
 /// A file of the user's that has the name of a module (`torch.py`).

@@ -1,4 +1,4 @@
-//! Each row of the table, and what comes before what.
+//! Each rule of the table, and the precedence of the rules.
 
 use super::*;
 

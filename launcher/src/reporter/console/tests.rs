@@ -101,7 +101,7 @@ fn a_reader_that_does_not_read_delays_nobody_and_gets_all_in_order_later() {
     let ((mut out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let line = vec![b'x'; 1000];
-    // More than a pipe holds: the test ends only if nobody waits.
+    // More than a pipe holds: the test ends only if no write waits.
     for _ in 0..100 {
         console.message(Stream::Stdout, &line);
     }

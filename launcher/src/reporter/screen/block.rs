@@ -62,7 +62,7 @@ impl Block {
 }
 
 impl Screen {
-    /// As [`Self::pass_on`], of a speaker whose rewritten lines are followed.
+    /// As [`Self::pass_on`], for a speaker with tracked rewritten lines.
     pub(super) fn follow(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -74,7 +74,7 @@ impl Screen {
                 self.open_area(id, out);
                 start
             } else if rest.ends_with(b"\r") && self.open.contains(&id) {
-                // The line is shown: what comes next is written over it.
+                // The line is shown: the next bytes overwrite it.
                 self.open_area(id, out);
                 0
             } else {
@@ -188,7 +188,6 @@ impl Screen {
         self.redraw(out);
     }
 
-    /// Finished rows, as ordinary lines.
     fn write_rows(&mut self, id: SpeakerId, rows: &[ProgressRow], out: &mut Vec<u8>) {
         if rows.is_empty() {
             return;

@@ -32,7 +32,6 @@ impl Bench {
         Self::new(ScreenKind::Terminal { columns: COLUMNS, rows: ROWS })
     }
 
-    /// A worker without `--tee`.
     fn bare(&mut self, label: &str) -> SpeakerId {
         self.screen.add(("", Some(label)), 4096, self.now)
     }

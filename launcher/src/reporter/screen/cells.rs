@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::super::row::char_width;
 
-/// A longer row is cut.
 pub(super) const CELL_LIMIT: usize = 2048;
 /// Stands for the rest of a row that is wider than the terminal.
 const CUT_MARK: u8 = b'>';
@@ -24,7 +23,6 @@ impl Cell {
     }
 }
 
-/// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CellRow {
     cells: Vec<Cell>,

@@ -17,7 +17,6 @@ pub(super) enum Control {
     Tab,
     Left(usize),
     Right(usize),
-    /// Counted from 0.
     Column(usize),
     Up(usize),
     Down(usize),
@@ -42,11 +41,9 @@ enum State {
     Sequence,
     /// `ESC ]` and its like, up to a bell or `ESC \`.
     Text,
-    /// An escape within it.
     TextEscape,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     state: State,

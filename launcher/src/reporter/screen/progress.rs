@@ -15,7 +15,6 @@ const ROW_LIMIT: usize = 32;
 /// A cursor that stays so long below a row does not come back to it.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// A row of the area.
 #[derive(Debug, Default)]
 pub(super) struct ProgressRow {
     pub(super) cells: CellRow,
@@ -33,10 +32,8 @@ enum LastMove {
     Newline,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct ProgressArea {
-    /// Never empty.
     rows: VecDeque<ProgressRow>,
     row: usize,
     column: usize,

@@ -22,7 +22,7 @@ enum Column {
 pub(super) struct Speaker {
     prefix: Vec<u8>,
     column: Column,
-    /// What comes in so many bytes at once may end in the middle of a write.
+    /// A read of so many bytes may end in the middle of a write.
     brim: usize,
     pub(super) held: Held,
     /// What is on the screen of it.
@@ -50,7 +50,6 @@ pub(super) struct Held {
 /// What is known of the last byte that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// A write ended there.
     Written,
     /// The pipe was full: its writer has more, and goes on now that there is room.
     Cut,
@@ -171,7 +170,6 @@ impl Speaker {
         text.strip_prefix(&*self.prefix).map(<[u8]>::to_vec).unwrap_or(text)
     }
 
-    /// What ordinary lines begin with.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix
     }

@@ -356,7 +356,7 @@ fn when_memory_is_short_the_longest_line_goes_on_alone() {
 
 /// What the speakers say, in chunks.
 type Chunks = Vec<Vec<Vec<u8>>>;
-/// Who speaks next, and whether time passes then.
+/// The index of the next speaker, and whether time passes then.
 type Turns = Vec<(usize, bool)>;
 
 /// Lines of some speakers, cut anywhere.
@@ -391,7 +391,7 @@ proptest! {
         prop_assert_eq!(bench.out, expected);
     }
 
-    /// Invariants 1 and 2, in a pipe where nobody waits: what a speaker's lines are, its prefixed lines are.
+    /// Invariants 1 and 2, in a pipe that never blocks: a speaker's prefixed lines are its lines.
     #[test]
     fn every_line_is_whole_and_in_order((speakers, turns) in chatter()) {
         let mut bench = Bench::new(ScreenKind::Plain);

@@ -1,4 +1,4 @@
-//! What the workers reported that did not fail first: one text for all reports that are alike. Pure.
+//! Error reports of the workers that failed after the first one: one text for all equal reports. Pure.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,8 @@ impl PeerReport {
     }
 }
 
-/// The reports of the peers of a worker whose own report is among `shown`; adds what is shown of them.
+/// Groups the error reports of the other workers. Texts in `shown` are not repeated; texts shown here are added to
+/// it.
 #[must_use]
 pub fn group<'a>(
     peers: impl Iterator<Item = (Rank, &'a ErrorReport)>,
@@ -85,13 +86,12 @@ pub fn group<'a>(
     groups.into_iter().map(|(_, group)| group).collect()
 }
 
-/// What a node says whose workers did not fail first.
+/// The text of a node without the first failure: the reports of its workers.
 #[must_use]
 pub fn render(peers: &[PeerReport]) -> String {
     format!("reports of this node's workers:\n{}", lines(peers).join("\n"))
 }
 
-/// The lines about them.
 pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
     let mut lines = Vec::new();
     for PeerReport { ranks, report, messages } in peers {
