@@ -1,5 +1,5 @@
-//! The wrapper of a worker that a person starts: runs it in the person's terminal, reports its end to the agent
-//! that left it out, and passes on what that has to say. The person's shell sees the worker's own exit status.
+//! The wrapper of a worker that a person starts by hand. It runs the worker in the person's terminal, reports its end
+//! to the agent, and prints the agent's messages. The shell gets the worker's own exit status.
 #![expect(
     unsafe_code,
     reason = "the worker's signal mask and parent-death signal are set between fork and exec"
@@ -31,33 +31,33 @@ pub(super) const ABANDONED: &str = "rankrun-alone";
 /// Why the worker was not run, or its end was not seen.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Nobody waits at the socket.
+    /// No agent listens at the socket.
     #[error("no launcher waits for this worker")]
     NobodyWaits {
-        /// The kernel's words.
+        /// The kernel's error for the connection.
         source: io::Error,
     },
     /// The launcher is there and does not want it.
     #[error("the launcher does not wait for this worker: {why}")]
     Refused {
-        /// In its words.
+        /// The agent's reason, in its words.
         why: String,
     },
-    /// There is nothing to run.
+    /// The command line names no program to run.
     #[error("there is no command to run")]
     NoCommand,
     /// The command could not be started.
     #[error("cannot start `{program}`")]
     Spawn {
-        /// The program.
+        /// The program that cannot be executed.
         program: String,
-        /// The kernel's refusal.
+        /// The error of `execve`, from the kernel.
         source: io::Error,
     },
     /// The kernel does not let us wait.
     #[error("cannot wait for the worker")]
     Wait {
-        /// Its refusal.
+        /// The error of the failed system call.
         #[from]
         source: io::Error,
     },
@@ -110,8 +110,8 @@ pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<
     })
 }
 
-/// In the person's own session and process group, so that the terminal's keys reach it and a debugger can take the
-/// terminal. It dies with the wrapper: an end that nobody reports would be taken for none.
+/// Starts the worker in the person's own session and process group. So the terminal's keys reach it and a debugger
+/// can take the terminal. The worker dies with the wrapper: without a wrapper no process would report its end.
 fn spawn(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> {
     let wrapper = getpid();
     let become_worker = move || {

@@ -1,8 +1,8 @@
 //! The socket between the agent and the wrapper of the worker that a person starts.
 //!
-//! A socket of records with an abstract name (unix(7)): nothing stays in the file system, and a name of any length
-//! of log folder fits. The agent takes one caller at a time, of its own user. The connection ends with the
-//! wrapper, however that dies, so no end goes unseen.
+//! A socket of records with an abstract name (unix(7)): nothing stays in the file system, and a name of any length of
+//! log folder fits. The agent takes one caller at a time, of its own user. The connection ends with the wrapper,
+//! however that dies, so no end goes unseen.
 //!
 //! ```text
 //! wrapper                          agent
@@ -10,7 +10,7 @@
 //!            ───  b  ──►           it is about to be started
 //!            ───  s PID  ──►       it was started                  or  n: it cannot be
 //!            ───  e EXIT  ──►      it has ended: `code N` or `signal N`, with `core` behind it for a core file
-//!                    ◄── x TEXT    nobody waits for it any more
+//!                    ◄── x TEXT    the agent does not wait for it any more
 //! ```
 
 #![expect(unsafe_code, reason = "nix's accept4 returns a bare number")]
@@ -38,43 +38,41 @@ const LONGEST: usize = 1024;
 /// What the worker that was left to a person did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reported {
-    /// It was started.
+    /// The wrapper started the worker with this pid.
     Started(Pid),
-    /// It has ended.
+    /// The worker ended, as its wrapper reports.
     Ended {
-        /// Its pid.
+        /// The process id of the worker.
         pid: Pid,
-        /// How.
+        /// How the worker ended: exit code or signal.
         exit: Exit,
     },
 }
 
-/// The agent's side.
+/// The agent's side: the listening socket and its one caller.
 #[derive(Debug)]
 pub struct Door {
-    /// Gone where the kernel lets nobody in any more.
+    /// `None` once the kernel does not accept connections any more.
     listener: Option<OwnedFd>,
     caller: Caller,
-    /// Why nobody is let in any more.
+    /// The reason for refusing callers, once the agent refuses them.
     closed: Option<String>,
 }
 
 #[derive(Debug)]
 enum Caller {
-    /// Not yet.
     Nobody,
     /// A wrapper that has not started its worker yet.
     Expected(OwnedFd),
-    /// A wrapper whose worker may run or not.
+    /// A wrapper that may or may not have started its worker.
     Starting(OwnedFd),
-    /// A wrapper whose worker runs.
+    /// A wrapper with a running worker.
     Running(OwnedFd, Pid),
-    /// The worker has run.
     Done,
 }
 
-/// Where the wrapper of a worker calls: another name for each generation, which nobody can guess and take before,
-/// since every user of the machine sees the names that are in use.
+/// The name of the socket for the wrapper of a worker. Each generation gets another name. It is random: every user of
+/// the machine sees the names in use, and must not be able to take the next one first.
 #[must_use]
 pub fn socket_name(job: &JobId, worker: WorkerId) -> String {
     format!("rankrun/{job}/{}/{}/{}", worker.generation, worker.local_rank, Uuid::new_v4().simple())
@@ -104,10 +102,10 @@ impl Door {
         self.listener.iter().map(AsFd::as_fd).chain(caller)
     }
 
-    /// Whoever knocks is let in or told why not; what the worker did, in order. Never waits.
+    /// Accepts or refuses callers, and returns the reports of the worker, in order. Never waits.
     pub fn receive(&mut self) -> Vec<Reported> {
         let mut reported = Vec::new();
-        // First, so that who comes after the end of another one is told so.
+        // First, so that a caller that arrives after another one's end gets an answer.
         while let Some(report) = self.next_report() {
             reported.push(report);
         }
@@ -133,8 +131,8 @@ impl Door {
         }
     }
 
-    /// Tells whoever is there, now or later, that nobody waits for this worker any more. What it still reports is
-    /// taken in.
+    /// Tells the wrapper, now or later, that the agent does not wait for this worker any more. Later reports are
+    /// still read.
     pub fn release(&mut self, why: &str) {
         match &self.caller {
             Caller::Expected(caller) => tell(caller, b'r', why),
@@ -191,7 +189,7 @@ fn heard(caller: Caller, received: &Received) -> (Caller, Option<Reported>) {
     let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
     match (caller, received) {
         (Caller::Expected(fd), Received::Record(b'b', _)) => (Caller::Starting(fd), None),
-        // Somebody may try again.
+        // Another wrapper may try again.
         (Caller::Expected(_), _) | (Caller::Starting(_), Received::Record(b'n', _)) => (Caller::Nobody, None),
         (Caller::Starting(fd), Received::Record(b's', text)) => {
             let pid = Pid::from_raw(text.parse().unwrap_or_default());
@@ -223,22 +221,19 @@ fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
 /// What a look at the connection gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Its kind, and its text.
     Record(u8, String),
-    /// Nothing at present.
     Nothing,
-    /// The other side is gone.
     Closed,
 }
 
-/// The wrapper's side: the agent that waits at `name`.
+/// The wrapper's side: connects to the agent that listens at `name`.
 ///
 /// # Errors
-/// Nobody waits there, or another user does: a name is free for everybody when its agent has ended.
+/// No agent of this user listens there. After the agent's end any user can take the name.
 pub(super) fn knock(name: &str) -> io::Result<OwnedFd> {
     let agent = new_socket(SockFlag::empty())?;
     connect(agent.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
-    // Root may start anybody's worker.
+    // Root may start a worker of any user.
     if !is_of_our_user(&agent) && !rustix::process::getuid().is_root() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }

@@ -1,4 +1,5 @@
-//! The one place that reaps: the workers, in the order in which they died, and every orphan of the job.
+//! The only place that reaps: the workers, in the order of their deaths, and every orphan of the job. It also signals
+//! the workers' process groups. The agent decides what follows.
 #![expect(unsafe_code, reason = "nix's waitpid fails on a death by a real-time signal and loses the status")]
 
 use std::collections::HashMap;
@@ -15,14 +16,14 @@ use crate::process::Exit;
 use crate::process::command::Command;
 use crate::process::spawn::{Original, Stdio, spawn};
 
-/// The end of one worker.
+/// The end of one worker, as reaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerExit {
-    /// Who ended.
+    /// The worker that the process was.
     pub worker: WorkerId,
     /// Its pid, free for reuse from now on.
     pub pid: Pid,
-    /// How it ended.
+    /// How the worker ended: exit code or signal.
     pub exit: Exit,
     /// The most memory that it had, in bytes; nothing where another process reaped it.
     pub peak: Option<u64>,
@@ -81,10 +82,10 @@ impl Children {
         Ok(spawned.pid)
     }
 
-    /// Sends `signal` to the process group of each given worker that is not reaped yet, and SIGCONT after it: somebody
-    /// who is stopped cannot act on a signal.
+    /// Sends `signal` to the process group of each given worker that is not reaped yet, and SIGCONT after it: a
+    /// stopped process cannot act on a signal.
     ///
-    /// The leader being unreaped, the group's number cannot have been taken over by another one.
+    /// The leader is unreaped, so no other group can have taken the group's number.
     pub fn signal_groups(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, killpg);
         if signal != Signal::SIGKILL {
@@ -100,7 +101,7 @@ impl Children {
         }
     }
 
-    /// Signals the workers themselves.
+    /// Signals the worker processes alone, without their groups.
     pub fn signal_alone(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, kill);
     }
@@ -119,7 +120,7 @@ impl Children {
         }
     }
 
-    /// Reaps everything that has died.
+    /// Reaps every child that has died, without waiting.
     pub fn reap(&mut self) -> Reapings {
         let mut reapings = Reapings::default();
         let mut ready = [EpollEvent::empty(); 64];
@@ -148,30 +149,30 @@ impl Children {
     }
 }
 
-/// Who was reaped.
+/// The processes reaped by one call.
 #[derive(Debug, Default)]
 pub struct Reapings {
-    /// The workers, first death first.
+    /// The reaped workers, in the order of their deaths.
     pub workers: Vec<WorkerExit>,
     /// Probes, and orphans that the kernel handed to us as subreaper.
     pub others: Vec<(Pid, Exit)>,
 }
 
-/// What a look for dead children gave.
+/// The result of one non-blocking `wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaped {
-    /// This one, reaped now.
+    /// A child had died and was reaped.
     Child {
-        /// Its pid.
+        /// The process id of the reaped child.
         pid: Pid,
-        /// How it ended.
+        /// How the child ended: exit code or signal.
         exit: Exit,
         /// The most memory that it, or a process that it waited for, had at one time, in bytes.
         peak: u64,
     },
     /// There are children, none is dead.
     AllAlive,
-    /// There are no children.
+    /// This process has no children at all.
     NoChildren,
 }
 

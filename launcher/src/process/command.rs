@@ -1,4 +1,4 @@
-//! Placement × spec → the exact argv and environment of one worker. Pure.
+//! Builds the exact argv and environment of one worker from its placement and the launch specification. Pure.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,11 +18,11 @@ use crate::template;
 pub struct Life {
     /// Which life of the worker group.
     pub generation: Generation,
-    /// Restarts used so far.
+    /// The number of restarts used so far.
     pub restart_count: RestartCount,
     /// The rendezvous that it lives in.
     pub round: Round,
-    /// The mark of the job.
+    /// The job id that marks all processes of the job.
     pub job: JobId,
 }
 
@@ -45,14 +45,14 @@ record(run_script_path)()
 const OF_THIS_LAUNCH: [&str; 4] =
     ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
-/// A program ready for `execve`.
+/// A program with arguments and environment, ready for `execve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
-    /// The file to execute.
+    /// The path of the file to execute.
     pub path: CString,
-    /// Its arguments, the name first.
+    /// The arguments; the first one is the program's name.
     pub argv: Vec<CString>,
-    /// Its environment, `NAME=value`.
+    /// The environment as `NAME=value`, one string per variable.
     pub envp: Vec<CString>,
     /// The CPUs that it is bound to; by none it has the launcher's.
     pub cpus: Option<Vec<u32>>,

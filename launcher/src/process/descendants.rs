@@ -1,4 +1,4 @@
-//! Finds and ends what a job left below this process.
+//! Finds and ends the processes that a job left below this process.
 //!
 //! As a child subreaper (prctl(2)) guard and agent inherit every orphan below them, so a walk down the tree of
 //! children meets every process of the job, also those that double-forked into a session of their own.
@@ -21,13 +21,13 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::proc::{self, CannotLook, Environment, Stat, can_walk, parse_pid, seen};
 use crate::process::reserve::with_reserve;
 
-/// Which descendants may be killed.
+/// The descendants that a sweep may kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
     /// All of them: this process had no children before the job.
     All,
-    /// Those that carry the job's mark, and what is below them. For PID 1 of a container, whose descendants are
-    /// everybody's orphans, and for a process that had children before the job.
+    /// Descendants that carry the job's mark, and everything below them. For PID 1 of a container, which inherits
+    /// unrelated orphans, and for a process that had children before the job.
     Marked(JobId),
 }
 
@@ -35,16 +35,17 @@ pub enum Scope {
 const REAP_LIMIT: Duration = Duration::from_secs(5);
 /// How long to wait where the deaths of children cannot be heard of.
 const DEAF: Duration = Duration::from_millis(10);
-/// A second walk finds whoever was born during the first; more than these are a storm that one cannot stop.
+/// A second walk finds processes born during the first. More walks than these mean a fork storm that cannot be
+/// stopped.
 const MOST_WALKS: usize = 16;
 
-/// Kills every descendant in `scope` and reaps until none is left; returns those that would not go.
+/// Kills every descendant in `scope` and reaps until none is left; returns those that survive SIGKILL.
 ///
-/// Handles SIGCHLD itself, which the caller has blocked. The caller has no other use for the exit statuses of
-/// its remaining children.
+/// Handles SIGCHLD itself, which the caller has blocked. The caller has no other use for the exit statuses of its
+/// remaining children.
 ///
 /// # Errors
-/// Nobody can tell whether anybody is left.
+/// The processes cannot be listed, so it is unknown whether any is left.
 pub fn kill_all(scope: &Scope) -> Result<Vec<Pid>, CannotLook> {
     let children: SigSet = [Signal::SIGCHLD].into_iter().collect();
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
@@ -77,10 +78,10 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
     while let Some(Ok(Some(_))) = inbox.map(SignalFd::read_signal) {}
 }
 
-/// Everybody who lives below this process now; nobody where that cannot be seen.
+/// All processes below `root` now; empty if `/proc` does not show them.
 ///
 /// # Errors
-/// There is no room for a look.
+/// No descriptor or memory is left to read `/proc`.
 pub fn everybody_below(root: Pid) -> Result<Vec<Pid>, CannotLook> {
     let found = with_reserve(|| below(root, true, &|_, parent_is| Ok(parent_is)))?;
     Ok(found.into_iter().map(|found| found.pid).collect())
@@ -111,27 +112,27 @@ pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
     })
 }
 
-/// Stops everybody below this process. Who was born during a walk is met by the next one, and who is stopped bears
-/// nobody.
+/// Stops all processes below this process. A process born during a walk is met by the next one, and a stopped process
+/// does not fork.
 ///
 /// # Errors
-/// There is no room for a look: some may not be stopped.
+/// No descriptor or memory is left to read `/proc`; some processes may not be stopped.
 pub fn halt_all() -> Result<(), CannotLook> {
     with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
 }
 
-/// Kills everybody below this process, and reaps nobody.
+/// Kills all processes below this process, and reaps none.
 ///
 /// # Errors
-/// There is no room for a look: some may be left.
+/// No descriptor or memory is left to read `/proc`; some processes may be left.
 pub fn kill_unreaped() -> Result<(), CannotLook> {
     with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
 }
 
-/// Who lives below that process.
+/// The living processes below `root`.
 ///
 /// # Errors
-/// There is no room for a look.
+/// No descriptor or memory is left to read `/proc`.
 pub(super) fn living_below(root: Pid) -> Result<Vec<Found>, CannotLook> {
     with_reserve(|| {
         let mut living = Vec::new();
@@ -144,8 +145,8 @@ pub(super) fn living_below(root: Pid) -> Result<Vec<Found>, CannotLook> {
     })
 }
 
-/// Kills those, and as long as that is wanted whoever else is found below that process. Who is left where there is no
-/// room for a look is left to that process.
+/// Kills the known processes and, while `is_wanted` holds, any other process below `root`. If `/proc` cannot be read,
+/// the rest is left to `root`.
 pub(super) fn kill_below(root: Pid, known: &[Found], is_wanted: &dyn Fn() -> bool) {
     with_reserve(|| {
         known.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
@@ -154,7 +155,7 @@ pub(super) fn kill_below(root: Pid, known: &[Found], is_wanted: &dyn Fn() -> boo
     });
 }
 
-/// Signals everybody below that process but those who are known, until a walk meets nobody new.
+/// Signals all processes below `root` except the known ones, until a walk meets no new process.
 fn signal_below(
     root: Pid,
     mut known: HashSet<Pid>,
@@ -172,10 +173,10 @@ fn signal_below(
     Ok(())
 }
 
-/// Continues everybody below this process.
+/// Continues all processes below this process.
 ///
 /// # Errors
-/// There is no room for a look: some may stay stopped.
+/// No descriptor or memory is left to read `/proc`; some processes may stay stopped.
 pub fn continue_all() -> Result<(), CannotLook> {
     with_reserve(|| {
         targets(&Scope::All)?.iter().for_each(|found| found.signal_within(Signal::SIGCONT));
@@ -186,9 +187,8 @@ pub fn continue_all() -> Result<(), CannotLook> {
 /// A process that the walk met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Its pid.
+    /// The process id when it was found.
     pub pid: Pid,
-    /// In clock ticks since boot.
     started: u64,
 }
 
@@ -210,7 +210,7 @@ impl Found {
         proc::signal_the_same((self.pid, self.started), signal);
     }
 
-    /// Signals it, and continues it: somebody who is stopped cannot act on a signal.
+    /// Signals the process, and continues it: a stopped process cannot act on a signal.
     pub fn signal_and_continue(&self, signal: Signal) {
         self.signal(signal);
         self.signal(Signal::SIGCONT);

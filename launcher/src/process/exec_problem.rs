@@ -37,25 +37,24 @@ const SYSTEMS: [(&[u8], &str); 4] = [
     (b"\xce\xfa\xed\xfe", "macOS"),
     (b"\xca\xfe\xba\xbe", "macOS"),
 ];
-/// `PT_INTERP`
 const LOADER: u32 = 3;
 
 /// What is wrong with a program that the kernel refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecProblem {
-    /// A program for another processor.
+    /// The file is a program for another processor.
     OtherMachine {
-        /// Its name.
+        /// The name of the processor that it needs.
         machine: String,
     },
     /// The loader of a program for this machine is missing.
     NoLoader {
-        /// Its path.
+        /// The path of the loader that is missing.
         loader: String,
         /// Whether the program is one of 32 bits on a machine of 64.
         narrow: bool,
     },
-    /// A script whose first line ends in CRLF.
+    /// The first line of the script ends in CRLF.
     CarriageReturn {
         /// The interpreter without the carriage return.
         interpreter: String,
@@ -74,17 +73,17 @@ pub enum ExecProblem {
     OfInterpreter {
         /// As the first line names it.
         interpreter: String,
-        /// What is wrong with it.
+        /// The problem of the interpreter's own file.
         problem: Box<Self>,
     },
     /// A program for another operating system.
     OtherSystem {
-        /// Its name.
+        /// The name of the operating system that it needs.
         system: &'static str,
     },
-    /// A file without content.
+    /// The file has no content at all.
     Empty,
-    /// Anything else.
+    /// The format of the file is not known.
     UnknownFormat,
 }
 
@@ -255,12 +254,9 @@ fn machine_name(machine: u16, wide: bool) -> String {
     }
 }
 
-/// The header of a program.
 struct Elf<'a> {
     head: &'a [u8],
-    /// 64 bits.
     wide: bool,
-    /// Big-endian.
     big: bool,
     machine: u16,
 }

@@ -1,4 +1,4 @@
-//! What the first bytes of a file say of a refusal.
+//! First bytes of files that `execve` refuses, and the problem named for each.
 
 use super::*;
 use proptest::prelude::*;

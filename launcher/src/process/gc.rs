@@ -1,4 +1,5 @@
-//! Finds and ends what is left of jobs whose launcher is gone; who that is decides [`crate::gc`].
+//! Finds and ends processes of jobs after the death of their launcher. [`crate::gc`] decides which processes those
+//! are.
 #![expect(clippy::disallowed_methods, reason = "the limits on blocking waits are this shell's own")]
 
 use std::fs;
@@ -35,7 +36,7 @@ const LAUNCHERS: [&str; 2] = ["rankrun", "torchrun"];
 /// The agent's name in version 0.1.
 const OLD_AGENT_NAME: &str = "rankrun-agent";
 
-/// Why nobody can be looked at.
+/// Reasons why the processes cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum GcError {
     /// No `/proc`, or that of other processes.
@@ -62,10 +63,10 @@ impl GcError {
     }
 }
 
-/// Looks, and ends what it finds unless it is to be listed only.
+/// Lists the leftover processes, and ends them unless the request is only to list.
 ///
 /// # Errors
-/// Nobody can be looked at.
+/// The processes cannot be inspected.
 pub fn collect(request: &Request) -> Result<Collected, GcError> {
     if !can_walk() {
         return Err(GcError::NoProc);
@@ -114,7 +115,7 @@ fn end(
             }
             if !signalled.contains(&found.key()) {
                 signal_the_same(found.key(), signal);
-                // Somebody who is stopped cannot act on a signal.
+                // A stopped process cannot act on a signal.
                 signal_the_same(found.key(), Signal::SIGCONT);
                 signalled.push(found.key());
             }

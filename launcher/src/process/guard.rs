@@ -45,13 +45,13 @@ pub(super) const AGENT_NAME: &CStr = c"rr-agent";
 /// Which of the two processes this is after the fork.
 #[derive(Debug)]
 pub enum Side {
-    /// The original process.
+    /// The original process, which stays the guard.
     Guard(Guard),
     /// Its child, with the link to the guard, which watches over it.
     Agent(Link, Watch),
 }
 
-/// The original process's state.
+/// The guard's state: the agent, the link to it, and the signals.
 #[derive(Debug)]
 pub struct Guard {
     agent: Pid,
@@ -62,7 +62,7 @@ pub struct Guard {
     halts: Option<Halts>,
     watch: Watch,
     forwarded: Option<Instant>,
-    /// The signal to stop that came last, from whom, and when.
+    /// The last stop signal, its sender, and its time.
     last: Option<(i32, Sender, Instant)>,
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
@@ -78,7 +78,7 @@ pub enum GuardEnd {
     Told(ExitStatus),
     /// The agent died without a word.
     AgentLost {
-        /// How.
+        /// How the agent ended: exit code or signal.
         exit: Exit,
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
@@ -93,7 +93,7 @@ pub enum GuardEnd {
 /// The kernel's refusal.
 pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
     let inbox = SignalInbox::open(handled)?;
-    // Before the fork: blocked in the agent too, which is stopped by nobody but the kernel's own SIGSTOP.
+    // Before the fork: blocked in the agent too, which only the kernel's own SIGSTOP stops.
     let halts = Halts::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
     let (watched, held) = link::lifeline()?;
@@ -125,7 +125,8 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
             // None of this is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
-            // Frozen (SIGSTOP) we would not see that the guard has died. To everybody else the signal means nothing.
+            // A stopped (SIGSTOP) agent would not see the guard's death. For other processes the signal has no
+            // effect.
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(AGENT_NAME);
             job_limit::set(job);

@@ -1,14 +1,14 @@
 //! Ctrl-Z, `fg` and `bg`: the guard's side. The agent's is in `agent/halt.rs`.
 //!
 //! The shell sees one process, the guard, and the terminal's SIGTSTP reaches it alone: workers lead sessions of their
-//! own. So the guard asks the agent to stop whoever is of the job, and stops itself once that is done. The agent is not
-//! stopped: should the guard be killed meanwhile, somebody has to sweep. Should the agent end, the kernel wakes the guard
-//! ([`lifeline`]), which sweeps then; an answer that comes late wakes nobody.
+//! own. So the guard asks the agent to stop the processes of the job, and stops itself once that is done. The agent
+//! is not stopped: if the guard is killed meanwhile, the agent must sweep. If the agent ends, the kernel wakes the
+//! guard ([`lifeline`]), which sweeps then; a late answer of the agent does not wake the guard.
 //!
-//! The signal is never read, only seen to be pending, and unblocked when the job is stopped. So whether and by what the
-//! guard stops is decided by the kernel as for any command: a SIGCONT that came meanwhile has taken the signal back,
-//! and where no shell is there that could continue us (an orphaned process group: `ssh -t host rankrun …`) nobody stops
-//! for longer than an instant.
+//! The signal is never read, only seen to be pending, and unblocked when the job is stopped. So the kernel decides
+//! whether and by which signal the guard stops, as for any command. A SIGCONT that came meanwhile has taken the
+//! signal back. Without a shell that could continue the guard (an orphaned process group: `ssh -t host rankrun …`)
+//! the job stops only for an instant.
 //!
 //! [`lifeline`]: super::link::lifeline
 
@@ -24,8 +24,8 @@ use nix::unistd::getpid;
 use crate::process::link::{Link, ToAgent};
 use crate::process::signal::{HandledSignals, is_ignored};
 
-/// The terminal's signals that stop: Ctrl-Z, and a read or a write (`stty tostop`) of somebody in the background. Each
-/// goes to the whole process group, as whose member the guard gets it.
+/// The terminal's signals that stop: Ctrl-Z, and a read or a write (`stty tostop`) by a background process. Each goes
+/// to the whole process group, and the guard is a member.
 const STOPPING: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU];
 
 /// An agent that takes longer is itself stopped or stuck: the shell is to have its prompt all the same.
@@ -47,7 +47,6 @@ enum Stage {
     Asked {
         at: Instant,
     },
-    /// The job is stopped.
     Answered,
 }
 
@@ -69,7 +68,7 @@ impl Halts {
         Ok(Some(Self { signals, pending, stage: Stage::Running }))
     }
 
-    /// What becomes readable when somebody wants the guard to stop.
+    /// Readable while a stop signal for the guard is pending.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         (self.stage == Stage::Running).then(|| self.pending.as_fd())
     }

@@ -1,4 +1,4 @@
-//! The agent's own memory, which is to be the same after one restart and after thousands.
+//! Tunes the agent's own heap: its size stays the same after one restart and after thousands.
 #![expect(unsafe_code, reason = "mallopt has no safe wrapper")]
 
 /// Blocks of so many bytes are mapped, and unmapped when they are free.
@@ -9,6 +9,6 @@ const LARGE: libc::c_int = 32 * 1024;
 
 /// Keeps blocks that come and go out of the heap, for the rest of the process. Before it has another thread.
 pub fn keep_small() {
-    // SAFETY: without another thread nobody allocates meanwhile; the parameter and its range are mallopt(3)'s.
+    // SAFETY: without another thread no allocation runs meanwhile; the parameter and its range are mallopt(3)'s.
     let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
 }

@@ -1,4 +1,5 @@
-//! What the launcher was started with: descriptors that no worker may get, limits that every worker gets back.
+//! Process state from the launcher's parent: descriptors that no worker may inherit, and limits that every worker
+//! gets back.
 #![expect(unsafe_code, reason = "close_range has no safe wrapper")]
 
 use std::fs;
@@ -16,7 +17,7 @@ const FIRST: RawFd = 3;
 /// `close_range(2)` where there is one (Linux 5.11, and seccomp allows it), else one by one.
 ///
 /// # Errors
-/// Neither was possible: workers may then see descriptors of whoever started the launcher.
+/// Neither was possible: workers may then see descriptors of the launcher's parent.
 pub fn close_on_exec() -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors, opens and closes none.
     let done = unsafe {
@@ -44,7 +45,7 @@ pub fn close_on_exec() -> io::Result<()> {
 /// The limits on open files that the launcher was started with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileLimits {
-    /// What is enforced.
+    /// The soft limit: the value that the kernel enforces.
     pub soft: rlim_t,
     /// How far it may be raised.
     pub hard: rlim_t,

@@ -1,9 +1,10 @@
 //! The number of a job that its processes inherit, whatever happens to their environment.
 //!
 //! `RANKRUN_JOB` leaks: `sbatch --export=ALL` and `at` copy a worker's environment to processes that no worker has
-//! started. A resource limit passes from parent to child alone, through `setsid` and `execve` too. The limit on file locks
-//! (`RLIMIT_LOCKS`) has no effect since Linux 2.4.25, so its soft value can carry the number. Slurm, which copies other
-//! limits (`PropagateResourceLimits`), does not know this one, and PAM sets it anew for a login, for cron and for at.
+//! started. A resource limit passes from parent to child alone, through `setsid` and `execve` too. The limit on file
+//! locks (`RLIMIT_LOCKS`) has no effect since Linux 2.4.25, so its soft value can carry the number. Slurm, which
+//! copies other limits (`PropagateResourceLimits`), does not know this one, and PAM sets it anew for a login, for
+//! cron and for at.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! What guard and agent tell each other: single-byte records over a socket pair, and by its end, their death.
+//! The messages between guard and agent: single-byte records over a socket pair. The end of the socket means the
+//! death of the other process.
 #![expect(unsafe_code, reason = "nix cannot say who is signalled for a pipe")]
 
 use std::io;
@@ -11,46 +12,46 @@ use nix::unistd::{getpid, pipe2};
 
 use crate::exit_code::ExitStatus;
 
-/// Guard to agent.
+/// Messages from the guard to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToAgent {
-    /// The guard was signalled.
+    /// The guard received this signal; the agent handles it.
     Signal(i32),
-    /// The terminal has another size.
+    /// The terminal has changed its size.
     Resized,
-    /// The guard is about to be stopped (Ctrl-Z): stop whoever is of the job, and say so.
+    /// The guard is about to be stopped (Ctrl-Z): the agent stops all processes of the job, and answers.
     Halt,
     /// The guard goes on: so may they.
     GoOn,
 }
 
-/// Agent to guard.
+/// Messages from the agent to the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToGuard {
     /// The signal forwarded last was handled: the next one is a second one.
     Handled,
     /// The job has ended and its workers are gone: end with this status.
     Finish(ExitStatus),
-    /// Whoever is of the job is stopped.
+    /// All processes of the job are stopped.
     Halted,
 }
 
 /// What a read of the link gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received<T> {
-    /// A message.
+    /// A message of the other process.
     Message(T),
-    /// Nothing at present.
+    /// No message has arrived so far.
     Nothing,
-    /// The other end is gone.
+    /// The other process has closed its end.
     Closed,
 }
 
-/// One end of the link.
+/// One end of the socket pair between guard and agent.
 #[derive(Debug)]
 pub struct Link {
     socket: OwnedFd,
-    /// Of the [`lifeline`].
+    /// The agent's end of the [`lifeline`].
     _alive: Option<OwnedFd>,
 }
 
@@ -103,7 +104,7 @@ impl Link {
         })
     }
 
-    /// Guard's side: the next message.
+    /// Guard's side: returns the next message, without waiting.
     #[must_use]
     pub fn receive_from_agent(&self) -> Received<ToGuard> {
         match self.receive() {
@@ -131,7 +132,7 @@ impl Link {
         })
     }
 
-    /// Agent's side: the next message.
+    /// Agent's side: returns the next message, without waiting.
     #[must_use]
     pub fn receive_from_guard(&self) -> Received<ToAgent> {
         match self.receive() {
@@ -145,16 +146,17 @@ impl Link {
     }
 }
 
-/// The ends of a pipe through which nobody speaks: the guard's, and the one that the agent alone has.
+/// The ends of a pipe that carries no data: the guard's, and the one that the agent alone has.
 ///
 /// When the second is closed, the kernel sends SIGCONT, which nothing can hold up, to the process that made the pipe
-/// (signal-driven IO, fcntl(2)). So a guard that is stopped, by whomever, hears of the agent's end and of nothing else.
+/// (signal-driven IO, fcntl(2)). So a stopped guard is woken by the agent's end and by nothing else, whatever process
+/// has stopped it.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
     let (watched, held) = pipe2(OFlag::O_CLOEXEC)?;
-    // SAFETY: both take a number and change nothing but who is told of this pipe.
+    // SAFETY: both take a number and change only the owner and the flags of this pipe.
     let is_set = unsafe {
         libc::fcntl(watched.as_raw_fd(), F_SETSIG, libc::SIGCONT) == 0
             && libc::fcntl(watched.as_raw_fd(), libc::F_SETOWN, getpid().as_raw()) == 0

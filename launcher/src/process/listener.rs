@@ -7,12 +7,11 @@ use nix::unistd::Pid;
 
 use super::proc::{Stat, parse_pid};
 
-/// `TCP_LISTEN` in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 /// More processes are not looked at.
 const MOST_PROCESSES: usize = 65_536;
 
-/// Its id and name.
+/// The pid and the name of the process that listens on `port`.
 #[must_use]
 pub fn listener(port: u16) -> Option<(Pid, String)> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());

@@ -6,12 +6,12 @@
 //!    └─ worker 0 … n-1                    session leaders; SIGKILLed by the kernel when the agent dies
 //! ```
 //!
-//! A worker that `--leave-out` leaves to a person is none of these: it is a child of its own wrapper ([`attach`]),
-//! in the person's terminal, which reports to the agent through a socket ([`by_hand`]).
+//! A worker under `--leave-out` is started by a person and is none of these. It is a child of its own wrapper
+//! ([`attach`]) in the person's terminal. The wrapper reports to the agent through a socket ([`by_hand`]).
 //!
 //! Guard and agent are both child subreapers, so no process of the job can leave their tree. When either ends
-//! uncleanly the other kills what is left and reaps it. While the agent is stopped the guard ends the workers that others
-//! take for dead ([`watchdog`]).
+//! uncleanly the other kills what is left and reaps it. While the agent is stopped, the guard ends the workers, which
+//! other nodes count as dead ([`watchdog`]).
 
 pub mod attach;
 pub mod by_hand;
@@ -41,12 +41,12 @@ use std::fmt;
 
 use nix::sys::signal::Signal;
 
-/// How a process ended.
+/// How a process ended, as `wait` reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// By `exit`, with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// By a signal.
+    /// A signal killed the process.
     Signal {
         /// The signal's number; real-time signals have no name.
         number: i32,
@@ -56,7 +56,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Reads a `wait` status (wait(2)).
+    /// Converts a `wait` status (wait(2)) to an exit.
     #[must_use]
     pub const fn from_wait_status(status: i32) -> Self {
         if libc::WIFSIGNALED(status) {

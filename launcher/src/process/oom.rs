@@ -9,12 +9,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The counters at one time.
+/// The kernel's OOM counters at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OomCounters {
     /// Of this process's memory cgroup; nothing where it cannot be read.
     cgroup: Option<CgroupCounters>,
-    /// Of the machine.
     machine: Option<u64>,
 }
 
@@ -100,14 +99,13 @@ impl Version {
 /// From here on a limit of version 1 stands for none: the kernel writes the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Room for `/proc/vmstat`, in bytes.
 const PIECE: usize = 16 * 1024;
 
 /// More is not read of a file, in bytes.
 const LONGEST: u64 = 1 << 20;
 
 impl OomCounters {
-    /// The counters now.
+    /// Reads the counters of the cgroup and of the machine.
     #[must_use]
     pub fn read() -> Self {
         Self::below(Path::new("/"))
@@ -193,13 +191,13 @@ pub struct OomLedger {
 }
 
 impl OomLedger {
-    /// From now on.
+    /// Reads the counters to compare with later.
     #[must_use]
     pub fn begin() -> Self {
         Self { before: OomCounters::read(), explained: 0 }
     }
 
-    /// What was killed since then.
+    /// The OOM kills since [`Self::begin`].
     #[must_use]
     pub fn kills(&self) -> OomKills {
         OomCounters::read().kills_since(&self.before)
@@ -237,12 +235,12 @@ pub enum OomEvidence {
     },
     /// The kernel killed so many processes somewhere on the machine.
     OnMachine {
-        /// How many.
+        /// The number of processes killed by the OOM killer.
         count: u64,
     },
     /// The kernel killed no process for lack of memory.
     Nothing,
-    /// No counter can be read.
+    /// The kernel shows no counter to this process.
     Unknown,
 }
 

@@ -23,7 +23,6 @@ impl FakeRoot {
         fs::write(path, text).unwrap();
     }
 
-    /// A cgroup of version 2.
     fn v2(&self, folder: &str, (limit, oom, kills): (&str, u64, u64)) {
         let folder = format!("sys/fs/cgroup/{folder}");
         self.file(&format!("{folder}/memory.max"), &format!("{limit}\n"));
@@ -31,7 +30,6 @@ impl FakeRoot {
         self.file(&format!("{folder}/memory.events"), &events);
     }
 
-    /// A cgroup of version 1.
     fn v1(&self, folder: &str, (limit, failures, kills): (u64, u64, u64)) {
         let folder = format!("sys/fs/cgroup/memory/{folder}");
         self.file(&format!("{folder}/memory.limit_in_bytes"), &format!("{limit}\n"));

@@ -1,7 +1,7 @@
-//! What `/proc` tells of one process (proc(5)).
+//! Reads facts of one process from `/proc` (proc(5)).
 //!
-//! Every answer may be old when it is read, and a pid may have another owner by then: who acts on a pid looks at its
-//! start time again, with a pidfd in hand (`signal_the_same`).
+//! Every answer may be old when it is read, and a pid may have another owner by then. Before it acts on a pid, a
+//! caller compares the start time again, with a pidfd in hand (`signal_the_same`).
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getpid, getppid};
 
-/// There is no descriptor or no memory for a look at processes: who is there is not known.
+/// No descriptor or no memory is left to look at processes, so it is unknown which ones exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("cannot look at processes")]
 pub struct CannotLook(#[source] pub Errno);
@@ -63,12 +63,10 @@ pub fn descends_from(ancestor: u32) -> bool {
     above == ancestor
 }
 
-/// A positive number.
 pub(super) fn parse_pid(text: &str) -> Option<Pid> {
     text.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
 }
 
-/// `/proc/PID/stat`.
 pub(super) struct Stat(String);
 
 impl Stat {
@@ -89,7 +87,6 @@ impl Stat {
         self.field(4).and_then(parse_pid)
     }
 
-    /// In clock ticks since boot.
     pub(super) fn started(&self) -> Option<u64> {
         self.field(22)?.parse().ok()
     }
@@ -110,7 +107,7 @@ impl Stat {
         Self(text.to_owned())
     }
 
-    /// Whether it sits in front of a terminal, in whose session it is.
+    /// Whether the process has a controlling terminal.
     pub(super) fn has_terminal(&self) -> bool {
         self.field(7).is_some_and(|terminal| terminal != "0")
     }

@@ -1,5 +1,5 @@
-//! Descriptors that are kept for looks at processes: whoever takes all the others, such as a client that connects to the
-//! store without end, must not hide anybody from a sweep.
+//! Descriptors that are reserved for reading `/proc`. Another consumer may take all the others, such as a client that
+//! connects to the store without end; a sweep must still find every process.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,8 +11,8 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// A walk has a folder and two files open at the same time, or a file and a pidfd.
 const KEPT: usize = 4;
-/// So many more are left to the rest of the process (log files, pidfds) by whoever opens [`sparingly`]: an eighth of
-/// the limit, and no more than these.
+/// [`sparingly`] leaves so many more to the rest of the process (log files, pidfds): an eighth of the limit, and no
+/// more than these.
 const LEFT_TO_OTHERS: u64 = 16;
 
 static KEEP: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());

@@ -44,12 +44,12 @@ impl HandledSignals {
         Self { stop: Signal::iterator().collect(), forward: Vec::new() }
     }
 
-    /// Each of them.
+    /// Iterates over the signals that the launcher handles.
     pub fn iter(&self) -> impl Iterator<Item = Signal> {
         self.stop.iter().chain(&self.forward).copied()
     }
 
-    /// Whether this one is handled.
+    /// Whether the launcher handles the signal of this number.
     #[must_use]
     pub fn contains(&self, number: i32) -> bool {
         self.iter().any(|signal| signal as i32 == number)
@@ -99,11 +99,11 @@ pub fn ignore_file_size_signal() {
     let _ = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
 }
 
-/// Blocks the signals that would stop a launch, where the calling process is PID 1 of a container; returns the mask that
-/// was in force before, and `None` where nothing was done.
+/// Blocks the signals that would stop a launch, if the calling process is PID 1 of a container. Returns the previous
+/// mask, or `None` if nothing was blocked.
 ///
-/// An unhandled signal to PID 1 is dropped by the kernel, a blocked one is kept until somebody reads it: whoever waits
-/// meanwhile ([`SignalInbox::of_the_first`]), or else the guard.
+/// The kernel drops an unhandled signal to PID 1 and keeps a blocked one until it is read: by the wait for the
+/// devices ([`SignalInbox::of_the_first`]), or else by the guard.
 #[must_use]
 pub fn keep_as_the_first() -> Option<SigSet> {
     if getpid().as_raw() != 1 {
@@ -115,7 +115,7 @@ pub fn keep_as_the_first() -> Option<SigSet> {
     Some(before)
 }
 
-/// As [`block`], after [`keep_as_the_first`]: what that blocked and nobody handles is as it was before.
+/// As [`block`], after [`keep_as_the_first`]: signals blocked there without a handler here get their previous state.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -130,7 +130,8 @@ pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result
     Ok(original)
 }
 
-/// Whoever started us may ignore SIGCHLD (`trap '' CHLD`): then the kernel reaps our children and tells nobody.
+/// Restores the default action of SIGCHLD. The parent may have it ignored (`trap '' CHLD`): then the kernel reaps our
+/// children without a report.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -173,7 +174,7 @@ impl SignalInbox {
         Ok(self.next_from()?.map(|(number, _)| number))
     }
 
-    /// The next pending signal's number, and who has sent it.
+    /// The next pending signal's number, and its sender.
     ///
     /// # Errors
     /// The kernel's refusal to read.
@@ -185,12 +186,10 @@ impl SignalInbox {
     }
 }
 
-/// Where a signal comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sender {
-    /// A process, by its pid.
     Process(u32),
-    /// The kernel, as for a key on the terminal, or somebody outside of this pid namespace.
+    /// The kernel, as for a key on the terminal, or a process outside of this pid namespace.
     Other,
 }
 

@@ -43,12 +43,12 @@ impl ConnectedSockets {
     }
 }
 
-/// `socket:[4711]`
+/// The inode of a link such as `socket:[4711]`.
 fn inode_of(target: &str) -> Option<u64> {
     target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Of a line of the table: the inode of a socket in the state `ESTABLISHED` whose other end has this port.
+/// Of a line of the table: the inode of a socket in the state `ESTABLISHED` with this port at its other end.
 fn inode_connected_to(line: &str, port: u16) -> Option<u64> {
     let mut fields = line.split_ascii_whitespace().skip(2);
     let (_, remote_port) = fields.next()?.rsplit_once(':')?;

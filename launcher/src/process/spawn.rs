@@ -23,11 +23,11 @@ use crate::process::signal::HandledSignals;
 /// What a worker gets as standard input, output and error; `None` inherits the launcher's.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Stdio<'a> {
-    /// Standard input.
+    /// The standard input of the worker; inherited if `None`.
     pub stdin: Option<BorrowedFd<'a>>,
-    /// Standard output.
+    /// The standard output of the worker; inherited if `None`.
     pub stdout: Option<BorrowedFd<'a>>,
-    /// Standard error.
+    /// The standard error of the worker; inherited if `None`.
     pub stderr: Option<BorrowedFd<'a>>,
 }
 
@@ -54,7 +54,7 @@ pub struct Spawned {
 /// Bytes of stack for the child between `clone` and `execve`.
 const STACK_SIZE: usize = 64 * 1024;
 
-/// Signals whose "ignored" a Rust or Python parent would hand down (`restore_signals` of Python's `subprocess`).
+/// Ignored signals that a Rust or Python parent would hand down (`restore_signals` of Python's `subprocess`).
 const IGNORED_BY_RUNTIMES: [libc::c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
 
 /// Everything the child needs, prepared before `clone`: it may not allocate.
@@ -162,7 +162,7 @@ extern "C" fn child(plan: *mut c_void) -> libc::c_int {
 /// # Safety
 /// Only in a child made by `clone`, before `execve`.
 unsafe fn become_worker(plan: &Plan) -> libc::c_int {
-    // SAFETY: async-signal-safe calls on a plan whose pointers the parent keeps alive.
+    // SAFETY: async-signal-safe calls on a plan with pointers that the parent keeps alive.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
             return errno();

@@ -14,7 +14,7 @@ use crate::process::reserve::with_reserve;
 pub enum RunState {
     /// One is on a CPU, or waits for one.
     Running,
-    /// All sleep.
+    /// All processes sleep, and can be interrupted.
     Waiting,
     /// One sits in the kernel and cannot be interrupted.
     Uninterruptible,
@@ -27,7 +27,7 @@ pub enum RunState {
 /// The sum over a process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeUsage {
-    /// See there.
+    /// The common state of the process and its descendants.
     pub state: RunState,
     /// User and system time, that of reaped children included.
     pub cpu_time: Duration,

@@ -1,9 +1,9 @@
-//! The guard watches over the agent of a job in which other nodes go on without one that is silent.
+//! The guard's watchdog over the agent, in a job with other nodes that continue without a silent one.
 //!
-//! The agent ends its workers before the others take its node for dead (`rendezvous::thread::Fence`), and cannot while it
-//! is itself stopped: by SIGSTOP, by a debugger, by a machine that swaps. The guard then kills them in its place, and
-//! nobody else: an agent that goes on finds them dead and takes part again. Both are told apart by two words of memory
-//! that they share, so that nothing has to be written or read for each sign of life.
+//! The agent ends its workers before other nodes declare its node dead (`rendezvous::thread::Fence`). It cannot do so
+//! while it is itself stopped: by SIGSTOP, by a debugger, by a machine that swaps. The guard then kills the workers
+//! in its place, and only them: a resumed agent finds them dead and takes part again. Guard and agent share the
+//! deadline and the answer in two words of memory, so a heartbeat costs no system call.
 #![expect(unsafe_code, reason = "memory that outlives a fork is not to be had from nix as we build it")]
 
 use std::io;
@@ -35,7 +35,7 @@ struct Words {
     struck: AtomicU64,
 }
 
-/// Either end of the watch.
+/// Either end of the watch, guard's or agent's.
 #[derive(Debug, Clone)]
 pub struct Watch {
     words: &'static Words,
@@ -48,9 +48,7 @@ pub struct Watch {
 /// What the guard is to do. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
-    /// Nothing, until the bell.
     Nothing,
-    /// Nothing, until then.
     At(Instant),
     /// To kill: this instant has passed.
     Now(Instant),
@@ -98,7 +96,8 @@ impl Watch {
         Ok(Self { words, origin: now, bell: Arc::new(bell) })
     }
 
-    /// Agent's side: workers may live until then; nothing where nobody runs, or nobody goes on without this node.
+    /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node goes on without
+    /// this one.
     pub fn expect(&self, kill_by: Option<Instant>) {
         let stamp = Stamp::of(kill_by, self.origin);
         if self.words.kill_by.swap(stamp.0, Ordering::SeqCst) == 0 && stamp.0 > 0 {
@@ -113,8 +112,8 @@ impl Watch {
         Stamp(self.words.struck.swap(0, Ordering::SeqCst)).instant(self.origin)
     }
 
-    /// Guard's side: kills whoever lives below the agent if its instant has passed. Until when to wait; with nothing, until
-    /// [`Self::as_fd`] is readable.
+    /// Guard's side: if the instant has passed, kills all processes below the agent. Returns the time to wait until;
+    /// with `None`, until [`Self::as_fd`] is readable.
     #[must_use]
     pub(super) fn look(&self, agent: Pid, now: Instant) -> Option<Instant> {
         let _ = self.bell.read();
@@ -137,11 +136,11 @@ impl Watch {
         Stamp(self.words.kill_by.load(Ordering::SeqCst)).instant(self.origin)
     }
 
-    /// Those who lived before the instant was taken are no later round's: an agent that goes on puts it off before it
-    /// starts anybody.
+    /// `living` was collected before the instant was taken, so it holds no process of a later round: a resumed agent
+    /// postpones the instant before it starts workers.
     fn strike(&self, agent: Pid, kill_by: Instant, living: &[Found]) {
         let stamp = Stamp::of(Some(kill_by), self.origin).0;
-        // Said before anybody can be seen to die of it.
+        // Published before any of these deaths can be seen.
         if !living.is_empty() {
             self.words.struck.store(stamp, Ordering::SeqCst);
         }
@@ -179,7 +178,6 @@ mod tests {
         poll(&mut inputs, PollTimeout::ZERO).unwrap() > 0
     }
 
-    /// Nobody has this pid.
     const NOBODY: Pid = Pid::from_raw(i32::MAX);
 
     #[test]

@@ -1,8 +1,8 @@
-//! Runs probes: children that look at the hardware, with a deadline.
+//! Runs probes: child processes that inspect the hardware, with a deadline.
 //!
 //! A probe is this very program, started with [`WORD`]: [`serve`] is its whole life. The launcher asks by
 //! [`discover`] and [`cuda_order`] before it splits into guard and agent; the agent asks by [`Probes`] from its own
-//! loop. Either way the calling thread is the main thread, whose end would end the probes.
+//! loop. In both cases the caller is the main thread: the probes die with the thread that forked them.
 #![expect(unsafe_code, reason = "a probe ends without the libraries' own last words: `_exit`")]
 #![expect(
     clippy::disallowed_methods,
@@ -67,8 +67,8 @@ pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaD
     probes.into_cuda_order()
 }
 
-/// Probes that run at the same time. Whoever drops them kills those that have not answered, and waits a little for their
-/// end: a zombie would count as a child that somebody else left us.
+/// Probes that run at the same time. Dropping them kills the unanswered ones and waits briefly for their ends: a
+/// zombie would count as a child from before the job.
 #[derive(Debug, Default)]
 pub struct Probes {
     asked: Vec<(Probe, Progress)>,
@@ -113,7 +113,7 @@ impl Probes {
         self.running().filter_map(ProbeRun::deadline).min()
     }
 
-    /// Takes in that somebody has reaped this child, whoever it was.
+    /// Records that another part of the agent has reaped this child, a probe or not.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
         for (_, progress) in &mut self.asked {
             if let Progress::Running(run) = progress {
@@ -234,7 +234,7 @@ impl Drop for Probes {
     }
 }
 
-/// Whom a probe asks.
+/// The source that a probe queries.
 const fn source(probe: Probe) -> &'static str {
     match probe {
         Probe::Nvidia(_) => "NVML",
@@ -297,8 +297,8 @@ fn own_name() -> OsString {
     std::env::args_os().next().unwrap_or_else(|| "rankrun".into())
 }
 
-/// This program under its own name as the probe of one question. What stands in the environment stays, for where
-/// libraries are found, but for the question whose answer depends on it.
+/// This program under its own name, as the probe of one question. The environment is kept, since libraries are found
+/// through it, except for the question with an answer that depends on it.
 fn command(probe: Probe) -> io::Result<Command> {
     let question = serde_json::to_string(&probe)?;
     let order = match probe {
@@ -337,7 +337,7 @@ pub fn serve(question: &[u8]) -> ExitCode {
         }
     };
     let _ = nix::sys::prctl::set_name(c"rankrun-probe");
-    // The core of a library that crashes is of use to nobody, and writing it may take long.
+    // The core of a crashed library is useless here, and writing it may take long.
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
     }

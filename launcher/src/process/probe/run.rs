@@ -36,19 +36,19 @@ pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_millis(500);
 pub enum ProbeFailed {
     /// It did not answer in time, and was killed.
     Hung {
-        /// How long it had.
+        /// The time that the probe had to answer.
         limit: Duration,
     },
     /// It did not answer in time, and SIGKILL does not end it. It is our child still.
     Stuck {
-        /// How long it had.
+        /// The time that the probe had to answer.
         limit: Duration,
-        /// Its pid.
+        /// The process id of the probe.
         pid: Pid,
     },
-    /// It ended without an answer.
+    /// The probe ended without an answer.
     Crashed {
-        /// How; nobody knows where somebody else has reaped it.
+        /// How it ended; `None` if another part of the process has reaped it.
         exit: Option<Exit>,
         /// The last that it wrote on standard error.
         last_line: Option<String>,
@@ -70,7 +70,7 @@ impl ProbeFailed {
         Self::Failed(format!("the probe's answer makes no sense: {why}"))
     }
 
-    /// For [`Machine::troubles`](crate::device::Machine::troubles).
+    /// Converts the failure to an entry of [`Machine::troubles`](crate::device::Machine::troubles).
     #[must_use]
     pub fn to_trouble(&self) -> TroubleKind {
         match self {
@@ -105,7 +105,7 @@ impl fmt::Display for ProbeFailed {
     }
 }
 
-/// A probe that was started.
+/// A running probe: its pid, its pipes and its deadline.
 #[derive(Debug)]
 pub struct ProbeRun {
     pid: Pid,
@@ -113,21 +113,23 @@ pub struct ProbeRun {
     limit: Duration,
     stage: Stage,
     end: End,
-    /// Until it has said all.
+    /// `None` once the probe has closed its output.
     stdout: Option<PipeReader>,
     stderr: Option<PipeReader>,
     answer: Vec<u8>,
     last_words: Vec<u8>,
 }
 
-/// What is waited for.
 #[derive(Debug)]
 enum Stage {
-    /// The answer.
-    Asked { deadline: Instant },
-    /// Its end: what comes of it is known.
-    Killed { verdict: Result<Answer, ProbeFailed>, give_up_at: Instant },
-    /// Nothing more.
+    Asked {
+        deadline: Instant,
+    },
+    /// Killed after its verdict; waits for its end.
+    Killed {
+        verdict: Result<Answer, ProbeFailed>,
+        give_up_at: Instant,
+    },
     Over,
 }
 
@@ -200,7 +202,7 @@ impl ProbeRun {
         self.pidfd.is_none()
     }
 
-    /// Takes in that somebody has reaped this child, whoever it was.
+    /// Records that another part of the process has reaped this child, the probe or not.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
         if pid == self.pid && self.end == End::NotYet {
             self.end = End::Reaped(exit);
@@ -235,7 +237,7 @@ impl ProbeRun {
         }
     }
 
-    /// What comes of it, as soon as that is known.
+    /// The result of the probe, as soon as it is known.
     fn verdict(&mut self, is_late: bool) -> Option<Result<Answer, ProbeFailed>> {
         if self.answer.len() > ANSWER_LIMIT {
             return Some(Err(ProbeFailed::unread(format_args!("it is longer than {ANSWER_LIMIT} bytes"))));
@@ -261,7 +263,7 @@ impl ProbeRun {
         }
     }
 
-    /// It is there after SIGKILL. An answer is one, whoever gave it.
+    /// The probe survived SIGKILL. An answer counts all the same.
     fn given_up(&self, verdict: Result<Answer, ProbeFailed>) -> Result<Answer, ProbeFailed> {
         verdict.map_err(|failed| match failed {
             ProbeFailed::Hung { limit } => ProbeFailed::Stuck { limit, pid: self.pid },
@@ -311,7 +313,7 @@ impl ProbeRun {
         }
     }
 
-    /// It and whom it has started; unreaped, its group cannot have become somebody else's.
+    /// Kills the probe's group; the probe is unreaped, so no other group can have its number.
     pub(super) fn kill(&self) {
         if self.end == End::NotYet {
             let _ = killpg(self.pid, Signal::SIGKILL);
@@ -320,7 +322,7 @@ impl ProbeRun {
 }
 
 impl Drop for ProbeRun {
-    /// Nobody waits for the answer any more. Does not wait for the end: [`Probes`](super::Probes) has done that for all
+    /// The answer is not needed any more. Does not wait for the end: [`Probes`](super::Probes) has done that for all
     /// of its own at once.
     fn drop(&mut self) {
         if !self.reap() {

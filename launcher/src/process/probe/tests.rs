@@ -1,4 +1,4 @@
-//! Probes whose part a shell plays.
+//! Probes that are played by a shell.
 
 use std::thread;
 
@@ -17,7 +17,7 @@ fn shell(script: &str, limit: Duration) -> Probes {
     Probes { asked: vec![(Probe::CudaOrder, Progress::Running(run))] }
 }
 
-/// What comes of it, and nobody else's process is waited for.
+/// The result of one probe; no other process is waited for.
 fn outcome(script: &str, limit: Duration) -> Result<Answer, ProbeFailed> {
     let mut probes = shell(script, limit);
     wait_for_all(&mut probes, limit, |_, _| {});
