@@ -189,6 +189,7 @@ pub fn continue_all() -> Result<(), CannotLook> {
 pub struct Found {
     /// The process id when it was found.
     pub pid: Pid,
+    /// The start time, in clock ticks since boot.
     started: u64,
 }
 

@@ -37,6 +37,7 @@ const SYSTEMS: [(&[u8], &str); 4] = [
     (b"\xce\xfa\xed\xfe", "macOS"),
     (b"\xca\xfe\xba\xbe", "macOS"),
 ];
+/// The type of the program header with the loader's path: `PT_INTERP`.
 const LOADER: u32 = 3;
 
 /// What is wrong with a program that the kernel refuses.

@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 
 use super::proc::{Stat, parse_pid};
 
+/// The state `TCP_LISTEN` as `/proc/net/tcp` shows it.
 const LISTEN: &str = "0A";
 /// More processes are not looked at.
 const MOST_PROCESSES: usize = 65_536;

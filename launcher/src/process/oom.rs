@@ -99,6 +99,7 @@ impl Version {
 /// From here on a limit of version 1 stands for none: the kernel writes the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
+/// The size of a read of `/proc/vmstat`, in bytes.
 const PIECE: usize = 16 * 1024;
 
 /// More is not read of a file, in bytes.

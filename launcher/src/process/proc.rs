@@ -67,6 +67,7 @@ pub(super) fn parse_pid(text: &str) -> Option<Pid> {
     text.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
 }
 
+/// The text of `/proc/PID/stat`, of one process.
 pub(super) struct Stat(String);
 
 impl Stat {
@@ -87,6 +88,7 @@ impl Stat {
         self.field(4).and_then(parse_pid)
     }
 
+    /// The start time of the process, in clock ticks since boot.
     pub(super) fn started(&self) -> Option<u64> {
         self.field(22)?.parse().ok()
     }
