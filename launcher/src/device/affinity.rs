@@ -10,7 +10,7 @@ use super::{Cpu, CpuLayout};
 pub enum NumaBinding {
     /// All of the device's NUMA node.
     Node,
-    /// All of its socket.
+    /// All CPUs of the device's socket.
     Socket,
     /// Its share of its node's cores.
     Exclusive,
@@ -19,7 +19,7 @@ pub enum NumaBinding {
 }
 
 impl NumaBinding {
-    /// All of them.
+    /// All bindings, in the order of the help.
     pub const ALL: [Self; 4] = [Self::Node, Self::Socket, Self::Exclusive, Self::CoreComplex];
 
     /// The word on the command line.
@@ -50,42 +50,42 @@ impl FromStr for NumaBinding {
 /// Why a worker cannot be bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AffinityError {
-    /// The worker has no device.
+    /// The worker has no device to bind to.
     #[error("there is no device {device}, only {devices}")]
     NoDevice {
-        /// Which one.
+        /// The index of the worker's device.
         device: usize,
-        /// How many there are.
+        /// The number of devices on the machine.
         devices: usize,
     },
     /// The kernel does not show this node.
     #[error("the kernel shows no CPUs of NUMA node {node}")]
     UnknownNode {
-        /// Which one.
+        /// The number of the NUMA node.
         node: u32,
     },
     /// The launcher may use none of them.
     #[error("none of the CPUs of NUMA node {node} may be used here")]
     NoCpus {
-        /// Which node.
+        /// The number of the NUMA node.
         node: u32,
     },
     /// A device would get no core.
     #[error("NUMA node {node} has {cores} cores that may be used here, for {devices} devices")]
     TooFewCores {
-        /// Which node.
+        /// The number of the NUMA node.
         node: u32,
-        /// Physical cores.
+        /// The number of its usable physical cores.
         cores: usize,
-        /// Devices on this node.
+        /// The number of devices on this node.
         devices: usize,
     },
 }
 
-/// What bindings depend on.
+/// The facts that a binding is computed from.
 #[derive(Debug, Clone, Copy)]
 pub struct Bindings<'a> {
-    /// The processors.
+    /// The machine's CPUs, NUMA nodes, sockets and caches.
     pub layout: &'a CpuLayout,
     /// The launcher's affinity mask, in ascending order.
     pub allowed: &'a [u32],
@@ -94,10 +94,10 @@ pub struct Bindings<'a> {
 }
 
 impl Bindings<'_> {
-    /// The CPUs for whoever has this device, in ascending order; never none.
+    /// The CPUs for the worker on this device, in ascending order; never empty.
     ///
     /// # Errors
-    /// The device, its node or enough CPUs are not there.
+    /// The device, its node or enough CPUs do not exist.
     pub fn cpus(&self, binding: NumaBinding, device: usize) -> Result<Vec<u32>, AffinityError> {
         let devices = self.nodes.len();
         let node = *self.nodes.get(device).ok_or(AffinityError::NoDevice { device, devices })?;

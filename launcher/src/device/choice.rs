@@ -35,11 +35,11 @@ use typed::{Picked, Shelf};
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
-    /// `--devices`
+    /// `--devices`: the devices that the user names.
     pub devices: Option<Selector>,
     /// `--device-type`, or the type that `--nproc-per-node gpu` and its like name.
     pub kind: Option<DeviceType>,
-    /// `--device-order`
+    /// `--device-order`: the order that the user asks for.
     pub order: Option<DeviceOrder>,
     /// `--exclude-unhealthy`: a dead device is left out instead of refused.
     pub exclude_unhealthy: bool,
@@ -49,20 +49,20 @@ pub struct Request {
 
 /// Everything that the choice depends on.
 pub struct Question<'a> {
-    /// What is there.
+    /// The machine as the probes found it.
     pub machine: &'a Machine,
-    /// What the launcher inherited.
+    /// The visibility variables that the launcher inherited.
     pub inherited: &'a Inherited,
-    /// What was asked for.
+    /// The options of the command line about devices.
     pub request: &'a Request,
-    /// Devices that are dead, by position in [`Machine::accelerators`], with the reason; only where somebody looked.
+    /// Dead devices by position in [`Machine::accelerators`], with the reason; empty without a health check.
     pub unhealthy: &'a [(usize, String)],
     /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it, and at most once: a child is started
     /// for it.
     pub cuda_order: &'a dyn Fn() -> Result<Vec<CudaDevice>, String>,
 }
 
-/// The chosen devices.
+/// The chosen devices, and the variables that name them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// Their type; [`DeviceType::Cpu`] where there is no accelerator or none was wanted.
@@ -77,16 +77,16 @@ pub struct Choice {
     /// The types of the accelerators that are there and that the user does not want the workers to see
     /// (`--devices none`, `--device-type cpu`).
     pub hidden: Vec<DeviceType>,
-    /// What to say once.
+    /// Warnings for the user, each printed once.
     pub warnings: Vec<Warning>,
 }
 
-/// One chosen device.
+/// One chosen device, and what chose it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chosen {
-    /// Which one.
+    /// The device as the probes found it.
     pub accelerator: Accelerator,
-    /// Why it is there.
+    /// The option or variable that chose it.
     pub how: How,
     /// How its vendor's variable names it beside [`Choice::pinned`]; empty where the vendor has no variable.
     pub name: String,
@@ -99,23 +99,23 @@ pub enum How {
     Default,
     /// By an inherited variable, with the entry that named it where there is one.
     Inherited {
-        /// Its name.
+        /// The name of the inherited variable.
         variable: &'static str,
-        /// The entry.
+        /// The entry of its list, if there is one.
         entry: Option<String>,
     },
     /// By `--devices`; the entry as it was written.
     Typed {
-        /// The entry.
+        /// The entry as it was written.
         entry: String,
         /// The inherited variable within which it counts.
         within: Option<&'static str>,
     },
     /// One of the above, and then put in its place by `--device-order`.
     Ordered {
-        /// What chose it.
+        /// The option or variable that chose it.
         how: Box<Self>,
-        /// What put it there.
+        /// The order that gave it its place.
         order: DeviceOrder,
     },
 }
@@ -237,7 +237,7 @@ fn is_by_number(question: &Question<'_>, seen: &Seen) -> bool {
     seen.list().is_some() && by_number && discrete && !ordered && !request.exclude_unhealthy
 }
 
-/// Where only the set of devices matters, nobody is asked for their order.
+/// If only the set of devices matters, the driver is not asked for their order.
 fn no_driver() -> Result<Vec<CudaDevice>, String> {
     Err("it was not asked".to_owned())
 }
@@ -265,7 +265,7 @@ fn on_cpus(question: &Question<'_>, wanted: bool) -> Choice {
     Choice { kind: DeviceType::Cpu, devices: Vec::new(), untouched, pinned: Vec::new(), hidden, warnings }
 }
 
-/// Nobody who takes all cards means the processor's own GPU beside them.
+/// Drops integrated GPUs if the list has other devices: `all` does not mean them.
 fn without_integrated(picked: &mut Vec<Picked>) {
     if picked.iter().any(|picked| !picked.device.accelerator.integrated) {
         picked.retain(|picked| !picked.device.accelerator.integrated);

@@ -17,7 +17,7 @@ pub enum CpuReason {
 
 /// Everything that the reason depends on.
 pub struct Evidence<'a> {
-    /// One variable of the environment.
+    /// Reads one variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// The picture of the machine; `None` in a launch that does not probe.
     pub machine: Option<&'a Machine>,
@@ -34,7 +34,7 @@ struct Vendor {
     kind: DeviceType,
     driver: &'static str,
     node: &'static str,
-    /// A process reads these.
+    /// The lists that a worker process reads itself.
     lists: &'static [&'static str],
     /// The container runtime reads this one.
     container_list: Option<&'static str>,
@@ -82,7 +82,6 @@ const VENDORS: [Vendor; 5] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Devices,
-    /// `-1` and its like.
     Cpus,
     /// An empty value; some vendors take it for an unset one.
     Nothing,
@@ -135,7 +134,7 @@ fn lost_entries(warnings: &[Warning]) -> Option<String> {
 
 type Said<'a> = (&'a Vendor, &'static str, String, Wanted);
 
-/// The first vendor whose lists ask for devices; else the first list that asks for none.
+/// The first vendor with a list that asks for devices; else the first list that asks for none.
 fn said_by<'a>(
     evidence: &Evidence<'_>,
     lists: impl Iterator<Item = (&'a Vendor, &'static [&'static str])>,

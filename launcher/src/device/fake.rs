@@ -41,7 +41,6 @@ fn alike(kind: DeviceType, count: u8, name: &str) -> Machine {
     Machine { accelerators: cards.collect(), ..Machine::default() }
 }
 
-/// NVIDIA cards of one model.
 pub(crate) fn cuda(count: u8) -> Machine {
     alike(DeviceType::Cuda, count, "NVIDIA H100")
 }
@@ -91,7 +90,6 @@ pub(crate) fn mig() -> Machine {
     machine
 }
 
-/// AMD cards.
 pub(crate) fn rocm(count: u8) -> Machine {
     alike(DeviceType::Rocm, count, "AMD MI300X")
 }
@@ -112,7 +110,7 @@ pub(crate) fn xpu(cards: u8, tiles: u8) -> Machine {
     machine
 }
 
-/// Gaudi cards, whose modules are numbered backwards on the board.
+/// Gaudi cards with modules that are numbered backwards on the board.
 pub(crate) fn hpu(count: u8) -> Machine {
     let mut machine = alike(DeviceType::Hpu, count, "Gaudi 2");
     for card in &mut machine.accelerators {
@@ -121,7 +119,6 @@ pub(crate) fn hpu(count: u8) -> Machine {
     machine
 }
 
-/// Ascend cards.
 pub(crate) fn npu(count: u8) -> Machine {
     alike(DeviceType::Npu, count, "Ascend 910B")
 }
@@ -132,7 +129,7 @@ pub(crate) fn together(machines: impl IntoIterator<Item = Machine>) -> Machine {
     Machine { accelerators, ..Machine::default() }
 }
 
-/// Somebody's process on a device.
+/// Puts another user's process on a device.
 pub(crate) fn occupy(device: &mut Accelerator, pid: u32) {
     let process = DeviceProcess { pid, name: Some("python".to_owned()), uid: None, memory: None };
     device.state.get_or_insert_with(Box::default).processes.push(process);
@@ -169,7 +166,6 @@ pub(crate) fn machine(name: &str) -> Machine {
     }))
 }
 
-/// Variables such as `HIP_VISIBLE_DEVICES=|CUDA_VISIBLE_DEVICES=1`.
 pub(crate) fn environment(text: &str) -> Inherited {
     let variables: Vec<(&str, &str)> =
         text.split('|').filter_map(|variable| variable.split_once('=')).collect();

@@ -18,18 +18,18 @@ use super::choice::Choice;
 use super::visibility::Inherited;
 use super::{DeviceType, Part, Visibility};
 
-/// What each worker gets.
+/// The devices and variables of all workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handover {
     /// What the workers see: what was asked for, or [`Visibility::Own`] where one list cannot say it.
     pub visibility: Visibility,
     /// Why it is not what was asked for.
     pub forced: Option<&'static str>,
-    /// By local rank.
+    /// The devices and variables, by local rank.
     pub workers: Vec<Handed>,
 }
 
-/// One worker's part.
+/// The device and the variables of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handed {
     /// Position of its device in [`Choice::devices`]; none on CPUs.

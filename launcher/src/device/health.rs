@@ -1,7 +1,7 @@
-//! What is wrong with a device, in words. Pure.
+//! Findings about the health of a device, in words. Pure.
 //!
-//! What the numbers mean is the vendors': NVIDIA's are described in the *NVML API Reference* (clocks event reasons,
-//! temperature thresholds, ECC counters, retired pages). The thresholds here are ours, and are constants.
+//! The vendors define the meaning of the numbers: NVIDIA's are described in the *NVML API Reference* (clocks event
+//! reasons, temperature thresholds, ECC counters, retired pages). The thresholds here are ours, and are constants.
 
 use std::fmt;
 
@@ -27,19 +27,19 @@ pub struct Finding {
     pub text: String,
 }
 
-/// How bad a finding is.
+/// The severity of a finding, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Nothing is wrong with the device, and yet it may surprise.
     Note,
-    /// It works, with a blemish.
+    /// The device works, but has a defect.
     Warning,
     /// It is dead: a launch on it is refused.
     Fatal,
 }
 
 impl Severity {
-    /// As programs read it.
+    /// The severity in machine-readable output.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Finding {
     }
 }
 
-/// Everything that is to be said about one device, the worst first; `own_uid` is whose processes are no strangers.
+/// All findings about one device, the worst first. A process of another user than `own_uid` is a warning.
 #[must_use]
 pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<Finding> {
     if let Condition::Lost { why } = &accelerator.condition {
@@ -201,7 +201,7 @@ fn retired_memory(state: &State) -> Option<Finding> {
     (!text.is_empty()).then(|| Finding::warning(text))
 }
 
-/// Who uses it: strangers, those whose owner is not known, and one's own.
+/// Processes on the device: of other users, of unknown users, and of this user.
 fn users(state: &State, own_uid: u32) -> Vec<Finding> {
     let of = |is_it: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
         state.processes.iter().filter(|process| is_it(process.uid)).collect()
@@ -241,7 +241,7 @@ fn unseen_users(memory: Memory, part: Part, state: &State) -> Option<Finding> {
     })
 }
 
-/// Whole watts of milliwatts.
+/// Converts milliwatts to whole watts, rounded.
 #[must_use]
 pub const fn watts(milliwatts: u64) -> u64 {
     milliwatts.saturating_add(500) / 1000

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DeviceType;
 
-/// The devices of this node.
+/// The devices of this node, as probed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Machine {
     /// By type in the order of [`DeviceType::ALL`], then by index. No CPUs.
@@ -28,13 +28,13 @@ pub struct Machine {
 /// One accelerator, or a part of one that programs see as a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Accelerator {
-    /// What it is.
+    /// The vendor and runtime of the device.
     pub kind: DeviceType,
     /// Its number in the order of its vendor's own tool (`nvidia-smi`, the KFD nodes, PCI order, …), from 0 without
     /// gaps among the accelerators of one type that are no [`Part::MigInstance`]. For a MIG instance its number on
     /// its GPU.
     pub index: u32,
-    /// What its vendor calls it.
+    /// The product name that its vendor reports.
     pub name: String,
     /// `GPU-…` or `MIG-…`; for AMD `GPU-` and 16 hex digits, where the card has a number.
     pub uuid: Option<String>,
@@ -42,17 +42,17 @@ pub struct Accelerator {
     pub pci: Option<PciAddress>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
-    /// Its memory.
+    /// The device's memory, where it is known.
     pub memory: Option<Memory>,
-    /// Whole or a part.
+    /// Whether it is a whole card or a part of one.
     pub part: Part,
-    /// Whether it is the graphics of the processor, with no memory of its own to speak of: there for the screen, and
-    /// taken for a job only where somebody names it.
+    /// Whether it is an integrated GPU, with hardly any memory of its own: there for the screen, and used for a job
+    /// only when named explicitly.
     #[serde(default)]
     pub integrated: bool,
     /// Habana's module id: the fixed position on the board.
     pub module_id: Option<u32>,
-    /// Whether it answers.
+    /// Whether the device answers its driver.
     pub condition: Condition,
     /// How it is, where that was asked for.
     pub state: Option<Box<State>>,
@@ -62,20 +62,20 @@ pub struct Accelerator {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// All of it.
+    /// The device is a whole card.
     Whole,
     /// A card in MIG mode: programs see its instances, which are entries of their own behind it, and not the card.
     MigParent,
-    /// One MIG device.
+    /// The device is one MIG instance.
     MigInstance {
-        /// The index of its card.
+        /// The index of the instance's card.
         gpu: u32,
     },
     /// One tile of an Intel card, where each tile is a device.
     Tile {
         /// The card among Intel's, from 0.
         card: u32,
-        /// The tile on it.
+        /// The tile's number on its card.
         tile: u32,
     },
 }
@@ -83,17 +83,17 @@ pub enum Part {
 /// Memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// All of it.
+    /// The memory of the device, in bytes.
     pub total: u64,
-    /// What nobody uses, where that is known.
+    /// The memory that no process uses, in bytes, where that is known.
     pub free: Option<u64>,
 }
 
-/// Whether a device answers.
+/// Whether a device answers its driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
-    /// It does.
+    /// The device answers its driver.
     Answers,
     /// The library or the kernel lists it, and it does not answer.
     Lost {
@@ -105,13 +105,13 @@ pub enum Condition {
 /// How a device is at this moment; each fact only where the library gave it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct State {
-    /// CUDA's compute capability.
+    /// CUDA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
-    /// Degrees Celsius.
+    /// The temperature in degrees Celsius.
     pub temperature: Option<u32>,
     /// The temperature in degrees Celsius at which it slows itself down.
     pub slowdown_temperature: Option<u32>,
-    /// Milliwatts.
+    /// The power draw in milliwatts, now.
     pub power: Option<u64>,
     /// The limit in force, in milliwatts.
     pub power_limit: Option<u64>,
@@ -133,7 +133,7 @@ pub struct State {
     pub retired: Option<u32>,
     /// Retired memory waits for a reset.
     pub retirement_pending: bool,
-    /// Who uses it.
+    /// The processes that use the device.
     pub processes: Vec<DeviceProcess>,
 }
 
@@ -141,11 +141,11 @@ pub struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Throttle {
-    /// Nobody uses it.
+    /// No process uses the device.
     Idle,
-    /// The user fixed its clocks.
+    /// The user fixed its application clocks.
     ApplicationClocks,
-    /// Its power limit.
+    /// The power limit in software (power cap).
     PowerCap,
     /// The hardware slows it down: heat, power brake, or a bad supply.
     HardwareSlowdown,
@@ -155,40 +155,39 @@ pub enum Throttle {
     SoftwareThermal,
     /// The hardware slows it down since it is hot.
     HardwareThermal,
-    /// The board's power brake.
+    /// The external power brake of the board.
     PowerBrake,
-    /// The display.
+    /// The clocks that the display needs.
     DisplayClocks,
 }
 
-/// A process on a device.
+/// A process that uses a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceProcess {
     /// Its pid, in the machine's own numbering.
     pub pid: u32,
     /// Its name, where `/proc` shows it.
     pub name: Option<String>,
-    /// Whose it is, where `/proc` shows it.
+    /// The user id of the process, where `/proc` shows it.
     pub uid: Option<u32>,
-    /// Bytes of the device's memory.
+    /// The device memory of the process, in bytes.
     pub memory: Option<u64>,
 }
 
 /// Where a device is plugged in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// PCI domain.
+    /// The PCI domain of the device.
     pub domain: u32,
-    /// Bus.
+    /// The bus number in the domain.
     pub bus: u8,
-    /// Device on the bus.
+    /// The device number on the bus.
     pub device: u8,
-    /// Function of the device.
+    /// The function number of the device.
     pub function: u8,
 }
 
 impl fmt::Display for PciAddress {
-    /// As in sysfs: `0000:1b:00.0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domain, bus, device, function } = self;
         write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
@@ -238,11 +237,11 @@ impl<'de> Deserialize<'de> for PciAddress {
 /// How two accelerators are joined, by their positions in [`Machine::accelerators`]; `a` < `b`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
-    /// One of them.
+    /// The position of one device of the pair.
     pub a: usize,
-    /// The other.
+    /// The position of the other device of the pair.
     pub b: usize,
-    /// The best way between them.
+    /// The best link between the two devices.
     pub kind: LinkKind,
 }
 
@@ -250,11 +249,11 @@ pub struct Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkKind {
-    /// So many `NVLink`s: `NV#`.
+    /// So many `NVLink`s, `NV#` in `nvidia-smi`.
     Nvlink(u32),
-    /// AMD's own links: `XGMI`.
+    /// AMD's own links between cards, `XGMI`.
     Xgmi,
-    /// At most one PCIe bridge.
+    /// The path crosses at most one PCIe bridge.
     Pix,
     /// Several PCIe bridges, and no host bridge.
     Pxb,
@@ -266,12 +265,12 @@ pub enum LinkKind {
     Sys,
 }
 
-/// A network card.
+/// A network card, by its interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nic {
     /// The name of its RDMA device (`mlx5_0`), or else of its interface.
     pub name: String,
-    /// Where it is plugged in.
+    /// The PCI address of the card.
     pub pci: Option<PciAddress>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
@@ -279,7 +278,7 @@ pub struct Nic {
     pub links: Vec<LinkKind>,
 }
 
-/// The processors.
+/// The CPUs of the machine, and how they share caches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CpuLayout {
     /// The NUMA nodes in ascending order.
@@ -288,21 +287,21 @@ pub struct CpuLayout {
     pub cpus: Vec<Cpu>,
 }
 
-/// A NUMA node.
+/// A NUMA node and its CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumaNode {
-    /// Its number.
+    /// The number of the node in sysfs.
     pub id: u32,
-    /// Its CPUs in ascending order.
+    /// The node's CPUs in ascending order.
     pub cpus: Vec<u32>,
 }
 
-/// A logical CPU.
+/// A logical CPU and its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Its number.
+    /// The number of the CPU in sysfs.
     pub id: u32,
-    /// Its socket (`physical_package_id`).
+    /// The number of its socket (`physical_package_id`).
     pub package: i32,
     /// The logical CPUs of its core, itself too, in ascending order.
     pub siblings: Vec<u32>,
@@ -317,7 +316,7 @@ pub struct Trouble {
     pub kind: DeviceType,
     /// What was asked: `NVML`, `the CUDA driver`, `/sys/class/kfd`.
     pub source: String,
-    /// What went wrong.
+    /// The kind of the problem, with details.
     pub what: TroubleKind,
 }
 
@@ -352,10 +351,10 @@ pub enum TroubleKind {
 /// A CUDA device in the driver's own order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaDevice {
-    /// `GPU-…` or `MIG-…`.
+    /// The UUID: `GPU-…` or `MIG-…`, as CUDA shows it.
     pub uuid: String,
-    /// Where it is plugged in.
+    /// The PCI address of the device.
     pub pci: Option<PciAddress>,
-    /// Its name.
+    /// The product name of the device.
     pub name: String,
 }

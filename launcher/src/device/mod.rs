@@ -46,19 +46,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceType {
-    /// NVIDIA.
+    /// NVIDIA GPUs, through the CUDA runtime.
     Cuda,
-    /// AMD.
+    /// AMD GPUs, through the ROCm runtime.
     Rocm,
-    /// Intel GPUs.
+    /// Intel GPUs, through the Level Zero runtime.
     Xpu,
-    /// Habana Gaudi.
+    /// Habana Gaudi cards, through the SynapseAI runtime.
     Hpu,
-    /// Huawei Ascend.
+    /// Huawei Ascend cards, through the CANN runtime.
     Npu,
-    /// Apple.
+    /// The GPU of Apple processors (Metal).
     Mps,
-    /// The processors.
+    /// The processors; workers have no device.
     Cpu,
 }
 
@@ -67,7 +67,7 @@ impl DeviceType {
     pub const ALL: [Self; 7] =
         [Self::Cuda, Self::Rocm, Self::Xpu, Self::Hpu, Self::Npu, Self::Mps, Self::Cpu];
 
-    /// The word of `--device-type`.
+    /// The name of the type for `--device-type`.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -105,11 +105,11 @@ impl FromStr for DeviceType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "three questions, each asked or not")]
 pub struct Ask {
-    /// [`Accelerator::state`]: temperature, power, errors, processes.
+    /// Whether to fill [`Accelerator::state`]: temperature, power, errors, processes.
     pub state: bool,
-    /// [`Machine::links`] and [`Machine::nics`].
+    /// Whether to fill [`Machine::links`] and [`Machine::nics`].
     pub links: bool,
-    /// [`Machine::cpus`].
+    /// Whether to fill [`Machine::cpus`], the CPU layout.
     pub cpus: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `--device-order`. Pure.
+//! `--device-order`: sorts the chosen devices. Pure.
 
 #[cfg(test)]
 mod tests;
@@ -12,20 +12,20 @@ use super::{CudaDevice, DeviceType, Machine, Part};
 /// In which order the chosen devices become ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceOrder {
-    /// Ascending PCI address.
+    /// Ascending by PCI address, as `nvidia-smi` lists.
     Pci,
     /// The CUDA driver's own answer under `CUDA_DEVICE_ORDER=FASTEST_FIRST`.
     Fastest,
     /// As `--devices` or the inherited variable lists them; the default.
     AsListed,
-    /// Most free memory first.
+    /// The device with the most free memory first.
     FreeMemory,
     /// Neighbours in rank are neighbours on the fastest link.
     Topology,
 }
 
 impl DeviceOrder {
-    /// All of them.
+    /// All orders, in the order of the help.
     pub const ALL: [Self; 5] = [Self::Pci, Self::Fastest, Self::AsListed, Self::FreeMemory, Self::Topology];
 
     /// The word on the command line.
@@ -66,22 +66,22 @@ pub enum OrderError {
     /// No other vendor's driver has such an order.
     #[error("only the CUDA driver says which device is fastest, and these are {0} devices")]
     NotCuda(DeviceType),
-    /// Nobody says where the devices are plugged in.
+    /// The PCI addresses of the devices are unknown.
     #[error("the PCI addresses of the devices are not known")]
     NoAddresses,
-    /// Nobody says how much memory is free.
+    /// The free memory of the devices is unknown.
     #[error("the free memory of the devices is not known")]
     NoMemory,
-    /// Nobody says how the devices are joined.
+    /// The links between the devices are unknown.
     #[error("the links between the devices are not known")]
     NoLinks,
 }
 
-/// Puts devices, by position in [`Machine::accelerators`] and in the order of the list, into an order. Equal ones keep
-/// the order of the list, and one whose address or free memory is not known comes last.
+/// Sorts devices, given by position in [`Machine::accelerators`] and in the order of the list. Equal ones keep the
+/// order of the list, and one of unknown address or free memory comes last.
 ///
 /// # Errors
-/// The machine does not know what the order depends on.
+/// The probes did not find the facts that the order depends on.
 pub fn arrange(
     order: DeviceOrder,
     listed: &[usize],

@@ -1,4 +1,5 @@
-//! Whether a probe is worth starting: a few looks at names that accelerators leave in the file system.
+//! Whether a probe is worth starting: checks for a few names that accelerators leave in the file system. Opens no
+//! device and no library.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

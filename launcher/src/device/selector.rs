@@ -18,20 +18,20 @@ use std::str::FromStr;
 
 use super::{DeviceType, PciAddress};
 
-/// `--devices`, as it was written.
+/// The value of `--devices`, parsed and not resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    /// `all`
+    /// `all`: every device that is visible.
     All,
-    /// `none`: the CPUs.
+    /// `none`: workers run on the CPUs.
     None,
-    /// `idle`: those that nobody uses.
+    /// `idle`: the devices that no process uses.
     Idle,
     /// Entries in the order in which they were written; never empty.
     List(Vec<Entry>),
 }
 
-/// One entry of a list.
+/// One entry of a list, a name or an exclusion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entry {
     /// `3`: counts within what is inherited.
@@ -44,7 +44,7 @@ pub enum Entry {
     Uuid(String),
     /// `1:0`: the first MIG device of GPU 1.
     Mig(u32, u32),
-    /// `0000:1b:00.0`
+    /// A PCI address such as `0000:1b:00.0`.
     Pci(PciAddress),
 }
 
@@ -86,60 +86,60 @@ impl fmt::Display for Selector {
 /// Why a text is no device list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
-    /// Nothing at all.
+    /// The list has no text at all.
     #[error("the list is empty")]
     Empty,
     /// Nothing between two commas, or before the first or after the last.
     #[error("entry {place} of `{}` is empty", cut(list))]
     EmptyEntry {
-        /// The whole list.
+        /// The whole list as it was written.
         list: String,
-        /// Which entry, from 1.
+        /// The position of the entry, from 1.
         place: usize,
     },
-    /// `-` without anything behind it.
+    /// An entry is a `-` without a name.
     #[error("`-` leaves out nothing")]
     LoneDash,
     /// A number that no device has.
     #[error("`{entry}` has a number that is out of range")]
     OutOfRange {
-        /// The entry.
+        /// The entry as it was written.
         entry: String,
     },
     /// An entry that stands there twice.
     #[error("`{entry}` stands there twice")]
     Repeated {
-        /// The entry.
+        /// The entry as it was written.
         entry: String,
     },
     /// `all`, `idle` or `none` beside other entries.
     #[error("`{word}` stands alone, and not in a list (`{}`)", cut(list))]
     NotAlone {
-        /// The word.
+        /// The word that must stand alone.
         word: String,
-        /// The whole list.
+        /// The whole list as it was written.
         list: String,
     },
     /// `cuda:1,2`: PyTorch's way of writing one device.
     #[error("`{}` begins with a device type", cut(list))]
     TypePrefix {
-        /// The whole list.
+        /// The whole list as it was written.
         list: String,
         /// The type, where the word names just one.
         kind: Option<DeviceType>,
-        /// The list without the type.
+        /// The list without the device type.
         rest: String,
     },
-    /// None of the forms.
+    /// The entry has none of the known forms.
     #[error("`{}` names no device", cut(entry))]
     Junk {
-        /// The entry.
+        /// The entry as it was written.
         entry: String,
     },
 }
 
 impl SelectorError {
-    /// What to write instead.
+    /// The correction that the error suggests.
     #[must_use]
     pub fn hint(&self) -> String {
         match self {

@@ -21,23 +21,23 @@ pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 /// What the launcher inherited; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Inherited {
-    /// `CUDA_VISIBLE_DEVICES`
+    /// The value of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub cuda: Option<OsString>,
-    /// `CUDA_DEVICE_ORDER`
+    /// The value of `CUDA_DEVICE_ORDER`, if it is set.
     pub cuda_order: Option<OsString>,
-    /// `HIP_VISIBLE_DEVICES`
+    /// The value of `HIP_VISIBLE_DEVICES`, if it is set.
     pub hip: Option<OsString>,
-    /// `ROCR_VISIBLE_DEVICES`
+    /// The value of `ROCR_VISIBLE_DEVICES`, if it is set.
     pub rocr: Option<OsString>,
-    /// `ZE_AFFINITY_MASK`
+    /// The value of `ZE_AFFINITY_MASK`, if it is set.
     pub ze_mask: Option<OsString>,
-    /// `ZE_FLAT_DEVICE_HIERARCHY`
+    /// The value of `ZE_FLAT_DEVICE_HIERARCHY`, if it is set.
     pub ze_hierarchy: Option<OsString>,
-    /// `ZE_ENABLE_PCI_ID_DEVICE_ORDER`
+    /// The value of `ZE_ENABLE_PCI_ID_DEVICE_ORDER`, if it is set.
     pub ze_pci_order: Option<OsString>,
-    /// `HABANA_VISIBLE_MODULES`
+    /// The value of `HABANA_VISIBLE_MODULES`, if it is set.
     pub habana: Option<OsString>,
-    /// `ASCEND_RT_VISIBLE_DEVICES`
+    /// The value of `ASCEND_RT_VISIBLE_DEVICES`, if it is set.
     pub ascend: Option<OsString>,
 }
 
@@ -70,13 +70,13 @@ impl Inherited {
 /// Asks the CUDA driver for its devices under `FASTEST_FIRST`.
 pub type AskCuda<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
-/// How devices are counted.
+/// The order in which indices count the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counting {
     /// As the runtime of an untouched worker counts them.
     Runtime,
-    /// As a person does who types an index: in the runtime's order where a variable for it is inherited, and otherwise
-    /// as the vendor's tool shows them.
+    /// As a user types an index: in the runtime's order if a variable for it is inherited, and otherwise as the
+    /// vendor's tool shows the devices.
     Typed,
     /// In any order, since nothing depends on it: as the vendor's tool shows them.
     Named,
@@ -88,13 +88,13 @@ pub enum Counting {
 /// What a process of this machine sees of one type of device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
-    /// In its order.
+    /// The visible devices, in the list's order.
     pub devices: Vec<Visible>,
     /// The variable that narrows or orders them, with its value.
     pub variable: Option<(&'static str, OsString)>,
     /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
     pub order_unknown: Option<String>,
-    /// What is dropped.
+    /// The entries that the vendor's rules drop.
     pub warnings: Vec<Warning>,
 }
 
@@ -133,7 +133,7 @@ pub fn read(kind: DeviceType, machine: &Machine, inherited: &Inherited, asking: 
     }
 }
 
-/// How the devices are counted, and whom to ask.
+/// The way in which devices are counted, and the source of the runtime's order.
 #[derive(Clone, Copy)]
 pub struct Asking<'a> {
     /// For devices that no list names.
@@ -199,7 +199,7 @@ fn of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
     devices
 }
 
-/// A value that somebody set and that says something; some vendors take an empty one for an unset one.
+/// The value of a variable that is set and not empty; some vendors treat an empty value as unset.
 fn not_empty(value: Option<&OsString>) -> Option<&OsString> {
     value.filter(|value| !value.is_empty())
 }

@@ -110,7 +110,7 @@ fn what_the_kernel_does_not_show_is_an_error() {
         let bindings = Bindings { layout: &one, allowed: &[0, 1], nodes: &[0] };
         let error = bindings.cpus(binding, 1).unwrap_err();
         assert_eq!(error, AffinityError::NoDevice { device: 1, devices: 1 });
-        // A node whose CPUs have no description of their own: each is a core and a cache.
+        // A node with CPUs that have no description: each is a core and a cache.
         let bare = CpuLayout { cpus: Vec::new(), ..one };
         assert!(!bound(binding, &bare, &[0, 1], &[0])[0].is_empty());
     }

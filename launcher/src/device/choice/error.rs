@@ -1,4 +1,4 @@
-//! Why there is no choice, in words.
+//! Errors of the device choice, with their hints.
 
 use std::ffi::OsString;
 
@@ -15,7 +15,7 @@ pub enum ChoiceError {
         entry: String,
         /// The index in it that is not there.
         index: u32,
-        /// The type of the devices.
+        /// The device type that the request is about.
         kind: DeviceType,
         /// The inherited variable within which it counts.
         within: Option<&'static str>,
@@ -27,7 +27,7 @@ pub enum ChoiceError {
     NoSuchDevice {
         /// The entry as it was written.
         entry: String,
-        /// The type of the devices.
+        /// The device type that the request is about.
         kind: DeviceType,
         /// What is there, one line each.
         there: Vec<String>,
@@ -37,11 +37,11 @@ pub enum ChoiceError {
     Hidden {
         /// The entry as it was written.
         entry: String,
-        /// Which device it names.
+        /// The device that the entry names.
         device: String,
-        /// The variable.
+        /// The name of the inherited variable.
         variable: &'static str,
-        /// Its value.
+        /// The value of the inherited variable.
         value: OsString,
         /// What is visible, one line each.
         there: Vec<String>,
@@ -59,9 +59,9 @@ pub enum ChoiceError {
     InMigMode {
         /// The entry as it was written.
         entry: String,
-        /// Which card.
+        /// The card, as its label names it.
         device: String,
-        /// Its instances, one line each.
+        /// The MIG instances of the card, one line each.
         instances: Vec<String>,
     },
     /// A device that is named twice.
@@ -69,7 +69,7 @@ pub enum ChoiceError {
     Repeated {
         /// The entry that names it again.
         entry: String,
-        /// Which device.
+        /// The device, as its label names it.
         device: String,
     },
     /// An exclusion of what is not in the list.
@@ -77,20 +77,20 @@ pub enum ChoiceError {
     ExcludesNothing {
         /// The entry as it was written.
         entry: String,
-        /// Which device.
+        /// The device, as its label names it.
         device: String,
     },
     /// Nothing is left of what was asked for.
     #[error("`--devices {selector}` leaves no {kind} device{}", listed(.because))]
     NothingLeft {
-        /// `--devices` as it was written.
+        /// The value of `--devices` as it was written.
         selector: String,
-        /// The type of the devices.
+        /// The device type that the request is about.
         kind: DeviceType,
         /// Why, one line for each device.
         because: Vec<String>,
     },
-    /// There are no such devices.
+    /// The machine has no such devices.
     #[error("there is no {}{}", .kind.map_or_else(|| "accelerator".to_owned(), |kind| format!("{kind} device")), listed(.because))]
     NoDevices {
         /// The type that was asked for.
@@ -103,17 +103,17 @@ pub enum ChoiceError {
     /// An inherited variable hides all of them.
     #[error("`{variable}={}` hides every {kind} device", .value.to_string_lossy())]
     AllHidden {
-        /// The type of the devices.
+        /// The device type that the request is about.
         kind: DeviceType,
-        /// The variable.
+        /// The name of the inherited variable.
         variable: &'static str,
-        /// Its value.
+        /// The value of the inherited variable.
         value: OsString,
     },
     /// Devices of several vendors, and nothing says which are meant.
     #[error("this machine has devices of several types{}", listed(.there))]
     SeveralTypes {
-        /// The types.
+        /// The device types that are present.
         kinds: Vec<DeviceType>,
         /// How many there are of each, one line each.
         there: Vec<String>,
@@ -123,27 +123,27 @@ pub enum ChoiceError {
         "`--devices` mixes vendors: `{first}` is a {first_kind} device and `{second}` a {second_kind} device"
     )]
     MixedVendors {
-        /// An entry.
+        /// The first entry of the list.
         first: String,
-        /// The type of its device.
+        /// The device type of the first entry.
         first_kind: DeviceType,
         /// An entry with a device of another type.
         second: String,
-        /// The type of that.
+        /// The device type of the second entry.
         second_kind: DeviceType,
     },
     /// CPUs are not chosen by `--devices`.
     #[error("`--devices {selector}` chooses accelerators, and `--device-type cpu` asks for none")]
     NotForCpus {
-        /// `--devices` as it was written.
+        /// The value of `--devices` as it was written.
         selector: String,
     },
-    /// A dead device.
+    /// A device that the health check found dead.
     #[error("{device} is unhealthy: {because}")]
     Unhealthy {
-        /// Which.
+        /// The device, as its label names it.
         device: String,
-        /// What is wrong with it.
+        /// The finding of the health check.
         because: String,
     },
     /// Every device that was asked for is dead.
@@ -152,46 +152,46 @@ pub enum ChoiceError {
         /// Device and reason, one line each.
         because: Vec<String>,
     },
-    /// What was asked for depends on the runtime's own order of the devices, which nobody here knows.
+    /// The request depends on the runtime's own order of the devices, which is unknown here.
     #[error("the order in which the runtime counts {kind} devices is not known: {because}")]
     OrderUnknown {
-        /// The type of the devices.
+        /// The device type that the request is about.
         kind: DeviceType,
-        /// Why it is not known.
+        /// The reason why the order is unknown.
         because: String,
     },
     /// The vendor's variable has no name for a device.
     #[error("`{variable}` cannot name {device}: {because}")]
     Nameless {
-        /// Which.
+        /// The device, as its label names it.
         device: String,
-        /// The vendor's variable.
+        /// The vendor's variable that would have to name it.
         variable: &'static str,
-        /// Why.
+        /// The reason why it has no name there.
         because: &'static str,
     },
     /// A device that is lost, of which nothing is known that names it.
     #[error("`{variable}` cannot name {device}: it does not answer, and tells no UUID")]
     Lost {
-        /// Which.
+        /// The device, as its label names it.
         device: String,
-        /// The vendor's variable.
+        /// The vendor's variable that would have to name it.
         variable: &'static str,
-        /// What `--devices` calls it.
+        /// The index of the device for `--devices`.
         index: Option<u32>,
     },
     /// The devices cannot be put into the order that was asked for.
     #[error("`--device-order {word}`: {error}")]
     Order {
-        /// The word of the order.
+        /// The order, as the user wrote it.
         word: &'static str,
-        /// Why not.
+        /// The reason why the machine has no such order.
         error: OrderError,
     },
 }
 
 impl ChoiceError {
-    /// What to do about it.
+    /// Advice for the user, one line.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
@@ -285,7 +285,6 @@ fn counted_within(variable: Option<&str>) -> String {
     variable.map(|variable| format!(" within `{variable}`")).unwrap_or_default()
 }
 
-/// Indented lines below the message.
 fn listed(lines: &[String]) -> String {
     lines.iter().map(|line| format!("\n  {line}")).collect()
 }

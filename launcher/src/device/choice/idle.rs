@@ -1,7 +1,8 @@
-//! `--devices idle`: a device that nobody uses.
+//! `--devices idle`: a device that no process uses.
 //!
-//! It has no process, and of its memory no more is in use than a driver keeps for itself ([`in_use`]). The memory is looked at even where no process is listed, since a container sees none of the
-//! others'. A device about which neither is known is not idle, since nobody can promise it.
+//! An idle device has no process, and of its memory no more is in use than a driver keeps for itself ([`in_use`]).
+//! The memory is checked even without a listed process, since a container does not see the processes of other
+//! containers. A device with neither fact known does not count as idle.
 
 use crate::device::health::in_use;
 use crate::device::{Accelerator, Condition};

@@ -1,18 +1,17 @@
-//! Which type of device: what was asked for, or the one that the machine, the variables and the list leave.
+//! The device type of the job: the type that the user asks for, or the only one that the machine, the variables and
+//! `--devices` leave.
 
 use super::{ChoiceError, Question, Selector, Warning, no_driver};
 use crate::device::selector::Entry;
 use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
 use crate::device::{Accelerator, DeviceType, Machine, Part, Trouble, TroubleKind};
 
-/// What the workers run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// CPUs, since that was asked for.
     WantedCpus,
     /// CPUs, since no accelerator is visible.
     Cpus,
-    /// Accelerators.
     Of(DeviceType),
 }
 
@@ -75,7 +74,7 @@ fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Tar
         let emptied = seen.devices.is_empty() && has_cards(*kind, question.machine);
         Some((*kind, seen.variable.clone().filter(|_| emptied)?))
     });
-    // Many a machine has the processor's GPU, for the screen: nobody means it but who says so.
+    // Many machines have an integrated GPU for the screen: it is used only when named explicitly.
     let is_meant =
         |(kind, seen): &(DeviceType, &Seen)| !all_integrated(seen) || is_named(*kind, question, selector);
     if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {

@@ -1,4 +1,4 @@
-//! A device in words.
+//! The label of a device in messages: type, index and name.
 
 use crate::device::{Accelerator, DeviceType, Part};
 

@@ -1,4 +1,4 @@
-//! What deserves a warning about devices that are chosen, or hidden.
+//! Warnings about the chosen devices, and about devices that cannot be hidden.
 
 use super::{Chosen, Warning, label};
 use crate::device::{Accelerator, DeviceType, Machine, Part, health};

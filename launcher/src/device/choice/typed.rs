@@ -1,4 +1,4 @@
-//! What `--devices` takes of the devices that a process sees.
+//! Resolves `--devices` among the devices that a process sees.
 
 use super::kind::names;
 use super::{ChoiceError, How, Selector, idle, label, line};
@@ -23,7 +23,6 @@ pub(super) struct Shelf<'a> {
 }
 
 impl Shelf<'_> {
-    /// Everything that is visible.
     pub(super) fn everything(&self) -> Vec<Picked> {
         self.seen.devices.iter().map(|device| self.pick(device, self.how(device))).collect()
     }

@@ -1,4 +1,4 @@
-//! What may surprise about a choice, in words.
+//! Warnings of the device choice, and their texts.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -10,60 +10,60 @@ use crate::device::DeviceType;
 pub enum Warning {
     /// Entries of an inherited list that the vendor's rules drop.
     Dropped {
-        /// The variable.
+        /// The name of the inherited variable.
         variable: &'static str,
-        /// Its value.
+        /// The value of the inherited variable.
         value: OsString,
         /// What is dropped, and the vendor's rule.
         because: String,
     },
-    /// An inherited list whose order the vendor does not honour.
+    /// An inherited list with an order that the vendor does not honour.
     NoOrder {
-        /// The variable.
+        /// The name of the inherited variable.
         variable: &'static str,
-        /// Its value.
+        /// The value of the inherited variable.
         value: OsString,
-        /// The vendor's rule.
+        /// The vendor's rule for the order.
         because: &'static str,
     },
     /// The runtime counts the devices in an order of its own: the driver decides which device a worker gets.
     OrderUnknown {
-        /// The type of the devices.
+        /// The device type that the warning is about.
         kind: DeviceType,
-        /// Why it is not known.
+        /// The reason why the order is unknown.
         because: String,
     },
     /// A dead device is left out (`--exclude-unhealthy`).
     LeftOut {
-        /// Which, as [`label`](super::label) writes it.
+        /// The device, as [`label`](super::label) writes it.
         device: String,
-        /// What is wrong with it.
+        /// The finding of the health check.
         because: String,
     },
     /// A chosen device has less than half the memory of the largest of the chosen.
     SmallMemory {
-        /// Which.
+        /// The device, as its label names it.
         device: String,
         /// Both sizes, as [`small_memory`](crate::device::health::small_memory) says it.
         because: String,
     },
     /// A card in MIG mode without instances, which nothing can run on.
     NoInstances {
-        /// Which.
+        /// The device, as its label names it.
         device: String,
     },
     /// The vendor supports only certain groups of its devices together.
     Unsupported {
-        /// The type of the devices.
+        /// The device type that the warning is about.
         kind: DeviceType,
-        /// The vendor's rule.
+        /// The vendor's rule for the order.
         because: &'static str,
     },
     /// Workers on CPUs that see accelerators all the same.
     StillVisible {
-        /// The type of the accelerators.
+        /// The device type of the accelerators.
         kind: DeviceType,
-        /// Why they cannot be hidden.
+        /// The reason why they cannot be hidden.
         because: &'static str,
     },
 }

@@ -1,7 +1,7 @@
-//! The CUDA driver: the only one who knows its own order of devices, and the second source where there is no NVML.
+//! The CUDA driver: the only source for its own order of devices, and the second source where there is no NVML.
 //!
-//! Its library is found and loaded by cudarc. The functions are taken from it by name, with plain numbers for what
-//! they return: a function that an older driver lacks is then an error and no panic, and an error code that is newer
+//! Its library is found and loaded by cudarc. The functions are taken from it by name, with plain numbers as return
+//! types: a function that an older driver lacks is then an error and not a panic, and an error code that is newer
 //! than the bindings is a number and not an enum value that does not exist.
 #![expect(unsafe_code, reason = "calls into the driver's library")]
 
@@ -21,13 +21,13 @@ const MOST_DEVICES: c_int = 256;
 /// Bytes for a name or an address, with the NUL.
 const TEXT: usize = 256;
 
-/// Its devices, in the order of its ordinals under this process's own environment.
+/// The driver's devices, in the order of its ordinals under this process's own environment.
 ///
-/// Nothing is set here: `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read by the driver when it initialises,
-/// and whoever starts the probe has set them.
+/// Nothing is set here: the driver reads `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` when it initialises, and the
+/// parent of the probe has set them.
 ///
 /// # Errors
-/// Its words, or ours where there is no driver.
+/// The driver's error text, or ours if there is no driver.
 pub fn order() -> Result<Vec<CudaDevice>, String> {
     quietly(|| {
         // SAFETY: a driver's library may be loaded anywhere; what its constructors do happens in this probe alone.
@@ -95,7 +95,6 @@ impl Driver {
         Ok(CudaDevice { uuid: uuid_text(uuid, &name), pci, name })
     }
 
-    /// What `call` writes about `device`.
     fn text(
         &self,
         what: &str,

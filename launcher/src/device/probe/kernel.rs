@@ -60,7 +60,6 @@ pub fn look(root: &Path, ask: Ask) -> Machine {
     machine
 }
 
-/// What the vendors' files find.
 #[derive(Debug, Default)]
 struct Report {
     accelerators: Vec<Accelerator>,

@@ -1,4 +1,4 @@
-//! Two pictures of one machine → one. Pure.
+//! Merges two pictures of one machine, NVML's and the kernel's, into one. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use crate::device::{
 /// One accelerator of the merged picture.
 struct Entry {
     accelerator: Accelerator,
-    /// Its position in NVML's picture.
     nvml: Option<usize>,
     /// The position of its card there: for a MIG instance its GPU.
     nvml_card: Option<usize>,
@@ -81,7 +80,8 @@ fn place(accelerator: &Accelerator) -> (usize, u32, bool, u32) {
     (of_type.unwrap_or(usize::MAX), card, is_instance, accelerator.index)
 }
 
-/// The position of an entry's card: its own, but for a MIG instance. One whose card is not listed stands for itself.
+/// The position of an entry's card; for all but a MIG instance that is its own. An instance without a listed card
+/// counts as its own card.
 fn card_of(accelerators: &[Accelerator], at: usize) -> usize {
     let Part::MigInstance { gpu } = accelerators[at].part else { return at };
     let is_card = |card: &Accelerator| {

@@ -16,7 +16,7 @@ use super::{Ask, CudaDevice, Machine};
 /// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
 pub const WORD: &str = "--rankrun-probe=";
 
-/// What one probe looks at.
+/// The question that one probe answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
@@ -28,7 +28,7 @@ pub enum Probe {
     CudaOrder,
 }
 
-/// What a probe answers.
+/// The answer of a probe, as JSON on its output.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {

@@ -19,7 +19,6 @@ const ORDER_UNKNOWN: &str = "it is the driver's own, unless `ZE_ENABLE_PCI_ID_DE
 pub(in crate::device) enum Hierarchy {
     /// Each tile (`FLAT`, the default, and `COMBINED`).
     Tiles,
-    /// Each card.
     Cards,
 }
 

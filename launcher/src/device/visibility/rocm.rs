@@ -20,7 +20,6 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
     seen
 }
 
-/// ROCr's parser (`amd_filter_device.cpp`).
 fn rocr(devices: &[Visible], value: &OsStr) -> Seen {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
@@ -71,7 +70,6 @@ fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
     devices.get(usize::try_from(number).ok()?)
 }
 
-/// HIP's parser (`Device::init` of ROCclr).
 fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> Seen {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();

@@ -1,4 +1,4 @@
-//! What is refused, and in which words.
+//! Refused requests, and the text of their errors.
 
 use super::*;
 use crate::device::{Condition, Trouble, TroubleKind};

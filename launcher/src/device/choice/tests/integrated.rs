@@ -1,8 +1,8 @@
-//! The processor's own GPU: for the screen, and for a job only where somebody names it.
+//! Integrated GPUs: for the screen, and for a job only when named explicitly.
 
 use super::*;
 
-/// What is chosen on this machine, whose last device is integrated: `cuda 0 1`, or the error.
+/// The choice on this machine with an integrated last device: `cuda 0 1`, or the error.
 fn chosen(machine: &str, variables: &str, words: &str) -> String {
     let mut machine = fake::machine(machine);
     let last = machine.accelerators.last_mut().unwrap();

@@ -1,4 +1,4 @@
-//! What holds for every machine, every inherited list and every request.
+//! Properties that hold for every machine, every inherited list and every request.
 
 use proptest::prelude::*;
 

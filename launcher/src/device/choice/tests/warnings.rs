@@ -1,4 +1,4 @@
-//! What may surprise.
+//! Choices with warnings, and the text of the warnings.
 
 use super::*;
 use crate::device::Memory;

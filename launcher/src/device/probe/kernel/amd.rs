@@ -15,7 +15,7 @@ const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 /// aside by the firmware, seldom more, and no card for computing has so little.
 const LEAST_OF_A_CARD: u64 = 2 << 30;
 
-/// Adds the nodes that the runtime would count: GPUs with compute units whose render node can be opened.
+/// Adds the nodes that the runtime would count: GPUs with compute units and a render node that can be opened.
 pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     let nodes = match tree.numbered(NODES, "") {
         Ok(nodes) => nodes,

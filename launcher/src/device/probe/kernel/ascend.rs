@@ -42,7 +42,6 @@ fn plugged(tree: &Tree<'_>, cards: &[PciAddress]) -> Accelerator {
     }
 }
 
-/// The value that all have.
 fn common(mut values: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     let first = values.next()??;
     values.all(|value| value == Some(first)).then_some(first)
@@ -59,7 +58,6 @@ fn cards(tree: &Tree<'_>) -> Vec<PciAddress> {
     addresses
 }
 
-/// Huawei's PCI device numbers.
 const fn name(device: Option<u32>) -> &'static str {
     match device {
         Some(0xd100) => "Ascend 310",

@@ -45,7 +45,7 @@ fn nodes(tree: &Tree<'_>, online: &[u32]) -> Vec<NumaNode> {
 }
 
 fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
-    // Who shares a core or a cache with one CPU shares it with each of them: read once for all. On a machine with
+    // CPUs that share a core or a cache share it with each other, so one read serves all of them. On a machine with
     // hundreds of CPUs the files are thousands.
     let mut cores: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut caches: BTreeMap<u32, Vec<u32>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! How a card is, as far as its driver tells by the kernel's own interface for sensors
-//! (Linux `Documentation/hwmon/sysfs-interface.rst`, and amdgpu's additions).
+//! The state of a card as its driver shows it by the kernel's own interface for sensors (Linux
+//! `Documentation/hwmon/sysfs-interface.rst`, and amdgpu's additions).
 
 use crate::device::State;
 

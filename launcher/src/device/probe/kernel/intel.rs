@@ -9,7 +9,6 @@ use super::{Report, card, hwmon, pci};
 
 const DRIVERS: [&str; 2] = ["/sys/bus/pci/drivers/xe", "/sys/bus/pci/drivers/i915"];
 
-/// One card.
 struct Gpu {
     address: PciAddress,
     folder: String,
@@ -77,7 +76,7 @@ fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut Report) -> Option<G
     };
     let node = format!("/dev/dri/renderD{minor}");
     if let Err(why) = tree.usable(&node) {
-        // Nobody waits for the processor's own GPU.
+        // No job waits for an integrated GPU: its closed node counts as missing.
         if is_discrete(address) {
             report.closed(DeviceType::Xpu, &node, why);
         } else {

@@ -45,7 +45,7 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut Report) {
 
 fn found(tree: &Tree<'_>, address: PciAddress, text: &str) -> Accelerator {
     let name = field(text, "Model").and_then(presentable);
-    // A card that nobody has used yet shows question marks.
+    // A card that no process has used yet shows question marks.
     let is_uuid = |uuid: &&str| uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     let uuid = field(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-")).filter(is_uuid);
     Accelerator {

@@ -13,17 +13,14 @@ const LONGEST: usize = 64;
 /// The way from the processor to a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Way {
-    /// The device.
     pub(super) address: PciAddress,
     /// Its host bridge, such as `pci0000:00`, with the folders before it.
     pub(super) host: String,
     /// What is between the two, from the host bridge on; the root port is the first.
     pub(super) bridges: Vec<String>,
-    /// Its NUMA node.
     pub(super) numa_node: Option<u32>,
 }
 
-/// The device's folder.
 pub(super) fn folder(address: PciAddress) -> String {
     format!("/sys/bus/pci/devices/{address}")
 }

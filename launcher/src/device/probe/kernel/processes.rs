@@ -1,4 +1,4 @@
-//! Who uses AMD's cards, as KFD lists them (Linux `kfd_process.c`).
+//! Processes on AMD's cards, as KFD lists them (Linux `kfd_process.c`).
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ const MOST_PROCESSES: usize = 256;
 
 /// The processes that have memory of the card with this `gpu_id`.
 pub(super) fn on(tree: &Tree<'_>, gpu: u32) -> Vec<DeviceProcess> {
-    // KFD counts as the machine does: in a container the same pid is somebody else.
+    // KFD uses the machine's pids: in a container the same number is another process.
     let same_numbers = tree.target("/proc/self/ns/pid").is_some_and(|namespace| namespace == FIRST_NAMESPACE);
     let process = |pid: u32| {
         let bytes = |file: &str| tree.number::<u64>(&format!("{PROCESSES}/{pid}/{file}_{gpu}"));

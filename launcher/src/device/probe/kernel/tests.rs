@@ -1,4 +1,4 @@
-//! Looks at folders made by hand.
+//! Probes of folders that stand in for a machine's root.
 
 mod folder;
 mod junk;

@@ -23,7 +23,6 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Those below `root`.
     pub(super) const fn new(root: &'a Path) -> Self {
         Self { root }
     }
@@ -53,12 +52,10 @@ impl<'a> Tree<'a> {
         self.read(path).ok().map(|text| text.trim().to_owned())
     }
 
-    /// A decimal number.
     pub(super) fn number<N: FromStr>(&self, path: &str) -> Option<N> {
         self.text(path)?.parse().ok()
     }
 
-    /// A number such as `0x1002`.
     pub(super) fn hex(&self, path: &str) -> Option<u32> {
         u32::from_str_radix(self.text(path)?.strip_prefix("0x")?, 16).ok()
     }

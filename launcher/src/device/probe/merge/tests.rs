@@ -1,4 +1,4 @@
-//! Two pictures → one.
+//! Pictures of NVML and the kernel, and the merged result.
 
 use super::*;
 use crate::device::{Condition, TroubleKind};

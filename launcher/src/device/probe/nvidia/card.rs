@@ -1,4 +1,4 @@
-//! Who a card is, and whether it answers.
+//! The identity of a card, and whether it answers.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
@@ -58,7 +58,6 @@ pub(super) fn lost(index: u32, why: String) -> Accelerator {
     Accelerator { condition: Condition::Lost { why }, ..blank(index, Part::Whole) }
 }
 
-/// A whole card.
 pub(super) fn look(device: &Device<'_>, index: u32, ask: Ask) -> Accelerator {
     let mut answers = Answers::default();
     let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
@@ -134,8 +133,8 @@ fn memory(device: &Device<'_>, answers: &mut Answers) -> Option<Memory> {
     answers.take(memory).filter(|memory| memory.total > 0)
 }
 
-/// The NUMA node whose memory is nearest to the card. Not `nvmlDeviceGetNumaNodeId`, which is the node that the card's
-/// own memory makes on Grace, and which has no CPUs.
+/// The NUMA node with the memory nearest to the card. Not `nvmlDeviceGetNumaNodeId`, which is the node that the
+/// card's own memory makes on Grace, and which has no CPUs.
 fn numa_node(device: &Device<'_>, answers: &mut Answers) -> Option<u32> {
     let mask = answers.take(device.memory_affinity(NUMA_WORDS, NUMA_NODE_SCOPE))?;
     only_bit(&mask)

@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 use super::{Handle, raw, words};
 use crate::device::{Link, LinkKind, PciAddress};
 
-/// `NVML_NVLINK_MAX_LINKS`.
+/// The value of `NVML_NVLINK_MAX_LINKS` in NVML's header.
 const MOST_LINKS: u32 = 18;
 
 /// NVML's numbers of what stands at the other end of a link.
@@ -18,7 +18,6 @@ const REMOTE_SWITCH: u32 = 2;
 /// What stands at the other end of an active link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remote {
-    /// A card of this machine.
     Card(PciAddress),
     /// An `NVSwitch`, which leads to all the others.
     Switch,
@@ -26,7 +25,6 @@ enum Remote {
     Elsewhere,
 }
 
-/// A card's active links.
 #[derive(Debug)]
 struct Ports {
     pci: Option<PciAddress>,

@@ -2,16 +2,16 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `card` | one card or MIG device: who it is and whether it answers |
-//! | `state` | how it is: heat, power, clocks, errors |
-//! | `processes` | who uses it |
+//! | `card` | one card or MIG device: its identity and whether it answers |
+//! | `state` | its state: heat, power, clocks, errors |
+//! | `processes` | the processes on it |
 //! | `links` | how two cards are joined |
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
 //! | `words` | the library's errors in words (pure) |
 //!
-//! Where the library is not installed, or cannot be initialised, the CUDA driver is asked, which knows names, UUIDs and
-//! addresses. Where that has none either and no device node is there, the machine has no card: a computer without one
-//! often shares its image with those that have some.
+//! Where the library is not installed, or cannot be initialised, the CUDA driver is asked, which knows names, UUIDs
+//! and addresses. Where that has none either and no device node is there, the machine has no card: a computer without
+//! one often shares its image with those that have some.
 //!
 //! Every fact is optional: a function that this driver lacks, or that does not fit the card, leaves its field empty.
 //! NVML knows nothing of `CUDA_VISIBLE_DEVICES`: it shows what the driver or the container shows.
@@ -50,10 +50,9 @@ const OTHER_NODES: [&[u8]; 3] = [b"dxg", b"nvhost-ctrl-gpu", b"nvmap"];
 /// What troubles name as the one that was asked.
 const SOURCE: &str = "NVML";
 
-/// A card whose handle could be had.
+/// A card with a valid NVML handle.
 struct Handle<'nvml> {
     device: Device<'nvml>,
-    /// Its place in [`Machine::accelerators`].
     position: usize,
     pci: Option<PciAddress>,
 }
@@ -84,8 +83,8 @@ fn is_node(name: &OsStr) -> bool {
     name.starts_with(b"nvidia") || OTHER_NODES.contains(&name)
 }
 
-/// What the CUDA driver answers, where NVML is in trouble. The driver's order is that of PCI: whoever starts the probe has
-/// said so. So its numbers are those of `nvidia-smi`.
+/// Adds the CUDA driver's answers after a failure of NVML. The parent of the probe has set the driver's order to that
+/// of PCI, so its numbers are those of `nvidia-smi`.
 fn add_from_driver(
     machine: &mut Machine,
     what: TroubleKind,

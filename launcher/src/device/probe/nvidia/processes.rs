@@ -1,4 +1,4 @@
-//! Who uses a card.
+//! The processes on a card, with their users and memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,7 +14,6 @@ use crate::device::DeviceProcess;
 /// More processes than share a card; a count above it is no answer.
 const MOST_PROCESSES: u32 = 4096;
 
-/// More bytes than `/proc/<pid>/status` has.
 const MOST_STATUS: u64 = 16 * 1024;
 
 /// The processes that compute or draw on it, each once.
@@ -59,7 +58,7 @@ fn each_once(processes: impl Iterator<Item = (u32, Option<u64>)>) -> Vec<DeviceP
     once
 }
 
-/// Its name and the user whose it is, where `/proc` shows it.
+/// The command name and the user id of the process, where `/proc` shows them.
 fn status(pid: u32) -> (Option<String>, Option<u32>) {
     let mut bytes = Vec::new();
     let read = File::open(format!("/proc/{pid}/status"))

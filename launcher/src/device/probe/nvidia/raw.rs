@@ -12,7 +12,7 @@ use crate::device::Memory;
 pub(super) struct RemappedRows {
     /// So many, for corrected and uncorrected errors.
     pub(super) rows: u32,
-    /// More wait for a reset.
+    /// More rows wait for a reset of the card.
     pub(super) pending: bool,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn memory(device: &Device<'_>) -> Result<Memory, NvmlError> {
     Ok(Memory { total: memory.total, free: Some(memory.free) })
 }
 
-/// `nvmlDeviceGetRemappedRows`; Ampere and newer.
+/// Calls `nvmlDeviceGetRemappedRows`; needs Ampere or newer.
 pub(super) fn remapped_rows(device: &Device<'_>) -> Result<RemappedRows, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
     let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);

@@ -1,4 +1,4 @@
-//! How a card is at this moment.
+//! The current state of a card: heat, power, clocks, memory errors.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;

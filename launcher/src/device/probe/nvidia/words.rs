@@ -43,7 +43,7 @@ fn is_missing(words: &str, path: &str) -> bool {
         || words.contains("Dynamic loading not supported")
 }
 
-/// Whether the error says that the card is gone until somebody resets it or the machine.
+/// Whether the error says that the card is lost until a reset of the card or the machine.
 pub(super) fn is_loss(error: &NvmlError) -> bool {
     matches!(
         error,

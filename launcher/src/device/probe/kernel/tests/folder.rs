@@ -72,7 +72,6 @@ impl Folder {
         self.file(&format!("dev/dri/renderD{minor}"), "")
     }
 
-    /// A card of Habana's.
     pub(super) fn habana(&self, number: u32, address: &str, status: &str) -> &Self {
         let folder = format!("sys/class/accel/accel{number}/device");
         self.file(&format!("{folder}/device_type"), "GAUDI2\n").file(&format!("{folder}/status"), status);
@@ -80,7 +79,6 @@ impl Folder {
         self.file(&format!("dev/accel/accel{number}"), "")
     }
 
-    /// A card of NVIDIA's.
     pub(super) fn nvidia(&self, address: &str, minor: u32, uuid: &str) -> &Self {
         let text = format!(
             "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 58\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n"
@@ -95,7 +93,7 @@ impl Folder {
         self.link(&format!("../../devices/{way}/{class}/{name}"), &format!("sys/class/{class}/{name}"))
     }
 
-    /// A CPU with its socket, its siblings and its caches: level, type and who shares it.
+    /// A CPU with its socket, its siblings and its caches: level, type and the CPUs that share it.
     pub(super) fn cpu(&self, cpu: u32, package: i32, siblings: &str, caches: &[(u32, &str, &str)]) -> &Self {
         let folder = format!("sys/devices/system/cpu/cpu{cpu}");
         self.file(&format!("{folder}/topology/physical_package_id"), format!("{package}\n"));

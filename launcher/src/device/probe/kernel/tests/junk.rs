@@ -1,4 +1,4 @@
-//! Machines whose files say nothing that a kernel would say.
+//! Machines with files that no kernel writes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
