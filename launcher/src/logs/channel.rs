@@ -1,4 +1,5 @@
-//! What stands between a worker's stream and us: a pipe, or a pseudo-terminal in place of our terminal.
+//! The channel between a worker's stream and the launcher: a pipe, or a pseudo-terminal in place of the launcher's
+//! terminal.
 
 use std::os::fd::OwnedFd;
 
@@ -10,12 +11,11 @@ use rustix::termios::{LocalModes, OptionalActions, OutputModes, Winsize};
 
 /// The most that a channel holds.
 pub(super) const CAPACITY: i32 = 256 * 1024;
-/// What a pseudo-terminal surely holds.
+/// The bytes that a pseudo-terminal's buffer surely holds.
 const TERMINAL_CAPACITY: usize = 4096;
 /// A worker's terminal is not made narrower than this.
 const LEAST_COLUMNS: u16 = 40;
 
-/// Our end of a channel.
 #[derive(Debug)]
 pub(super) struct Channel {
     /// Reads without waiting; closes on exec.
@@ -25,19 +25,17 @@ pub(super) struct Channel {
     pub(super) brim: usize,
 }
 
-/// What the worker sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChannelKind {
     Pipe,
     Terminal,
 }
 
-/// How much a pipe holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PipeSize {
     /// [`CAPACITY`]: a flood needs fewer turns of worker and pump.
     Large,
-    /// What the kernel thinks best.
+    /// The kernel's default size of a pipe.
     Usual,
 }
 
@@ -61,8 +59,8 @@ pub(super) fn pipe(size: PipeSize) -> Result<(Channel, OwnedFd), Errno> {
     Ok((Channel { reader, kind: ChannelKind::Pipe, brim: capacity / 2 }, writer))
 }
 
-/// A pseudo-terminal that changes no byte, and the worker's end of it. It becomes nobody's controlling terminal: ours
-/// has the job control.
+/// A pseudo-terminal that changes no byte, and the worker's end of it. It does not become a controlling terminal: job
+/// control stays with the launcher's own terminal.
 pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<(Channel, OwnedFd), rustix::io::Errno> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let reader = rustix::pty::openpt(flags)?;

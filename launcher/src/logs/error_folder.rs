@@ -33,11 +33,11 @@ pub(super) fn hold(made: PathBuf, end: &str) -> (PathBuf, Option<File>) {
 /// The folder of a dead job of our user.
 #[derive(Debug)]
 pub struct DeadFolder {
-    /// Which.
+    /// The path of the job's error folder.
     pub path: PathBuf,
     /// When an entry of it was made or removed last.
     pub modified: SystemTime,
-    /// Keeps another `rankrun gc` away.
+    /// Excludes other `rankrun gc` processes (flock(2)).
     _lock: File,
 }
 

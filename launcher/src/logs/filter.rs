@@ -16,7 +16,6 @@ use super::space::why_unwritten;
 /// A longer line is looked at, and copied, in pieces of this size: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
 
-/// Which lines, and where to.
 #[derive(Debug)]
 pub(super) struct Filter {
     texts: Vec<Finder<'static>>,
@@ -31,7 +30,6 @@ struct Copies {
     end: End,
 }
 
-/// What the file ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Line,
@@ -78,17 +76,14 @@ pub(super) struct Picker {
     prefix: Vec<u8>,
     /// The beginning of a line that is not finished.
     held: Vec<u8>,
-    /// Lines to be copied.
     picked: Vec<u8>,
 }
 
 impl Picker {
-    /// Lines are copied with `prefix`.
     pub(super) fn new(to: Arc<Filter>, prefix: &str) -> Self {
         Self { to, prefix: prefix.into(), held: Vec::new(), picked: Vec::new() }
     }
 
-    /// The worker wrote `bytes`.
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         let cut = memrchr(b'\n', bytes).map_or(0, |last| last + 1);
         let (mut lines, rest) = bytes.split_at(cut);
@@ -110,7 +105,6 @@ impl Picker {
         self.write();
     }
 
-    /// The stream ended.
     pub(super) fn end(mut self) {
         self.pick_held();
         self.write();

@@ -1,4 +1,4 @@
-//! The last line of each worker and its age, while the workers run.
+//! The last line of each worker and its age, while the workers run. The status notices of the agent ask for it.
 //!
 //! A thread of its own reads redirected files: a file server that does not answer must not delay a stop.
 #![expect(clippy::disallowed_methods, reason = "the age of a line is read from the clock")]
@@ -19,14 +19,14 @@ const FILES_LIMIT: Duration = Duration::from_millis(200);
 /// The last line of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LastOutput {
-    /// It wrote this.
+    /// The worker's last line of output.
     Line {
         /// Without line end and control characters.
         text: String,
-        /// Since its last bytes.
+        /// The time since its last bytes.
         age: Duration,
     },
-    /// It has written nothing.
+    /// The worker has written nothing so far.
     Nothing,
     /// The launcher does not see its output.
     NotSeen,

@@ -1,4 +1,4 @@
-//! Lets one thread wait, with poll(2), until others are done.
+//! A countdown latch: one thread waits with poll(2) until the other threads are done.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ struct Latch {
 #[derive(Debug)]
 pub(super) struct Promise(Arc<Latch>);
 
-/// Complete when everything that the ended workers wrote is on our outputs and in the files. A terminal that is
-/// held up holds this up too: whoever waits sets the limit.
+/// Complete when all output of the ended workers is on the launcher's outputs and in the files. A blocked terminal
+/// delays it too: the waiting thread sets the limit.
 #[derive(Debug)]
 #[must_use = "wait for it, or drop it to go on without"]
 pub struct Drained(Arc<Latch>);
@@ -41,7 +41,7 @@ impl Drop for Promise {
 }
 
 impl Drained {
-    /// Whether all are done.
+    /// Whether all the threads are done.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.0.left.load(Ordering::Acquire) == 0

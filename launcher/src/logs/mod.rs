@@ -52,33 +52,33 @@ pub enum LogError {
     Folder {
         /// The folder, or the one above it.
         path: PathBuf,
-        /// The cause.
+        /// The kernel's error for the system call.
         source: io::Error,
     },
     /// A log file cannot be opened.
     #[error("cannot open the log file `{path}`", path = .path.display())]
     File {
-        /// The file.
+        /// The path of the log file.
         path: PathBuf,
-        /// The cause.
+        /// The kernel's error for the system call.
         source: io::Error,
     },
     /// There is no pipe for a worker's output.
     #[error("cannot make a pipe for the output of a worker")]
     Channel {
-        /// The cause.
+        /// The kernel's error for the system call.
         source: Errno,
     },
     /// The thread that copies the workers' output cannot be started.
     #[error("cannot start copying the output of the workers")]
     Pump {
-        /// The cause.
+        /// The kernel's error for the system call.
         source: io::Error,
     },
 }
 
 impl LogError {
-    /// What to do about it.
+    /// Advice for the user, one line.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         let errno = match self {
@@ -106,15 +106,15 @@ pub enum LogNote {
     /// There is no log tree, and no error file either.
     #[error("no log folder and no error files: cannot make a folder in `{path}`: {source}", path = .path.display())]
     NoTree {
-        /// The temporary folder.
+        /// The path of the temporary folder.
         path: PathBuf,
-        /// The cause.
+        /// The kernel's error for the system call.
         source: io::Error,
     },
     /// Workers write to pipes although we have a terminal.
     #[error("the workers see no terminal: cannot make a pseudo-terminal: {source}")]
     NoPseudoTerminal {
-        /// The cause.
+        /// The kernel's error for the system call.
         source: io::Error,
     },
 }
@@ -122,7 +122,7 @@ pub enum LogNote {
 /// What a worker gets as one of its streams.
 #[derive(Debug)]
 pub enum ChildEnd {
-    /// Ours.
+    /// The worker inherits the launcher's stream.
     Inherit,
     /// This descriptor, which closes on exec under its own number. The spawner drops it when the worker has it:
     /// as long as we hold it, the stream does not end.
@@ -132,13 +132,13 @@ pub enum ChildEnd {
 /// What a worker gets as its streams.
 #[derive(Debug)]
 pub struct WorkerStdio {
-    /// Standard output.
+    /// The worker's end of standard output.
     pub stdout: ChildEnd,
-    /// Standard error.
+    /// The worker's end of standard error.
     pub stderr: ChildEnd,
 }
 
-/// See the module.
+/// The workers' output of one job: log tree, pumps and last lines.
 #[derive(Debug)]
 pub struct Logs {
     console: Console,
@@ -302,7 +302,7 @@ impl Logs {
         drained
     }
 
-    /// Our terminal has another size.
+    /// Passes a new size of the launcher's terminal on.
     pub fn resize(&self) {
         for pump in self.pumps() {
             pump.send(Command::Resize);

@@ -1,7 +1,7 @@
-//! Copies what the workers write: to their log files as it is, to one output of ours in whole lines.
+//! Copies the workers' output: unchanged to their log files, in whole lines to one output of the launcher.
 //!
-//! A thread for each output, started once workers run whose streams are captured. It reads only as fast as the
-//! output takes the bytes: pipes fill up, and the workers wait as they would have for the output itself.
+//! There is one thread for each output, started with the first workers that have captured streams. It reads only as
+//! fast as the output takes the bytes: pipes fill up, and the workers wait as they would have for the output itself.
 
 #![expect(clippy::disallowed_methods, reason = "reads the clock for the screen, which is pure")]
 
@@ -31,15 +31,13 @@ const GATHER: u8 = 1;
 /// After so many rounds of small writes without a pause. Before that each is passed on as it comes, so that lines which
 /// workers write in turn stand in the order in which they were written.
 const LIVELY: u32 = 16;
-/// What may be left in a pipe, at most, when its worker has ended; what comes later is not the worker's.
+/// At most so many bytes may be left in a pipe when its worker has ended; later bytes are not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;
 /// The token of the wake-up descriptor; sources count from 0.
 const WAKE: u64 = u64::MAX;
 
-/// What a pump is told.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A stream to read.
     Open(Source),
     /// The workers of this generation have been reaped: read what is left of them, then answer.
     Ended(Generation, Promise),
@@ -47,7 +45,7 @@ pub(super) enum Command {
     CatchUp(Generation, Promise),
     /// All workers have been reaped: read what is left, end, then answer.
     Finish(Promise),
-    /// Our terminal has another size.
+    /// The launcher's terminal has changed its size.
     Resize,
 }
 
@@ -56,7 +54,6 @@ pub(super) enum Command {
 pub(super) struct PumpHandle {
     commands: Sender<Command>,
     wake: Arc<EventFd>,
-    /// Until the thread is started.
     waiting: Option<Receiver<Command>>,
 }
 
@@ -105,13 +102,12 @@ struct Pump {
     sources: HashMap<u64, (SpeakerId, Source)>,
     next_token: u64,
     buffer: Vec<u8>,
-    /// Bytes for the output.
     out: Vec<u8>,
     health: Health,
     pace: Pace,
     /// Rounds of small writes since the last pause of a millisecond.
     rounds: u32,
-    /// Who alone is read.
+    /// The only stream that is read, while it has the exclusive right to the output.
     floor: Option<SpeakerId>,
 }
 
@@ -119,19 +115,16 @@ struct Pump {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pace {
     Idle,
-    /// Nothing but small writes.
     Trickle,
-    /// Pipes that fill up.
     Flood,
 }
 
-/// What became of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
     Good,
     /// Some bytes were lost, and this was said.
     Lossy,
-    /// Nobody reads it any more.
+    /// The output has no reader any more.
     Gone,
 }
 
@@ -201,7 +194,7 @@ impl Pump {
 
     /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
     fn give_floor(&mut self) {
-        // Where nobody reads, nothing more is held.
+        // Without a reader the screen holds no stream back.
         let floor = self.screen.floor().filter(|_| self.health != Health::Gone);
         if floor == self.floor {
             return;

@@ -1,14 +1,15 @@
-//! Where each stream of a worker goes. Pure.
+//! The destination of each stream of a worker. Pure.
 //!
-//! | redirect | tee | file | console | console of a rank that nobody wants to hear |
+//! | redirect | tee | file | console | console of a rank that is filtered out |
 //! |---|---|---|---|---|
 //! | no | no | – | as it is | no |
 //! | yes | no | yes | no | no |
 //! | any | yes | yes | with prefix | no |
 //!
-//! `--log-dir /dev/null` (contract 1.9, 8.27): under the name torchrun neither option has any effect; under our
-//! own, redirects go nowhere and tee'd streams to the console alone. Where no tree can be made although nobody
-//! switched it off, nothing is lost: what would have had a file goes to the console, whoever should be heard there.
+//! `--log-dir /dev/null` (contract 1.9, 8.27): under the name torchrun neither option has any effect; under our own,
+//! redirects go nowhere and tee'd streams to the console alone. If the log tree cannot be made although the user did
+//! not switch it off, no output is lost: streams that would have had a file go to the console, except those of
+//! filtered ranks.
 
 use std::path::{Path, PathBuf};
 
@@ -20,46 +21,46 @@ use crate::template::substitute;
 #[cfg(test)]
 mod tests;
 
-/// Where output goes that nobody wants: redirected without a log tree, or of a rank that is not heard.
+/// The destination of unwanted output: redirected without a log tree, or of a rank that is filtered out.
 const NOWHERE: &str = "/dev/null";
 
-/// Where one stream goes.
+/// The destination of one stream of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
-    /// The worker has ours.
+    /// The worker inherits the launcher's stream.
     Inherit,
     /// The worker has the file itself.
     File(PathBuf),
     /// The worker has a pipe or pseudo-terminal, which we copy to the console.
     Capture {
-        /// A byte-exact copy.
+        /// The log file: a byte-exact copy.
         file: Option<PathBuf>,
         /// What each line on the console begins with, when the stream is tee'd.
         prefix: Option<String>,
     },
 }
 
-/// Where a worker's streams go.
+/// The destinations of a worker's two streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routes {
-    /// Standard output.
+    /// The destination of the standard output.
     pub stdout: Route,
-    /// Standard error.
+    /// The destination of the standard error.
     pub stderr: Route,
     /// What rewritten lines, such as progress bars, begin with on a terminal: several workers share it.
     pub label: Option<String>,
 }
 
-/// Who a worker is, as far as its output is concerned.
+/// The identity of a worker in its output's prefix and file names.
 #[derive(Debug, Clone, Copy)]
 pub struct Speaker<'a> {
-    /// The name we go by.
+    /// The command name: rankrun or torchrun.
     pub persona: Persona,
-    /// `--role`.
+    /// The role of the worker (`--role`).
     pub role: &'a str,
     /// The worker in the whole job.
     pub rank: Rank,
-    /// The worker on this node.
+    /// The index of the worker on this node.
     pub local_rank: LocalRank,
     /// How many workers this node has.
     pub local_world: LocalWorldSize,

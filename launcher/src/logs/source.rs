@@ -1,4 +1,4 @@
-//! One captured stream of one worker: where its bytes come from, and who gets them beside the console.
+//! One captured stream of one worker: its channel, and the consumers of its bytes other than the console.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,7 +15,6 @@ use super::space::why_unwritten;
 use super::tail::Tail;
 use crate::reporter::console::Stream;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) channel: Channel,
@@ -29,36 +28,32 @@ pub(super) struct Source {
     pub(super) tail: Arc<Mutex<Tail>>,
 }
 
-/// A worker's log file.
 #[derive(Debug)]
 pub(super) struct LogFile {
     pub(super) file: File,
     pub(super) path: PathBuf,
 }
 
-/// What came of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
     /// So many bytes; more may come.
     Some(usize),
-    /// Nothing is there now.
     Empty,
-    /// Nobody has the other end.
+    /// The other end has no holder.
     End,
 }
 
 impl Source {
-    /// Reads what is there.
     pub(super) fn read(&self, buffer: &mut [u8]) -> Read {
         match nix::unistd::read(&self.channel.reader, buffer) {
             Ok(count) if count > 0 => Read::Some(count),
             Err(Errno::EAGAIN | Errno::EINTR) => Read::Empty,
-            // A pseudo-terminal that nobody has open any more says EIO.
+            // A pseudo-terminal without an open worker's end returns EIO.
             Ok(_) | Err(_) => Read::End,
         }
     }
 
-    /// Gives `bytes` to everybody but the console.
+    /// Gives `bytes` to all consumers but the console.
     pub(super) fn keep(&mut self, bytes: &[u8], now: Instant) {
         if let Some(LogFile { file, path }) = &mut self.file
             && let Err(error) = file.write_all(bytes)
@@ -73,7 +68,6 @@ impl Source {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).feed_at(self.stream, bytes, now);
     }
 
-    /// Nothing comes any more.
     pub(super) fn end(self) {
         if let Some(picker) = self.picker {
             picker.end();

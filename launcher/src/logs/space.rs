@@ -10,14 +10,14 @@ use rustix::fs::StatVfs;
 /// What a file system lacks that takes nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskShortage {
-    /// Space for bytes.
+    /// No space is left for data.
     Space {
         /// What is left for this user, in bytes.
         free: u64,
-        /// What there is, in bytes.
+        /// The size of the file system, in bytes.
         total: u64,
     },
-    /// Room for another file.
+    /// No inode is left for another file.
     Inodes {
         /// How many files it can hold.
         total: u64,
@@ -29,11 +29,11 @@ pub enum DiskShortage {
 pub struct FullLogFolder {
     /// The folder that the user knows.
     pub folder: PathBuf,
-    /// What is missing.
+    /// The resource that has run out.
     pub shortage: DiskShortage,
 }
 
-/// What to do about it.
+/// The hint for every error about a full log disk.
 pub const MAKE_ROOM: &str = "free space there, or choose another folder with `--log-dir`";
 
 /// With less than this a file system counts as full, in bytes: a line that still fits is no use.
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use rustix::fs::StatVfsMountFlags;
 
-    /// A file system with so many blocks of 1 KiB and so many inodes: all, free, and free for everybody.
+    /// A file system with so many blocks of 1 KiB and so many inodes: total, free, and available to every user.
     fn found([blocks, bfree, bavail]: [u64; 3], [files, ffree, favail]: [u64; 3]) -> StatVfs {
         StatVfs {
             f_bsize: 4096,

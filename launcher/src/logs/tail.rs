@@ -8,7 +8,6 @@ use memchr::memrchr_iter;
 use crate::reporter::console::Stream;
 use crate::reporter::plain::plain;
 
-/// Lines that are kept.
 const LINES: usize = 20;
 /// Bytes that are kept of one line.
 const LINE_LIMIT: usize = 4 * 1024;
@@ -19,7 +18,6 @@ pub(super) struct Tail {
     lines: VecDeque<Vec<u8>>,
     stdout: Partial,
     stderr: Partial,
-    /// When the last bytes came.
     fed_at: Option<Instant>,
 }
 
@@ -51,12 +49,10 @@ impl Tail {
         self.feed(stream, bytes);
     }
 
-    /// When the last bytes came.
     pub(super) const fn fed_at(&self) -> Option<Instant> {
         self.fed_at
     }
 
-    /// The worker wrote `bytes`.
     pub(super) fn feed(&mut self, stream: Stream, bytes: &[u8]) {
         let partial = match stream {
             Stream::Stdout => &mut self.stdout,

@@ -51,7 +51,6 @@ impl Rig {
         assert_eq!(String::from_utf8_lossy(&bytes), expected);
     }
 
-    /// Ends the launcher.
     fn finish(self) -> File {
         let Self { mut logs, console, screen } = self;
         wait(logs.finish());

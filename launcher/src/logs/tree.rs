@@ -31,7 +31,7 @@ pub const ERROR_FILE: &str = "error.json";
 /// Between the count of restarts and the number of the round.
 const OF_ROUND: &str = ".round_";
 
-/// The folders of one launch.
+/// The log folders of one launch.
 #[derive(Debug)]
 pub struct LogTree {
     /// The base, when it is ours to remove.
@@ -56,15 +56,15 @@ struct Made {
 /// What came of the wish for a tree.
 #[derive(Debug)]
 pub enum TreeOutcome {
-    /// There is one.
+    /// The log tree has been created.
     Made(LogTree),
-    /// The user switched it off.
+    /// The user switched the log tree off.
     Off,
     /// There is no place for it, and the job can do without.
     Lost(LogNote),
 }
 
-/// The folders of one generation.
+/// The log folders of one generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
     folder: PathBuf,
@@ -87,13 +87,13 @@ impl Attempt {
         Some(Self { folder, workers })
     }
 
-    /// The folder of the generation.
+    /// The path of the generation's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The folder of one worker.
+    /// The path of one worker's folder.
     #[must_use]
     pub fn worker(&self, local_rank: LocalRank) -> PathBuf {
         self.folder.join(local_rank.to_string())
@@ -235,7 +235,7 @@ impl LogTree {
         Attempt { folder: self.run.join(attempt_name(restarts)), workers }
     }
 
-    /// The folder of this launch.
+    /// The path of this launch's folder.
     #[must_use]
     pub fn run_folder(&self) -> &Path {
         &self.run
