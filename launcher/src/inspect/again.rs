@@ -1,7 +1,7 @@
-//! A second, shorter look, where the first one lost everything to one question too many. Pure, but for the looks.
+//! A second, shorter probe, for a vendor without an answer to the full one. Pure, but for the probes.
 //!
-//! A library that hangs or crashes over a temperature or a link takes the whole answer with it, and yet a launch, which
-//! asks for neither, finds the cards. So what is lost is asked for again by itself, and shown with the trouble.
+//! A library that hangs or crashes over a temperature or a link takes the whole answer with it, and yet a launch,
+//! which asks for neither, finds the cards. So the cards alone are asked for again, and shown with the trouble.
 
 use std::time::Duration;
 

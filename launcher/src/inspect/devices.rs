@@ -1,7 +1,7 @@
-//! `rankrun devices` for people. Pure.
+//! The text page of `rankrun devices`. Pure: a picture comes in, a page of named cells goes out.
 //!
-//! What matters at a glance comes first and fits 100 columns: one row per device with its load and heat, what is
-//! wrong, and who uses it. Then what a device is called and where it is, and what the launcher would do with them.
+//! The most important facts come first and fit 100 columns: one row per device with its load and heat, its problems,
+//! and its processes. Then the names and addresses of the devices, and the launcher's plan for them.
 
 use crate::device::choice::number;
 use crate::device::health::{Severity, in_words};
@@ -49,7 +49,6 @@ const ORDERS: [Column; 3] = [
 ];
 const SOURCES: [Column; 2] = [Column("type", Align::Left), Column("looked for", Align::Left)];
 
-/// The whole page.
 pub(super) fn page(picture: &Picture, kind: Option<DeviceType>) -> Page {
     let mut page = Page::default();
     let title = [("title", &*format!("{}: {}", picture.host, summary(picture, kind)), Tone::Heading)];

@@ -47,7 +47,7 @@ pub(super) fn card(index: u32) -> Accelerator {
     }
 }
 
-/// One that works hard for somebody, and is hot.
+/// A hot device with a busy process of another user.
 pub(super) fn busy(index: u32) -> Accelerator {
     let own = DeviceProcess {
         pid: 4711,
@@ -85,7 +85,6 @@ pub(super) fn mig(index: u32) -> [Accelerator; 2] {
     [Accelerator { part: Part::MigParent, ..card(index) }, instance]
 }
 
-/// Two sockets of four CPUs.
 pub(super) fn cpus() -> CpuLayout {
     let cpu = |id: u32| Cpu { id, package: i32::from(id >= 4), siblings: vec![id], cache: vec![id] };
     let node = |id: u32| NumaNode { id, cpus: (4 * id..4 * id + 4).collect() };
@@ -103,7 +102,6 @@ pub(super) fn nic(name: &str, bus: u8, numa_node: u32, links: Vec<LinkKind>) -> 
     Nic { name: name.to_owned(), pci: Some(pci(bus)), numa_node: Some(numa_node), links }
 }
 
-/// Nothing, with the reasons.
 pub(super) fn bare() -> Machine {
     let missing = |kind, source: &str, why: &str| Trouble {
         kind,
@@ -117,7 +115,7 @@ pub(super) fn bare() -> Machine {
     Machine { troubles, cpus: Some(cpus()), ..Machine::default() }
 }
 
-/// The picture of a machine for a user whose launch inherits `cuda` as `CUDA_VISIBLE_DEVICES`.
+/// The picture of a machine for a user with `cuda` as the inherited `CUDA_VISIBLE_DEVICES`.
 pub(super) fn picture(machine: Machine, kind: Option<DeviceType>, cuda: Option<&str>) -> Picture {
     let inherited = Inherited { cuda: cuda.map(Into::into), ..Inherited::default() };
     Picture::of(machine, kind, &context(&inherited, &|| Err("libcuda.so.1 is not there".to_owned())))

@@ -8,10 +8,8 @@ use super::page::{Cell, Line, Page, Tone, one_line, width};
 
 /// Another screen, so that what stood there comes back; lines are cut instead of wrapped; no cursor.
 pub(super) const ENTER: &[u8] = b"\x1b[?1049h\x1b[?7l\x1b[?25l\x1b[2J";
-/// All of it back.
 pub(super) const LEAVE: &[u8] = b"\x1b[m\x1b[?25h\x1b[?7h\x1b[?1049l";
 
-/// To the top left corner.
 const HOME: &str = "\x1b[H";
 /// The rest of the line becomes empty.
 const CLEAR_LINE: &str = "\x1b[K";
@@ -26,14 +24,12 @@ pub(super) struct Size {
 }
 
 impl Size {
-    /// As the terminal says it.
     pub(super) fn of(columns: u16, rows: u16) -> Self {
         let or = |number: u16, classic: usize| if number == 0 { classic } else { usize::from(number) };
         Self { columns: or(columns, 80), rows: or(rows, 24) }
     }
 }
 
-/// What stands above the picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     /// What is watched, how often, when it was.

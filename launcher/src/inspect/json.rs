@@ -1,7 +1,7 @@
-//! The same for programs, as one JSON object. Pure.
+//! `rankrun devices` and `topo` as one JSON object, for programs. Pure.
 //!
-//! The shape is ours and stable: names carry their units where they have one, what is not known is `null`, and a
-//! device is named by its place in `devices`.
+//! The shape is ours and stable: names carry their units where they have one, unknown values are `null`, and a device
+//! is named by its place in `devices`.
 
 use serde::Serialize;
 
@@ -35,7 +35,7 @@ struct DevicesAnswer<'a> {
 struct Device<'a> {
     r#type: DeviceType,
     index: u32,
-    /// As `--devices` takes it.
+    /// The name of the device for `--devices`.
     selector: String,
     name: &'a str,
     uuid: Option<&'a str>,
@@ -49,7 +49,6 @@ struct Device<'a> {
     tile: Option<u32>,
     module_id: Option<u32>,
     answers: bool,
-    /// Why it does not.
     lost_because: Option<&'a str>,
     /// The variables that keep a launch from using it.
     hidden_by: Option<&'a str>,
@@ -95,7 +94,7 @@ struct NicAnswer<'a> {
     name: &'a str,
     pci: Option<PciAddress>,
     numa_node: Option<u32>,
-    /// The way to each device.
+    /// The links to the other devices, by position.
     links: Vec<String>,
 }
 
@@ -128,7 +127,6 @@ struct Node<'a> {
 struct Order<'a> {
     r#type: DeviceType,
     order: &'static str,
-    /// In rank order.
     devices: Option<&'a [usize]>,
     error: Option<&'a str>,
 }
@@ -182,7 +180,7 @@ struct TopologyAnswer<'a> {
     host: &'a str,
     /// The names of rows and columns: the devices, then the network cards.
     names: &'a [String],
-    /// By row and column.
+    /// The cells by row and column, as in `nvidia-smi`.
     matrix: &'a [Vec<String>],
     devices: Vec<NearAnswer<'a>>,
     nics: Vec<NicAnswer<'a>>,
@@ -198,7 +196,7 @@ struct NearAnswer<'a> {
     uuid: Option<&'a str>,
     cpu_affinity: Option<&'a [u32]>,
     numa_affinity: Option<u32>,
-    /// By their names in `names`.
+    /// The network cards by their names in `names`.
     nearest_nics: Vec<&'a str>,
     nearest_nic_link: Option<String>,
 }

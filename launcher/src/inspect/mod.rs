@@ -1,10 +1,10 @@
-//! `rankrun devices` and `rankrun topo`: the machine, looked at before and during a run.
+//! `rankrun devices` and `rankrun topo`: show the machine, before and during a run.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `again` | a second, shorter look where the first one lost everything |
-//! | `picture` | machine, variables and driver → everything that is told (pure) |
-//! | `words` | what is found, in words (pure) |
+//! | `again` | a second, shorter probe where the first one lost everything |
+//! | `picture` | machine, variables and driver → all facts that are shown (pure) |
+//! | `words` | facts in words (pure) |
 //! | `page` | lines of named cells (pure) |
 //! | `devices` | picture → page (pure) |
 //! | `topo` | machine → matrix and page (pure) |
@@ -12,7 +12,8 @@
 //! | `frame` | a page drawn over the one before (pure) |
 //! | `watch`, `terminal` | the loop of `--watch`, and the terminal that it uses |
 //!
-//! What a vendor's library does to whoever asks it happens in the probes, which are children; here it is only told.
+//! This room opens no vendor's library: the probes do, which are child processes, and a crash or a hang is theirs.
+//! This room shows their answers.
 
 mod again;
 mod devices;
@@ -36,18 +37,17 @@ use crate::explain::Style;
 use crate::facts::{Facts, StandardStream, short_hostname};
 use picture::{Context, CudaOrder, Picture};
 
-/// What `devices` asks for.
 const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
 
-/// Why nothing can be watched.
+/// Reasons why the machine cannot be inspected.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// `-i` names a device that is not there.
     #[error("there is no device `{id}` here, only {}", known(there))]
     NoSuchDevice {
-        /// As it was typed.
+        /// The device name as it was typed.
         id: String,
-        /// The devices that are there.
+        /// The names of the devices that exist.
         there: Vec<String>,
     },
     /// Standard output is a file or a pipe.
@@ -83,7 +83,7 @@ fn known(there: &[String]) -> String {
 /// What to print, and how to end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// On standard output.
+    /// The bytes for the standard output.
     pub text: Vec<u8>,
     /// 1 where nothing could be told because a library hangs, fails or crashes.
     pub status: ExitStatus,

@@ -3,10 +3,8 @@
 use crate::explain::Style;
 use crate::reporter::plain::plain;
 
-/// Between two columns.
 const GAP: usize = 2;
 
-/// How a text is painted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -34,13 +32,11 @@ impl Tone {
 pub(super) struct Cell {
     /// By which it is found again in the same line of the next picture.
     pub(super) name: &'static str,
-    /// Blanks in front of it.
     pub(super) before: usize,
     pub(super) text: String,
     pub(super) tone: Tone,
 }
 
-/// A line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     /// By which it is found again in the next picture.
@@ -54,7 +50,6 @@ pub(super) struct Page {
     pub(super) lines: Vec<Line>,
 }
 
-/// Where a column's texts stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
@@ -101,12 +96,11 @@ impl Page {
         self.lines.push(Line { key: key.into(), cells: texts.iter().map(cell).collect() });
     }
 
-    /// An empty line.
     pub(super) fn blank(&mut self) {
         self.lines.push(Line { key: String::new(), cells: Vec::new() });
     }
 
-    /// A table with its headings; a column in which nobody has anything to say is left out.
+    /// A table with its headings; a column with only empty cells is left out.
     pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Row>) {
         let is_used_at =
             |at: usize| rows.iter().any(|row| row.cells.get(at).is_some_and(|cell| !cell.0.is_empty()));

@@ -1,4 +1,4 @@
-//! Everything that is told about the machine at one moment, decided before anybody writes it down. Pure.
+//! All facts shown about the machine at one moment, computed before any page or JSON is written. Pure.
 
 use super::{InspectError, words};
 use crate::device::choice::number;
@@ -14,15 +14,13 @@ pub(super) type CudaOrder<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 /// What is known beside the machine.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
-    /// The name of this machine.
     pub(super) host: &'a str,
     /// The visibility variables that a launch would inherit.
     pub(super) inherited: &'a Inherited,
     /// The CPUs that this process may use.
     pub(super) affinity: &'a [u32],
-    /// Whose processes are no strangers.
+    /// Processes of other users than this one are reported as strangers.
     pub(super) own_uid: u32,
-    /// The driver.
     pub(super) cuda_order: CudaOrder<'a>,
 }
 
@@ -48,7 +46,6 @@ pub(super) struct Order {
     pub(super) devices: Result<Vec<usize>, String>,
 }
 
-/// What a person should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Warning {
     /// About which device; none for what concerns all of a type.
@@ -210,7 +207,7 @@ fn variables(kind: DeviceType, inherited: &Inherited) -> Option<String> {
 }
 
 fn orders(kind: DeviceType, listed: &[usize], machine: &Machine, cuda_order: CudaOrder<'_>) -> Vec<Order> {
-    // One device has one order, and nobody needs to be asked.
+    // One device has one order, so the driver is not asked.
     let of = |order| match listed.len() {
         0 | 1 => Ok(listed.to_vec()),
         _ => arrange(order, listed, machine, cuda_order).map_err(|error| error.to_string()),

@@ -1,4 +1,4 @@
-//! The terminal while something is watched: keys come at once, and all is put back whatever happens.
+//! The terminal during `--watch`: keys are read at once, and its settings are restored on every exit.
 
 use std::fs::File;
 use std::io;
@@ -61,7 +61,6 @@ impl Terminal {
         tcgetpgrp(&self.output).map_or(true, |group| group == getpgrp())
     }
 
-    /// Puts everything back.
     pub(super) fn leave(&mut self) {
         if std::mem::take(&mut self.is_ours) {
             self.write(LEAVE);
@@ -72,7 +71,7 @@ impl Terminal {
         }
     }
 
-    /// Where keys come from, if anybody can type.
+    /// The source of key presses, if there is a terminal to type on.
     pub(super) fn keys(&self) -> Option<BorrowedFd<'_>> {
         self.modes.as_ref().map(|_| self.input.as_fd())
     }
@@ -87,8 +86,8 @@ impl Terminal {
     }
 }
 
-/// Standard output without waiting. A terminal that is ready for a byte blocks whoever writes a page, and then no signal
-/// is heard; the flag must not be set for the others who write to it, so that it is opened anew.
+/// Standard output without waiting. A terminal that is ready for one byte still blocks the write of a page, and then
+/// no signal is handled. The flag must not be set for other writers of the same terminal, so it is opened anew.
 fn patient_output() -> io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match File::options().write(true).custom_flags(flags).open("/proc/self/fd/1") {

@@ -1,4 +1,4 @@
-//! The whole room in a made-up world.
+//! `devices` and `topo` as a whole, on machines made by hand.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@ use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 use super::page::{Align, Column, Page, Row, Tone};
 use super::{devices, words};
 
-/// What stands in a cell of the matrix where nobody knows.
+/// The cell of the matrix for an unknown link.
 const UNKNOWN: &str = "?";
 const SELF: &str = "X";
 
@@ -25,7 +25,6 @@ const LEGEND: [(&str, &str); 8] = [
 /// One row of the matrix, which is a column too.
 #[derive(Debug, Clone, Copy)]
 enum End<'a> {
-    /// Its position.
     Device(usize),
     Nic(&'a Nic),
 }
@@ -35,18 +34,17 @@ enum End<'a> {
 pub(super) struct Topology {
     /// The names of rows and columns.
     pub(super) names: Vec<String>,
-    /// By row and column.
+    /// The links, by row and column of the matrix.
     pub(super) cells: Vec<Vec<String>>,
-    /// By row; of devices only.
+    /// The nearest CPUs and cards, by row; of devices only.
     pub(super) near: Vec<Near>,
     /// The network cards' own names, in the order of their rows.
     pub(super) nics: Vec<String>,
 }
 
-/// What is near a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Near {
-    /// Its position in [`Machine::accelerators`].
+    /// The position of the device in [`Machine::accelerators`].
     pub(super) device: usize,
     pub(super) cpus: Option<Vec<u32>>,
     pub(super) numa_node: Option<u32>,
@@ -172,7 +170,6 @@ fn name(device: &Accelerator, is_mixed: bool) -> String {
     format!("{noun}{}", device.index)
 }
 
-/// As `nvidia-smi` writes it.
 pub(super) fn word(way: LinkKind) -> String {
     match way {
         LinkKind::Nvlink(count) => return format!("NV{count}"),

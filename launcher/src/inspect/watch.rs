@@ -1,7 +1,7 @@
-//! `rankrun devices --watch`: looks again and again, and draws each picture over the one before.
+//! `rankrun devices --watch`: probes the machine repeatedly, and draws each picture over the one before.
 //!
-//! Everything is one `poll`: keys, signals, the probes of the look that is under way, and the time. So a library that
-//! hangs keeps nobody waiting: the last good picture stays, and says that it is old.
+//! Everything is one `poll`: keys, signals, the probes of the current look, and the time. So a library that hangs
+//! does not delay keys or signals: the last good picture stays, and says that it is old.
 #![expect(clippy::disallowed_methods, reason = "the clock says when to look again, and what time it is")]
 
 use std::cell::OnceCell;
@@ -36,38 +36,30 @@ const FOREGROUND_TRIES: usize = 3;
 const END_OF_INPUT: u8 = 4;
 const ESCAPE: u8 = 0x1b;
 
-/// What is watched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Watched<'a> {
     pub(super) kind: Option<DeviceType>,
-    /// Only these devices.
     pub(super) ids: &'a [String],
     pub(super) every: Duration,
     /// How long a look may take.
     pub(super) limit: Duration,
 }
 
-/// What somebody wants.
+/// An action of the loop: a key, a signal or a hangup asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// To look at once.
     Look,
-    /// The terminal has another size.
     Resized,
-    /// Ctrl-Z.
     Suspended,
-    /// Enough.
     End(ExitStatus),
 }
 
-/// A picture that came through.
 struct Shown {
     machine: Machine,
     page: Page,
     at: Instant,
 }
 
-/// What stands on the terminal.
 #[derive(Default)]
 struct Screen {
     shown: Option<Shown>,
@@ -85,7 +77,6 @@ struct Look {
     first: Option<Machine>,
 }
 
-/// The loop's own.
 struct Watch<'a> {
     watched: Watched<'a>,
     facts: &'a Facts,
@@ -99,8 +90,8 @@ struct Watch<'a> {
     cuda_order: Result<Vec<CudaDevice>, String>,
 }
 
-/// Watches until somebody has seen enough. The first look is taken before the terminal is: whoever waits for it can
-/// still see what for.
+/// Watches until a key or a signal ends it. The first look is taken before the terminal is switched, so the user
+/// still sees the command and its messages while it runs.
 ///
 /// # Errors
 /// The terminal or the signals are refused.
@@ -161,8 +152,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Takes the terminal once it is ours to take. In the background we stop, as every program that wants the terminal
-    /// does; whoever ends us there is heard when we go on.
+    /// Takes the terminal once this process is in its foreground. In the background this process stops, as every
+    /// program that wants the terminal does; a signal to end it takes effect when it continues.
     fn come_forward(&mut self) -> io::Result<Option<ExitStatus>> {
         for _ in 0..FOREGROUND_TRIES {
             if let Some(Event::End(status)) = signalled(&self.inbox, &self.handled)? {
@@ -313,7 +304,7 @@ fn read_keys(keys: BorrowedFd<'_>) -> Option<Event> {
     match nix::unistd::read(keys, &mut typed) {
         Ok(count) if count > 0 => meaning(&typed[..count]),
         Err(Errno::EINTR | Errno::EAGAIN) => None,
-        // Nobody is there any more.
+        // The terminal has hung up.
         Ok(_) | Err(_) => Some(Event::End(ExitStatus::of_signal(Signal::SIGHUP as i32))),
     }
 }

@@ -1,4 +1,4 @@
-//! What is found, in words. Pure.
+//! Facts about devices in words and units. Pure.
 
 use crate::device::affinity::ranges;
 use crate::device::choice::number;
@@ -10,7 +10,7 @@ pub(super) fn device(accelerator: &Accelerator) -> String {
     format!("{} {}", accelerator.kind, number(accelerator))
 }
 
-/// `79.1/80.0 GiB`: free and all.
+/// Free and total memory, as in `79.1/80.0 GiB`.
 pub(super) fn memory(memory: Option<Memory>) -> String {
     memory.map_or_else(String::new, |memory| {
         let free = memory.free.map_or_else(|| "?".to_owned(), gib);
@@ -28,7 +28,6 @@ pub(super) fn of(now: Option<u64>, limit: Option<u64>) -> String {
     }
 }
 
-/// Whole watts.
 pub(super) fn power(now: Option<u64>, limit: Option<u64>) -> String {
     of(now.map(watts), limit.map(watts))
 }
@@ -48,13 +47,12 @@ pub(super) const fn throttle(reason: Throttle) -> &'static str {
     }
 }
 
-/// All reasons, or nothing.
 pub(super) fn throttles(reasons: &[Throttle]) -> String {
     let words: Vec<&str> = reasons.iter().copied().map(throttle).collect();
     words.join(", ")
 }
 
-/// `1 GPU`, `2 GPUs`.
+/// The number with its noun: `1 GPU`, `2 GPUs`.
 pub(super) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
