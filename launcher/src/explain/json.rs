@@ -1,4 +1,4 @@
-//! The explanation as one JSON object, for programs.
+//! The explanation as one JSON object, for programs. Pure.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,7 +1,7 @@
-//! What a launch would do, without doing any of it. Pure: spec + facts → [`Explanation`] → text, JSON or a script.
+//! The plan of a launch, without any of its effects. Pure: spec + facts → [`Explanation`] → text, JSON or a script.
 //!
-//! The way is that of a launch: the same spec, the same placement, the same builder of commands. What is only
-//! known at launch has a [`Value`] that says so. Nothing here guesses: what cannot be said is left out.
+//! It uses the code of a launch: the same spec, the same placement, the same builder of commands. A fact that is only
+//! known at launch has a [`Value`] that says so. Nothing here guesses: unknown facts are left out.
 
 mod json;
 mod nodes;
@@ -45,21 +45,21 @@ const VERSION: u32 = 1;
 /// Everything that a launch would start, and why so. As JSON this is one object with these names.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Explanation {
-    /// The shape of this object.
+    /// The version of this object's shape.
     pub version: u32,
-    /// The name whose rules hold: `rankrun` or `torchrun`.
+    /// The name of the command with the rules in force: `rankrun` or `torchrun`.
     pub name: &'static str,
-    /// Where the workers start.
+    /// The working directory of the workers.
     pub working_folder: Text,
     /// What was decided, and where each value was said.
     pub settings: Vec<Setting>,
-    /// The run id.
+    /// The run id of the job.
     pub run_id: Value,
-    /// Where the workers meet.
+    /// The store that the workers rendezvous at.
     pub store: Store,
     /// What it has to do with other nodes; nothing where the job stays on this one.
     pub nodes: Option<Nodes>,
-    /// What ends the job.
+    /// The signals that end the job.
     pub signals: Signals,
     /// How often the workers are started again.
     pub max_restarts: u32,
@@ -80,9 +80,9 @@ pub struct Text(pub OsString);
 /// What may be known only at launch. In JSON a [`Text`], or `{"at_launch": …}` with what it will be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// Exactly this.
+    /// A value that is known before the launch.
     Known(OsString),
-    /// Not known yet.
+    /// A value that only the launch determines.
     AtLaunch(Pending),
 }
 
@@ -97,18 +97,18 @@ pub enum Pending {
     Agreed,
     /// The interface by which this node reaches the rendezvous store.
     Interface,
-    /// The mark of the job.
+    /// The job id that marks its processes.
     Mark,
     /// A path in a folder with a random name, as a shell pattern.
     Path(PathBuf),
 }
 
-/// Where the workers meet.
+/// The store that the workers rendezvous at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Store {
-    /// `MASTER_ADDR`.
+    /// The value of `MASTER_ADDR` for the workers.
     pub host: Value,
-    /// `MASTER_PORT`.
+    /// The value of `MASTER_PORT` for the workers.
     pub port: Value,
     /// `agent`, or `rank 0` where the workers open their own.
     pub opened_by: &'static str,
@@ -116,12 +116,12 @@ pub struct Store {
     pub endpoint: Option<Endpoint>,
 }
 
-/// Where agents meet.
+/// The rendezvous endpoint of the agents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Endpoint {
-    /// Its host.
+    /// The host name or address of the endpoint.
     pub host: String,
-    /// Its port.
+    /// The TCP port of the endpoint.
     pub port: Value,
 }
 
@@ -132,7 +132,7 @@ pub struct Signals {
     pub stop: Vec<&'static str>,
     /// These go on to the workers, and nothing else happens.
     pub forward: Vec<&'static str>,
-    /// From a stop to SIGKILL.
+    /// The grace period from a stop to SIGKILL, in seconds.
     pub grace_seconds: f64,
     /// The same for single causes, by their keys in `[stop.grace-for]`.
     pub grace_for_seconds: BTreeMap<&'static str, f64>,
@@ -140,28 +140,28 @@ pub struct Signals {
     pub stuck_seconds: Option<f64>,
 }
 
-/// One worker.
+/// One worker and everything it is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Worker {
     /// Its index in the job; `null` where it depends on the other nodes.
     pub rank: Option<u32>,
-    /// Its index on the node.
+    /// The index of the worker on its node.
     pub local_rank: u32,
-    /// What it computes on.
+    /// The device that the worker computes on.
     pub device: String,
     /// Which of the node's devices that is, where there are some.
     pub card: Option<Card>,
     /// The CPUs that it is bound to.
     pub cpus: Option<Vec<u32>>,
-    /// The file that is executed.
+    /// The path of the file that is executed.
     pub program: Text,
-    /// Its arguments, the name first.
+    /// The arguments; the first one is the program's name.
     pub argv: Vec<Text>,
     /// `launcher` where it reads what the launcher reads, `terminal` where a person starts it, else `nothing`.
     pub stdin: &'static str,
-    /// Where its standard output goes.
+    /// The destination of its standard output.
     pub stdout: Stream,
-    /// Where its standard error goes.
+    /// The destination of its standard error.
     pub stderr: Stream,
     /// Where it writes what it died of.
     pub error_file: Option<Value>,
@@ -169,24 +169,24 @@ pub struct Worker {
     pub variables: Vec<Variable>,
     /// The variables that the launcher has and it has not.
     pub unset: Vec<&'static str>,
-    /// The whole environment.
+    /// The whole environment of the worker.
     pub environment: Vec<Entry>,
 }
 
-/// One of the node's devices.
+/// One of the node's chosen devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Card {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
-    /// Its name.
+    /// The product name of the device.
     pub name: String,
-    /// Its UUID.
+    /// The UUID of the device, if known.
     pub uuid: Option<String>,
-    /// Its PCI address.
+    /// The PCI address of the device, if known.
     pub pci: Option<String>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
-    /// How it was chosen.
+    /// The option or variable that chose it.
     pub chosen_by: String,
     /// For people, all but how it was chosen.
     #[serde(skip)]
@@ -207,24 +207,24 @@ impl From<&placement::Card> for Card {
     }
 }
 
-/// Where a stream goes.
+/// The destination of one stream of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "to", rename_all = "snake_case")]
 pub enum Stream {
     /// The worker has the launcher's own.
     Launcher,
-    /// The worker has that of the person who starts it.
+    /// The terminal in which the worker is started by hand.
     Terminal,
-    /// Only to this file.
+    /// A log file and not the console.
     File {
-        /// Which one.
+        /// The path of the log file.
         file: Value,
     },
     /// Through the launcher, which keeps lines whole.
     Console {
-        /// What each line begins with.
+        /// The prefix of each line on the console.
         prefix: Option<String>,
-        /// A copy.
+        /// The log file with a copy.
         file: Option<Value>,
     },
 }
@@ -232,22 +232,22 @@ pub enum Stream {
 /// A variable that the launcher sets or changes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the setting.
     pub name: &'static str,
-    /// Its value for this worker.
+    /// The value of the setting for this worker.
     pub value: Value,
-    /// Where the value was said.
+    /// The option or variable that set it.
     pub source: Source,
     /// The value in the launcher's own environment, where that is another one.
     pub was: Option<Text>,
 }
 
-/// One variable of an environment.
+/// One variable of a worker's environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Entry {
-    /// Its name.
+    /// The name of the variable.
     pub name: Text,
-    /// Its value.
+    /// The value of the variable.
     pub value: Value,
 }
 
@@ -294,7 +294,7 @@ pub fn explain(
     })
 }
 
-/// All but who sits where, which stands at each rank.
+/// All notices but the device assignment, which is shown at each rank.
 fn warnings(notices: &[Notice]) -> Vec<String> {
     let said = notices.iter().filter(|notice| !matches!(notice, Notice::Seat { .. }));
     said.map(ToString::to_string).collect()

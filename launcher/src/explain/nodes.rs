@@ -1,4 +1,4 @@
-//! What a launch would have to do with other nodes. Pure: nobody is asked, so what they decide is not known.
+//! The multi-node part of a launch's plan. Pure: no other node is asked, so their decisions are unknown.
 
 use serde::Serialize;
 
@@ -17,15 +17,15 @@ use crate::spec::{LaunchSpec, RendezvousSpec};
 /// The part of this node in a job that others may take part in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Nodes {
-    /// No round has fewer nodes.
+    /// The fewest nodes of a round.
     pub min: u32,
-    /// No round has more.
+    /// The most nodes of a round.
     pub max: u32,
-    /// `static` or `c10d`.
+    /// The rendezvous backend: `static` or `c10d`.
     pub rendezvous: &'static str,
     /// The rank of this node, where it is said.
     pub node_rank: Option<u32>,
-    /// Who opens the store at which the nodes meet, in words.
+    /// The process that opens the rendezvous store, in words.
     pub store_opened_by: String,
     /// How long the nodes may take to come together.
     pub join_timeout_seconds: f64,
@@ -44,9 +44,9 @@ pub struct Nodes {
 /// The only ports on which the launcher listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Ports {
-    /// The lowest.
+    /// The lowest port of the range.
     pub first: u16,
-    /// The highest.
+    /// The highest port of the range.
     pub last: u16,
 }
 

@@ -1,4 +1,4 @@
-//! The launch that would be, worker by worker. Pure.
+//! Computes the plan of a launch, worker by worker. Pure.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +19,6 @@ use crate::placement::Placement;
 use crate::process::command::{self, Command, Life};
 use crate::spec::{LaunchSpec, StdinPolicy};
 
-/// The launch that would be.
 pub(super) struct Plan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,

@@ -1,4 +1,4 @@
-//! Words for a shell, and words for people. Pure.
+//! Quotes words for a shell, and for messages. Pure.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,8 +1,8 @@
 //! One worker as a shell script, to be run by hand. Pure.
 //!
 //! `exec env -i NAME=value … PROGRAM args…`, after `cd`: the worker gets exactly the environment of a launch,
-//! whatever the shell at hand has, and shells have no say in it (`export UID=0` is an error in some). Only what
-//! describes the terminal is taken from there. Words that are given to the script stand before the command, as in
+//! whatever the shell at hand has, and shells have no say in it (`export UID=0` is an error in some). Only the
+//! variables that describe the terminal are taken from there. Arguments of the script stand before the command, as in
 //! `sh r1.sh gdb --args`.
 
 use std::ffi::{OsStr, OsString};
@@ -18,25 +18,25 @@ use crate::device::affinity::ranges;
 /// What the terminal at hand knows better.
 const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
 
-/// A worker as a script.
+/// A worker's command as a shell script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
     /// What a reader should know, a line each.
     pub comment: Vec<String>,
     /// Where it starts; empty where that has no name.
     pub folder: OsString,
-    /// Its environment, in order.
+    /// The environment of the worker, in order.
     pub environment: Vec<(OsString, Word)>,
     /// What stands before everything, also before the words that are given to the script.
     pub wrapper: Vec<OsString>,
-    /// What is run.
+    /// The program and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// The value of a variable.
+/// The value of a variable in the script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Word {
-    /// This one.
+    /// The value is known before the launch.
     Exactly(OsString),
     /// That of the variable of the same name, which must be set; what it is.
     Demanded(&'static str),
@@ -79,7 +79,7 @@ fn word(name: &OsStr, value: &Value) -> Word {
         Value::AtLaunch(Pending::Agreed) => {
             Word::Demanded("the nodes of the job agree on it; a worker of a running job has it")
         }
-        // Nobody but the launcher looks for the mark, and a worker can do without the file.
+        // Only the launcher reads the mark, and a worker can do without the file.
         Value::AtLaunch(Pending::Mark | Pending::Path(_)) if name == JOB => Word::Asked("by-hand"),
         Value::AtLaunch(Pending::Mark | Pending::Path(_)) => Word::Asked(""),
     }
@@ -168,7 +168,6 @@ fn push_line(text: &mut Vec<u8>, line: &[u8]) {
     text.extend_from_slice(line);
 }
 
-/// One operand of `env`.
 fn assignment(name: &OsStr, value: &Word) -> Vec<u8> {
     let shown = name.to_string_lossy();
     match value {
@@ -180,7 +179,7 @@ fn assignment(name: &OsStr, value: &Word) -> Vec<u8> {
     }
 }
 
-/// A program whose path has a `=` in it would be a variable to `env`.
+/// For `env` a program path with a `=` in it would be a variable.
 fn words(words: &[OsString]) -> Vec<u8> {
     let is_variable = words.first().is_some_and(|program| program.as_bytes().contains(&b'='));
     let shell: &[&str] = if is_variable { &["/bin/sh", "-c", "exec \"$@\"", "sh"] } else { &[] };

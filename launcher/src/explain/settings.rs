@@ -1,7 +1,7 @@
-//! What was decided, and where it was said: the command line, a variable, or nowhere. Pure.
+//! The settings of a launch and the source of each: the command line, a variable, or the default. Pure.
 //!
-//! The launch resolves its settings in `cli`; here stands only which options and variables say a thing, so that
-//! its origin can be looked up. That both agree is tested.
+//! `cli` resolves the settings. This module only lists the options and variables of each setting, to look up its
+//! source. A test checks that both agree.
 
 mod meeting;
 
@@ -24,45 +24,45 @@ use crate::spec::{
     Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams, Unhealthy,
 };
 
-/// One thing that was decided.
+/// One setting with its value and source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {
     /// What is decided: the option that says it, without dashes, else a word of ours.
     pub name: &'static str,
     /// The value that counts; `null` for none.
     pub value: Option<Value>,
-    /// Where it was said.
+    /// The option or variable that set it.
     pub source: Source,
 }
 
-/// Where a value was said.
+/// The source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Source {
     /// By this option of the command line.
     Option {
-        /// With its dashes.
+        /// The option's name, with its dashes.
         name: String,
     },
-    /// By this variable.
+    /// An environment variable set the value.
     Variable {
-        /// Its name.
+        /// The name of the environment variable.
         name: String,
     },
     /// By this line of a configuration file.
     File {
-        /// As it was named.
+        /// The path as the user wrote it.
         path: String,
-        /// From 1.
+        /// The line number, counted from 1.
         line: usize,
     },
-    /// Nowhere.
+    /// Neither an option nor a variable set it.
     Default,
-    /// It is the launcher's business: who sits where, which job this is.
+    /// The launcher computes it, such as the device of each rank or the job id.
     Launcher,
     /// Nowhere: the launcher sets it for this reason.
     Because {
-        /// In words.
+        /// The reason, as text for the user.
         reason: &'static str,
     },
 }
@@ -80,7 +80,7 @@ impl From<Origin> for Source {
     }
 }
 
-/// Who can be asked for a value's origin.
+/// The places that a setting's value can come from.
 pub(super) struct Sources<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) origins: &'a Origins,
@@ -99,7 +99,6 @@ fn of_devices(name: &str) -> bool {
     vendors.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// As every option takes it.
 fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
@@ -156,7 +155,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Everything that is worth a line, also where nobody said it.
+    /// Every setting worth a line, including defaults.
     pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<Setting> {
         let spec = self.spec;
         let option = |name, value| setting(name, value, self.said(&[name], &[]));
@@ -363,7 +362,6 @@ fn stdin(policy: StdinPolicy) -> String {
     }
 }
 
-/// As the option is written.
 fn streams(map: &StreamMap) -> String {
     let bits = |streams: &Streams| u8::from(streams.stdout) + 2 * u8::from(streams.stderr);
     match map {

@@ -74,7 +74,7 @@ fn each_value_has_its_source() {
     assert_eq!(variable(&explanation, "WORLD_SIZE").was, None);
 }
 
-/// A table of ours says who decides; here the launch itself is asked.
+/// The table lists the options that decide; here the launch itself is asked.
 #[test]
 fn the_sources_are_those_that_decide() {
     for (name, words, environment, value, source) in [

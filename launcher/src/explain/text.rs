@@ -1,4 +1,4 @@
-//! The explanation for people. Pure.
+//! The explanation as text for people. Pure.
 
 use std::fmt::Write as _;
 
@@ -6,12 +6,12 @@ use super::quote::for_people;
 use super::{Explanation, Nodes, Pending, Ports, Source, Store, Stream, Text, Value, Variable, Worker};
 use crate::device::affinity::ranges;
 
-/// Whether colours help.
+/// Whether the text has colour codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Only text.
+    /// The text has no colour codes.
     Plain,
-    /// For a terminal.
+    /// The text has colours for a terminal.
     Coloured,
 }
 

@@ -1,4 +1,4 @@
-//! Where the nodes and the workers meet, and where that was said. Pure.
+//! The settings of the rendezvous and the store, and the source of each. Pure.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl Sources<'_> {
         ]
     }
 
-    /// Who meets whom, how long that may take, and by which way; less of it for a job that stays on one node.
+    /// The rendezvous settings: nodes, time limits and network; a job of one node has fewer of them.
     pub(super) fn of_the_nodes(&self) -> Vec<Setting> {
         let LaunchSpec { rendezvous, network, .. } = self.spec;
         let option = |name, value| setting(name, value, self.said(&[name], &[]));

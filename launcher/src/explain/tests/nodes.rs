@@ -1,4 +1,4 @@
-//! A launch that other nodes take part in.
+//! The plan of a launch on several nodes.
 
 use super::*;
 
