@@ -1,7 +1,7 @@
-//! The environment's files: read as they are, changed all or none.
+//! Reads and changes the environment's files: all changes are made, or none.
 //!
-//! Every new file is made complete beside its place first, where most of what can fail does. Then each takes its
-//! place by one rename, and what was there is held beside until the last of them has succeeded.
+//! Each new file is first written completely beside its place, where most errors occur. Then each takes its place by
+//! one rename. The previous file is kept beside it until the last rename has succeeded.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use super::state::{Entry, Found, Target};
 
 /// Behind the name of a file that is to take its place.
 pub(super) const NEW: &str = "new";
-/// Behind the name of a file whose place another has taken.
+/// The suffix of a replaced file.
 pub(super) const OLD: &str = "old";
 
 /// Looks at everything that the shim may have made.

@@ -1,4 +1,4 @@
-//! Which Python environment is meant, and what its Python says about itself.
+//! Chooses the Python environment to change. Its data comes from the interpreter's own report ([`super::probe`]).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -14,11 +14,9 @@ pub(super) const QUESTION: &str = include_str!("templates/probe.py");
 /// A Python environment: a venv, a conda environment, or what belongs to an installed Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Environment {
-    /// Its interpreter.
     pub(super) python: PathBuf,
-    /// `sys.prefix`
     pub(super) prefix: PathBuf,
-    /// Where installed commands go.
+    /// The folder of installed commands, such as `bin`.
     pub(super) scripts: PathBuf,
     /// Where installed packages go, and what Python reads at each start.
     pub(super) packages: PathBuf,
@@ -26,7 +24,6 @@ pub(super) struct Environment {
     pub(super) torch: Option<Torch>,
 }
 
-/// An installed PyTorch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Torch {
     /// The folder of the package `torch`.
@@ -35,10 +32,10 @@ pub(super) struct Torch {
     pub(super) version: String,
 }
 
-/// The Python whose environment is meant: the named one, else the one beside rankrun, else the active one.
+/// The Python of the environment: the named one, else the one beside rankrun, else the active one.
 ///
 /// # Errors
-/// There is none.
+/// No Python is found there.
 pub(super) fn choose_python(
     named: Option<&OsStr>,
     argv0: &OsStr,

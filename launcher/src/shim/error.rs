@@ -1,4 +1,4 @@
-//! Why the shim could not do what was asked. Unless an error says otherwise, nothing was changed.
+//! Errors of `rankrun shim`. Unless an error says otherwise, nothing was changed.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,88 +9,88 @@ use crate::exit_code;
 /// Why the shim could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// No verb.
+    /// The command line has no verb.
     #[error("`rankrun shim` needs one of on, off or status")]
     VerbMissing,
     /// A word that means nothing there.
     #[error("`rankrun shim` does not understand `{word}`")]
     UnknownWord {
-        /// The word.
+        /// The word as it was typed.
         word: String,
     },
-    /// `--python` without its value.
+    /// The option `--python` has no value.
     #[error("`--python` needs the path of a Python")]
     PythonMissing,
     /// `--python` names nothing that can be run.
     #[error("the Python `{named}` {problem}")]
     NoSuchPython {
-        /// As it was typed.
+        /// The Python as it was typed.
         named: String,
-        /// What is wrong with it.
+        /// The reason why it cannot be run.
         problem: EntrypointProblem,
     },
     /// Neither is there a Python beside rankrun nor an active environment.
     #[error("no Python environment is found; looked in {}", places(looked))]
     NoEnvironment {
-        /// Where.
+        /// The places that were searched for a Python.
         looked: Vec<PathBuf>,
     },
-    /// The Python cannot be started.
+    /// The Python interpreter cannot be started.
     #[error("cannot start `{}`", python.display())]
     CannotAsk {
-        /// Which.
+        /// The path of the Python interpreter.
         python: PathBuf,
-        /// The kernel's refusal.
+        /// The error of `execve`, from the kernel.
         source: io::Error,
     },
     /// The Python did not say where its packages are.
     #[error("`{}` does not say where its packages are: {said}", python.display())]
     PythonSilent {
-        /// Which.
+        /// The path of the Python interpreter.
         python: PathBuf,
-        /// What it said instead.
+        /// The output that it printed instead.
         said: String,
     },
     /// A Python that PyTorch and we do not know.
     #[error("`{}` is Python {version}; the shim needs 3.8 or later", python.display())]
     PythonTooOld {
-        /// Which.
+        /// The path of the Python interpreter.
         python: PathBuf,
-        /// Its version.
+        /// The version that the Python reports.
         version: String,
     },
     /// A path that cannot stand in a script.
     #[error("the path `{}` has a quote, a backslash or a control character", path.display())]
     Unquotable {
-        /// Which.
+        /// The path of the environment's file.
         path: PathBuf,
     },
     /// No PyTorch, so that there is no torchrun to replace.
     #[error("the environment `{}` has no PyTorch", prefix.display())]
     NoTorch {
-        /// The environment.
+        /// The environment's prefix, its root folder.
         prefix: PathBuf,
     },
-    /// Somebody's own program stands where PyTorch's torchrun should.
+    /// Another program is installed in place of PyTorch's torchrun.
     #[error("`{}` is not the script that comes with PyTorch", path.display())]
     Foreign {
-        /// Which.
+        /// The path of the other program.
         path: PathBuf,
     },
     /// A file of the environment cannot be read.
     #[error("cannot read `{}`", path.display())]
     Read {
-        /// Which.
+        /// The path of the environment's file.
         path: PathBuf,
-        /// The kernel's refusal.
+        /// The kernel's error for the file.
         source: io::Error,
     },
     /// A file of the environment cannot be changed.
     #[error("cannot change `{}`; {}", path.display(), left(lost.as_ref()))]
     Change {
-        /// Which.
+        /// The path of the environment's file.
         path: PathBuf,
-        /// The kernel's refusal.
+        /// The kernel's error for the file.
         source: io::Error,
         /// What could not be put back afterwards, and where it is now.
         lost: Option<(PathBuf, PathBuf)>,
@@ -107,7 +107,7 @@ impl ShimError {
         }
     }
 
-    /// The one thing to do.
+    /// Advice for the user, one line, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {

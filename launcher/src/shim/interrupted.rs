@@ -1,8 +1,8 @@
-//! Files that a `rankrun shim` has left which was interrupted, as by SIGKILL.
+//! Files that an interrupted `rankrun shim` has left, as after SIGKILL.
 //!
-//! Each new file is made beside its place (`.NAME.rankrun-new`), and each old one stays beside it (`.NAME.rankrun-old`)
-//! until all are in place. A new file is a copy, and so is an old one whose place is taken. An old one whose place is empty
-//! may be the only copy: it is put back.
+//! Each new file is made beside its place (`.NAME.rankrun-new`), and each old one stays beside it
+//! (`.NAME.rankrun-old`) until all are in place. A new file is a copy, and so is an old one if its place is taken. An
+//! old one with an empty place may be the only copy: it is put back.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
@@ -19,17 +19,17 @@ use crate::facts::Facts;
 /// The files, which no running `rankrun shim` uses as long as this lives.
 #[derive(Debug, Default)]
 pub struct Interrupted {
-    /// Of our user alone.
+    /// The files, all owned by this user.
     pub files: Vec<InterruptedFile>,
     _lock: Option<File>,
 }
 
-/// One of them.
+/// One file that an interrupted shim left.
 #[derive(Debug)]
 pub struct InterruptedFile {
-    /// The file, or folder.
+    /// The path of the file or folder.
     pub path: PathBuf,
-    /// When it was changed last.
+    /// The time of its last modification.
     pub modified: SystemTime,
     /// What it was to become, or what it was.
     place: PathBuf,
@@ -39,7 +39,7 @@ pub struct InterruptedFile {
 /// What was done about a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cleared {
-    /// It is gone.
+    /// The file has been removed for good.
     Removed,
     /// It is in its place again.
     PutBack,

@@ -1,4 +1,4 @@
-//! What the shim puts where, and the text of each file.
+//! The paths of the shim's files in an environment, and the text of each file. Pure.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::environment::{Environment, quotable};
 use super::error::ShimError;
 
-/// The line that Python runs at each start: all that the shim costs other programs. The inner text is compiled only
-/// where `-m` or a script whose name ends in `run` was given; Python 3.8 and 3.9 do not know the whole command line.
+/// The line that Python runs at each start: the whole cost of the shim for other programs. The inner text is compiled
+/// only for `-m` and for scripts with names that end in `run`; Python 3.8 and 3.9 do not know the whole command line.
 const GUARD: &str = include_str!("templates/guard.pth");
 const HOOK: &str = include_str!("templates/hook.py");
 const TORCHRUN: &str = include_str!("templates/torchrun");
@@ -22,9 +22,7 @@ pub(super) const LONGEST_SCRIPT: usize = 1 << 16;
 /// The paths of all that the shim makes in an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// The command itself.
     pub(super) torchrun: PathBuf,
-    /// PyTorch's own command, kept.
     pub(super) kept: PathBuf,
     /// The line that Python runs at each start.
     pub(super) guard: PathBuf,
@@ -33,7 +31,6 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The places in this environment.
     #[must_use]
     pub(super) fn of(environment: &Environment) -> Self {
         Self::at(&environment.scripts, &environment.packages)
@@ -56,40 +53,33 @@ impl Layout {
         [self.torchrun, self.kept, self.guard, self.room]
     }
 
-    /// The hook's source.
     #[must_use]
     pub(super) fn hook(&self) -> PathBuf {
         self.room.join("__init__.py")
     }
 
-    /// The link to rankrun, whose name makes it torchrun.
+    /// The link to rankrun; its name makes it torchrun.
     #[must_use]
     pub(super) fn link(&self) -> PathBuf {
         self.room.join("torchrun")
     }
 
-    /// What was there before.
     #[must_use]
     pub(super) fn record(&self) -> PathBuf {
         self.room.join("record.json")
     }
 }
 
-/// A whole file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct File {
-    /// What is in it.
     pub(super) bytes: Vec<u8>,
-    /// Its permission bits.
     pub(super) mode: u32,
 }
 
 /// What is kept in mind of the state before, so that it can be brought back to the byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The version that wrote it.
     pub(super) rankrun: String,
-    /// The torchrun that was there.
     pub(super) original: Option<Original>,
 }
 
@@ -118,11 +108,8 @@ impl Original {
 /// What the shim writes into an environment, whichever rankrun it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Texts {
-    /// `bin/torchrun`
     pub(super) torchrun: Vec<u8>,
-    /// The hook.
     pub(super) hook: Vec<u8>,
-    /// The guard.
     pub(super) guard: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! `rankrun shim`: makes the `torchrun` of a Python environment ours, and back.
+//! `rankrun shim`: makes rankrun the `torchrun` of a Python environment, and restores PyTorch's.
 //!
 //! There are three ways to call torchrun, and each has its own part:
 //!
@@ -8,13 +8,13 @@
 //! | `python …/bin/torchrun` | the hook: a line in a `.pth` file, run at each start of that Python |
 //! | `python -m torch.distributed.run` | the hook |
 //!
-//! A script, and not a link to us, since a link would be broken when rankrun is uninstalled, and no Python could
-//! read it: the shell costs 0.7 ms. What Python reads of the script is PyTorch's own command. The hook also takes a
+//! A script, and not a link to us, since a link would be broken when rankrun is uninstalled, and no Python could read
+//! it: the shell costs 0.7 ms. Python's part of the script is PyTorch's own command. The hook also replaces a
 //! `bin/torchrun` that an installer has written again.
 //!
-//! `words` reads the command line, `environment` says which environment is meant, `layout` what goes where,
-//! `state` what is there, `plan` what to change, `status` what would run: all pure. `probe` asks a Python, and
-//! `disk` reads and changes files.
+//! `words` parses the command line, `environment` chooses the environment, `layout` names the files, `state`
+//! classifies the present files, `plan` computes the changes, `status` says what would run: all pure. `probe` asks a
+//! Python, and `disk` reads and changes files.
 
 mod disk;
 mod environment;

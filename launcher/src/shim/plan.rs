@@ -1,40 +1,32 @@
-//! What to change, in which order. At every moment between two changes each call still runs a torchrun.
+//! Computes the changes of paths and their order. At every moment between two changes each call still runs a
+//! torchrun. Pure.
 
 use std::path::{Path, PathBuf};
 
 use super::layout::{File, Layout, Original, Record, Texts};
 use super::state::{Age, State, Torchrun};
 
-/// One change of one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Which.
     pub(super) path: PathBuf,
-    /// What will be there.
     pub(super) to: Content,
 }
 
 /// What will be at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing.
     Nothing,
-    /// This file.
     File(File),
     /// The very file that is at another path now.
     SameAs(PathBuf),
-    /// Our room.
     Room(Room),
 }
 
 /// The package that the guard imports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
-    /// The hook's source.
     pub(super) hook: Vec<u8>,
-    /// The record.
     pub(super) record: Record,
-    /// The program to run.
     pub(super) rankrun: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! Asks a Python where its environment is.
+//! Starts a Python and asks it for the folders of its environment.
 #![expect(clippy::disallowed_methods, reason = "only that Python knows, and no job runs yet")]
 
 use std::path::Path;

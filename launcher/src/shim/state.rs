@@ -1,13 +1,11 @@
-//! What is in an environment now, in our words.
+//! Classifies the files of an environment: PyTorch's, the shim's, or another program's. Pure.
 
 use std::path::PathBuf;
 
 use super::layout::{File, Record, Texts, is_original, is_shim};
 
-/// What stands at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Nothing.
     Missing,
     /// A file, or a link to one, that is no longer than a script.
     File(File),
@@ -18,15 +16,10 @@ pub(super) enum Entry {
 /// What was read, as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// `bin/torchrun`
     pub(super) torchrun: Entry,
-    /// The kept original.
     pub(super) kept: Entry,
-    /// The guard.
     pub(super) guard: Entry,
-    /// The hook.
     pub(super) hook: Entry,
-    /// The record.
     pub(super) record: Entry,
     /// What is in our room's link.
     pub(super) link: Option<Target>,
@@ -35,14 +28,11 @@ pub(super) struct Found {
 /// The rankrun that a shim starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
-    /// It can be run.
     Works(PathBuf),
-    /// It is gone.
     Gone(PathBuf),
 }
 
 impl Target {
-    /// Where it is or was.
     #[must_use]
     pub(super) const fn path(&self) -> &PathBuf {
         match self {
@@ -51,23 +41,17 @@ impl Target {
     }
 }
 
-/// What `bin/torchrun` is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Torchrun {
-    /// Nothing.
     Missing,
-    /// PyTorch's own script.
     Original(File),
-    /// The shim's.
     Shim(Age),
-    /// Somebody's own program.
     Foreign,
 }
 
 /// Whether something of ours is what this version would write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
-    /// It is.
     Current,
     /// Another version, or another place of the environment.
     Old,
@@ -76,17 +60,14 @@ pub(super) enum Age {
 /// An environment as the shim sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct State {
-    /// The command.
     pub(super) torchrun: Torchrun,
     /// The file that is kept beside it.
     pub(super) kept: Option<File>,
-    /// What was there before.
     pub(super) record: Option<Record>,
     /// The guard and the hook behind it; `None` unless both are there.
     pub(super) hook: Option<Age>,
     /// Whether any trace of a hook is there.
     pub(super) has_traces: bool,
-    /// The rankrun that it starts.
     pub(super) link: Option<Target>,
 }
 

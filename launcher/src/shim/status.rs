@@ -1,4 +1,4 @@
-//! What each way of calling torchrun would run, as a table and as JSON.
+//! `rankrun shim status`: the program behind each way of calling torchrun, as a table and as JSON. Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,11 @@ use super::environment::Environment;
 use super::layout::Layout;
 use super::state::{Age, State, Target, Torchrun};
 
-/// What a call runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Runs {
-    /// Us.
     Rankrun,
-    /// PyTorch's own torchrun.
     Torch,
-    /// Somebody's own program.
     Foreign,
-    /// There is nothing to run.
     Nothing,
 }
 
@@ -44,21 +39,15 @@ impl fmt::Display for Runs {
     }
 }
 
-/// One way of calling torchrun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Way {
-    /// What is typed.
     pub(super) call: String,
-    /// What that runs.
     pub(super) runs: Runs,
-    /// What makes it so.
     pub(super) by: &'static str,
 }
 
-/// Whether the shim is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Health {
-    /// Nothing of it.
     Off,
     /// All of it, and it works.
     On,
@@ -73,19 +62,13 @@ pub(super) enum Note {
     Reinstalled,
     /// Another version has written some of it.
     Old,
-    /// The hook is not complete.
     NoHook,
     /// The rankrun that it starts is gone.
     Gone(PathBuf),
-    /// `bin/torchrun` is somebody's own program.
     Foreign(PathBuf),
-    /// `bin/torchrun` is gone.
     Missing(PathBuf),
-    /// `PATH` leads to another torchrun.
     OtherInPath(PathBuf),
-    /// There is no PyTorch.
     NoTorch,
-    /// `RANKRUN_SHIM=off` is set here.
     SwitchedOff,
 }
 
@@ -131,12 +114,10 @@ pub(super) struct Status<'a> {
 pub(super) struct Outside {
     /// The torchrun that `PATH` leads to, links resolved, if it is not the environment's.
     pub(super) other_in_path: Option<PathBuf>,
-    /// `RANKRUN_SHIM=off`
     pub(super) switched_off: bool,
 }
 
 impl<'a> Status<'a> {
-    /// Puts together what was found.
     #[must_use]
     pub(super) fn of(
         environment: &'a Environment,
@@ -154,7 +135,6 @@ impl<'a> Status<'a> {
         }
     }
 
-    /// For people.
     #[must_use]
     pub(super) fn table(&self) -> String {
         let torch = match &self.environment.torch {
@@ -192,7 +172,6 @@ impl<'a> Status<'a> {
         text
     }
 
-    /// For programs.
     #[must_use]
     pub(super) fn json(&self) -> String {
         let text = |path: &Path| path.to_string_lossy().into_owned();

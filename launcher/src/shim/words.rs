@@ -1,4 +1,4 @@
-//! The words behind `rankrun shim`.
+//! Parses the command line of `rankrun shim`. Pure.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -8,34 +8,24 @@ use super::error::ShimError;
 /// What is asked of the shim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Explain the command.
     Help,
     /// Do it, for the environment of this Python or of the one that is found.
     Act {
-        /// What.
         verb: Verb,
-        /// `--python`
         python: Option<OsString>,
     },
 }
 
-/// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Make the environment's torchrun ours.
     On,
-    /// Bring the old one back.
     Off,
-    /// Say what would run.
     Status(Format),
 }
 
-/// How the status is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    /// For people.
     Table,
-    /// For programs.
     Json,
 }
 

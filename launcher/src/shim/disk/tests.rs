@@ -19,7 +19,6 @@ impl Scratch {
         self.at(name)
     }
 
-    /// Every path with its text.
     fn tree(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut folders = vec![self.0.clone()];

@@ -24,7 +24,6 @@ fn record(original: Option<&File>) -> Option<Record> {
     Some(Record { rankrun: env!("CARGO_PKG_VERSION").to_owned(), original: original.map(Original::from) })
 }
 
-/// Nothing of ours.
 fn before(torchrun: Torchrun) -> State {
     State { torchrun, kept: None, record: None, hook: None, has_traces: false, link: None }
 }
