@@ -1,7 +1,7 @@
-//! Leftovers of jobs whose launcher is gone: which processes they are, and the text about them. Pure; `process::gc` walks `/proc`
+//! Leftover processes of dead jobs: their classification, and the text about them. Pure; `process::gc` walks `/proc`
 //! and ends them.
 //!
-//! A process is taken for such a leftover only where all of this holds:
+//! A process counts as such a leftover only if all of this holds:
 //!
 //! 1. It is of our user.
 //! 2. It carries the mark of a job, `RANKRUN_JOB` with a UUID.
@@ -11,8 +11,8 @@
 //! 5. Neither it nor any above it in the same job has `RANKRUN_KEEP=1`.
 //! 6. It is neither the process that asks nor above that.
 //!
-//! It is ended where it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A mark
-//! in the environment alone may have leaked: such a process is listed, and ended by `--force`.
+//! It is ended if it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A
+//! mark in the environment alone may have leaked: such a process is listed, and ended by `--force`.
 
 pub mod paths;
 
@@ -30,7 +30,7 @@ use paths::{LeftPath, PathFate};
 pub struct Request {
     /// What is done about the processes found.
     pub deed: Deed,
-    /// How it is told.
+    /// The format of the answer.
     pub form: Form,
 }
 
@@ -52,29 +52,29 @@ pub enum Deed {
     End,
     /// `--force`: a process is ended also on the evidence of its environment alone.
     EndAll,
-    /// `--dry-run`: nothing.
+    /// `--dry-run`: processes are listed and not ended.
     List,
 }
 
-/// How an answer is given.
+/// The output format of `rankrun gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// For people.
+    /// A text for a user to read.
     Text,
-    /// `--json`
+    /// One JSON object, as `--json` asks.
     Json,
 }
 
-/// One process of the machine.
+/// One process of the machine, from `/proc`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Its pid.
+    /// The process id in this namespace.
     pub pid: i32,
-    /// Its parent's.
+    /// The process id of its parent.
     pub parent: i32,
-    /// In clock ticks since boot.
+    /// The start time, in clock ticks since boot.
     pub started: u64,
-    /// What it is to us.
+    /// The classification that the sweep uses.
     pub standing: Standing,
 }
 
@@ -85,13 +85,13 @@ pub enum Standing {
     Stranger,
     /// Looks like a launcher of ours.
     Launcher,
-    /// Carries a mark.
+    /// The process carries a job's mark.
     Marked {
-        /// The mark.
+        /// The job id in its environment.
         job: Uuid,
         /// What else ties it to the job.
         evidence: Evidence,
-        /// Whether it has `RANKRUN_KEEP=1`.
+        /// Whether its environment has `RANKRUN_KEEP=1`.
         kept: bool,
     },
 }
@@ -106,7 +106,7 @@ pub enum Evidence {
     Environment,
 }
 
-/// The processes that are left of jobs whose launcher is gone, lowest pid first; `me` asks.
+/// The leftover processes of dead jobs, lowest pid first; `me` is the asking process.
 #[must_use]
 pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
     let by_pid: HashMap<i32, &Seen> = seen.iter().map(|process| (process.pid, process)).collect();
@@ -149,17 +149,17 @@ const fn inherited_job(process: &Seen) -> Option<Uuid> {
     }
 }
 
-/// What became of one process.
+/// The result for one leftover process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// It was left alone.
+    /// The process was listed and not signalled.
     Listed,
-    /// It ended after SIGTERM.
+    /// The process ended after SIGTERM, in time.
     Ended,
-    /// It took SIGKILL.
+    /// The process needed SIGKILL to end.
     Killed,
-    /// It is still there.
+    /// The process is alive after SIGKILL.
     Alive,
 }
 
@@ -171,22 +171,22 @@ impl Fate {
     }
 }
 
-/// One that was found.
+/// One leftover process and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Leftover {
-    /// Its pid.
+    /// The process id of the leftover.
     pub pid: i32,
-    /// The job it belonged to.
+    /// The job that the process belonged to.
     #[serde(serialize_with = "as_text")]
     pub job: Uuid,
     /// What ties it to that job.
     pub evidence: Evidence,
-    /// How long it has lived.
+    /// The time since the process was started.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
     pub age: Duration,
-    /// What it was called with.
+    /// The command line of the process.
     pub command: String,
-    /// What became of it.
+    /// The result for this process.
     pub fate: Fate,
 }
 
@@ -198,12 +198,12 @@ fn as_text<S: serde::Serializer>(job: &Uuid, serializer: S) -> Result<S::Ok, S::
     serializer.collect_str(job)
 }
 
-/// All that were found.
+/// All leftover processes and paths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Collected {
-    /// Lowest pid first.
+    /// The leftover processes, lowest pid first.
     pub processes: Vec<Leftover>,
-    /// Files and folders.
+    /// The files and folders that jobs left.
     pub paths: Vec<LeftPath>,
 }
 
@@ -216,7 +216,7 @@ impl Collected {
     }
 }
 
-/// The answer.
+/// Renders the answer as text or JSON.
 #[must_use]
 pub fn render(collected: &Collected, request: &Request) -> String {
     match request.form {

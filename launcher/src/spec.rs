@@ -1,4 +1,5 @@
-//! What was asked for: one `LaunchSpec`, whatever the grammar it was typed in. No trace of clap, no flags.
+//! The resolved request of a user: one `LaunchSpec`, whatever the grammar it was typed in. Plain data without a trace
+//! of clap; `cli` makes it, the agent reads it.
 
 pub mod rendezvous;
 pub mod restart;
@@ -29,7 +30,7 @@ pub const LOOPBACK: &str = "127.0.0.1";
 /// The name we go by: it decides grammar details, console, and exit statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persona {
-    /// Our own name.
+    /// The command is called `rankrun`.
     Rankrun,
     /// Started under the name `torchrun`: what it does, we do.
     Torchrun,
@@ -38,21 +39,21 @@ pub enum Persona {
 /// Everything that the user decided about one launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
-    /// The name we go by.
+    /// The command name, which selects the rules.
     pub persona: Persona,
-    /// What each worker runs.
+    /// The program that each worker runs.
     pub entrypoint: Entrypoint,
     /// The arguments behind it, before the `${local_rank}` macro.
     pub args: Vec<OsString>,
-    /// Workers on this node.
+    /// The number of workers on this node.
     pub workers: LocalWorldSize,
-    /// `--role`.
+    /// The role of the workers (`--role`).
     pub role: String,
     /// How the workers find each other.
     pub rendezvous: RendezvousSpec,
     /// How this node is reached, and where it may listen.
     pub network: NetworkSpec,
-    /// `--max-restarts`.
+    /// The restart budget of the job (`--max-restarts`).
     pub max_restarts: RestartCount,
     /// When and after what workers start again.
     pub restart: RestartPolicy,
@@ -62,13 +63,13 @@ pub struct LaunchSpec {
     pub leftovers: LeftoverPolicy,
     /// `--start-timeout`: every worker of a generation has joined the store within this time.
     pub start_timeout: Option<Duration>,
-    /// `--time-limit`
+    /// The time limit of the job (`--time-limit`).
     pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
     pub stuck_limit: Option<Duration>,
-    /// Where the workers' output goes.
+    /// The destinations of the workers' output.
     pub logs: LogSpec,
     /// Which worker reads the launcher's standard input.
     pub stdin: StdinPolicy,
@@ -80,43 +81,43 @@ pub struct LaunchSpec {
     pub visibility: Visibility,
     /// What was said about the devices.
     pub devices: DeviceSpec,
-    /// `--check-devices`: after a failure too.
+    /// `--check-devices`: the check before a launch and after a failure.
     pub device_check: Option<DeviceCheck>,
-    /// `--event-log-handler`
+    /// The sink of torch's events (`--event-log-handler`).
     pub events: EventLog,
     /// The launcher's own `TORCHELASTIC_ERROR_FILE`, which its parent process reads.
     pub parent_error_file: Option<PathBuf>,
     /// `--leave-out`: this worker is started by hand.
     pub left_out: Option<LocalRank>,
-    /// `RANKRUN_NESTING` of the workers.
+    /// The value of `RANKRUN_NESTING` for the workers.
     pub nesting: String,
 }
 
-/// What each worker runs.
+/// The program that each worker runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entrypoint {
-    /// `PYTHON -u SCRIPT args…`
+    /// A Python script: `PYTHON -u SCRIPT args…`.
     Script {
-        /// The interpreter.
+        /// The path of the Python interpreter.
         python: PathBuf,
         /// The script as it was typed.
         script: OsString,
     },
-    /// `PYTHON -u -m MODULE args…`
+    /// A Python module: `PYTHON -u -m MODULE args…`.
     Module {
-        /// The interpreter.
+        /// The path of the Python interpreter.
         python: PathBuf,
-        /// The module's dotted name.
+        /// The module's name, with its dots.
         module: OsString,
     },
     /// `--run-path`: a Python child that runs the script as `__main__`; `sys.argv[0]` is the script.
     RunPath {
-        /// The interpreter.
+        /// The path of the Python interpreter.
         python: PathBuf,
         /// The script as it was typed.
         script: OsString,
     },
-    /// `PROGRAM args…`
+    /// Any other program: `PROGRAM args…`.
     Program {
         /// The file to execute, already looked up in `PATH`.
         path: PathBuf,
@@ -140,9 +141,9 @@ pub enum RendezvousSpec {
     /// torch's dynamic rendezvous: a store for the agents on the endpoint, and a second one, on a free port of the
     /// node with rank 0, for the workers.
     C10d {
-        /// `--rdzv-id`
+        /// The id of the job (`--rdzv-id`).
         run_id: RunId,
-        /// Host of `--rdzv-endpoint`.
+        /// The host in `--rdzv-endpoint`, without the port.
         host: String,
         /// Port of `--rdzv-endpoint`; 0 is any free one.
         port: u16,
@@ -152,7 +153,7 @@ pub enum RendezvousSpec {
         local_addr: Option<String>,
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the workers' store instead of the agent.
         worker_store: bool,
-        /// How many nodes.
+        /// The range of node counts (`--nnodes`).
         nodes: NodeRange,
         /// `is_host` of `--rdzv-conf`: whether this node hosts the store; else it is guessed from the endpoint.
         is_host: Option<bool>,
@@ -163,9 +164,9 @@ pub enum RendezvousSpec {
     },
     /// A fixed number of nodes, and a store on the given port of the one with rank 0 (torchrun's static rendezvous).
     Static {
-        /// `--rdzv-id`, torch's default `none`.
+        /// The id of the job (`--rdzv-id`), torch's default `none`.
         run_id: RunId,
-        /// `--master-addr`.
+        /// The address of the first node (`--master-addr`).
         addr: String,
         /// `--master-port`; 0 is any free one.
         port: u16,
@@ -173,9 +174,9 @@ pub enum RendezvousSpec {
         named_by: Option<String>,
         /// `--local-addr`: where the other nodes reach this one.
         local_addr: Option<String>,
-        /// How many nodes.
+        /// The fixed number of nodes (`--nnodes`).
         nodes: NodeCount,
-        /// `--node-rank`
+        /// The rank of this node (`--node-rank`).
         node_rank: NodeRank,
         /// How long each step may take; `join` is `timeout` of `--rdzv-conf`.
         times: RoundTimes,
@@ -234,9 +235,9 @@ pub struct StorePlan<'a> {
     pub addr: &'a str,
     /// What names it, as messages show it, where that is known.
     pub named_by: Option<&'a str>,
-    /// 0 is any free port.
+    /// The port; 0 means any free port.
     pub port: u16,
-    /// Which process opens it.
+    /// The process that opens the store.
     pub host: StoreHost,
 }
 
@@ -272,10 +273,10 @@ impl SignalSpec {
     }
 }
 
-/// What one worker sits on.
+/// The device and the CPUs of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
-    /// What it computes on.
+    /// The device that the worker computes on.
     pub device: Device,
     /// Variables that give it the device: to set, or with `None` to take away.
     pub variables: Vec<(&'static str, Option<OsString>)>,
@@ -294,20 +295,20 @@ impl Seat {
 /// The device options as given, for `explain`; the result is in the placements.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceSpec {
-    /// `--devices`, as it was written.
+    /// The value of `--devices` as it was written.
     pub listed: Option<String>,
-    /// `--device-order`
+    /// The order of the devices (`--device-order`).
     pub order: Option<DeviceOrder>,
-    /// `--oversubscribe`
+    /// Whether several workers may share a device (`--oversubscribe`).
     pub oversubscribe: bool,
-    /// `--numa-binding`
+    /// The binding of workers to CPUs (`--numa-binding`).
     pub binding: Option<NumaBinding>,
 }
 
-/// How devices are checked.
+/// The settings of the device health check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceCheck {
-    /// What a dead device means.
+    /// The action for a dead device.
     pub unhealthy: Unhealthy,
     /// How long a vendor's library may take to answer.
     pub limit: Duration,
@@ -316,33 +317,33 @@ pub struct DeviceCheck {
 /// What a dead device means for the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unhealthy {
-    /// It is refused.
+    /// A launch on a dead device is refused.
     Refuse,
     /// `--exclude-unhealthy`: it goes on without that device.
     Exclude,
 }
 
-/// Where torch's events go (`--event-log-handler`).
+/// The sink of torch's events (`--event-log-handler`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventLog {
-    /// Nowhere.
+    /// The events are not written at all.
     Off,
-    /// JSON lines on standard error.
+    /// The events are JSON lines on standard error.
     Console,
 }
 
-/// Where the workers' output goes.
+/// The destinations of the workers' output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSpec {
-    /// The log tree.
+    /// The folder of the log tree.
     pub dir: LogDir,
     /// `--redirects`: to files instead of the console.
     pub redirects: StreamMap,
     /// `--tee`: to files and, with a prefix, to the console.
     pub tee: StreamMap,
-    /// `--local-ranks-filter`: local ranks whose output reaches the console; all where it is not given.
+    /// `--local-ranks-filter`: local ranks with output on the console; all of them if not given.
     pub console: Option<BTreeSet<LocalRank>>,
-    /// `--log-line-prefix-template`; `None` is `[<role><local rank>]:`.
+    /// The template of the line prefix (`--log-line-prefix-template`); `None` is `[<role><local rank>]:`.
     pub prefix: Option<String>,
     /// Which tee'd lines are copied to one more file.
     pub duplicates: Duplicates,
@@ -352,9 +353,9 @@ pub struct LogSpec {
 /// goes, with its prefix, to `filtered_stdout.log` or `filtered_stderr.log` of the attempt folder too.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Duplicates {
-    /// For standard output.
+    /// The texts that select lines of standard output.
     pub stdout: Vec<String>,
-    /// For standard error.
+    /// The texts that select lines of standard error.
     pub stderr: Vec<String>,
 }
 
@@ -371,12 +372,12 @@ pub enum LogDir {
     Off,
 }
 
-/// Which of stdout and stderr.
+/// A selection of stdout and stderr, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streams {
-    /// Bit 1 of torchrun's value.
+    /// Standard output, bit 1 of torchrun's value.
     pub stdout: bool,
-    /// Bit 2 of torchrun's value.
+    /// Standard error, bit 2 of torchrun's value.
     pub stderr: bool,
 }
 
@@ -396,7 +397,7 @@ pub enum StdinPolicy {
     All,
     /// One local rank inherits it, the others read nothing.
     Only(LocalRank),
-    /// No worker.
+    /// No worker reads the standard input.
     None,
 }
 
@@ -413,7 +414,7 @@ pub struct WorkerDefaults {
     /// `GLOO_SOCKET_IFNAME` and `TP_SOCKET_IFNAME` where the user did not set them, in a job of several hosts without
     /// `--iface`: they get the interface of the connection to the rendezvous store.
     pub connection_interfaces: Vec<&'static str>,
-    /// `RANKRUN_NCCL`: the file of `--nccl-lib`.
+    /// The path of `--nccl-lib`, for `RANKRUN_NCCL`.
     pub nccl_library: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! Files and folders that are left, and how they are told. Pure.
+//! Leftover files and folders, and the text about them. Pure.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use serde::Serialize;
 use super::{Deed, as_seconds, in_words};
 use crate::reporter::plain::plain;
 
-/// What left the path.
+/// The origin of a leftover path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathKind {
-    /// A job whose agent is gone: its folder of error files.
+    /// A job without an agent: its folder of error files.
     ErrorFiles,
     /// A `rankrun shim` that was interrupted: a new file that did not come to its place, or an old one.
     Shim,
 }
 
-/// What became of a path.
+/// The result for one leftover path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathFate {
-    /// It is as it was.
+    /// The path was only listed (`--dry-run`).
     Listed,
-    /// It is gone.
+    /// The file or folder was removed.
     Removed,
     /// It was the only copy of what stood in its place, and stands there again.
     PutBack,
@@ -35,15 +35,15 @@ pub enum PathFate {
 /// A file or folder that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LeftPath {
-    /// Which.
+    /// The path of the file or folder.
     #[serde(serialize_with = "as_shown")]
     pub path: PathBuf,
-    /// What left it.
+    /// The kind of job or command that left it.
     pub kind: PathKind,
-    /// Since it was changed last.
+    /// The time since its last modification.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
     pub age: Duration,
-    /// What became of it.
+    /// The result for this leftover path.
     pub fate: PathFate,
 }
 

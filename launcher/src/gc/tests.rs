@@ -8,7 +8,7 @@ const MARKED: Standing = Standing::Marked { job: JOB, evidence: SURE, kept: fals
 const KEPT: Standing = Standing::Marked { job: JOB, evidence: SURE, kept: true };
 const LEAKED: Standing = Standing::Marked { job: JOB, evidence: Evidence::Environment, kept: false };
 
-/// pid, parent, standing
+/// Takes (pid, parent, standing) of each process.
 fn left(processes: &[(i32, i32, Standing)], me: i32) -> Vec<i32> {
     left_with_evidence(processes, me).into_iter().map(|(pid, _)| pid).collect()
 }

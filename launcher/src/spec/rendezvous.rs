@@ -1,4 +1,4 @@
-//! How the agents of several nodes find each other: what was asked for.
+//! The rendezvous part of the specification: backend, endpoint, node counts and time limits. Plain data.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use rankrun_contract::rank::NodeCount;
 
 use bytesize::ByteSize;
 
-/// `--nnodes MIN:MAX`
+/// The number of nodes, `--nnodes MIN:MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRange {
-    /// No round is smaller.
+    /// The fewest nodes of a round.
     pub min: NodeCount,
     /// Most nodes in a round; another node is a spare.
     pub max: NodeCount,
 }
 
 impl NodeRange {
-    /// A job of one node.
+    /// The range of a job of one node.
     pub const ONE: Self = Self { min: NodeCount::ONE, max: NodeCount::ONE };
 
     /// Whether there may be other nodes.
@@ -110,14 +110,14 @@ pub struct NetworkSpec {
 /// Ports from the first to the last, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
-    /// The lowest.
+    /// The lowest port of the range.
     pub first: u16,
-    /// The highest.
+    /// The highest port of the range.
     pub last: u16,
 }
 
 impl fmt::Display for PortRange {
-    /// As `--port-range` has it: `29500-29599`.
+    /// Writes the form of `--port-range`: `29500-29599`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
     }

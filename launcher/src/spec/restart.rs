@@ -1,6 +1,6 @@
-//! When and after what a worker group starts again. Pure.
+//! The restart policy: which failures restart the worker group, and the delay before it. Pure; the agent applies it.
 //!
-//! Without any of this it starts again at once, after every failure, up to `--max-restarts` times.
+//! By default the group restarts at once, after every failure, up to `--max-restarts` times.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -26,17 +26,17 @@ pub struct RestartPolicy {
     pub progress: Option<ProgressLimit>,
 }
 
-/// `RestartPolicy` holds finite numbers only.
+/// `RestartPolicy` holds no NaN, so `Eq` is sound.
 impl Eq for RestartPolicy {}
 
 /// How long to wait before a restart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
-    /// Before the first restart.
+    /// The delay before the first restart.
     pub delay: Duration,
     /// Each further wait is so many times the one before; 1 or more.
     pub factor: f64,
-    /// No wait is longer.
+    /// The longest delay between two restarts.
     pub cap: Duration,
     /// Up to this share of a wait, from 0 to 1, is left out by chance, so that jobs that failed together do not
     /// start together.
@@ -55,9 +55,9 @@ pub struct ProgressLimit {
 /// What a certain kind of failure means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartRule {
-    /// Which failures.
+    /// The failures that the rule applies to.
     pub when: Conditions,
-    /// What they mean.
+    /// The action that follows such a failure.
     pub then: RuleAction,
 }
 
@@ -66,22 +66,22 @@ pub struct RestartRule {
 pub struct Conditions {
     /// It ended with one of these codes.
     pub exit: Option<ExitCodes>,
-    /// This signal ended it.
+    /// The signal that killed the worker.
     pub signal: Option<Signal>,
-    /// It had this rank.
+    /// The rank of the failed worker.
     pub rank: Option<Rank>,
-    /// It was on this node.
+    /// The node of the failed worker.
     pub node: Option<NodeRank>,
 }
 
-/// What a failure means.
+/// The action that follows a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleAction {
     /// All workers start again, as far as the budget goes.
     Restart,
-    /// The job has failed.
+    /// The job ends as a failure.
     Fail,
-    /// The job is done.
+    /// The job ends as a success.
     Succeed,
     /// The job has failed, and its scheduler should put it into the queue again.
     Requeue,
@@ -89,12 +89,12 @@ pub enum RuleAction {
     NoRequeue,
 }
 
-/// A set of exit codes.
+/// A set of exit codes, one bit each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExitCodes([u64; 4]);
 
 impl ExitCodes {
-    /// With one more.
+    /// The set with one more code.
     #[must_use]
     pub const fn with(mut self, code: u8) -> Self {
         self.0[code as usize / 64] |= 1 << (code % 64);

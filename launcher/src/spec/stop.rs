@@ -32,16 +32,16 @@ pub enum LeftoverPolicy {
 pub struct TimeLimit {
     /// From the first start of the workers, over all restarts.
     pub limit: Duration,
-    /// `--warn-signal`
+    /// The early warning of `--warn-signal`, if set.
     pub warning: Option<EarlyWarning>,
 }
 
 /// What the workers get before the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlyWarning {
-    /// Which signal.
+    /// The signal that workers get as a warning.
     pub signal: Signal,
-    /// How long before.
+    /// The time between the warning and the stop.
     pub before: Duration,
 }
 
@@ -50,11 +50,11 @@ pub struct EarlyWarning {
 pub struct GraceFor {
     /// The launcher was told to stop.
     pub signal: Option<Duration>,
-    /// A worker failed.
+    /// The grace period after a worker's failure.
     pub failure: Option<Duration>,
     /// A worker failed, and all may start again.
     pub restart: Option<Duration>,
-    /// The time limit is over.
+    /// The grace period at the time limit.
     pub time_limit: Option<Duration>,
     /// A worker has not joined the store in time.
     pub start_timeout: Option<Duration>,
@@ -63,11 +63,11 @@ pub struct GraceFor {
 /// Why workers are stopped, as far as the grace depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// The launcher was told to.
+    /// The launcher received a signal to stop.
     Signal,
     /// A worker failed, or could not be started.
     Failure(Outlook),
-    /// The time limit is over.
+    /// The time limit of the job expired.
     TimeLimit,
     /// A worker has not joined the store in time.
     StartTimeout(Outlook),
@@ -76,24 +76,24 @@ pub enum StopReason {
 /// What may follow the stop of a generation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outlook {
-    /// All may start again.
+    /// All workers may be started again.
     Restart,
-    /// The job is over.
+    /// The job ends after this stop.
     End,
 }
 
 /// A cause that can have a grace of its own, as a file names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GraceCause {
-    /// A signal to the launcher.
+    /// A signal told the launcher to stop.
     Signal,
-    /// A failed worker.
+    /// A worker failed and the job ends.
     Failure,
     /// A failed worker, and a restart to come.
     Restart,
-    /// `--time-limit`
+    /// The limit of `--time-limit` expired.
     TimeLimit,
-    /// `--start-timeout`
+    /// The limit of `--start-timeout` expired.
     StartTimeout,
 }
 
@@ -148,11 +148,11 @@ impl GraceFor {
 }
 
 impl GraceCause {
-    /// All of them.
+    /// All causes, in the order of the documentation.
     pub const ALL: [Self; 5] =
         [Self::Signal, Self::Failure, Self::Restart, Self::TimeLimit, Self::StartTimeout];
 
-    /// Its key in `[stop.grace-for]`.
+    /// The key of the cause in `[stop.grace-for]`.
     #[must_use]
     pub fn key(self) -> &'static str {
         self.setting().trim_start_matches("grace-for.")

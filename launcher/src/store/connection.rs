@@ -1,8 +1,8 @@
 //! One client's connection: bytes in and requests out, replies in and bytes out.
 //!
-//! Memory is bounded both ways. What comes in is at most one incomplete request and one piece read after it.
-//! What goes out is encoded piece by piece, and a client whose unsent answers are above [`MAX_UNSENT`] is
-//! paused: it is served no request until it has read some of them. The server bounds all connections together.
+//! Memory is bounded both ways. The input is at most one incomplete request and one piece read after it. The output
+//! is encoded piece by piece, and a client with unsent answers above [`MAX_UNSENT`] is paused: it is served no
+//! request until it has read some of them. The server bounds all connections together.
 
 #[cfg(test)]
 mod tests;
@@ -39,7 +39,6 @@ pub(super) const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 /// give up a node.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Closed {
     #[error("the client has gone")]
@@ -89,7 +88,6 @@ pub(super) struct Connection {
     /// What was read and not decoded yet.
     incoming: Vec<u8>,
     replies: VecDeque<Unsent>,
-    /// The weight of all `replies`.
     unsent: u64,
     /// What all `replies` hold beside values.
     own_unsent: u64,
@@ -104,13 +102,11 @@ pub(super) struct Connection {
     /// The encoded part of `replies`, sent up to `sent`.
     outgoing: Vec<u8>,
     sent: usize,
-    /// The client sends no more.
     ended: bool,
     interest: EpollFlags,
 }
 
 impl Connection {
-    /// Takes over an accepted connection.
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         if stream.peer_addr()?.ip().to_canonical().is_loopback() {
@@ -161,7 +157,6 @@ impl Connection {
         self.replies.push_back(Unsent { writer: ReplyWriter::new(reply), weight, own });
     }
 
-    /// Sends what the socket takes.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         loop {
             if self.sent == self.outgoing.len() {

@@ -1,4 +1,4 @@
-//! Where a store listens: all interfaces or one, on one port or on the first that is free of some.
+//! Binds the store's listener: all interfaces or one, on one port or on the first free port of a range.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -16,7 +16,7 @@ use crate::spec::rendezvous::PortRange;
 pub enum Interfaces {
     /// Everywhere: by IPv6 and IPv4, or by the one that the machine has.
     All,
-    /// By this address.
+    /// Only the interface with this address.
     One(IpAddr),
 }
 
@@ -53,7 +53,6 @@ fn lacks_family(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL))
 }
 
-/// A listener on one address.
 pub(super) fn on(addr: SocketAddr) -> Result<TcpListener, StoreError> {
     open(addr).map_err(|errno| StoreError::Bind { addr, source: errno.into() })
 }

@@ -31,56 +31,56 @@ use bytesize::ByteSize;
 use listen::Interfaces;
 use server::{Command, Ends, Kept, Limits, Server};
 
-/// Why there is no store.
+/// Reasons why the store cannot be opened or used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The address cannot be listened on.
     #[error("cannot listen on `{addr}`")]
     Bind {
-        /// The address.
+        /// The address that the store listens on.
         addr: SocketAddr,
-        /// The system's reason.
+        /// The system's error for the address.
         source: io::Error,
     },
     /// A process of this machine listens there.
     #[error("cannot listen on `{addr}`: {owner} listens on this port")]
     InUse {
-        /// The address.
+        /// The address that the store listens on.
         addr: SocketAddr,
-        /// Its name and pid.
+        /// The listening process: name and pid.
         owner: String,
-        /// The system's reason.
+        /// The system's error for the address.
         source: io::Error,
     },
     /// Another socket holds the port, and nothing can be reached there.
     #[error("cannot listen on `{addr}`: a socket holds the port and does not listen")]
     Held {
-        /// The address.
+        /// The address that the store listens on.
         addr: SocketAddr,
-        /// The system's reason.
+        /// The system's error for the address.
         source: io::Error,
     },
     /// No port of those that we may listen on is free.
     #[error("every port from `{first}` to `{last}` is in use")]
     PortsTaken {
-        /// The lowest.
+        /// The lowest port of the range.
         first: u16,
-        /// The highest.
+        /// The highest port of the range.
         last: u16,
     },
     /// The thread or what it waits on cannot be made.
     #[error("cannot start the store's thread")]
     Start {
-        /// The system's reason.
+        /// The system's error for the call.
         source: io::Error,
     },
     /// Connections that are not accepted yet cannot be told from those of the next generation.
     #[error("cannot close the store's old connections")]
     Reset {
-        /// The system's reason.
+        /// The system's error for the call.
         source: io::Error,
     },
-    /// The store's thread has ended.
+    /// The store's thread has ended already.
     #[error("the store has stopped")]
     Stopped,
 }
@@ -228,7 +228,7 @@ impl StoreServer {
         self.ask(Command::Connected)
     }
 
-    /// Number of open connections whose client has sent its id.
+    /// Number of open connections of clients that have sent their id.
     ///
     /// # Errors
     /// The thread has ended.
@@ -242,8 +242,8 @@ impl StoreServer {
         self.departures.as_fd()
     }
 
-    /// Client ids whose last connection has closed since the previous call. A client that has connected again is left out,
-    /// and so are connections that a reset closed.
+    /// Client ids that lost their last connection since the previous call. A client that has connected again is left
+    /// out, and so are connections that a reset closed.
     ///
     /// # Errors
     /// The thread has ended.

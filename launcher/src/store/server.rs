@@ -34,9 +34,7 @@ use warnings::Warnings;
 pub(super) enum Command {
     /// Begin a generation: without the keys and connections of the last, but for what is kept.
     Reset {
-        /// What stays.
         kept: Kept,
-        /// Told when it is done.
         done: mpsc::Sender<io::Result<()>>,
     },
     /// Hold at most so many bytes of values, and of connections.
@@ -49,9 +47,8 @@ pub(super) enum Command {
     Connected(mpsc::Sender<BTreeSet<u32>>),
     /// Say how many connections have greeted and are open.
     Connections(mpsc::Sender<usize>),
-    /// Answer with the client ids whose last connection has closed since the previous question.
+    /// Answer with the client ids that lost their last connection since the previous question.
     Departed(mpsc::Sender<BTreeSet<u32>>),
-    /// End.
     Stop,
 }
 
@@ -137,7 +134,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// `listener` is in non-blocking mode.
+    /// Takes a `listener` in non-blocking mode.
     pub(super) fn new(listener: TcpListener, ends: Ends, limits: Limits) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&*ends.waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKER))?;

@@ -1,5 +1,5 @@
-//! What both ends of a connection to a store ask of the kernel: no delay, packets sent again soon, and an end where the
-//! peer is silent.
+//! Socket options of both ends of a store connection: no delay, early retransmission, and an end of the connection to
+//! a silent peer.
 
 use std::net::TcpStream;
 use std::time::Duration;

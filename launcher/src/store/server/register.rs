@@ -77,9 +77,9 @@ fn keys(request: &Request) -> Vec<&[u8]> {
 pub(super) struct Register {
     /// Client ids since the last reset, also of clients that have gone.
     greeted: BTreeSet<u32>,
-    /// Open connections for each number.
+    /// The count of open connections, per client id.
     open: BTreeMap<u32, usize>,
-    /// Client ids whose last connection has closed since the previous question.
+    /// Client ids that lost their last connection since the previous question.
     departed: BTreeSet<u32>,
     /// Connections without a whole request, and since when. The oldest has the lowest number.
     strangers: BTreeMap<ClientId, Instant>,

@@ -17,7 +17,7 @@ enum Kind {
     Unread,
 }
 
-/// Which warnings were said.
+/// The kinds of warnings already written.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
     said: BTreeSet<Kind>,

@@ -11,7 +11,6 @@ fn departed_within(server: &StoreServer, timeout: PollTimeout) -> BTreeSet<u32> 
     server.departed().unwrap()
 }
 
-/// Waits for a departure.
 fn departed(server: &StoreServer) -> BTreeSet<u32> {
     departed_within(server, PollTimeout::NONE)
 }
