@@ -1,4 +1,4 @@
-//! Why the launcher itself failed: one variant per room.
+//! Errors of the launcher itself, one variant per room.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -17,15 +17,15 @@ use crate::process::proc::CannotLook;
 use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
 
-/// Why the launcher itself failed.
+/// An error of the launcher itself.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The agent could not be set up.
     #[error("cannot {what}")]
     Setup {
-        /// What was tried.
+        /// The step that failed, as a verb phrase.
         what: &'static str,
-        /// The kernel's refusal.
+        /// The kernel's error for the step.
         source: io::Error,
     },
     /// The workers' store could not be opened.
@@ -34,20 +34,20 @@ pub enum LaunchError {
     /// The nodes do not find each other.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// `--time-limit`
+    /// The job ended at its time limit.
     #[error("the job was ended for its time limit of {}", humantime::format_duration(*limit))]
     TimeLimit {
-        /// What was asked for.
+        /// The value of `--time-limit`.
         limit: Duration,
     },
     /// The host that the workers are told is not this machine's.
     #[error("cannot find an address of this machine for `{host}`{}", which_names(named_by.as_deref()))]
     Address {
-        /// As the user gave it.
+        /// The host as the user gave it.
         host: String,
         /// What names it: an option, a variable, a key of a file.
         named_by: Option<String>,
-        /// The resolver's answer.
+        /// The error of the name resolver.
         source: io::Error,
     },
     /// The log tree or a stream could not be opened.
@@ -56,33 +56,33 @@ pub enum LaunchError {
     /// An argument or variable no program can be given.
     #[error("cannot build the command of rank {rank}")]
     Command {
-        /// Rank of the worker.
+        /// The rank of the worker in the job.
         rank: Rank,
-        /// Which text.
+        /// The text with a NUL byte.
         source: NulByte,
     },
     /// The script of the worker that is left out could not be written.
     #[error("cannot write the script `{}` of the worker that is left out", path.display())]
     Script {
-        /// The script.
+        /// The path of the worker's script.
         path: PathBuf,
-        /// The cause.
+        /// The system's error for the file.
         source: io::Error,
     },
     /// It is not known whether the workers have left processes behind.
     #[error("cannot see whether processes of the job are left")]
     Unswept {
-        /// Why.
+        /// The reason why `/proc` cannot be read.
         source: CannotLook,
     },
     /// A worker could not be started.
     #[error("cannot start rank {rank}: `{}`", program.display())]
     Spawn {
-        /// Rank of the worker.
+        /// The rank of the worker in the job.
         rank: Rank,
         /// The file that was to be executed.
         program: PathBuf,
-        /// The kernel's refusal.
+        /// The step of the start that failed.
         source: SpawnError,
     },
 }

@@ -33,20 +33,20 @@ pub const DO_NOT_REQUEUE: u8 = 78;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;
 
-/// Exit status of the launcher.
+/// The exit status of the launcher process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// A plain exit code.
+    /// The process exits with this code.
     Code(u8),
     /// Death by a signal, as an unhandled one would have brought.
     Signal(i32),
 }
 
 impl ExitStatus {
-    /// Every worker succeeded.
+    /// Every worker exited with code 0.
     pub const SUCCESS: Self = Self::Code(0);
 
-    /// 128 + the signal's number.
+    /// The status 128 plus the signal's number.
     #[must_use]
     pub fn of_signal(signal: i32) -> Self {
         Self::Code(code_of_signal(signal))

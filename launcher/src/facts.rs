@@ -32,33 +32,33 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 pub enum FileKind {
     /// Nothing, or nothing that we may look at.
     Missing,
-    /// A folder.
+    /// The path is a folder (directory).
     Directory,
-    /// A regular file.
+    /// The path is a regular file.
     File,
-    /// A pipe, socket or device.
+    /// The path is a pipe, socket or device.
     Other,
 }
 
 /// What one may want to do with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
-    /// Read it.
+    /// The file can be opened for reading.
     Read,
     /// Write it, or make files in it.
     Write,
-    /// Execute it.
+    /// The file can be executed as a program.
     Execute,
 }
 
 /// One of the launcher's standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StandardStream {
-    /// Descriptor 0.
+    /// Standard input, which is descriptor 0.
     Input,
-    /// Descriptor 1.
+    /// Standard output, which is descriptor 1.
     Output,
-    /// Descriptor 2.
+    /// Standard error, which is descriptor 2.
     Error,
 }
 
@@ -68,7 +68,7 @@ pub trait World {
     fn working_folder(&self) -> Option<PathBuf>;
     /// How many CPUs this process may run on: those of its affinity mask.
     fn affinity_cpus(&self) -> usize;
-    /// What stands at `path`.
+    /// The kind of file that exists at `path`.
     fn kind(&self, path: &Path) -> FileKind;
     /// Whether we have `permission` on `path`.
     fn may(&self, permission: Permission, path: &Path) -> bool;
@@ -87,11 +87,11 @@ pub trait World {
     fn is_terminal(&self, stream: StandardStream) -> bool;
     /// Effective user id of this process.
     fn user_id(&self) -> u32;
-    /// The id of this process.
+    /// The process id of the launcher.
     fn process_id(&self) -> u32;
     /// Whether this process was started by that one or below it; true where that cannot be seen.
     fn descends_from(&self, process: u32) -> bool;
-    /// A fresh random UUID.
+    /// A random UUID, another one each time.
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
     /// [`Machine::troubles`].
@@ -102,7 +102,7 @@ pub trait World {
     fn affinity(&self) -> Vec<u32>;
 }
 
-/// This machine.
+/// The real system, asked through the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct System {
     tell_of_wait: TellOfWait,
@@ -271,7 +271,7 @@ impl Facts {
         self.variable(name).filter(|value| !value.is_empty())
     }
 
-    /// The machine.
+    /// The world behind these facts, for probes.
     #[must_use]
     pub fn world(&self) -> &dyn World {
         self.world.as_ref()

@@ -3,10 +3,10 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
-//! | [`explain`] | what a launch would do, without doing it |
+//! | [`explain`] | the plan of a launch, without its effects |
 //! | [`inspect`] | `devices` and `topo` |
-//! | [`gc`] | what a crash left of jobs, found and ended |
-//! | `litter` | what a crash left of files and folders |
+//! | [`gc`] | finds and ends leftover processes of dead jobs |
+//! | `litter` | finds and removes leftover files and folders |
 //! | [`device`] | which accelerators, in which order |
 //! | [`placement`] | rank → device and variables |
 //! | [`rendezvous`] | which nodes take part, in which order |
@@ -15,8 +15,8 @@
 //! | [`agent`] | the only owner of the job's state |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | every message to the user |
-//! | [`regular_file`] | opens files, and nothing that is not one |
-//! | [`shim`] | makes the torchrun of a Python environment ours, and back |
+//! | [`regular_file`] | opens regular files, and refuses all others |
+//! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
 
 pub mod agent;
 pub mod cli;
@@ -218,7 +218,6 @@ fn be_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     }
 }
 
-/// What the agent begins with.
 struct AgentStart<'a> {
     launch: Launch,
     facts: &'a Facts,

@@ -1,4 +1,4 @@
-//! Which rank of a round has which device of the node. Pure.
+//! Assigns the devices of this node to the ranks of a round. Pure: specification and round in, placements out.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::device::{DeviceType, PciAddress};
 use crate::rendezvous::Round;
 use crate::spec::Seat;
 
-/// What a worker computes on.
+/// The device that a worker computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// What it is; says nothing where `known` is false.
@@ -29,11 +29,11 @@ pub struct Card {
     pub index: String,
     /// What its number counts: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
     pub noun: &'static str,
-    /// Its name.
+    /// The product name of the device.
     pub name: String,
-    /// Its UUID.
+    /// The UUID of the device, if known.
     pub uuid: Option<String>,
-    /// Where it is plugged in.
+    /// The PCI address of the device, if known.
     pub pci: Option<PciAddress>,
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
@@ -42,7 +42,7 @@ pub struct Card {
 }
 
 impl Card {
-    /// `GPU 3`
+    /// The type and index: `GPU 3`.
     #[must_use]
     pub fn title(&self) -> String {
         format!("{} {}", self.noun, self.index)
@@ -50,7 +50,7 @@ impl Card {
 }
 
 impl fmt::Display for Card {
-    /// `GPU 3 NVIDIA H100 (0000:1b:00.0)`
+    /// Writes the device as `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.title())?;
         if !self.name.is_empty() {
@@ -61,7 +61,7 @@ impl fmt::Display for Card {
 }
 
 impl Device {
-    /// One of several CPU devices.
+    /// One of several workers on the CPUs.
     #[must_use]
     pub const fn cpu(replica: u32) -> Self {
         Self { kind: DeviceType::Cpu, ordinal: replica, card: None, known: true }
@@ -76,7 +76,7 @@ impl Device {
 }
 
 impl fmt::Display for Device {
-    /// As workers are told: `cuda:1`.
+    /// Writes the device as workers see it: `cuda:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.known {
             return f.write_str("not looked at");
@@ -85,16 +85,16 @@ impl fmt::Display for Device {
     }
 }
 
-/// One worker's seat.
+/// The ranks and the device of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// Index in the whole job.
+    /// The worker's index in the whole job.
     pub rank: Rank,
     /// Index among the workers of its role.
     pub role_rank: Rank,
-    /// Index on this node.
+    /// The worker's index on this node.
     pub local_rank: LocalRank,
-    /// What it computes on.
+    /// The device that the worker computes on.
     pub device: Device,
 }
 
@@ -103,7 +103,7 @@ pub struct Placement {
 pub struct WorkerId {
     /// Which life of the worker group.
     pub generation: Generation,
-    /// Which worker of it.
+    /// The index of the worker on the node.
     pub local_rank: LocalRank,
 }
 

@@ -1,4 +1,5 @@
-//! Opens regular files. A FIFO, a device, a socket or a folder at the path is refused, and nothing waits for it.
+//! Opens regular files. Any other file at the path (FIFO, device, socket, folder) is refused, and no `open` waits for
+//! it.
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -15,7 +16,7 @@ const FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} is not a regular file")]
 pub struct NotRegular {
-    /// What stands there.
+    /// The kind of file at the path.
     pub kind: OtherKind,
 }
 
@@ -24,11 +25,11 @@ pub struct NotRegular {
 pub enum OtherKind {
     /// A named pipe, or a pipe under a name in `/proc` or `/dev`.
     Fifo,
-    /// A character or block device.
+    /// A character or block device file.
     Device,
-    /// A socket.
+    /// A Unix socket with a path.
     Socket,
-    /// A folder.
+    /// A folder (directory) and not a file.
     Folder,
 }
 

@@ -1,5 +1,5 @@
-//! Python's `string.Template.safe_substitute`: for `${local_rank}` in arguments, and for what lines of the workers
-//! begin with. Pure.
+//! Python's `string.Template.safe_substitute`: for `${local_rank}` in arguments, and for the prefix of the workers'
+//! lines. Pure.
 
 /// `$name` and `${name}` → the value of the name, `$$` → `$`. What has no value and what is no name stays as it
 /// stands. A value is asked for only where its name occurs.
