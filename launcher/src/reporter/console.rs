@@ -43,7 +43,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// What may be done with a terminal.
+/// Whether the terminal's cursor can be moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cursor {
     /// The terminal understands escape sequences that move the cursor.
@@ -52,7 +52,7 @@ pub enum Cursor {
     Stays,
 }
 
-/// Speaks to people on our standard output and standard error. Cloning is cheap.
+/// Writes messages to the launcher's standard output and standard error. Cloning is cheap.
 #[derive(Debug, Clone)]
 pub struct Console {
     stdout: Arc<Output>,
@@ -89,8 +89,8 @@ impl Console {
         self.output(stream).message(text, Priority::Always);
     }
 
-    /// What slow readers have not taken yet, for at most so long on each output: the last thing that is done. `true`
-    /// where a reader had all that was written to standard error.
+    /// Writes the backlog of slow readers, for at most so long on each output: the last act of the launcher. `true`
+    /// if everything on standard error was read.
     pub fn flush(&self, at_most: Duration) -> bool {
         let is_out = self.stdout.flush(at_most);
         if Arc::ptr_eq(&self.stdout, &self.stderr) { is_out } else { self.stderr.flush(at_most) }
@@ -160,7 +160,7 @@ impl Output {
         Self { fd, is_terminal, cursor, state: Mutex::new(State::Direct(direct)) }
     }
 
-    /// Whether a person may be watching.
+    /// Whether the output is a terminal.
     #[must_use]
     pub const fn is_terminal(&self) -> bool {
         self.is_terminal
@@ -172,7 +172,7 @@ impl Output {
         rustix::termios::tcgetwinsize(&self.fd).ok()
     }
 
-    /// What the screen is now, after a change of the terminal's size.
+    /// The current kind of screen, after a change of the terminal's size.
     #[must_use]
     pub fn screen_kind(&self) -> ScreenKind {
         screen_kind(&self.fd, self.is_terminal, self.cursor)

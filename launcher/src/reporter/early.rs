@@ -21,7 +21,7 @@ pub struct EarlyRank {
     pub before: Duration,
 }
 
-/// What NCCL, PyTorch's store and the Rust runtime say of a peer that does not come or does not answer.
+/// Texts of NCCL, PyTorch's store and the Rust runtime about a peer that does not join or does not answer.
 const MISSING_PEER: [&str; 5] = [
     "Watchdog caught collective operation timeout",
     "Connection was likely closed",

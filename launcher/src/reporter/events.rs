@@ -11,7 +11,7 @@ use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, RestartCount,
 use super::program;
 use crate::spec::{LaunchSpec, RendezvousSpec};
 
-/// What every event of a job says.
+/// The fields that all events of a job share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobFacts {
     run_id: String,
@@ -73,7 +73,7 @@ pub enum Event {
     RanksAssigned(Duration),
     /// A worker process was started successfully.
     Started(Seat),
-    /// A worker ended well, with all the others.
+    /// A worker exited with 0, as all the others did.
     Succeeded(Seat),
     /// A worker was stopped because of another one.
     Terminated(Seat),
@@ -88,7 +88,7 @@ pub enum Event {
     },
     /// The agent has done its work, whatever the workers did.
     AgentSucceeded,
-    /// The launcher itself failed, or was told to stop.
+    /// The launcher itself failed, or got a signal to stop.
     AgentFailed {
         /// The error text, in torch's `raw_error` form.
         raw_error: String,

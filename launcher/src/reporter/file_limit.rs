@@ -6,7 +6,7 @@ use std::io;
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit, rlim_t};
 
-/// What a hint advises at least: enough for about a hundred workers.
+/// The lowest limit that a hint advises: enough for about a hundred workers.
 const ADVISED: rlim_t = 1024;
 
 /// A cause in words. Where the limit on open files is reached, with that limit.

@@ -18,8 +18,8 @@ use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
 
-/// The line for one happening of the job that `spec` asked for, in this round where there is one of several nodes, and
-/// where there is something new to say. What takes long says what it waits for.
+/// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
+/// has no line. The line of a long wait names the awaited thing.
 #[must_use]
 pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match happening {
@@ -104,7 +104,7 @@ fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
     }
 }
 
-/// The line about workers that have exited with 0 while others of this node go on.
+/// The line about workers that have exited with 0 while other workers of this node still run.
 #[must_use]
 pub fn some_finished(
     finished: &[LocalRank],
@@ -128,7 +128,7 @@ pub fn some_finished(
     )
 }
 
-/// What is said of the other nodes, whatever the name we go by; of anything else nothing.
+/// The lines about other nodes, under both command names; `None` for other events.
 #[must_use]
 pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
@@ -157,7 +157,7 @@ pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     })
 }
 
-/// What is said of the devices after a failure, whatever the name we go by; of anything else nothing.
+/// The lines about devices after a failure, under both command names; `None` for other events.
 #[must_use]
 pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     Some(match happening {
@@ -183,7 +183,7 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     })
 }
 
-/// What is said of the limits on time, whatever the name we go by; of anything else nothing.
+/// The lines about time limits, under both command names; `None` for other events.
 #[must_use]
 pub fn of_limits(happening: &Happening) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
@@ -230,7 +230,7 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
     })
 }
 
-/// What is said of the restart policy, whatever the name we go by; of anything else nothing.
+/// The lines about the restart policy, under both command names; `None` for other events.
 #[must_use]
 pub fn of_policy(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
@@ -275,7 +275,7 @@ fn restart(used: RestartCount, spec: &LaunchSpec) -> String {
     }
 }
 
-/// What the launcher says when the worker runs that was left to a person.
+/// The launcher's line about the start of a worker by hand.
 #[must_use]
 pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
     format!("local rank {local_rank} was started by hand (pid {pid})")

@@ -18,7 +18,7 @@ pub struct LocalTime {
 }
 
 impl LocalTime {
-    /// The local time at that moment; the start of 1970 for what the calendar cannot say.
+    /// The local time at that moment; the start of 1970 for times outside of the calendar.
     #[must_use]
     pub fn of(at: SystemTime) -> Self {
         let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -4,10 +4,10 @@ use crate::logs::space::{DiskShortage, FullLogFolder, MAKE_ROOM};
 use crate::process::Exit;
 use crate::reporter::summary::FailureCard;
 
-/// What a program prints of a write that the disk had no room for.
+/// The text of `ENOSPC` in a program's output.
 const NO_SPACE: &str = "No space left on device";
 
-/// What is known of the disk of the logs of a worker that failed.
+/// The known facts of the disk with the failed worker's logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogDisk {
     /// The log folder on the full disk.
@@ -27,7 +27,7 @@ pub fn row(card: &FailureCard) -> Option<(&'static str, String)> {
     })
 }
 
-/// What to do about it, where the worker has probably failed of it or has said nothing.
+/// The hint for a full log disk, if the worker has probably failed of it or has written nothing.
 #[must_use]
 pub fn hint(card: &FailureCard) -> Option<String> {
     let disk = card.log_disk.as_ref()?;

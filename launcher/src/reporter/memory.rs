@@ -77,7 +77,7 @@ pub fn rows(card: &FailureCard) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// What to do about a lack of memory, or about a SIGKILL.
+/// The hint for a lack of memory, or for a SIGKILL.
 #[must_use]
 pub fn hint(card: &FailureCard) -> Option<String> {
     let of_limit = |limit: Option<u64>| if limit.is_some() { RAISE_LIMIT } else { USE_LESS };
@@ -99,7 +99,7 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     Some(hint.to_owned())
 }
 
-/// What the kernel killed beside a worker that ended in another way, with the limit that was reached.
+/// OOM kills beside a worker that ended in another way, with the limit that was reached.
 fn kills_beside(card: &FailureCard) -> Option<(u64, Option<u64>)> {
     let OomKills { cgroup, limit, .. } = card.oom;
     let count = cgroup.filter(|count| *count > 0 && card.foreign_kill.is_none())?;
@@ -121,7 +121,7 @@ fn processes(count: u64) -> String {
     if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
 }
 
-/// In whole MiB, as people set limits; large amounts as GiB.
+/// In whole MiB, the unit of limits; large amounts in GiB.
 fn memory(bytes: u64) -> String {
     if !(MIB..10_000 * MIB).contains(&bytes) {
         return ByteSize(bytes).to_string();

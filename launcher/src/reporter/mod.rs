@@ -57,7 +57,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub fn print(text: &[u8]) -> ExitCode {
     let mut stdout = io::stdout();
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
-        // A reader that has seen enough, such as `head`, is no failure.
+        // A reader that closes early, such as `head`, is not a failure.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             complain(&format!("error: cannot write the answer\n  caused by: {error}\n"));
             ExitCode::from(LAUNCHER_FAILED)
@@ -71,7 +71,7 @@ pub fn tell_by_hand(text: &str) {
     complain(&format!("rankrun: {text}\n"));
 }
 
-/// Before the launch: what takes long says what it waits for.
+/// Announces a long wait before the launch, and the awaited answer.
 pub fn tell_of_wait(whom: &str, limit: Duration) {
     complain(&format!("rankrun: waiting up to {} s for {whom}\n", limit.as_secs_f64()));
 }
@@ -97,9 +97,9 @@ pub fn not_collected(error: &GcError) -> ExitCode {
     ExitCode::from(LAUNCHER_FAILED)
 }
 
-/// Sends the launcher's own log to the console, down to `verbosity`: warnings like all else that we say, with times
-/// and levels only where more was asked for; under the name torchrun in its form, with the `pid` of the process that
-/// the user started.
+/// Sends the launcher's own log to the console, down to `verbosity`: warnings like all other messages, with times and
+/// levels only at a higher verbosity. Under the name torchrun the log has torchrun's form, with the `pid` of the
+/// process that the user started.
 pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pid: Pid) {
     let level = match verbosity {
         Verbosity::Error => Level::ERROR,
@@ -148,7 +148,7 @@ pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitC
     ExitCode::from(LAUNCHER_FAILED)
 }
 
-/// The agent died without a word, or was killed because it did not answer a signal; `left` could not be ended.
+/// The agent died without a report, or was killed since it did not answer a signal; `left` survived.
 pub fn agent_lost(
     (exit, killed_for): (Exit, Option<i32>),
     left: Result<&[Pid], &CannotLook>,

@@ -13,7 +13,7 @@ use crate::reporter::summary::worker_on;
 /// Names of more nodes than this are left out.
 const NAMES_SHOWN: usize = 8;
 
-/// What has happened to another node, as one line.
+/// The change of another node, as one line.
 #[must_use]
 pub fn changed(change: &Change) -> String {
     match change {
@@ -133,7 +133,7 @@ fn whole_seconds(time: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(Duration::from_secs(time.as_secs()))
 }
 
-/// Something that people want to know of the rendezvous.
+/// A note of the rendezvous that is shown by default.
 #[must_use]
 pub fn note(text: &str) -> String {
     plain(text)
@@ -182,7 +182,7 @@ fn ended_by_node(note: &FailureNote) -> Option<String> {
     Some(plain(&format!("{} has ended the job: {why}", note.node())))
 }
 
-/// What a worker lost before it failed, after how it ended.
+/// The peer that a worker lost before it failed; follows its exit.
 fn lost(peer: Option<PeerLoss>) -> String {
     match peer {
         Some(PeerLoss::Rank(rank)) => format!(" (it lost rank {rank})"),

@@ -17,7 +17,7 @@ use rankrun_contract::report::{self, ErrorReport};
 use crate::error::in_one_line;
 use crate::regular_file;
 
-/// So much of a file that was there before is told.
+/// At most so many bytes of a previous file are shown.
 const OLD_CONTENTS: u64 = 64 * 1024;
 
 /// The launcher's own error file could not be written; the job ends as it would have.
@@ -28,7 +28,7 @@ pub struct Unwritten {
     source: io::Error,
 }
 
-/// Why the launcher itself failed, as an error file says it: the error, and its causes as the call stack.
+/// The launcher's own failure in an error file: the error, and its causes as the call stack.
 #[must_use]
 pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
     let message = format!("{kind}: {}", in_one_line(error));
@@ -41,7 +41,7 @@ pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
     with_time(message, callstack, at)
 }
 
-/// That the launcher was told to stop, in torch's words.
+/// The report of a stop by a signal, in torch's words.
 #[must_use]
 pub fn of_signal(signal: Signal, launcher: Pid, at: SystemTime) -> ErrorReport {
     let message = format!("SignalException: Process {launcher} got signal: {}", signal as i32);

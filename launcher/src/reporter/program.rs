@@ -11,8 +11,8 @@ use crate::spec::{Entrypoint, LaunchSpec};
 /// The function that torchrun runs a script by under `--run-path`.
 const RUN_PATH: &str = "run_script_path";
 
-/// `PYTHON_EXEC`, if there is a Python that called us or stands beside the launcher, and it is another one. Like
-/// torchrun, this looks at the names only; `argv0` is the one by which we were called.
+/// The value of `PYTHON_EXEC`, if it differs from the Python that started the launcher or stands beside it. Like
+/// torchrun, this compares the names only; `argv0` is the launcher's own.
 #[must_use]
 pub fn foreign_python(argv0: &OsStr, facts: &Facts) -> Option<OsString> {
     let python = facts.filled_variable("PYTHON_EXEC")?;

@@ -25,7 +25,7 @@ const HEADINGS: [&str; 5] = ["rank", "pid", "process", "joined", "CPU time"];
 const HOW_FAR: &str = "the last output says how far a rank got";
 const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits";
 
-/// What the text depends on beside the rows.
+/// The facts that the text depends on, beside the rows.
 #[derive(Debug, Clone)]
 pub struct Setting {
     /// Global rank of local rank 0.
@@ -245,7 +245,7 @@ fn process(state: ProcessState) -> String {
     word.to_owned()
 }
 
-/// Of ranks that wrote different lines the first one's is shown with its name.
+/// For ranks with different last lines, the first one's line with its rank.
 fn last_output(group: &Group<'_>, setting: &Setting) -> String {
     let ages: Vec<Duration> = group
         .iter()
@@ -284,7 +284,7 @@ fn time(time: Duration) -> String {
     }
 }
 
-/// In one row of so many columns. What may be two columns wide counts as two.
+/// Cuts the text to so many columns. A character that may be two columns wide counts as two.
 fn cut(text: &str, room: usize) -> String {
     let width = |letter: char| if letter < '\u{1100}' || letter == '…' { 1 } else { 2 };
     let text = text.replace('\t', " ");

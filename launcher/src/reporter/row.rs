@@ -1,4 +1,4 @@
-//! What a terminal's row shows of one unfinished line, as far as it must be known to draw it again. Pure.
+//! The visible part of one unfinished line in a terminal's row, as far as drawing it again needs it. Pure.
 
 /// Beyond this an unfinished line is wider than any terminal and is never drawn again.
 const LIMIT: usize = 8 * 1024;

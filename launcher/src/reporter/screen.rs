@@ -37,12 +37,12 @@ mod tests;
 
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same where the line cannot be taken back and others may speak: it would be ended in its middle.
+/// The same where the line cannot be taken back and other speakers may write: it would be ended in its middle.
 const PATIENCE_IN_A_CROWD: Duration = Duration::from_secs(1);
 /// The same where it would end another's unfinished line itself.
 const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(2);
-/// The same where the line would be ended by the next one, since others speak all the time, or where its rest is on
-/// its way. A machine with too much to do may stop a worker in the middle of its line for long.
+/// The same where the next line would end it, since other speakers write all the time, or where its rest is on its
+/// way. A machine with too much to do may stop a worker in the middle of its line for long.
 const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
 /// After this time an unfinished line without a carriage return counts as a prompt. A person does not answer faster,
 /// and a slow line is finished by then.
@@ -101,7 +101,7 @@ pub struct Screen {
     dangling: bool,
     /// The rewritten lines on a terminal. It is not there at the same time as an open line.
     block: Block,
-    /// The latest time that we were told.
+    /// The latest time that a caller passed.
     now: Option<Instant>,
 }
 
@@ -160,7 +160,7 @@ impl Screen {
         self.waiting().map(held).max().filter(|_| total > CROWD_LIMIT).map(|(_, id)| id)
     }
 
-    /// The launcher says something, in whole lines.
+    /// Writes a message of the launcher, in whole lines.
     pub fn message(&mut self, text: &[u8], out: &mut Vec<u8>) {
         if text.is_empty() {
             return;
@@ -193,10 +193,10 @@ impl Screen {
         self.speakers.remove(&id);
     }
 
-    /// Shows the unfinished lines that have waited long enough. `busy`: others are speaking right now.
+    /// Shows the unfinished lines that have waited long enough. `busy`: other speakers are writing right now.
     pub fn show_due(&mut self, now: Instant, busy: bool, out: &mut Vec<u8>) {
         self.now = Some(now);
-        // One at a time: each that is shown decides how long the others wait.
+        // One at a time: each shown line changes the wait of the next.
         while let Some(id) = self.next_due(now, busy) {
             self.show(id, out);
         }

@@ -40,9 +40,9 @@ pub struct FailureCard {
     pub node: NodeName,
     /// How the worker ended: exit code or signal.
     pub exit: Exit,
-    /// What is known of a SIGKILL that the launcher did not send.
+    /// The known facts of a SIGKILL that the launcher did not send.
     pub foreign_kill: Option<ForeignKill>,
-    /// What the kernel killed for lack of memory since its generation was started.
+    /// The OOM kills since its generation was started.
     pub oom: OomKills,
     /// The disk of its logs, where that is full.
     pub log_disk: Option<LogDisk>,
@@ -54,11 +54,11 @@ pub struct FailureCard {
     pub ended: SystemTime,
     /// Restarts used, and how many there were.
     pub restarts: (RestartCount, RestartCount),
-    /// What it said of itself in its error file.
+    /// The worker's own report, from its error file.
     pub report: Option<ErrorReport>,
-    /// Its error file and logs, those that exist.
+    /// The paths of its error file and logs that exist.
     pub files: Vec<PathBuf>,
-    /// Which options already say that its output goes to files.
+    /// The options that already send its output to files.
     pub kept: KeptOutput,
     /// The last lines of the worker's output.
     pub tail: Vec<String>,
@@ -70,15 +70,15 @@ pub struct FailureCard {
     pub dead_devices: Vec<DeadCard>,
     /// The workers that had exited with 0 before it, in the order in which that was seen.
     pub early: Vec<EarlyRank>,
-    /// How the others ended, in the order in which that was seen.
+    /// The ends of the other workers, in the order in which they were seen.
     pub others: Vec<OtherEnd>,
-    /// What the others reported, where their error files are removed.
+    /// The reports of the other workers, if their error files are removed.
     pub peers: Vec<PeerReport>,
-    /// What its words and its end say of the cause: the hint of [`causes`](crate::reporter::causes).
+    /// The cause that its output and its exit point to: the hint of [`causes`](crate::reporter::causes).
     pub cause_hint: Option<String>,
 }
 
-/// Which options already say that a worker's output goes to files.
+/// The options that already send a worker's output to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeptOutput {
     /// `--tee` or `--redirects` names one of its streams.
@@ -94,11 +94,11 @@ pub struct DeadCard {
     pub ranks: Vec<Rank>,
     /// The name of the device, as the report prints it.
     pub device: String,
-    /// What is wrong with it, in words.
+    /// The finding of the health check, in words.
     pub why: String,
 }
 
-/// What the workers run, as far as there is something to say about it.
+/// The kind of program that the workers run, for hints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramKind {
     /// A Python script or module (`-m`).
@@ -174,7 +174,7 @@ pub fn render(card: &FailureCard) -> String {
     })
 }
 
-/// The worker's last lines without those that its report shows already. Nothing where only blank lines are left.
+/// The worker's last lines without lines that its report already shows. Empty if only blank lines are left.
 fn tail_beside_report(card: &FailureCard) -> Vec<&str> {
     let report = card.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
     let reported: Vec<&str> =
@@ -260,7 +260,7 @@ pub fn hint(card: &FailureCard) -> Option<String> {
     }
 }
 
-/// What is left to say where a worker failed without a word.
+/// The hint after a failure without a report or output.
 fn keep_hint(card: &FailureCard) -> String {
     match (card.kept.by_streams, card.kept.in_folder) {
         (false, false) => "run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned(),

@@ -303,7 +303,7 @@ pub fn replaced(path: &str, contents: &str) -> LogLine {
     LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 205), text }
 }
 
-/// What is worth a warning before the start; torch's own one has stars around it.
+/// The line of a notice before the start; torch's own one has stars around it.
 #[must_use]
 pub fn of_notice(notice: &Notice) -> LogLine {
     match notice {
@@ -327,7 +327,7 @@ mod tests {
     use rankrun_contract::rank::RestartCount;
     use std::time::{Duration, SystemTime};
 
-    /// What is said, without its beginning; rank n has pid 100 + n.
+    /// The texts of an event's lines, without their prefix; rank n has pid 100 + n.
     fn told(happening: &Happening) -> Vec<String> {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));

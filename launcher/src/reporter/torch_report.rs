@@ -12,9 +12,9 @@ use crate::process::Exit;
 
 /// The last line of the Python traceback before torchrun's report.
 const RAISED: &str = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ";
-/// The same where it was told to stop.
+/// The same after a stop by a signal.
 const SIGNALLED: &str = "torch.distributed.elastic.multiprocessing.api.SignalException: ";
-/// What a worker without an error file is reported with.
+/// The message of a worker without an error file.
 const NO_TRACEBACK: &str = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
 /// The rules are as wide as the longest line, but not wider.
 const MAX_WIDTH: usize = 60;
@@ -22,13 +22,13 @@ const MAX_WIDTH: usize = 60;
 /// The facts of torchrun's failure report.
 #[derive(Debug, Clone)]
 pub struct TorchReport {
-    /// What failed: the script, module or program.
+    /// The failed script, module or program.
     pub title: String,
     /// The node, by its full name.
     pub host: String,
     /// The worker that failed first; torchrun's root cause.
     pub root_cause: FailedWorker,
-    /// The others that ended badly, in the order in which that was recorded.
+    /// The other failed workers, in the order in which they were recorded.
     pub others: Vec<FailedWorker>,
 }
 
@@ -54,7 +54,7 @@ pub struct FailedWorker {
 /// The text that follows `traceback :` in the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// A call stack, or what stands for one; its further lines are indented.
+    /// A call stack, or a text in its place; its further lines are indented.
     Traceback(String),
     /// A text that is printed as it is.
     Text(String),
@@ -79,7 +79,7 @@ pub fn render(report: &TorchReport) -> String {
     )
 }
 
-/// What torchrun's last line is when it was told to stop; `launcher` is the process that the user started.
+/// torchrun's last line after a stop by a signal; `launcher` is the process that the user started.
 #[must_use]
 pub fn of_signal(signal: Signal, launcher: Pid) -> String {
     format!("{SIGNALLED}Process {launcher} got signal: {}\n", signal as i32)

@@ -16,7 +16,7 @@ use super::torch_log::{Level, LogLine, OURS};
 /// The format of a log event: rankrun's or torchrun's.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TraceFormat {
-    /// As all else that we say under our own name.
+    /// As all other messages under rankrun's own name.
     Own,
     /// As torchrun's, for the launcher that the user knows by this pid.
     Torch(Pid),

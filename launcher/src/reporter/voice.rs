@@ -80,7 +80,7 @@ impl Voice {
         }
     }
 
-    /// What is worth a line before the start.
+    /// Writes a notice before the start of the workers.
     pub fn notice(&self, notice: &Notice) {
         match self.manner {
             Manner::Ours => self.say(&notice.to_string()),
@@ -134,7 +134,7 @@ impl Voice {
         }
     }
 
-    /// What failed, the causes below it, and one hint.
+    /// Writes an error, the causes below it, and one hint.
     pub fn error(&self, error: &dyn Error, hint: Option<&str>) {
         let mut text = self.heading(&error.to_string());
         let mut cause = error.source();
@@ -164,7 +164,7 @@ impl Voice {
         }
     }
 
-    /// What is written in a form of its own, in whole lines.
+    /// Writes a text with a form of its own, in whole lines.
     pub fn print(&self, text: &str) {
         self.console.report(Stream::Stderr, text.as_bytes());
     }

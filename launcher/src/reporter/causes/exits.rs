@@ -1,4 +1,4 @@
-//! What exit codes, signals, shells and the loader say. A guess is worded as a guess. Pure.
+//! Causes from exit codes, signals, shells and the dynamic loader. A guess is worded as a guess. Pure.
 
 use super::text::{between, shown};
 use super::{Clues, Program, Surroundings};
@@ -79,7 +79,7 @@ pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String>
     ))
 }
 
-/// What stands in front of that text, behind the last colon.
+/// The text before that one on the line, after the last colon.
 fn last_before<'a>(line: &'a str, text: &str) -> Option<&'a str> {
     let (said, _) = line.split_once(text)?;
     said.rsplit(": ").next()
@@ -100,7 +100,7 @@ fn missing_command(line: &str) -> Option<&str> {
     Some(name.trim_matches(['\'', '‘', '’', '"'])).filter(|_| is_env || said.contains(": line "))
 }
 
-/// 126, 127 and 128 + n, without a line that says more.
+/// Exit codes 126, 127 and 128 + n without a more specific output line.
 pub(super) fn shell_code(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
     let Exit::Code(code) = clues.exit else { return None };
     match code {

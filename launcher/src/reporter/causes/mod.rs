@@ -20,7 +20,7 @@ use rankrun_contract::env::Master;
 use crate::process::Exit;
 use crate::reporter::plain::plain;
 
-/// What is known of the worker that failed first.
+/// The known facts of the worker that failed first.
 #[derive(Debug, Clone)]
 pub struct Clues<'a> {
     /// How the failed worker ended: exit code or signal.
@@ -54,7 +54,7 @@ pub enum Program<'a> {
     },
 }
 
-/// What the machine tells of the worker's surroundings.
+/// Facts of the machine around the worker, read on demand.
 pub trait Surroundings {
     /// A variable of the launcher's environment; an empty value is a value.
     fn variable(&self, name: &str) -> Option<String>;
@@ -93,7 +93,7 @@ pub struct Listener {
 }
 
 struct Rule {
-    /// What it is about, for the tests.
+    /// The cause's name, for the tests.
     name: &'static str,
     /// The hint, where the clues fit.
     hint: fn(&Clues<'_>, &dyn Surroundings) -> Option<String>,

@@ -83,7 +83,7 @@ fn module_of_error(error: &str) -> Option<&str> {
     between(error, "No module named '", "'").filter(|_| is_import)
 }
 
-/// What `python -m` says: `/usr/bin/python3: No module named train`.
+/// The module of an error of `python -m`: `/usr/bin/python3: No module named train`.
 fn module_of_option(line: &str) -> Option<&str> {
     let (python, said) = line.split_once(": ")?;
     if !python.contains("python") || python.contains(' ') {

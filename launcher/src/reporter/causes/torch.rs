@@ -1,4 +1,4 @@
-//! What PyTorch says of an abort, of missing GPUs and of shared memory. Pure.
+//! Causes from PyTorch's messages about an abort, missing GPUs and shared memory. Pure.
 
 use super::text::shown;
 use super::{Clues, Program, Surroundings};

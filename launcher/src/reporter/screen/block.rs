@@ -14,7 +14,7 @@ pub(super) const PICTURE: Duration = Duration::from_secs(10);
 /// Rows of the terminal that the block leaves to ordinary lines.
 const ROWS_FOR_LINES: u16 = 4;
 
-/// What is on the terminal of the block; the cursor is at the start of its last row.
+/// The visible state of the block; the cursor is at the start of its last row.
 #[derive(Debug)]
 pub(super) struct Block {
     /// The columns that each row takes.
@@ -154,7 +154,7 @@ impl Screen {
         }
     }
 
-    /// What time has finished, and pictures where they cannot be taken back.
+    /// Writes the rows that time has finished, and pictures where they cannot be taken back.
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
         let ids: Vec<SpeakerId> = self.with_areas().map(|(id, _, _)| id).collect();
         for id in ids {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const ROWS: u16 = 12;
 const COLUMNS: u16 = 40;
 
-/// A screen with a clock of its own, and the terminal that a person looks at.
+/// A screen with a clock of its own, and the terminal behind it.
 struct Bench {
     screen: Screen,
     now: Instant,
@@ -65,7 +65,7 @@ impl Bench {
         self.turn();
     }
 
-    /// What a person sees, from the first row on.
+    /// The visible rows, from the first one on.
     fn rows(&self) -> Vec<String> {
         let screen = self.terminal.screen();
         let mut rows: Vec<String> = screen.rows(0, COLUMNS).map(|row| row.trim_end().to_owned()).collect();

@@ -34,7 +34,7 @@ impl CellRow {
         self.cells.is_empty()
     }
 
-    /// Whether a person sees nothing of it.
+    /// Whether the row holds only blanks.
     pub(super) fn is_blank(&self) -> bool {
         self.cells.iter().all(|cell| cell.character == ' ')
     }

@@ -9,7 +9,7 @@ const SEQUENCE_LIMIT: usize = 64;
 /// Colours that add up to more are replaced by the last one.
 const STYLE_LIMIT: usize = 128;
 
-/// What moves the cursor or erases.
+/// A control sequence that moves the cursor or erases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Control {
     Newline,
@@ -64,7 +64,7 @@ impl Decoder {
         &self.style
     }
 
-    /// What a byte completes: a broken character is replaced, and the byte behind it may be one itself.
+    /// The tokens that a byte completes: a broken character is replaced, and the byte behind it may be one itself.
     pub(super) fn push(&mut self, byte: u8) -> [Option<Token>; 2] {
         match self.state {
             State::Ground => self.in_ground(byte),

@@ -22,7 +22,7 @@ pub(super) struct ProgressRow {
     pub(super) rewritten: bool,
 }
 
-/// What moved the cursor last, but for colours.
+/// The last cursor movement, colours aside.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum LastMove {
     #[default]
@@ -110,7 +110,7 @@ impl ProgressArea {
         is_blank && self.column == 0 && self.last != LastMove::Return && self.decoder.is_idle()
     }
 
-    /// The rows that a person would see.
+    /// The rows that a terminal would show.
     pub(super) fn visible(&self) -> impl DoubleEndedIterator<Item = &ProgressRow> {
         self.rows.iter().filter(|row| !row.cells.is_blank())
     }

@@ -25,9 +25,9 @@ pub(super) struct Speaker {
     /// A read of so many bytes may end in the middle of a write.
     brim: usize,
     pub(super) held: Held,
-    /// What is on the screen of it.
+    /// The visible part of its unfinished line.
     pub(super) row: Row,
-    /// What rewritten lines begin with. Without it lines are passed on as they are.
+    /// The prefix of rewritten lines. Without it lines are passed on unchanged.
     pub(super) label: Option<Vec<u8>>,
     /// The rewritten lines, from the first one on until the last one is finished.
     pub(super) area: Option<Box<ProgressArea>>,
@@ -47,7 +47,7 @@ pub(super) struct Held {
     has_return: bool,
 }
 
-/// What is known of the last byte that came.
+/// The circumstances of the last byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Written,
@@ -163,7 +163,7 @@ impl Speaker {
         std::mem::replace(&mut self.held, nothing).bytes
     }
 
-    /// What the terminal shows of an unfinished line, without its prefix.
+    /// The visible part of an unfinished line, without its prefix.
     pub(super) fn shown_text(&self) -> Vec<u8> {
         let mut text = Vec::new();
         self.row.draw(&mut text);

@@ -46,7 +46,7 @@ impl Bench {
         String::from_utf8(std::mem::take(&mut self.out)).unwrap()
     }
 
-    /// What a terminal shows after all of it.
+    /// The rows of the terminal after all output.
     fn rows(&mut self) -> Vec<String> {
         shown(&std::mem::take(&mut self.out))
     }
@@ -354,7 +354,7 @@ fn when_memory_is_short_the_longest_line_goes_on_alone() {
     assert_eq!(bench.screen.floor(), None);
 }
 
-/// What the speakers say, in chunks.
+/// The output of the speakers, in chunks.
 type Chunks = Vec<Vec<Vec<u8>>>;
 /// The index of the next speaker, and whether time passes then.
 type Turns = Vec<(usize, bool)>;
@@ -427,7 +427,7 @@ proptest! {
     }
 }
 
-/// Lets the speakers say their chunks in the order of `turns`, then the rest, then ends them.
+/// Feeds the speakers' chunks in the order of `turns`, then the rest, then ends the speakers.
 fn play(
     bench: &mut Bench,
     speakers: &[Vec<Vec<u8>>],

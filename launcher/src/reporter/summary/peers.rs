@@ -10,7 +10,7 @@ use super::{MESSAGE_START, quoted};
 /// More texts than this are left out, and so is a longer text: the error file is kept then.
 const MOST_TEXTS: usize = 4;
 const LONGEST: usize = 16 * 1024;
-/// A longer message is not told apart by its numbers, in bytes.
+/// Numbers in a message are ignored up to this length, in bytes.
 const LONGEST_LINE: usize = 512;
 
 /// The texts that a report shows whole.
@@ -44,7 +44,7 @@ impl ShownTexts {
 pub struct PeerReport {
     /// The workers that wrote it, lowest rank first.
     pub ranks: Vec<Rank>,
-    /// What the first of them wrote; nothing where the worker that failed first wrote alike.
+    /// The report of the first of them; `None` if it equals that of the first failure.
     pub report: Option<ErrorReport>,
     /// The messages that have other numbers than the report that is shown.
     pub messages: Vec<(Rank, String)>,
@@ -125,7 +125,8 @@ fn text_of(report: &ErrorReport) -> String {
     format!("{}\n{}", report.message, report.callstack.as_deref().unwrap_or_default())
 }
 
-/// What alike reports have in common: the call stack beside the message, and a message of one line without its numbers.
+/// The common part of equal reports: the call stack beside the message, and a message of one line without its
+/// numbers.
 fn shape(report: &ErrorReport) -> String {
     let (message, stack) = (&report.message, report.callstack.as_deref().unwrap_or_default());
     let is_line = message.len() <= LONGEST_LINE && !message.contains('\n');
