@@ -25,7 +25,7 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{Persona, SignalSpec};
 
-/// What a wrapper calls itself once its launcher is gone.
+/// The process name of a wrapper after the end of its launcher.
 pub(super) const ABANDONED: &str = "rankrun-alone";
 
 /// Why the worker was not run, or its end was not seen.
@@ -78,7 +78,7 @@ impl AttachError {
     }
 }
 
-/// Runs the worker until its end; `say` tells the person what the launcher says.
+/// Runs the worker until its end; `say` prints the launcher's messages.
 ///
 /// # Errors
 /// The worker did not run.

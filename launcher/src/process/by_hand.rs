@@ -35,7 +35,7 @@ use crate::process::Exit;
 /// The longest record: a line of text.
 const LONGEST: usize = 1024;
 
-/// What the worker that was left to a person did.
+/// A report of the wrapper about the worker that is started by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reported {
     /// The wrapper started the worker with this pid.
@@ -183,7 +183,7 @@ impl Door {
     }
 }
 
-/// What a caller is after it said something, or left.
+/// The caller's next state, after it sent a record or closed the connection.
 fn heard(caller: Caller, received: &Received) -> (Caller, Option<Reported>) {
     // A wrapper that is killed takes its worker with it.
     let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
@@ -218,7 +218,7 @@ fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
     getsockopt(caller, PeerCredentials).ok()
 }
 
-/// What a look at the connection gave.
+/// The result of one read of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Received {
     Record(u8, String),

@@ -154,7 +154,7 @@ impl Children {
 pub struct Reapings {
     /// The reaped workers, in the order of their deaths.
     pub workers: Vec<WorkerExit>,
-    /// Probes, and orphans that the kernel handed to us as subreaper.
+    /// Probes, and orphans that this process inherited as subreaper.
     pub others: Vec<(Pid, Exit)>,
 }
 

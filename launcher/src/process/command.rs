@@ -13,7 +13,7 @@ use crate::rendezvous::Round;
 use crate::spec::{Entrypoint, LaunchSpec, Persona};
 use crate::template;
 
-/// What all workers of one generation share.
+/// The parts that all workers of one generation share.
 #[derive(Debug, Clone)]
 pub struct Life {
     /// Which life of the worker group.
@@ -26,8 +26,8 @@ pub struct Life {
     pub job: JobId,
 }
 
-/// What `--run-path` runs: the script as `__main__`, its errors recorded where there is torch, as torchrun's own
-/// children do.
+/// The program of `--run-path`: runs the script as `__main__` and records its errors if torch is installed, as
+/// torchrun's own children do.
 const RUN_PATH: &str = "\
 import runpy, sys
 del sys.argv[0]
@@ -40,8 +40,8 @@ except ImportError:
 record(run_script_path)()
 ";
 
-/// Options that name workers of this launch or choose its devices: a launcher that a worker starts has others, and
-/// inherits what was chosen.
+/// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
+/// inherits the chosen devices.
 const OF_THIS_LAUNCH: [&str; 4] =
     ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
@@ -69,7 +69,7 @@ pub struct NulByte {
 /// The worker's program, arguments and environment; `environment` is the launcher's own.
 ///
 /// # Errors
-/// Where a text cannot be handed to a program.
+/// A text has a NUL byte, so no program can get it.
 pub fn build(
     spec: &LaunchSpec,
     life: &Life,
@@ -147,7 +147,7 @@ fn expand_macros(text: &OsStr, persona: Persona, (local_rank, rank): (LocalRank,
     })
 }
 
-/// What the launcher sets or changes for this worker, in a fixed order.
+/// The variables that the launcher sets or changes for this worker, in a fixed order.
 #[must_use]
 pub fn variables(
     spec: &LaunchSpec,

@@ -94,11 +94,11 @@ fn targets(scope: &Scope) -> Result<Vec<Found>, CannotLook> {
     }
 }
 
-/// The descendants that live on without `RANKRUN_KEEP=1` in their environment, nor below one that has it; parents
-/// first. The caller has reaped its children.
+/// The descendants without `RANKRUN_KEEP=1` in their environment and in that of their ancestors; parents first. The
+/// caller has reaped its children.
 ///
 /// # Errors
-/// There is no room for a look.
+/// No descriptor or memory is left to read `/proc`.
 pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
     let is_kept = |pid| Ok(Environment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
@@ -217,14 +217,14 @@ impl Found {
         self.signal(Signal::SIGCONT);
     }
 
-    /// What it was called with, in one line.
+    /// The command line of the process, in one line.
     #[must_use]
     pub fn command(&self) -> String {
         proc::command(self.pid)
     }
 }
 
-/// The living descendants that are `chosen`, which is told whether their parent is; parents first.
+/// The living descendants that `chosen` selects, by the process and whether its parent is selected; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
 pub(super) fn below(
@@ -253,8 +253,8 @@ pub(super) fn below(
     Ok(found)
 }
 
-/// Children of every thread, by `/proc/PID/task/TID/children` (proc(5)), or by a look at every process where the
-/// kernel was built without `CONFIG_PROC_CHILDREN`.
+/// Children of every thread, by `/proc/PID/task/TID/children` (proc(5)), or by reading every process where the kernel
+/// was built without `CONFIG_PROC_CHILDREN`.
 fn children_of(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
     let mut children = Vec::new();
     let Some(threads) = seen(fs::read_dir(format!("/proc/{parent}/task")))? else { return Ok(children) };

@@ -1,4 +1,4 @@
-//! Why the kernel does not execute a file: what the file's first bytes say of it (elf(5), execve(2)).
+//! The reason for a failed `execve`: reads the first bytes of the file (elf(5), execve(2)).
 
 use std::fmt;
 use std::io::{self, Read};
@@ -40,7 +40,7 @@ const SYSTEMS: [(&[u8], &str); 4] = [
 /// The type of the program header with the loader's path: `PT_INTERP`.
 const LOADER: u32 = 3;
 
-/// What is wrong with a program that the kernel refuses.
+/// The problem of a program that the kernel refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecProblem {
     /// The file is a program for another processor.
@@ -122,7 +122,7 @@ impl fmt::Display for ExecProblem {
 }
 
 impl ExecProblem {
-    /// What the file says of a refusal of the kernel, if it says anything.
+    /// The problem that explains the kernel's refusal, if the file shows one.
     #[must_use]
     pub fn find(program: &Path, refusal: &io::Error) -> Option<Self> {
         let errno = Errno::from_raw(refusal.raw_os_error()?);
@@ -199,7 +199,7 @@ pub fn head(program: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Pure. [`ExecProblem::OfInterpreter`] is to be looked at again, with the interpreter's head.
+/// Pure. The caller resolves [`ExecProblem::OfInterpreter`] with the interpreter's head.
 fn find(errno: Errno, head: &[u8], exists: &dyn Fn(&Path) -> bool) -> Option<ExecProblem> {
     if let Some((interpreter, is_crlf)) = interpreter(head) {
         return of_script(errno, interpreter, is_crlf, exists);

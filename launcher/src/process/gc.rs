@@ -26,11 +26,11 @@ use crate::process::proc::{
 
 /// From SIGTERM to SIGKILL, and from there to giving up.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// So many are waited for by descriptors at once; the others are looked at when one of these ends.
+/// At most so many processes are awaited by pidfds at once; the rest is checked when one of these ends.
 const WATCHED: usize = 256;
 /// Of the clock in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that we are built for.
 const TICKS_PER_SECOND: u64 = 100;
-/// What our program is called: both names.
+/// The launcher's process names, as rankrun and as torchrun.
 const LAUNCHERS: [&str; 2] = ["rankrun", "torchrun"];
 
 /// The agent's name in version 0.1.
@@ -45,7 +45,7 @@ pub enum GcError {
     /// It is there and cannot be read.
     #[error("cannot look at processes")]
     Unreadable(#[source] io::Error),
-    /// There is no room for a look.
+    /// No descriptor or memory is left to read `/proc`.
     #[error(transparent)]
     NoRoom(#[from] CannotLook),
 }
@@ -220,7 +220,7 @@ fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
     }
 }
 
-/// A mark that is no UUID is none of a launcher: a worker that is started by hand may have one.
+/// A mark that is not a UUID is not a launcher's: a worker that is started by hand may have one.
 fn marked(pid: Pid, environment: &Environment) -> Result<Option<Standing>, CannotLook> {
     let Some(job) = environment.value(JOB).and_then(|mark| Uuid::try_parse_ascii(mark).ok()) else {
         return Ok(None);

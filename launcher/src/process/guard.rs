@@ -76,13 +76,13 @@ pub struct Guard {
 pub enum GuardEnd {
     /// The agent said with which status.
     Told(ExitStatus),
-    /// The agent died without a word.
+    /// The agent died without having reported the job's status.
     AgentLost {
         /// How the agent ended: exit code or signal.
         exit: Exit,
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
-        /// The processes of the job that could not be ended then, if that can be told.
+        /// The processes of the job that survived SIGKILL, if they can be listed.
         left: Result<Vec<Pid>, CannotLook>,
     },
 }
@@ -182,7 +182,7 @@ impl Guard {
         }
     }
 
-    /// Takes in what the agent said; `false` once it can say no more.
+    /// Reads the agent's messages; `false` once the agent has closed the link.
     fn read_messages(&mut self) -> bool {
         loop {
             match self.link.receive_from_agent() {
@@ -202,7 +202,7 @@ impl Guard {
     /// A second signal counts only after the first was handled: a scheduler that signals a whole process group,
     /// or a Ctrl-C that reaches us by two ways, is one wish and not two.
     fn forward(&mut self, signal: i32, sender: Sender) {
-        // What the agent answered by now came before this signal, however late we read the two.
+        // The agent's earlier answers come before this signal, however late both are read.
         self.read_messages();
         if !self.handled.stops(signal) {
             // For the workers: it is neither answered nor counted, and must not hide a wish to stop behind it.
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::spec::{Persona, SignalSpec};
 
-    /// A guard of this launch, and what the agent would hear.
+    /// A guard of this launch, and the agent's end of the link.
     fn guard_of(signals: &SignalSpec) -> (Guard, Link) {
         let (link, agent_end) = link::pair().unwrap();
         let handled = HandledSignals::of(signals, Persona::Torchrun);

@@ -51,8 +51,8 @@ enum Stage {
 }
 
 impl Halts {
-    /// Blocks the signals, but not those that mean something else to this launch, nor those that we were started with
-    /// ignored (a shell without job control). Nothing for PID 1 of a container, which the kernel does not stop.
+    /// Blocks the signals, except those with another meaning in this launch, and those that were ignored at the start
+    /// (a shell without job control). `None` for PID 1 of a container, which the kernel does not stop.
     ///
     /// # Errors
     /// The kernel's refusal.

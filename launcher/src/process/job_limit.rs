@@ -31,7 +31,7 @@ pub fn set(job: &JobId) {
 /// Whether the process has inherited the job's number.
 ///
 /// # Errors
-/// There is no room for a look.
+/// No descriptor or memory is left to read `/proc`.
 pub(super) fn has(pid: Pid, job: Uuid) -> Result<bool, CannotLook> {
     let limits = seen(fs::read_to_string(format!("/proc/{pid}/limits")))?;
     Ok(limits.as_deref().and_then(soft_limit) == Some(number_of(job)))

@@ -36,7 +36,7 @@ pub enum ToGuard {
     Halted,
 }
 
-/// What a read of the link gave.
+/// The result of one read of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Received<T> {
     /// A message of the other process.

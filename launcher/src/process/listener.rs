@@ -9,7 +9,7 @@ use super::proc::{Stat, parse_pid};
 
 /// The state `TCP_LISTEN` as `/proc/net/tcp` shows it.
 const LISTEN: &str = "0A";
-/// More processes are not looked at.
+/// At most so many processes are searched.
 const MOST_PROCESSES: usize = 65_536;
 
 /// The pid and the name of the process that listens on `port`.

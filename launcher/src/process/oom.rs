@@ -1,9 +1,9 @@
-//! Processes that the kernel killed for lack of memory (the OOM killer), by the counters that it keeps.
+//! OOM kills: processes that the kernel killed for lack of memory, by its counters.
 //!
-//! The counter of a memory cgroup counts victims in it, whichever limit was reached: its own, that of a cgroup above, or the
-//! machine's memory (cgroup v2: `oom_kill` in `memory.events`; v1: in `memory.oom_control`, since Linux 4.13). Which limit
-//! was reached is told by a counter beside each limit. `/proc/vmstat` counts the victims of the whole machine, those of
-//! other containers too.
+//! The counter of a memory cgroup counts victims in it, whichever limit was reached: its own, that of a cgroup above,
+//! or the machine's memory (cgroup v2: `oom_kill` in `memory.events`; v1: in `memory.oom_control`, since Linux 4.13).
+//! A counter beside each limit shows which limit was reached. `/proc/vmstat` counts the victims of the whole machine,
+//! also of other containers.
 
 use std::fs::File;
 use std::io::Read;
@@ -41,7 +41,7 @@ impl Limit {
     }
 }
 
-/// What the kernel killed for lack of memory since an earlier reading.
+/// OOM kills since an earlier reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OomKills {
     /// In the memory cgroup of the launcher; nothing where that is not known.
@@ -121,12 +121,12 @@ impl OomCounters {
         }
     }
 
-    /// What has been killed since `before` was read.
+    /// The OOM kills since `before` was read.
     #[must_use]
     pub fn kills_since(&self, before: &Self) -> OomKills {
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let cgroups = self.cgroup.as_ref().zip(before.cgroup.as_ref());
-        // Numbers of another cgroup say nothing.
+        // Counters of another cgroup cannot be compared.
         let cgroups = cgroups.filter(|(now, before)| now.folder == before.folder);
         let reached = |(now, before): (&Limit, &Limit)| (now.reached > before.reached).then_some(now.bytes);
         let limit = cgroups.and_then(|(now, before)| {
@@ -204,7 +204,7 @@ impl OomLedger {
         OomCounters::read().kills_since(&self.before)
     }
 
-    /// What is known of so many workers that died by SIGKILL and were reaped together.
+    /// The evidence about workers that died by SIGKILL and were reaped together.
     pub fn explain(&mut self, deaths: u64) -> OomEvidence {
         let kills = self.kills();
         self.take(kills, deaths)
@@ -224,7 +224,7 @@ impl OomLedger {
     }
 }
 
-/// What the counters say of a worker's death by SIGKILL.
+/// The counters' evidence about a worker's death by SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OomEvidence {
     /// The kernel killed a process of the job's cgroup for lack of memory.

@@ -71,7 +71,7 @@ pub(super) fn parse_pid(text: &str) -> Option<Pid> {
 pub(super) struct Stat(String);
 
 impl Stat {
-    /// Nothing where there is no such process.
+    /// `None` if there is no such process.
     pub(super) fn of(pid: Pid) -> Result<Option<Self>, CannotLook> {
         let raw = seen(fs::read(format!("/proc/{pid}/stat")))?;
         // A name may hold any bytes (PR_SET_NAME).
@@ -103,7 +103,7 @@ impl Stat {
         (14..=17).filter_map(|number| self.field(number)?.parse::<u64>().ok()).sum()
     }
 
-    /// What a file of that text says.
+    /// Parses the text of the file.
     #[cfg(test)]
     pub(super) fn from_text(text: &str) -> Self {
         Self(text.to_owned())
@@ -148,7 +148,7 @@ impl Environment {
     }
 }
 
-/// What a process was called with, in one line; its name in brackets where it has no words, as `ps` does.
+/// The command line of a process, in one line; its name in brackets if it has no arguments, as `ps` does.
 pub(super) fn command(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();

@@ -42,10 +42,10 @@ pub(super) fn with_reserve<T>(look: impl FnOnce() -> T) -> T {
     seen
 }
 
-/// Opens something that strangers may ask for without end, unless few descriptors are left.
+/// Opens a descriptor that clients may ask for without end, unless few are left.
 ///
 /// # Errors
-/// `EMFILE` where few are left; what `open` says.
+/// `EMFILE` where few are left; the errors of `open`.
 pub fn sparingly<T>(open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // Held meanwhile: what a walk frees is not ours to take.
     let mut kept = keep();

@@ -20,9 +20,9 @@ pub struct HandledSignals {
 }
 
 impl HandledSignals {
-    /// What was asked for, and SIGINT, which ends a Python launcher whatever is asked for. Under our own name,
-    /// signals that we were started with ignored stay ignored (`nohup`, a shell's background job); torchrun
-    /// installs its handlers over them.
+    /// The signals of the options, and SIGINT, which always ends a Python launcher. Under our own name, signals that
+    /// are ignored at the start stay ignored (`nohup`, a shell's background job); torchrun installs its handlers over
+    /// them.
     #[must_use]
     pub fn of(spec: &SignalSpec, persona: Persona) -> Self {
         let taken = |signal: &Signal| persona == Persona::Torchrun || !is_ignored(*signal);
@@ -33,7 +33,7 @@ impl HandledSignals {
         Self { stop, forward: spec.forward.iter().copied().filter(taken).collect() }
     }
 
-    /// Those that stop a launch before its command line says which: what torchrun handles by default.
+    /// The signals that stop a launch before its command line is parsed: torchrun's defaults.
     fn before_the_words() -> Self {
         Self::of(&SignalSpec::torchrun(), Persona::Rankrun)
     }
@@ -92,8 +92,8 @@ pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
     Ok(before)
 }
 
-/// Beyond the limit on file sizes (`ulimit -f`) a write fails, as on a full disk, instead of ending the launcher without a
-/// word. Workers get the default back.
+/// Ignores SIGXFSZ. Beyond the limit on file sizes (`ulimit -f`) a write then fails, as on a full disk, and the
+/// launcher can report it. Workers get the default back.
 pub fn ignore_file_size_signal() {
     // SAFETY: no handler of ours runs.
     let _ = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
@@ -136,7 +136,7 @@ pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result
 /// # Errors
 /// The kernel's refusal.
 pub fn hear_of_children() -> io::Result<()> {
-    // SAFETY: the default action is no handler.
+    // SAFETY: the default action is not a handler.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     Ok(())
 }
@@ -155,7 +155,7 @@ impl SignalInbox {
         Ok(Self { fd: SignalFd::with_flags(&readable(handled), flags)? })
     }
 
-    /// What [`keep_as_the_first`] keeps; `None` where the calling process is not PID 1.
+    /// Opens the signals that [`keep_as_the_first`] keeps; `None` where the calling process is not PID 1.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -224,7 +224,7 @@ pub fn suspend() -> io::Result<()> {
 /// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
 pub fn die_by(number: i32) {
     let Ok(signal) = Signal::try_from(number) else { return };
-    // SAFETY: the default action is no handler of ours.
+    // SAFETY: the default action is not a handler of ours.
     let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };
     let only: SigSet = [signal].into_iter().collect();
     let _ = raise(signal);

@@ -20,7 +20,7 @@ use crate::process::command::Command;
 use crate::process::inherited::FileLimits;
 use crate::process::signal::HandledSignals;
 
-/// What a worker gets as standard input, output and error; `None` inherits the launcher's.
+/// The worker's standard input, output and error; `None` inherits the launcher's.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Stdio<'a> {
     /// The standard input of the worker; inherited if `None`.
@@ -31,7 +31,7 @@ pub struct Stdio<'a> {
     pub stderr: Option<BorrowedFd<'a>>,
 }
 
-/// What the launcher changed for itself and every worker gets back.
+/// Process state that the launcher changed for itself and restores in every worker.
 #[derive(Debug, Clone)]
 pub struct Original {
     /// The signal mask that the launcher itself was started with.
@@ -219,7 +219,7 @@ mod tests {
         assert!(mask_of(&[]).is_empty());
     }
 
-    /// What the kernel says of the CPUs of a child that was to have these.
+    /// The kernel's reason for refusing these CPUs to a child.
     fn bound_to(cpus: Option<Vec<u32>>) -> io::Result<String> {
         let argv = [c"grep", c"Cpus_allowed_list", c"/proc/self/status"].map(ToOwned::to_owned).to_vec();
         let command = Command { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus };

@@ -1,4 +1,4 @@
-//! What a process and its descendants do, and how much CPU time they have used.
+//! The run state of a process and its descendants, and their CPU time, from `/proc`.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::process::descendants::below;
 use crate::process::proc::{CannotLook, Stat};
 use crate::process::reserve::with_reserve;
 
-/// What a process and its descendants do.
+/// The run state of a process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     /// One is on a CPU, or waits for one.
     Running,
     /// All processes sleep, and can be interrupted.
     Waiting,
-    /// One sits in the kernel and cannot be interrupted.
+    /// One process is in uninterruptible sleep in the kernel.
     Uninterruptible,
     /// One is stopped by a signal or a debugger.
     Stopped,
@@ -36,12 +36,12 @@ pub struct TreeUsage {
 /// The process and its living descendants.
 ///
 /// # Errors
-/// There is no room for a look, or `is_late` before its end (`ETIME`).
+/// No descriptor or memory is left to read `/proc`, or `is_late` before its end (`ETIME`).
 pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, CannotLook> {
     with_reserve(|| walk(root, is_late))
 }
 
-/// The usage of the process and its descendants; nothing where there is no such process, or `/proc` does not tell in
+/// The usage of the process and its descendants; `None` if there is no such process, or `/proc` does not answer in
 /// time.
 #[must_use]
 pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {

@@ -19,11 +19,11 @@ use nix::unistd::Pid;
 
 use crate::process::descendants::{Found, kill_below, living_below};
 
-/// An agent that runs acts at the instant itself, and what it does needs a moment to be seen. The others wait for at least
-/// another 100 ms (a twentieth of the shortest lease).
+/// A running agent acts at the instant itself, and its kills need a moment to be seen. The other nodes wait for at
+/// least another 100 ms (a twentieth of the shortest lease).
 const MARGIN: Duration = Duration::from_millis(20);
 
-/// Before the next look, where there was no room for one.
+/// The delay before the next try, if `/proc` cannot be read.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Shared by guard and agent. Each is a [`Stamp`], or 0 for none.
@@ -39,13 +39,13 @@ struct Words {
 #[derive(Debug, Clone)]
 pub struct Watch {
     words: &'static Words,
-    /// What the instants in the words are counted from. After the fork it is the same for both.
+    /// The base of the instants in the shared words. After the fork it is the same for both processes.
     origin: Instant,
     /// Wakes the guard when there is an instant to wait for, and there was none.
     bell: Arc<EventFd>,
 }
 
-/// What the guard is to do. Pure.
+/// The guard's next action. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Nothing,

@@ -35,13 +35,13 @@ pub use run::{ProbeFailed, ProbeRun};
 
 /// Our own program, also where its file was replaced or deleted since we were started.
 const OWN_PROGRAM: &CStr = c"/proc/self/exe";
-/// A wait that is longer says what it waits for.
+/// A longer wait is announced to the user.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 /// How often the end of a probe is looked for where the kernel cannot tell us.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A panic of Rust's own ends a process with this.
 const PANICKED: u8 = 101;
-/// What only the kernel's probe finds.
+/// Device types that only the kernel's probe finds.
 const KERNEL_ONLY: [DeviceType; 4] = [DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
 
 /// Says what a wait is for, and how long it takes at most.
@@ -60,7 +60,7 @@ pub fn discover(ask: Ask, limit: Duration, tell_of_wait: TellOfWait) -> Machine 
 /// The CUDA driver's own order of its devices.
 ///
 /// # Errors
-/// Why there is no answer, in words.
+/// The reason why there is no answer, in words.
 pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaDevice>, String> {
     let mut probes = Probes::start(&[Probe::CudaOrder], limit, Instant::now());
     wait_for_all(&mut probes, limit, tell_of_wait);
@@ -102,7 +102,7 @@ impl Probes {
         Self::start(&[Probe::Nvidia(ask), Probe::Kernel(ask)], limit, now)
     }
 
-    /// What becomes readable when [`Self::advance`] has something to do.
+    /// The descriptors to poll before the next [`Self::advance`].
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.running().flat_map(ProbeRun::as_fds)
     }
@@ -134,7 +134,7 @@ impl Probes {
         self.running().next().is_none()
     }
 
-    /// What is not answered yet, in words.
+    /// The sources without an answer so far, in words.
     #[must_use]
     pub fn waiting_for(&self) -> String {
         let waiting = self.asked.iter().filter(|(_, progress)| matches!(progress, Progress::Running(_)));
@@ -142,7 +142,7 @@ impl Probes {
         sources.join(" and ")
     }
 
-    /// The machine as those of them saw it that looked at one.
+    /// The machine, merged from the probes that returned one.
     #[must_use]
     pub fn into_machine(self) -> Machine {
         let (mut nvidia, mut kernel) = (Machine::default(), Machine::default());
@@ -161,10 +161,10 @@ impl Probes {
         merge::merge(nvidia, kernel)
     }
 
-    /// What [`Probe::CudaOrder`] gave, where it alone was asked.
+    /// The answer of [`Probe::CudaOrder`], if it was the only probe.
     ///
     /// # Errors
-    /// Why there is no answer, in words.
+    /// The reason why there is no answer, in words.
     pub fn into_cuda_order(self) -> Result<Vec<CudaDevice>, String> {
         match self.into_answers().next() {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
@@ -213,7 +213,7 @@ impl Probes {
 impl Drop for Probes {
     fn drop(&mut self) {
         for run in self.running_mut() {
-            // What is reaped already has no group any more.
+            // A reaped process has no group any more.
             if !run.reap() {
                 run.kill();
             }
@@ -303,7 +303,7 @@ fn command(probe: Probe) -> io::Result<Command> {
     let question = serde_json::to_string(&probe)?;
     let order = match probe {
         Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
-        // For the CUDA driver, where there is no NVML.
+        // For the CUDA driver, in case NVML is missing.
         Probe::Nvidia(_) => Some(c"CUDA_DEVICE_ORDER=PCI_BUS_ID"),
         Probe::Kernel(_) => None,
     };
@@ -324,9 +324,9 @@ pub fn question(word: &OsStr) -> Option<&[u8]> {
     word.as_bytes().strip_prefix(WORD.as_bytes())
 }
 
-/// The life of a probe: looks, answers on standard output, and ends.
+/// The main function of a probe: inspects, writes the answer to standard output, and ends.
 ///
-/// Returns only where there is no answer: with 2 for a question that cannot be read, and else as a panic does.
+/// Returns only without an answer: with 2 for a question that cannot be read, and else as a panic does.
 #[must_use]
 pub fn serve(question: &[u8]) -> ExitCode {
     let probe: Probe = match serde_json::from_slice(question) {

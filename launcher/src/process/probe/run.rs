@@ -20,7 +20,7 @@ use crate::process::signal::{HandledSignals, hear_of_children};
 use crate::process::spawn::{Original, Stdio, spawn};
 use crate::reporter::plain::plain;
 
-/// A machine of 16 cards with all that there is to say is far below it.
+/// The full answer for a machine of 16 cards is far below it.
 pub(super) const ANSWER_LIMIT: usize = 4 << 20;
 /// So much of the end of standard error is kept.
 const LAST_WORDS: usize = 4096;
@@ -176,13 +176,13 @@ impl ProbeRun {
         })
     }
 
-    /// What becomes readable when [`Self::advance`] has something to do.
+    /// The descriptors to poll before the next [`Self::advance`].
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let pipes = [&self.stdout, &self.stderr].into_iter().flatten().map(AsFd::as_fd);
         pipes.chain(self.end())
     }
 
-    /// What becomes readable when its process has ended.
+    /// Readable when the process of the probe has ended.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().filter(|_| self.end == End::NotYet).map(AsFd::as_fd)
     }
@@ -292,7 +292,7 @@ impl ProbeRun {
         });
     }
 
-    /// The last line on standard error that says something, without what a terminal would obey.
+    /// The last line on standard error with text, without control characters.
     fn last_line(&self) -> Option<String> {
         let text = String::from_utf8_lossy(&self.last_words);
         let line = text.lines().map(plain).rfind(|line| !line.trim().is_empty())?;

@@ -75,7 +75,7 @@ fn a_crash_is_told_with_the_last_line() {
 #[test]
 fn who_does_not_answer_in_time_is_killed() {
     let limit = Duration::from_millis(50);
-    // Also one that will not hear of it, and one that has closed its output.
+    // Also a probe that ignores signals, and one that has closed its output.
     for script in ["sleep 1000", "trap '' TERM INT; sleep 1000", "exec >&-; sleep 1000", "yes >&2"] {
         let failed = outcome(script, limit).unwrap_err();
         assert_eq!(failed, ProbeFailed::Hung { limit }, "{script}");
