@@ -34,7 +34,7 @@ impl NumaBinding {
     }
 }
 
-/// A word that is no binding.
+/// The word is not a binding that exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no NUMA binding has this name")]
 pub struct UnknownBinding;
@@ -102,7 +102,7 @@ impl Bindings<'_> {
         let devices = self.nodes.len();
         let node = *self.nodes.get(device).ok_or(AffinityError::NoDevice { device, devices })?;
         let on_node = self.on_node(node)?;
-        // The device among those of its node, and how many those are.
+        // The position of the device on its node, and the node's number of devices.
         let position = self.nodes[..device].iter().filter(|other| **other == node).count();
         let neighbours = self.nodes.iter().filter(|other| **other == node).count();
         match binding {
@@ -152,7 +152,8 @@ impl Bindings<'_> {
         cpus.into_iter().collect()
     }
 
-    /// These CPUs, those together that share something; by the lowest CPU that shares it, permitted or not.
+    /// Groups the CPUs that share a part such as a core or a cache, by the lowest CPU that shares it, permitted or
+    /// not.
     fn groups<'a>(&'a self, cpus: &[u32], shared: impl Fn(&'a Cpu) -> &'a [u32]) -> Vec<Vec<u32>> {
         let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for id in cpus {

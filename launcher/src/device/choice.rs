@@ -32,7 +32,7 @@ use kind::Target;
 use names::Names;
 use typed::{Picked, Shelf};
 
-/// What the command line asks for.
+/// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Request {
     /// `--devices`: the devices that the user names.
@@ -65,14 +65,14 @@ pub struct Question<'a> {
 /// The chosen devices, and the variables that name them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// Their type; [`DeviceType::Cpu`] where there is no accelerator or none was wanted.
+    /// The type of the devices; [`DeviceType::Cpu`] if there is no accelerator or none was wanted.
     pub kind: DeviceType,
     /// In the order of the ranks; empty for CPUs and MPS-less machines.
     pub devices: Vec<Chosen>,
-    /// Whether the inherited variables already say exactly this, so that they pass untouched.
+    /// Whether the inherited variables already name exactly these devices, so that they pass unchanged.
     pub untouched: bool,
-    /// Variables that say how the names of the devices are to be read (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); written
-    /// wherever the names are.
+    /// Variables that define the meaning of the device names (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); set together with the
+    /// names.
     pub pinned: Vec<(&'static str, OsString)>,
     /// The types of the accelerators that are there and that the user does not want the workers to see
     /// (`--devices none`, `--device-type cpu`).
@@ -133,10 +133,10 @@ impl fmt::Display for How {
     }
 }
 
-/// Chooses.
+/// Chooses the devices of this launch from the machine, the inherited variables and the request.
 ///
 /// # Errors
-/// What was typed does not fit this machine.
+/// The device options do not fit this machine.
 pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     let kind = match kind::pick(question)? {
         Target::Of(kind) => kind,
@@ -169,7 +169,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     if request.devices.is_none() && seen.list().is_none() {
         without_integrated(&mut picked);
     }
-    // A process sees one MIG device only, so that each worker is told its own.
+    // A process sees one MIG device only, so each worker gets its own.
     let several_instances = !request.as_torch
         && picked.len() > 1
         && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
@@ -198,7 +198,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     Ok(Choice { kind, devices, untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
 }
 
-/// What the order of the devices means for this request.
+/// The meaning of device indices for this request.
 fn counting(request: &Request) -> Counting {
     match (&request.devices, request.order) {
         _ if request.as_torch => Counting::Torch,
@@ -217,8 +217,8 @@ fn refuse_unknown_list(kind: DeviceType, seen: &Seen) -> Result<(), ChoiceError>
     }
 }
 
-/// Whether the devices are named by their numbers within an inherited list alone. Its own entries then say which they
-/// are, whatever the driver's order is.
+/// Whether the devices are named only by their numbers within an inherited list. Its own entries then identify them,
+/// whatever the driver's order is.
 fn is_by_number(question: &Question<'_>, seen: &Seen) -> bool {
     let request = question.request;
     let is_number = |entry: &Entry| match entry {

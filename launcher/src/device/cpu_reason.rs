@@ -78,7 +78,7 @@ const VENDORS: [Vendor; 5] = [
     },
 ];
 
-/// What the value of a list asks for.
+/// The request that the value of a list makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Devices,
@@ -165,7 +165,7 @@ fn wanted(value: &str) -> Wanted {
     }
 }
 
-/// Why there is no device of this vendor.
+/// The reason why there is no device of this vendor.
 fn unmet(vendor: &Vendor, evidence: &Evidence<'_>) -> String {
     let there = |machine: &Machine| machine.accelerators.iter().any(|device| device.kind == vendor.kind);
     let hidden = evidence.machine.filter(|machine| there(machine));
@@ -202,7 +202,7 @@ fn tells_more(trouble: &Trouble) -> bool {
     is_closed_node(trouble) || trouble.kind == DeviceType::Cuda
 }
 
-/// No variable was set: what stands between the machine and a device.
+/// No variable is set: names the missing driver, library or device node.
 fn nothing_usable(evidence: &Evidence<'_>) -> String {
     let Some(machine) = evidence.machine else { return no_accelerator(evidence) };
     if let Some(words) = without_instances(machine) {

@@ -56,7 +56,7 @@ pub(crate) fn mixed_cuda() -> Machine {
     machine
 }
 
-/// What the driver answers on [`mixed_cuda`]: 3, 1, 0, 2.
+/// The driver's answer on [`mixed_cuda`]: 3, 1, 0, 2.
 pub(crate) fn mixed_cuda_order(machine: &Machine) -> Vec<CudaDevice> {
     cuda_order(machine, &[3, 1, 0, 2])
 }
@@ -177,7 +177,7 @@ pub(crate) fn environment(text: &str) -> Inherited {
     })
 }
 
-/// What a process has that inherits these variables and is handed others.
+/// The environment of a process that inherits these variables and gets others on top.
 pub(crate) fn changed(inherited: &Inherited, variables: &[(&'static str, Option<OsString>)]) -> Inherited {
     let mut changed = inherited.clone();
     for (name, value) in variables {

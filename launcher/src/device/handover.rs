@@ -21,9 +21,9 @@ use super::{DeviceType, Part, Visibility};
 /// The devices and variables of all workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handover {
-    /// What the workers see: what was asked for, or [`Visibility::Own`] where one list cannot say it.
+    /// The devices that workers see: as requested, or [`Visibility::Own`] if one list cannot express the choice.
     pub visibility: Visibility,
-    /// Why it is not what was asked for.
+    /// The reason why the visibility differs from the requested one.
     pub forced: Option<&'static str>,
     /// The devices and variables, by local rank.
     pub workers: Vec<Handed>,
@@ -34,7 +34,7 @@ pub struct Handover {
 pub struct Handed {
     /// Position of its device in [`Choice::devices`]; none on CPUs.
     pub device: Option<usize>,
-    /// The number under which it finds its device among those that it sees.
+    /// The device's number among the devices that the worker sees.
     pub ordinal: u32,
     /// Variables to set, or with `None` to take away.
     pub variables: Vec<(&'static str, Option<OsString>)>,
@@ -69,7 +69,7 @@ pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibilit
     Handover { visibility, forced, workers: (0..workers).map(worker).collect() }
 }
 
-/// Why one list cannot say which devices these are, and in which order.
+/// The reason why one list cannot express these devices in this order.
 fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
     let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
     if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
@@ -96,7 +96,7 @@ fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
     }
 }
 
-/// The variables with which a process sees these devices and no others.
+/// The variables with which a process sees exactly these devices.
 fn showing(choice: &Choice, names: &[&str], inherited: &Inherited) -> Vec<(&'static str, Option<OsString>)> {
     // A device that the vendor's variable cannot name is not named.
     if names.iter().any(|name| name.is_empty()) {

@@ -11,14 +11,14 @@ use super::{Accelerator, Condition, DeviceProcess, Memory, Part, State, Throttle
 const HEAT_MARGIN: u32 = 3;
 /// From so many per cent of its power limit on, a device that the limit holds back is at it.
 const NEAR_LIMIT_PER_CENT: u64 = 95;
-/// What a driver may keep of any card, in bytes.
+/// The memory that a driver may keep of any card, in bytes.
 const DRIVERS_MEMORY: u64 = 500 << 20;
 /// The same in per cent of all: of a large card it keeps more.
 const DRIVERS_PER_CENT: u64 = 5;
 /// More processes than that are only counted.
 const MOST_PROCESSES: usize = 3;
 
-/// Something about a device that a person should know.
+/// A finding about a device, for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Whether work on it can go well.
@@ -115,7 +115,7 @@ pub fn in_use(memory: Memory) -> Option<u64> {
     (used > DRIVERS_MEMORY && u128::from(used) > share).then_some(used)
 }
 
-/// Bytes for people: `79.6 GiB`, and below one GiB `512 MiB`.
+/// Bytes as text: `79.6 GiB`, and below one GiB `512 MiB`.
 #[must_use]
 pub fn in_words(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
@@ -154,7 +154,7 @@ fn heat(state: &State) -> Option<Finding> {
     Some(Finding::warning(text))
 }
 
-/// What the hardware does about its supply; heat is told elsewhere.
+/// The hardware slowdown for its power supply; heat has findings of its own.
 fn slowdown(state: &State) -> Option<Finding> {
     let has = |throttle| state.throttle.contains(&throttle);
     let text = if has(Throttle::PowerBrake) {
@@ -229,8 +229,8 @@ fn named(process: &DeviceProcess) -> String {
     format!("pid {}{name}{memory}", process.pid)
 }
 
-/// Memory is in use, and the processes are those of another container, or of a user that is hidden from us. A card
-/// in MIG mode is told by its instances.
+/// Memory is in use, and the processes belong to another container, or to a user that is hidden from us. For a card
+/// in MIG mode its instances report this.
 fn unseen_users(memory: Memory, part: Part, state: &State) -> Option<Finding> {
     let is_unseen = state.processes.is_empty() && part != Part::MigParent;
     in_use(memory).filter(|_| is_unseen).map(|used| {

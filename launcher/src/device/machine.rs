@@ -1,4 +1,5 @@
-//! What discovery found. Plain data: the probes, which are children, write it as JSON, and the launcher reads it.
+//! The result of device discovery. Plain data: the probes, which are child processes, write it as JSON, and the
+//! launcher reads it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +19,7 @@ pub struct Machine {
     pub links: Vec<Link>,
     /// Network cards, where links were asked for.
     pub nics: Vec<Nic>,
-    /// What could not be found out, and why; also each library that is simply not there.
+    /// Failed questions with their reasons; also each library that is not installed.
     pub troubles: Vec<Trouble>,
     /// Sources that failed and that another one stands in for: news to the user, and no reason to stop.
     #[serde(default)]
@@ -31,8 +32,8 @@ pub struct Accelerator {
     /// The vendor and runtime of the device.
     pub kind: DeviceType,
     /// Its number in the order of its vendor's own tool (`nvidia-smi`, the KFD nodes, PCI order, …), from 0 without
-    /// gaps among the accelerators of one type that are no [`Part::MigInstance`]. For a MIG instance its number on
-    /// its GPU.
+    /// gaps among the accelerators of one type, [`Part::MigInstance`] aside. For a MIG instance its number on its
+    /// GPU.
     pub index: u32,
     /// The product name that its vendor reports.
     pub name: String,
@@ -58,7 +59,7 @@ pub struct Accelerator {
     pub state: Option<Box<State>>,
 }
 
-/// What an entry of the list is of a card.
+/// The share of a card that an entry of the list stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -149,7 +150,7 @@ pub enum Throttle {
     PowerCap,
     /// The hardware slows it down: heat, power brake, or a bad supply.
     HardwareSlowdown,
-    /// It runs as slow as the others of its sync group.
+    /// It runs as slowly as the slowest of its sync group.
     SyncBoost,
     /// The driver slows it down since it is hot.
     SoftwareThermal,
@@ -194,7 +195,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A text that is no PCI address.
+/// The text is not a PCI address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a PCI address looks like `0000:1b:00.0`")]
 pub struct NoPciAddress;
@@ -309,12 +310,12 @@ pub struct Cpu {
     pub cache: Vec<u32>,
 }
 
-/// What could not be found out.
+/// A question that a probe could not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trouble {
     /// The type of the devices that may be missing.
     pub kind: DeviceType,
-    /// What was asked: `NVML`, `the CUDA driver`, `/sys/class/kfd`.
+    /// The source that was asked: `NVML`, `the CUDA driver`, `/sys/class/kfd`.
     pub source: String,
     /// The kind of the problem, with details.
     pub what: TroubleKind,
@@ -334,11 +335,11 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// What went wrong in a probe.
+/// The kind of failure of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TroubleKind {
-    /// It is not on this machine, which is no error; the loader's words.
+    /// The library is not on this machine, which is not an error; the loader's words.
     Missing(String),
     /// It is there and answers with an error.
     Failed(String),

@@ -41,8 +41,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of device it is, in the words of `--device-type`, which are PyTorch's, but for `rocm`, which calls
-/// itself `cuda` there.
+/// The type of a device, in the words of `--device-type`. They are PyTorch's, except for `rocm`, which calls itself
+/// `cuda` there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceType {
@@ -88,7 +88,7 @@ impl fmt::Display for DeviceType {
     }
 }
 
-/// A word that is no device type.
+/// The word is not a device type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no device type has this name")]
 pub struct UnknownDeviceType;
@@ -101,7 +101,7 @@ impl FromStr for DeviceType {
     }
 }
 
-/// What discovery finds out beyond which accelerators there are.
+/// The facts that discovery collects beyond the list of accelerators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "three questions, each asked or not")]
 pub struct Ask {

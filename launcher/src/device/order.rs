@@ -41,7 +41,7 @@ impl DeviceOrder {
     }
 }
 
-/// A word that is no order.
+/// The word is not a device order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no device order has this name")]
 pub struct UnknownOrder;

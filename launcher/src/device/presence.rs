@@ -8,7 +8,8 @@ use std::path::Path;
 use crate::device::DeviceType;
 use crate::facts::{FileKind, World};
 
-/// What the vendors' drivers make: NVIDIA, WSL, NVIDIA's embedded boards, AMD, any GPU, Habana, Ascend.
+/// Names in `/dev` that the vendors' drivers make: NVIDIA, WSL, NVIDIA's embedded boards, AMD, any GPU, Habana,
+/// Ascend.
 const DEVICES: [&str; 8] = [
     "/dev/nvidiactl",
     "/dev/dxg",
@@ -33,7 +34,7 @@ const DRIVER_FOLDERS: [&str; 7] = [
 
 const NVML: &str = "libnvidia-ml.so.1";
 
-/// The folders of `LD_LIBRARY_PATH` that are looked at.
+/// At most so many folders of `LD_LIBRARY_PATH` are searched.
 const MOST_FOLDERS: usize = 64;
 
 /// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign proves nothing; without one
@@ -55,8 +56,8 @@ pub fn sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
         || DRIVER_FOLDERS.iter().any(|folder| has_library(Path::new(folder)))
 }
 
-/// Whether a driver has made a device node for devices of this type. A library alone is no card: computers without one
-/// often share the image of those that have some.
+/// Whether a driver has made a device node for devices of this type. A library alone does not mean a card: computers
+/// without one often share the image of computers with cards.
 #[must_use]
 pub fn has_node(world: &dyn World, kind: DeviceType) -> bool {
     let nodes: &[&str] = match kind {

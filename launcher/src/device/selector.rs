@@ -83,7 +83,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Why a text is no device list.
+/// Reasons why a text is not a device list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// The list has no text at all.
@@ -171,7 +171,7 @@ impl SelectorError {
     }
 }
 
-/// What an entry that names no device was to be.
+/// The probable meaning of an entry that names no device.
 fn meant_by(entry: &str) -> Option<String> {
     let small = entry.to_ascii_lowercase();
     if matches!(small.as_str(), "auto" | "any" | "every" | "*") {
@@ -252,7 +252,7 @@ pub fn cut(value: &str) -> String {
     shown
 }
 
-/// `cuda:1,2`, `gpu:1`, `cuda`: the error that says how it is written here.
+/// `cuda:1,2`, `gpu:1`, `cuda`: returns the error that shows the right form.
 fn type_prefix(list: &str) -> Option<SelectorError> {
     let kind = |word: &str| match word {
         // Several vendors' programs call theirs so.

@@ -18,7 +18,7 @@ use super::{Accelerator, CudaDevice, DeviceType, Machine};
 pub(super) use cuda::pci_order;
 pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 
-/// What the launcher inherited; `None` where a variable is not set.
+/// The inherited variables; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Inherited {
     /// The value of `CUDA_VISIBLE_DEVICES`, if it is set.
@@ -85,7 +85,7 @@ pub enum Counting {
     Torch,
 }
 
-/// What a process of this machine sees of one type of device.
+/// The devices of one type that a process of this machine sees.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Seen {
     /// The visible devices, in the list's order.
@@ -154,7 +154,7 @@ impl Seen {
         self.variable.as_ref().filter(|(variable, _)| *variable != "CUDA_DEVICE_ORDER")
     }
 
-    /// What a list names, in its order; `--devices` counts within it.
+    /// The devices that a list names, in its order; `--devices` counts within it.
     fn listed(mut devices: Vec<Visible>, variable: &'static str, value: &OsStr, dropped: &[String]) -> Self {
         for (index, device) in devices.iter_mut().enumerate() {
             device.index = u32::try_from(index).ok();

@@ -1,7 +1,7 @@
 use super::*;
 
-/// Sockets of NUMA nodes of cores of threads, numbered as Linux does it: first a thread of each core, then the others.
-/// A cache is shared by so many cores.
+/// Sockets of NUMA nodes of cores of threads, in Linux's numbering: first one thread of each core, then the second
+/// threads. A cache is shared by so many cores.
 fn layout([sockets, nodes, cores, threads]: [u32; 4], of_cache: u32) -> CpuLayout {
     let all = sockets * nodes * cores;
     let core_of = |id: u32| id % all;
@@ -24,7 +24,7 @@ fn layout([sockets, nodes, cores, threads]: [u32; 4], of_cache: u32) -> CpuLayou
     CpuLayout { nodes: (0..sockets * nodes).map(node).collect(), cpus: ids.clone().map(cpu).collect() }
 }
 
-/// What each device gets, as ranges or the error's words.
+/// The CPUs of each device, as ranges, or the error's text.
 fn bound(binding: NumaBinding, layout: &CpuLayout, allowed: &[u32], nodes: &[u32]) -> Vec<String> {
     let bindings = Bindings { layout, allowed, nodes };
     let of = |device| match bindings.cpus(binding, device) {

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use crate::device::DeviceType;
 use crate::device::order::OrderError;
 
-/// Why there is no choice. What is there is listed one line each.
+/// Reasons why no devices can be chosen. Present devices are listed one line each.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// An index that is not there.
@@ -19,7 +19,7 @@ pub enum ChoiceError {
         kind: DeviceType,
         /// The inherited variable within which it counts.
         within: Option<&'static str>,
-        /// What is there, one line each.
+        /// The devices that are present, one line each.
         there: Vec<String>,
     },
     /// A UUID, PCI address or MIG id that is not there.
@@ -29,7 +29,7 @@ pub enum ChoiceError {
         entry: String,
         /// The device type that the request is about.
         kind: DeviceType,
-        /// What is there, one line each.
+        /// The devices that are present, one line each.
         there: Vec<String>,
     },
     /// A device that an inherited variable hides.
@@ -43,7 +43,7 @@ pub enum ChoiceError {
         variable: &'static str,
         /// The value of the inherited variable.
         value: OsString,
-        /// What is visible, one line each.
+        /// The devices that are visible, one line each.
         there: Vec<String>,
     },
     /// The beginning of a UUID that fits several devices.
@@ -80,7 +80,7 @@ pub enum ChoiceError {
         /// The device, as its label names it.
         device: String,
     },
-    /// Nothing is left of what was asked for.
+    /// No device is left of the requested ones.
     #[error("`--devices {selector}` leaves no {kind} device{}", listed(.because))]
     NothingLeft {
         /// The value of `--devices` as it was written.
@@ -95,7 +95,7 @@ pub enum ChoiceError {
     NoDevices {
         /// The type that was asked for.
         kind: Option<DeviceType>,
-        /// What the probes met, one line each.
+        /// The probes' troubles, one line each.
         because: Vec<String>,
         /// The types of which there are devices.
         instead: Vec<DeviceType>,
@@ -110,7 +110,7 @@ pub enum ChoiceError {
         /// The value of the inherited variable.
         value: OsString,
     },
-    /// Devices of several vendors, and nothing says which are meant.
+    /// Devices of several vendors, and no option or variable selects one of them.
     #[error("this machine has devices of several types{}", listed(.there))]
     SeveralTypes {
         /// The device types that are present.

@@ -38,7 +38,7 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
     DeviceType::ALL.into_iter().filter(|kind| *kind != DeviceType::Cpu && usable(*kind)).collect()
 }
 
-/// What a process sees of a type, in no promised order.
+/// The visible devices of a type, in no promised order.
 pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
     let asking = Asking { counting: Counting::Named, cuda_order: &no_driver };
     visibility::read(kind, question.machine, question.inherited, asking)
@@ -97,7 +97,7 @@ fn all_integrated(seen: &Seen) -> bool {
     seen.devices.iter().all(|device| device.accelerator.integrated)
 }
 
-/// Whether there are devices of this type that are no processor's own.
+/// Whether there are devices of this type other than integrated GPUs.
 fn has_cards(kind: DeviceType, machine: &Machine) -> bool {
     machine.accelerators.iter().any(|device| device.kind == kind && !device.integrated)
 }
@@ -117,7 +117,8 @@ fn is_named(kind: DeviceType, question: &Question<'_>, selector: Option<&Selecto
     listed || (points_at(question.inherited, kind) && !DeviceType::ALL.into_iter().any(elsewhere))
 }
 
-/// What types other than `taken` lost to their variables; each variable is told once, though several vendors read it.
+/// Variables that hide devices of types other than `taken`; each variable is listed once, though several vendors read
+/// it.
 pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>) -> Vec<Warning> {
     let mut told: Vec<Warning> = Vec::new();
     for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
@@ -130,7 +131,7 @@ pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>)
     told
 }
 
-/// Several vendors' devices are visible: the list or a variable must say which are meant.
+/// Several vendors' devices are visible: the list or a variable must select one type.
 fn one_of(
     several: &[(DeviceType, &Seen)],
     question: &Question<'_>,
@@ -195,7 +196,7 @@ pub(super) fn names(entry: &Entry, device: &Accelerator) -> bool {
         Entry::Mig(gpu, instance) => {
             device.part == Part::MigInstance { gpu: *gpu } && device.index == *instance
         }
-        // A MIG device has its card's address, and is no device of its own in PCI's eyes.
+        // A MIG device has its card's address, and does not count as a PCI device of its own.
         Entry::Pci(address) => {
             device.pci == Some(*address) && !matches!(device.part, Part::MigInstance { .. })
         }

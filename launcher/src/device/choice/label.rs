@@ -26,7 +26,7 @@ pub fn line(accelerator: &Accelerator, index: Option<u32>) -> String {
     text
 }
 
-/// What its number counts: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
+/// The noun for the device's number: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
 #[must_use]
 pub const fn noun(accelerator: &Accelerator) -> &'static str {
     match (accelerator.kind, accelerator.part) {

@@ -1,4 +1,4 @@
-//! How the vendors' variables name the chosen devices, and which settings make the names mean what they say.
+//! Names the chosen devices for the vendors' variables, and the settings that fix the meaning of the names. Pure.
 
 use std::ffi::OsString;
 
@@ -39,9 +39,8 @@ fn as_written(picked: &[Picked]) -> Vec<String> {
     picked.iter().map(|picked| text(picked).unwrap_or_default()).collect()
 }
 
-/// Indices in PCI order, since many programs read the list with `int()`. UUIDs for MIG devices, where the user wrote
-/// UUIDs, and on a machine where an index is in doubt: no document says whether a card in MIG mode or one that is lost
-/// counts.
+/// Indices in PCI order, since many programs read the list with `int()`. UUIDs for MIG devices, if the user wrote
+/// UUIDs, and on a machine with ambiguous indices: no document says whether a card in MIG mode or a lost card counts.
 fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
     let cards = pci_order(shelf.machine);
     let doubtful = cards

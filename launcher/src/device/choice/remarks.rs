@@ -20,13 +20,13 @@ pub(super) fn about(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Wa
     }
 }
 
-/// What workers on CPUs see all the same.
+/// Devices that workers on CPUs still see.
 pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<Warning>) {
     for kind in hidden {
         let because = match kind {
             DeviceType::Xpu => "no value of `ZE_AFFINITY_MASK` means none",
             DeviceType::Hpu => "no value of `HABANA_VISIBLE_MODULES` means none",
-            // The others can be hidden, and on Apple's machines a program chooses the device by itself.
+            // All other types can be hidden, and on Apple's machines a program chooses the device by itself.
             _ => continue,
         };
         let matters = |device: &&Accelerator| device.kind == *kind && !device.integrated;

@@ -187,8 +187,8 @@ impl Shelf<'_> {
         }
     }
 
-    /// The card in MIG mode that a name stands for, with those of its instances that are visible. An index within an
-    /// inherited list stands for none.
+    /// The card in MIG mode that a name stands for, with its visible instances. An index within an inherited list
+    /// does not stand for a card.
     fn card_in_mig_mode(&self, name: &Entry) -> Option<(String, Vec<&Visible>)> {
         let is = |card: &&crate::device::Accelerator| {
             let named = match name {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::device::DeviceType;
 
-/// What may surprise about a choice.
+/// A property of the choice that may surprise the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Warning {
     /// Entries of an inherited list that the vendor's rules drop.
@@ -14,7 +14,7 @@ pub enum Warning {
         variable: &'static str,
         /// The value of the inherited variable.
         value: OsString,
-        /// What is dropped, and the vendor's rule.
+        /// The dropped entries, and the vendor's rule.
         because: String,
     },
     /// An inherited list with an order that the vendor does not honour.
@@ -44,7 +44,7 @@ pub enum Warning {
     SmallMemory {
         /// The device, as its label names it.
         device: String,
-        /// Both sizes, as [`small_memory`](crate::device::health::small_memory) says it.
+        /// Both memory sizes, in the words of [`small_memory`](crate::device::health::small_memory).
         because: String,
     },
     /// A card in MIG mode without instances, which nothing can run on.

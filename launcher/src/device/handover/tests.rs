@@ -193,7 +193,7 @@ fn an_index_of_nvml_that_is_not_in_pci_order_is_written_in_pci_order() {
     assert_eq!(render(&handover.workers[0].variables), expected);
 }
 
-/// What a process sees that has these variables, and whether its vendor would drop or reorder anything of them.
+/// The devices that a process with these variables sees, and whether its vendor would drop or reorder any of them.
 fn reread(machine: &Machine, inherited: &Inherited, kind: DeviceType) -> (Vec<Accelerator>, bool) {
     let cuda_order = || Ok(fake::mixed_cuda_order(machine));
     let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };

@@ -1,8 +1,8 @@
-//! `--device-order topology`: neighbours in rank are neighbours on the fastest link.
+//! `--device-order topology`: neighbours in rank are neighbours on the fastest link. Pure.
 //!
-//! Of all orders the one that has the most of the fastest links between ranks that follow each other, then the most of
-//! the next fastest, and so on. Among those the one with the better link from the last rank back to the first, since
-//! rings close there; among those the one nearest to the list. So two `NVLink` pairs 0-2 and 1-3 become 0,2,1,3.
+//! The best order has the most of the fastest links between successive ranks, then the most of the next fastest, and
+//! so on. Among equal orders the better link from the last rank back to the first wins, since rings close there;
+//! among equal ones again the order nearest to the list. So two `NVLink` pairs 0-2 and 1-3 become 0,2,1,3.
 
 use std::cmp::Ordering;
 
@@ -42,7 +42,7 @@ impl Links {
         speeds.dedup();
         let grade_of = |kind: Option<LinkKind>| {
             let place = kind.and_then(|kind| speeds.iter().position(|speed| *speed == kind));
-            // What is not known counts as slower than all that is known.
+            // An unknown link counts as slower than all known ones.
             place.map_or(0, |place| u32::try_from(place + 1).unwrap_or(u32::MAX))
         };
         Some(Self { count, grade: kinds.into_iter().map(grade_of).collect() })
@@ -106,7 +106,7 @@ impl Links {
         ends.into_iter().enumerate().filter_map(valued).collect()
     }
 
-    /// From the first of the list always to the best joined of those that are left.
+    /// From the first of the list, always to the remaining device with the best link.
     fn greedy_path(&self) -> Vec<usize> {
         let mut path = vec![0];
         let mut left: Vec<usize> = (1..self.count).collect();

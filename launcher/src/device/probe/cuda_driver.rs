@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::device::CudaDevice;
 
-/// More devices than any machine has; a count above it is no answer.
+/// More devices than any machine has; a higher count is not a valid answer.
 const MOST_DEVICES: c_int = 256;
 
 /// Bytes for a name or an address, with the NUL.
@@ -102,7 +102,7 @@ impl Driver {
         device: c_int,
     ) -> Result<String, String> {
         let mut bytes = [0_u8; TEXT];
-        // SAFETY: it is told one byte less than there is room for.
+        // SAFETY: `call` gets one byte less than the buffer has.
         let code = unsafe { call(bytes.as_mut_ptr().cast(), TEXT as c_int - 1, device) };
         self.check(what, code)?;
         let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| format!("`{what}` gives no text"))?;
@@ -138,8 +138,8 @@ unsafe fn function<F: Copy>(name: &str) -> Result<F, String> {
     found.map(|found| *found).map_err(|_| format!("the CUDA driver has no `{name}`"))
 }
 
-/// The UUID as `nvidia-smi -L` writes it. Nothing in its bytes says whether it is a card's or a MIG device's, so the
-/// name decides, which is `NVIDIA A100-SXM4-40GB MIG 1g.5gb` for one of the latter.
+/// The UUID as `nvidia-smi -L` writes it. Its bytes do not distinguish a card from a MIG device, so the name decides:
+/// a MIG device is `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
 fn uuid_text(bytes: [u8; 16], name: &str) -> String {
     let prefix = if name.split(' ').any(|word| word == "MIG") { "MIG" } else { "GPU" };
     format!("{prefix}-{}", Uuid::from_bytes(bytes).hyphenated())

@@ -1,9 +1,9 @@
-//! What the kernel shows by itself, in sysfs, `/dev` and `/proc`, under a root folder.
+//! Accelerators as the kernel shows them in sysfs, `/dev` and `/proc`, under a root folder.
 //!
 //! One vendor per file; each adds its cards, or the reason why there are none, to one report. Nothing here opens a
-//! device or loads a library: a card counts when its driver lists it and this process may open its node, asked by
-//! `access`, which a container's device rules answer as they answer `open`, without waking or initialising the card.
-//! What the kernel says is not verified by the vendor's runtime.
+//! device or loads a library. A card counts if its driver lists it and this process may open its node. `access` tells
+//! that: a container's device rules answer it as they answer `open`, without waking or initialising the card. The
+//! vendor's runtime does not verify these facts.
 
 mod amd;
 #[cfg(target_os = "macos")]
@@ -33,7 +33,7 @@ use tree::Tree;
 
 /// More cards of one vendor than this are not believed.
 const MOST_CARDS: usize = 128;
-/// More troubles than this are not told.
+/// At most so many troubles are reported.
 const MOST_TROUBLES: usize = 64;
 
 /// Everything but what only NVML knows. What was not asked for is not read.
@@ -78,8 +78,8 @@ impl Report {
         }
     }
 
-    /// The node of a card that the kernel lists cannot be opened. In a container it is simply not there, and a
-    /// scheduler's device rules say EPERM; anything else is news to the user, such as a group that he is not in.
+    /// The node of a card that the kernel lists cannot be opened. In a container it is absent, and a scheduler's
+    /// device rules return EPERM. Any other error is new to the user, such as a group without this user as a member.
     fn closed(&mut self, kind: DeviceType, node: &str, why: nix::Error) {
         match why {
             nix::Error::ENOENT | nix::Error::EPERM => self.missing(kind, node, why.desc()),
@@ -101,7 +101,7 @@ impl Report {
         }
     }
 
-    /// Adds a card behind those of its type, with the next index.
+    /// Adds a card after the others of its type, with the next index.
     fn add(&mut self, mut card: Accelerator) {
         let of_type = self.accelerators.iter().filter(|other| other.kind == card.kind).count();
         if of_type < MOST_CARDS {

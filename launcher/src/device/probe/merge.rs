@@ -16,8 +16,8 @@ struct Entry {
     kernel: Option<usize>,
 }
 
-/// NVML's picture of NVIDIA's cards over the kernel's picture of everything. Where NVML has no card, the kernel's count,
-/// and NVML's trouble says why. CPUs and network cards are the kernel's.
+/// Merges NVML's picture of NVIDIA's cards with the kernel's picture of everything. If NVML has no card, the kernel's
+/// cards count, and NVML's trouble gives the reason. CPUs and network cards are the kernel's.
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
     let troubles = troubles(&nvidia, &kernel);
@@ -70,7 +70,7 @@ fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<Entry> {
     entries
 }
 
-/// What the merged list is sorted by.
+/// The sort key of the merged list.
 fn place(accelerator: &Accelerator) -> (usize, u32, bool, u32) {
     let of_type = DeviceType::ALL.iter().position(|kind| *kind == accelerator.kind);
     let (card, is_instance) = match accelerator.part {
@@ -131,8 +131,8 @@ const fn pair(a: usize, b: usize) -> (usize, usize) {
     if a < b { (a, b) } else { (b, a) }
 }
 
-/// A network card with its way to each accelerator. To a card that the kernel's driver does not list, the NUMA nodes
-/// tell what they can: on a machine of one node there is no way between two.
+/// A network card with its link to each accelerator. For a card that the kernel's driver does not list, only the NUMA
+/// nodes are known: on a machine of one node there is no link between two.
 fn seen_from(mut nic: Nic, entries: &[Entry], nodes: usize) -> Nic {
     let by_node = |entry: &Entry| match (nic.numa_node, entry.accelerator.numa_node) {
         (Some(one), Some(other)) if one != other => LinkKind::Sys,

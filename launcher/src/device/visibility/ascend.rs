@@ -34,7 +34,7 @@ fn listed(devices: &[Visible], value: &OsString) -> Seen {
             }
             break;
         };
-        // What stands behind it would be promised to a worker that does not get it.
+        // The entries behind it would be promised to a worker that does not get them.
         if let Some(last) = named.last().filter(|last| last.accelerator.index >= device.accelerator.index) {
             let last = last.accelerator.index;
             dropped.push(format!("`{entry}` is not above `{last}`, and the list must ascend: it ends there"));

@@ -20,8 +20,8 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, asking: Asking<'_>)
     }
 }
 
-/// The positions of the machine's cards, those in MIG mode too, in ascending PCI order: what an index means under
-/// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+/// The positions of the machine's cards, including those in MIG mode, in ascending PCI order: the meaning of an index
+/// under `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 pub(in crate::device) fn pci_order(machine: &Machine) -> Vec<usize> {
     let is_card = |accelerator: &Accelerator| {
         accelerator.kind == DeviceType::Cuda && matches!(accelerator.part, Part::Whole | Part::MigParent)
@@ -98,7 +98,7 @@ impl Cards<'_> {
         self.machine.accelerators.iter().enumerate().filter_map(of_card)
     }
 
-    /// What a process sees that is shown this card alone.
+    /// The device that a process sees if it is shown only this card.
     fn device_of(&self, card: usize) -> Option<usize> {
         match self.machine.accelerators[card].part {
             Part::MigParent => self.instances(card).next(),
@@ -231,7 +231,7 @@ impl Cards<'_> {
         device.accelerator.index = instance;
         device.accelerator.name = format!("{} MIG {ids}", device.accelerator.name);
         device.accelerator.uuid = Some(entry.to_owned());
-        // The card's own would be told as the instance's.
+        // Otherwise the card's own memory would be reported as the instance's.
         device.accelerator.memory = None;
         device.accelerator.state = None;
         Some(device.named(entry, true))
@@ -300,7 +300,7 @@ fn end_of_list(dropped: &mut Vec<String>, entry: &str, why: &str) {
     dropped.push(format!("`{entry}` {why}, which ends the list"));
 }
 
-/// The number that the text begins with, as `strtoul` reads it; a negative one is no index.
+/// The number at the start of the text, as `strtoul` reads it; a negative one is not an index.
 fn strtoul(text: &str) -> Option<u64> {
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(unsigned) => (true, unsigned),

@@ -1,7 +1,7 @@
 //! `HABANA_VISIBLE_MODULES` (Gaudi).
 //!
-//! Left open by the vendor and decided here: an empty value counts as none set; an entry that is no module is dropped
-//! and the list goes on; a repeated one counts once; a list that does not ascend is taken as it stands, with a warning,
+//! Left open by the vendor and decided here: an empty value counts as unset; an entry that is not a module is dropped
+//! and the list goes on; a repeated one counts once; a list that does not ascend is used unchanged, with a warning,
 //! since no document promises an order.
 
 use std::ffi::OsString;

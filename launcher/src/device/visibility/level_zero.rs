@@ -14,7 +14,7 @@ const VARIABLE: &str = "ZE_AFFINITY_MASK";
 /// The specification leaves it to the implementation.
 const ORDER_UNKNOWN: &str = "it is the driver's own, unless `ZE_ENABLE_PCI_ID_DEVICE_ORDER=1` is set";
 
-/// What Level Zero shows as a device.
+/// The unit that Level Zero shows as a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::device) enum Hierarchy {
     /// Each tile (`FLAT`, the default, and `COMBINED`).
@@ -22,7 +22,7 @@ pub(in crate::device) enum Hierarchy {
     Cards,
 }
 
-/// What the inherited variable says, or else the drivers' default.
+/// The hierarchy of the inherited variable, or else the drivers' default.
 pub(in crate::device) fn hierarchy(inherited: &Inherited) -> Hierarchy {
     match inherited.ze_hierarchy.as_deref().and_then(OsStr::to_str) {
         Some("COMPOSITE") => Hierarchy::Cards,

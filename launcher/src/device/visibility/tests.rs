@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::fake::{self, environment, numbers};
 
-/// What a process with these variables sees, and the number of warnings, which is shown only where there are any.
+/// The devices that a process with these variables sees, and the number of warnings if there are any.
 fn sees(machine: &str, variables: &str) -> String {
     sees_counting(machine, variables, Counting::Runtime)
 }

@@ -57,7 +57,7 @@ fn inherited(
     inherited
 }
 
-/// Which of the visible devices are typed, and in which order, as numbers that are taken modulo what is left.
+/// The typed devices among the visible ones, in order, as numbers modulo the count of the remaining ones.
 pub(crate) fn picks() -> impl Strategy<Value = Vec<usize>> {
     proptest::collection::vec(any::<usize>(), 0..8)
 }

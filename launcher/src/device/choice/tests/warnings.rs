@@ -42,7 +42,7 @@ fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
         choice.warnings,
         [Warning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
     );
-    // A worker that is shown one device is told the user's own number for it.
+    // A worker that sees one device gets the user's own number for it.
     let names: Vec<&str> = choice.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!((names, choice.pinned), (vec!["0", "2"], Vec::new()));
 }

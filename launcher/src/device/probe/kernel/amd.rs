@@ -7,7 +7,7 @@ use crate::device::{Accelerator, DeviceType, Memory, PciAddress, State};
 use super::tree::Tree;
 use super::{Report, card, hwmon, pci, processes};
 
-/// The runtime opens it before it looks at any card.
+/// The runtime opens it before any card.
 const DRIVER: &str = "/dev/kfd";
 const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 

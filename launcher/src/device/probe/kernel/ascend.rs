@@ -30,8 +30,8 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut Report) {
     }
 }
 
-/// What is true of each card. The numbers do not follow the PCI order on real machines, and the kernel does not say
-/// which card has which: only a lone one has a known address, and a common NUMA node or name is all cards' own.
+/// The facts that hold for each card. The numbers do not follow the PCI order on real machines, and the kernel does
+/// not map numbers to addresses: only a lone card has a known address, and a common NUMA node or name holds for all.
 fn plugged(tree: &Tree<'_>, cards: &[PciAddress]) -> Accelerator {
     let node = common(cards.iter().map(|address| pci::numa_node(tree, *address)));
     let device = common(cards.iter().map(|address| tree.hex(&format!("{}/device", pci::folder(*address)))));

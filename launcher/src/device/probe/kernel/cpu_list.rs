@@ -1,9 +1,9 @@
 //! The kernel's lists of CPUs: `0-3,8,10-11`. Pure.
 
-/// The kernel's largest number of CPUs (`NR_CPUS` on x86); a larger number is no CPU.
+/// The kernel's largest number of CPUs (`NR_CPUS` on x86); a larger number is not a CPU.
 const MOST_CPUS: u32 = 8192;
 
-/// A text that is no list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a list of CPUs looks like `0-3,8,10-11`, with numbers below 8192")]
 pub struct NoCpuList;
@@ -11,7 +11,7 @@ pub struct NoCpuList;
 /// The CPUs of a list, in ascending order, each once; an empty text is an empty list.
 ///
 /// # Errors
-/// It is no list, or has a number that no CPU can have.
+/// The text is not a list, or has a number that no CPU can have.
 pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
     let text = text.trim();
     let items = text.split(',').filter(|_| !text.is_empty());

@@ -54,7 +54,7 @@ fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
         let siblings =
             shared(&mut cores, id, online, || list(tree, &format!("{folder}/topology/thread_siblings_list")));
         let cache = shared(&mut caches, id, online, || list(tree, &highest_cache(tree, &folder)?));
-        // The kernel says -1 where it does not know.
+        // The kernel shows -1 for an unknown socket.
         let package = tree.number(&format!("{folder}/topology/physical_package_id")).unwrap_or(-1);
         Cpu { id, package, siblings, cache }
     };
@@ -82,7 +82,7 @@ fn shared(
     group
 }
 
-/// The list of those that share the cache of the highest level among those that hold data.
+/// The CPUs that share the cache of the highest level, among caches that hold data.
 fn highest_cache(tree: &Tree<'_>, folder: &str) -> Option<String> {
     let caches = format!("{folder}/cache");
     let mut best: Option<(u32, String)> = None;

@@ -5,7 +5,7 @@ use crate::device::State;
 
 use super::tree::Tree;
 
-/// What the sensors of the PCI device in `folder` say.
+/// The sensor values of the PCI device in `folder`.
 pub(super) fn state(tree: &Tree<'_>, folder: &str) -> State {
     let sensors = tree.numbered(&format!("{folder}/hwmon"), "hwmon").unwrap_or_default();
     let sensors = sensors.first().map(|number| format!("{folder}/hwmon/hwmon{number}"));

@@ -15,8 +15,8 @@ struct Gpu {
     tiles: Vec<u32>,
 }
 
-/// Adds the cards; each tile of several is a device. Discrete ones come first, so that their numbers are those that
-/// PyTorch gives them; an integrated one beside them is kept since `ZE_AFFINITY_MASK` counts it.
+/// Adds the cards; each tile of a card with several is a device. Discrete cards come first, so their numbers are
+/// PyTorch's; an integrated GPU beside them is kept since `ZE_AFFINITY_MASK` counts it.
 pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     let mut addresses = Vec::new();
     let mut drivers = 0;
@@ -53,7 +53,7 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     }
 }
 
-/// Integrated GPUs sit on the processor's own bus.
+/// Integrated GPUs are on the processor's own bus.
 const fn is_discrete(address: PciAddress) -> bool {
     address.bus != 0
 }
@@ -88,8 +88,8 @@ fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut Report) -> Option<G
     Some(Gpu { address, folder, tiles })
 }
 
-/// `xe` has a folder for each tile. Under `i915` the `gt`s of a discrete card are its tiles; those of an integrated GPU
-/// are one for graphics and one for video.
+/// `xe` has a folder for each tile. Under `i915` the `gt`s of a discrete card are its tiles; an integrated GPU has
+/// one for graphics and one for video.
 fn tiles(tree: &Tree<'_>, folder: &str, discrete: bool) -> Vec<u32> {
     let tiles = tree.numbered(folder, "tile").unwrap_or_default();
     if !tiles.is_empty() || !discrete {

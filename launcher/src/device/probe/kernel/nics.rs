@@ -10,10 +10,10 @@ use super::tree::{Tree, presentable};
 const RDMA: &str = "/sys/class/infiniband";
 const INTERFACES: &str = "/sys/class/net";
 
-/// More than these are not told.
+/// At most so many network cards are reported.
 const MOST_NICS: usize = 128;
 
-/// The cards on the PCI bus: by their RDMA devices, and the others by their interfaces.
+/// The cards on the PCI bus: by their RDMA devices, and the rest by their interfaces.
 pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option<Way>]) -> Vec<Nic> {
     let rdma = of_class(tree, RDMA);
     let with_rdma: BTreeSet<PciAddress> = rdma.iter().map(|(_, address)| *address).collect();

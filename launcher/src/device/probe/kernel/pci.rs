@@ -1,7 +1,7 @@
-//! Where PCI devices are plugged in, and how far they are from each other.
+//! PCI topology: addresses, and the distance of two devices.
 //!
-//! The names are those of `nvidia-smi topo -m`; a switch counts as one bridge there, though its two ports are a bridge
-//! each to the kernel, so that two cards below one switch are `PIX`.
+//! The names are those of `nvidia-smi topo -m`; a switch counts as one bridge there, though its two ports are a
+//! bridge each to the kernel, so that two cards below one switch are `PIX`.
 
 use crate::device::{LinkKind, PciAddress};
 
@@ -16,7 +16,7 @@ pub(super) struct Way {
     pub(super) address: PciAddress,
     /// Its host bridge, such as `pci0000:00`, with the folders before it.
     pub(super) host: String,
-    /// What is between the two, from the host bridge on; the root port is the first.
+    /// The bridges between the two devices, from the host bridge on; the root port is the first.
     pub(super) bridges: Vec<String>,
     pub(super) numa_node: Option<u32>,
 }
@@ -25,7 +25,7 @@ pub(super) fn folder(address: PciAddress) -> String {
     format!("/sys/bus/pci/devices/{address}")
 }
 
-/// The NUMA node of a device; the kernel says -1 where it does not know.
+/// The NUMA node of a device; the kernel shows -1 for an unknown node.
 pub(super) fn numa_node(tree: &Tree<'_>, address: PciAddress) -> Option<u32> {
     let node: i32 = tree.number(&format!("{}/numa_node", folder(address)))?;
     u32::try_from(node).ok()

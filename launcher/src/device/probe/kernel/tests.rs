@@ -142,7 +142,7 @@ fn intel_in_pci_order_and_discrete_first() {
         "i915",
         130,
     );
-    // A sound card under the same driver's folder, another vendor's GPU, and what is no device.
+    // A sound card under the same driver's folder, another vendor's GPU, and a folder without a device.
     folder.intel("0000:05:00.0", "xe", 131).file("sys/bus/pci/devices/0000:05:00.0/class", "0x040300\n");
     folder.intel("0000:06:00.0", "xe", 132).file("sys/bus/pci/devices/0000:06:00.0/vendor", "0x10de\n");
     folder.file("sys/bus/pci/drivers/xe/bind", "");
@@ -173,7 +173,7 @@ fn intel_tiles() {
         (2, Part::Whole, memory),
     ];
     assert_eq!(parts, expected);
-    // The two of an integrated GPU are no tiles: one is for graphics, one for video.
+    // The two `gt`s of an integrated GPU are not tiles: one is for graphics, one for video.
     for (address, count) in [("0000:1b:00.0", 2), ("0000:00:02.0", 1)] {
         let folder = Folder::new();
         folder.intel(address, "i915", 128);

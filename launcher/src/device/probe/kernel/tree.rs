@@ -11,9 +11,9 @@ use nix::unistd::{AccessFlags, access};
 
 /// The longest file that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 10;
-/// The most entries of a folder that are looked at.
+/// At most so many entries of a folder are read.
 const MOST_ENTRIES: usize = 8192;
-/// The longest name that is told, in characters.
+/// The longest name that is reported, in characters.
 const MOST_CHARACTERS: usize = 96;
 
 /// The kernel's folders. All paths are absolute, as the kernel has them.
@@ -32,10 +32,10 @@ impl<'a> Tree<'a> {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file as it is.
+    /// The contents of a file, unchanged.
     ///
     /// # Errors
-    /// It cannot be read, is longer than it may be, or is no text.
+    /// The file cannot be read, is longer than allowed, or is not text.
     pub(super) fn read(&self, path: &str) -> io::Result<String> {
         // A pipe in the place of a file must not stop us.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.at(path))?;
@@ -100,7 +100,7 @@ impl<'a> Tree<'a> {
         fs::read_link(self.at(path)).ok()?.into_os_string().into_string().ok()
     }
 
-    /// What a path means once all links are followed, from the root of the tree.
+    /// Resolves all links of a path, from the root of the tree.
     pub(super) fn canonical(&self, path: &str) -> Option<String> {
         let root = fs::canonicalize(self.root).ok()?;
         let path = fs::canonicalize(self.at(path)).ok()?;

@@ -24,7 +24,7 @@ fn trouble(kind: DeviceType, source: &str) -> Trouble {
     Trouble { kind, source: source.to_owned(), what: TroubleKind::Missing("no such file".to_owned()) }
 }
 
-/// What is there, as `type index`, in order.
+/// The devices as `type index`, in order.
 fn listed(machine: &Machine) -> Vec<String> {
     let entry = |card: &Accelerator| match card.part {
         Part::MigInstance { gpu } => format!("{} {gpu}.{}", card.kind, card.index),
@@ -37,7 +37,7 @@ fn link(machine: &Machine, a: usize, b: usize) -> Option<LinkKind> {
     machine.links.iter().find(|link| (link.a, link.b) == (a, b)).map(|link| link.kind)
 }
 
-/// Two NVIDIA cards as the kernel lists them, in its order, between cards of others.
+/// Two NVIDIA cards as the kernel lists them, in its order, between cards of other vendors.
 fn kernel() -> Machine {
     let mut accelerators = vec![
         card(DeviceType::Cuda, 0, "0000:01:00.0"),

@@ -15,7 +15,7 @@ const NUMA_WORDS: usize = 16;
 /// NVML's scope of that mask: the node, not the socket.
 const NUMA_NODE_SCOPE: u32 = 0;
 
-/// Takes a card's answers: an error is no answer, and one that says that the card is gone is remembered.
+/// Collects a card's answers: an error leaves a field empty, and an error about a lost card is remembered.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     loss: Option<String>,
@@ -32,8 +32,8 @@ impl Answers {
             .ok()
     }
 
-    /// The answer to a question that every card answers: any error means that it is gone, but for one that says that
-    /// this driver cannot be asked.
+    /// The answer to a question that every card answers. Any error means that the card is lost, except one about a
+    /// driver that cannot be asked.
     fn must<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {

@@ -10,16 +10,16 @@ use crate::device::{Link, LinkKind, PciAddress};
 /// The value of `NVML_NVLINK_MAX_LINKS` in NVML's header.
 const MOST_LINKS: u32 = 18;
 
-/// NVML's numbers of what stands at the other end of a link.
+/// NVML's numbers for the kind of device at the other end of a link.
 const REMOTE_GPU: u32 = 0;
 const REMOTE_NPU: u32 = 1;
 const REMOTE_SWITCH: u32 = 2;
 
-/// What stands at the other end of an active link.
+/// The device at the other end of an active link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Remote {
     Card(PciAddress),
-    /// An `NVSwitch`, which leads to all the others.
+    /// An `NVSwitch`, which leads to all other cards.
     Switch,
     /// A CPU, or a card that is not shown to us.
     Elsewhere,
@@ -42,7 +42,7 @@ impl Ports {
     }
 }
 
-/// The best way between each two cards; a pair of which NVML says nothing is left out.
+/// The best link between each two cards; a pair without an answer of NVML is left out.
 pub(super) fn between(cards: &[Handle<'_>]) -> Vec<Link> {
     let here: Vec<PciAddress> = cards.iter().filter_map(|card| card.pci).collect();
     let ports: Vec<Ports> =
@@ -78,7 +78,8 @@ fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<Remote> {
     remotes
 }
 
-/// What a link leads to, from the address at its other end and, only where that is no card of `here`, the kind.
+/// The target of a link, from the address at its other end, and from the kind only if the address is not a card of
+/// `here`.
 fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() -> Option<u32>) -> Remote {
     if let Some(address) = address.filter(|address| here.contains(address)) {
         return Remote::Card(address);
@@ -91,8 +92,8 @@ fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() 
     }
 }
 
-/// How many `NVLink`s join two cards, as `nvidia-smi topo -m` counts: those between them, or else those that each has
-/// to the switch.
+/// How many `NVLink`s join two cards, as `nvidia-smi topo -m` counts: the direct ones, or else the ones from each
+/// card to the switch.
 fn nvlinks(a: &Ports, b: &Ports) -> Option<u32> {
     let direct = a.to_card(b).max(b.to_card(a));
     let switched = a.count(Remote::Switch).min(b.count(Remote::Switch));

@@ -38,16 +38,16 @@ use crate::device::{
 /// Where the library is looked for: by name with the loader's own rules, then where Windows' Linux keeps it.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
 
-/// More cards than any machine has; a count above it is no answer.
+/// More cards than any machine has; a higher count is not a valid answer.
 const MOST_CARDS: u32 = 256;
 
 /// More MIG devices than any card has (7 today).
 const MOST_INSTANCES: u32 = 64;
 
-/// Device nodes of drivers that do not call them after NVIDIA: WSL's, and those of its embedded boards.
+/// Device nodes without NVIDIA's name: WSL's, and those of its embedded boards.
 const OTHER_NODES: [&[u8]; 3] = [b"dxg", b"nvhost-ctrl-gpu", b"nvmap"];
 
-/// What troubles name as the one that was asked.
+/// The source that troubles name.
 const SOURCE: &str = "NVML";
 
 /// A card with a valid NVML handle.
@@ -161,8 +161,8 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: Ask) {
     let mut index = 0;
     for number in 0..count {
         match nvml.device_by_index(number) {
-            // NVML also counts the cards that a cgroup keeps from us. They are no devices of ours, no tool and no
-            // program sees them, and they take no index.
+            // NVML also counts the cards that a cgroup keeps from us. No tool and no program here sees them, and they
+            // take no index.
             Err(error @ NvmlError::NoPermission) => {
                 let what = TroubleKind::Missing(words::of(&error));
                 machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));

@@ -11,7 +11,7 @@ use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use super::card::Answers;
 use crate::device::DeviceProcess;
 
-/// More processes than share a card; a count above it is no answer.
+/// More processes than share a card; a higher count is not a valid answer.
 const MOST_PROCESSES: u32 = 4096;
 
 const MOST_STATUS: u64 = 16 * 1024;

@@ -84,7 +84,7 @@ mod tests {
             assert_eq!(throttles(ThrottleReasons::from_bits_truncate(bit)), [word]);
         }
         assert_eq!(throttles(ThrottleReasons::from_bits_truncate(0)), []);
-        // A bit of a newer driver is no word of ours, and takes nothing from the others.
+        // A bit of a newer driver is unknown here, and does not disturb the known ones.
         assert_eq!(
             throttles(ThrottleReasons::from_bits_truncate(0x8000_0044)),
             [Throttle::PowerCap, Throttle::HardwareThermal]

@@ -27,7 +27,7 @@ pub(super) fn of(error: &NvmlError) -> String {
     words.to_owned()
 }
 
-/// What it means that the library at `path` could not be opened or initialised.
+/// The trouble for a library at `path` that cannot be opened or initialised.
 pub(super) fn trouble(error: &NvmlError, path: &str) -> TroubleKind {
     let words = of(error);
     match error {
@@ -36,8 +36,8 @@ pub(super) fn trouble(error: &NvmlError, path: &str) -> TroubleKind {
     }
 }
 
-/// Whether the loader's words say that there is no such library, and not that one of *its* libraries is missing or
-/// that it is for another machine. The second text is that of a static program, which can load none.
+/// Whether the loader reports that there is no such library, and not that one of *its* libraries is missing or that
+/// it is for another machine. The second text comes from a static program, which cannot load libraries.
 fn is_missing(words: &str, path: &str) -> bool {
     (words.contains("No such file or directory") && words.contains(path))
         || words.contains("Dynamic loading not supported")
@@ -51,7 +51,7 @@ pub(super) fn is_loss(error: &NvmlError) -> bool {
     )
 }
 
-/// Whether the error says only that this driver or this card has no such thing.
+/// Whether the error only means that this driver or this card lacks the feature.
 pub(super) fn is_absence(error: &NvmlError) -> bool {
     matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound)
 }

@@ -43,7 +43,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What stands in the place of a file.
+/// The contents that replace a file's own.
 const JUNK: [&[u8]; 7] = [
     b"",
     b"\xff\xfe\x00\x01",
@@ -71,7 +71,7 @@ fn one_broken_file_costs_at_most_its_own_device() {
             let good = fs::read(&file).unwrap();
             fs::write(&file, junk).unwrap();
             let found = look(folder.path(), everything()).accelerators.len();
-            // The one that is not to be read any more, and those that are next to it stay.
+            // The card with the broken file may be lost; the other cards stay.
             assert!(found >= 4, "{found} left with {junk:?} in {}", file.display());
             fs::write(&file, good).unwrap();
         }
@@ -107,7 +107,7 @@ fn endless_files_pipes_and_folders_in_their_place() {
             }
         }
     }
-    // What counts is that it returns.
+    // The test passes if the call returns.
     assert!(look(folder.path(), everything()).accelerators.len() <= 5);
 }
 

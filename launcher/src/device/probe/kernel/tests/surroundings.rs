@@ -17,7 +17,7 @@ fn two_sockets() {
     for cpu in 0..6 {
         let own = if cpu % 2 == 0 { "0,2,4" } else { "1,3,5" };
         let threads = ["0,2", "1,3", "0,2", "1,3", "4", "5"][cpu as usize];
-        // The instructions' cache is above the others and does not count.
+        // The instruction cache has the highest level here, and does not count.
         let caches =
             [(1, "Data", threads), (4, "Instruction", "0-5"), (3, "Unified", own), (2, "Unified", threads)];
         folder.cpu(cpu, i32::try_from(cpu % 2).unwrap(), threads, &caches);
