@@ -1,8 +1,8 @@
-//! The folder of a job's error files, and how `rankrun gc` knows that the job is dead.
+//! The folder of a job's error files, and the lock that tells `rankrun gc` whether the job is alive.
 //!
-//! The agent holds a lock (flock(2)) on the folder. The kernel drops it with the agent, however that ends, and the lock
-//! counts in every pid namespace that shares `/dev/shm`: a container may share it, and a pid says nothing there. A folder
-//! gets its name when it is locked, so that a job which is just starting has no folder of this name without a lock.
+//! The agent holds a lock (flock(2)) on the folder. The kernel drops it with the agent, however that ends. The lock
+//! counts in every pid namespace that shares `/dev/shm`: a container may share it, and a pid means nothing there. A
+//! folder gets its name when it is locked, so a job that is just starting has no folder of this name without a lock.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -13,8 +13,8 @@ use std::time::SystemTime;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-/// What such a folder is called, before `_` and eight random characters. torch's own have these characters right behind
-/// `torchelastic_`.
+/// The name of such a folder, before `_` and eight random characters. torch's own folders have these characters right
+/// behind `torchelastic_`.
 pub const NAME: &str = "torchelastic_rankrun";
 
 /// Locks the new folder `made` and gives it its name. Where either is refused the folder keeps the name that it has, and

@@ -13,7 +13,7 @@ use memchr::{memchr, memrchr};
 
 use super::space::why_unwritten;
 
-/// A longer line is looked at, and copied, in pieces of this size: memory is bounded.
+/// A longer line is searched and copied in pieces of this size: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
 
 #[derive(Debug)]
@@ -143,7 +143,7 @@ mod tests {
         (file, path)
     }
 
-    /// What is copied of these chunks, each of the worker that is named.
+    /// The copied lines of these chunks, each of the named worker.
     fn copied(texts: &[&str], chunks: &[(&'static str, &str)]) -> String {
         let (mut file, path) = scratch();
         let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();

@@ -13,7 +13,7 @@ struct Latch {
     opened: EventFd,
 }
 
-/// What a worker thread holds until it is done; dropping it, also in a panic, says so.
+/// A worker thread holds it until it is done; its drop counts as done, also in a panic.
 #[derive(Debug)]
 pub(super) struct Promise(Arc<Latch>);
 
@@ -23,7 +23,7 @@ pub(super) struct Promise(Arc<Latch>);
 #[must_use = "wait for it, or drop it to go on without"]
 pub struct Drained(Arc<Latch>);
 
-/// The waiting end, and one promise for each of `count` others.
+/// The waiting end, and one promise for each of `count` threads.
 pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Promise>), Errno> {
     let opened = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let latch = Arc::new(Latch { left: AtomicUsize::new(count), opened });

@@ -41,7 +41,7 @@ mod tail;
 mod tests;
 pub mod tree;
 
-/// How much of the end of a redirected file is looked at for the last lines.
+/// The size of the read for the last lines of a redirected file, in bytes.
 const FILE_TAIL: i64 = 64 * 1024;
 
 /// Why a worker's output has no place to go.
@@ -63,7 +63,7 @@ pub enum LogError {
         /// The kernel's error for the system call.
         source: io::Error,
     },
-    /// There is no pipe for a worker's output.
+    /// No pipe can be made for a worker's output.
     #[error("cannot make a pipe for the output of a worker")]
     Channel {
         /// The kernel's error for the system call.
@@ -100,7 +100,7 @@ impl LogError {
     }
 }
 
-/// What is lost without being a fault: for `-v`.
+/// A loss that is not an error: reported under `-v`.
 #[derive(Debug, thiserror::Error)]
 pub enum LogNote {
     /// There is no log tree, and no error file either.
@@ -119,7 +119,7 @@ pub enum LogNote {
     },
 }
 
-/// What a worker gets as one of its streams.
+/// The worker's end of one of its streams.
 #[derive(Debug)]
 pub enum ChildEnd {
     /// The worker inherits the launcher's stream.
@@ -129,7 +129,7 @@ pub enum ChildEnd {
     Fd(OwnedFd),
 }
 
-/// What a worker gets as its streams.
+/// The worker's ends of its output streams.
 #[derive(Debug)]
 pub struct WorkerStdio {
     /// The worker's end of standard output.
@@ -309,7 +309,7 @@ impl Logs {
         }
     }
 
-    /// What was lost since the last call.
+    /// The notes about losses since the last call.
     pub fn take_notes(&mut self) -> Vec<LogNote> {
         std::mem::take(&mut self.notes)
     }

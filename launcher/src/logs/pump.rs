@@ -88,7 +88,7 @@ impl PumpHandle {
     }
 }
 
-/// What connects a pump with the rest.
+/// The channels between a pump and its owner.
 struct Ends {
     output: Arc<Output>,
     wake: Arc<EventFd>,
@@ -111,7 +111,7 @@ struct Pump {
     floor: Option<SpeakerId>,
 }
 
-/// What the last round of reads found.
+/// The result of the last round of reads.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pace {
     Idle,
@@ -184,8 +184,8 @@ impl Pump {
         drop(finished);
     }
 
-    /// After small reads: lets more come before the next one, unless we are told something. A wake-up for each line
-    /// would cost more than the line, us and the worker that writes it.
+    /// After small reads: waits for more bytes, or for a command. A wake-up for each line would cost the pump and the
+    /// worker more than the line itself.
     fn gather(&self) {
         let mut wake = [PollFd::new(self.ends.wake.as_fd(), PollFlags::POLLIN)];
         // Whatever ends it, we go on.
@@ -216,7 +216,7 @@ impl Pump {
         EpollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
     }
 
-    /// Does what it was told; the end of it is in the answer.
+    /// Executes the waiting commands; returns the promise of `Finish`, which ends the pump.
     fn obey(&mut self) -> Option<Promise> {
         while let Ok(command) = self.ends.commands.try_recv() {
             match command {
@@ -264,7 +264,7 @@ impl Pump {
         }
     }
 
-    /// Reads the sources to their end, or to what a stranger that still has them adds, and closes them.
+    /// Reads the sources to their end, or a limited amount if another process still writes to them, and closes them.
     fn drain(&mut self, chosen: impl Fn(&Source) -> bool) {
         let mut tokens: Vec<u64> =
             self.sources.iter().filter(|(_, (_, source))| chosen(source)).map(|(&token, _)| token).collect();

@@ -35,7 +35,7 @@ pub enum Route {
     Capture {
         /// The log file: a byte-exact copy.
         file: Option<PathBuf>,
-        /// What each line on the console begins with, when the stream is tee'd.
+        /// The prefix of each console line, if the stream is tee'd.
         prefix: Option<String>,
     },
 }
@@ -47,7 +47,7 @@ pub struct Routes {
     pub stdout: Route,
     /// The destination of the standard error.
     pub stderr: Route,
-    /// What rewritten lines, such as progress bars, begin with on a terminal: several workers share it.
+    /// The prefix of rewritten lines, such as progress bars, on a terminal: several workers share it.
     pub label: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub fn routes(spec: &LogSpec, speaker: Speaker<'_>, folder: Option<&Path>) -> Ro
     }
 }
 
-/// What both streams of a worker have in common.
+/// The facts that both streams of a worker share.
 struct Worker<'a> {
     speaker: Speaker<'a>,
     template: Option<&'a str>,
@@ -112,7 +112,7 @@ enum Place<'a> {
     Missing,
 }
 
-/// What the options say of one stream.
+/// The options' request for one stream.
 #[derive(Clone, Copy)]
 enum Wish {
     Nothing,

@@ -21,7 +21,7 @@ pub(super) struct Source {
     pub(super) generation: Generation,
     pub(super) stream: Stream,
     pub(super) prefix: String,
-    /// What rewritten lines begin with on the console, where they are followed.
+    /// The prefix of rewritten lines on the console, if they are followed.
     pub(super) label: Option<String>,
     pub(super) file: Option<LogFile>,
     pub(super) picker: Option<Picker>,

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use rustix::fs::StatVfs;
 
-/// What a file system lacks that takes nothing more.
+/// The resource that a full file system lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskShortage {
     /// No space is left for data.
     Space {
-        /// What is left for this user, in bytes.
+        /// The free space for this user, in bytes.
         free: u64,
         /// The size of the file system, in bytes.
         total: u64,
@@ -36,11 +36,11 @@ pub struct FullLogFolder {
 /// The hint for every error about a full log disk.
 pub const MAKE_ROOM: &str = "free space there, or choose another folder with `--log-dir`";
 
-/// With less than this a file system counts as full, in bytes: a line that still fits is no use.
+/// With less than this a file system counts as full, in bytes: room for one more line does not help.
 const LEAST_FREE: u64 = 4096;
 
 impl DiskShortage {
-    /// What the file system of this folder lacks; nothing where it has room, or does not tell.
+    /// The resource that the file system of this folder lacks; `None` if it has room, or does not answer.
     #[must_use]
     pub fn at(folder: &Path) -> Option<Self> {
         let found = rustix::fs::statvfs(folder).ok()?;

@@ -58,7 +58,7 @@ impl Tail {
             Stream::Stdout => &mut self.stdout,
             Stream::Stderr => &mut self.stderr,
         };
-        // Of a chunk of many lines only the last ones are looked at.
+        // Of a chunk of many lines only the last ones are kept.
         let start = memrchr_iter(b'\n', bytes).nth(LINES).map_or(0, |end| end + 1);
         if start > 0 {
             *partial = Partial::default();
@@ -86,7 +86,7 @@ impl Tail {
     }
 }
 
-/// What was captured, between the ends of redirected files.
+/// The captured lines, between the ends of redirected files.
 pub(super) fn join(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
     let lines_of = |bytes: &[u8]| {
         let mut tail = Tail::default();

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::LocalRank;
 
-/// A launcher's outputs and what a person would read there.
+/// A launcher's outputs, and the text on them.
 struct Rig {
     logs: Logs,
     console: Console,

@@ -24,9 +24,9 @@ use crate::spec::LogDir;
 const NAME_LIMIT: usize = 200;
 /// The base in the temporary folder.
 const TEMPORARY: &str = "torchelastic";
-/// What [`random_end`] gives, as a shell pattern.
+/// The result of [`random_end`] as a shell pattern.
 const ANY_END: &str = "????????";
-/// What a worker writes into its folder when it fails.
+/// The file that a failing worker writes into its folder.
 pub const ERROR_FILE: &str = "error.json";
 /// Between the count of restarts and the number of the round.
 const OF_ROUND: &str = ".round_";
@@ -53,14 +53,14 @@ struct Made {
     workers: LocalWorldSize,
 }
 
-/// What came of the wish for a tree.
+/// The result of creating the log tree.
 #[derive(Debug)]
 pub enum TreeOutcome {
     /// The log tree has been created.
     Made(LogTree),
     /// The user switched the log tree off.
     Off,
-    /// There is no place for it, and the job can do without.
+    /// There is no place for the tree, and the job can run without it.
     Lost(LogNote),
 }
 
@@ -125,7 +125,7 @@ impl Attempt {
 
     fn remove_empty(&self) {
         for local_rank in (0..self.workers.get()).map(LocalRank) {
-            // Not empty is no fault, and neither is gone, or never made.
+            // A folder with files stays; a missing one is not an error.
             let _ = std::fs::remove_dir(self.worker(local_rank));
         }
         let _ = std::fs::remove_dir(&self.folder);
@@ -291,7 +291,7 @@ fn make_unique(parent: &Path, name: &str) -> io::Result<PathBuf> {
     }
 }
 
-/// Eight random characters, of those that Python's `tempfile` uses.
+/// Eight random characters, as Python's `tempfile` uses them.
 fn random_end() -> String {
     const CHARACTERS: &[u8; 37] = b"abcdefghijklmnopqrstuvwxyz0123456789_";
     let number = Uuid::new_v4().as_u128();
