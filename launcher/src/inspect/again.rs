@@ -45,7 +45,7 @@ fn is_lost(machine: &Machine, trouble: &Trouble) -> bool {
     }
 }
 
-/// What the second look found in place of what the first one lost, with the first one's troubles.
+/// Joins two looks: the second one's answers in place of the lost ones, with the first one's troubles.
 pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
     let is_found = |kind: DeviceType| second.accelerators.iter().any(|found| found.kind == kind);
     let is_back = |trouble: &Trouble| {
@@ -75,7 +75,7 @@ pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
     Machine { troubles, ..joined }
 }
 
-/// What the first look asked for, and the second did not.
+/// The facts that the first look asked for, and the second did not.
 const fn besides(ask: Ask) -> &'static str {
     match (ask.state, ask.links) {
         (true, true) => "state and links",

@@ -11,7 +11,7 @@ use super::page::{Align, Column, Page, Row, Tone, width};
 use super::picture::{Picture, Warning};
 use super::words;
 
-/// A longer name is cut, and told whole in the second table.
+/// A longer name is cut, and shown whole in the second table.
 const LONGEST_NAME: usize = 24;
 
 const STATES: [Column; 9] = [
@@ -157,7 +157,7 @@ const fn tone_of(severity: Severity) -> Tone {
     }
 }
 
-/// What is wrong: with the looking, and with devices. One's own processes stand in the table of processes.
+/// Troubles of the probes and of devices. This user's own processes are in the table of processes.
 fn warnings(page: &mut Page, picture: &Picture) {
     let told: Vec<&Warning> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
@@ -204,7 +204,7 @@ fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> R
         .cell(process.name.clone().unwrap_or_default())
 }
 
-/// The orders, where there is more than one way to say them.
+/// The orders, if the devices have more than one.
 fn orders(page: &mut Page, picture: &Picture) {
     let kinds: Vec<DeviceType> = DeviceType::ALL
         .into_iter()
@@ -237,7 +237,7 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
     matches!(devices, Ok(devices) if devices.len() < 2)
 }
 
-/// What went wrong with the looking.
+/// The troubles of the probes.
 pub(super) fn troubles(page: &mut Page, machine: &Machine) {
     let all = machine.troubles.iter().chain(&machine.made_good);
     let serious: Vec<&Trouble> = all.filter(|trouble| words::is_serious(trouble)).collect();

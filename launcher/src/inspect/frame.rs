@@ -32,7 +32,7 @@ impl Size {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    /// What is watched, how often, when it was.
+    /// The command, its interval, and the time of the picture.
     pub(super) title: String,
     /// Why this is not the newest picture.
     pub(super) trouble: Option<String>,
@@ -94,7 +94,7 @@ fn row(line: &Line, before: Option<&Page>, columns: usize, style: Style) -> Stri
     text
 }
 
-/// A change is marked in reverse video, which is no colour.
+/// A change is marked in reverse video, which is not a colour.
 fn codes(tone: Tone, style: Style, is_new: bool) -> Option<String> {
     let tone = tone.codes().filter(|_| style == Style::Coloured);
     let codes: Vec<&str> = tone.into_iter().chain(is_new.then_some("7")).collect();

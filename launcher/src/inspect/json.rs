@@ -230,7 +230,7 @@ pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
 }
 
 fn object(answer: &impl Serialize) -> Vec<u8> {
-    // Every key is a string and there are no fractions.
+    // Every key is a string and there are no fractions, so this does not fail.
     let mut json = serde_json::to_vec_pretty(answer).unwrap_or_default();
     json.push(b'\n');
     json

@@ -80,19 +80,20 @@ fn known(there: &[String]) -> String {
     if there.is_empty() { "the CPUs".to_owned() } else { there.join(", ") }
 }
 
-/// What to print, and how to end.
+/// The output of the command, and its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     /// The bytes for the standard output.
     pub text: Vec<u8>,
-    /// 1 where nothing could be told because a library hangs, fails or crashes.
+    /// 1 if no device can be shown because a library hangs, fails or crashes.
     pub status: ExitStatus,
 }
 
-/// Looks, and says what is there. `style` is for a terminal's text; `can_draw` says whether its cursor moves.
+/// Probes the machine, and returns the text about it. `style` is for a terminal's text; `can_draw` says whether its
+/// cursor moves.
 ///
 /// # Errors
-/// It was asked to watch where that cannot be done.
+/// `--watch` was asked for and is not possible.
 pub fn inspect(
     question: &Inspect,
     facts: &Facts,

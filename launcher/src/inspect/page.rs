@@ -44,7 +44,7 @@ pub(super) struct Line {
     pub(super) cells: Vec<Cell>,
 }
 
-/// Everything that is told, in lines.
+/// The whole output, in lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Page {
     pub(super) lines: Vec<Line>,
@@ -73,7 +73,7 @@ impl Row {
         Self { key, cells: Vec::new() }
     }
 
-    /// The text of the next column; empty where there is nothing to say.
+    /// The text of the next column; empty for no text.
     pub(super) fn cell(self, text: impl Into<String>) -> Self {
         self.toned(text, Tone::Plain)
     }

@@ -11,7 +11,7 @@ use crate::device::{Accelerator, CudaDevice, DeviceType, Link, Machine, Nic, Par
 /// The CUDA driver's own order, asked only where it is needed.
 pub(super) type CudaOrder<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
-/// What is known beside the machine.
+/// The known facts beside the machine.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
     pub(super) host: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct Context<'a> {
     pub(super) inherited: &'a Inherited,
     /// The CPUs that this process may use.
     pub(super) affinity: &'a [u32],
-    /// Processes of other users than this one are reported as strangers.
+    /// A device that is busy for another user than this one gets a warning.
     pub(super) own_uid: u32,
     pub(super) cuda_order: CudaOrder<'a>,
 }
@@ -37,12 +37,12 @@ pub(super) struct Picture {
     pub(super) warnings: Vec<Warning>,
 }
 
-/// What one `--device-order` would give a launch that says nothing else about devices of this type.
+/// The order that one `--device-order` gives the devices of this type in a launch without other options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) kind: DeviceType,
     pub(super) order: DeviceOrder,
-    /// Positions in rank order, or why it cannot be told.
+    /// Positions in rank order, or the reason why the order is unknown.
     pub(super) devices: Result<Vec<usize>, String>,
 }
 
@@ -147,7 +147,7 @@ impl Picture {
         all.filter(|(_, device)| is_it(device)).map(|(at, _)| at).collect()
     }
 
-    /// Whether nothing could be told because something is wrong.
+    /// Whether no device can be shown because a probe failed.
     pub(super) fn is_blind(&self) -> bool {
         self.machine.accelerators.is_empty() && self.machine.troubles.iter().any(super::words::is_serious)
     }
@@ -180,7 +180,7 @@ fn chosen(
         machine.accelerators.iter().position(same)
     };
     let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
-    // Small cards are told of once for the whole machine.
+    // Small cards are reported once for the whole machine.
     let told = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
     let told =
         told.map(|warning| Warning { device: None, severity: Severity::Warning, text: warning.to_string() });

@@ -28,7 +28,7 @@ use super::picture::Picture;
 use super::terminal::Terminal;
 use super::{EVERYTHING, InspectError, again, devices, picture_of, words};
 
-/// A look that takes longer is told of, and so often how long it has been.
+/// A look that takes longer is announced, with the time it has taken so far.
 const SILENT: Duration = Duration::from_secs(1);
 /// How often we stop to be given the foreground; a group of processes that no shell knows never is.
 const FOREGROUND_TRIES: usize = 3;
@@ -63,7 +63,7 @@ struct Shown {
 #[derive(Default)]
 struct Screen {
     shown: Option<Shown>,
-    /// What is compared with what is shown.
+    /// The previous page, to mark changes.
     before: Option<Page>,
     /// Why what is shown is not the newest.
     trouble: Option<String>,
@@ -73,7 +73,7 @@ struct Screen {
 struct Look {
     probes: Probes,
     since: Instant,
-    /// What the first look found, where this is the second.
+    /// The machine of the first look, if this is the second.
     first: Option<Machine>,
 }
 
@@ -199,7 +199,7 @@ impl Watch<'_> {
                 Some(first) => again::joined(first, found, EVERYTHING),
             };
             let ask = || self.cuda_order.clone();
-            // A device that is gone is not told of here: the picture then shows all that are left.
+            // A missing device is not an error here: the picture then shows all remaining ones.
             let picture = picture_of(machine, self.facts, self.watched.kind, &ask);
             let picture = picture.clone().only(self.watched.ids).unwrap_or(picture);
             self.screen.show(shown(picture, self.watched));
@@ -268,7 +268,7 @@ impl Screen {
     }
 }
 
-/// What keeps the new picture from being as good as the old one.
+/// The trouble that makes the new picture worse than the old one.
 fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
     let was_there = |source: &str| {
         let serious = old.troubles.iter().filter(|trouble| words::is_serious(trouble));
@@ -294,7 +294,7 @@ fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option
     Ok(event)
 }
 
-/// What was typed; nothing where that is nothing, or means nothing to us.
+/// The event of the typed keys; `None` for other keys.
 fn read_keys(keys: BorrowedFd<'_>) -> Option<Event> {
     let mut fds = [PollFd::new(keys, PollFlags::POLLIN)];
     if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {

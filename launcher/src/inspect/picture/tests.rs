@@ -1,4 +1,4 @@
-//! What follows from machines made by hand.
+//! Pictures of machines made by hand.
 
 use super::super::example::{OWN, bare, busy, card, context, machine, nic, picture};
 use super::*;
