@@ -51,13 +51,13 @@ pub struct Explanation {
     pub name: &'static str,
     /// The working directory of the workers.
     pub working_folder: Text,
-    /// What was decided, and where each value was said.
+    /// The settings of the launch, with the source of each.
     pub settings: Vec<Setting>,
     /// The run id of the job.
     pub run_id: Value,
     /// The store that the workers rendezvous at.
     pub store: Store,
-    /// What it has to do with other nodes; nothing where the job stays on this one.
+    /// The multi-node part of the launch; `None` for a job of one node.
     pub nodes: Option<Nodes>,
     /// The signals that end the job.
     pub signals: Signals,
@@ -65,19 +65,19 @@ pub struct Explanation {
     pub max_restarts: u32,
     /// The folder of the first generation's logs and error files, if there is one.
     pub log_folder: Option<Value>,
-    /// The local rank that `--leave-out` leaves to a person.
+    /// The local rank that `--leave-out` leaves to be started by hand.
     pub left_out: Option<u32>,
-    /// What the launcher would say before it starts anything.
+    /// The warnings that the launch would print before the start.
     pub warnings: Vec<String>,
     /// The workers of this node, by local rank.
     pub ranks: Vec<Worker>,
 }
 
-/// Bytes that are most often text: in JSON a string, or `{"bytes": […]}` where they are no UTF-8.
+/// Bytes that are most often text: in JSON a string, or `{"bytes": […]}` for invalid UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(pub OsString);
 
-/// What may be known only at launch. In JSON a [`Text`], or `{"at_launch": …}` with what it will be.
+/// A value that may be known only at launch. In JSON a [`Text`], or `{"at_launch": …}` with the kind of value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// A value that is known before the launch.
@@ -86,14 +86,14 @@ pub enum Value {
     AtLaunch(Pending),
 }
 
-/// What is known only at launch.
+/// A kind of value that is known only at launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pending {
     /// A port that is free then.
     FreePort,
     /// A run id that is made up then.
     RunId,
-    /// What the nodes of the job agree on.
+    /// The nodes of the job agree on the value.
     Agreed,
     /// The interface by which this node reaches the rendezvous store.
     Interface,
@@ -125,7 +125,7 @@ pub struct Endpoint {
     pub port: Value,
 }
 
-/// What ends the job, and how.
+/// The signals that end the job, and their effects.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Signals {
     /// These stop the job: the workers get the same one.
@@ -136,7 +136,7 @@ pub struct Signals {
     pub grace_seconds: f64,
     /// The same for single causes, by their keys in `[stop.grace-for]`.
     pub grace_for_seconds: BTreeMap<&'static str, f64>,
-    /// A worker that sits in the kernel for longer has failed.
+    /// A worker in uninterruptible sleep for longer has failed.
     pub stuck_seconds: Option<f64>,
 }
 
@@ -157,7 +157,7 @@ pub struct Worker {
     pub program: Text,
     /// The arguments; the first one is the program's name.
     pub argv: Vec<Text>,
-    /// `launcher` where it reads what the launcher reads, `terminal` where a person starts it, else `nothing`.
+    /// `launcher` for the launcher's own standard input, `terminal` for a worker started by hand, else `nothing`.
     pub stdin: &'static str,
     /// The destination of its standard output.
     pub stdout: Stream,
@@ -188,7 +188,7 @@ pub struct Card {
     pub numa_node: Option<u32>,
     /// The option or variable that chose it.
     pub chosen_by: String,
-    /// For people, all but how it was chosen.
+    /// The device in a message, without the way it was chosen.
     #[serde(skip)]
     pub title: String,
 }

@@ -14,7 +14,7 @@ use crate::rendezvous::address::loopback;
 use crate::spec::rendezvous::{NetworkSpec, RoundTimes};
 use crate::spec::{LaunchSpec, RendezvousSpec};
 
-/// The part of this node in a job that others may take part in.
+/// The part of this node in a job of several nodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Nodes {
     /// The fewest nodes of a round.
@@ -31,11 +31,11 @@ pub struct Nodes {
     pub join_timeout_seconds: f64,
     /// How long more nodes are waited for once there are enough.
     pub last_call_seconds: Option<f64>,
-    /// A node that gives no sign of life for so long is lost.
+    /// A node without a heartbeat for so long is lost.
     pub lease_seconds: f64,
     /// The address that this node publishes, where it is said.
     pub local_addr: Option<String>,
-    /// The interface by which the others reach it, where it is said.
+    /// The interface by which other nodes reach this one, if it is set.
     pub interface: Option<String>,
     /// Where it listens, beside the port that was said.
     pub ports: Option<Ports>,
@@ -112,7 +112,7 @@ pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
     }
 }
 
-/// This node's place in the first round, as far as it is known before it has met others.
+/// This node's place in the first round, as far as it is known before the rendezvous.
 pub(super) fn place_of(spec: &LaunchSpec, round: Round) -> Round {
     let node_rank = match &spec.rendezvous {
         RendezvousSpec::Static { node_rank, .. } => *node_rank,

@@ -83,7 +83,7 @@ impl Plan<'_> {
         taken.map(|(name, _)| *name).collect()
     }
 
-    /// The last `ours` variables are the launcher's, the others are inherited as they stand.
+    /// The last `ours` variables are the launcher's; the rest is inherited unchanged.
     fn environment(&self, command: &Command, ours: usize) -> Vec<Entry> {
         let inherited = command.envp.len().saturating_sub(ours);
         let entry = |(at, entry): (usize, &CString)| {

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 #[must_use]
 pub fn for_shell(word: &OsStr) -> Vec<u8> {
     let bytes = word.as_bytes();
-    // `=` makes an assignment of a first word, and zsh looks up what stands behind a first one.
+    // `=` makes an assignment of a first word, and zsh looks up the command behind a leading `=`.
     let is_plain = |(at, byte): (usize, &u8)| is_plain(*byte) || (*byte == b'=' && at > 0);
     if !bytes.is_empty() && bytes.iter().enumerate().all(is_plain) {
         return bytes.to_vec();

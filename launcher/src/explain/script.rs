@@ -15,19 +15,19 @@ use super::quote::for_shell;
 use super::{Explanation, Pending, Store, Value};
 use crate::device::affinity::ranges;
 
-/// What the terminal at hand knows better.
+/// Variables that the terminal at hand defines.
 const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
 
 /// A worker's command as a shell script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Script {
-    /// What a reader should know, a line each.
+    /// Comments for the reader, a line each.
     pub comment: Vec<String>,
     /// Where it starts; empty where that has no name.
     pub folder: OsString,
     /// The environment of the worker, in order.
     pub environment: Vec<(OsString, Word)>,
-    /// What stands before everything, also before the words that are given to the script.
+    /// The words in front of the command, also in front of the script's arguments.
     pub wrapper: Vec<OsString>,
     /// The program and its arguments.
     pub command: Vec<OsString>,

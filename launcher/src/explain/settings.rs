@@ -27,7 +27,7 @@ use crate::spec::{
 /// One setting with its value and source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// What is decided: the option that says it, without dashes, else a word of ours.
+    /// The name of the setting: its option without dashes, else a word of ours.
     pub name: &'static str,
     /// The value that counts; `null` for none.
     pub value: Option<Value>,
@@ -93,7 +93,7 @@ const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 const CHOOSERS: [&str; 5] =
     ["devices", "device-order", "device-type", "device-visibility", "virtual-local-rank"];
 
-/// Whether it is a vendor's variable that says which devices a process sees.
+/// Whether a vendor's variable controls which devices a process sees.
 fn of_devices(name: &str) -> bool {
     let vendors = ["CUDA_", "HIP_", "ROCR_", "GPU_DEVICE_", "ZE_", "HABANA_", "HLS_", "ASCEND_"];
     vendors.iter().any(|prefix| name.starts_with(prefix))
@@ -289,7 +289,7 @@ impl Sources<'_> {
         })
     }
 
-    /// What was chosen stands at each rank; here is what was asked for.
+    /// The requested devices; the chosen ones are shown at each rank.
     fn of_the_devices(&self) -> [Setting; 6] {
         let LaunchSpec { seats, devices, visibility, .. } = self.spec;
         let cards: Vec<&str> =
@@ -318,7 +318,7 @@ impl Sources<'_> {
         ]
     }
 
-    /// The variables that say which devices there are for a job like this one.
+    /// The visibility variables for a job like this one.
     fn of_kind(&self) -> Vec<&'static str> {
         match self.spec.seats.first().map(|seat| seat.device.kind) {
             Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],

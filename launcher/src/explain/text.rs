@@ -15,7 +15,7 @@ pub enum Style {
     Coloured,
 }
 
-/// Wider values do not push the origins of the others away.
+/// Wider values do not push the sources of the other settings away.
 const WIDEST: usize = 44;
 const BY_HAND: &str = "the terminal of whoever starts it";
 
@@ -168,7 +168,7 @@ fn stream(stream: &Stream) -> String {
     }
 }
 
-/// What is the same for all; nothing where there is only one.
+/// The variables that are the same for all workers; empty for a single worker.
 fn common_variables(workers: &[Worker]) -> Vec<&Variable> {
     let [first, others @ ..] = workers else { return Vec::new() };
     if others.is_empty() {

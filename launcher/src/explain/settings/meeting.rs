@@ -31,7 +31,7 @@ impl Sources<'_> {
         }
     }
 
-    /// An endpoint says both parts of a static rendezvous.
+    /// An endpoint sets both parts of a static rendezvous.
     fn of_static(&self, part: &str) -> Source {
         match self.origins.of_setting(&["rdzv-endpoint"]) {
             Some(endpoint) => endpoint.into(),

@@ -76,7 +76,7 @@ fn interfaces_of_several_hosts_are_listed_with_their_reason() {
         assert!(line.contains(" (interface of the way to the store) "), "{line}");
         assert!(line.ends_with(" several hosts: a host's own name may mean 127.0.0.1"), "{line}");
     }
-    // What the user says stands, and one host needs none.
+    // The user's own value stays, and one host needs none.
     let listed = |line: &str, environment: &[(&str, &str)]| -> Vec<&str> {
         let variables = explained(line, environment).ranks.remove(0).variables;
         variables.iter().map(|variable| variable.name).filter(|name| names.contains(name)).collect()
