@@ -65,11 +65,11 @@ pub(super) fn lock(folder: &Path) -> Option<fs::File> {
 /// Makes all the changes, or none.
 ///
 /// # Errors
-/// The kernel's first refusal; then everything is as it was, unless the error says otherwise.
+/// The kernel's first refusal; then everything is unchanged, unless the error says otherwise.
 pub(super) fn apply(changes: &[Change]) -> Result<(), ShimError> {
     let result = stage_and_commit(changes);
     for change in changes {
-        // What is still beside the places is of no use any more.
+        // The remaining files beside the places are not needed any more.
         remove(&beside(&change.path, NEW));
         if result.is_ok() {
             remove(&beside(&change.path, OLD));
@@ -141,7 +141,7 @@ fn commit(change: &Change) -> io::Result<()> {
     })
 }
 
-/// Brings back what was there; else says what is lost, and where it is.
+/// Restores the previous file; else returns the lost path, and its place now.
 fn undo(change: &Change) -> Result<(), (PathBuf, PathBuf)> {
     let (path, old) = (&change.path, beside(&change.path, OLD));
     put_back(path, &old).map_err(|_| (path.clone(), old))
@@ -169,7 +169,7 @@ pub(super) fn beside(path: &Path, what: &str) -> PathBuf {
 
 fn remove(path: &Path) {
     let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
-    // It is only litter: what matters is done by renames, which say when they fail.
+    // A failure only leaves litter: the renames that matter return their errors.
     let _ = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }
 

@@ -8,7 +8,7 @@ use super::error::ShimError;
 use crate::cli::python::{find_program, folder_of_launcher};
 use crate::facts::Facts;
 
-/// What the chosen Python is asked to run: it answers with words between NUL bytes.
+/// The program for the chosen Python: it prints texts between NUL bytes.
 pub(super) const QUESTION: &str = include_str!("templates/probe.py");
 
 /// A Python environment: a venv, a conda environment, or what belongs to an installed Python.
@@ -28,7 +28,7 @@ pub(super) struct Environment {
 pub(super) struct Torch {
     /// The folder of the package `torch`.
     pub(super) folder: PathBuf,
-    /// Its version, where the installation says it.
+    /// PyTorch's version, if the installation has it.
     pub(super) version: String,
 }
 
@@ -65,10 +65,10 @@ pub(super) fn choose_python(
     Err(ShimError::NoEnvironment { looked })
 }
 
-/// Reads Python's answer.
+/// Parses Python's answer.
 ///
 /// # Errors
-/// It is too old, or the answer is no answer.
+/// The Python is too old, or the answer is invalid.
 pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<Environment, ShimError> {
     let words: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     match words[..] {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::cli::error::EntrypointProblem;
 use crate::exit_code;
 
-/// Why the shim could not do what was asked.
+/// Reasons why the shim command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
     /// The command line has no verb.
@@ -43,7 +43,7 @@ pub enum ShimError {
         /// The error of `execve`, from the kernel.
         source: io::Error,
     },
-    /// The Python did not say where its packages are.
+    /// The Python did not report where its packages are.
     #[error("`{}` does not say where its packages are: {said}", python.display())]
     PythonSilent {
         /// The path of the Python interpreter.
@@ -65,7 +65,7 @@ pub enum ShimError {
         /// The path of the environment's file.
         path: PathBuf,
     },
-    /// No PyTorch, so that there is no torchrun to replace.
+    /// PyTorch is missing, so there is no torchrun to replace.
     #[error("the environment `{}` has no PyTorch", prefix.display())]
     NoTorch {
         /// The environment's prefix, its root folder.
@@ -92,7 +92,7 @@ pub enum ShimError {
         path: PathBuf,
         /// The kernel's error for the file.
         source: io::Error,
-        /// What could not be put back afterwards, and where it is now.
+        /// The file that could not be restored afterwards, and its place now.
         lost: Option<(PathBuf, PathBuf)>,
     },
 }

@@ -31,12 +31,12 @@ pub struct InterruptedFile {
     pub path: PathBuf,
     /// The time of its last modification.
     pub modified: SystemTime,
-    /// What it was to become, or what it was.
+    /// The place that the file was made for, or taken from.
     place: PathBuf,
     is_old: bool,
 }
 
-/// What was done about a file.
+/// The action on a leftover file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cleared {
     /// The file has been removed for good.

@@ -76,7 +76,7 @@ pub(super) struct File {
     pub(super) mode: u32,
 }
 
-/// What is kept in mind of the state before, so that it can be brought back to the byte.
+/// The record of the state before the shim, to restore it to the byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) rankrun: String,
@@ -105,7 +105,7 @@ impl Original {
     }
 }
 
-/// What the shim writes into an environment, whichever rankrun it is for.
+/// The texts that the shim writes into an environment, whichever rankrun it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Texts {
     pub(super) torchrun: Vec<u8>,

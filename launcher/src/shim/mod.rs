@@ -44,14 +44,14 @@ use words::{Format, Request, Verb};
 /// Set to `off`, it makes the shim start PyTorch's own torchrun.
 pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
 
-/// What to do about a refusal where the shim stands in torchrun's place.
+/// The hint after a refusal of the shim's torchrun.
 pub const WAY_OUT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";
 
-/// Does what the words behind `rankrun shim` say; `argv0` is the name by which we were called, `program` our own
-/// file. Answers with what to say about it.
+/// Runs `rankrun shim` with these words; `argv0` is the launcher's name in the command, `program` its own file.
+/// Returns the text to print.
 ///
 /// # Errors
-/// It cannot be done; then nothing was changed.
+/// The command failed; then nothing was changed.
 pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -> Result<String, ShimError> {
     let (verb, python) = match words::parse(words)? {
         Request::Help => return Ok(include_str!("help.txt").to_owned()),

@@ -12,7 +12,7 @@ pub(super) struct Change {
     pub(super) to: Content,
 }
 
-/// What will be at a path.
+/// The planned content of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
     Nothing,
@@ -40,7 +40,7 @@ pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &P
         rankrun: env!("CARGO_PKG_VERSION").to_owned(),
         original: match &state.torchrun {
             Torchrun::Original(file) => Some(file.into()),
-            // What an earlier `on` has found stays what `off` brings back.
+            // `off` restores the file that an earlier `on` has recorded.
             Torchrun::Shim(_) | Torchrun::Missing | Torchrun::Foreign => before(state),
         },
     };
@@ -62,8 +62,8 @@ pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &P
     changes
 }
 
-/// The changes that bring back what was there; none if the shim is not there. `has_torch` says whether there is
-/// something that the old torchrun could start.
+/// The changes that restore the previous files; none if the shim is not there. `has_torch` says whether a PyTorch is
+/// there that the old torchrun could start.
 #[must_use]
 pub(super) fn turn_off(state: &State, layout: &Layout, has_torch: bool) -> Vec<Change> {
     let mut changes = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn turn_off(state: &State, layout: &Layout, has_torch: bool) -> Vec<C
     changes
 }
 
-/// What was at `bin/torchrun` before: as the record says, else what is kept.
+/// The previous file at `bin/torchrun`: from the record, else the kept one.
 fn before(state: &State) -> Option<Original> {
     match &state.record {
         Some(record) => record.original.clone(),

@@ -13,7 +13,7 @@ pub(super) enum Entry {
     Other,
 }
 
-/// What was read, as it is.
+/// The raw contents, as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) torchrun: Entry,
@@ -21,7 +21,7 @@ pub(super) struct Found {
     pub(super) guard: Entry,
     pub(super) hook: Entry,
     pub(super) record: Entry,
-    /// What is in our room's link.
+    /// The target of our room's link.
     pub(super) link: Option<Target>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// What the files mean where these texts would be written.
+    /// Classifies the files, compared with the texts that would be written.
     #[must_use]
     pub(super) fn of(found: Found, texts: &Texts) -> Self {
         let torchrun = match found.torchrun {

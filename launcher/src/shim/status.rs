@@ -55,7 +55,7 @@ pub(super) enum Health {
     Partly,
 }
 
-/// What else the user should know.
+/// A further fact for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Note {
     /// An installer has written `bin/torchrun` again.
@@ -99,7 +99,7 @@ impl fmt::Display for Note {
     }
 }
 
-/// All that `rankrun shim status` says.
+/// The facts of `rankrun shim status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status<'a> {
     environment: &'a Environment,
@@ -109,7 +109,7 @@ pub(super) struct Status<'a> {
     pub(super) notes: Vec<Note>,
 }
 
-/// What is true outside of the environment.
+/// The facts outside of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outside {
     /// The torchrun that `PATH` leads to, links resolved, if it is not the environment's.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::error::ShimError;
 
-/// What is asked of the shim.
+/// The request of a `rankrun shim` command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
     Help,

@@ -110,7 +110,7 @@ fn on_repairs_what_is_not_as_it_should_be() {
     assert_eq!(turned_on(&deleted), ["torchrun: shim"]);
     let elsewhere = State { link: Some(Target::Gone("/old/rankrun".into())), ..on() };
     assert_eq!(turned_on(&elsewhere), [room]);
-    // The room was deleted: what is kept says what was there.
+    // The room was deleted: the kept file shows the previous state.
     let no_room = State { record: None, hook: None, link: None, ..on() };
     assert_eq!(turned_on(&no_room), [room, "rankrun_shim.pth: guard"]);
 }
