@@ -75,9 +75,9 @@ impl Closed {
 #[derive(Debug)]
 struct Unsent {
     writer: ReplyWriter,
-    /// What it may hold, in bytes.
+    /// The memory that it may hold, in bytes.
     weight: u64,
-    /// What it holds beside values, which it shares, in bytes.
+    /// Its memory beside values, which it shares, in bytes.
     own: u64,
 }
 
@@ -85,11 +85,11 @@ struct Unsent {
 pub(super) struct Connection {
     stream: TcpStream,
     decoder: RequestDecoder,
-    /// What was read and not decoded yet.
+    /// Bytes that were read and not decoded yet.
     incoming: Vec<u8>,
     replies: VecDeque<Unsent>,
     unsent: u64,
-    /// What all `replies` hold beside values.
+    /// The memory of all `replies` beside values.
     own_unsent: u64,
     /// Unsent bytes above which requests have to wait.
     allowed: u64,
@@ -97,7 +97,7 @@ pub(super) struct Connection {
     taken: u64,
     /// Ticks for which bytes were there for the client, and it took none.
     unread_ticks: u32,
-    /// What was read may hold a request that waits for the client to read.
+    /// The read bytes may hold a request that waits for the client to read.
     held_up: bool,
     /// The encoded part of `replies`, sent up to `sent`.
     outgoing: Vec<u8>,
@@ -244,7 +244,7 @@ impl Connection {
         self.unsent > self.allowed
     }
 
-    /// What to wait for, if that changed.
+    /// The events to wait for, if they changed.
     pub(super) fn changed_interest(&mut self) -> Option<EpollFlags> {
         let mut interest = EpollFlags::empty();
         interest.set(EpollFlags::EPOLLIN, self.takes_input());
@@ -309,7 +309,7 @@ fn weight(reply: &Reply) -> u64 {
     OVERHEAD + elements
 }
 
-/// What a reply holds beside the bytes of values, which it shares with the keyspace and other replies.
+/// The memory of a reply beside the bytes of values, which it shares with the keyspace and other replies.
 fn own_weight(reply: &Reply) -> u64 {
     let elements = match reply {
         Reply::Values(values) => values.len() * size_of::<Value>(),

@@ -60,7 +60,7 @@ pub enum StoreError {
         /// The system's error for the address.
         source: io::Error,
     },
-    /// No port of those that we may listen on is free.
+    /// All ports that the launcher may listen on are taken.
     #[error("every port from `{first}` to `{last}` is in use")]
     PortsTaken {
         /// The lowest port of the range.
@@ -74,7 +74,7 @@ pub enum StoreError {
         /// The system's error for the call.
         source: io::Error,
     },
-    /// Connections that are not accepted yet cannot be told from those of the next generation.
+    /// Connections that are not accepted yet cannot be distinguished from connections of the next generation.
     #[error("cannot close the store's old connections")]
     Reset {
         /// The system's error for the call.
@@ -86,7 +86,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What the user can do about it.
+    /// Advice for the user, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         if let Self::PortsTaken { .. } = self {
@@ -171,14 +171,13 @@ impl StoreServer {
         self.local_addr
     }
 
-    /// Begins a generation: an empty keyspace, and no connection of those before it.
+    /// Begins a generation: an empty keyspace, and no earlier connection.
     ///
     /// When this returns, every earlier connection is closed, also if the server had not accepted it yet. Later
     /// connections reach the new keyspace.
     ///
     /// # Errors
-    /// The old connections cannot be told apart (no descriptor is left to accept them), or the thread has
-    /// ended.
+    /// The old connections cannot be told apart (no descriptor is left to accept them), or the thread has ended.
     pub fn reset(&self) -> Result<(), StoreError> {
         self.reset_keeping(&[], &BTreeSet::new())
     }

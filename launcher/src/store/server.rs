@@ -29,7 +29,7 @@ pub(super) use register::Kept;
 use register::{Identity, Register};
 use warnings::Warnings;
 
-/// What the agent asks of the thread.
+/// A request of the agent to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Begin a generation: without the keys and connections of the last, but for what is kept.
@@ -56,13 +56,13 @@ const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CLIENT: u64 = 2;
 
-/// Connections accepted before others are served.
+/// Connections accepted in a row before clients are served.
 const ACCEPT_BATCH: usize = 128;
 
 /// Where descriptors are scarce, a connection that was idle for so long is closed.
 const CROWDED: Duration = Duration::from_secs(1);
 
-/// When to try again to accept, after few descriptors were left: others of the process may have freed some.
+/// The delay before the next accept, after few descriptors were left: other threads may have closed some.
 const ACCEPT_RETRY_MS: u16 = 100;
 
 /// Limits for connections without a request, and for incomplete requests.
@@ -76,7 +76,7 @@ pub(super) struct Limits {
     pub(super) strangers: usize,
     /// Bytes of all connections together: requests that are not whole, and answers that are not read.
     pub(super) held: u64,
-    /// Between two looks at the clients that do not read.
+    /// The interval between checks for clients that do not read.
     pub(super) tick: Duration,
     /// A paused client that has read nothing for so many ticks is closed.
     pub(super) unread_ticks: u32,
@@ -122,14 +122,14 @@ pub(super) struct Server {
     keyspace: Keyspace,
     guests: HashMap<ClientId, Guest>,
     register: Register,
-    /// What the connections of all guests hold themselves, in bytes.
+    /// The memory of all connections themselves, in bytes.
     held: u64,
     behind: Behind,
     warnings: Warnings,
     next_client: u64,
     piece: Box<[u8]>,
     replies: Vec<(ClientId, Reply)>,
-    /// Replies for others than the client that is being served.
+    /// Replies for clients other than the one being served.
     woken: Vec<(ClientId, Reply)>,
 }
 
@@ -158,7 +158,7 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to stop.
+    /// Serves until the agent sends `Stop`.
     pub(super) fn run(mut self) {
         let mut events = [EpollEvent::empty(); 256];
         loop {
@@ -333,7 +333,7 @@ impl Server {
                 self.register.note(client, identity, &request);
                 let (name, waits) = (request.name(), is_wait(&request));
                 let handled = self.keyspace.handle(client, request, &mut self.replies);
-                // Also after a failure: a request may wake others before the part of it that fails.
+                // Also after a failure: a request may wake other clients before the part of it that fails.
                 for (to, reply) in self.replies.drain(..) {
                     if to == client {
                         requests.reply(reply);
@@ -405,7 +405,7 @@ impl Server {
             ),
         }
         let Some(mut guest) = self.remove(client) else { return };
-        // What was answered before the request that ends the connection is still the client's, if the socket takes it.
+        // Answers before the request that ends the connection still belong to the client, if the socket takes them.
         let _ = guest.connection.flush();
         if !reason.is_by_peer() {
             self.register.dismiss(client, &guest.identity);
@@ -427,7 +427,7 @@ impl Server {
     }
 }
 
-/// Whether the answer says that a wait is over, which it also can be without success.
+/// Whether the answer ends a wait, which it also can without success.
 fn is_wait(request: &Request) -> bool {
     matches!(request, Request::Wait { .. } | Request::Barrier { .. })
 }

@@ -19,7 +19,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// What the kernel has measured of a connection (`TCP_INFO`, tcp(7)).
+    /// The kernel's measurements of a connection (`TCP_INFO`, tcp(7)).
     ConnectionInfo,
     GetOnly,
     libc::IPPROTO_TCP,
@@ -33,8 +33,8 @@ pub(super) fn round_trip(stream: &TcpStream) -> Duration {
         .map_or(Duration::ZERO, |info| Duration::from_micros(info.tcpi_rtt.into()))
 }
 
-/// So often the kernel asks a peer that says nothing, before the connection is lost: of a few questions all may be lost
-/// on the way, although the peer lives.
+/// The number of keepalive probes to a silent peer, before the connection is lost: a few may all be lost on the way,
+/// although the peer lives.
 const QUESTIONS: u32 = 6;
 
 /// Sends at once, and makes a connection fail on which the peer's kernel has acknowledged nothing for `silence`, whether

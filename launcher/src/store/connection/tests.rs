@@ -1,4 +1,4 @@
-//! What a connection holds for a client that does not read.
+//! The memory that a connection holds for a client that does not read.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ impl Served {
         served
     }
 
-    /// Serves what may be served now; the most that was unsent meanwhile.
+    /// Serves all requests that may be served now; returns the most unsent bytes meanwhile.
     fn serve(&mut self) -> u64 {
         let (mut most, mut replies) = (0, Vec::new());
         let mut requests = self.connection.requests();

@@ -49,7 +49,7 @@ impl Behind {
     }
 }
 
-/// What is known of a connection when one has to be closed.
+/// The facts that decide which connection is closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) client: ClientId,

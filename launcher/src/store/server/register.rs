@@ -10,10 +10,10 @@ use rankrun_contract::store::protocol::Request;
 const MAX_GREETED: usize = 1 << 16;
 /// First parts of keys remembered of a connection: a client of a job has one or two.
 const MAX_ROOTS: usize = 8;
-/// Longest first part that is told from others, in bytes.
+/// The longest first part that is told apart, in bytes.
 const MAX_ROOT: usize = 64;
 
-/// What a connection has said of itself.
+/// The identity that a connection has sent.
 #[derive(Debug, Default)]
 pub(super) struct Identity {
     /// It has sent a whole request.
@@ -24,7 +24,7 @@ pub(super) struct Identity {
     roots: Vec<Box<[u8]>>,
 }
 
-/// What stays when a generation begins.
+/// The parts of the keyspace and the connections that a new generation keeps.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Kept {
     /// Keys that begin with one of these, and the connections that have used such keys.
@@ -129,7 +129,7 @@ impl Register {
         self.departed.len() < MAX_GREETED && self.departed.insert(nonce)
     }
 
-    /// The server has closed a connection of an old generation: this is no departure.
+    /// The server has closed a connection of an old generation: this does not count as a departure.
     pub(super) fn dismiss(&mut self, client: ClientId, identity: &Identity) {
         if self.leave(client, identity)
             && let Some(nonce) = identity.nonce

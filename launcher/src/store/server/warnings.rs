@@ -1,4 +1,4 @@
-//! What the store says when a client meets a limit: each kind once in a generation, since a client may try for ever.
+//! Warnings about clients that meet a limit: each kind once in a generation, since a client may try for ever.
 
 use std::collections::BTreeSet;
 

@@ -181,7 +181,7 @@ fn a_thousand_clients_at_once_are_answered_within_two_seconds() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever one connection says, another is served as before.
+    /// Whatever one connection sends, another is served as before.
     #[test]
     fn garbage_ends_its_own_connection_at_most(
         garbage in vec(prop_oneof![4 => 0u8..20, 1 => any::<u8>()], 0..400),

@@ -1,4 +1,4 @@
-//! What torch's own clients and its server's raw bytes do, row by row.
+//! The behaviour of torch's own clients and the raw bytes of its server, row by row.
 
 use std::net::Shutdown;
 use std::sync::Arc;

@@ -47,7 +47,7 @@ fn unread_answers_above_the_limit_close_clients_that_do_not_read() {
         send_without_reading(client, &replaced_values(&format!("greedy {number}"), 40));
         assert!(reader.ask(get("mine")) == value(&"v".repeat(MIB)), "{number}");
     }
-    // What they hold together is bounded, so most have to wait or to go.
+    // Their common memory is bounded, so most of them have to wait or are closed.
     let mut last = Client::new(&server);
     last.set("small", "1");
     assert_eq!(last.ask(get("small")), value("1"));

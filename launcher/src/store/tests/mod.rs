@@ -84,7 +84,7 @@ impl Client {
         assert_eq!(self.unread, b"");
     }
 
-    /// The server has closed the connection, without a word.
+    /// The server has closed the connection without sending a byte.
     fn assert_closed(mut self) {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {

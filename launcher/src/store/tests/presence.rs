@@ -104,7 +104,7 @@ fn a_reset_keeps_what_it_is_told_to_keep() {
     assert_eq!(Client::new(&server).ask(Request::GetNumKeys), Reply::Number(0));
 }
 
-/// What an old connection has written, read or not, never comes into the new keyspace, although others are kept.
+/// Bytes of an old connection, read or not, never reach the new keyspace, although other connections are kept.
 #[test]
 fn nothing_of_before_is_seen_after_a_reset_that_keeps_some() {
     let server = server();
