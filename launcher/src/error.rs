@@ -40,12 +40,12 @@ pub enum LaunchError {
         /// The value of `--time-limit`.
         limit: Duration,
     },
-    /// The host that the workers are told is not this machine's.
+    /// The `MASTER_ADDR` for the workers is not an address of this machine.
     #[error("cannot find an address of this machine for `{host}`{}", which_names(named_by.as_deref()))]
     Address {
         /// The host as the user gave it.
         host: String,
-        /// What names it: an option, a variable, a key of a file.
+        /// The source of the host: an option, a variable, a key of a file.
         named_by: Option<String>,
         /// The error of the name resolver.
         source: io::Error,
@@ -95,7 +95,7 @@ pub struct SpawnError {
 }
 
 impl SpawnError {
-    /// The kernel's refusal, with what the file says of it.
+    /// The kernel's refusal, with the problem that the file shows.
     #[must_use]
     pub fn new(refusal: io::Error, program: &Path) -> Self {
         let problem = ExecProblem::find(program, &refusal);

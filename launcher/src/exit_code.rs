@@ -26,9 +26,9 @@ pub const LAUNCHER_FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// The time limit was over, and the job was stopped for that; timeout(1) ends so too.
 pub const TIME_LIMIT: u8 = 124;
-/// Another try may succeed (`EX_TEMPFAIL` of sysexits.h): a rule says `requeue`.
+/// A rule says `requeue`: another try may succeed (`EX_TEMPFAIL` of sysexits.h).
 pub const REQUEUE: u8 = 75;
-/// No other try will succeed (`EX_CONFIG` of sysexits.h): a rule says `no-requeue`.
+/// A rule says `no-requeue`: further tries will fail too (`EX_CONFIG` of sysexits.h).
 pub const DO_NOT_REQUEUE: u8 = 78;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;

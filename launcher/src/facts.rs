@@ -22,15 +22,15 @@ use crate::process::probe::{self, TellOfWait};
 use crate::process::proc;
 use crate::regular_file;
 
-/// By it the shim says which Python was to be torchrun. It is no setting, and no worker sees it.
+/// The shim's variable with the Python that was to be torchrun. It is not a setting, and workers do not get it.
 const CALLING_PYTHON: &str = "RANKRUN_SHIM_PYTHON";
 /// Where programs are looked for when `PATH` is not set, as Python does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// What stands at a path, symbolic links followed.
+/// The kind of file at a path, symbolic links followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// Nothing, or nothing that we may look at.
+    /// No file, or one that this process may not see.
     Missing,
     /// The path is a folder (directory).
     Directory,
@@ -40,7 +40,7 @@ pub enum FileKind {
     Other,
 }
 
-/// What one may want to do with a file.
+/// An access to a file that may be permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
     /// The file can be opened for reading.
@@ -62,11 +62,11 @@ pub enum StandardStream {
     Error,
 }
 
-/// What can be asked about the machine; `System` answers truly.
+/// Questions about the machine; `System` answers them through the kernel.
 pub trait World {
     /// The working folder, where it can be named.
     fn working_folder(&self) -> Option<PathBuf>;
-    /// How many CPUs this process may run on: those of its affinity mask.
+    /// How many CPUs this process may run on, by its affinity mask.
     fn affinity_cpus(&self) -> usize;
     /// The kind of file that exists at `path`.
     fn kind(&self, path: &Path) -> FileKind;
@@ -96,7 +96,8 @@ pub trait World {
     /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
     /// [`Machine::troubles`].
     fn discover(&self, ask: Ask, limit: Duration) -> Machine;
-    /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or why there is no answer.
+    /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or the reason for a missing
+    /// answer.
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
     /// The CPUs of this process's affinity mask, in ascending order; none where the kernel does not tell.
     fn affinity(&self) -> Vec<u32>;
@@ -221,12 +222,12 @@ pub struct Facts {
     environment: Vec<(OsString, OsString)>,
     calling_python: Option<PathBuf>,
     world: Box<dyn World>,
-    /// What discovery found, so that a second reading of the same words starts no probe.
+    /// The result of discovery, so that a second reading of the same words starts no probe.
     discovered: RefCell<Option<(Ask, Machine)>>,
 }
 
 impl Facts {
-    /// This process on this machine. A look at its devices that takes long is told.
+    /// Reads the facts of this process on this machine. A slow device discovery is announced to the user.
     #[must_use]
     pub fn gather(tell_of_wait: TellOfWait) -> Self {
         Self::new(std::env::vars_os().collect(), Box::new(System { tell_of_wait }))

@@ -25,10 +25,10 @@ use uuid::Uuid;
 use crate::reporter::plain::plain;
 use paths::{LeftPath, PathFate};
 
-/// What is asked of `rankrun gc`.
+/// The request of a `rankrun gc` command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What is done about the processes found.
+    /// The action on the processes found.
     pub deed: Deed,
     /// The format of the answer.
     pub form: Form,
@@ -45,7 +45,7 @@ impl Request {
     }
 }
 
-/// What is done about the processes found.
+/// The action on the processes found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
     /// A process is ended if it descends from the job.
@@ -78,7 +78,7 @@ pub struct Seen {
     pub standing: Standing,
 }
 
-/// What a process is to us.
+/// The relation of a process to the jobs of this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     /// Of another user, without a mark, dead, or in front of a terminal.
@@ -89,7 +89,7 @@ pub enum Standing {
     Marked {
         /// The job id in its environment.
         job: Uuid,
-        /// What else ties it to the job.
+        /// Further evidence that it belongs to the job.
         evidence: Evidence,
         /// Whether its environment has `RANKRUN_KEEP=1`.
         kept: bool,
@@ -100,7 +100,7 @@ pub enum Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
-    /// It descends from the job: the kernel has handed it the job's number.
+    /// It descends from the job: the kernel passed the job's number on to it.
     Inherited,
     /// The mark in its environment alone, which may have leaked.
     Environment,
@@ -132,7 +132,7 @@ pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
                 matches!(above.standing, Standing::Marked { job: of, evidence: Evidence::Inherited, .. } if of == job)
             });
             let evidence = if descends { Evidence::Inherited } else { Evidence::Environment };
-            // A copy of the mark of a job that runs says nothing about a crash.
+            // A copy of a running job's mark does not prove a crash.
             let is_spared = is_spared || (!descends && running.contains(&job));
             (!is_spared && !mine.contains(&process.pid)).then_some((process, job, evidence))
         })
@@ -164,7 +164,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Whether it was there when it was looked at last.
+    /// Whether it was alive at the last check.
     #[must_use]
     pub const fn is_alive(self) -> bool {
         matches!(self, Self::Listed | Self::Alive)
@@ -179,7 +179,7 @@ pub struct Leftover {
     /// The job that the process belonged to.
     #[serde(serialize_with = "as_text")]
     pub job: Uuid,
-    /// What ties it to that job.
+    /// The evidence that it belongs to the job.
     pub evidence: Evidence,
     /// The time since the process was started.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]

@@ -74,7 +74,7 @@ use crate::reporter::program::foreign_python;
 use crate::reporter::voice::Voice;
 use crate::spec::{LaunchSpec, Persona};
 
-/// The whole program: reads the command line, runs the job, and says how to end.
+/// The whole program: reads the command line, runs the job, and returns the exit status.
 ///
 /// Called once, on the main thread, before any other thread exists: it forks.
 #[must_use]
@@ -108,9 +108,9 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What was done before the command line was read: reading it may start probes, and take long.
+/// The steps before the command line is read: reading it may start probes, and take long.
 struct Begun {
-    /// Whether descriptors of strangers are kept from probes and workers.
+    /// Whether inherited descriptors are hidden from probes and workers.
     closed: io::Result<()>,
     /// The signal mask that was in force before, where it was changed.
     mask: Option<SigSet>,
@@ -207,7 +207,7 @@ fn collect_garbage(request: &gc::Request, argv0: &OsStr, facts: &Facts) -> ExitC
     }
 }
 
-/// The wrapper of a worker that a person starts.
+/// Runs the wrapper of a worker that is started by hand.
 fn be_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     if let Some(job) = facts.filled_variable(JOB).and_then(OsStr::to_str) {
         job_limit::set(&JobId(job.to_owned()));
@@ -222,7 +222,7 @@ struct AgentStart<'a> {
     launch: Launch,
     facts: &'a Facts,
     foreign_python: Option<OsString>,
-    /// Whether descriptors of strangers are kept from the workers.
+    /// Whether inherited descriptors are hidden from the workers.
     closed: io::Result<()>,
     link: &'a Link,
     watch: Watch,

@@ -12,9 +12,9 @@ use crate::spec::Seat;
 /// The device that a worker computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// What it is; says nothing where `known` is false.
+    /// The type of the device; without meaning if `known` is false.
     pub kind: DeviceType,
-    /// The number under which the worker finds it among those that it sees. CPUs: tells replicas apart, binds nothing.
+    /// The device's number among those that the worker sees. CPUs: tells replicas apart, binds nothing.
     pub ordinal: u32,
     /// Which of the node's devices it is, where that was found out.
     pub card: Option<Card>,
@@ -22,12 +22,12 @@ pub struct Device {
     pub known: bool,
 }
 
-/// One of the node's devices, in words for people.
+/// One of the node's devices, in words for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
-    /// What its number counts: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
+    /// The noun for its number: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
     pub noun: &'static str,
     /// The product name of the device.
     pub name: String,
@@ -67,7 +67,7 @@ impl Device {
         Self { kind: DeviceType::Cpu, ordinal: replica, card: None, known: true }
     }
 
-    /// As `RANKRUN_DEVICE` says it; `None` where the launcher did not look.
+    /// The value of `RANKRUN_DEVICE`; `None` if the launcher did not probe.
     #[must_use]
     pub fn contract_device(&self) -> Option<contract::Device> {
         let index = usize::try_from(self.ordinal).ok().filter(|_| self.known)?;
@@ -107,7 +107,7 @@ pub struct WorkerId {
     pub local_rank: LocalRank,
 }
 
-/// The seats of one node in a round, in local rank order.
+/// The placements of one node's workers in a round, in local rank order.
 #[must_use]
 pub fn assign(seats: &[Seat], round: &Round) -> Vec<Placement> {
     (0..)
@@ -148,7 +148,7 @@ mod tests {
         Master { addr: "th1".to_owned(), port: 29_500, agent_store: true }
     }
 
-    /// What each node of a job is told, that has so many workers, of one of two roles.
+    /// The rounds that the nodes of a job get, with so many workers each, of one of two roles.
     fn rounds(nodes: &[(u32, bool)]) -> Vec<Round> {
         let workers = |nodes: &[(u32, bool)], role: Option<bool>| {
             let counted = nodes.iter().filter(|(_, other)| role.is_none_or(|role| role == *other));

@@ -20,7 +20,7 @@ pub struct NotRegular {
     pub kind: OtherKind,
 }
 
-/// What stands at a path instead of a regular file.
+/// The kind of file at a path without a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherKind {
     /// A named pipe, or a pipe under a name in `/proc` or `/dev`.
@@ -50,7 +50,7 @@ impl From<NotRegular> for io::Error {
     }
 }
 
-/// What kept [`open`] from a file, where it was not the kernel.
+/// The reason why [`open`] refused the file, if it was not the kernel's.
 #[must_use]
 pub fn not_regular(error: &io::Error) -> Option<NotRegular> {
     error.get_ref()?.downcast_ref().copied()
@@ -80,11 +80,11 @@ pub fn open_to_read(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true))
 }
 
-/// Opens a regular file, links followed. What stands at the path is looked at first, since opening a device may do
-/// something by itself, and again once it is open.
+/// Opens a regular file, links followed. The kind of file is checked before, since opening a device may have an
+/// effect, and again once it is open.
 ///
 /// # Errors
-/// It is something else ([`not_regular`]), or the kernel refuses it.
+/// The file is of another kind ([`not_regular`]), or the kernel refuses it.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // A missing file may be made; of any other error the kernel's own words tell.
     if let Ok(metadata) = fs::metadata(path) {
@@ -101,7 +101,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 /// The kernel refuses it.
 pub fn open_without_wait(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(FLAGS).open(path)?;
-    // A worker may inherit it and look at its flags.
+    // A worker may inherit it and read its flags.
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     Ok(file)

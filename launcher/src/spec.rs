@@ -67,7 +67,7 @@ pub struct LaunchSpec {
     pub time_limit: Option<TimeLimit>,
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
-    /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker that sits in the kernel for longer has failed.
+    /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker in uninterruptible sleep for longer has failed.
     pub stuck_limit: Option<Duration>,
     /// The destinations of the workers' output.
     pub logs: LogSpec,
@@ -77,9 +77,9 @@ pub struct LaunchSpec {
     pub defaults: WorkerDefaults,
     /// One for each worker, by local rank.
     pub seats: Vec<Seat>,
-    /// What a worker sees of the chosen devices. With its own alone its `LOCAL_RANK` is 0.
+    /// The chosen devices that a worker sees. With its own alone its `LOCAL_RANK` is 0.
     pub visibility: Visibility,
-    /// What was said about the devices.
+    /// The device options as given.
     pub devices: DeviceSpec,
     /// `--check-devices`: the check before a launch and after a failure.
     pub device_check: Option<DeviceCheck>,
@@ -133,7 +133,7 @@ pub enum RendezvousSpec {
     Standalone {
         /// A fresh UUID, unless the user gave an id that counts.
         run_id: RunId,
-        /// `--local-addr`: the address that the workers are told.
+        /// `--local-addr`: the address that the workers get.
         local_addr: Option<String>,
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the store instead of the agent.
         worker_store: bool,
@@ -147,9 +147,9 @@ pub enum RendezvousSpec {
         host: String,
         /// Port of `--rdzv-endpoint`; 0 is any free one.
         port: u16,
-        /// What names the host, as messages show it: an option, a variable, a key of a file; nothing by default.
+        /// The source of the host, as messages show it: an option, a variable, a key of a file; `None` by default.
         named_by: Option<String>,
-        /// `--local-addr`: the address that the workers are told.
+        /// `--local-addr`: the address that the workers get.
         local_addr: Option<String>,
         /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`: worker rank 0 opens the workers' store instead of the agent.
         worker_store: bool,
@@ -170,7 +170,7 @@ pub enum RendezvousSpec {
         addr: String,
         /// `--master-port`; 0 is any free one.
         port: u16,
-        /// What names the host, as messages show it: an option, a variable, a key of a file; nothing by default.
+        /// The source of the host, as messages show it: an option, a variable, a key of a file; `None` by default.
         named_by: Option<String>,
         /// `--local-addr`: where the other nodes reach this one.
         local_addr: Option<String>,
@@ -231,9 +231,9 @@ impl RendezvousSpec {
 /// Where the workers meet, as far as it is decided before the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorePlan<'a> {
-    /// What the workers are told as host.
+    /// The host that the workers get.
     pub addr: &'a str,
-    /// What names it, as messages show it, where that is known.
+    /// The source of the host, as messages show it, where that is known.
     pub named_by: Option<&'a str>,
     /// The port; 0 means any free port.
     pub port: u16,
@@ -250,7 +250,7 @@ pub enum StoreHost {
     Worker,
 }
 
-/// What signals to the launcher mean.
+/// The meaning of signals to the launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignalSpec {
     /// `--signals-to-handle` as it was written: the workers see it in `TORCHELASTIC_SIGNALS_TO_HANDLE`.
@@ -314,7 +314,7 @@ pub struct DeviceCheck {
     pub limit: Duration,
 }
 
-/// What a dead device means for the launch.
+/// The effect of a dead device on the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unhealthy {
     /// A launch on a dead device is refused.
@@ -386,7 +386,7 @@ pub struct Streams {
 pub enum StreamMap {
     /// The same for every local rank.
     All(Streams),
-    /// Named ranks; the others get none. A rank named twice: the last counts.
+    /// Named ranks; all other ranks get none. A rank named twice: the last counts.
     Ranks(Vec<(LocalRank, Streams)>),
 }
 
@@ -395,7 +395,7 @@ pub enum StreamMap {
 pub enum StdinPolicy {
     /// Every worker inherits it, as under torchrun.
     All,
-    /// One local rank inherits it, the others read nothing.
+    /// One local rank inherits it, the other workers read nothing.
     Only(LocalRank),
     /// No worker reads the standard input.
     None,
@@ -404,9 +404,9 @@ pub enum StdinPolicy {
 /// Variables that the launcher adds for every worker unless the user set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerDefaults {
-    /// `OMP_NUM_THREADS`: more than one worker, and the user did not say.
+    /// `OMP_NUM_THREADS`: set for more than one worker, if the user did not set it.
     pub omp_threads: Option<u32>,
-    /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: the user did not say.
+    /// `TORCH_NCCL_ASYNC_ERROR_HANDLING=1`: set if the user did not set it.
     pub nccl_async_error_handling: bool,
     /// `GLOO_SOCKET_IFNAME`, `TP_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` where the user did not set them, with the name of
     /// `--iface`.

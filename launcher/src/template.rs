@@ -1,8 +1,8 @@
 //! Python's `string.Template.safe_substitute`: for `${local_rank}` in arguments, and for the prefix of the workers'
 //! lines. Pure.
 
-/// `$name` and `${name}` → the value of the name, `$$` → `$`. What has no value and what is no name stays as it
-/// stands. A value is asked for only where its name occurs.
+/// `$name` and `${name}` → the value of the name, `$$` → `$`. Names without a value and other text stay unchanged. A
+/// value is asked for only where its name occurs.
 pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

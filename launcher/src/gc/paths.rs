@@ -51,7 +51,7 @@ fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S
     serializer.collect_str(&path.display())
 }
 
-/// The table and its summary; nothing where there are no paths.
+/// The table and its summary; empty without paths.
 pub(super) fn text(paths: &[LeftPath], deed: Deed) -> String {
     if paths.is_empty() {
         return String::new();

@@ -54,12 +54,12 @@ pub struct RoundTimes {
     pub keep_alive_attempts: u32,
     /// `cas_backoff_max_seconds`: longest random pause after a lost write.
     pub cas_backoff: Duration,
-    /// `--lease`: a rankrun agent that gives no sign of life for so long is dead.
+    /// `--lease`: a rankrun agent without a heartbeat for so long is dead.
     pub lease: Duration,
 }
 
 impl RoundTimes {
-    /// `timeout` of a static rendezvous, unless the user says otherwise.
+    /// The default `timeout` of a static rendezvous.
     pub const STATIC_JOIN: Duration = Duration::from_secs(900);
 
     /// torch's for a static rendezvous: one time to wait for everything.
@@ -98,12 +98,12 @@ pub struct NetworkSpec {
     pub iface: Option<String>,
     /// `--port-range A-B`: every listener of ours has a port in it.
     pub ports: Option<PortRange>,
-    /// A loopback endpoint says that all nodes are on this machine. Under the name torchrun it does not: there the node
-    /// that hosts may call itself `localhost`.
+    /// A loopback endpoint means that all nodes are on this machine. Under the name torchrun it does not: there the
+    /// hosting node may call itself `localhost`.
     pub loopback_confines: bool,
     /// `--store-limit SIZE`: bytes of values in a store of ours, and of requests and answers under way.
     pub store_limit: Option<ByteSize>,
-    /// The workers use NCCL, and nothing names its interface: where this host has several, people get a hint.
+    /// The workers use NCCL, and no setting names its interface: on a host with several, the user gets a hint.
     pub nccl_chooses: bool,
 }
 

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{NodeRank, Rank};
 
-/// What is said about restarts, beside how many there may be.
+/// The restart settings, beside the budget.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RestartPolicy {
     /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the
@@ -18,7 +18,7 @@ pub struct RestartPolicy {
     pub window: Option<Duration>,
     /// `--restart-delay` and what refines it: how long to wait before a restart.
     pub backoff: Option<Backoff>,
-    /// `--restart-reset`: a generation that ran for so long before it failed has paid for those before it.
+    /// `--restart-reset`: after a generation that ran for so long before it failed, earlier restarts do not count.
     pub reset_after: Option<Duration>,
     /// `--restart-rules`: the first that fits a failure decides about it.
     pub rules: Vec<RestartRule>,
@@ -43,7 +43,7 @@ pub struct Backoff {
     pub jitter: f64,
 }
 
-/// Give up when there is no progress.
+/// Ends the job after restarts without progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgressLimit {
     /// Where new files appear while the job gets on: its checkpoints.
@@ -52,7 +52,7 @@ pub struct ProgressLimit {
     pub restarts: u32,
 }
 
-/// What a certain kind of failure means.
+/// The action for a certain kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartRule {
     /// The failures that the rule applies to.

@@ -11,16 +11,17 @@ use nix::sys::signal::Signal;
 pub struct StopPolicy {
     /// From the signal to SIGKILL, whatever the cause.
     pub grace: Duration,
-    /// What is said for single causes.
+    /// Grace periods for single causes of a stop.
     pub grace_for: GraceFor,
 }
 
-/// What becomes of processes that outlive the workers of a job that succeeded. After any other end they are killed.
+/// The treatment of processes that outlive the workers of a successful job. After any other end they are killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeftoverPolicy {
     /// They live on, as under torchrun.
     Keep,
-    /// They are waited for, and then stopped like workers; those with `RANKRUN_KEEP=1` in their environment live on.
+    /// The launcher waits for them, and then stops them like workers; processes with `RANKRUN_KEEP=1` in their
+    /// environment live on.
     End {
         /// How long they are waited for.
         grace: Duration,
@@ -36,7 +37,7 @@ pub struct TimeLimit {
     pub warning: Option<EarlyWarning>,
 }
 
-/// What the workers get before the time limit.
+/// The signal to the workers before the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlyWarning {
     /// The signal that workers get as a warning.
@@ -48,7 +49,7 @@ pub struct EarlyWarning {
 /// Graces of their own for single causes of a stop; nothing where none is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GraceFor {
-    /// The launcher was told to stop.
+    /// The grace period after a signal to the launcher.
     pub signal: Option<Duration>,
     /// The grace period after a worker's failure.
     pub failure: Option<Duration>,
@@ -73,7 +74,7 @@ pub enum StopReason {
     StartTimeout(Outlook),
 }
 
-/// What may follow the stop of a generation that failed.
+/// The possible end of a stop after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outlook {
     /// All workers may be started again.
@@ -85,7 +86,7 @@ pub enum Outlook {
 /// A cause that can have a grace of its own, as a file names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GraceCause {
-    /// A signal told the launcher to stop.
+    /// The launcher received a signal to stop.
     Signal,
     /// A worker failed and the job ends.
     Failure,
@@ -106,8 +107,8 @@ impl StopPolicy {
 }
 
 impl GraceFor {
-    /// What is said for a stop with this reason. A restart and a missed start are failures too, where nothing
-    /// narrower is said.
+    /// The grace period set for a stop with this reason. A restart and a missed start count as failures if they have
+    /// no period of their own.
     #[must_use]
     pub fn of(&self, reason: StopReason) -> Option<Duration> {
         let failed = |outlook| match outlook {
@@ -122,7 +123,7 @@ impl GraceFor {
         }
     }
 
-    /// What is said for this cause alone.
+    /// The grace period set for this cause alone.
     #[must_use]
     pub const fn said_for(&self, cause: GraceCause) -> Option<Duration> {
         match cause {
