@@ -5,16 +5,16 @@
 //!
 //! 1. A line that a speaker finishes before it is shown comes out in one piece.
 //! 2. The bytes of one speaker come out in their order, none lost, none added but prefixes and the line breaks of
-//! rule 4.
+//!    rule 4.
 //! 3. An unfinished line is shown once it has waited; its owner continues it at once and without a second prefix.
 //! 4. While an unfinished line is shown, no other speaker writes behind it. On a terminal that line is erased and
-//! drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner goes on in a new line.
-//! A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
-//! echoes the answer, so the text behind the prompt is unknown.
+//!    drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner goes on in a new line.
+//!    A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
+//!    echoes the answer, so the text behind the prompt is unknown.
 //! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::floor`] is respected.
 //! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures ([`block`]): on a
-//! terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
-//! rule 2.
+//!    terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
+//!    rule 2.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
