@@ -22,8 +22,8 @@ use super::screen::{Screen, ScreenKind};
 #[cfg(test)]
 mod tests;
 
-/// Messages that wait for a slow terminal take at most this much; what does not fit is counted and dropped. A report is
-/// never dropped.
+/// Messages that wait for a slow terminal take at most this much; messages beyond it are counted and dropped. A
+/// report is never dropped.
 const QUEUE_LIMIT: usize = 1024 * 1024;
 
 /// Whether a message that does not fit into the queue is dropped.
@@ -106,7 +106,7 @@ impl Console {
     }
 }
 
-/// One descriptor of ours and what is on it.
+/// One descriptor of the launcher, and the state of its screen.
 #[derive(Debug)]
 pub struct Output {
     fd: OwnedFd,
@@ -226,10 +226,10 @@ impl Output {
         *state = State::Direct(direct);
     }
 
-    /// Writes all of it, waiting as long as the reader makes us.
+    /// Writes all of it, waiting as long as the reader takes.
     ///
     /// # Errors
-    /// Says whether later bytes have a chance.
+    /// The error says whether later bytes have a chance.
     pub fn write(&self, mut bytes: &[u8]) -> Result<(), WriteError> {
         while !bytes.is_empty() {
             match nix::unistd::write(&self.fd, bytes) {

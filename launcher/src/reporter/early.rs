@@ -30,7 +30,7 @@ const MISSING_PEER: [&str; 5] = [
     "which exited: its connection closed",
 ];
 
-/// The early success that the failed worker probably fails of, in words.
+/// The sentence about the early success that probably caused the failure.
 #[must_use]
 pub fn probable_cause(card: &FailureCard) -> Option<String> {
     if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {

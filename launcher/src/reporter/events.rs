@@ -83,7 +83,7 @@ pub enum Event {
         seat: Seat,
         /// Its exit code, or the negated signal.
         exit_code: i32,
-        /// Its error file as JSON, or what torch writes in its place.
+        /// Its error file as JSON, or torch's text without one.
         raw_error: String,
     },
     /// The agent has done its work, whatever the workers did.

@@ -9,7 +9,7 @@ use nix::sys::resource::{Resource, getrlimit, rlim_t};
 /// The lowest limit that a hint advises: enough for about a hundred workers.
 const ADVISED: rlim_t = 1024;
 
-/// A cause in words. Where the limit on open files is reached, with that limit.
+/// A cause as text. If the limit on open files is reached, with that limit.
 #[must_use]
 pub fn cause_in_words(cause: &(dyn Error + 'static)) -> String {
     match own_limit().filter(|_| is_emfile(cause)) {

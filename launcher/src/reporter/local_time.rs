@@ -70,7 +70,7 @@ fn broken_down(since: Duration) -> Option<LocalTime> {
     })
 }
 
-/// A fixed one for the tests of what is rendered: 2026-11-20, 22:02:16.657.
+/// A fixed time for the tests of rendered texts: 2026-11-20, 22:02:16.657.
 #[cfg(test)]
 pub(crate) const EXAMPLE: LocalTime =
     LocalTime { year: 2026, month: 11, day: 20, hour: 22, minute: 2, second: 16, millisecond: 657 };

@@ -1,4 +1,4 @@
-//! A worker's death by SIGKILL in words, and what the kernel killed for lack of memory. Pure.
+//! Texts about a worker's death by SIGKILL, and about OOM kills. Pure.
 
 use bytesize::ByteSize;
 

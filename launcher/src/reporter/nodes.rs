@@ -139,7 +139,7 @@ pub fn note(text: &str) -> String {
     plain(text)
 }
 
-/// The first cause, where it is another node's: what every node of the job shows of it.
+/// The first failure if it is on another node, as every node of the job shows it.
 #[must_use]
 pub fn first_cause(note: &FailureNote) -> String {
     if note.is_of_lost_node() {

@@ -79,7 +79,7 @@ pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
         regular_file::check(&found).map_err(|error| unwritten(error.into()))?;
     }
     let old = is_plain.then(|| start_of(path)).flatten();
-    // A link, such as `/dev/stdout`, is not ours to remove: what it names is written.
+    // The launcher must not remove a link such as `/dev/stdout`: it writes to the target.
     if is_plain && !path.is_symlink() {
         // As torch does; where the folder does not permit it, the file is emptied instead.
         let _ = fs::remove_file(path);

@@ -1,6 +1,6 @@
 //! Escapes control characters of worker text before it is shown in the launcher's messages. Pure.
 
-/// Whether a character changes the direction of writing: a terminal that obeys it shows other words than stand there.
+/// Whether a character changes the direction of writing: a terminal that obeys it shows the text in another order.
 #[must_use]
 pub const fn is_bidi_control(letter: char) -> bool {
     matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -14,7 +14,7 @@ use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
 
-/// A table with more rows is made shorter by what the ranks have written.
+/// In a table with more rows, ranks with different last lines share a row too.
 const MOST_ROWS: usize = 16;
 /// A longer last line is cut.
 const LONGEST_LINE: usize = 160;

@@ -3,7 +3,7 @@
 /// Beyond this an unfinished line is wider than any terminal and is never drawn again.
 const LIMIT: usize = 8 * 1024;
 
-/// The visible part of an unfinished line: what came since the last carriage return that was overwritten.
+/// The visible part of an unfinished line: the bytes since the last carriage return that was overwritten.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     text: Vec<u8>,
@@ -22,7 +22,7 @@ enum Returns {
 }
 
 impl Row {
-    /// Adds what was written to the row: any bytes but a newline.
+    /// Adds bytes to the row: any but a newline.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|&byte| byte == b'\r') {
             let text = run.strip_suffix(b"\r").unwrap_or(run);
@@ -44,7 +44,7 @@ impl Row {
         }
     }
 
-    /// Writes the row as it stands, cursor included.
+    /// Writes the current row, cursor included.
     pub(super) fn draw(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.text);
         if self.returns == Returns::Last {

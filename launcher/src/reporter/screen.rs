@@ -57,7 +57,7 @@ const CROWD_LIMIT: usize = 32 * 1024 * 1024;
 /// The kind of output behind the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScreenKind {
-    /// A pipe, a file, or a terminal without cursor movement: what is written cannot be taken back.
+    /// A pipe, a file, or a terminal without cursor movement: written bytes cannot be taken back.
     Plain,
     /// A terminal with a known size in cells.
     Terminal {
@@ -174,7 +174,7 @@ impl Screen {
         self.redraw(out);
     }
 
-    /// The speaker's stream ended; what it left unfinished stays as it is.
+    /// The speaker's stream ended; its unfinished line stays unchanged.
     pub fn end(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
         if self.speakers.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
             self.show(id, out);

@@ -204,7 +204,7 @@ pub fn worker_on(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
     plain(&format!("rank {rank} (local rank {local_rank}) on {node}"))
 }
 
-/// A worker's text, which may hold anything and be of any length.
+/// A worker's text, with any bytes and of any length.
 fn quoted(text: &str) -> Vec<String> {
     let text = cut(text.trim_end(), MAX_CUT_TEXT);
     text.lines().map(|line| format!("    | {}", plain(line))).collect()

@@ -121,7 +121,7 @@ fn message(worker: &FailedWorker) -> String {
     }
 }
 
-/// A signal's name in Python, which knows the first and the last real-time signal too.
+/// A signal's name in Python, which also names the first and the last real-time signal.
 fn python_name(number: i32) -> Option<String> {
     if number == libc::SIGRTMIN() {
         Some("SIGRTMIN".to_owned())

@@ -104,7 +104,7 @@ impl Voice {
         }
     }
 
-    /// Of the terminal, where there is one that knows its size.
+    /// The width of the terminal, if there is one with a known size.
     fn columns(&self) -> Option<usize> {
         let output = self.console.output(Stream::Stderr);
         let size = output.size().filter(|size| output.is_terminal() && size.ws_col > 0)?;
@@ -150,7 +150,7 @@ impl Voice {
         self.with_hint(self.heading(report.trim_end()), hint);
     }
 
-    /// torchrun's report of a failure, which has texts of the workers: to the byte, but for what a terminal would obey.
+    /// torchrun's report of a failure, with texts of the workers: to the byte, except for control characters.
     pub fn torch_report(&self, report: &str) {
         self.print(&self.for_terminal(report));
     }

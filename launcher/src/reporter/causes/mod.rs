@@ -79,7 +79,7 @@ pub trait Surroundings {
 pub struct OtherPython {
     /// The path of the interpreter's executable.
     pub path: PathBuf,
-    /// Whether the module stands among its packages.
+    /// Whether the module is among its installed packages.
     pub has_module: bool,
 }
 
@@ -132,7 +132,7 @@ pub fn hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String
 }
 
 fn named_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<(&'static str, String)> {
-    // SIGKILL comes from outside: what the worker wrote before is another matter.
+    // The worker's output does not explain a SIGKILL, which comes from outside.
     if matches!(clues.exit, Exit::Signal { number: libc::SIGKILL, .. }) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Finding words in what a worker said. Pure.
+//! Finds words and sentences in a worker's output. Pure.
 
 use super::Clues;
 

@@ -79,7 +79,7 @@ fn hides_gpus(surroundings: &dyn Surroundings) -> Option<String> {
     is_none.then_some(value)
 }
 
-/// A process of a data loader that ended: PyTorch knows its signal alone.
+/// A process of a data loader that ended: PyTorch reports only its signal.
 pub(super) fn data_loader(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
     let error = clues.python_error().filter(|error| error.contains("DataLoader worker"))?;
     if error.contains("is killed by signal: Killed") {
@@ -98,7 +98,7 @@ pub(super) fn data_loader(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<Str
     })
 }
 
-/// `/dev/shm` is full: a bus error, or what a data loader makes of it.
+/// `/dev/shm` is full: a bus error, or a data loader's report of it.
 pub(super) fn shared_memory(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let size = || match surroundings.shared_memory() {
         Some(bytes) => format!("`/dev/shm` has {} MiB", bytes >> 20),

@@ -19,7 +19,7 @@ const ROWS_FOR_LINES: u16 = 4;
 pub(super) struct Block {
     /// The columns that each row takes.
     widths: Vec<usize>,
-    /// It does not show what it should.
+    /// The block on the terminal is out of date.
     pub(super) is_stale: bool,
     drawn_at: Option<Instant>,
 }
@@ -102,7 +102,7 @@ impl Screen {
         }
     }
 
-    /// From here on the speaker's lines are followed, with what there is of the line that it is in.
+    /// From here on the speaker's lines are followed, with the present part of its current line.
     fn open_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
         self.step_aside(out);
         let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
@@ -143,7 +143,7 @@ impl Screen {
         true
     }
 
-    /// The stream ended: what it rewrote last is its last lines.
+    /// The stream ended: its last rewritten rows become its last lines.
     pub(super) fn end_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
         let area = self.speakers.get_mut(&id).and_then(|speaker| speaker.area.take());
         if let Some(area) = area {

@@ -191,8 +191,8 @@ impl Decoder {
     }
 }
 
-/// Where `bytes` first go back in their line, or up: what an ordinary line never does. A carriage return at the end may
-/// belong to a newline.
+/// The position in `bytes` of the first movement back in the line, or up: an ordinary line has none. A carriage
+/// return at the end may belong to a newline.
 pub(super) fn first_rewrite(bytes: &[u8]) -> Option<usize> {
     memchr::memchr3_iter(b'\r', 0x08, 0x1b, bytes).find(|&at| {
         let rest = &bytes[at..];

@@ -1,4 +1,4 @@
-//! One stream of one worker: what it has not finished, and what its lines begin with. Pure.
+//! One stream of one worker: its unfinished line, and the prefix of its lines. Pure.
 
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ pub(super) struct Speaker {
     pub(super) picture_due: Instant,
 }
 
-/// The unfinished line, or what came since it was last shown.
+/// The unfinished line, or its bytes since it was last shown.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) bytes: Vec<u8>,
@@ -115,7 +115,7 @@ impl Speaker {
         }
     }
 
-    /// Whether what is held can be shown at once: blank lines, or a picture that ends with its carriage return.
+    /// Whether the held bytes can be shown at once: blank lines, or a picture that ends with its carriage return.
     pub(super) fn holds_whole_rows(&self) -> bool {
         self.label.is_some() && (self.held.is_blank() || self.held.bytes.ends_with(b"\r"))
     }
@@ -151,7 +151,7 @@ impl Speaker {
         self.column = if *last == b'\n' { Column::Start } else { Column::Within };
     }
 
-    /// Writes what was held; nothing is held then.
+    /// Writes the held bytes; nothing is held then.
     pub(super) fn emit_held(&mut self, out: &mut Vec<u8>) {
         let held = self.take_held();
         self.emit(&held, out);
@@ -174,7 +174,7 @@ impl Speaker {
         &self.prefix
     }
 
-    /// The line was ended by us: it goes on in a new one.
+    /// The launcher ended the line: it goes on in a new one.
     pub(super) fn forget(&mut self) {
         self.column = Column::Start;
         self.row = Row::default();
