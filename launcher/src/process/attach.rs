@@ -37,7 +37,7 @@ pub enum AttachError {
         /// The kernel's error for the connection.
         source: io::Error,
     },
-    /// The launcher is there and does not want it.
+    /// The launcher refuses the wrapper, with a reason.
     #[error("the launcher does not wait for this worker: {why}")]
     Refused {
         /// The agent's reason, in its words.
@@ -54,7 +54,7 @@ pub enum AttachError {
         /// The error of `execve`, from the kernel.
         source: io::Error,
     },
-    /// The kernel does not let us wait.
+    /// The kernel refuses to wait for the worker.
     #[error("cannot wait for the worker")]
     Wait {
         /// The error of the failed system call.

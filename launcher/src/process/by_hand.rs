@@ -299,7 +299,7 @@ mod tests {
         (Door::open(&name).unwrap(), name)
     }
 
-    /// Knocks, and gives what the agent answered.
+    /// Connects, and returns the agent's answer.
     fn call(door: &mut Door, name: &str) -> (OwnedFd, Received) {
         let wrapper = knock(name).unwrap();
         assert_eq!(door.receive(), []);

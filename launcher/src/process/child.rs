@@ -176,7 +176,7 @@ pub enum Reaped {
     NoChildren,
 }
 
-/// Reaps one dead child, whichever, without waiting.
+/// Reaps any one dead child, without waiting.
 #[must_use]
 pub fn wait_for_any() -> Reaped {
     wait_for(Pid::from_raw(-1))

@@ -62,7 +62,7 @@ pub struct Command {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` holds a NUL byte")]
 pub struct NulByte {
-    /// The text, with what cannot be shown replaced.
+    /// The text, with invalid UTF-8 replaced.
     pub text: String,
 }
 
@@ -130,8 +130,8 @@ fn command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsSt
     (path, argv)
 }
 
-/// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun what Python's
-/// `string.Template` makes of the text: `$local_rank` too, and `$$` → `$` (contract 1.10).
+/// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun, Python's
+/// `string.Template` decides: `$local_rank` too, and `$$` → `$` (contract 1.10).
 fn expand_macros(text: &OsStr, persona: Persona, (local_rank, rank): (LocalRank, Rank)) -> OsString {
     let bytes = text.as_bytes();
     OsString::from_vec(match persona {

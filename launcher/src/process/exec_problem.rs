@@ -16,7 +16,7 @@ const LONGEST_PATH: usize = 256;
 /// The machine that this launcher is built for.
 const HERE: &str = std::env::consts::ARCH;
 
-/// `e_machine` of an ELF file, and what the machine is called.
+/// `e_machine` of an ELF file, and the name of the machine.
 const MACHINES: [(u16, &str); 11] = [
     (2, "sparc"),
     (3, "i386 (32-bit x86)"),
@@ -186,7 +186,7 @@ pub fn interpreter(head: &[u8]) -> Option<(String, bool)> {
     Some((shown(path), is_crlf))
 }
 
-/// A path out of a file, which may hold anything.
+/// A path out of a file, which may hold any bytes.
 fn shown(path: &[u8]) -> String {
     plain(&String::from_utf8_lossy(&path[..path.len().min(LONGEST_PATH)]))
 }

@@ -42,7 +42,7 @@ pub enum GcError {
     /// No `/proc`, or that of other processes.
     #[error("cannot look at processes: `/proc` does not show those of this pid namespace")]
     NoProc,
-    /// It is there and cannot be read.
+    /// `/proc` exists and cannot be read.
     #[error("cannot look at processes")]
     Unreadable(#[source] io::Error),
     /// No descriptor or memory is left to read `/proc`.

@@ -1,9 +1,9 @@
 //! The guard: the process that the user started.
 //!
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
-//! signals and passes them on, reaps what the job leaves behind, and ends with the job's status. When the agent
-//! dies without having said how the job ended, the guard kills every process of the job. Ctrl-Z is in `halt`, an agent that
-//! stands still in `watchdog`.
+//! signals and passes them on, reaps the orphans of the job, and ends with the job's status. If the agent dies
+//! without having reported that status, the guard kills every process of the job. Ctrl-Z is in `halt`, a stopped
+//! agent in `watchdog`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(
     clippy::disallowed_methods,
@@ -199,8 +199,8 @@ impl Guard {
         }
     }
 
-    /// A second signal counts only after the first was handled: a scheduler that signals a whole process group,
-    /// or a Ctrl-C that reaches us by two ways, is one wish and not two.
+    /// A second signal counts only after the first was handled: a scheduler that signals a whole process group, or a
+    /// Ctrl-C that arrives in two ways, is one request and not two.
     fn forward(&mut self, signal: i32, sender: Sender) {
         // The agent's earlier answers come before this signal, however late both are read.
         self.read_messages();
@@ -291,7 +291,7 @@ mod tests {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
         guard.forward(libc::SIGTERM, SOMEBODY);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
-        // `timeout` signals its child and then its group; a wrapper passes on what the terminal sent to all.
+        // `timeout` signals its child and then its group; a wrapper passes on a signal that the terminal sent to all.
         guard.forward(libc::SIGTERM, SOMEBODY);
         guard.forward(libc::SIGTERM, Sender::Other);
         assert_eq!(heard(&agent_end, 2), [signal(libc::SIGTERM), Received::Nothing]);

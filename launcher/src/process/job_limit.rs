@@ -19,8 +19,8 @@ use crate::process::proc::{CannotLook, seen};
 /// How the limit is called in `/proc/PID/limits` (proc(5)).
 const ROW: &str = "Max file locks";
 
-/// Gives this process and its later descendants the job's number. Where the kernel refuses, `rankrun gc` is in doubt about
-/// what a crash leaves.
+/// Gives this process and its later descendants the job's number. If the kernel refuses, `rankrun gc` cannot be
+/// certain about leftovers of a crash.
 pub fn set(job: &JobId) {
     let Ok(job) = Uuid::try_parse(&job.0) else { return };
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_LOCKS) {

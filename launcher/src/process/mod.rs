@@ -66,7 +66,7 @@ impl Exit {
         }
     }
 
-    /// Whether the process did what it was asked.
+    /// Whether the process did its task: exit code 0.
     #[must_use]
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))

@@ -35,7 +35,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// Whether the cgroup ever had so much, but for what the kernel takes in larger pieces.
+    /// Whether the cgroup ever had so much, allowing for the larger pieces of the kernel's accounting.
     fn was_ever_reached(&self) -> bool {
         self.peak.is_some_and(|peak| peak >= self.bytes - self.bytes / 64)
     }
@@ -96,7 +96,7 @@ impl Version {
     }
 }
 
-/// From here on a limit of version 1 stands for none: the kernel writes the largest number of whole pages.
+/// From here on a limit of version 1 means none: the kernel writes the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// The size of a read of `/proc/vmstat`, in bytes.
@@ -187,7 +187,7 @@ fn value_of(text: &str, name: &str) -> Option<u64> {
 #[derive(Debug, Default)]
 pub struct OomLedger {
     before: OomCounters,
-    /// Kills that stand for a worker already.
+    /// Kills that already explain a worker's death.
     explained: u64,
 }
 

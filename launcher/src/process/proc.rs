@@ -22,7 +22,7 @@ impl From<CannotLook> for io::Error {
     }
 }
 
-/// Whatever else the kernel refuses is not there, or not to be seen by us.
+/// After any other refusal of the kernel the process counts as absent.
 pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, CannotLook> {
     match look {
         Ok(seen) => Ok(Some(seen)),
@@ -36,7 +36,7 @@ pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, CannotLook> {
 /// A longer command line is cut.
 const COMMAND_SHOWN: usize = 120;
 
-/// Whether `/proc` is there and of our own pid namespace; without it only the workers themselves can be ended.
+/// Whether `/proc` exists and shows our own pid namespace; without it only the workers themselves can be ended.
 #[must_use]
 pub fn can_walk() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
@@ -124,7 +124,7 @@ impl Stat {
         self.field(3) == Some("D")
     }
 
-    /// Counted from 1 as in proc(5). The second, the name, may hold anything, so count from its last `)`.
+    /// Counted from 1 as in proc(5). The second, the name, may hold any character, so count from its last `)`.
     fn field(&self, number: usize) -> Option<&str> {
         let (_, after_name) = self.0.rsplit_once(')')?;
         after_name.split_ascii_whitespace().nth(number.checked_sub(3)?)

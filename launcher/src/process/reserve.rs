@@ -47,7 +47,7 @@ pub(super) fn with_reserve<T>(look: impl FnOnce() -> T) -> T {
 /// # Errors
 /// `EMFILE` where few are left; the errors of `open`.
 pub fn sparingly<T>(open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    // Held meanwhile: what a walk frees is not ours to take.
+    // Held meanwhile: the descriptors that a walk frees belong to the reserve.
     let mut kept = keep();
     fill(&mut kept)?;
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;

@@ -65,7 +65,7 @@ impl HandledSignals {
 /// Whether we were started with it ignored.
 pub(super) fn is_ignored(signal: Signal) -> bool {
     let mut current = MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: with a null action sigaction only writes what is in force, and on success all of it.
+    // SAFETY: with a null action sigaction only writes the current one, and on success all of it.
     unsafe {
         libc::sigaction(signal as libc::c_int, ptr::null(), current.as_mut_ptr()) == 0
             && current.assume_init().sa_sigaction == libc::SIG_IGN
@@ -194,8 +194,8 @@ pub(super) enum Sender {
 }
 
 impl Sender {
-    /// Whether this, a moment later, is the same wish by another way: `timeout` signals us and then its whole process
-    /// group, and a wrapper passes on the Ctrl-C that we got ourselves.
+    /// Whether this, a moment later, is the same request by another way: `timeout` signals us and then its whole
+    /// process group, and a wrapper passes on the Ctrl-C that we got ourselves.
     pub(super) fn echoes(self, first: Self) -> bool {
         match (first, self) {
             (Self::Process(first), Self::Process(second)) => first == second,

@@ -62,7 +62,7 @@ struct Plan {
     path: *const libc::c_char,
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
-    /// For descriptors 0, 1, 2: what to put there, or -1 to leave it.
+    /// For descriptors 0, 1, 2: the descriptor to put there, or -1 to leave it.
     stdio: [RawFd; 3],
     mask: *const libc::sigset_t,
     reset: *const libc::c_int,

@@ -29,9 +29,9 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// Shared by guard and agent. Each is a [`Stamp`], or 0 for none.
 #[derive(Debug)]
 struct Words {
-    /// Until when the workers may live: the agent's, which puts it off; the guard clears what it acts on.
+    /// The workers may live until then. The agent postpones it; the guard clears it when it has acted.
     kill_by: AtomicU64,
-    /// The instant that the guard has acted on: the guard's, and the agent clears what it has read.
+    /// The instant that the guard has acted on. The guard sets it; the agent clears it when it has read it.
     struck: AtomicU64,
 }
 

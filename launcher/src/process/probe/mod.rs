@@ -37,14 +37,14 @@ pub use run::{ProbeFailed, ProbeRun};
 const OWN_PROGRAM: &CStr = c"/proc/self/exe";
 /// A longer wait is announced to the user.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
-/// How often the end of a probe is looked for where the kernel cannot tell us.
+/// The interval of checks for the end of a probe, where the kernel does not report it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A panic of Rust's own ends a process with this.
 const PANICKED: u8 = 101;
 /// Device types that only the kernel's probe finds.
 const KERNEL_ONLY: [DeviceType; 4] = [DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
 
-/// Says what a wait is for, and how long it takes at most.
+/// Announces a wait: its object, and its longest duration.
 pub type TellOfWait = fn(&str, Duration);
 
 /// The accelerators; whatever goes wrong is in [`Machine::troubles`].
@@ -82,7 +82,7 @@ enum Progress {
 }
 
 impl Probes {
-    /// Starts a probe for each question; what cannot be started has failed.
+    /// Starts a probe for each question; a probe that cannot be started has failed.
     #[must_use]
     pub fn start(questions: &[Probe], limit: Duration, now: Instant) -> Self {
         let start = |&probe| {
@@ -122,7 +122,7 @@ impl Probes {
         }
     }
 
-    /// Takes in what has happened; `true` once every question has its answer.
+    /// Handles the events so far; `true` once every question has its answer.
     pub fn advance(&mut self, now: Instant) -> bool {
         for (_, progress) in &mut self.asked {
             if let Progress::Running(run) = progress
@@ -180,10 +180,10 @@ impl Probes {
         let unheard = self.running().any(ProbeRun::ends_unheard);
         let left = if unheard { left.min(LOOK_EVERY) } else { left };
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        // Rounded up: a millisecond too early would be a turn for nothing.
+        // Rounded up: a millisecond too early would be a useless turn.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         if poll(&mut fds, timeout).is_err() {
-            // Interrupted, or without memory: a look costs nothing and brings us on.
+            // Interrupted, or without memory: the next check is cheap.
             std::thread::yield_now();
         }
     }
@@ -364,7 +364,7 @@ fn panic_line(panicked: &PanicHookInfo<'_>) -> String {
     format!("{place}: {what}").replace('\n', " ")
 }
 
-/// To the launcher that started us: it quotes the last line.
+/// To the launcher that started this probe: it quotes the last line.
 fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "rankrun: {line}");
 }

@@ -209,9 +209,9 @@ impl ProbeRun {
         }
     }
 
-    /// Takes in what has happened; the answer, once.
+    /// Handles the events so far; returns the answer, once.
     pub fn advance(&mut self, now: Instant) -> Option<Result<Answer, ProbeFailed>> {
-        // In this order: what a dead process has written can all be read.
+        // In this order: all output of a dead process can be read.
         self.reap();
         self.read();
         match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -332,7 +332,7 @@ impl Drop for ProbeRun {
     }
 }
 
-/// Reads what is there, as long as `keep` wants more; a pipe that has ended is closed.
+/// Reads the available bytes, as long as `keep` wants more; a pipe that has ended is closed.
 fn read_all(pipe: &mut Option<PipeReader>, into: &mut Vec<u8>, keep: impl Fn(&mut Vec<u8>) -> bool) {
     let mut chunk = [0; 16 << 10];
     for _ in 0..CHUNKS {
