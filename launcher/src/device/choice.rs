@@ -1,9 +1,8 @@
-//! Which devices, in which order. Pure: machine, inherited variables and request → [`Choice`].
+//! Chooses the devices and their order. Pure: machine, inherited variables and request → [`Choice`].
 //!
-//! The steps, each in its file: the type of the devices (`kind`), what the inherited variables leave of them
-//! ([`visibility`]), what `--devices` takes of that (`typed`), the dead ones out, the order
-//! ([`order`]), how the vendor's variables name what is chosen (`names`), and
-//! what deserves a warning (`remarks`).
+//! The steps, each in its file: the type of the devices (`kind`), the devices that the inherited variables leave
+//! ([`visibility`]), the selection of `--devices` among them (`typed`), the removal of dead ones, the order
+//! ([`order`]), the names for the vendor's variables (`names`), and the warnings (`remarks`).
 
 mod error;
 mod idle;
@@ -111,7 +110,7 @@ pub enum How {
         /// The inherited variable within which it counts.
         within: Option<&'static str>,
     },
-    /// One of the above, and then put in its place by `--device-order`.
+    /// One of the above, moved to its place by `--device-order`.
     Ordered {
         /// The option or variable that chose it.
         how: Box<Self>,
@@ -209,7 +208,7 @@ fn counting(request: &Request) -> Counting {
     }
 }
 
-/// Refuses a list in the driver's own order: which devices it names is not known, and none is found by what it is.
+/// Refuses an inherited list in the driver's own, unknown order: the devices that it names are not known.
 fn refuse_unknown_list(kind: DeviceType, seen: &Seen) -> Result<(), ChoiceError> {
     match seen.order_unknown.clone().filter(|_| seen.list().is_some()) {
         Some(because) => Err(ChoiceError::OrderUnknown { kind, because }),

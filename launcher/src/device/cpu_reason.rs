@@ -1,4 +1,5 @@
-//! Why workers run on the CPUs, in words: by the variables, the picture of the machine, and its device nodes. Pure.
+//! The reason why workers run on the CPUs: from the variables, the picture of the machine, and its device nodes.
+//! Pure.
 
 #[cfg(test)]
 mod tests;

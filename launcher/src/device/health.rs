@@ -23,7 +23,7 @@ const MOST_PROCESSES: usize = 3;
 pub struct Finding {
     /// Whether work on it can go well.
     pub severity: Severity,
-    /// In words that stand behind the device's name and a colon, such as `does not answer: GPU is lost`.
+    /// The text after the device's name and a colon, such as `does not answer: GPU is lost`.
     pub text: String,
 }
 
@@ -107,7 +107,7 @@ pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, Finding)> {
         .collect()
 }
 
-/// The bytes in use, where that is more than a driver keeps for itself: 5 per cent or 500 MiB, whichever is more.
+/// The bytes in use beyond a driver's own: more than 5 per cent or 500 MiB, whichever is larger.
 #[must_use]
 pub fn in_use(memory: Memory) -> Option<u64> {
     let used = memory.total.checked_sub(memory.free?)?;

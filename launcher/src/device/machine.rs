@@ -21,7 +21,7 @@ pub struct Machine {
     pub nics: Vec<Nic>,
     /// Failed questions with their reasons; also each library that is not installed.
     pub troubles: Vec<Trouble>,
-    /// Sources that failed and that another one stands in for: news to the user, and no reason to stop.
+    /// Sources that failed and that another one replaces: the user is told, and the launch goes on.
     #[serde(default)]
     pub made_good: Vec<Trouble>,
 }
@@ -322,7 +322,7 @@ pub struct Trouble {
 }
 
 impl fmt::Display for Trouble {
-    /// The source and what is wrong with it: `NVML did not answer within 30 seconds`.
+    /// The source and its failure: `NVML did not answer within 30 seconds`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let source = &self.source;
         match &self.what {
@@ -341,7 +341,7 @@ impl fmt::Display for Trouble {
 pub enum TroubleKind {
     /// The library is not on this machine, which is not an error; the loader's words.
     Missing(String),
-    /// It is there and answers with an error.
+    /// The library is present and answers with an error.
     Failed(String),
     /// It did not answer in so many seconds.
     Hung(u64),

@@ -1,8 +1,9 @@
-//! The accelerators of this node: what they are, which are chosen, and how a worker is told its own.
+//! The accelerators of this node: their discovery, the choice among them, and the variables that give each worker its
+//! own.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `machine` | what discovery found, as data that travels from the probes |
+//! | `machine` | the result of discovery, as data that travels from the probes |
 //! | [`probe`] | asks the vendors' libraries and the kernel; only in short-lived children |
 //! | [`presence`] | whether a probe is worth starting |
 //! | [`visibility`] | the vendors' variables, read with each vendor's own rules (pure) |
@@ -11,11 +12,11 @@
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
-//! | [`health`] | what is wrong with a device, in words (pure) |
-//! | [`cpu_reason`] | why workers run on the CPUs, in words (pure) |
+//! | [`health`] | findings about the health of a device (pure) |
+//! | [`cpu_reason`] | the reason why workers run on the CPUs (pure) |
 //!
-//! The identity of a device is its UUID or PCI address; an index is only a way to say it. Nothing here opens a
-//! vendor's library in the launcher itself: what hangs, crashes or lies there does so in a child with a deadline.
+//! The identity of a device is its UUID or PCI address; an index is only one of its names. The launcher itself opens
+//! no vendor's library: a library that hangs, crashes or lies does so in a child with a deadline.
 
 pub mod affinity;
 pub mod choice;

@@ -57,7 +57,7 @@ impl FromStr for DeviceOrder {
 /// Why devices cannot be put into an order.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// Only the CUDA driver knows which is fastest, and it does not answer; its words or the loader's.
+    /// Only the CUDA driver knows the fastest device, and it does not answer; its words or the loader's.
     #[error("the CUDA driver does not say which device is fastest: {0}")]
     NoDriver(String),
     /// The CUDA driver answers, and does not name one of the devices.

@@ -37,8 +37,8 @@ const NVML: &str = "libnvidia-ml.so.1";
 /// At most so many folders of `LD_LIBRARY_PATH` are searched.
 const MOST_FOLDERS: usize = 64;
 
-/// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign proves nothing; without one
-/// there is nothing to find.
+/// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign is not a proof; without
+/// one a probe would find no device.
 #[must_use]
 pub fn sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
     let is_there = |path: &Path| world.kind(path) != FileKind::Missing;

@@ -106,7 +106,7 @@ pub enum SelectorError {
         /// The entry as it was written.
         entry: String,
     },
-    /// An entry that stands there twice.
+    /// An entry that the list has twice.
     #[error("`{entry}` stands there twice")]
     Repeated {
         /// The entry as it was written.

@@ -114,7 +114,7 @@ pub struct Visible {
 /// An entry of an inherited list that names a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Named {
-    /// The entry as the vendor's parser understands it: `1` where `1gpu` stands.
+    /// The entry as the vendor's parser understands it: `1` for `1gpu`.
     pub text: String,
     /// Whether it is a UUID or the beginning of one.
     pub is_uuid: bool,

@@ -72,7 +72,7 @@ pub enum ChoiceError {
         /// The device, as its label names it.
         device: String,
     },
-    /// An exclusion of what is not in the list.
+    /// An exclusion of a device that is not in the list.
     #[error("`--devices`: `{entry}` leaves out {device}, which the list before it does not have")]
     ExcludesNothing {
         /// The entry as it was written.
@@ -263,7 +263,7 @@ fn hint_for_mig(entry: &str, has_no_instance: bool) -> String {
     }
 }
 
-/// Where none is of the type that was asked for; `instead` are the types that there are.
+/// No device of the requested type is present; `instead` are the present types.
 fn hint_for_none(instead: &[DeviceType]) -> String {
     if instead.is_empty() {
         return "`rankrun devices` tells what was looked for; `--device-type cpu` runs the workers on the CPUs"

@@ -44,7 +44,7 @@ pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
     visibility::read(kind, question.machine, question.inherited, asking)
 }
 
-/// Nothing of this type, and what the probes met on their way.
+/// No device of this type, and the probes' troubles.
 fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
     let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
     let (absent, telling): (Vec<&Trouble>, Vec<&Trouble>) =
@@ -183,7 +183,7 @@ fn named(entries: &[Entry], machine: &Machine) -> Result<Option<DeviceType>, Cho
     Ok(first.map(|(_, kind)| kind))
 }
 
-/// Whether an entry names a device by what it is.
+/// Whether an entry names a device by UUID, address or MIG id.
 pub(super) fn names(entry: &Entry, device: &Accelerator) -> bool {
     match entry {
         Entry::Index(_) | Entry::Range(..) => false,

@@ -15,8 +15,7 @@ pub(super) struct Names {
 }
 
 pub(super) fn of(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Result<Names, ChoiceError> {
-    // The runtime's own order is not known: what the user wrote is the only name that is right, beside the user's own
-    // settings.
+    // The runtime's own order is not known: only the user's own names are right, beside the user's own settings.
     if shelf.seen.order_unknown.is_some() && shelf.seen.list().is_some() {
         return Ok(Names { names: as_written(picked), pinned: Vec::new() });
     }

@@ -164,7 +164,7 @@ impl Shelf<'_> {
         })
     }
 
-    /// Why a device that is named by what it is cannot be had.
+    /// The reason why a device named by UUID or address is not available.
     fn not_visible(&self, name: &Entry, text: &str) -> ChoiceError {
         if let Some((card, instances)) = self.card_in_mig_mode(name) {
             return in_mig_mode(text, card, &instances);

@@ -30,7 +30,7 @@ const TEXT: usize = 256;
 /// The driver's error text, or ours if there is no driver.
 pub fn order() -> Result<Vec<CudaDevice>, String> {
     quietly(|| {
-        // SAFETY: a driver's library may be loaded anywhere; what its constructors do happens in this probe alone.
+        // SAFETY: a driver's library may be loaded in any process; its constructors affect this probe alone.
         if !unsafe { is_culib_present() } {
             return Err("there is no CUDA driver: the loader finds no `libcuda.so.1`".to_owned());
         }
@@ -115,7 +115,7 @@ impl Driver {
         }
         let words = self.error.and_then(|error| {
             let mut text = ptr::null();
-            // SAFETY: the pointer lives through the call, and what it is set to is the driver's own constant text.
+            // SAFETY: the pointer lives through the call, and the driver sets it to a constant text of its own.
             unsafe {
                 (error(code, &raw mut text) == 0 && !text.is_null())
                     .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

@@ -75,7 +75,7 @@ pub(super) fn between(a: &Way, b: &Way) -> LinkKind {
     }
 }
 
-/// How far two devices with different host bridges are. A kernel that knows the node of neither has only one. Pure.
+/// The distance of two devices with different host bridges. A kernel that knows neither node has only one node. Pure.
 pub(super) fn by_numa_node(a: Option<u32>, b: Option<u32>) -> LinkKind {
     if a == b { LinkKind::Node } else { LinkKind::Sys }
 }

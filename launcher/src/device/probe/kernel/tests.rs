@@ -60,7 +60,7 @@ fn amd_counts_as_its_runtime() {
     let folder = Folder::new();
     let nodes = "sys/class/kfd/kfd/topology/nodes";
     folder.file(&format!("{nodes}/0/gpu_id"), "0\n").file(&format!("{nodes}/0/properties"), "simd_count 0\n");
-    // Node 10 stands behind node 2, node 3 has no compute units, node 4 is not given to us.
+    // Node 10 is behind node 2, node 3 has no compute units, node 4 is not given to us.
     folder.amd(10, 0x0300, "renderD129", "unique_id 0\ngfx_target_version 90402\nhive_id 5\n");
     folder.amd(2, 0x4308, "renderD128", "unique_id 43981\ngfx_target_version 90010\nhive_id 0\n");
     folder.amd(3, 0x0500, "renderD130", "");

@@ -1,5 +1,5 @@
-//! Reads the kernel's small files under a root folder. Nothing in them is trusted: sizes, counts and texts are bounded,
-//! and what does not fit is not known.
+//! Reads the kernel's small files under a root folder. Their contents are not trusted: sizes, counts and texts are
+//! bounded, and a value that does not fit counts as unknown.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -37,7 +37,7 @@ impl<'a> Tree<'a> {
     /// # Errors
     /// The file cannot be read, is longer than allowed, or is not text.
     pub(super) fn read(&self, path: &str) -> io::Result<String> {
-        // A pipe in the place of a file must not stop us.
+        // A pipe in place of a file must not stop the probe.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.at(path))?;
         let mut text = String::new();
         let length = file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
@@ -114,7 +114,7 @@ pub(super) fn plain_number(text: &str) -> Option<u32> {
     if plain { text.parse().ok() } else { None }
 }
 
-/// A text from outside as it may stand on a terminal.
+/// An external text, made safe for a terminal.
 pub(super) fn presentable(text: &str) -> Option<String> {
     let text: String = text.chars().filter(|one| !one.is_control()).take(MOST_CHARACTERS).collect();
     let text = text.trim();

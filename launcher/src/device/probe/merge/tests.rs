@@ -73,7 +73,7 @@ fn without_nvml_the_kernel_counts_and_the_trouble_stays() {
 
 #[test]
 fn cards_are_matched_by_address_and_not_by_number() {
-    // NVML counts the other way round, and one of its links is better than what the kernel sees.
+    // NVML counts the other way round, and one of its links is better than the kernel's.
     let mut nvidia = Machine {
         accelerators: vec![
             card(DeviceType::Cuda, 0, "00000000:02:00.0"),

@@ -161,7 +161,7 @@ fn is_uuid(text: &str) -> bool {
     })
 }
 
-/// A name without what could disturb a terminal; none where nothing is left.
+/// A name without control characters; `None` if it is empty then.
 fn clean(name: &str) -> Option<String> {
     let name: String = name.chars().filter(|c| !c.is_control()).collect();
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())

@@ -71,7 +71,7 @@ fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<Remote> {
             }
             Err(NvmlError::FailedToLoadSymbol(_)) => break,
             Err(error) if words::is_loss(&error) => break,
-            // A link that is not wired answers with an error, and may stand before one that is.
+            // A link that is not wired answers with an error, and may come before one that is.
             Ok(false) | Err(_) => {}
         }
     }

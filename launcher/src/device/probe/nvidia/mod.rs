@@ -130,7 +130,7 @@ fn add_from_driver(
     machine.troubles.push(trouble("the CUDA driver".to_owned(), TroubleKind::Missing(words)));
 }
 
-/// The first library of `paths` that is there, initialised.
+/// The first library of `paths` that exists, initialised.
 fn open(paths: &[&str]) -> Result<Nvml, TroubleKind> {
     let mut missing = None;
     for path in paths {

@@ -40,7 +40,7 @@ pub(super) fn look(device: &Device<'_>, answers: &mut Answers) -> State {
     }
 }
 
-/// The sum of what is known; none where nothing is.
+/// The sum of the known counters; `None` if none is known.
 fn sum(counts: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     counts.flatten().reduce(u32::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! NVML's errors in words. Pure.
+//! Texts of NVML's errors. Pure.
 
 use nvml_wrapper::error::NvmlError;
 
