@@ -90,7 +90,7 @@ pub(super) fn beside_label(mut size: Winsize, label: Option<&str>) -> Winsize {
 }
 
 impl Channel {
-    /// Our terminal has this size now, so a pseudo-terminal that stands for it has.
+    /// The launcher's terminal has this size now, so its pseudo-terminals get it too.
     pub(super) fn resize(&self, size: Winsize) {
         if self.kind == ChannelKind::Terminal {
             // A size is a courtesy.

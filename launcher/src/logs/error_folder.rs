@@ -65,7 +65,7 @@ fn has_name(name: &OsStr) -> bool {
     end.is_some_and(is_random)
 }
 
-/// Nothing where the folder is another user's, or locked, or cannot be locked.
+/// `None` if the folder is another user's, or locked, or cannot be locked.
 fn dead(path: PathBuf) -> Option<DeadFolder> {
     let lock = open(&path).ok()?;
     let found = lock.metadata().ok()?;

@@ -1,5 +1,5 @@
-//! The workers' standard output and standard error: where they go ([`route`]), the folders ([`tree`]), and the
-//! threads that copy what is captured. The agent owns [`Logs`]; log bytes never pass through it.
+//! The workers' standard output and standard error: their destinations ([`route`]), the folders ([`tree`]), and the
+//! threads that copy captured output. The agent owns [`Logs`]; log bytes never pass through it.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -259,7 +259,7 @@ impl Logs {
         Ok(())
     }
 
-    /// The last lines of a worker. Complete when what its generation wrote was [drained](Drained).
+    /// The last lines of a worker. Complete when the output of its generation was [drained](Drained).
     #[must_use]
     pub fn tail(&self, worker: WorkerId) -> Vec<String> {
         let Some(tail) = self.workers.get(&worker) else { return Vec::new() };
@@ -354,7 +354,7 @@ impl Logs {
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));
-                // Without a prefix what goes into a file or a pipe keeps every byte.
+                // Without a prefix, output to a file or a pipe keeps every byte.
                 let label = prefix.as_deref().or(label.filter(|_| output.is_terminal()));
                 let (channel, writer) = self.channel(&output, label, PipeSize::of(worker.local_rank))?;
                 let filter = match stream {
@@ -406,14 +406,14 @@ impl Drop for Logs {
     }
 }
 
-/// A log file, empty. A worker of an earlier life may have put anything in its place.
+/// A log file, empty. A worker of an earlier life may have put any kind of file in its place.
 fn create(path: &Path) -> Result<File, LogError> {
     let mut options = OpenOptions::new();
     let file = regular_file::open_without_wait(path, options.write(true).create(true).truncate(true));
     file.map_err(|source| LogError::File { path: path.to_owned(), source })
 }
 
-/// The last bytes of a file. The worker may have put anything in its place.
+/// The last bytes of a file. The worker may have put any kind of file in its place.
 fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = regular_file::open_to_read(path)?;
     if file.seek(SeekFrom::End(-FILE_TAIL)).is_err() {

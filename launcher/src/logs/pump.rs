@@ -39,11 +39,11 @@ const WAKE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) enum Command {
     Open(Source),
-    /// The workers of this generation have been reaped: read what is left of them, then answer.
+    /// The workers of this generation have been reaped: read their remaining output, then answer.
     Ended(Generation, Promise),
     /// A worker of this generation has been reaped: read what is there of all, then answer.
     CatchUp(Generation, Promise),
-    /// All workers have been reaped: read what is left, end, then answer.
+    /// All workers have been reaped: read the remaining output, end, then answer.
     Finish(Promise),
     /// The launcher's terminal has changed its size.
     Resize,
@@ -71,7 +71,7 @@ impl PumpHandle {
         epoll.add(&*self.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         let (output, wake) = (Arc::clone(output), Arc::clone(&self.wake));
         let run = move || {
-            // Signals are for the agent's thread; a blocked SIGTTOU also lets us write from the background.
+            // Signals are for the agent's thread; a blocked SIGTTOU also permits writes from the background.
             let _ = SigSet::all().thread_block();
             if let Some((screen, unwritten)) = output.attach(Arc::clone(&wake)) {
                 Pump::new(Ends { output, wake, epoll, commands }, screen, unwritten).run();
@@ -82,7 +82,7 @@ impl PumpHandle {
     }
 
     pub(super) fn send(&self, command: Command) {
-        // Both fail only when the pump is gone, and then there is nothing left to do.
+        // Both fail only when the pump has ended, and then no work is left.
         let _ = self.commands.send(command);
         let _ = self.wake.write(1);
     }
@@ -327,7 +327,7 @@ impl Pump {
             Ok(()) => {}
             Err(WriteError::Gone) => {
                 self.health = Health::Gone;
-                // The workers must see what they would have seen on the output itself.
+                // The workers must see the closed output, as they would without the pump.
                 for (_, (_, source)) in self.sources.extract_if(|_, (_, source)| source.file.is_none()) {
                     unwatch(&self.ends.epoll, &source);
                 }

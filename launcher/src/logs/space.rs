@@ -27,7 +27,7 @@ pub enum DiskShortage {
 /// A log folder on a file system that takes nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullLogFolder {
-    /// The folder that the user knows.
+    /// The folder as the user knows it.
     pub folder: PathBuf,
     /// The resource that has run out.
     pub shortage: DiskShortage,
@@ -82,7 +82,7 @@ impl fmt::Display for FullLogFolder {
     }
 }
 
-/// Why a file could not be written: the system's words, with what they mean, and the way out.
+/// The reason why a file could not be written: the system's words, their meaning, and the hint.
 pub(super) fn why_unwritten(error: &io::Error, file: &Path) -> String {
     match error.kind() {
         io::ErrorKind::FileTooLarge => {

@@ -21,7 +21,7 @@ pub(super) struct Tail {
     fed_at: Option<Instant>,
 }
 
-/// A line that is not finished: what came after the last carriage return that was overwritten.
+/// An unfinished line: the bytes after the last carriage return that was overwritten.
 #[derive(Debug, Default)]
 struct Partial {
     text: Vec<u8>,

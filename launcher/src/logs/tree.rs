@@ -99,7 +99,7 @@ impl Attempt {
         self.folder.join(local_rank.to_string())
     }
 
-    /// Where one worker writes what it died of (`TORCHELASTIC_ERROR_FILE`).
+    /// The error file of one worker (`TORCHELASTIC_ERROR_FILE`).
     #[must_use]
     pub fn error_file(&self, local_rank: LocalRank) -> PathBuf {
         let mut path = self.worker(local_rank);
@@ -249,7 +249,7 @@ impl LogTree {
         files.filter(|file| file.symlink_metadata().is_ok()).take(at_most).collect()
     }
 
-    /// Removes what stayed empty; a folder with files stays, and whatever is above it.
+    /// Removes empty folders; a folder with files stays, and all folders above it.
     pub fn remove_empty(self) {
         self.attempts().for_each(|attempt| attempt.remove_empty());
         self.rounds().iter().for_each(Attempt::remove_empty);
