@@ -21,7 +21,7 @@ pub(super) fn look(ask: Ask, limit: Duration, discover: impl Fn(Ask, Duration) -
     joined(first, second, ask)
 }
 
-/// The same without what libraries stumble over.
+/// The same question without the parts that libraries stumble over.
 pub(super) const fn shorter(ask: Ask) -> Ask {
     Ask { state: false, links: false, cpus: ask.cpus }
 }
@@ -31,7 +31,7 @@ pub(super) fn limit(limit: Duration) -> Duration {
     limit.min(LONGEST)
 }
 
-/// Whether a shorter question may find what this one did not.
+/// Whether a shorter question may find devices that this one did not.
 pub(super) fn is_worth_it(first: &Machine, ask: Ask) -> bool {
     shorter(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
 }
@@ -62,7 +62,7 @@ pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
     let is_nvidia = |kind: &DeviceType| *kind == DeviceType::Cuda;
     let others_are_lost = !first.accelerators.iter().any(|found| !is_nvidia(&found.kind));
     let of = |machine: Machine, is_wanted: &dyn Fn(&DeviceType) -> bool| {
-        // Positions would no longer mean what they meant.
+        // Positions would not match any more.
         let accelerators = machine.accelerators.into_iter().filter(|found| is_wanted(&found.kind));
         Machine { accelerators: accelerators.collect(), links: Vec::new(), nics: Vec::new(), ..machine }
     };

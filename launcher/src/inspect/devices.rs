@@ -92,7 +92,7 @@ fn summary(picture: &Picture, kind: Option<DeviceType>) -> String {
     }
 }
 
-/// A MIG instance stands below its card.
+/// A MIG instance is listed below its card.
 fn index(device: &Accelerator) -> String {
     let indent = if matches!(device.part, Part::MigInstance { .. }) { "  " } else { "" };
     format!("{indent}{}", number(device))
@@ -251,7 +251,7 @@ pub(super) fn troubles(page: &mut Page, machine: &Machine) {
     }
 }
 
-/// Where nothing was found: what was looked for.
+/// No device was found: lists the searched sources.
 pub(super) fn sources(page: &mut Page, machine: &Machine) {
     let missing = machine.troubles.iter().filter(|trouble| !words::is_serious(trouble));
     let rows: Vec<Row> = missing

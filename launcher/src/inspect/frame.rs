@@ -6,7 +6,7 @@ use crate::explain::Style;
 
 use super::page::{Cell, Line, Page, Tone, one_line, width};
 
-/// Another screen, so that what stood there comes back; lines are cut instead of wrapped; no cursor.
+/// The alternate screen, so that the previous contents come back; lines are cut instead of wrapped; no cursor.
 pub(super) const ENTER: &[u8] = b"\x1b[?1049h\x1b[?7l\x1b[?25l\x1b[2J";
 pub(super) const LEAVE: &[u8] = b"\x1b[m\x1b[?25h\x1b[?7h\x1b[?1049l";
 

@@ -57,7 +57,7 @@ pub(super) enum Align {
     Middle,
 }
 
-/// A column: its heading, which is its name too, and where its texts stand.
+/// A column: its heading, which is its name too, and its alignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Column(pub(super) &'static str, pub(super) Align);
 

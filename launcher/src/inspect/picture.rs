@@ -48,7 +48,7 @@ pub(super) struct Order {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Warning {
-    /// About which device; none for what concerns all of a type.
+    /// The device of the warning; `None` for all of a type.
     pub(super) device: Option<usize>,
     pub(super) severity: Severity,
     pub(super) text: String,

@@ -15,7 +15,7 @@ use crate::reporter::console::write_while_ready;
 
 use super::frame::{ENTER, LEAVE, Size};
 
-/// How long a terminal that has stopped showing anything holds us up.
+/// The longest wait for a terminal that has stopped showing output.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The terminal as we use it; dropping it puts everything back.
@@ -56,7 +56,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Whether the shell has given it to us.
+    /// Whether the shell has given the terminal to this process group.
     pub(super) fn is_in_foreground(&self) -> bool {
         tcgetpgrp(&self.output).map_or(true, |group| group == getpgrp())
     }
@@ -80,7 +80,7 @@ impl Terminal {
         tcgetwinsize(&self.output).map_or(Size::of(0, 0), |size| Size::of(size.ws_col, size.ws_row))
     }
 
-    /// Writes; what a stuck terminal does not take is dropped, and the next picture stands over it.
+    /// Writes; a stuck terminal's remaining bytes are dropped, and the next picture overwrites it.
     pub(super) fn write(&self, bytes: &[u8]) {
         write_while_ready(self.output.as_fd(), bytes, PATIENCE);
     }

@@ -29,7 +29,7 @@ enum End<'a> {
     Nic(&'a Nic),
 }
 
-/// The matrix and what is known of each device's neighbourhood.
+/// The matrix and the neighbourhood of each device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Topology {
     /// The names of rows and columns.
@@ -48,7 +48,7 @@ pub(super) struct Near {
     pub(super) device: usize,
     pub(super) cpus: Option<Vec<u32>>,
     pub(super) numa_node: Option<u32>,
-    /// The rows of the network cards on the shortest way, and what that is.
+    /// The rows of the network cards with the best link, and that link.
     pub(super) nics: Vec<usize>,
     pub(super) way: Option<LinkKind>,
 }
@@ -207,7 +207,7 @@ fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> N
     let nodes = machine.cpus.as_ref().map_or(&[][..], |layout| &layout.nodes);
     let node = match (device.numa_node, nodes) {
         (Some(id), nodes) => nodes.iter().find(|node| node.id == id),
-        // The kernel names no node where there is nothing to tell apart.
+        // The kernel names no node if there is only one.
         (None, [only]) => Some(only),
         (None, _) => None,
     };

@@ -30,7 +30,7 @@ use super::{EVERYTHING, InspectError, again, devices, picture_of, words};
 
 /// A look that takes longer is announced, with the time it has taken so far.
 const SILENT: Duration = Duration::from_secs(1);
-/// How often we stop to be given the foreground; a group of processes that no shell knows never is.
+/// How often to stop and wait for the foreground; a process group without a shell never gets it.
 const FOREGROUND_TRIES: usize = 3;
 /// Ctrl-D, which ends whatever is typed to.
 const END_OF_INPUT: u8 = 4;
@@ -65,7 +65,7 @@ struct Screen {
     shown: Option<Shown>,
     /// The previous page, to mark changes.
     before: Option<Page>,
-    /// Why what is shown is not the newest.
+    /// The reason why the shown picture is not the newest.
     trouble: Option<String>,
 }
 
@@ -138,7 +138,7 @@ impl Watch<'_> {
                 Some(Event::Look) => self.next = Instant::now(),
                 Some(Event::Resized) => self.draw(),
                 Some(Event::Suspended) => {
-                    // Its time would run out while we stand still.
+                    // Its time would run out while this process is stopped.
                     self.look = None;
                     self.terminal.leave();
                     signal::suspend()?;
@@ -227,7 +227,7 @@ impl Watch<'_> {
             None => Some(self.next),
         };
         let left = until.map_or(SILENT, |until| until.saturating_duration_since(now));
-        // Rounded up: a millisecond too early would be a turn for nothing.
+        // Rounded up: a millisecond too early would be a useless turn.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),

@@ -57,7 +57,7 @@ pub(super) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// Whether it keeps us from telling something that may well be there.
+/// Whether the trouble hides devices that may be present.
 pub(super) const fn is_serious(trouble: &Trouble) -> bool {
     !matches!(trouble.what, TroubleKind::Missing(_))
 }
