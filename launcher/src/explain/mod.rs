@@ -39,7 +39,7 @@ use settings::Sources;
 pub use settings::{Setting, Source};
 pub use text::Style;
 
-/// The shape of the JSON. It grows without a new number; a field that is there keeps its name and meaning.
+/// The version of the JSON's shape. New fields do not change it; a present field keeps its name and meaning.
 const VERSION: u32 = 1;
 
 /// Everything that a launch would start, and why so. As JSON this is one object with these names.
@@ -163,7 +163,7 @@ pub struct Worker {
     pub stdout: Stream,
     /// The destination of its standard error.
     pub stderr: Stream,
-    /// Where it writes what it died of.
+    /// The path of the worker's error file.
     pub error_file: Option<Value>,
     /// The variables that the launcher sets or changes.
     pub variables: Vec<Variable>,
