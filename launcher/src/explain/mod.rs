@@ -251,7 +251,7 @@ pub struct Entry {
     pub value: Value,
 }
 
-/// Says what would be launched; `handled` is what the launcher would make of the signals here.
+/// Returns the plan of a launch; `handled` are the signals that the launcher would handle here.
 ///
 /// # Errors
 /// An argument or variable that no program can be given, as at launch.

@@ -50,7 +50,7 @@ pub struct Ports {
     pub last: u16,
 }
 
-/// Nothing for a job that stays on one node.
+/// `None` for a job of one node.
 pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
     let range = spec.rendezvous.nodes();
     let (rendezvous, node_rank, times, local_addr) = match &spec.rendezvous {
@@ -97,7 +97,7 @@ fn is_of_this_machine(host: &str) -> bool {
     loopback(host).is_some() || host == short_hostname()
 }
 
-/// Whether only the nodes together decide what a worker finds in this variable.
+/// Whether the value of this variable is only known after the nodes' rendezvous.
 pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
     let range = spec.rendezvous.nodes();
     if !range.is_many() {

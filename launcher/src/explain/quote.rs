@@ -58,7 +58,7 @@ fn push_byte(shown: &mut String, byte: u8) {
     shown.push_str(&format!("\\{byte:03o}"));
 }
 
-/// Means nothing to a shell, wherever it stands.
+/// Whether the byte has no special meaning to a shell, at any place.
 const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'_' | b'-' | b'.' | b'/' | b':' | b',' | b'+' | b'@' | b'%')

@@ -7,7 +7,7 @@ const FIXED: &str = "rankrun explain --nnodes 3 --node-rank 1 --master-addr h --
 const DYNAMIC: &str = "rankrun explain --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-id 7 --lease 2 \
                        --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 --store-limit 2GiB x.py";
 
-/// The settings that have these names, in words.
+/// The settings of these names, as text.
 fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<Value>, Source)> {
     let of = |name: &&str| explanation.settings.iter().find(|setting| setting.name == *name);
     let found = names.iter().map(|name| of(name).unwrap_or_else(|| panic!("no {name}")));
