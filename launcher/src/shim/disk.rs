@@ -18,10 +18,10 @@ pub(super) const NEW: &str = "new";
 /// The suffix of a replaced file.
 pub(super) const OLD: &str = "old";
 
-/// Looks at everything that the shim may have made.
+/// Reads every path that the shim may have made.
 ///
 /// # Errors
-/// Something is there and cannot be read.
+/// A file exists and cannot be read.
 pub(super) fn look(layout: &Layout, is_program: impl Fn(&Path) -> bool) -> Result<Found, ShimError> {
     let link = fs::read_link(layout.link()).ok();
     Ok(Found {
@@ -103,7 +103,7 @@ fn stage(change: &Change) -> io::Result<()> {
     match &change.to {
         Content::Nothing => Ok(()),
         Content::File(file) => write(&new, &file.bytes, file.mode),
-        // Not every file system knows hard links.
+        // Not every file system supports hard links.
         Content::SameAs(path) => fs::hard_link(path, &new).or_else(|_| fs::copy(path, &new).map(|_| ())),
         Content::Room(room) => stage_room(&new, room),
     }

@@ -11,14 +11,14 @@ use crate::facts::Facts;
 /// The program for the chosen Python: it prints texts between NUL bytes.
 pub(super) const QUESTION: &str = include_str!("templates/probe.py");
 
-/// A Python environment: a venv, a conda environment, or what belongs to an installed Python.
+/// A Python environment: a venv, a conda environment, or the folders of an installed Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Environment {
     pub(super) python: PathBuf,
     pub(super) prefix: PathBuf,
     /// The folder of installed commands, such as `bin`.
     pub(super) scripts: PathBuf,
-    /// Where installed packages go, and what Python reads at each start.
+    /// The folder of installed packages (`site-packages`), with the `.pth` files of each start.
     pub(super) packages: PathBuf,
     /// The PyTorch that it finds, wherever that is installed.
     pub(super) torch: Option<Torch>,

@@ -29,7 +29,7 @@ pub enum ShimError {
         /// The reason why it cannot be run.
         problem: EntrypointProblem,
     },
-    /// Neither is there a Python beside rankrun nor an active environment.
+    /// There is no Python beside rankrun, and no active environment.
     #[error("no Python environment is found; looked in {}", places(looked))]
     NoEnvironment {
         /// The places that were searched for a Python.
@@ -59,7 +59,7 @@ pub enum ShimError {
         /// The version that the Python reports.
         version: String,
     },
-    /// A path that cannot stand in a script.
+    /// A path that a script cannot contain.
     #[error("the path `{}` has a quote, a backslash or a control character", path.display())]
     Unquotable {
         /// The path of the environment's file.

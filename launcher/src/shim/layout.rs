@@ -14,7 +14,7 @@ const HOOK: &str = include_str!("templates/hook.py");
 const TORCHRUN: &str = include_str!("templates/torchrun");
 /// Stands in every torchrun that the shim has written.
 const MARK: &[u8] = b"# Made by `rankrun shim on`";
-/// One of them stands in every script that installers write for torchrun.
+/// Every script that installers write for torchrun has one of them.
 const SIGNS: [&str; 2] = ["torch.distributed.run", "console_scripts"];
 /// Longer than any script that an installer writes.
 pub(super) const LONGEST_SCRIPT: usize = 1 << 16;
@@ -117,7 +117,7 @@ impl Texts {
     /// The texts for this environment.
     ///
     /// # Errors
-    /// One of its paths cannot stand in a script.
+    /// A script cannot contain one of its paths.
     pub(super) fn of(environment: &Environment, layout: &Layout) -> Result<Self, ShimError> {
         let link = layout.link();
         let torchrun = fill(
@@ -164,7 +164,7 @@ pub(super) fn is_original(script: &[u8]) -> bool {
     script.starts_with(b"#!") && !is_shim(script) && SIGNS.into_iter().any(has)
 }
 
-/// Replaces each of the names, wherever it stands.
+/// Replaces each of the names, at every place.
 fn fill(template: &str, values: &[(&str, &[u8])]) -> Vec<u8> {
     let mut text = Vec::with_capacity(template.len());
     let mut rest = template;

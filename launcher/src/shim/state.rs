@@ -49,7 +49,7 @@ pub(super) enum Torchrun {
     Foreign,
 }
 
-/// Whether something of ours is what this version would write.
+/// Whether a file of ours equals this version's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Age {
     Current,
@@ -66,7 +66,7 @@ pub(super) struct State {
     pub(super) record: Option<Record>,
     /// The guard and the hook behind it; `None` unless both are there.
     pub(super) hook: Option<Age>,
-    /// Whether any trace of a hook is there.
+    /// Whether any part of a hook is present.
     pub(super) has_traces: bool,
     pub(super) link: Option<Target>,
 }

@@ -29,10 +29,10 @@ pub(super) enum Format {
     Json,
 }
 
-/// Reads them.
+/// Parses the words after `rankrun shim`.
 ///
 /// # Errors
-/// A word that is none of ours, or one that is missing.
+/// A word is unknown or missing.
 pub(super) fn parse(words: &[OsString]) -> Result<Request, ShimError> {
     let (mut verb, mut python, mut json) = (None, None, false);
     let mut words = words.iter();

@@ -71,7 +71,7 @@ fn all_changes_are_made_and_nothing_is_left_beside() {
         change(scratch.file("gone", "x"), Content::Nothing),
         change(scratch.at("never"), Content::Nothing),
     ];
-    // Twice: what is there already is replaced.
+    // Twice: existing files are replaced.
     for _ in 0..2 {
         apply(&changes[..1]).unwrap();
     }
