@@ -1,8 +1,8 @@
 //! The sockets of the store that workers join: torch's `TCPStore` server, in the agent.
 //!
-//! [`StoreServer`] is the agent's handle: it binds once, and has one listener for its whole life. What the
-//! bytes mean is [`rankrun_contract::store::protocol`], what a request does is
-//! [`rankrun_contract::store::keyspace`]; this room only moves bytes between them and sockets.
+//! [`StoreServer`] is the agent's handle: it binds once, and has one listener for its whole life.
+//! [`rankrun_contract::store::protocol`] defines the bytes, [`rankrun_contract::store::keyspace`] the effect of a
+//! request; this room only moves bytes between them and sockets.
 //!
 //! The server is one thread with one owner of all state, waiting in one `epoll`. No async runtime: with one
 //! task per connection the keyspace would be shared or a channel away from every request, and the loop that
@@ -68,7 +68,7 @@ pub enum StoreError {
         /// The highest port of the range.
         last: u16,
     },
-    /// The thread or what it waits on cannot be made.
+    /// The thread, or the `epoll` that it waits on, cannot be made.
     #[error("cannot start the store's thread")]
     Start {
         /// The system's error for the call.

@@ -32,7 +32,7 @@ use warnings::Warnings;
 /// A request of the agent to the thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Begin a generation: without the keys and connections of the last, but for what is kept.
+    /// Begin a generation: without the keys and connections of the last, except the kept ones.
     Reset {
         kept: Kept,
         done: mpsc::Sender<io::Result<()>>,
@@ -83,7 +83,7 @@ pub(super) struct Limits {
 }
 
 impl Default for Limits {
-    /// Far above what a job of thousands of workers does when all come at once; bytes as the keyspace itself.
+    /// Far above the needs of a job of thousands of workers that all connect at once; bytes as the keyspace itself.
     fn default() -> Self {
         Self {
             stranger: Duration::from_secs(10),
@@ -104,11 +104,11 @@ pub(super) struct Ends {
     pub(super) departures: Arc<EventFd>,
 }
 
-/// A connection and what is known of it.
+/// A connection and the server's data about it.
 struct Guest {
     connection: Connection,
     identity: Identity,
-    /// Its part of what all hold.
+    /// Its part of the memory of all.
     held: u64,
 }
 
@@ -221,7 +221,7 @@ impl Server {
     }
 
     fn obey(&mut self) -> std::ops::ControlFlow<()> {
-        // Only clears the counter: what it counts is in the channel.
+        // Only clears the counter: the commands are in the channel.
         let _ = self.ends.waker.read();
         while let Ok(command) = self.ends.commands.try_recv() {
             // A caller that did not wait needs no answer.
@@ -378,7 +378,7 @@ impl Server {
         self.settle(client)
     }
 
-    /// Waits for what the connection needs next, if anything.
+    /// Waits for the events that the connection needs next, if any.
     fn settle(&mut self, client: ClientId) -> Result<(), Closed> {
         let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         if connection.has_ended() && !connection.has_output() {

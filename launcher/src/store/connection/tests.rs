@@ -12,7 +12,7 @@ use super::*;
 const CLIENT: ClientId = ClientId(1);
 const MIB: usize = 1024 * 1024;
 
-/// A connection, its other end, and what it serves.
+/// A connection, its other end, and the keyspace behind it.
 struct Served {
     connection: Connection,
     peer: TcpStream,
@@ -20,7 +20,7 @@ struct Served {
 }
 
 impl Served {
-    /// `value` is there as `k`, and the client has sent `requests`.
+    /// The keyspace has `value` as `k`, and the client has sent `requests`.
     fn new(value: Vec<u8>, requests: &[Request]) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the loopback has a free port");
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -80,7 +80,7 @@ impl Server {
         if self.memory() > self.limits.held / 2 { 0 } else { MAX_UNSENT }
     }
 
-    /// Takes note of what a connection holds now.
+    /// Records the memory that a connection holds now.
     pub(super) fn account(&mut self, client: ClientId) {
         let Some(Guest { connection, held, .. }) = self.guests.get_mut(&client) else { return };
         let before = std::mem::replace(held, connection.held());

@@ -72,7 +72,7 @@ fn keys(request: &Request) -> Vec<&[u8]> {
     }
 }
 
-/// All connections, by what they have said.
+/// All connections, by the identity that they have sent.
 #[derive(Debug, Default)]
 pub(super) struct Register {
     /// Client ids since the last reset, also of clients that have gone.

@@ -100,7 +100,7 @@ fn values_that_live_on_in_unread_answers_alone_are_few() {
     let mut greedy = Client::new(&server);
     let round = |number: u8| vec![number; 8 * 1024 * 1024];
     let requests = |number| [Request::Set { key: b"k".to_vec(), value: round(number) }, get("k")];
-    // Every answer holds a value that the next request replaces: what the server takes is what it holds.
+    // Every answer holds a value that the next request replaces: the server holds all the bytes that it takes.
     let bytes: Vec<u8> = (0..24).flat_map(|number| encode(&requests(number))).collect();
     greedy.stream.set_nonblocking(true).unwrap();
     let mut written = 0;

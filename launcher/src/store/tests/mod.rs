@@ -15,7 +15,7 @@ use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, Request}
 
 use super::StoreServer;
 
-/// No test waits for it: what does not come by then never comes.
+/// A passing test never waits so long: bytes that are missing by then never arrive.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn server() -> StoreServer {
