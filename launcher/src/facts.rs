@@ -1,8 +1,7 @@
 //! The outside world, read once or on demand: environment, working folder, CPUs, files, terminals, randomness.
 //!
-//! Everything that decides what to launch asks `Facts`, and nothing else touches the system there. The
-//! environment is a snapshot; the rest is asked on demand, since a launch pays for every look.
-//! Tests put a fake `World` behind it.
+//! All code that decides about a launch asks `Facts`, and does not touch the system otherwise. The environment is a
+//! snapshot; the rest is asked on demand, since a launch pays for every question. Tests use a fake `World`.
 
 #![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
 
@@ -93,7 +92,7 @@ pub trait World {
     fn descends_from(&self, process: u32) -> bool;
     /// A random UUID, another one each time.
     fn fresh_uuid(&self) -> uuid::Uuid;
-    /// The accelerators, and what `ask` wants beside; what cannot be found out within `limit` is in
+    /// The accelerators, and the further facts of `ask`; questions without an answer within `limit` are in
     /// [`Machine::troubles`].
     fn discover(&self, ask: Ask, limit: Duration) -> Machine;
     /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or the reason for a missing
@@ -121,7 +120,7 @@ impl World for System {
 
     fn affinity_cpus(&self) -> usize {
         match self.affinity().len() {
-            // A sandbox may refuse the question; std knows other ways.
+            // A sandbox may refuse the system call; std has other ways.
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
             count => count,
         }
@@ -247,7 +246,7 @@ impl Facts {
         self.calling_python.as_deref()
     }
 
-    /// The whole environment, in its order: what the workers inherit.
+    /// The whole environment, in its order: the workers inherit it.
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment

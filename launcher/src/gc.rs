@@ -5,11 +5,12 @@
 //!
 //! 1. It is of our user.
 //! 2. It carries the mark of a job, `RANKRUN_JOB` with a UUID.
-//! 3. No launcher stands above it, nor is it one: with guard and agent gone, orphans belong to a stranger.
+//! 3. It is not a launcher, and none of its ancestors is: after the death of guard and agent another process adopts
+//!    the orphans.
 //! 4. It has no terminal. Workers and their children have sessions without one. A process with a terminal, such as a worker
 //!    that was started by hand, has its user.
-//! 5. Neither it nor any above it in the same job has `RANKRUN_KEEP=1`.
-//! 6. It is neither the process that asks nor above that.
+//! 5. Neither it nor an ancestor in the same job has `RANKRUN_KEEP=1`.
+//! 6. It is neither the asking process nor an ancestor of it.
 //!
 //! It is ended if it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A
 //! mark in the environment alone may have leaked: such a process is listed, and ended by `--force`.

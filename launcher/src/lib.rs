@@ -148,7 +148,7 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: B
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     reserve::hold();
-    // In this order: what the guard blocks before the fork, the agent has blocked too.
+    // In this order: the agent inherits the signals that the guard blocks before the fork.
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
@@ -176,7 +176,7 @@ fn explain(question: &Explain, facts: &Facts) -> ExitCode {
     }
 }
 
-/// Whether an answer is read on a terminal that knows colours (`NO_COLOR`: no-color.org).
+/// Whether an answer goes to a terminal with colours (`NO_COLOR`: no-color.org).
 fn style(facts: &Facts) -> Style {
     let is_terminal = facts.world().is_terminal(StandardStream::Output);
     let colours =

@@ -14,7 +14,7 @@ use crate::gc::paths::{LeftPath, PathFate, PathKind};
 use crate::logs::error_folder;
 use crate::shim;
 
-/// Removes what it finds unless it is to be listed only.
+/// Removes the found paths unless the request is only to list.
 #[must_use]
 pub(crate) fn collect(deed: Deed, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
     let mut left = error_folders(deed, &cli::parents_of_error_files(facts));

@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 /// An `open` with these returns at once, and a terminal does not become ours by it.
 const FLAGS: i32 = libc::O_NONBLOCK | libc::O_NOCTTY;
 
-/// A path where something else stands than a regular file.
+/// A path with another kind of file than a regular one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} is not a regular file")]
 pub struct NotRegular {
@@ -95,7 +95,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens whatever stands at the path: a FIFO that no process reads is an error at once.
+/// Opens any kind of file: a FIFO without a reader is an error at once.
 ///
 /// # Errors
 /// The kernel refuses it.

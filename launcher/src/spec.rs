@@ -32,7 +32,7 @@ pub const LOOPBACK: &str = "127.0.0.1";
 pub enum Persona {
     /// The command is called `rankrun`.
     Rankrun,
-    /// Started under the name `torchrun`: what it does, we do.
+    /// Started under the name `torchrun`: behaves as torchrun does.
     Torchrun,
 }
 
@@ -55,7 +55,7 @@ pub struct LaunchSpec {
     pub network: NetworkSpec,
     /// The restart budget of the job (`--max-restarts`).
     pub max_restarts: RestartCount,
-    /// When and after what workers start again.
+    /// The conditions and delays of restarts.
     pub restart: RestartPolicy,
     /// How a worker group is stopped.
     pub stop: StopPolicy,

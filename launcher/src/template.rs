@@ -29,7 +29,7 @@ pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8
     out
 }
 
-/// `${name}` → the value of the name. Every other dollar stays as it stands.
+/// `${name}` → the value of the name. Every other dollar stays unchanged.
 pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -52,7 +52,7 @@ pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Ve
     out
 }
 
-/// The name behind a dollar, with or without braces, and what follows.
+/// The name behind a dollar, with or without braces, and the rest of the text.
 fn reference(text: &[u8]) -> Option<(&str, &[u8])> {
     match text.strip_prefix(b"{") {
         None => name(text),

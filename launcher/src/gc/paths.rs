@@ -26,7 +26,7 @@ pub enum PathFate {
     Listed,
     /// The file or folder was removed.
     Removed,
-    /// It was the only copy of what stood in its place, and stands there again.
+    /// It was the only copy of its original file, and was moved back to its place.
     PutBack,
     /// The kernel refused, in its words.
     Failed(String),

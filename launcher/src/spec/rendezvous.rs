@@ -40,7 +40,7 @@ impl fmt::Display for NodeRange {
 pub struct RoundTimes {
     /// `join_timeout`: to get into a complete round.
     pub join: Duration,
-    /// `last_call_timeout`: extra wait once the smallest number of nodes is there.
+    /// `last_call_timeout`: extra wait once the smallest number of nodes has joined.
     pub last_call: Duration,
     /// `close_timeout`: to write the closed flag.
     pub close: Duration,
@@ -91,7 +91,7 @@ impl Default for RoundTimes {
     }
 }
 
-/// How this node is reached, where it may listen, and what a store of its own may hold.
+/// The network settings of this node: its address, its ports, and the memory limit of its store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetworkSpec {
     /// `--iface`: the interface that the job's traffic goes through.

@@ -16,7 +16,7 @@ pub struct RestartPolicy {
     /// `--restart-window`: at most `--max-restarts` in any span of this length, instead of over the
     /// whole job. Time without running workers does not count.
     pub window: Option<Duration>,
-    /// `--restart-delay` and what refines it: how long to wait before a restart.
+    /// `--restart-delay` and the options that refine it: the delay before a restart.
     pub backoff: Option<Backoff>,
     /// `--restart-reset`: after a generation that ran for so long before it failed, earlier restarts do not count.
     pub reset_after: Option<Duration>,

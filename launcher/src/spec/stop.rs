@@ -1,5 +1,5 @@
-//! How a worker group is stopped: a signal to each process group, then SIGKILL after the grace; and what is stopped for
-//! lasting too long. Pure.
+//! The stop policy: a signal to each process group of the workers, then SIGKILL after the grace period; and the time
+//! limits that stop them. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct EarlyWarning {
     pub before: Duration,
 }
 
-/// Graces of their own for single causes of a stop; nothing where none is said.
+/// Grace periods for single causes of a stop; `None` if none is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GraceFor {
     /// The grace period after a signal to the launcher.
