@@ -20,6 +20,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
     seen
 }
 
+/// Reads the list as ROCr's parser does (`amd_filter_device.cpp`).
 fn rocr(devices: &[Visible], value: &OsStr) -> Seen {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
@@ -70,6 +71,7 @@ fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
     devices.get(usize::try_from(number).ok()?)
 }
 
+/// Reads the list as HIP's parser does (`Device::init` of ROCclr).
 fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> Seen {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();

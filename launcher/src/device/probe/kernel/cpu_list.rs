@@ -27,6 +27,7 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
     Ok(cpus)
 }
 
+/// The CPUs of one item: `8` or `0-3`.
 fn run(item: &str) -> Result<(u32, u32), NoCpuList> {
     let (first, last) = item.split_once('-').unwrap_or((item, item));
     let (first, last) = (number(first)?, number(last)?);

@@ -56,6 +56,7 @@ impl<'a> Tree<'a> {
         self.text(path)?.parse().ok()
     }
 
+    /// A hexadecimal number such as `0x1002`.
     pub(super) fn hex(&self, path: &str) -> Option<u32> {
         u32::from_str_radix(self.text(path)?.strip_prefix("0x")?, 16).ok()
     }

@@ -14,6 +14,7 @@ use crate::device::DeviceProcess;
 /// More processes than share a card; a higher count is not a valid answer.
 const MOST_PROCESSES: u32 = 4096;
 
+/// More bytes than `/proc/<pid>/status` has.
 const MOST_STATUS: u64 = 16 * 1024;
 
 /// The processes that compute or draw on it, each once.
