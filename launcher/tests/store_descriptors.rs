@@ -37,7 +37,7 @@ fn spare() -> Vec<OwnedFd> {
 }
 
 #[test]
-fn who_comes_when_no_descriptor_is_left_is_served_as_soon_as_there_are_some() {
+fn client_without_free_descriptor_is_served_later() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, 64, hard).unwrap();
     let server = StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();

@@ -102,7 +102,7 @@ fn a_rank_that_may_make_no_shared_memory_goes_by_tcp() {
 }
 
 #[test]
-fn shared_memory_that_is_asked_for_and_forbidden_is_an_error_that_names_the_call() {
+fn forbidden_shared_memory_is_an_error_that_names_the_call() {
     if !only_ours() {
         return;
     }

@@ -81,7 +81,7 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
 }
 
 #[test]
-fn what_was_told_while_the_question_was_open_counts_also_where_the_time_is_over() {
+fn peer_failure_during_open_question_counts_after_the_time_limit() {
     let at = clock();
     let mut job = node(0, Persona::Rankrun);
     job.rules.time_limit = Some(TimeLimit { limit: Duration::from_secs(4), warning: None });

@@ -82,7 +82,7 @@ fn only_the_devices_of_the_workers_count() {
 }
 
 #[test]
-fn who_is_not_listed_any_more_is_dead_also_where_another_card_has_its_place() {
+fn unlisted_device_is_dead_even_if_another_has_its_index() {
     let mut newcomer = card(1);
     newcomer.uuid = Some("GPU-new".to_owned());
     for machine in [machine([card(0)]), machine([card(0), newcomer])] {

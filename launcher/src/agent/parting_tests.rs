@@ -198,7 +198,7 @@ fn a_rule_of_another_node_ends_the_job_here_alike() {
 }
 
 #[test]
-fn workers_that_cannot_be_started_end_the_job_and_who_cannot_be_ended_leaves_it() {
+fn start_failure_fails_the_job_and_unstoppable_worker_leaves_it() {
     let at = clock();
     let mut job = running(3, &at);
     let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };

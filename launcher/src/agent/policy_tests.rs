@@ -301,7 +301,7 @@ fn a_rule_names_a_rank_and_a_node_of_the_whole_job() {
 }
 
 #[test]
-fn a_generation_that_others_end_uses_nothing_and_may_make_the_budget_whole() {
+fn generation_ended_by_peers_uses_no_budget_and_may_restore_it() {
     let at = clock();
     let enough = Duration::from_secs(60);
     let policy = RestartPolicy { reset_after: Some(enough), ..RestartPolicy::default() };

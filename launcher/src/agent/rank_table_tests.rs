@@ -73,7 +73,7 @@ fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
 }
 
 #[test]
-fn rank_that_finished_before_joined_ones_is_shown_and_one_that_a_signal_ended_is_not() {
+fn early_success_before_peers_is_shown_and_signalled_rank_is_not() {
     let at = clock();
     for (exit, is_shown) in [(Exit::Code(0), true), (killed_by(15), false)] {
         let mut job = state(2, 0, Persona::Rankrun);

@@ -197,7 +197,7 @@ fn what_succeeded_runs_again_where_another_node_starts_again() {
 }
 
 #[test]
-fn a_suspect_of_everybodys_signal_is_no_failure_where_the_round_is_over_anyway() {
+fn group_signal_suspect_is_not_a_failure_after_the_round() {
     let at = clock();
     let mut job = running(0, &at);
     assert_eq!(job.handle(at(2), exited(0, 0, killed_by(15))), []);

@@ -264,7 +264,7 @@ fn a_start_that_fails_half_way_stops_what_it_started() {
 }
 
 #[test]
-fn a_start_that_fails_during_a_stop_changes_neither_its_cause_nor_its_deadline() {
+fn start_failure_during_stop_keeps_cause_and_deadline() {
     let at = clock();
     for again in [false, true] {
         let mut job = state(3, 5, Persona::Rankrun);

@@ -130,7 +130,7 @@ fn restarts_after(ends: [Exit; 2]) -> Duration {
 }
 
 #[test]
-fn where_several_end_with_codes_the_restart_waits_for_the_launchers_signal() {
+fn several_exit_codes_delay_restart_until_launcher_signal() {
     for ends in [[1, 1], [1, 3], [1, 143]] {
         assert_eq!(restarts_after(ends.map(Exit::Code)), WINDOW, "{ends:?}");
     }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_get_the_interface_of_the_connection_for_what_looks_up_names() {
+    fn several_nodes_export_the_interface_variables_unless_set() {
         let variables = |words: &[&str], environment: &[(&str, &str)]| {
             launch(words, environment).unwrap().spec.defaults.connection_interfaces
         };

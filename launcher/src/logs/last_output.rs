@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn last_output_of_a_tail_skips_blank_lines_and_keeps_the_time_of_the_last_bytes() {
+    fn last_output_skips_blank_lines_and_keeps_last_byte_time() {
         let began = Instant::now();
         let mut tail = Tail::default();
         assert_eq!(tail.last_output(began), LastOutput::Nothing);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_named_python_comes_first_then_the_one_beside_us_then_the_active_one() {
+    fn named_python_precedes_sibling_and_active_python() {
         let active = [("VIRTUAL_ENV", "/b"), ("CONDA_PREFIX", "/c"), ("PATH", "/usr/bin")];
         let path = [("PATH", "/a/bin:/usr/bin")];
         for (named, argv0, environment, python) in [

@@ -17,7 +17,7 @@ fn run(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
 
 /// Each node in turn: the host of the store, and another one.
 #[test]
-fn a_program_that_cannot_be_started_on_one_node_is_the_cause_on_every_node() {
+fn start_failure_on_one_node_is_the_cause_on_every_node() {
     if !only_ours() {
         return;
     }

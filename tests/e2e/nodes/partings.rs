@@ -38,11 +38,11 @@ fn goes_on_without_host_3(from: usize, to: usize) {
 }
 
 #[test]
-fn a_node_that_does_not_hear_the_stores_host_is_the_cause_of_what_its_peers_fail_of() {
+fn node_deaf_to_the_store_host_is_the_cause_for_its_peers() {
     goes_on_without_host_3(1, 3);
 }
 
 #[test]
-fn a_node_that_the_stores_host_does_not_hear_is_the_cause_of_what_its_peers_fail_of() {
+fn node_unheard_by_the_store_host_is_the_cause_for_its_peers() {
     goes_on_without_host_3(3, 1);
 }

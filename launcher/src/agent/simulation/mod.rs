@@ -108,7 +108,7 @@ fn every_invariant_has_a_mutant() {
 }
 
 #[test]
-fn a_failing_history_is_told_with_its_seed_and_without_what_it_does_not_need() {
+fn failing_history_is_printed_minimal_with_its_seed() {
     let fault = Fault::SwallowsTheKill;
     let failing = find(fault, "4", 8).unwrap();
     assert!(failing.history.events.len() <= 1, "a stop and time, which come at the end of every history");

@@ -210,7 +210,7 @@ fn under_our_own_name_the_workers_share_the_cpus() {
 }
 
 #[test]
-fn what_one_node_without_accelerators_and_without_python_cannot_do_is_refused() {
+fn plugins_numa_binding_and_etcd_are_refused_by_option_and_variable() {
     for (option, variable, value, message) in [
         ("--logs-specs=a", "", "", "`a`, a plug-in that only Python could load"),
         ("--event-log-handler=a", "PET_EVENT_LOG_HANDLER", "", "a plug-in that only Python could load"),

@@ -146,7 +146,7 @@ fn a_tile_that_is_left_of_a_card_is_told_from_a_card() {
 }
 
 #[test]
-fn an_integrated_gpu_counts_in_the_mask_and_is_not_seen_beside_a_discrete_one() {
+fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
     machine.accelerators[0].integrated = true;

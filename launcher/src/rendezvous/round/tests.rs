@@ -186,7 +186,7 @@ fn the_last_one_turns_the_round_enters_all_and_completes_it() {
 }
 
 #[test]
-fn a_spare_of_torchruns_is_moved_only_into_a_round_that_is_complete_with_it() {
+fn torchrun_spare_moves_only_into_a_round_it_completes() {
     let mut stage = Stage::with(["", "", "t"]);
     assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] [t]", "it would have no new deadline");
     let mut stage = Stage::with(["", "", "t z"]);
@@ -196,7 +196,7 @@ fn a_spare_of_torchruns_is_moved_only_into_a_round_that_is_complete_with_it() {
 }
 
 #[test]
-fn who_was_in_the_round_before_comes_before_newcomers_and_these_become_spares() {
+fn previous_participants_precede_newcomers_which_become_spares() {
     let mut stage = Stage::with(["m", "a b z", ""]).complete(4);
     stage.ranks = Some(Ranks { round: 4, of: nodes("m z b").into_iter().zip(0..).collect() });
     assert_eq!(told(stage.join(Some(4), 0.0)), "5 complete [m0 z1 b2] [] [a]");
@@ -233,7 +233,7 @@ fn rows_9_and_10_a_round_that_runs_is_waited_for_where_there_is_a_seat() {
 }
 
 #[test]
-fn row_11_the_last_call_is_over_when_it_was_seen_for_long_enough_whatever_any_clock_says() {
+fn row_11_last_call_ends_by_observed_duration_not_by_clocks() {
     for skew in [-3_600_000_000, 0, 3_600_000_000] {
         let mut stage = Stage::with(["a m", "", ""]);
         stage.state.deadline = Some(Timestamp(WALL.0 + skew));
@@ -245,7 +245,7 @@ fn row_11_the_last_call_is_over_when_it_was_seen_for_long_enough_whatever_any_cl
 }
 
 #[test]
-fn row_12_the_smallest_number_begins_a_last_call_and_the_largest_completes() {
+fn row_12_minimum_starts_last_call_and_maximum_completes() {
     let mut stage = Stage::new();
     assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] []");
     let mut stage = Stage::with(["z", "", ""]);
@@ -272,7 +272,7 @@ fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
 }
 
 #[test]
-fn a_later_round_does_not_wait_for_a_torchrun_agent_that_others_found_dead_a_moment_before_us() {
+fn later_round_completes_once_torchrun_agent_is_dead_to_us_too() {
     // Time of t's last heartbeat, and time of the read at which this node finds t dead, in seconds.
     for (beat, dies) in [(0.0, 15.0), (7.0, 22.0)] {
         let mut stage = Stage::with(["a t m", "", ""]).complete(0);
@@ -357,7 +357,7 @@ fn leaving_is_not_closing() {
 }
 
 #[test]
-fn heartbeats_of_ours_are_written_by_one_for_all_and_by_a_clock_that_torchrun_agents_believe() {
+fn heartbeats_are_written_by_one_agent_with_a_torchrun_clock() {
     let members = nodes("a m t");
     let goal = Goal::Stay { round: 0, members: &members };
     let mut stage = Stage::with(["a m t", "", ""]).complete(0);

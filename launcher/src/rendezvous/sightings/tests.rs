@@ -61,7 +61,7 @@ fn a_sign_of_life_is_late_when_clearly_more_than_its_period_has_gone_by() {
 }
 
 #[test]
-fn ours_live_by_their_beat_and_torchs_by_their_heartbeat_each_within_its_own_limit() {
+fn rankrun_and_torchrun_peers_expire_by_their_own_limits() {
     let mut stage = Stage::new();
     stage.look_from(0, 4, 1, 100);
     assert!(stage.dead().is_empty());

@@ -103,7 +103,7 @@ fn every_invariant_has_a_mutant() {
 }
 
 #[test]
-fn a_failing_history_is_told_with_its_seed_and_without_what_it_does_not_need() {
+fn failing_history_is_printed_minimal_with_its_seed() {
     let fault = Fault::ClosesWhenItLeaves;
     let failing = find(fault).unwrap();
     assert_eq!(failing.history.events.len(), 1, "somebody leaves, and nothing else is needed");

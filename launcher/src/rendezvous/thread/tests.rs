@@ -88,7 +88,7 @@ fn success_of_all_is_success() {
 
 /// A node that was done joins again, since another one was lost; that one comes back, and was done too.
 #[test]
-fn a_round_in_which_all_have_succeeded_is_a_success_for_those_who_were_about_to_repeat_it() {
+fn round_with_all_succeeded_is_success_for_restarting_agents() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].succeed();

@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_succeeded_waits_for_those_who_live_after_a_torchrun_agent_has_closed() {
+    fn succeeded_agent_waits_for_live_peers_after_torchrun_close() {
         let nodes = [node("a"), node("b")];
         let look = Look { done: vec![node("a")], successes: 1, ..Look::default() };
         let judged = |all_gone, look: &Look| {

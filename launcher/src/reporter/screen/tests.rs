@@ -111,7 +111,7 @@ fn lines_of_two_speakers_are_not_mixed() {
 }
 
 #[test]
-fn an_unfinished_line_is_shown_after_its_patience_and_continued_without_a_second_prefix() {
+fn unfinished_line_is_shown_late_and_continued_without_prefix() {
     for kind in [ScreenKind::Plain, TERMINAL] {
         let mut bench = Bench::new(kind);
         let a = bench.add("[0]:");
@@ -251,7 +251,7 @@ fn after_a_resize_rows_that_no_longer_fit_are_ended() {
 }
 
 #[test]
-fn progress_in_a_pipe_keeps_its_returns_and_does_not_end_the_line_of_another() {
+fn piped_progress_keeps_returns_and_spares_other_lines() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "\r10%");
@@ -306,7 +306,7 @@ fn a_line_up_to_the_bound_is_whole_and_a_longer_one_is_shown_early() {
 }
 
 #[test]
-fn progress_that_waits_for_the_line_of_another_is_held_up_to_a_lower_bound() {
+fn progress_behind_another_line_is_held_up_to_a_lower_bound() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(b, "open");
@@ -456,7 +456,7 @@ fn play(
 }
 
 #[test]
-fn two_unfinished_lines_wait_for_each_other_where_nothing_can_be_taken_back() {
+fn two_unfinished_lines_wait_for_each_other_without_rewrite() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (one, other) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(one, "first-");

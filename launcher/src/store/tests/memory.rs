@@ -72,7 +72,7 @@ fn one_value_in_the_answers_of_many_clients_is_held_once() {
 }
 
 #[test]
-fn paused_client_that_reads_nothing_is_closed_and_one_that_reads_slowly_stays() {
+fn paused_client_is_closed_and_slow_reader_stays() {
     let server = limited(Limits { tick: Duration::from_millis(50), unread_ticks: 40, ..Limits::default() });
     let mut writer = Client::new(&server);
     writer.set("k", &"v".repeat(MIB));

@@ -160,7 +160,7 @@ fn the_error_lists_what_is_there() {
 }
 
 #[test]
-fn a_type_that_is_missing_is_told_with_the_troubles_and_what_is_there_instead() {
+fn missing_device_type_reports_problems_and_alternatives() {
     let mut machine = fake::rocm(1);
     machine.troubles =
         vec![Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what: TroubleKind::Hung(5) }];

@@ -68,7 +68,7 @@ fn torchrun_reads_what_rank_zero_of_ours_publishes() {
 }
 
 #[test]
-fn for_a_torchrun_rank_zero_its_address_is_published_and_its_store_emptied() {
+fn torchrun_rank_zero_publishes_address_and_empties_store() {
     let store = serve();
     let (theirs, mut believed) = (OwnStore::new("T"), None);
     let (mut a, mut b, mut newcomer) = (Agent::new("a"), Agent::new("b"), None);

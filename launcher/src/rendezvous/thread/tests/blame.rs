@@ -17,7 +17,7 @@ fn a_lost_node_is_to_blame() {
 
 /// The store is another program's, as torchrun's, and says nothing of closed connections.
 #[test]
-fn where_nobody_sees_connections_close_who_has_failed_waits_for_the_lease_of_who_is_silent() {
+fn blame_without_closed_connections_waits_for_the_silent_lease() {
     let store = store();
     let mut job = Job::at(&store, 1, 2);
     job.times.lease = Duration::from_secs(2);
@@ -31,7 +31,7 @@ fn where_nobody_sees_connections_close_who_has_failed_waits_for_the_lease_of_who
 }
 
 #[test]
-fn a_failure_that_is_told_before_its_cause_is_known_is_still_the_lost_nodes() {
+fn failure_reported_before_its_cause_stays_the_lost_nodes() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);

@@ -16,7 +16,7 @@ fn walled(lease: Duration) -> (Wall, Agent, Agent) {
 }
 
 #[test]
-fn a_node_whose_signs_of_life_are_late_is_waited_for_before_anybody_is_blamed() {
+fn node_with_late_heartbeats_is_awaited_before_any_blame() {
     let lease = Duration::from_secs(2);
     let (wall, host, cut_off) = walled(lease);
     wall.closes();

@@ -106,7 +106,7 @@ fn compare_set_absent_and_expected_empty_stores_and_answers_desired() {
 }
 
 #[test]
-fn compare_set_absent_and_expected_not_empty_answers_expected_and_stores_nothing() {
+fn compare_set_absent_with_expected_returns_it_and_stores_none() {
     let mut store = Store::default();
     assert_eq!(store.ask(A, compare_set("k", "old", "new")), [(A, value("old"))]);
     assert_eq!(store.ask(A, check(&["k"])), [(A, Reply::AllPresent(false))]);
