@@ -107,7 +107,7 @@ fn a_port_in_use() {
     let port = taken.local_addr().expect("a bound socket has an address").port().to_string();
     refused(|name| Launch::new(name).args(["--master-port", &port]), 1, &port);
     if only_ours() {
-        // Unless it is told that it hosts the store, whoever listens there is taken for another agent's store.
+        // Without a setting that it hosts the store, the agent takes a listener there for the store of another agent.
         let endpoint = format!("localhost:{port}");
         let host = ["--rdzv-conf", "is_host=1"];
         let options = [&["--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint][..], &host].concat();
@@ -124,7 +124,7 @@ fn a_log_folder_below_a_file() {
 
 #[test]
 fn a_log_folder_that_cannot_be_written() {
-    // Root may write any folder of a plain file system, but nobody makes one here.
+    // Root may write any folder of a plain file system, but no folder can be made here.
     refused(|name| Launch::standalone(name, 1).args(["--log-dir", "/proc/logs"]), 1, "/proc/logs");
 }
 

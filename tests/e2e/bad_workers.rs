@@ -5,7 +5,7 @@ use std::time::Duration;
 use harness::{Gate, Launch, Name, Process, Scratch, field, only_ours, soak};
 use nix::sys::signal::Signal;
 
-/// Within which nobody of an ended job lives.
+/// All processes of an ended job are gone within this time.
 const LIMIT: Duration = Duration::from_secs(1);
 /// Far above what anything here takes.
 const PROMPT: Duration = Duration::from_secs(30);

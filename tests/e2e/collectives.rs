@@ -46,7 +46,7 @@ fn lives_through_kills(backend: &str) {
     let launch = Launch::standalone(Name::Rankrun, WORLD).env("RANKRUN_BACKEND", backend);
     let launch = launch.args(["--max-restarts", &kills.to_string()]);
     let launch = launch.limit(Duration::from_secs(60 + 5 * kills));
-    // The launcher's signal, which follows a kill, would end the others before they have said whom they miss.
+    // The launcher's signal, which follows a kill, would end the others before they name the rank that they miss.
     let launch = launch.worker(["deaf", &format!("train={},{kills},{STEPS}", scratch.at(""))]);
     let launch = match namespaces() {
         true => launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", LITTLE, "sh"]),

@@ -362,7 +362,7 @@ fn what_is_no_such_file_is_said() {
         refused(&run(configured(*name, &scratch, deep)), &["line 2: "]);
         let deep = format!("{}a = 1\n", "a.".repeat(400_000));
         refused(&run(configured(*name, &scratch, deep)), &["tables or lists are nested too deeply"]);
-        // Nothing said, as by nobody.
+        // An empty file and an empty path set nothing.
         run(configured(*name, &scratch, "")).exits(0).says("alive rank=0");
         run(Launch::new(*name).env("RANKRUN_CONFIG", "")).exits(0).says("alive rank=0");
     }

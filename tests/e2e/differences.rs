@@ -85,7 +85,7 @@ fn an_ipv6_endpoint_needs_brackets() {
     }
 }
 
-/// The addresses on which somebody listens on the port, as the kernel writes them.
+/// The addresses with a listener on the port, as the kernel writes them.
 fn listeners(port: u16) -> BTreeSet<String> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
     let mut found = BTreeSet::new();
@@ -131,7 +131,7 @@ fn a_signal_while_workers_start_reaches_whoever_has_started() {
         let job = launch.worker(["alive", "forever"]).start();
         job.line("alive rank=");
         job.signal(Signal::SIGTERM);
-        // Which also says that nobody is left.
+        // This also checks that no process is left.
         job.wait().exits(name.code(143));
     }
 }

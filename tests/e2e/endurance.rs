@@ -104,7 +104,7 @@ fn a_launcher_that_was_stopped_for_a_while_goes_on() {
     both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGSTOP));
     let workers = job.children_of(both[1]);
     job.type_text("\n");
-    // A death while nobody looks.
+    // A worker dies between two checks of the launcher.
     while !workers.iter().any(|pid| is_zombie_or_gone(*pid)) {
         std::thread::yield_now();
     }

@@ -202,7 +202,7 @@ fn the_library_of_nccl_is_what_rust_workers_load() {
     if !only_ours() {
         return;
     }
-    // Nobody loads it here: any file will do.
+    // No program loads it here: any file will do.
     let file = std::env::current_exe().expect("this program is a file").display().to_string();
     for (name, option, variable) in [
         (Name::Rankrun, Some(file.as_str()), None),

@@ -167,7 +167,7 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// A job whose agent is killed leaves its folder.
+/// A job with a killed agent leaves its folder.
 #[track_caller]
 fn killed_job(launch: Launch) -> Outcome {
     let job = launch.worker(["alive", "forever"]).start();

@@ -1,4 +1,4 @@
-//! Signals that hit everybody: a scheduler signals workers and launcher alike, and not in one instant.
+//! Signals to the whole job: a scheduler signals workers and launcher alike, and not in one instant.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, only_ours};
 use serde_json::Value;
 
-/// A launch whose environment is the same each time, but for the mark of the harness.
+/// A launch with the same environment each time, but for the mark of the harness.
 fn launch(scratch: &Scratch, name: Name) -> Launch {
     Launch::new(name).env("TMPDIR", scratch.folder("tmp", 0o777)).env("HOME", scratch.folder("home", 0o777))
 }

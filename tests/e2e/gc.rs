@@ -1,5 +1,5 @@
-//! `rankrun gc`: what is left of jobs whose launcher is gone. In a container of its own, since it looks at every process
-//! of the user.
+//! `rankrun gc`: the leftovers of jobs without a launcher. The tests run in a container of their own, since gc looks at
+//! every process of the user.
 
 use harness::{Job, Launch, Name, Outcome, Scratch, namespaces, only_ours};
 
@@ -7,17 +7,17 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// The whole launcher is killed in one instant. The agent's death continues the guard, however it is stopped, and the guard
-/// then ends what is left: so nobody may come between the two kills, not even on a busy machine. Nobody stands above the
-/// orphans once the agent is a zombie, and the kernel has killed the worker itself.
+/// The whole launcher is killed in one instant. The agent's death continues the guard, however the guard is stopped, and the
+/// guard then ends the leftovers. So no process may run between the two kills, even on a busy machine. The orphans have no
+/// parent of the job once the agent is a zombie, and the kernel has killed the worker itself.
 const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T; do sleep 0.01; done; \
                      agent=$(ps -o pid= --ppid $guard); chrt --fifo --pid 1 $$; kill -KILL $agent $guard; \
                      chrt --other --pid 0 $$; wait $guard; \
                      while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
                      while ps -o args= -C sleep | grep -q 2222; do sleep 0.01; done";
 
-/// A launcher in a container whose first process is a shell; that starts it, waits for a line, and goes on with `then`,
-/// where `$1` is the launcher's program and `$guard` its pid.
+/// A launcher in a container with a shell as its first process. The shell starts it, waits for a line, and goes on with
+/// `then`, where `$1` is the launcher's program and `$guard` its pid.
 #[track_caller]
 fn contained(then: &str, line: &str) -> Job {
     // Other tests leave folders in the machine's own.
@@ -102,7 +102,7 @@ fn what_ignores_sigterm_is_killed() {
     outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"killed\"").says("status=0 still:\n");
 }
 
-/// Somebody who is stopped cannot act on SIGTERM.
+/// A stopped process cannot act on SIGTERM.
 #[test]
 fn who_is_stopped_ends_by_sigterm() {
     if skipped() {
@@ -114,7 +114,7 @@ fn who_is_stopped_ends_by_sigterm() {
     outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"ended\"");
 }
 
-/// torchrun is a script: it is known by its name alone, which protects nobody.
+/// torchrun is a script: gc knows it by its name alone, and a name protects no process.
 #[test]
 fn a_script_by_the_name_of_torchrun_is_no_launcher_of_ours() {
     if skipped() {

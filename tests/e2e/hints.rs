@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use harness::{Launch, Name, Outcome, Scratch, only_ours, python};
 
-/// The hint of a job whose workers run this line of a shell.
+/// The hint of a job with workers that run this line of a shell.
 fn of_shell(line: &str) -> (Outcome, String) {
     let outcome = Launch::standalone(Name::Rankrun, 1).shell(line).run();
     let hint = hint_of(&outcome);
@@ -106,7 +106,7 @@ fn missing_module_names_the_python_and_another_that_has_it() {
     // The advice works.
     assert!(hint.contains(&format!("set `PYTHON_EXEC={other}`")), "{hint}");
     launch().env("PYTHON_EXEC", &other).run().exits(0).says("imported\n");
-    // Nobody has it.
+    // No interpreter has the module.
     let hint = hint_of(&launch().run());
     assert!(hint.contains(&format!("`{used} -m pip install model_kit`")), "{hint}");
 }

@@ -83,7 +83,7 @@ fn a_python_that_was_not_started_as_torchrun_is_left_alone() {
     assert_eq!(environment.out(&format!("echo \"{look}\" | python")), "False\n");
     // A script of that name that is not the environment's.
     assert_eq!(environment.out("python torchrun -x"), "['torchrun', '-x']\n");
-    // Whoever wants an interpreter afterwards does not get a launcher.
+    // A user's interactive interpreter (`-i`) is not replaced by the launcher.
     let out = environment.out("python -i -m torch.distributed.run a </dev/null");
     assert!(out.starts_with("torch's own: run.py ['a']"), "{out}");
     // An environment that is built upon this one has a torchrun of its own.

@@ -14,7 +14,7 @@ const STOPPED: &str = "status=148";
 /// Far above what anything here takes.
 const PROMPT: Duration = Duration::from_secs(30);
 
-/// A shell with job control, in whose foreground the launch runs as soon as it is typed.
+/// A shell with job control. The launch runs in its foreground as soon as it is typed.
 struct Shell {
     job: Job,
 }
@@ -61,7 +61,7 @@ impl Shell {
         all
     }
 
-    /// The `times`th Ctrl-Z; who has been stopped by it.
+    /// Types the `times`th Ctrl-Z and returns the processes that it has stopped.
     #[track_caller]
     fn stops(&mut self, times: usize) -> Vec<Process> {
         self.job.type_text(CTRL_Z);
@@ -180,7 +180,7 @@ fn a_signal_to_the_agent_ends_a_stopped_job() {
     if !only_ours() {
         return;
     }
-    // As from whoever signals all processes of a control group.
+    // As from a service manager that signals all processes of a control group.
     let steps = ["catch", "alive", "signal", "exit=0"];
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
     let all = shell.stops(1);
@@ -286,7 +286,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
     shell.ends(0);
 }
 
-/// Somebody else of the pipeline reads the terminal from the background: the whole process group gets SIGTTIN.
+/// Another process of the pipeline reads the terminal from the background: the whole process group gets SIGTTIN.
 #[test]
 fn a_pipeline_in_the_background_is_stopped_as_one() {
     if !only_ours() {

@@ -23,7 +23,7 @@ fn script(job: &Job, count: usize) -> String {
     line.trim_start().strip_prefix("sh ").expect("a command").to_owned()
 }
 
-/// A person who runs the script, with these words behind it.
+/// Runs the script as a user does, with these words behind it.
 fn by_hand(script: &str, words: &str) -> Launch {
     // What the harness adds, the launcher's own path, is nothing to the script.
     Launch::new(Name::Rankrun).under(["sh", "-c", &format!("exec sh \"$0\" {words}"), script])

@@ -10,7 +10,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// A leftover that stops for nothing but SIGKILL.
 const STUBBORN: &str = "trap '' TERM; setsid --fork sleep 1111";
 
-/// A job of one worker, whose shell does this and succeeds.
+/// A job of one worker: a shell that runs this line and succeeds.
 fn leaving(name: Name, options: &[&str], line: &str) -> Launch {
     Launch::standalone(name, 1).args(options.iter().copied()).shell(line)
 }

@@ -97,7 +97,7 @@ fn no_option() -> &'static Pair {
     PAIR.get_or_init(|| of(Launch::new))
 }
 
-/// Two workers under a launcher whose environment has some of the variables already.
+/// Two workers under a launcher with some of the variables already in its environment.
 fn users_own() -> &'static Pair {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     PAIR.get_or_init(|| {

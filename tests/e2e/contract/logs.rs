@@ -20,7 +20,7 @@ fn logging(name: Name, options: &[&str]) -> Launch {
     launch.args(["--log-dir".into(), logs]).args(options.iter().copied())
 }
 
-/// A worker that says on both streams who it is.
+/// A worker that writes its rank on both streams.
 const SPEAKS: [&str; 2] = ["print=out of {rank}", "eprint=err of {rank}"];
 
 /// The folder of the only attempt.
@@ -187,7 +187,7 @@ def main():
 main()
 ";
 
-/// A worker of Python whose decorated function raises, under a launcher with an error file of its own.
+/// A Python worker with a decorated function that raises, under a launcher with an error file of its own.
 fn recorded() -> &'static Pair {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     PAIR.get_or_init(|| {

@@ -37,7 +37,7 @@ fn stdin_shared() {
         job.type_text("b\n");
         job.wait()
     });
-    // Whoever comes first reads `a`.
+    // The first worker to come reads `a`.
     let (code, texts) = pair.agree(|outcome| {
         let (code, lines) = status_and_out(outcome);
         let texts: BTreeSet<_> =
@@ -53,7 +53,7 @@ fn ok() {
     assert_eq!(pair.agree(status_and_out), (Some(0), Vec::new()));
 }
 
-/// A job whose only worker exits 3.
+/// A job with one worker that exits 3.
 pub(super) fn exits_three() -> &'static Pair {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     PAIR.get_or_init(|| Pair::of(|name| Launch::standalone(name, 1).shell("exit 3").run()))
@@ -341,7 +341,7 @@ fn state_d() {
     }
 }
 
-/// Waits until somebody listens there.
+/// Waits until a listener accepts there.
 #[track_caller]
 fn hosted(job: &Job, endpoint: &str) {
     while TcpStream::connect(endpoint).is_err() {

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 
 use super::typed;
 
-/// A job whose rank 0 fails in its first life, once the machine has become another.
+/// Rank 0 of the job fails in its first life, once the machine has changed.
 struct Failing {
     job: Job,
     gate: Gate,
@@ -134,7 +134,7 @@ fn the_number_that_was_asked_for_is_kept_or_there_is_no_restart() {
     outcome.exits(4).never_says("life=1").complains("no restart without it").complains("2 workers");
 }
 
-/// As if nobody had asked.
+/// The restart goes on as without the option.
 #[test]
 fn a_library_that_fails_then_forbids_nothing() {
     for (fault, words) in [
@@ -168,7 +168,7 @@ fn a_signal_ends_the_look() {
     job.wait().exits(130).never_says("life=1").complains("rank 0 failed first");
 }
 
-/// No probe is left, whoever is killed: the harness counts the processes of the job.
+/// No probe is left, whichever process is killed: the harness counts the processes of the job.
 #[test]
 fn the_probe_dies_with_the_launcher() {
     for victim in ["guard", "agent"] {

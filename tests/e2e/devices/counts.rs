@@ -134,7 +134,7 @@ fn several_launchers_on_one_node() {
     }
 }
 
-/// Nobody chooses or counts devices: nobody opens a driver's library but the workers themselves.
+/// Without a choice or count of devices only the workers open a driver's library.
 #[test]
 fn nothing_is_looked_at_without_need() {
     if !only_ours() {
@@ -152,7 +152,7 @@ fn nothing_is_looked_at_without_need() {
         outcome.exits(0);
         assert_eq!(outcome.opened(), [], "{line}\n{outcome}");
     }
-    // The trap is one: whoever looks, leaves a trace.
+    // The trap works: a launcher that looks leaves a trace.
     let outcome = typed("torchrun --nproc-per-node gpu").on(&machine).worker(["alive"]).run();
     assert!(!outcome.exits(0).opened().is_empty(), "{outcome}");
 }

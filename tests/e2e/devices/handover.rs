@@ -59,7 +59,7 @@ fn an_inherited_order_passes() {
     }
 }
 
-/// Under the name torchrun nothing is chosen; only our own variables, which nobody sets by chance, do so.
+/// Under the name torchrun the launcher chooses nothing, unless the user sets our own variables, which is not by chance.
 #[test]
 fn torchrun_chooses_nothing() {
     let machine = Machine::gpus(4);
@@ -91,7 +91,7 @@ fn uuids_are_written_where_the_user_wrote_them() {
     gives("CUDA_VISIBLE_DEVICES=GPU-2,GPU-0 rankrun --devices 1", &machine, &[0]);
 }
 
-/// Nobody can tell with this order which card an index means.
+/// With this order an index does not identify a card.
 #[test]
 fn an_index_is_nvidia_smis() {
     let machine = Machine::mixed();

@@ -44,7 +44,7 @@ fn uncorrected_errors_are_death() {
 
 #[test]
 fn heat_neighbours_and_retired_pages_only_warn() {
-    // In no process table of Linux: somebody in another container.
+    // In no process table of Linux: a process in another container.
     let stranger = 4_194_305;
     let mut machine = Machine::gpus(4).hot(0).busy(1, stranger);
     machine.card(2).retired = Some(2);
@@ -55,7 +55,7 @@ fn heat_neighbours_and_retired_pages_only_warn() {
     }
 }
 
-/// Without the option too it is no other card that is given in its place, and whoever gets all is warned.
+/// Without the option too no other card replaces it, and a user that gets all cards is warned.
 #[test]
 fn a_dead_card_is_no_other() {
     for lost in [Lost::Calls, Lost::Handle] {
@@ -68,7 +68,7 @@ fn a_dead_card_is_no_other() {
     }
 }
 
-/// Without the option nobody asks how the cards are.
+/// Without the option the launcher does not query the health of the cards.
 #[test]
 fn unasked_nothing_is_checked() {
     gives("rankrun", &Machine::gpus(2).hot(0), &[0, 1]).never_says("91");

@@ -41,7 +41,7 @@ fn under_torchruns_name_the_driver_decides_alone() {
     }
 }
 
-/// A list that leaves nothing is the CPUs, as the vendor has it; that somebody may not have meant it is said.
+/// A list that leaves nothing is the CPUs, as the vendor has it. A message says that this may be a mistake.
 #[test]
 fn nothing_is_left() {
     let machine = Machine::gpus(4);

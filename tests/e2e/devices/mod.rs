@@ -70,7 +70,7 @@ fn got(outcome: &Outcome) -> Vec<Got> {
 }
 
 /// Runs a launch whose workers ask the CUDA driver, and fails unless each rank has the card at the position given for it.
-/// Where the launcher says beforehand who gets what, that must be the same.
+/// If the launcher prints the assignment beforehand, that must be the same.
 #[track_caller]
 fn gives(line: &str, machine: &Machine, cards: &[usize]) -> Outcome {
     launch_gives(typed(line), machine, cards)
@@ -115,7 +115,7 @@ fn each_sees(outcome: &Outcome, count: usize) {
     }
 }
 
-/// The lines that say who gets which device, in the order of the ranks.
+/// The lines with the device of each rank, in the order of the ranks.
 #[track_caller]
 fn seat_lines(outcome: &Outcome, count: usize) -> Vec<String> {
     let lines = outcome.lines_with("→");

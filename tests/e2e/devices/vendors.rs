@@ -156,7 +156,7 @@ fn intel_index_within_a_mask_counts_in_the_drivers_order() {
     outcome.exits(1).never_says("started").complains("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1");
 }
 
-/// A vendor whose list has no order: each worker gets its own device, and one line says why.
+/// A vendor without an order in its list: each worker gets its own device, and one line says why.
 #[track_caller]
 fn falls_back(outcome: &Outcome, variable: &str) {
     each_sees(outcome, 1);

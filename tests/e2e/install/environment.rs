@@ -13,7 +13,7 @@ use harness::{Scratch, fixture, python};
 /// Longer than any call takes on a busy machine.
 const LIMIT: &str = "240";
 
-/// Says who has started it, and under which Python.
+/// Prints the program that has started it, and its Python.
 const WORKER: &str = r#"
 import os, sys
 launcher = "rankrun" if "RANKRUN_JOB" in os.environ else "torch"
@@ -37,7 +37,7 @@ pub(crate) struct Environment {
     packages: PathBuf,
 }
 
-/// Who was found to be started.
+/// The exit code and streams of one command line.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: Option<i32>,

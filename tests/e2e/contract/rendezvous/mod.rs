@@ -61,7 +61,7 @@ fn elastic_min() {
 fn elastic_max() {
     let found = agree(|name| {
         let endpoint = format!("localhost:{}", free_port());
-        // Longer than the test may take: who waits for the last call fails it.
+        // Longer than the test may take: an agent that waits for the last call fails it.
         let conf = "join_timeout=1000,last_call_timeout=900";
         let outcomes = together([0, 1].map(|_| agent(name, &endpoint, "1:2", conf).worker(["seat"])));
         (codes(&outcomes), seats(&outcomes))
@@ -213,7 +213,7 @@ fn fail_restarts_all() {
     assert_eq!(found.2, ["2", "2"]);
 }
 
-/// Two agents whose workers meet at the store, wait for the gate, and end.
+/// Two agents with workers that meet at the store, wait for the gate, and end.
 #[track_caller]
 fn meets(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
     let conf = format!("{JOINS},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3");
