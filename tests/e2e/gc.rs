@@ -7,9 +7,9 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// The whole launcher is killed in one instant. The agent's death continues the guard, however the guard is stopped, and the
-/// guard then ends the leftovers. So no process may run between the two kills, even on a busy machine. The orphans have no
-/// parent of the job once the agent is a zombie, and the kernel has killed the worker itself.
+/// The whole launcher is killed in one instant. The agent's death continues the guard, however the guard is stopped,
+/// and the guard then ends the leftovers. So no process may run between the two kills, even on a busy machine. The
+/// orphans have no parent of the job once the agent is a zombie, and the kernel has killed the worker itself.
 const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T; do sleep 0.01; done; \
                      agent=$(ps -o pid= --ppid $guard); chrt --fifo --pid 1 $$; kill -KILL $agent $guard; \
                      chrt --other --pid 0 $$; wait $guard; \

@@ -7,7 +7,7 @@ use harness::{Launch, Name, Outcome, Scratch, fixture, only_ours};
 /// More inner launchers than this inside one another are not started.
 const DEEPEST: u32 = 5;
 
-/// A `PATH` whose `rankrun` and `torchrun` write a line for each start, count their depth, and run the launcher.
+/// A `PATH` with a `rankrun` and a `torchrun` that log each start, count their depth, and run the launcher.
 struct StandIn {
     scratch: Scratch,
 }

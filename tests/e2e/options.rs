@@ -17,7 +17,7 @@ fn told(job: &Job, name: &str) -> String {
     line.split_once('=').map(|(_, value)| value.to_owned()).expect("a value")
 }
 
-/// A dynamic rendezvous at this port, whose only worker waits.
+/// A dynamic rendezvous at this port. Its only worker waits.
 #[track_caller]
 fn c10d(name: Name, port: u16, more: impl Fn(Launch) -> Launch) -> Job {
     let endpoint = format!("localhost:{port}");

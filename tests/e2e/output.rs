@@ -1,5 +1,5 @@
 //! The workers' output is complete: every line whole and in its order, every byte as it was written, on the console
-//! of those who should be heard, and in the files.
+//! of the ranks that the options select, and in the files.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -13,7 +13,7 @@ fn skipped() -> bool {
     !namespaces() || !only_ours()
 }
 
-/// A launch whose launcher is PID 1; the job's own pid is that of `unshare`, which waits for it.
+/// A launch with the launcher as PID 1. The job's own pid is that of `unshare`, which waits for the launcher.
 #[track_caller]
 fn contained(launch: Launch) -> Launch {
     launch.under(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"])
@@ -57,7 +57,7 @@ fn signals_reach_the_workers() {
     }
 }
 
-/// The kernel drops a signal to PID 1 that nobody handles: the launcher must, also before it knows what to launch.
+/// The kernel drops a signal to PID 1 without a handler. The launcher must handle it, even before it reads its options.
 #[test]
 fn a_signal_ends_the_look_at_the_devices() {
     if skipped() {
@@ -104,7 +104,7 @@ fn a_killed_agent_ends_the_container() {
     assert!(!job.wait().status.success());
 }
 
-/// A process that came into the container from outside, with no mark of any job, and whose parent has gone.
+/// A process that came into the container from outside, without the mark of a job and without its parent.
 #[track_caller]
 fn stranger(job: &Job) -> Process {
     let target = first(job).to_string();

@@ -28,7 +28,7 @@ fn twenty_launches_at_once_have_twenty_ports() {
     }
 }
 
-/// A mount and host name namespace whose machine has a name that no file knows, and whose only name server is `$1`.
+/// A mount and host name namespace. The machine has a name that no file knows, and its only name server is `$1`.
 const UNKNOWN_NAME: &str = r#"
     set -e
     echo nowhere >/proc/sys/kernel/hostname
@@ -47,7 +47,7 @@ struct Silent {
 }
 
 impl Silent {
-    /// The address of this test's own name server: nobody else's loopback address.
+    /// The address of this test's own name server: a loopback address of no other program.
     const ADDRESS: &str = "127.53.53.53";
 
     fn new() -> Self {
@@ -55,7 +55,7 @@ impl Silent {
         Self { socket }
     }
 
-    /// Whether anybody has asked it for a name since.
+    /// Whether a program has queried the server since.
     fn was_asked(&self, patience: Duration) -> bool {
         self.socket.set_read_timeout(Some(patience)).expect("a socket takes a timeout");
         match self.socket.recv(&mut [0; 512]) {
@@ -73,7 +73,7 @@ fn without_a_name(launch: Launch) -> Launch {
     launch.under(namespace).under([Silent::ADDRESS])
 }
 
-/// What the launcher told, once it is sure that nobody was asked for a name.
+/// The launcher's output, once it is sure that no name server was queried.
 #[track_caller]
 fn asks_nobody(server: &Silent, launch: Launch) -> Outcome {
     let outcome = without_a_name(launch).run();
@@ -100,7 +100,7 @@ fn no_name_is_looked_up() {
     }
     // Nor for our own card; torchrun's report names the host in full, and waits a second for that at most (`reports`).
     asks_nobody(&server, Launch::standalone(Name::Rankrun, 2).worker(["rank1:exit=3"])).exits(3);
-    // The trap works: whoever asks is heard.
+    // The trap works: the server sees a query.
     let asking = without_a_name(Launch::new(Name::Rankrun))
         .args(["--no-python", "getent", "hosts", "nowhere"])
         .start();

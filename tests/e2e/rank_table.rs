@@ -89,7 +89,7 @@ fn single_rank_gets_no_table_at_a_stop_signal() {
     }
 }
 
-/// A job whose steady clock leaps over its time limit of 30 s when this tells it.
+/// Lets the steady clock of the job leap over its time limit of 30 s, and waits for its end.
 fn over_the_limit(job: Job, leap: &str) -> Outcome {
     fs::write(leap, "").expect("the scratch folder takes a file");
     // It wakes the agent, which looks at its clock.

@@ -1,5 +1,5 @@
-//! What the launcher leaves behind for those who search logs and for whoever started it: torchrun's failure report and
-//! log lines, compared with those of torchrun itself, and the launcher's own error file.
+//! The launcher's output for log searches and for its parent: torchrun's failure report and log lines, compared with
+//! those of torchrun itself, and the launcher's own error file.
 
 use std::env;
 use std::path::Path;
@@ -120,7 +120,7 @@ fn a_message_with_a_time() {
         assert_eq!(text, report(&torchs), "{ours}\n{torchs}");
         assert!(text.contains("  time      : 2023-11-15_03:43:20\n"), "{text}");
         assert!(text.contains("error_file: FOLDER/attempt_0/0/error.json\n"), "{text}");
-        // Among them that nobody above us asked for it.
+        // Among them is the line that no parent asked for an error file.
         assert_eq!(log(&ours), log(&torchs), "{ours}\n{torchs}");
         assert_eq!(log(&ours).len(), lines, "{ours}");
     }

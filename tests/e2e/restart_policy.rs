@@ -236,7 +236,7 @@ fn a_folder_that_cannot_be_read_ends_nothing_and_a_missing_one_is_told() {
         outcome.exits(name.code(4)).complains("where progress is to be seen, does not exist yet");
         assert_eq!(lives(&outcome), [0, 1], "{outcome}");
 
-        // What is no folder cannot be read by anybody.
+        // Even root cannot read a file as a folder.
         File::create(&missing).expect("a file");
         let outcome = with(*name, 1, "9", &options(&missing)).worker(steps).run();
         outcome.exits(0).complains("could not be looked at");

@@ -1,4 +1,4 @@
-//! `--max-restarts`: who starts again, with what, and when no more.
+//! `--max-restarts`: which workers start again, with which state, and when the restarts end.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn run_folder(logs: &str) -> PathBuf {
     folders.remove(0)
 }
 
-/// A job of two whose rank 1 fails with code 4 in its first lives, each time after both were seen.
+/// A job of two. Rank 1 fails with code 4 in its first lives, each time after both were seen.
 #[track_caller]
 fn failing(name: Name, max_restarts: &str, lives: usize) -> Outcome {
     let gate = Gate::closed();

@@ -16,8 +16,8 @@ enum Cause {
     WritesAndLingers,
 }
 
-/// One job. Whoever the cause is, it holds the only end for writing of a FIFO, and the others wait for its end of file.
-/// Those of even rank cannot be stopped: they go their own way.
+/// One job. The rank that is the cause holds the only write end of a FIFO, and the others wait for its end of file.
+/// Workers of even rank ignore SIGTERM and end by themselves.
 fn job(name: Name, rank: usize, cause: Cause) -> Outcome {
     let scratch = Scratch::new();
     let gate = Gate::new(&scratch, "gate");

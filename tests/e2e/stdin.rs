@@ -1,4 +1,4 @@
-//! Who reads what is typed.
+//! Which worker reads the terminal, and what the others read.
 
 use harness::{Launch, Name};
 

@@ -41,7 +41,7 @@ const CAUSES: [Cause; 9] = [
 ];
 
 impl Cause {
-    /// A job of two whose rank 1 does these steps, and whose rank 0 waits for a line and fails.
+    /// A job of two: rank 1 does these steps, and rank 0 waits for a line and fails.
     fn launch(self, name: Name, grace: u32) -> Launch {
         let launch = Launch::standalone(name, 2).args(["--shutdown-timeout", &grace.to_string()]);
         match self {
@@ -124,7 +124,7 @@ fn stop(cause: Cause, name: Name, grace: u32) -> Times {
     Times { killed, over: outcome.took - struck }
 }
 
-/// After a success whose leftover ignores everything.
+/// After a success with a leftover process that ignores every signal.
 #[track_caller]
 fn stop_leftover(name: Name, grace: u32) -> Times {
     let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);

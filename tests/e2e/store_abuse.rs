@@ -9,7 +9,7 @@ use harness::{Job, Launch, Name, only_ours};
 /// `VALIDATE` with its magic number.
 const VALIDATE: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
 
-/// A job whose only worker waits, and the address of its store.
+/// A job with one waiting worker, and the address of its store.
 #[track_caller]
 fn waiting(name: Name) -> (Job, String) {
     let job = Launch::standalone(name, 1).stdin_open().worker(["env", "read", "print=trained"]).start();
@@ -50,7 +50,7 @@ fn ends_well(mut job: Job) {
     outcome.exits(0).says("trained").never_says("panicked");
 }
 
-/// A SET whose body is cut off behind a length that no store accepts.
+/// A SET that is cut off behind a body length that no store accepts.
 #[track_caller]
 fn ends_only_its_connection(set: &[u8]) {
     for name in Name::both() {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use harness::{Launch, Name, Scratch, only_ours};
 
-/// A job whose rank 1 fails after it said that it is about to.
+/// A job with a rank 1 that announces its failure and fails.
 fn failing(name: Name, scratch: &Scratch, end: &str) -> Launch {
     let launch = Launch::standalone(name, 2).args(["--log-dir", &scratch.at("logs"), "-t", "3"]);
     let steps = ["rank1:eprint=loss is nan at step 7".into(), format!("rank1:{end}"), "forever".into()];

@@ -101,7 +101,7 @@ fn the_last_picture_stays_while_a_library_hangs() {
     let _ = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang).describe(&watch.machine);
     watch.job.text("NVML has not answered for ");
     watch.job.text(" s old");
-    // Nobody has to wait for the library.
+    // The user does not have to wait for the library.
     watch.job.type_text("q");
     watch.ended(0);
 }

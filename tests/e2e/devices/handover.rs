@@ -59,7 +59,7 @@ fn an_inherited_order_passes() {
     }
 }
 
-/// Under the name torchrun the launcher chooses nothing, unless the user sets our own variables, which is not by chance.
+/// Under the name torchrun the launcher chooses nothing, unless the user sets our own variables.
 #[test]
 fn torchrun_chooses_nothing() {
     let machine = Machine::gpus(4);

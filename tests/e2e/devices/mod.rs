@@ -69,7 +69,7 @@ fn got(outcome: &Outcome) -> Vec<Got> {
     all.into_iter().map(|(_, got)| got).collect()
 }
 
-/// Runs a launch whose workers ask the CUDA driver, and fails unless each rank has the card at the position given for it.
+/// Runs a launch with workers that query the CUDA driver, and fails unless each rank has the card given for it.
 /// If the launcher prints the assignment beforehand, that must be the same.
 #[track_caller]
 fn gives(line: &str, machine: &Machine, cards: &[usize]) -> Outcome {

@@ -232,7 +232,7 @@ fn a_given_address_that_no_interface_has_is_told() {
     let Some(fleet) = Fleet::up(2) else { return };
     for name in Name::both() {
         let outcomes = run(&fleet, |host| {
-            // That of the node with rank 1, which nobody connects to.
+            // The address of the node with rank 1, to which no worker connects.
             let addr = [&Fleet::address(1), "203.0.113.7"][host - 1].to_owned();
             c10d(*name, "th1:29400", "2").args(["--local-addr", &addr]).worker(STEPS)
         });

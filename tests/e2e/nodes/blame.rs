@@ -1,4 +1,4 @@
-//! Which failure is the cause where several nodes fail, whatever the network's delay, and whose restart it is.
+//! The first failure of several nodes is the cause, whatever the network's delay, and costs a restart of its node.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn combinations() -> Vec<(u64, Meeting, usize)> {
     all
 }
 
-/// A training in Rust whose last rank, which is not the store's host's, fails once before step 6.
+/// A training in Rust. Its last rank, which is not on the store's host, fails once before step 6.
 fn training(launch: Launch, rank: usize) -> Launch {
     let launch = launch.args(["--no-python".into(), example("ddp_training").into_os_string()]);
     launch.args(["--steps", "12", "--fail-at", "6", "--fail-rank", &rank.to_string()])

@@ -37,8 +37,7 @@ fn every_node_prints_the_same_first_cause() {
     }
 }
 
-/// What a worker writes about its failure may hold anything: it is told once, on every node, and costs no restart that
-/// nobody asked for.
+/// A worker's error file may hold any text. Every node prints it once, and no node restarts without `--max-restarts`.
 #[test]
 fn what_a_worker_wrote_is_told_on_every_node() {
     if !only_ours() {

@@ -57,7 +57,7 @@ fn a_host_is_cut_off_and_healed() {
     each("host cut off and healed", "1:3", &[], |team| {
         let worker = Process::open(team.worker(3)).expect("the worker lives");
         team.fleet.cut(3);
-        // The cut one ends its own workers, while nobody tells it to.
+        // The cut node ends its own workers without a message from its peers.
         team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
         team.meets(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);
@@ -66,8 +66,8 @@ fn a_host_is_cut_off_and_healed() {
     });
 }
 
-/// The others see its connection break, and it learns that nobody takes its packets: its agent ends with an error that
-/// names the store, long before one that hears nothing gives up (after 30 s). A new one is let in.
+/// The peers see the connection break, and the host gets resets for its packets. Its agent ends with an error that
+/// names the store, long before a silent network makes it give up (after 30 s). A new agent may join.
 #[test]
 fn a_host_is_cut_off_by_resets() {
     each("host cut off by resets", "1:3", &[], |mut team| {
@@ -84,7 +84,7 @@ fn a_host_is_cut_off_by_resets() {
     });
 }
 
-/// To open connections it is as if nobody answered: it waits for the way to be mended, and joins again.
+/// Open connections get no answer, as in a silent network. The agent waits until the route is back, and joins again.
 #[test]
 fn a_host_is_cut_off_by_icmp() {
     each("host cut off by ICMP", "1:3", &[], |team| {
@@ -98,7 +98,7 @@ fn a_host_is_cut_off_by_icmp() {
     });
 }
 
-/// The others look for it until the join timeout is over: nobody tells them that it will not come back.
+/// The peers try to reach the store until the join timeout is over: no message says that it will not come back.
 #[test]
 fn the_store_loses_its_host() {
     let times = ["--rdzv-conf", "join_timeout=8,read_timeout=8"];
@@ -149,7 +149,7 @@ fn packets_are_late() {
     });
 }
 
-/// Packets that are lost and late make nobody look dead who lives: TCP sends them again in time.
+/// Lost and late packets make no live node look dead: TCP retransmits them in time.
 #[test]
 fn nobody_is_lost_where_packets_are() {
     if !only_ours() {
@@ -220,7 +220,7 @@ impl Lives {
         let worker = Process::open(old).expect("the worker lives");
         silence(self);
         self.jobs[..2].iter().for_each(|job| drop(job.line("world=2 total=3")));
-        // Where nobody has killed it, it runs on as long as this test waits.
+        // Without a kill it runs as long as this test waits.
         assert!(!worker.lives(), "the old round runs on beside the new one\n{}", self.jobs[2]);
         let (_, last) = lifespan(&self.scratch, old);
         for at in [0, 1] {
@@ -230,7 +230,7 @@ impl Lives {
     }
 }
 
-/// A worker that stops for nothing but SIGKILL is gone when the others, who hear nothing of its node, go on without it.
+/// A worker that ends by SIGKILL alone is gone when the peers, without a message of its node, go on without it.
 #[test]
 fn no_instant_has_workers_of_two_rounds() {
     if !only_ours() {
@@ -248,7 +248,7 @@ fn no_instant_has_workers_of_two_rounds() {
     told("the old round ends before the new one begins", times());
 }
 
-/// An agent that is stopped ends nobody: its guard does, and when it goes on it takes part again.
+/// A stopped agent cannot end its workers: its guard does. When the agent continues, it joins again.
 #[test]
 fn no_instant_has_workers_of_two_rounds_where_an_agent_stands_still() {
     if !only_ours() {
@@ -274,7 +274,7 @@ fn no_instant_has_workers_of_two_rounds_where_an_agent_stands_still() {
     told("an agent that stands still has no workers beside the next round", times());
 }
 
-/// Who hears nothing of the store is not waited for: the user has said that it is to end.
+/// A node that is cut off from the store ends at once on the user's signal, without a wait for the store.
 #[test]
 fn a_signal_ends_a_node_that_is_cut_off_at_once() {
     each("cut-off node told to stop", "1:3", &["--lease", "6"], |mut team| {

@@ -1,4 +1,4 @@
-//! Process groups whose ranks are on several hosts: shared memory within each, TCP between them.
+//! Process groups with ranks on several hosts: shared memory within a host, TCP between hosts.
 
 use harness::{Fleet, Job, Launch, Name, field, only_ours};
 

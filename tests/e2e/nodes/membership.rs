@@ -1,4 +1,4 @@
-//! Nodes that die, leave, come and come back, while nobody's workers fail.
+//! Nodes that die, leave, join and join again, while no worker fails.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use super::{ENDPOINT, Team, c10d, fixed};
 
-/// Longer than the test: who is noticed, is noticed at once.
+/// Longer than the test: peers must notice a lost node at once, without its lease.
 const NO_LEASE: [&str; 2] = ["--lease", "600"];
 
 #[test]
@@ -42,7 +42,7 @@ fn a_killed_agent_is_noticed_without_any_lease() {
     let (stays, dies) = (own(1), own(2));
     stays.line("world=2 total=3");
     dies.line("world=2 total=3");
-    // The guard too: nobody is left to say anything.
+    // The guard dies too, so no process of the node is left to report.
     for process in dies.processes() {
         process.signal(Signal::SIGKILL);
     }
@@ -67,7 +67,7 @@ fn leaving_is_not_closing_and_who_left_may_come_back() {
     team.finishes(&[1, 2, 3]);
 }
 
-/// Node 1 keeps rank 0, node 3 its rank 2, and who comes for node 2 fills the gap.
+/// Node 1 keeps rank 0, node 3 its rank 2, and the node that replaces node 2 gets rank 1.
 #[test]
 fn ranks_are_kept_and_gaps_are_filled() {
     if !only_ours() {
@@ -87,7 +87,7 @@ fn ranks_are_kept_and_gaps_are_filled() {
     team.finishes(&[1, 2, 3]);
 }
 
-/// Who is below MIN waits, says who is missing, and gives up after the join timeout.
+/// Below MIN nodes the launcher waits, names the missing nodes, and gives up after the join timeout.
 #[test]
 fn below_the_smallest_number_the_missing_node_is_named() {
     if !only_ours() {
@@ -173,8 +173,8 @@ fn a_killed_static_agent_is_replaced_at_once() {
     fleet.is_empty();
 }
 
-/// The store is on host 3 and rank 0 on host 1, whose agent is killed: the others go on with another rank 0, and a new agent
-/// there is let in.
+/// The store is on host 3 and rank 0 on host 1. The agent of host 1 is killed: the others go on with another rank 0,
+/// and a new agent of host 1 may join.
 #[test]
 fn rank_0_moves_while_the_store_stays() {
     if !only_ours() {

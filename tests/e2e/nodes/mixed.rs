@@ -5,7 +5,7 @@ use harness::{Fleet, Gate, Job, Launch, Name, Scratch, soak};
 
 use super::{ENDPOINT, TIMES, c10d, seats, succeed};
 
-/// Who is what: the numbers are hosts.
+/// The roles of the hosts; the numbers are hosts.
 struct Mix {
     torchruns: [usize; 2],
     store: usize,

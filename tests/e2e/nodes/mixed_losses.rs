@@ -13,7 +13,8 @@ use super::{TIMES, succeed};
 const PATIENT: &str = "join_timeout=60,last_call_timeout=40,keep_alive_interval=1,keep_alive_max_attempt=4";
 /// torchrun's own times: a node is dead after 15 s. The last call is twice as long, so that it shows where it is waited out.
 const DEFAULT: &str = "keep_alive_interval=5,keep_alive_max_attempt=3,last_call_timeout=60";
-/// Whoever of torchrun finds the dead one first, with either of these times the others go on before a last call is over.
+/// With either of these settings the others go on before a last call is over, whichever torchrun agent finds the dead
+/// one first.
 const SOON: Duration = Duration::from_secs(35);
 
 /// A job of one agent on each of some hosts; the first of them has rank 0 in every round.
@@ -90,7 +91,7 @@ fn a_torchrun_agent_is_killed_where_we_have_rank_0() {
     one_of_torchrun_is_killed(&[Ours, Torchrun, Ours, Torchrun], 1, PATIENT);
 }
 
-/// Nobody else than ours is there to find it dead.
+/// Only our agent is there to find it dead.
 #[test]
 fn the_only_torchrun_agent_is_killed() {
     one_of_torchrun_is_killed(&[Ours, Torchrun], 1, PATIENT);

@@ -84,7 +84,7 @@ struct Team {
     fleet: Fleet,
 }
 
-/// How long who gives no sign of life is waited for, in seconds.
+/// The lease of a node without heartbeats, in seconds.
 const LEASE: &str = "2";
 
 impl Team {
@@ -169,7 +169,7 @@ impl Team {
         self.jobs[host].take().expect("the agent was started")
     }
 
-    /// Whoever was killed is waited for; nothing may be left on any host.
+    /// Waits for every agent that is left, also a killed one; nothing may be left on any host.
     #[track_caller]
     fn ends(mut self) {
         for job in self.jobs.iter_mut().filter_map(Option::take) {

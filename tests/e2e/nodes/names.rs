@@ -1,4 +1,4 @@
-//! How messages name nodes whose hosts have one name, as containers may: by rank and address.
+//! Messages name nodes by rank and address where several hosts have the same name, as containers may.
 
 use harness::{Fleet, Launch, Name, only_ours};
 use nix::sys::signal::Signal;

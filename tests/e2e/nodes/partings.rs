@@ -1,5 +1,5 @@
-//! A node is cut off from the host of the store alone, while another one still hears it: its peer's worker fails when it
-//! stops its own, before anybody takes it for lost.
+//! A node is cut off from the host of the store alone, while another node still reaches it. When it stops its own
+//! workers, the worker of its peer fails before an agent takes the node for lost.
 
 use harness::{Fleet, Job, Name, only_ours};
 use nix::sys::signal::Signal;
@@ -31,7 +31,7 @@ fn goes_on_without_host_3(from: usize, to: usize) {
     for outcome in &outcomes {
         outcome.never_says("failed first").never_says("panicked");
     }
-    // Whoever has failed first of the others says whose doing it was.
+    // The node with the first failure among the others names the cause.
     let is_named = outcomes[..2].iter().any(|outcome| outcome.err().contains("th3"));
     assert!(is_named, "{}{}", outcomes[0], outcomes[1]);
     fleet.is_empty();

@@ -4,7 +4,7 @@ use harness::{Fleet, Gate, Job, Launch, Name, only_ours, soak};
 
 use super::{ENDPOINT, c10d, fixed, succeed};
 
-/// A job of two of three hosts, whose second one comes after the stranger has been refused.
+/// A job of two of three hosts. The second one starts after the agent with other settings has been refused.
 #[track_caller]
 fn refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Launch, both: &[&str]) {
     let Some(fleet) = Fleet::up(3) else { return };
@@ -36,7 +36,7 @@ fn another_number_of_nodes() {
     }
 }
 
-/// The others would go on without a node whose workers run until its own, longer lease is over.
+/// The others would go on without a node while its workers run until its own, longer lease is over.
 #[test]
 fn another_lease() {
     if only_ours() {
@@ -93,7 +93,7 @@ fn static_nodes_with_wrong_nnodes_refuse_themselves_and_host_goes_on() {
     super::told("starts beside nodes of another number", tries);
 }
 
-/// It is no reason to refuse a node: the one whose worker fails decides.
+/// A different budget is not a reason to refuse a node: the node with the failed worker decides.
 #[test]
 fn other_max_restarts_of_a_node_are_said_on_every_node() {
     if !only_ours() {
@@ -133,7 +133,7 @@ fn a_node_rank_that_two_others_have() {
     let master = own(1, 0).start();
     let jobs = [own(2, 1).start(), own(3, 1).start()];
     let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
-    // Whoever comes second is refused; the other one waits in vain for node rank 2.
+    // The second agent is refused. The first one waits in vain for node rank 2.
     let refused = outcomes.iter().filter(|outcome| {
         let said = outcome.err();
         said.contains("node rank") && said.contains("th2") && said.contains("th3")

@@ -1,4 +1,4 @@
-//! Whoever reaches the store's port: garbage, a state that is none, and one that is a program.
+//! Foreign clients at the store's port: garbage, an invalid state, and a state that is a program.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn garbage_on_the_store_of_a_running_job() {
     let worker = fixture("worker").display().to_string();
     let said = team.fleet.run(0, &[&worker, "garbage=th1:29400,1000"]);
     assert_eq!(said, "garbage sent=1000\n");
-    // Nobody was restarted: the workers of the first round finish.
+    // No worker was restarted: the workers of the first round finish.
     assert_eq!(team.job(1).lines("seat rank=", 1).len(), 1);
     team.finishes(&[1, 2]);
 }
@@ -74,7 +74,7 @@ fn a_state_that_is_a_program_is_not_run() {
     }
 }
 
-/// The proof that the program is one: whoever unpickles it runs it.
+/// Proves that the state is a program: a client that unpickles it runs it.
 #[test]
 fn torchrun_runs_it() {
     if oracle() || harness::soak() {

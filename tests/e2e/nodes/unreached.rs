@@ -161,7 +161,7 @@ fn closed_port_is_said_and_host_that_comes_later_is_found() {
     let host_of_c10d: Client = |port| client_of_c10d(port).args(["--rdzv-conf", "is_host=1"]);
     let host_of_static: Client = |port| static_node(port, 0);
     for ((client, _), host) in MEETINGS.into_iter().zip([host_of_c10d, host_of_static]) {
-        // The listener is gone, and the kernel gives its port to nobody for a while.
+        // The listener is gone, and the kernel does not reuse its port for a while.
         let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port").port();
         let first = client(port).args(["--join-timeout", "60s"]).worker(["seat", "sum"]).start();
         let line = first.line("waiting for the rendezvous store at ");

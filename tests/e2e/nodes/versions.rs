@@ -1,7 +1,7 @@
-//! Agents of two protocols at one store: the newcomer prints both versions and goes, and nobody else notices.
+//! Agents of two protocols at one store: the newcomer prints both versions and ends; the others run on.
 //!
-//! There is one build to test. What its agents have said of themselves is edited in the store, so that they speak another
-//! protocol for whoever comes later.
+//! There is one build to test. The test edits the version that its agents wrote to the store, so that a later agent
+//! reads another protocol.
 
 use harness::{Fleet, Gate, Name, Outcome, fixture, only_ours};
 use rankrun::rendezvous::descriptor::PROTOCOL;

@@ -38,7 +38,7 @@ fn a_missing_node_rank_is_named() {
     fleet.is_empty();
 }
 
-/// Two nodes take longer to stop their workers than anybody waits for nodes: they are there, and nobody gives up.
+/// Two nodes stop their workers for longer than the join timeout. They are present, so no node gives up.
 #[test]
 fn a_grace_may_be_longer_than_the_join_timeout() {
     if !only_ours() {
@@ -70,7 +70,7 @@ fn a_grace_may_be_longer_than_the_join_timeout() {
     fleet.is_empty();
 }
 
-/// Nobody else comes: one clear error that says who was there, and how long was waited.
+/// Too few nodes join: one clear error names the nodes that joined and the time waited.
 #[test]
 fn who_waits_in_vain_says_so() {
     if !only_ours() {

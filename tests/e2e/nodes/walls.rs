@@ -23,7 +23,7 @@ fn run(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
     succeed(jobs)
 }
 
-/// What is outside of the wall does not arrive, though somebody listens.
+/// A packet from outside of the firewall does not arrive, though a listener is there.
 #[track_caller]
 fn stands(fleet: &Fleet) {
     let dropped =

@@ -1,4 +1,4 @@
-//! Hosts that find each other: whoever launches them, statically or over c10d, with as many workers as each has.
+//! Hosts form one world under either launcher, statically or over c10d, with any number of workers on each.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -7,7 +7,7 @@ use harness::{Fleet, Launch, Name, field, oracle};
 
 use super::{ENDPOINT, c10d, fixed, seats, succeed};
 
-/// Who must make the same worlds: our two names; with the oracle, torchrun.
+/// The launchers that must make the same worlds: our two names; with the oracle, torchrun.
 fn launched(run: impl Fn(Name) + Sync) {
     thread::scope(|scope| {
         let ends: Vec<_> = Name::both().iter().map(|name| scope.spawn(|| run(*name))).collect();

@@ -47,8 +47,8 @@ fn killall_of_our_name_leaves_no_grandchild() {
     nothing_is_left_by("killall -9 rankrun");
 }
 
-/// A loop of `$rounds` jobs whose two processes are killed together, each a little later than the one before. `$1` is the
-/// launcher's program.
+/// A loop of `$rounds` jobs. Guard and agent of each are killed together, a little later than in the job before.
+/// `$1` is the launcher's program.
 const BOTH: &str = r#"
     said="$TMPDIR/said" round=0 left=0 doubtful=0 ended=0
     while [ $round -lt $rounds ]; do

@@ -1,4 +1,4 @@
-//! Who is no part of the job is left alone, however much they look like one.
+//! The launcher leaves processes outside of the job alone, however much they look like its own.
 #![expect(clippy::disallowed_methods, reason = "the test starts bystanders, and reads the clock")]
 
 use std::process::{Child, Command, Stdio};

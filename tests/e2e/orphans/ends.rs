@@ -73,7 +73,7 @@ fn a_frozen_launcher_that_is_killed_leaves_nothing() {
     }
 }
 
-/// Nobody continues the guard, which alone can sweep: the kernel does.
+/// No process continues the stopped guard, which alone can sweep: the kernel does.
 #[test]
 fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
     if !only_ours() {
@@ -91,7 +91,7 @@ fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
     }
 }
 
-/// A job whose launcher has only the last words left to say, to somebody who does not listen.
+/// A job with a launcher that has only its final report to write, to a reader that does not read.
 #[track_caller]
 fn unheard(name: Name, options: &[&str]) -> Job {
     // The reader says when it has seen the first line, and reads no further.
@@ -218,7 +218,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// The kernel takes whom it is told to take first: guard, agent, or the worker that eats.
+/// The OOM score chooses the first victim of the kernel: guard, agent, or the worker that allocates.
 #[test]
 fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
     if !only_ours() {

@@ -1,7 +1,7 @@
-//! Nobody survives the launcher, however it dies.
+//! No process of a job survives the launcher, however the launcher dies.
 //!
-//! The jobs run below the fixture `witness`, which inherits every orphan and ends when nobody is left: what carries no
-//! mark and sits in a session of its own is counted too.
+//! The jobs run below the fixture `witness`, which inherits every orphan and ends when none is left. It also counts
+//! processes without a mark in a session of their own.
 
 mod by_name;
 mod bystanders;
@@ -20,7 +20,7 @@ const FAMILY: [&str; 6] =
     ["catch", "helper=plain", "helper=group", "helper=session", "helper=daemon", "helper=bare-daemon"];
 /// How many say that they are alive.
 const ALIVE: usize = WORKERS * FAMILY.len();
-/// The last steps of a worker that nobody finds by its name, its words, its environment or its streams.
+/// The last steps of a worker that cannot be found by its name, its command line, its environment or its streams.
 const DISGUISED: [&str; 3] = ["rank1:close-stdio", "rename", "forever"];
 
 /// Which of the two processes of the launcher is killed.
@@ -44,7 +44,7 @@ impl Victim {
     }
 }
 
-/// A launch whose job ends only when nothing of it is left.
+/// A launch of a job that ends only when nothing of it is left.
 pub(crate) fn witnessed(name: Name, workers: usize) -> Launch {
     Launch::standalone(name, workers).under([fixture("witness")])
 }
@@ -141,7 +141,7 @@ fn killed_between_two_lives_nothing_is_left() {
     });
 }
 
-/// Who ends by themselves leave children, too.
+/// Workers that end by themselves leave children, too.
 #[test]
 fn children_of_a_worker_that_has_ended_go_with_the_others() {
     if !only_ours() {
@@ -175,7 +175,7 @@ fn a_killed_agent_is_no_success() {
     }
 }
 
-/// Who is another process each time that somebody looks is found all the same.
+/// The sweep finds a process that forks and exits, so that each look sees another pid.
 #[test]
 fn who_forks_for_ever_is_caught() {
     if !only_ours() {

@@ -6,7 +6,7 @@ use harness::{Gate, Launch, Name, Process, Scratch, field, only_ours};
 
 use super::{LIMIT, steps, witnessed};
 
-/// A user of nobody's, so that the kernel counts the processes of this launch alone.
+/// A user id without a user, so that the kernel counts the processes of this launch alone.
 const USER: u32 = 23_471;
 /// Threads and processes of the launcher before the first worker, at most.
 const LAUNCHER: u32 = 6;
@@ -46,7 +46,7 @@ fn without_a_free_descriptor_nothing_is_left() {
     }
 }
 
-/// A daemon of a worker has taken all that the store has to give: whoever looks for it needs descriptors too.
+/// A daemon of a worker uses up the store's descriptors. The sweep that looks for the daemon needs descriptors too.
 #[test]
 fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
     if !only_ours() {
