@@ -1,4 +1,4 @@
-//! A wall clock (`CLOCK_REALTIME`) that is wrong, for who has this in `LD_PRELOAD`: by [`SHIFT`] seconds where that
+//! A wrong wall clock (`CLOCK_REALTIME`) for a program with this in `LD_PRELOAD`: by [`SHIFT`] seconds where that
 //! variable is set, else a day fast and a day slow in turn. The steady clock (`CLOCK_MONOTONIC`) leaps ahead by
 //! [`LEAP_SECONDS`] while the file exists that [`LEAP`] names. The other clocks are the kernel's.
 #![expect(unsafe_code, reason = "it stands in for a function of libc's")]
@@ -31,7 +31,7 @@ fn shift() -> Option<i64> {
         if value.is_null() {
             return None;
         }
-        // SAFETY: what getenv(3) gives ends with a zero, and nobody changes the environment of these programs so early.
+        // SAFETY: the result of getenv(3) ends with a zero, and no thread changes the environment so early.
         unsafe { CStr::from_ptr(value) }.to_str().ok()?.parse().ok()
     })
 }

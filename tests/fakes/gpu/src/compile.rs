@@ -50,7 +50,7 @@ fn shared_object(text: &str) -> Result<Vec<u8>, String> {
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     #[expect(clippy::disallowed_methods, reason = "the compiler is a program")]
     let mut compiler = Command::new("cc");
-    // The variables are those of whoever computes, who may have no `PATH`.
+    // The variables are those of the test's program, which may have no `PATH`.
     compiler.args(["-shared", "-fPIC", "-O1", "-std=gnu11", "-x", "c", "-", "-o", &path, "-lm"]).env_clear();
     compiler.env("PATH", "/usr/local/bin:/usr/bin:/bin");
     compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -109,7 +109,7 @@ fn type_of(parameter: &str) -> Option<String> {
     Some(parameter[..name].trim().to_owned())
 }
 
-/// A function of a type that is the same for all kernels, and a number whose bits say which arguments are pointers.
+/// A function with one type for all kernels, and a number with a bit for each argument that is a pointer.
 fn launcher(Kernel { name, types }: &Kernel) -> String {
     let arguments: Vec<_> =
         types.iter().enumerate().map(|(at, kind)| format!("*({kind} *)given[{at}]")).collect();

@@ -101,7 +101,7 @@ impl Device {
         self.0 + 1
     }
 
-    /// Its context comes into being, where nobody had it yet.
+    /// Creates its primary context unless a caller already retained it.
     pub(crate) fn retain(self) {
         *tables().retained.entry(self).or_default() += 1;
     }
@@ -142,7 +142,7 @@ pub(crate) fn set_current(handle: usize) -> Answer {
     Ok(())
 }
 
-/// The device whose context is current in this thread.
+/// The device of the context that is current in this thread.
 pub(crate) fn current() -> Answer<Device> {
     let device = current_handle().checked_sub(1).map(Device).ok_or(INVALID_CONTEXT)?;
     device.has_context().then_some(device).ok_or(CONTEXT_IS_DESTROYED)

@@ -210,7 +210,7 @@ impl Work {
             return false;
         }
         let bytes = usize::try_from(post.bytes.load(Ordering::Relaxed)).unwrap_or(0);
-        // Somebody sends more than is awaited.
+        // The sender sends more than the receiver awaits.
         if bytes > self.bytes - self.done {
             return false;
         }

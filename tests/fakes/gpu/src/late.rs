@@ -1,4 +1,4 @@
-//! Copies between host and device that are done late, as real ones may be: only who waits for their stream knows that they are.
+//! Copies between host and device that are done late, as real ones may be: only a wait for their stream completes them.
 
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::faults::value;
 use crate::memory::POISON;
 
-/// Copies that nobody has waited for, with their streams.
+/// Pending copies, with their streams.
 static UNDER_WAY: Mutex<Vec<(usize, Copy)>> = Mutex::new(Vec::new());
 
 /// What is copied, and the place in memory of the host. What is on the device then is known when the copy is put on its stream.
@@ -23,10 +23,10 @@ fn is_late() -> bool {
     value("late").is_some()
 }
 
-/// Copies to the host: at once, or when somebody waits. Until then NaN is there.
+/// Copies to the host: at once, or when the program waits for the stream. Until then NaN is there.
 ///
 /// # Safety
-/// There are so many bytes at both places, at the host's until somebody waits.
+/// There are so many bytes at both places, at the host's until the program waits for the stream.
 pub(crate) unsafe fn to_host(to: *mut u8, from: *const u8, bytes: usize, stream: usize) {
     if bytes == 0 {
         return;
@@ -43,7 +43,7 @@ pub(crate) unsafe fn to_host(to: *mut u8, from: *const u8, bytes: usize, stream:
     }
 }
 
-/// Copies from the host, whose memory must stay as it is until somebody has waited.
+/// Copies from the host. Its memory must stay unchanged until the program has waited for the stream.
 ///
 /// # Safety
 /// As [`to_host`].
@@ -61,7 +61,7 @@ pub(crate) unsafe fn from_host(to: *mut u8, from: *const u8, bytes: usize, strea
     }
 }
 
-/// Somebody knows that all is done that is on a stream; without one, on all streams.
+/// Completes the pending copies of a stream; without a stream, those of all streams.
 #[expect(clippy::print_stderr, reason = "the process ends here")]
 pub(crate) fn are_done(stream: Option<usize>) {
     for (_, copy) in under_way().extract_if(.., |(of, _)| stream.is_none_or(|stream| stream == *of)) {

@@ -157,7 +157,7 @@ unsafe extern "C" fn cuLaunchKernel(
                 return Err(ILLEGAL_ADDRESS);
             }
         }
-        // SAFETY: the launcher was made for the kernel, whose arguments are the caller's promise.
+        // SAFETY: the launcher was made for the kernel, and the caller vouches for the arguments.
         unsafe { (function.launch)(&raw const grid, &raw const block, arguments) };
         Ok(())
     })

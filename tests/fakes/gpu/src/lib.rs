@@ -5,7 +5,7 @@
 //! # How to use it
 //! With this package as a dev-dependency: [`install`] it into a folder, and start the program with this folder as
 //! `LD_LIBRARY_PATH` and with `FAKE_GPU=devices=2`. A program that looks for NCCL elsewhere first (`RANKRUN_NCCL`) must not.
-//! Under the launcher, whose own library is NVML, `harness::Machine::gpus(2).computing()` does both:
+//! Under the launcher, which itself opens NVML, `harness::Machine::gpus(2).computing()` does both:
 //!
 //! - **Devices** are numbers below `devices`; `CUDA_VISIBLE_DEVICES` chooses by number. Their memory is the process's own and
 //!   begins as NaN. Contexts, streams, events, memory and functions are looked up in tables: what is unknown, freed or another
@@ -17,7 +17,7 @@
 //!   have made it, or with an error once its communicator is aborted; nothing is left behind by ranks that are killed.
 //!
 //! Without the word `devices` there is one device that believes everything: any address is its memory, any number a stream, and
-//! the calls of a world of more than one rank exchange nothing. That is for tests of who watches over these calls.
+//! the calls of a world of more than one rank exchange nothing. That is for tests of the watchdog over these calls.
 //!
 //! # What goes wrong on request
 //! The variable `FAKE_GPU` has words of the form `what=value` with blanks between them, read at each call:
@@ -32,8 +32,8 @@
 //! hang=ncclAllReduce       this function returns only when the communicator is aborted
 //! freeze=ncclCommAbort     this function never returns
 //! async=6                  ncclCommGetAsyncError reports this once a collective call was made
-//! late=1                   copies between host and device that are asynchronous are done when somebody waits for their stream:
-//!                          till then NaN is at the host, and what it gives must stay as it is
+//! late=1                   asynchronous copies between host and device are done when the program waits for their stream:
+//!                          until then NaN is at the host, and the source at the host must stay unchanged
 //! stuck=1                  work on streams is not done before the communicator is aborted
 //! slow=2                   communicators and calls are in progress for so many looks
 //! busy=1                   calls are in progress for ever

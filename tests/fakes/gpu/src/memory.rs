@@ -10,7 +10,7 @@ use crate::faults::value;
 use crate::late;
 use crate::stream::{device_of, look_at};
 
-/// Fresh memory is NaN: nobody takes it for zeros.
+/// Fresh memory is NaN, so that a test cannot take it for zeros.
 pub(crate) const POISON: u8 = 0xff;
 /// Behind each allocation, so that what is written there is seen.
 const GUARD: [u8; 256] = [0xc3; 256];
@@ -23,7 +23,7 @@ pub(crate) struct Allocation {
     bytes: usize,
 }
 
-// SAFETY: the memory is this value's alone; who writes to it when is the program's business.
+// SAFETY: the memory is this value's alone; the program orders the writes to it.
 unsafe impl Send for Allocation {}
 
 impl Allocation {

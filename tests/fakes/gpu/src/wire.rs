@@ -81,7 +81,7 @@ impl Wire {
         // All ranks give it the same length.
         ftruncate(&file, length as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping takes nothing away from anybody.
+        // SAFETY: a new mapping does not change an existing one.
         let start = unsafe { mmap(std::ptr::null_mut(), length, access, MapFlags::SHARED, &file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, ranks })

@@ -186,7 +186,7 @@ fn memory() {
 fn contexts() {
     result::init().unwrap();
     let device = result::device::get(0).unwrap();
-    // SAFETY: the address is given to nobody but the driver.
+    // SAFETY: only the driver gets the address.
     unsafe {
         assert_is(result::malloc_sync(4), CUresult::CUDA_ERROR_INVALID_CONTEXT);
         let context = result::primary_ctx::retain(device).unwrap();

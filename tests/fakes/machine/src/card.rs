@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Who made it.
+/// The maker of a card, which decides the library that lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Vendor {
     /// NVIDIA.
