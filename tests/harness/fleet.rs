@@ -14,8 +14,8 @@ use crate::settings::namespaces;
 /// How long what ran on a host may take to vanish.
 const LEFT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Hosts `th1`, `th2`, … with an address of each kind, and `th0`, the test's own seat among them. They reach each other
-/// and nobody else. Files and process ids are shared, the rest is each host's own.
+/// Hosts `th1`, `th2`, … with an address of each kind, and `th0`, the test's own host among them. They reach each other
+/// and no other machine. Files and process ids are shared, the rest is each host's own.
 ///
 /// They go with the value, also when the test fails or is killed.
 #[derive(Debug)]
@@ -139,13 +139,13 @@ impl Fleet {
         self.run(host, &["nft", &rules]);
     }
 
-    /// Nobody hears the host any more, and it hears nobody: no packet, no error.
+    /// Drops every packet to and from the host, without an error.
     #[track_caller]
     pub fn cut(&self, host: usize) {
         self.tell(&["cut", &host.to_string()]);
     }
 
-    /// Nobody reaches the host any more, and it reaches nobody: every packet is refused, in this way.
+    /// Refuses every packet to and from the host, in this way.
     #[track_caller]
     pub fn reject(&self, host: usize, refusal: Refusal) {
         let how = match refusal {

@@ -163,7 +163,7 @@ impl Job {
     /// # Panics
     /// When it has ended and was reaped.
     pub fn signal(&self, signal: Signal) {
-        // By another process each time, as when somebody types `kill`: the same sender's are one wish.
+        // By another process each time, as when a user types `kill`: the launcher counts signals of one sender once.
         let kill = Command::new("kill").args(["-s", &signal.as_str()[3..], &self.pid().to_string()]).status();
         assert!(kill.is_ok_and(|status| status.success()), "cannot send {signal} to {}", self.pid());
     }

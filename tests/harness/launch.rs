@@ -193,7 +193,7 @@ impl Launch {
         self.scratch.at("machine")
     }
 
-    /// To wait until somebody opens a vendor's library; then [`Outcome::opened`] tells nothing.
+    /// To wait until a process opens a vendor's library; [`Outcome::opened`] is then empty.
     #[must_use]
     pub fn opening(&self) -> Opening {
         Opening::new(&self.machine_file())
@@ -310,7 +310,7 @@ impl Launch {
         line.extend(self.args.iter().cloned());
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]);
-        // Whoever runs the tests may ignore some, as a shell's background job or `nohup` does.
+        // The parent of the tests may ignore some, as a shell's background job or `nohup` does.
         // SAFETY: `signal` is async-signal-safe, and the default action is no handler.
         unsafe { command.pre_exec(handle_all_signals) };
         command

@@ -16,7 +16,7 @@ use crate::machine_tree::Slot;
 use crate::place::{Scratch, library};
 use crate::processes::readable_by;
 
-/// Each fake library, whose cards it shows, and the names under which programs open it.
+/// Each fake library, the vendor of its cards, and the names under which programs open it.
 const LIBRARIES: [(&str, Vendor, &[&str]); 5] = [
     ("fake_nvml", Vendor::Nvidia, &["libnvidia-ml.so.1"]),
     // Under its short name too, since some loaders try that first and a real one may be installed.
@@ -212,8 +212,8 @@ impl Machine {
         self
     }
 
-    /// Whose cards of NVIDIA compute: in place of the driver's fake that only counts them there is the one of `tests/fakes/gpu`,
-    /// with NVRTC and NCCL.
+    /// NVIDIA's cards of this machine compute: `tests/fakes/gpu`, with NVRTC and NCCL, replaces the fake driver that only
+    /// counts them.
     #[must_use]
     pub fn computing(mut self) -> Self {
         self.computes = true;
@@ -289,7 +289,7 @@ impl Machine {
     /// When it cannot be written.
     #[must_use]
     pub fn describe(&self, path: &str) -> String {
-        // Whole at once: somebody may be reading.
+        // Whole at once: a process may be reading.
         let fresh = format!("{path}.fresh");
         fs::write(&fresh, self.fake.to_string()).expect("the scratch folder is writable");
         fs::rename(&fresh, path).expect("the scratch folder is writable");
@@ -335,10 +335,10 @@ impl Opening {
         Self(OpenOptions::new().read(true).write(true).open(path).expect("the FIFO opens").into())
     }
 
-    /// Waits.
+    /// Waits until a process opens a vendor's library.
     ///
     /// # Panics
-    /// When nobody does within a minute.
+    /// When no process does within a minute.
     #[track_caller]
     pub fn wait(&self) {
         let until = Instant::now() + Duration::from_secs(60);
@@ -346,7 +346,7 @@ impl Opening {
     }
 }
 
-/// Who opened which library, in that order: its name and the pid.
+/// Each opening of a library, in order: the library's name and the pid.
 pub(crate) fn opened(description: &Path) -> Vec<(String, i32)> {
     let mut path = PathBuf::from(description).into_os_string();
     path.push(".opened");

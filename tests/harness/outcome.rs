@@ -42,7 +42,7 @@ impl Outcome {
         self.scratch.as_ref().expect("a job that ended hands its folder on").path().join("tmp")
     }
 
-    /// Who opened which vendor's library, in that order: its name and the pid.
+    /// Each opening of a vendor's library, in order: the library's name and the pid.
     ///
     /// # Panics
     /// Never: a job that ended hands its folder on.

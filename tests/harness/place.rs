@@ -106,8 +106,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Copies what will be executed, in a process of its own: nobody can execute a file while someone has it open to write,
-/// and what this process has open, another test's child has too until its `execve`.
+/// Copies a program, in a process of its own: a file cannot be executed while a process has it open to write (ETXTBSY),
+/// and a child of another test holds this process's open files until its `execve`.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status().expect("`cp` is installed");
     assert!(status.success(), "cannot copy {} to {}", from.display(), to.display());

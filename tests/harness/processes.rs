@@ -1,4 +1,4 @@
-//! The account of a job's processes: who carries the mark, and the wait until none does.
+//! The account of a job's processes: those with the job's mark, and the wait until none is left.
 #![expect(unsafe_code, reason = "nix has no pidfd_open")]
 
 use std::fs;
@@ -92,7 +92,7 @@ pub(crate) fn children_of(parent: i32) -> Vec<i32> {
     pids().into_iter().filter(|pid| stat(*pid).is_some_and(|(_, ppid)| ppid == parent)).collect()
 }
 
-/// The first child of a process, found without a look at everybody where the kernel helps.
+/// The first child of a process, found without a walk over all processes if the kernel lists children.
 pub(crate) fn first_child_of(parent: i32) -> Option<i32> {
     match fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")) {
         Ok(children) => children.split_ascii_whitespace().next()?.parse().ok(),
@@ -100,7 +100,7 @@ pub(crate) fn first_child_of(parent: i32) -> Option<i32> {
     }
 }
 
-/// Everybody below a process who lives.
+/// All live descendants of a process.
 pub(crate) fn below(root: i32) -> Vec<Process> {
     let mut found = Vec::new();
     let mut pending = vec![root];
@@ -144,7 +144,7 @@ fn stat(pid: i32) -> Option<(char, i32)> {
 }
 
 pub(crate) fn pidfd_open(pid: i32) -> Option<OwnedFd> {
-    // SAFETY: no memory is passed; a non-negative answer is a descriptor that nobody else owns.
+    // SAFETY: no memory is passed; a non-negative answer is a descriptor without another owner.
     let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let raw = i32::try_from(raw).ok().filter(|raw| *raw >= 0)?;
     // SAFETY: see above.

@@ -4,7 +4,7 @@
 use std::env;
 use std::io::{self, Write};
 
-/// Tells whoever runs the tests, past the capture of a passing test's output.
+/// Writes to the user's terminal, past the capture of a passing test's output.
 pub fn tell(text: &str) {
     // A closed stderr is no reason to fail.
     let _ = writeln!(io::stderr(), "{text}");

@@ -43,7 +43,7 @@ impl fmt::Display for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, bytes) in [("stdout", &self.out), ("stderr", &self.err)] {
             writeln!(f, "---- {name} ({} bytes)", bytes.len())?;
-            // The middle of a flood helps nobody.
+            // The beginning of a flood does not help.
             let shown = &bytes[bytes.len().saturating_sub(8_000)..];
             writeln!(f, "{}", String::from_utf8_lossy(shown))?;
         }
@@ -57,7 +57,7 @@ pub fn field<'line>(line: &'line str, key: &str) -> Option<&'line str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
-/// Shared by the readers and whoever waits.
+/// Shared by the reader threads and the waiting test.
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
     text: Mutex<Text>,
@@ -81,7 +81,7 @@ impl Transcript {
                     Ok(0) => break,
                     Ok(count) => transcript.append(stream, &chunk[..count]),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    // A terminal whose other side is closed answers EIO.
+                    // A terminal with its other side closed answers EIO.
                     Err(_) => break,
                 }
             }
