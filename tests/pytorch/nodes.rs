@@ -65,7 +65,7 @@ fn four_static_hosts() {
     meet(&fleet, |host| fixed(ours(), 4, 4 - host, "th4").args([source("meet.py")]));
 }
 
-/// Hosts whose own name is an address of the loopback, as Debian's installer writes it; other hosts know the real one.
+/// Each host maps its own name to the loopback, as Debian's installer writes it; other hosts know the real address.
 #[track_caller]
 fn hosts_named_on_the_loopback(address: &str) -> Option<Fleet> {
     let fleet = Fleet::up(2)?;

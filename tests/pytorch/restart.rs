@@ -10,7 +10,7 @@ use crate::ddp::{ddp, loss};
 
 const STEPS: &str = "30";
 
-/// The job whose rank 1 fails before step 17, after the checkpoint of step 15.
+/// Rank 1 of the job fails before step 17, after the checkpoint of step 15.
 fn failing(name: Name, workers: usize, scratch: &Scratch) -> Launch {
     let launch = ddp(name, workers).args(["--steps", STEPS, "--fail-at", "17", "--fail-rank", "1"]);
     launch.args(["--checkpoint", &scratch.at("state.pt"), "--checkpoint-every", "5"])
@@ -61,7 +61,7 @@ fn four_workers() {
     every_restart_succeeds(4);
 }
 
-/// A job of two whose workers may be killed from outside, three times at most.
+/// A job of two. The test may kill its workers from outside, three times at most.
 fn killable(scratch: &Scratch) -> Launch {
     let launch = Launch::standalone(Name::Rankrun, 2).with_torch().env("OMP_NUM_THREADS", "1");
     let launch = launch.args(["--max-restarts", "3"]).args([example_source("pytorch/ddp.py")]);
