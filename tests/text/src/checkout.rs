@@ -40,7 +40,7 @@ impl RustFile {
         parts[..depth.min(parts.len())].join("/")
     }
 
-    /// The package whose code users run, if this is a file of one.
+    /// The package that users run, if this is a file of one.
     #[must_use]
     pub fn package(&self) -> Option<&'static str> {
         let packages =
