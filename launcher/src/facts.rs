@@ -3,7 +3,7 @@
 //! All code that decides about a launch asks `Facts`, and does not touch the system otherwise. The environment is a
 //! snapshot; the rest is asked on demand, since a launch pays for every question. Tests use a fake `World`.
 
-#![expect(clippy::disallowed_methods, reason = "the environment is read here, once, for everybody")]
+#![expect(clippy::disallowed_methods, reason = "the environment is read once, here")]
 
 mod affinity;
 

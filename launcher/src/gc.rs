@@ -231,7 +231,7 @@ pub fn render(collected: &Collected, request: &Request) -> String {
 
 fn text(collected: &Collected, request: &Request) -> String {
     if collected.processes.is_empty() && collected.paths.is_empty() {
-        return "nothing is left of jobs whose launcher is gone\n".to_owned();
+        return "nothing is left of jobs without a launcher\n".to_owned();
     }
     let is_doubtful =
         |process: &&Leftover| process.evidence == Evidence::Environment && process.fate == Fate::Listed;

@@ -259,7 +259,7 @@ impl AgentStart<'_> {
     /// In places that lock a launcher down; under `-v`.
     fn say_what_is_lost(&self) {
         if let Err(error) = &self.closed {
-            tracing::info!("workers may inherit open files of whoever started us: {error}");
+            tracing::info!("workers may inherit open files of the launcher's parent: {error}");
         }
         let warns = self.launch.spec.persona == Persona::Rankrun;
         if warns && inherited::no_file_may_grow() {

@@ -52,7 +52,7 @@ fn what_a_crash_left_is_listed_and_ended() {
         .says("1 process ended\n")
         .says("1 path removed\nstatus=0\n");
     assert_eq!(outcome.lines_with("  sleep 1111").len(), 2, "{outcome}");
-    outcome.says("nothing is left of jobs whose launcher is gone\nstill: sleep 3333\n");
+    outcome.says("nothing is left of jobs without a launcher\nstill: sleep 3333\n");
 }
 
 /// As `sbatch --export=ALL` and `at` do: a process that no worker has started gets a worker's whole environment. `$1` is the

@@ -1,5 +1,5 @@
 //! The wait until what the workers wrote is out.
-#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long nobody reads")]
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long the output is unread")]
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ impl Agent<'_> {
         while !drained.is_complete() {
             let now = Instant::now();
             if give_up.into_iter().chain(time_limit).any(|at| at <= now) {
-                self.voice.say("nobody has read all that the workers wrote, and the time for that is over");
+                self.voice.say("the time limit is over before the workers' output was read to its end");
                 return None;
             }
             if say_at.take_if(|say_at| *say_at <= now).is_some() {
-                self.voice.say("waiting for somebody to read the workers' output; a signal ends the wait");
+                self.voice.say("waiting for a reader of the workers' output; a signal ends the wait");
             }
             let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
             if super::wait(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min()).is_err() {

@@ -305,7 +305,7 @@ mod tests {
             not_joined: Box::default(),
         };
         let settled = failure.settle();
-        assert_eq!(settled.others.len(), ends.len() - 1, "nobody is lost");
+        assert_eq!(settled.others.len(), ends.len() - 1, "no end is lost");
         settled.first.local_rank.0
     }
 
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(blamed(&[(b, false), (a, false), (end(1, Exit::Code(3), None), false)]), 1);
         assert_eq!(blamed(&[(a, false), (end(1, signal(15), None), true)]), 0, "our stop is no cause");
         let (c, d) = (end(0, CODE, Some((1, Some(1)))), end(1, CODE, Some((2, Some(0)))));
-        assert_eq!(blamed(&[(d, false), (c, false)]), 1, "who blame each other decide nothing");
+        assert_eq!(blamed(&[(d, false), (c, false)]), 1, "mutual blame decides nothing");
     }
 
     #[test]

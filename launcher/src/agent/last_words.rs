@@ -1,6 +1,6 @@
 //! The final report: text for the user on the console, and the error file for the process that started the
 //! launcher. It reads the job's end and the worker group; it changes neither.
-#![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
+#![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -98,7 +98,7 @@ fn script_of(worker: WorkerId, command: &Command, wrapper: Vec<OsString>) -> Scr
     let mut comment = vec![
         format!("Runs local rank {} of a job that waits for it, once.", worker.local_rank),
         "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
-        "It holds the whole environment of the launch: mind who reads it.".to_owned(),
+        "It holds the whole environment of the launch: keep it private.".to_owned(),
     ];
     comment.extend(command.cpus.as_deref().map(binding));
     Script {

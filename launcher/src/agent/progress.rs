@@ -48,7 +48,7 @@ pub(super) struct ProgressLook {
 impl ProgressLook {
     /// Starts to read the folder; `None` if no descriptor or no thread is left.
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
-        let warn = |error: &io::Error| tracing::warn!(%error, "nobody can look at the job's progress");
+        let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
         Self::ask(generation, folder).inspect_err(warn).ok()
     }
 

@@ -207,7 +207,7 @@ fn users(state: &State, own_uid: u32) -> Vec<Finding> {
         state.processes.iter().filter(|process| is_it(process.uid)).collect()
     };
     let groups = [
-        (Severity::Warning, "busy with somebody else's", of(&|uid| uid.is_some_and(|uid| uid != own_uid))),
+        (Severity::Warning, "busy with another user's", of(&|uid| uid.is_some_and(|uid| uid != own_uid))),
         (Severity::Warning, "busy with an unknown user's", of(&|uid| uid.is_none())),
         (Severity::Note, "busy with your own", of(&|uid| uid == Some(own_uid))),
     ];

@@ -100,7 +100,7 @@ fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
         ),
         format!("It expects the store at {place}, opened by {opened_by} of the job."),
         "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
-        "It holds the whole environment of the launch: mind who reads it.".to_owned(),
+        "It holds the whole environment of the launch: keep it private.".to_owned(),
         format!("{ERROR_FILE} and {JOB} may be set, to those of a running job."),
     ];
     let worker = explanation.ranks.get(local_rank.index());

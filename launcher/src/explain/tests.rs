@@ -242,7 +242,7 @@ fn the_text_is_for_people() {
         "rank 1 (local rank 1, cpu:1, started by hand)",
         r"  runs        /usr/bin/python3 -u x.py 'it'\''s'",
         "  stderr      console",
-        "  stderr      the terminal of whoever starts it",
+        "  stderr      the terminal that starts it",
         "  RANK                     1",
     ] {
         assert!(text.lines().any(|found| found == line), "no `{line}` in\n{text}");

@@ -17,7 +17,7 @@ pub enum Style {
 
 /// Wider values do not push the sources of the other settings away.
 const WIDEST: usize = 44;
-const BY_HAND: &str = "the terminal of whoever starts it";
+const BY_HAND: &str = "the terminal that starts it";
 
 /// The whole text, each line ended.
 pub(super) fn render(explanation: &Explanation, style: Style) -> String {

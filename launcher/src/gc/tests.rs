@@ -124,7 +124,7 @@ fn people_get_a_table_and_a_sentence() {
     let told = |processes, deed| {
         render(&Collected { processes, paths: Vec::new() }, &Request { deed, form: Form::Text })
     };
-    assert_eq!(told(Vec::new(), Deed::End), "nothing is left of jobs whose launcher is gone\n");
+    assert_eq!(told(Vec::new(), Deed::End), "nothing is left of jobs without a launcher\n");
     assert_eq!(
         told(vec![leftover(7, 11_530, Fate::Listed)], Deed::List),
         "     PID  JOB                                        AGE  COMMAND\n       7  \

@@ -39,7 +39,7 @@ const PROCESSES: [Column; 5] = [
     Column("#", Align::Left),
     Column("pid", Align::Right),
     Column("memory", Align::Right),
-    Column("whose", Align::Left),
+    Column("owner", Align::Left),
     Column("process", Align::Left),
 ];
 const ORDERS: [Column; 3] = [

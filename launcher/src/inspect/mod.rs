@@ -54,7 +54,7 @@ pub enum InspectError {
     #[error("`--watch` needs a terminal, and standard output is none")]
     NoTerminal,
     /// The terminal cannot move its cursor.
-    #[error("`--watch` needs a terminal whose cursor can be moved, and `TERM` says that this one's cannot")]
+    #[error("`--watch` needs a terminal that can move its cursor, and `TERM` says that this one cannot")]
     NoCursor,
     /// The terminal or the signals are refused.
     #[error("cannot watch the devices")]

@@ -124,7 +124,7 @@ impl Door {
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(Errno::EAGAIN) => return None,
                 Err(errno) => {
-                    tracing::warn!("nobody can start the worker that is left out any more: {errno}");
+                    tracing::warn!("the worker that is left out cannot be started any more: {errno}");
                     self.listener = None;
                 }
             }
@@ -149,7 +149,7 @@ impl Door {
             (Some(why), _) => Some(why.clone()),
             (None, Caller::Nobody) => None,
             (None, Caller::Expected(_) | Caller::Starting(_)) => {
-                Some("somebody else starts this worker at the moment".to_owned())
+                Some("another process starts this worker at the moment".to_owned())
             }
             (None, Caller::Running(_, pid)) => Some(format!("this worker runs already, as pid {pid}")),
             (None, Caller::Done) => Some("this worker has run already".to_owned()),
@@ -370,7 +370,7 @@ mod tests {
         let (mut door, name) = door(3);
         let (wrapper, _) = call(&mut door, &name);
         assert!(
-            matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("somebody"))
+            matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("another process"))
         );
         tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");

@@ -1,6 +1,6 @@
 //! The messages between guard and agent: single-byte records over a socket pair. The end of the socket means the
 //! death of the other process.
-#![expect(unsafe_code, reason = "nix cannot say who is signalled for a pipe")]
+#![expect(unsafe_code, reason = "nix cannot set the owner of a pipe's signals")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

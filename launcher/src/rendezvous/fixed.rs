@@ -147,7 +147,7 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
         return Ok(FirstRound::Mixed(round(0, &Seats { members: &seen, ..seats }, assigned, told)));
     }
     let unreadable =
-        || RendezvousError::Unreadable { what: "who takes part", node: NodeName::of_rank(NodeRank(0)) };
+        || RendezvousError::Unreadable { what: "the list of nodes", node: NodeName::of_rank(NodeRank(0)) };
     let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
     if nodes.get(setup.node_rank.index()) != Some(setup.node) {
         // This agent replaced an agent that died after it had published its part.

@@ -139,7 +139,7 @@ impl Unreached {
             }
             Self::NothingListens => {
                 "start the launcher on the node that hosts the store (node rank 0, or the one that the endpoint names), with \
-                 the same port; one whose own endpoint is `localhost` lets no other machine in"
+                 the same port; a launcher with the endpoint `localhost` lets no other machine in"
             }
             Self::NoAnswer => "is that machine up, and does its firewall let this port in?",
             Self::NoRoute { .. } | Self::Other(_) => {

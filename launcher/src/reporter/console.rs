@@ -145,7 +145,7 @@ struct Queue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// The reader is gone for good, as after `| head`.
-    #[error("nobody reads it any more")]
+    #[error("its reader is gone")]
     Gone,
     /// These bytes are lost, later ones may be written: a full disk, for example.
     #[error("{0}")]

@@ -32,7 +32,7 @@ fn with_limit(cause: &str, limit: rlim_t) -> String {
 fn advice(limit: rlim_t) -> String {
     let advised = limit.saturating_mul(2).max(ADVISED);
     format!(
-        "run `ulimit -n {advised}` before the launcher, in a shell whose hard limit allows it (`ulimit -Hn`)"
+        "run `ulimit -n {advised}` before the launcher, in a shell with a hard limit that allows it (`ulimit -Hn`)"
     )
 }
 

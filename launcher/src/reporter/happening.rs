@@ -294,7 +294,7 @@ pub fn released(because: &Released) -> String {
         }
         Released::Over => "the job has ended elsewhere".to_owned(),
     };
-    format!("{what}; nobody waits for this worker any more")
+    format!("{what}; the job does not wait for this worker any more")
 }
 
 const fn plural(count: usize) -> &'static str {

@@ -1,6 +1,6 @@
 //! All output to users, and the error file for the parent process. The modules below word messages, reports and
 //! events, without input or output. The terminal has one writer: [`console`].
-#![expect(clippy::disallowed_methods, reason = "who hears of an end wants to know when it was")]
+#![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 pub mod causes;
 pub mod console;
@@ -171,7 +171,7 @@ pub fn agent_lost(
         Err(error) => text.push_str(&format!("  some may be still there: {error}: {}\n", error.0)),
     }
     if killed_for.is_none() && matches!(exit, Exit::Signal { number: libc::SIGKILL, .. }) {
-        text.push_str("\nhint: if nobody killed it, the kernel ran out of memory: see `dmesg`\n");
+        text.push_str("\nhint: if no user killed it, the kernel ran out of memory: see `dmesg`\n");
     }
     complain(&text);
     leave_word(parent_file, &parent_file::of_text(&fact, SystemTime::now()));

@@ -116,7 +116,7 @@ pub fn waiting(waiting: &Waiting) -> String {
         }
         Awaited::More { starts_in } => format!(
             "waiting for more nodes: {count} {here}{missing}; {min} {} enough and {max} the most; \
-             it starts with those who are here in {}",
+             the job starts with these nodes in {}",
             if min == NodeCount::ONE { "is" } else { "are" },
             whole_seconds(*starts_in)
         ),
@@ -272,7 +272,7 @@ mod tests {
         seen.here = known(&["th1", "th2", "th3"]);
         seen.awaited = Awaited::More { starts_in: Duration::from_millis(25_900) };
         let words = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
-                     it starts with those who are here in 25s";
+                     the job starts with these nodes in 25s";
         assert_eq!(waiting(&seen), words);
         seen.awaited = Awaited::Ranks;
         let words = "waiting for what the others say of their workers; 3 nodes are here: \

@@ -22,7 +22,7 @@ const OLD_CONTENTS: u64 = 64 * 1024;
 
 /// The launcher's own error file could not be written; the job ends as it would have.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write `{path}`, the error file that whoever started us asked for: {source}", path = .path.display())]
+#[error("cannot write `{path}`, the error file that the launcher's parent asked for: {source}", path = .path.display())]
 pub struct Unwritten {
     path: PathBuf,
     source: io::Error,

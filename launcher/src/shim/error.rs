@@ -126,7 +126,7 @@ impl ShimError {
             }
             Self::Foreign { .. } => "move it away; `rankrun shim on` then makes one of its own",
             Self::Change { source, .. } if is_forbidden(source) => {
-                "the environment is somebody else's or read-only: run this as its owner, or name your own with \
+                "the environment belongs to another user or is read-only: run this as its owner, or name your own with \
                  `--python`"
             }
             Self::Read { .. } | Self::Change { .. } => return None,

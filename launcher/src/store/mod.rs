@@ -99,7 +99,7 @@ impl StoreError {
         }
         if let Self::Held { .. } = self {
             return Some(
-                "`ss -tanp` names a program whose connection uses the port, `ss --tcp --bound-inactive -p` (iproute2 6.9) \
+                "`ss -tanp` names a program with a connection on the port, `ss --tcp --bound-inactive -p` (iproute2 6.9) \
                  one that only holds it: end that program, or choose another port",
             );
         }

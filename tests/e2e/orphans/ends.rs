@@ -122,7 +122,7 @@ fn killed_while_nobody_reads_nothing_is_left() {
     }
     for victim in Victim::BOTH {
         let job = unheard(Name::Rankrun, &[]);
-        job.line("waiting for somebody to read");
+        job.line("waiting for a reader");
         let guard = launcher_of(&job);
         let agent = job.first_child_of(guard.pid).expect("the job runs");
         match victim {
@@ -141,7 +141,7 @@ fn nobody_is_waited_for_who_does_not_read_beyond_the_time_limit() {
     let job = unheard(Name::Rankrun, &["--time-limit", "5"]);
     let guard = launcher_of(&job);
     let agent = job.first_child_of(guard.pid).expect("the job runs");
-    job.line("waiting for somebody to read");
+    job.line("waiting for a reader");
     job.outlived_by_none(&[guard, agent], Duration::from_secs(30));
 }
 

@@ -134,14 +134,14 @@ fn users_are_told_apart() {
     assert_eq!(
         told(&card(state)),
         [
-            "warning: busy with somebody else's process: pid 2 `python`, 12.5 GiB",
+            "warning: busy with another user's process: pid 2 `python`, 12.5 GiB",
             "warning: busy with an unknown user's process: pid 3",
             "note: busy with your own process: pid 1 `python`, 12.5 GiB",
         ]
     );
     let crowd = State { processes: (1..=5).map(|pid| process(pid, Some(7))).collect(), ..State::default() };
     let text = told(&card(crowd)).remove(0);
-    assert!(text.starts_with("warning: busy with somebody else's processes: pid 1 `python`"), "{text}");
+    assert!(text.starts_with("warning: busy with another user's processes: pid 1 `python`"), "{text}");
     assert!(text.ends_with("pid 3 `python`, 12.5 GiB; and 2 more"), "{text}");
 }
 

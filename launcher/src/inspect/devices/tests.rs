@@ -20,9 +20,9 @@ node17: 2 cuda devices
 
 warning: cuda 1: 91 °C, slowed down by heat; the hardware steps in at 92 °C
 warning: cuda 1: slowed down by its power limit: 398 of 400 W
-warning: cuda 1: busy with somebody else's process: pid 99 `python3`
+warning: cuda 1: busy with another user's process: pid 99 `python3`
 
-#   pid    memory  whose     process
+#   pid    memory  owner     process
 1  4711  60.0 GiB  yours     python train.py
 1    99            uid 1001  python3
 

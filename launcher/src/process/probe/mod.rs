@@ -284,10 +284,7 @@ fn stop_signal(inbox: &SignalInbox) -> Option<i32> {
 }
 
 /// Ends this process as the signal would have, were it not PID 1.
-#[expect(
-    clippy::exit,
-    reason = "whoever asked for the devices has nothing to tidy up, and nothing is started"
-)]
+#[expect(clippy::exit, reason = "the query of the devices has nothing to clean up, and nothing is started")]
 fn end_by(signal: i32) -> ! {
     die_by(signal);
     std::process::exit(code_of_signal(signal).into())

@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn who_waits_for_the_next_round_waits_for_those_of_the_last_that_live() {
         assert_eq!(told(&["a", "dead", "b", "t"], "m"), ["a", "b"]);
-        assert_eq!(told(&["dead", "t"], "m"), [""; 0], "nobody is known to stop its workers");
+        assert_eq!(told(&["dead", "t"], "m"), [""; 0], "no agent is known to stop its workers");
         assert_eq!(told(&["a", "m"], "b"), [""; 0], "it is in the round itself");
     }
 }

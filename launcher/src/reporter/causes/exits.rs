@@ -166,7 +166,7 @@ pub(super) fn signal(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Opti
             "the limit on CPU time is over: raise it with `ulimit -t` in the shell that starts the launcher".to_owned(),
         ),
         libc::SIGPIPE => {
-            Some("it wrote to a pipe or socket whose reader had ended: look for what ended first".to_owned())
+            Some("it wrote to a pipe or socket without a reader: look for the process that ended first".to_owned())
         }
         _ => None,
     }
