@@ -13,7 +13,7 @@ fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     let mut job = running(1, &at);
     let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
     let told = |action: &Action| matches!(action, Action::TellFailure { end } if end.local_rank.0 == 1);
-    assert_eq!(position(&actions, told), Some(0), "before anybody is stopped");
+    assert_eq!(position(&actions, told), Some(0), "before any worker is stopped");
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert_eq!(actions.last(), Some(&Action::AskBlame));
@@ -41,7 +41,7 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
     );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
-    assert_eq!(job.handle(at(4), Input::Blamed(Some(NodeName::of_host("th1")))), [], "nobody asked");
+    assert_eq!(job.handle(at(4), Input::Blamed(Some(NodeName::of_host("th1")))), [], "no question was open");
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     assert_eq!(
         end.first_cause.as_deref(),
         Some(&note()),
-        "invariant 5: who closed did not say, and it was known before"
+        "invariant 5: the closing peer named no cause, and it was known before"
     );
-    assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "somebody else has closed");
+    assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "a peer has closed");
 
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));

@@ -160,7 +160,10 @@ fn without_seats_there_is_no_restart() {
     assert!(says(&actions, |said| matches!(said, Happening::NoRestart { why: Some(_) })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
     let (_, actions) = reseating_job(0, &at);
-    assert!(!actions.contains(&Action::Reseat { generation: Generation(0) }), "nobody would sit there");
+    assert!(
+        !actions.contains(&Action::Reseat { generation: Generation(0) }),
+        "no worker would get the devices"
+    );
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
 }
 

@@ -117,7 +117,11 @@ fn nobody_is_dead_of_a_library_that_does_not_answer() {
 
     machine.troubles = vec![Trouble { kind: DeviceType::Rocm, ..trouble(TroubleKind::Hung(10)) }];
     let checkup = judge(&machine, &[seat(0)], 0);
-    assert_eq!((checkup.dead.len(), checkup.unchecked.len()), (1, 0), "others are nobody's business");
+    assert_eq!(
+        (checkup.dead.len(), checkup.unchecked.len()),
+        (1, 0),
+        "devices of another type are not checked"
+    );
 }
 
 #[test]
@@ -126,7 +130,7 @@ fn a_blemish_is_a_warning() {
     let state = State { throttle: vec![crate::device::Throttle::HardwareThermal], ..State::default() };
     hot.state = Some(Box::new(state));
     let checkup = judge(&machine([hot]), &[seat(0)], 0);
-    assert!(checkup.dead.is_empty(), "heat kills nobody");
+    assert!(checkup.dead.is_empty(), "a hot device is not dead");
     let [warning] = &checkup.warnings[..] else { panic!("{checkup:?}") };
     assert!(warning.what.contains("heat"), "{warning:?}");
 }

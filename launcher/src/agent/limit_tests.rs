@@ -73,7 +73,11 @@ fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
         let mut job = limited(max_restarts, Persona::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(80), exited(0, 0, Exit::Code(7)));
-        assert_eq!(job.handle(at(90), Input::DeadlinePassed), [], "nobody is warned who is being stopped");
+        assert_eq!(
+            job.handle(at(90), Input::DeadlinePassed),
+            [],
+            "a worker that is being stopped gets no warning"
+        );
         assert_eq!(job.handle(at(100), Input::DeadlinePassed), [], "invariant 4: one stop at a time");
         assert_eq!(job.deadline(), Some(at(80) + GRACE));
         let actions = job.handle(at(101), exited(0, 1, killed_by(15)));
@@ -169,7 +173,7 @@ fn who_ends_by_the_warning_has_not_failed() {
         assert_eq!(
             signals(&actions),
             [(vec![1], Signal::SIGTERM)],
-            "nobody waits whether it was everybody's"
+            "no wait for a signal to the whole group"
         );
         let actions = job.handle(at(92), exited(0, 1, killed_by(15)));
         assert_eq!(started(&actions), None);

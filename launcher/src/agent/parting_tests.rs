@@ -208,6 +208,6 @@ fn start_failure_fails_the_job_and_unstoppable_worker_leaves_it() {
     let _ = job.handle(at(2), lost());
     let _ = job.handle(at(32), Input::DeadlinePassed);
     let actions = job.handle(at(37), Input::DeadlinePassed);
-    assert!(!joins(&actions), "invariant 1: somebody is there");
+    assert!(!joins(&actions), "invariant 1: a worker is alive");
     assert_eq!(end(&actions).unwrap().farewell, Farewell::Left, "the others may go on");
 }

@@ -278,7 +278,7 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
         assert_eq!(job.handle(at(1), input), [], "they were told; invariants 4 and 5");
         assert_eq!(job.deadline(), deadline);
         let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
-        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "nobody waits for the others");
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "no wait for the other workers");
     }
     let mut job = state(3, 5, Persona::Rankrun);
     let _ = job.handle(at(0), Input::Ready);

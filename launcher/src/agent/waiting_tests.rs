@@ -31,7 +31,7 @@ fn a_restart_comes_when_its_time_has_come() {
     assert!(says(&actions, &Happening::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
     assert!(
         actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
-        "nobody waits along"
+        "leftovers do not outlive the wait"
     );
     assert_eq!((started(&actions), job.deadline()), (None, Some(at(15))));
     assert_eq!(job.handle(at(14), Input::DeadlinePassed), [], "not a moment before");
@@ -153,7 +153,7 @@ fn a_job_without_progress_is_given_up() {
         generation: Generation(generation),
         sight: Some(Sight(sight)),
     };
-    assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to somebody else");
+    assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to another question");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
     let _ = job.handle(at(5), exited(1, 0, Exit::Code(7)));
     assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "another file");
@@ -195,7 +195,7 @@ fn a_look_that_gives_no_answer_changes_nothing() {
     }
     let _ = job.handle(at(2), exited(3, 0, Exit::Code(7)));
     let _ = job.handle(at(4), Input::DeadlinePassed);
-    assert_eq!(job.deadline(), Some(at(12)), "nobody waits for ever for a folder");
+    assert_eq!(job.deadline(), Some(at(12)), "the wait for a folder has a limit");
     let actions = job.handle(at(12), Input::DeadlinePassed);
     assert!(says(&actions, &Happening::ProgressUnknown));
     assert_eq!(started(&actions), Some(4));
@@ -244,7 +244,7 @@ fn each_wait_is_longer_than_the_one_before_up_to_the_cap() {
     assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], Phase::Finished), "invariant 6");
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
     let (waits, _, job) = waits_of(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
-    assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "who ran for long enough begins anew");
+    assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "a long run resets the backoff");
     assert!(job.is_running());
 }
 

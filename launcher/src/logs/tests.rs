@@ -178,7 +178,7 @@ fn who_writes_to_a_closed_console_is_told_and_files_go_on() {
     let (mut teed, _) = rig.open(worker(1), &tee(&scratch.0));
     let (_, unread) = nix::unistd::pipe().unwrap();
     rig.screen = unread.into();
-    let line = b"nobody reads this line\n";
+    let line = b"this line is not read.\n";
     let error = (0..1_000_000).find_map(|_| bare.write_all(line).err()).expect("the pipe was not closed");
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     (0..10_000).for_each(|_| teed.write_all(line).unwrap());

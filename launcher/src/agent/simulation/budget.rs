@@ -243,7 +243,10 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
     }
     let Some(Due::Restart { by, .. }) = turn.due() else { return Ok(()) };
     must(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
-        format!("the restart is due in {:?}, and nobody will wake", by.saturating_duration_since(turn.now))
+        format!(
+            "the restart is due in {:?}, and no wakeup is planned",
+            by.saturating_duration_since(turn.now)
+        )
     })?;
     must(turn.now <= book.late_from(by), || format!("the restart is {:?} late", turn.now - by))
 }

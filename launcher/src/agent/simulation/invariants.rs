@@ -149,7 +149,7 @@ pub(super) static INVARIANTS: [Invariant; 16] = [
     Invariant {
         number: "window",
         words: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
-                signal reaching the launcher, and where several end with codes nobody starts again before \
+                signal reaching the launcher, and where several end with codes no worker restarts before \
                 (`state/window.rs`).",
         of: Of::Silence,
         holds: the_window_is_kept,
@@ -290,7 +290,7 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
     let ours = || turn.node.processes.iter().filter(|process| !process.by_hand);
     let forgotten =
         ours().find(|process| !process.is_known() && !turn.given_up().contains(&process.local_rank));
-    must(forgotten.is_none(), || format!("the job ends, and nobody knows of the end of {forgotten:?}"))?;
+    must(forgotten.is_none(), || format!("the job ends, and no report has the end of {forgotten:?}"))?;
     let Some(failure) = &end.failure else { return Ok(()) };
     let told = [&failure.first].into_iter().chain(failure.others.iter().map(|other| &other.end));
     let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
@@ -379,7 +379,7 @@ fn invariant_7(turn: &Turn<'_>) -> Verdict {
     must(!is_forbidden, || format!("a start where {due:?}"))?;
     let has_looked = matches!(turn.book.life.answered, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
-    must(!is_unasked, || "a restart, and nobody has looked for progress".to_owned())?;
+    must(!is_unasked, || "a restart without a look for progress".to_owned())?;
     let is_closed = turn.book.finished;
     must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
 }
@@ -403,7 +403,7 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
     });
     must(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
     let somebody_stays = turn.book.life.start_pending || turn.workers().any(|process| !process.is_known());
-    must(somebody_stays || turn.finish().is_some(), || "nobody is left, and the job goes on".to_owned())
+    must(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
 }
 
 fn the_persons_worker_is_spared(turn: &Turn<'_>) -> Verdict {

@@ -15,7 +15,7 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
     must(held_until.is_none() || !turn.restarts(), || {
-        format!("everybody's signal may come until {held_until:?}, and all start again")
+        format!("a signal to the whole group may come until {held_until:?}, and all start again")
     })?;
     let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
         return Ok(());
@@ -44,9 +44,9 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::Finish(_) => true,
     });
     must(turn.now >= until || !is_decided, || {
-        format!("{suspect:?} may have got everybody's signal, and already: {:?}", turn.actions)
+        format!("{suspect:?} may have got a signal to the whole group, and already: {:?}", turn.actions)
     })?;
-    must(turn.now <= turn.book.late_from(until) || is_decided, || format!("nobody decides about {suspect:?}"))
+    must(turn.now <= turn.book.late_from(until) || is_decided, || format!("no decision about {suspect:?}"))
 }
 
 pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
@@ -64,7 +64,7 @@ fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
     let is_blamed = turn.actions.iter().any(
         |action| matches!(action, Action::Say(Happening::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_of_the_warning(end.exit)),
     );
-    must(!is_blamed, || "the warning has ended nobody".to_owned())?;
+    must(!is_blamed, || "the warning has ended no worker".to_owned())?;
     let is_said = turn.actions.iter().any(is_up);
     let Some(end) = turn.book.time_is_up_at() else {
         return must(!is_said, || "there is no time limit".to_owned());
@@ -87,7 +87,7 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
         turn.actions.iter().filter(|action| matches!(action, Action::Say(Happening::TimeIsShort { .. })));
     let said = said.count();
     let Some(warned_at) = book.warned_at() else {
-        return must(said == 0, || "nobody asked for a warning".to_owned());
+        return must(said == 0, || "no warning was asked for".to_owned());
     };
     if said > 0 {
         must(said == 1 && book.warnings == 0, || "warned twice".to_owned())?;
@@ -128,7 +128,7 @@ fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
     let runs = turn.cause().is_none() && life.settled.is_none();
     let is_running = runs && life.suspect.is_none() && turn.finish().is_none();
     let is_due = is_running && turn.now > turn.book.late_from(join_by);
-    must(!is_due || life.join_looks > 0, || "nobody looks who has joined".to_owned())
+    must(!is_due || life.join_looks > 0, || "no look at the joined workers".to_owned())
 }
 
 /// A missing worker counts as failed, unless it has ended otherwise.
@@ -150,7 +150,9 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
         format!("{missing:?} have not joined, and it says {told:?}")
     })?;
     let is_told = |action: &Action| matches!(action, Action::Signal { signal: Signal::SIGTERM, .. });
-    must(missing.is_empty() || turn.actions.iter().any(is_told), || "nobody is told to stop".to_owned())?;
+    must(missing.is_empty() || turn.actions.iter().any(is_told), || {
+        "no worker gets a stop signal".to_owned()
+    })?;
     let is_named = matches!(turn.cause(), Some(Cause::NotJoined(first)) if missing.first() == Some(&first));
     must(missing.is_empty() || is_named, || {
         format!("{missing:?} have not joined, and it is {:?}", turn.cause())

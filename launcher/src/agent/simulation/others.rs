@@ -346,7 +346,7 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
         }
         if let Action::Join { .. } = action {
             let alive = turn.node.processes.iter().find(|process| process.is_alive() && !process.by_hand);
-            must(turn.setup.others && turn.book.ready, || "there is nobody to join".to_owned())?;
+            must(turn.setup.others && turn.book.ready, || "there are no peers to join".to_owned())?;
             must(alive.is_none(), || format!("it joins, and {alive:?} is alive"))?;
             let is_asked = turn.book.open.is_some();
             must(!is_asked, || "it joins while something is being looked at".to_owned())?;
@@ -372,10 +372,10 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     }
     let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !book.life.start_pending;
     if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
-        must(finish.is_some(), || "the job is over and nobody is left, and it goes on".to_owned())?;
+        must(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
     }
     if matches!(turn.input, Some(Input::Joined(_))) && book.wish.is_none() {
-        must(turn.goes_on() || finish.is_some(), || "a round is complete, and nobody starts".to_owned())?;
+        must(turn.goes_on() || finish.is_some(), || "a round is complete, and no worker starts".to_owned())?;
     }
     if matches!(turn.input, Some(Input::AllSucceeded)) && book.life.cause.is_none() && book.wish.is_none() {
         must(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
@@ -413,7 +413,7 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     must(!tells || is_own && (!was || is_settled), || {
         format!("a failure is told where the cause is {is:?}")
     })?;
-    must(tells || was || is_known || !is_own, || format!("nobody is told of {is:?}"))
+    must(tells || was || is_known || !is_own, || format!("no peer is told of {is:?}"))
 }
 
 /// SIGINT counts whatever signals are listed.

@@ -84,7 +84,7 @@ fn ranks_of_the_round_before_are_kept_and_gaps_are_filled() {
 fn beside_torchrun_agents_only_rank_0_stays() {
     let old = before("d c b a");
     assert_eq!(order("a b c d", &ours("a b c"), Some(&old)), "d a b c");
-    assert_eq!(order("a b c", &ours("a b"), Some(&old)), "a b c", "who had rank 0 is not there any more");
+    assert_eq!(order("a b c", &ours("a b"), Some(&old)), "a b c", "the node with rank 0 has gone");
     assert_eq!(order("b a", &BTreeMap::new(), None), "a b");
 }
 

@@ -159,7 +159,11 @@ fn row_5_a_complete_round_is_joined_as_it_was_completed() {
     let mut stage = Stage::with(["a m", "", ""]).complete(4);
     assert_eq!(stage.join(Some(3), 0.0), Step::Joined);
     stage.state.participants.insert(node("m"), 2);
-    assert_eq!(told(stage.join(Some(3), 0.0)), "4 complete [a0] [m] []", "who had rank 1 is gone already");
+    assert_eq!(
+        told(stage.join(Some(3), 0.0)),
+        "4 complete [a0] [m] []",
+        "the node with rank 1 has gone already"
+    );
     let mut stage = Stage::with(["m", "", ""]).complete(4);
     let step = stage.join(None, 0.0);
     assert_eq!(told(step), "5 [m0] [] []", "it was never so small, and the others have left");
@@ -311,7 +315,7 @@ fn the_dead_are_taken_out_with_torchs_after_effects() {
     let mut stage = Stage::with(["a", "m", ""]).complete(3);
     stage.look(0.0);
     stage.sightings.gone(&node("a"));
-    assert_eq!(told(stage.join(Some(3), 0.1)), "4 [m0] [] []", "nobody is left");
+    assert_eq!(told(stage.join(Some(3), 0.1)), "4 [m0] [] []", "no node is left");
 }
 
 #[test]

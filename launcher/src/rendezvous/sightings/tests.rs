@@ -57,7 +57,7 @@ fn a_sign_of_life_is_late_when_clearly_more_than_its_period_has_gone_by() {
     assert_eq!(doubted(&stage, "ours"), Some(stage.at(5.0)));
     assert_eq!(doubted(&stage, "torch"), None, "its heartbeat is due less often");
     stage.look(1.6, 2, 100);
-    assert_eq!([doubted(&stage, "ours"), doubted(&stage, "nobody")], [None; 2]);
+    assert_eq!([doubted(&stage, "ours"), doubted(&stage, "unknown")], [None; 2]);
 }
 
 #[test]

@@ -21,25 +21,25 @@ pub(super) const INVARIANTS: [Invariant; 14] = [
         number: "R3",
         words: "The ranks of a round are exactly 0..n, and all members know the same ones",
     },
-    Invariant { number: "R4", words: "No worker runs after the rendezvous is closed" },
+    Invariant { number: "R4", words: "No agent runs after the rendezvous is closed" },
     Invariant {
         number: "R5",
-        words: "When the faults are over, a round is complete and stays so, with every node that has a place, or all have ended",
+        words: "When the faults are over, a round is complete and stays so, with as many agents as have a seat, or all have ended",
     },
     Invariant { number: "R6", words: "A dead agent is in no list a lease and two looks later" },
-    Invariant { number: "R7", words: "Leaving is not closing, and a node that has left is in no list" },
+    Invariant { number: "R7", words: "Leaving is not closing, and an agent that has left is in no list" },
     Invariant { number: "R8", words: "A member of the round before keeps its rank, unless ranks were given" },
     Invariant { number: "R9", words: "Clocks that are wrong change nothing" },
     Invariant {
         number: "R10",
         words: "A node that was cut off runs no workers when the next round is complete",
     },
-    Invariant { number: "R11", words: "No node starts the same round twice" },
+    Invariant { number: "R11", words: "No agent starts the same round twice" },
     Invariant { number: "R12", words: "The heartbeats of rankrun agents that live are fresh" },
-    Invariant { number: "R13", words: "No node is refused for the node rank of a dead agent" },
+    Invariant { number: "R13", words: "No agent is refused for the node rank of a dead agent" },
     Invariant {
         number: "R14",
-        words: "No node takes a living agent that reaches the store for dead, itself included, however late packets are",
+        words: "No agent, itself included, takes a live agent that reaches the store for dead, however late packets are",
     },
 ];
 
@@ -99,7 +99,7 @@ impl World<'_> {
         let old = &self.store.state;
         let count = new.participants.len();
         hold!("R4", new.closed || !old.closed, "it is open again");
-        hold!("R7", old.closed || !new.closed || self.book.may_close, "nobody wanted to close it");
+        hold!("R7", old.closed || !new.closed || self.book.may_close, "no agent wanted to close it");
         let is_next = new.round == old.round + 1;
         hold!("R1", new.round == old.round || is_next, "round {} after {}", new.round, old.round);
         hold!("R1", !is_next || old.complete, "round {} was never complete", old.round);
@@ -226,7 +226,7 @@ impl World<'_> {
         hold!(
             "R5",
             !is_long || self.setup.torch != 0 || here < needed,
-            "somebody gives up, and {here} of {needed} are there"
+            "an agent gives up, and {here} of {needed} are there"
         );
         Ok(())
     }

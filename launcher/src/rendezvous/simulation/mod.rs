@@ -89,7 +89,7 @@ fn every_mutant_breaks_its_invariant_and_is_found() {
                 println!("{fault:?} breaks {number} in {} events", failing.history.events.len());
             }
             Some(failing) => missed.push(format!("{fault:?}: {}", told(&failing, Machine::with(fault)))),
-            None => missed.push(format!("{fault:?} is found by nobody")),
+            None => missed.push(format!("{fault:?} is found by no invariant")),
         }
     }
     assert!(missed.is_empty(), "{}", missed.join("\n"));
@@ -106,7 +106,7 @@ fn every_invariant_has_a_mutant() {
 fn failing_history_is_printed_minimal_with_its_seed() {
     let fault = Fault::ClosesWhenItLeaves;
     let failing = find(fault).unwrap();
-    assert_eq!(failing.history.events.len(), 1, "somebody leaves, and nothing else is needed");
+    assert_eq!(failing.history.events.len(), 1, "an agent leaves, and no other event is needed");
     let text = told(&failing, Machine::with(fault));
     assert!(text.starts_with("invariant R7: Leaving is not closing"), "{text}");
     assert!(text.contains(&format!("RANKRUN_SEED={}", failing.seed)), "{text}");

@@ -472,5 +472,5 @@ fn two_unfinished_lines_wait_for_each_other_without_rewrite() {
     bench.at(2_900);
     bench.feed(other, "prompt? ");
     bench.at(4_900);
-    assert_eq!(bench.take(), "[0]:prompt? \n[1]:prompt? ", "nobody waits for ever");
+    assert_eq!(bench.take(), "[0]:prompt? \n[1]:prompt? ", "the wait has a limit");
 }

@@ -83,7 +83,7 @@ fn unread_answers_hold_the_limit_and_one_reply_at_most() {
         served.serve();
         assert!(served.connection.unsent <= MAX_UNSENT + one);
     }
-    assert_eq!(served.connection.incoming.len(), unserved, "nobody read, and more was served");
+    assert_eq!(served.connection.incoming.len(), unserved, "the client read nothing, and more was served");
 }
 
 #[test]

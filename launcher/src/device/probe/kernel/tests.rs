@@ -121,7 +121,7 @@ fn amd_processes() {
         state.processes.into_iter().map(|one| (one.pid, one.name, one.memory)).collect::<Vec<_>>()
     };
     folder.link("pid:[4026531999]", "proc/self/ns/pid");
-    assert_eq!(processes(), [(70, None, Some(4096))], "in a container the pid is somebody else's");
+    assert_eq!(processes(), [(70, None, Some(4096))], "in a container the pid means another process");
     folder.remove("proc/self/ns/pid").link("pid:[4026531836]", "proc/self/ns/pid");
     assert_eq!(processes(), [(70, Some("python3".to_owned()), Some(4096))]);
 }

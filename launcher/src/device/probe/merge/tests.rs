@@ -132,7 +132,7 @@ fn a_card_that_the_kernel_does_not_list() {
     let nvidia =
         Machine { accelerators: vec![strange, card(DeviceType::Cuda, 1, "nowhere")], ..Machine::default() };
     let merged = merge(nvidia, kernel());
-    assert_eq!(merged.links, [], "nobody knows a way");
+    assert_eq!(merged.links, [], "no source has a link");
     assert_eq!(merged.nics[0].links, [LinkKind::Node, LinkKind::Sys, LinkKind::Node]);
 }
 
