@@ -279,7 +279,7 @@ fn chosen_lines_are_copied_with_their_prefix() {
             let prefix = format!("[default{rank}]:");
             text.lines().filter_map(|line| line.strip_prefix(&*prefix)).collect()
         };
-        assert_eq!(of(0), [""; 0], "who is not heard has no copies: {text}");
+        assert_eq!(of(0), [""; 0], "a rank that is not shown has no copies: {text}");
         // torchrun lets another's line follow behind an unfinished one.
         if !oracle() {
             assert_eq!(

@@ -342,7 +342,7 @@ impl Opening {
     #[track_caller]
     pub fn wait(&self) {
         let until = Instant::now() + Duration::from_secs(60);
-        assert!(readable_by(&self.0, until), "nobody opened a vendor's library");
+        assert!(readable_by(&self.0, until), "no process opened a vendor's library");
     }
 }
 

@@ -107,7 +107,7 @@ fn every_operation_of_torchs_clients_ends_as_with_torchs_own_server() {
 fn what_torchs_server_gets_wrong_is_right() {
     let expected = [
         r#"["a wait for a filled queue and a key ends with the key", null]"#,
-        r#"["a compare_set that stores nothing wakes nobody", "DistStoreError: wait timeout after 1000ms, keys: /absent"]"#,
+        r#"["a compare_set that stores nothing wakes no waiter", "DistStoreError: wait timeout after 1000ms, keys: /absent"]"#,
     ];
     assert_eq!(facts("better", &Server::ours()), expected);
 }

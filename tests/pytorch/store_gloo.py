@@ -32,7 +32,7 @@ if rank == 0:
 else:
     assert store.queue_pop("work") == b"item"
 try:
-    store.wait(["nobody sets this"], timedelta(milliseconds=100))
+    store.wait(["never set"], timedelta(milliseconds=100))
 except dist.DistStoreError:
     pass
 else:

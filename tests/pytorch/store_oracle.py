@@ -203,7 +203,7 @@ def barriers(fact, port):
     fact("barrier late", lambda: stores[0].barrier("b", 3))
     fact("barrier is a counter", lambda: stores[0].get("b"))
     fact("barrier timeout", lambda: stores[0].barrier("b2", 2, SHORT))
-    fact("barrier counts who left", lambda: stores[1].barrier("b2", 2, SHORT))
+    fact("barrier counts ranks that left", lambda: stores[1].barrier("b2", 2, SHORT))
     fact("barrier of one", lambda: stores[0].barrier("b3", 1))
     # Whichever comes first: a barrier that finds the number is open, one that waits is released.
     released = [lambda: stores[0].barrier("b4", 9, LONG), lambda: stores[1].set("b4", "100")]
@@ -336,7 +336,7 @@ def better(port):
         )[0],
     )
     fact(
-        "a compare_set that stores nothing wakes nobody",
+        "a compare_set that stores nothing wakes no waiter",
         lambda: concurrently(
             lambda: store.wait(["absent"], timedelta(seconds=1)),
             lambda: [store_is_waiting(other), other.compare_set("absent", "x", "y")],

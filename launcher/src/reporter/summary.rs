@@ -122,11 +122,11 @@ const MESSAGE_START: usize = 1000;
 /// The card as text, each line ended.
 #[must_use]
 pub fn render(card: &FailureCard) -> String {
-    let who = match card.node.rank {
+    let worker = match card.node.rank {
         Some(_) => worker_on(card.rank, card.local_rank, &card.node),
         None => format!("rank {}", card.rank),
     };
-    let mut lines = vec![format!("{who} failed first: {}", what_happened(card))];
+    let mut lines = vec![format!("{worker} failed first: {}", what_happened(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
     if card.device.known {

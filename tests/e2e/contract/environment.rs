@@ -201,7 +201,7 @@ fn port_told(job: &Job) -> u16 {
 /// Whether a store answers there as section 6.2 of the contract says.
 #[track_caller]
 fn is_store(port: u16) -> bool {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("somebody listens");
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a listener is there");
     // Where no name server answers, torch's store looks up our address for 10 s first.
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket takes a timeout");
     stream.write_all(b"\x00\xCE\xF7\x85\x3C").expect("the store reads");

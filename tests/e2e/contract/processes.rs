@@ -345,7 +345,7 @@ fn state_d() {
 #[track_caller]
 fn hosted(job: &Job, endpoint: &str) {
     while TcpStream::connect(endpoint).is_err() {
-        assert!(job.elapsed() < Duration::from_secs(60), "nobody listens at {endpoint}\n{job}");
+        assert!(job.elapsed() < Duration::from_secs(60), "no listener at {endpoint}\n{job}");
         std::thread::yield_now();
     }
 }

@@ -91,7 +91,7 @@ fn a_spare_device_takes_its_place() {
     outcome.exits(0).complains("GPU 2").complains("going on with 2 workers");
     assert_eq!(second_life(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
     let said = outcome.lines_with("→");
-    assert_eq!(said.len(), 4, "who sits where is told for each life\n{outcome}");
+    assert_eq!(said.len(), 4, "the devices of the ranks are told for each life\n{outcome}");
 }
 
 #[test]

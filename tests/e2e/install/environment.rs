@@ -149,7 +149,7 @@ impl Environment {
         let entries = folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
         let file = |entry: std::io::Result<fs::DirEntry>| {
             let path = entry.expect("the folder can be read").path();
-            let found = fs::symlink_metadata(&path).expect("nobody removes it");
+            let found = fs::symlink_metadata(&path).expect("no program removes it");
             (!found.is_dir()).then(|| (path.into_os_string(), (found.ino(), found.len(), found.mode())))
         };
         entries.filter_map(file).collect()

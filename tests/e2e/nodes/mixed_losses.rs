@@ -73,7 +73,7 @@ fn one_of_torchrun_is_killed(kinds: &[Name], store: usize, times: &str) {
     kill(killed);
     met(&jobs, world - 1, 1);
     let took = began.elapsed();
-    assert!(took < SOON, "everybody who lives was there, and the others went on after {took:?} only");
+    assert!(took < SOON, "every live agent was there, and the others went on after {took:?} only");
     if soak() {
         tell(&format!("all but the last of {kinds:?} go on after {took:?} (`{times}`)"));
     }

@@ -106,7 +106,7 @@ fn killed_while_workers_are_stopped_nothing_is_left() {
     nothing_is_left("stop", Duration::from_millis(20), |name, random| {
         let grace = random.either("3600", "0.005");
         let mut job = family(name, grace);
-        let guard = Victim::Guard.of(&job).expect("nobody has told it to end");
+        let guard = Victim::Guard.of(&job).expect("the guard lives until it is told to end");
         match random.below(3) {
             0 => job.type_text("\n"),
             1 => guard.signal(Signal::SIGTERM),
@@ -188,7 +188,7 @@ fn who_forks_for_ever_is_caught() {
         victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
         let took = job.ends_within(Duration::from_secs(10));
         if soak() {
-            tell(&format!("who forks for ever was caught after {took:?}"));
+            tell(&format!("the forking process was caught after {took:?}"));
         }
     }
 }

@@ -1,4 +1,4 @@
-"""A Python rank in a job whose even ranks are Rust's (`fixtures/beside_torch.rs`): both meet on one store."""
+"""A Python rank in a job with even ranks in Rust (`fixtures/beside_torch.rs`): both meet on one store."""
 
 import faulthandler
 import os
