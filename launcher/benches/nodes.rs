@@ -306,7 +306,7 @@ fn join(hosts: &Hosts, launcher: &Path) -> f64 {
     let (mut first, _) = start(&mut reports, 1);
     assert_eq!(reports.next().who, "0");
     let (mut second, began) = start(&mut reports, 2);
-    // The newcomer comes after who is there already, whose worker is the one with rank 0.
+    // The newcomer comes after the node that is there already, which has the worker with rank 0.
     let workers = by_rank(vec![reports.next(), reports.next()]);
     end(&mut second);
     end(&mut first);

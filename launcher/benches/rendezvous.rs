@@ -157,7 +157,7 @@ fn millis(since: Instant) -> f64 {
 }
 
 fn end(agents: Vec<Rendezvous>) {
-    // The host last, so that nobody waits for anybody.
+    // The host ends last, so that no agent waits for another.
     for agent in agents.into_iter().rev() {
         agent.end(Parting::Close { succeeded: true, failure: None, rule: None }, PATIENCE);
     }
@@ -176,7 +176,7 @@ fn job(count: u32) -> Times {
     let start = Instant::now();
     join(&agents);
     for agent in &agents {
-        // Whoever hears of the others before of its own wish is told that they wait.
+        // An agent that sees its peers before its own request is told that they wait.
         let round = loop {
             match news(agent) {
                 News::Joined(round) => break round,
@@ -196,7 +196,7 @@ fn newcomer() -> f64 {
     let port = free_port();
     let first = Rendezvous::open(setup(port, 1, 2)).unwrap();
     first.wish(Wish::Join { workers: LocalWorldSize::ONE });
-    // Nobody else comes: the last call is over only when it was given.
+    // No other agent joins: the last call is over only when it was given.
     joined(&first);
     let start = Instant::now();
     let second = Rendezvous::open(setup(port, 1, 2)).unwrap();

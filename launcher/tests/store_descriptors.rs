@@ -56,7 +56,7 @@ fn client_without_free_descriptor_is_served_later() {
     ping(&mut first);
     answered(&mut first);
     second.set_read_timeout(Some(TWO_LOOKS)).expect("it is a socket");
-    second.read_exact(&mut [0]).expect_err("few are left, and nobody is let in");
+    second.read_exact(&mut [0]).expect_err("few are left, and no client is let in");
     second.set_read_timeout(None).expect("it is a socket");
 
     // It frees some more.
