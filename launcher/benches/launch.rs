@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use rankrun::device::Ask;
+use rankrun::device::ProbeScope;
 use rankrun::device::probe::WORD;
 use rankrun::process::probe;
 
@@ -70,10 +70,10 @@ fn main() -> ExitCode {
 
 /// What a launch pays that asks for the accelerators of this machine.
 fn print_discovery(rounds: usize) {
-    let everything = Ask { state: true, links: true, cpus: true };
+    let everything = ProbeScope { state: true, links: true, cpus: true };
     println!("\n| discovery | devices | wall, median | min |");
     println!("|---|---|---|---|");
-    for (name, ask) in [("which there are", Ask::default()), ("all about them", everything)] {
+    for (name, ask) in [("which there are", ProbeScope::default()), ("all about them", everything)] {
         let mut devices = 0;
         let mut look = || {
             let start = Instant::now();

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun::rendezvous::thread::{Rendezvous, Setup};
-use rankrun::rendezvous::{News, Parting, Round, Wish};
+use rankrun::rendezvous::{RendezvousCommand, RendezvousEvent, Round, ShutdownKind};
 use rankrun::spec::RendezvousSpec;
 use rankrun::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, RestartCount, RunId};
@@ -126,22 +126,22 @@ fn free_port() -> u16 {
 
 fn join(agents: &[Rendezvous]) {
     for agent in agents {
-        agent.wish(Wish::Join { workers: LocalWorldSize::ONE });
+        agent.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     }
 }
 
 fn joined(agent: &Rendezvous) -> Round {
     match news(agent) {
-        News::Joined(round) => *round,
+        RendezvousEvent::Joined(round) => *round,
         news => panic!("{news:?}"),
     }
 }
 
 /// The next news that are no mere words.
-fn news(agent: &Rendezvous) -> News {
+fn news(agent: &Rendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {
-            Some(News::Note(_) | News::Waiting(_)) => {}
+            Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
             Some(news) => return news,
             None => {
                 let mut fds = [PollFd::new(agent.as_fd(), PollFlags::POLLIN)];
@@ -159,7 +159,7 @@ fn millis(since: Instant) -> f64 {
 fn end(agents: Vec<Rendezvous>) {
     // The host ends last, so that no agent waits for another.
     for agent in agents.into_iter().rev() {
-        agent.end(Parting::Close { succeeded: true, failure: None, rule: None }, PATIENCE);
+        agent.end(ShutdownKind::Close { succeeded: true, failure: None, rule: None }, PATIENCE);
     }
 }
 
@@ -179,8 +179,8 @@ fn job(count: u32) -> Times {
         // An agent that sees its peers before its own request is told that they wait.
         let round = loop {
             match news(agent) {
-                News::Joined(round) => break round,
-                News::Changed(_) => {}
+                RendezvousEvent::Joined(round) => break round,
+                RendezvousEvent::Changed(_) => {}
                 news => panic!("{news:?}"),
             }
         };
@@ -195,14 +195,14 @@ fn job(count: u32) -> Times {
 fn newcomer() -> f64 {
     let port = free_port();
     let first = Rendezvous::open(setup(port, 1, 2)).unwrap();
-    first.wish(Wish::Join { workers: LocalWorldSize::ONE });
+    first.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     // No other agent joins: the last call is over only when it was given.
     joined(&first);
     let start = Instant::now();
     let second = Rendezvous::open(setup(port, 1, 2)).unwrap();
-    second.wish(Wish::Join { workers: LocalWorldSize::ONE });
-    assert!(matches!(news(&first), News::Changed(_)));
-    first.wish(Wish::Join { workers: LocalWorldSize::ONE });
+    second.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    assert!(matches!(news(&first), RendezvousEvent::Changed(_)));
+    first.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     assert_eq!(joined(&second).nodes.get(), 2);
     let took = millis(start);
     end(vec![first, second]);

@@ -13,7 +13,7 @@ use rankrun_contract::rank::Rank;
 use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::exec_problem::ExecProblem;
-use crate::process::proc::CannotLook;
+use crate::process::proc::ProcessScanError;
 use crate::rendezvous::error::RendezvousError;
 use crate::store::StoreError;
 
@@ -73,7 +73,7 @@ pub enum LaunchError {
     #[error("cannot see whether processes of the job are left")]
     Unswept {
         /// The reason why `/proc` cannot be read.
-        source: CannotLook,
+        source: ProcessScanError,
     },
     /// A worker could not be started.
     #[error("cannot start rank {rank}: `{}`", program.display())]

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use nix::unistd::{AccessFlags, access};
 
-use crate::device::{Ask, CudaDevice, Machine};
+use crate::device::{CudaDevice, Machine, ProbeScope};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc;
 use crate::regular_file;
@@ -94,7 +94,7 @@ pub trait World {
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and the further facts of `ask`; questions without an answer within `limit` are in
     /// [`Machine::troubles`].
-    fn discover(&self, ask: Ask, limit: Duration) -> Machine;
+    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine;
     /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or the reason for a missing
     /// answer.
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
@@ -196,7 +196,7 @@ impl World for System {
         uuid::Uuid::new_v4()
     }
 
-    fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
         probe::discover(ask, limit, self.tell_of_wait)
     }
 
@@ -222,7 +222,7 @@ pub struct Facts {
     calling_python: Option<PathBuf>,
     world: Box<dyn World>,
     /// The result of discovery, so that a second reading of the same words starts no probe.
-    discovered: RefCell<Option<(Ask, Machine)>>,
+    discovered: RefCell<Option<(ProbeScope, Machine)>>,
 }
 
 impl Facts {
@@ -279,7 +279,7 @@ impl Facts {
 
     /// The accelerators; asked of the machine once, and again only for another question.
     #[must_use]
-    pub fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+    pub fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
         if let Some((asked, machine)) = &*self.discovered.borrow()
             && *asked == ask
         {

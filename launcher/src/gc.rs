@@ -24,31 +24,31 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::reporter::plain::plain;
-use paths::{LeftPath, PathFate};
+use paths::{LeftPath, PathOutcome};
 
 /// The request of a `rankrun gc` command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
+pub struct GcRequest {
     /// The action on the processes found.
-    pub deed: Deed,
+    pub deed: GcMode,
     /// The format of the answer.
-    pub form: Form,
+    pub form: OutputFormat,
 }
 
-impl Request {
+impl GcRequest {
     /// Whether a process is to be ended for which there is this evidence.
     #[must_use]
-    pub const fn ends(&self, evidence: Evidence) -> bool {
+    pub const fn ends(&self, evidence: MarkEvidence) -> bool {
         match (self.deed, evidence) {
-            (Deed::List, _) | (Deed::End, Evidence::Environment) => false,
-            (Deed::End, Evidence::Inherited) | (Deed::EndAll, _) => true,
+            (GcMode::List, _) | (GcMode::End, MarkEvidence::Environment) => false,
+            (GcMode::End, MarkEvidence::Inherited) | (GcMode::EndAll, _) => true,
         }
     }
 }
 
 /// The action on the processes found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deed {
+pub enum GcMode {
     /// A process is ended if it descends from the job.
     End,
     /// `--force`: a process is ended also on the evidence of its environment alone.
@@ -59,7 +59,7 @@ pub enum Deed {
 
 /// The output format of `rankrun gc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum OutputFormat {
     /// A text for a user to read.
     Text,
     /// One JSON object, as `--json` asks.
@@ -68,7 +68,7 @@ pub enum Form {
 
 /// One process of the machine, from `/proc`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ProcessRecord {
     /// The process id in this namespace.
     pub pid: i32,
     /// The process id of its parent.
@@ -76,12 +76,12 @@ pub struct Seen {
     /// The start time, in clock ticks since boot.
     pub started: u64,
     /// The classification that the sweep uses.
-    pub standing: Standing,
+    pub standing: ProcessRelation,
 }
 
 /// The relation of a process to the jobs of this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
+pub enum ProcessRelation {
     /// Of another user, without a mark, dead, or in front of a terminal.
     Stranger,
     /// Looks like a launcher of ours.
@@ -91,7 +91,7 @@ pub enum Standing {
         /// The job id in its environment.
         job: Uuid,
         /// Further evidence that it belongs to the job.
-        evidence: Evidence,
+        evidence: MarkEvidence,
         /// Whether its environment has `RANKRUN_KEEP=1`.
         kept: bool,
     },
@@ -100,7 +100,7 @@ pub enum Standing {
 /// Evidence that a process belongs to the job of its mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Evidence {
+pub enum MarkEvidence {
     /// It descends from the job: the kernel passed the job's number on to it.
     Inherited,
     /// The mark in its environment alone, which may have leaked.
@@ -109,30 +109,31 @@ pub enum Evidence {
 
 /// The leftover processes of dead jobs, lowest pid first; `me` is the asking process.
 #[must_use]
-pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
-    let by_pid: HashMap<i32, &Seen> = seen.iter().map(|process| (process.pid, process)).collect();
+pub fn left(seen: &[ProcessRecord], me: i32) -> Vec<(&ProcessRecord, Uuid, MarkEvidence)> {
+    let by_pid: HashMap<i32, &ProcessRecord> = seen.iter().map(|process| (process.pid, process)).collect();
     // A list that was read while processes came and went may go in a circle.
     let with_ancestors = |pid: i32| {
-        let parent = |process: &&Seen| by_pid.get(&process.parent).copied();
+        let parent = |process: &&ProcessRecord| by_pid.get(&process.parent).copied();
         std::iter::successors(by_pid.get(&pid).copied(), parent).take(seen.len())
     };
-    let runs =
-        |process: &&Seen| with_ancestors(process.pid).any(|above| above.standing == Standing::Launcher);
+    let runs = |process: &&ProcessRecord| {
+        with_ancestors(process.pid).any(|above| above.standing == ProcessRelation::Launcher)
+    };
     let running: HashSet<Uuid> = seen.iter().filter(runs).filter_map(inherited_job).collect();
     let mine: Vec<i32> = with_ancestors(me).map(|process| process.pid).collect();
     let mut left: Vec<_> = seen
         .iter()
         .filter_map(|process| {
-            let Standing::Marked { job, .. } = process.standing else { return None };
+            let ProcessRelation::Marked { job, .. } = process.standing else { return None };
             let is_spared = with_ancestors(process.pid).any(|above| match above.standing {
-                Standing::Launcher => true,
-                Standing::Marked { job: of, kept, .. } => kept && of == job,
-                Standing::Stranger => false,
+                ProcessRelation::Launcher => true,
+                ProcessRelation::Marked { job: of, kept, .. } => kept && of == job,
+                ProcessRelation::Stranger => false,
             });
             let descends = with_ancestors(process.pid).any(|above| {
-                matches!(above.standing, Standing::Marked { job: of, evidence: Evidence::Inherited, .. } if of == job)
+                matches!(above.standing, ProcessRelation::Marked { job: of, evidence: MarkEvidence::Inherited, .. } if of == job)
             });
-            let evidence = if descends { Evidence::Inherited } else { Evidence::Environment };
+            let evidence = if descends { MarkEvidence::Inherited } else { MarkEvidence::Environment };
             // A copy of a running job's mark does not prove a crash.
             let is_spared = is_spared || (!descends && running.contains(&job));
             (!is_spared && !mine.contains(&process.pid)).then_some((process, job, evidence))
@@ -143,17 +144,17 @@ pub fn left(seen: &[Seen], me: i32) -> Vec<(&Seen, Uuid, Evidence)> {
 }
 
 /// The job that a process has inherited.
-const fn inherited_job(process: &Seen) -> Option<Uuid> {
+const fn inherited_job(process: &ProcessRecord) -> Option<Uuid> {
     match process.standing {
-        Standing::Marked { job, evidence: Evidence::Inherited, .. } => Some(job),
-        Standing::Marked { .. } | Standing::Launcher | Standing::Stranger => None,
+        ProcessRelation::Marked { job, evidence: MarkEvidence::Inherited, .. } => Some(job),
+        ProcessRelation::Marked { .. } | ProcessRelation::Launcher | ProcessRelation::Stranger => None,
     }
 }
 
 /// The result for one leftover process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum GcOutcome {
     /// The process was listed and not signalled.
     Listed,
     /// The process ended after SIGTERM, in time.
@@ -164,7 +165,7 @@ pub enum Fate {
     Alive,
 }
 
-impl Fate {
+impl GcOutcome {
     /// Whether it was alive at the last check.
     #[must_use]
     pub const fn is_alive(self) -> bool {
@@ -181,14 +182,14 @@ pub struct Leftover {
     #[serde(serialize_with = "as_text")]
     pub job: Uuid,
     /// The evidence that it belongs to the job.
-    pub evidence: Evidence,
+    pub evidence: MarkEvidence,
     /// The time since the process was started.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
     pub age: Duration,
     /// The command line of the process.
     pub command: String,
     /// The result for this process.
-    pub fate: Fate,
+    pub fate: GcOutcome,
 }
 
 fn as_seconds<S: serde::Serializer>(age: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -201,40 +202,41 @@ fn as_text<S: serde::Serializer>(job: &Uuid, serializer: S) -> Result<S::Ok, S::
 
 /// All leftover processes and paths.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Collected {
+pub struct GcReport {
     /// The leftover processes, lowest pid first.
     pub processes: Vec<Leftover>,
     /// The files and folders that jobs left.
     pub paths: Vec<LeftPath>,
 }
 
-impl Collected {
+impl GcReport {
     /// Whether nothing is left that should not be.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.processes.iter().all(|process| process.fate != Fate::Alive)
-            && !self.paths.iter().any(|path| matches!(path.fate, PathFate::Failed(_)))
+        self.processes.iter().all(|process| process.fate != GcOutcome::Alive)
+            && !self.paths.iter().any(|path| matches!(path.fate, PathOutcome::Failed(_)))
     }
 }
 
 /// Renders the answer as text or JSON.
 #[must_use]
-pub fn render(collected: &Collected, request: &Request) -> String {
+pub fn render(collected: &GcReport, request: &GcRequest) -> String {
     match request.form {
-        Form::Json => {
+        OutputFormat::Json => {
             let json = serde_json::to_string_pretty(collected);
             format!("{}\n", json.expect("numbers, words and texts are always JSON"))
         }
-        Form::Text => text(collected, request),
+        OutputFormat::Text => text(collected, request),
     }
 }
 
-fn text(collected: &Collected, request: &Request) -> String {
+fn text(collected: &GcReport, request: &GcRequest) -> String {
     if collected.processes.is_empty() && collected.paths.is_empty() {
         return "nothing is left of jobs without a launcher\n".to_owned();
     }
-    let is_doubtful =
-        |process: &&Leftover| process.evidence == Evidence::Environment && process.fate == Fate::Listed;
+    let is_doubtful = |process: &&Leftover| {
+        process.evidence == MarkEvidence::Environment && process.fate == GcOutcome::Listed
+    };
     let (doubtful, certain): (Vec<_>, Vec<_>) = collected.processes.iter().partition(is_doubtful);
     let mut text = String::new();
     if !certain.is_empty() {
@@ -262,20 +264,20 @@ fn table(shown: &[&Leftover]) -> String {
     text
 }
 
-fn summary(certain: &[&Leftover], deed: Deed) -> String {
+fn summary(certain: &[&Leftover], deed: GcMode) -> String {
     let count = |fate| certain.iter().filter(|process| process.fate == fate).count();
     let mut text = match deed {
-        Deed::List => format!("{} left; `rankrun gc` ends them\n", processes(certain.len())),
-        Deed::End | Deed::EndAll => {
-            let ended = processes(certain.len() - count(Fate::Alive));
-            let by_force = match count(Fate::Killed) {
+        GcMode::List => format!("{} left; `rankrun gc` ends them\n", processes(certain.len())),
+        GcMode::End | GcMode::EndAll => {
+            let ended = processes(certain.len() - count(GcOutcome::Alive));
+            let by_force = match count(GcOutcome::Killed) {
                 0 => String::new(),
                 killed => format!(", {killed} by SIGKILL"),
             };
             format!("{ended} ended{by_force}\n")
         }
     };
-    for Leftover { pid, .. } in certain.iter().filter(|process| process.fate == Fate::Alive) {
+    for Leftover { pid, .. } in certain.iter().filter(|process| process.fate == GcOutcome::Alive) {
         text.push_str(&format!("pid {pid} survived SIGKILL for 5 s, probably stuck in the kernel\n"));
     }
     text

@@ -51,28 +51,28 @@ use nix::unistd::getppid;
 use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
-use crate::agent::Setup;
-use crate::agent::reseat::Words;
+use crate::agent::AgentSetup;
+use crate::agent::reseat::Invocation;
 use crate::cli::{Attach, Command, Explain, Inspect, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream};
-use crate::process::guard::{self, Guard, GuardEnd, Side};
+use crate::process::guard::{self, ForkSide, Guard, GuardEnd};
 use crate::process::heap;
 use crate::process::inherited;
 use crate::process::job_limit;
-use crate::process::link::{Link, ToGuard};
+use crate::process::link::{GuardLink, ToGuard};
 use crate::process::probe::{self, TellOfWait};
 use crate::process::proc::{can_walk, proc_is_mounted};
 use crate::process::reserve;
 use crate::process::signal::{self, HandledSignals, die_by};
-use crate::process::spawn::Original;
-use crate::process::watchdog::Watch;
+use crate::process::spawn::InheritedState;
+use crate::process::watchdog::Watchdog;
 use crate::reporter::console::{Console, Cursor};
 use crate::reporter::program::foreign_python;
-use crate::reporter::voice::Voice;
-use crate::spec::{LaunchSpec, Persona};
+use crate::reporter::voice::UserLog;
+use crate::spec::{CliFlavor, LaunchSpec};
 
 /// The whole program: reads the command line, runs the job, and returns the exit status.
 ///
@@ -85,7 +85,7 @@ pub fn main() -> ExitCode {
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
     let by_hand = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
-    let begun = if by_hand { Begun::untouched() } else { Begun::now() };
+    let begun = if by_hand { Startup::untouched() } else { Startup::now() };
     let argv: Vec<OsString> = std::env::args_os().collect();
     let facts = Facts::gather(tell_of_wait(&argv));
     match cli::interpret(&argv, &facts) {
@@ -109,14 +109,14 @@ pub fn main() -> ExitCode {
 }
 
 /// The steps before the command line is read: reading it may start probes, and take long.
-struct Begun {
+struct Startup {
     /// Whether inherited descriptors are hidden from probes and workers.
     closed: io::Result<()>,
     /// The signal mask that was in force before, where it was changed.
     mask: Option<SigSet>,
 }
 
-impl Begun {
+impl Startup {
     fn now() -> Self {
         signal::ignore_file_size_signal();
         Self { closed: inherited::close_on_exec(), mask: signal::keep_as_the_first() }
@@ -130,8 +130,8 @@ impl Begun {
 /// Under the name torchrun only torchrun's own lines are expected.
 fn tell_of_wait(argv: &[OsString]) -> TellOfWait {
     match cli::persona(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
-        Persona::Rankrun => reporter::tell_of_wait,
-        Persona::Torchrun => |_, _| {},
+        CliFlavor::Rankrun => reporter::tell_of_wait,
+        CliFlavor::Torchrun => |_, _| {},
     }
 }
 
@@ -143,8 +143,8 @@ fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode
     }
 }
 
-fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Begun) -> ExitCode {
-    let Begun { closed, mask } = begun;
+fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Startup) -> ExitCode {
+    let Startup { closed, mask } = begun;
     let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
     let job = JobId(uuid::Uuid::new_v4().to_string());
     reserve::hold();
@@ -152,10 +152,10 @@ fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: B
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
     match split {
-        Ok((_, Side::Guard(guard))) => end(supervise(guard, &launch.spec)),
-        Ok((mask, Side::Agent(link, watch))) => {
+        Ok((_, ForkSide::Guard(guard))) => end(supervise(guard, &launch.spec)),
+        Ok((mask, ForkSide::Agent(link, watch))) => {
             heap::keep_small();
-            let original = Original { mask, handled, file_limits: inherited::raise_file_limit() };
+            let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
             let agent = AgentStart { launch, facts, foreign_python, closed, link: &link, watch };
             agent.run(job, original);
             ExitCode::SUCCESS
@@ -195,7 +195,7 @@ fn inspect(question: &Inspect, facts: &Facts) -> ExitCode {
     }
 }
 
-fn collect_garbage(request: &gc::Request, argv0: &OsStr, facts: &Facts) -> ExitCode {
+fn collect_garbage(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     match process::gc::collect(request) {
         Ok(mut collected) => {
             // The processes first: they may still write into these folders.
@@ -224,12 +224,12 @@ struct AgentStart<'a> {
     foreign_python: Option<OsString>,
     /// Whether inherited descriptors are hidden from the workers.
     closed: io::Result<()>,
-    link: &'a Link,
-    watch: Watch,
+    link: &'a GuardLink,
+    watch: Watchdog,
 }
 
 impl AgentStart<'_> {
-    fn run(self, job: JobId, original: Original) {
+    fn run(self, job: JobId, original: InheritedState) {
         let console = match Console::of_process(cursor(self.facts)) {
             Ok(console) => console,
             Err(source) => {
@@ -244,15 +244,15 @@ impl AgentStart<'_> {
         reporter::trace_to(console.clone(), manner, launcher);
         self.say_what_is_lost();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();
-        let voice = Voice::new(console, manner, launcher, no_color);
+        let voice = UserLog::new(console, manner, launcher, no_color);
         for notice in &self.launch.notices {
             voice.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
         let words =
-            Words { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
+            Invocation { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
         let (spec, foreign_python, watch) = (self.launch.spec, self.foreign_python, self.watch);
-        let setup = Setup { spec, words, environment, job, original, launcher, foreign_python, watch };
+        let setup = AgentSetup { spec, words, environment, job, original, launcher, foreign_python, watch };
         agent::run(setup, self.link, voice);
     }
 
@@ -261,7 +261,7 @@ impl AgentStart<'_> {
         if let Err(error) = &self.closed {
             tracing::info!("workers may inherit open files of the launcher's parent: {error}");
         }
-        let warns = self.launch.spec.persona == Persona::Rankrun;
+        let warns = self.launch.spec.persona == CliFlavor::Rankrun;
         if warns && inherited::no_file_may_grow() {
             tracing::warn!(
                 "the limit on file sizes is 0 (`ulimit -f`): neither the launcher nor its workers can write to a file"
@@ -292,8 +292,8 @@ fn supervise(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
         Ok(GuardEnd::AgentLost { exit, killed_for, left }) => {
             reporter::agent_lost((exit, killed_for), left.as_deref(), parent_file);
             match (spec.persona, killed_for) {
-                (Persona::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
-                (Persona::Rankrun | Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
+                (CliFlavor::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
+                (CliFlavor::Rankrun | CliFlavor::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
             }
         }
         Err(source) => {

@@ -9,51 +9,51 @@ use std::time::{Duration, SystemTime};
 
 use crate::cli;
 use crate::facts::Facts;
-use crate::gc::Deed;
-use crate::gc::paths::{LeftPath, PathFate, PathKind};
+use crate::gc::GcMode;
+use crate::gc::paths::{LeftPath, PathKind, PathOutcome};
 use crate::logs::error_folder;
 use crate::shim;
 
 /// Removes the found paths unless the request is only to list.
 #[must_use]
-pub(crate) fn collect(deed: Deed, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+pub(crate) fn collect(deed: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
     let mut left = error_folders(deed, &cli::parents_of_error_files(facts));
     left.extend(shim_files(deed, argv0, facts));
     left
 }
 
-fn error_folders(deed: Deed, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
+fn error_folders(deed: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
     let dead = parents.iter().flat_map(|parent| error_folder::find_dead(parent));
     let told = |folder: error_folder::DeadFolder| {
         let (path, age) = (folder.path.clone(), age_of(folder.modified));
         let fate = match deed {
-            Deed::List => PathFate::Listed,
-            Deed::End | Deed::EndAll => fate(folder.remove().map(|()| PathFate::Removed)),
+            GcMode::List => PathOutcome::Listed,
+            GcMode::End | GcMode::EndAll => fate(folder.remove().map(|()| PathOutcome::Removed)),
         };
         LeftPath { path, kind: PathKind::ErrorFiles, age, fate }
     };
     dead.map(told).collect()
 }
 
-fn shim_files(deed: Deed, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+fn shim_files(deed: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
     let interrupted = shim::find_interrupted(argv0, facts);
     let told = |file: &shim::InterruptedFile| LeftPath {
         path: file.path.clone(),
         kind: PathKind::Shim,
         age: age_of(file.modified),
         fate: match deed {
-            Deed::List => PathFate::Listed,
-            Deed::End | Deed::EndAll => fate(file.clear_away().map(|done| match done {
-                shim::Cleared::Removed => PathFate::Removed,
-                shim::Cleared::PutBack => PathFate::PutBack,
+            GcMode::List => PathOutcome::Listed,
+            GcMode::End | GcMode::EndAll => fate(file.clear_away().map(|done| match done {
+                shim::CleanupResult::Removed => PathOutcome::Removed,
+                shim::CleanupResult::PutBack => PathOutcome::PutBack,
             })),
         },
     };
     interrupted.files.iter().map(told).collect()
 }
 
-fn fate(done: io::Result<PathFate>) -> PathFate {
-    done.unwrap_or_else(|error| PathFate::Failed(error.to_string()))
+fn fate(done: io::Result<PathOutcome>) -> PathOutcome {
+    done.unwrap_or_else(|error| PathOutcome::Failed(error.to_string()))
 }
 
 /// A clock that was set back makes no age.

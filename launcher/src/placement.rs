@@ -7,7 +7,7 @@ use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
 use crate::device::{DeviceType, PciAddress};
 use crate::rendezvous::Round;
-use crate::spec::Seat;
+use crate::spec::WorkerDevice;
 
 /// The device that a worker computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,14 +17,14 @@ pub struct Device {
     /// The device's number among those that the worker sees. CPUs: tells replicas apart, binds nothing.
     pub ordinal: u32,
     /// Which of the node's devices it is, where that was found out.
-    pub card: Option<Card>,
+    pub card: Option<DeviceIdentity>,
     /// Whether devices were probed. Without a probe the worker may still use an accelerator, and no device is named.
     pub known: bool,
 }
 
 /// One of the node's devices, in words for messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct DeviceIdentity {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
     /// The noun for its number: `GPU`, `MIG device`, `tile`, `HPU`, `NPU`.
@@ -41,7 +41,7 @@ pub struct Card {
     pub how: String,
 }
 
-impl Card {
+impl DeviceIdentity {
     /// The type and index: `GPU 3`.
     #[must_use]
     pub fn title(&self) -> String {
@@ -49,7 +49,7 @@ impl Card {
     }
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for DeviceIdentity {
     /// Writes the device as `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.title())?;
@@ -109,7 +109,7 @@ pub struct WorkerId {
 
 /// The placements of one node's workers in a round, in local rank order.
 #[must_use]
-pub fn assign(seats: &[Seat], round: &Round) -> Vec<Placement> {
+pub fn assign(seats: &[WorkerDevice], round: &Round) -> Vec<Placement> {
     (0..)
         .zip(seats)
         .map(|(index, seat)| Placement {
@@ -140,8 +140,8 @@ mod tests {
         }
     }
 
-    fn seats(workers: u32) -> Vec<Seat> {
-        (0..workers).map(|rank| Seat::cpu(LocalRank(rank))).collect()
+    fn seats(workers: u32) -> Vec<WorkerDevice> {
+        (0..workers).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect()
     }
 
     fn master() -> Master {

@@ -29,7 +29,7 @@ pub const LOOPBACK: &str = "127.0.0.1";
 
 /// The name we go by: it decides grammar details, console, and exit statuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Persona {
+pub enum CliFlavor {
     /// The command is called `rankrun`.
     Rankrun,
     /// Started under the name `torchrun`: behaves as torchrun does.
@@ -40,7 +40,7 @@ pub enum Persona {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
     /// The command name, which selects the rules.
-    pub persona: Persona,
+    pub persona: CliFlavor,
     /// The program that each worker runs.
     pub entrypoint: Entrypoint,
     /// The arguments behind it, before the `${local_rank}` macro.
@@ -76,7 +76,7 @@ pub struct LaunchSpec {
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
     /// One for each worker, by local rank.
-    pub seats: Vec<Seat>,
+    pub seats: Vec<WorkerDevice>,
     /// The chosen devices that a worker sees. With its own alone its `LOCAL_RANK` is 0.
     pub visibility: Visibility,
     /// The device options as given.
@@ -275,7 +275,7 @@ impl SignalSpec {
 
 /// The device and the CPUs of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seat {
+pub struct WorkerDevice {
     /// The device that the worker computes on.
     pub device: Device,
     /// Variables that give it the device: to set, or with `None` to take away.
@@ -284,7 +284,7 @@ pub struct Seat {
     pub cpus: Option<Vec<u32>>,
 }
 
-impl Seat {
+impl WorkerDevice {
     /// A worker on the CPUs; the number tells replicas apart, it binds nothing.
     #[must_use]
     pub const fn cpu(local_rank: LocalRank) -> Self {
@@ -346,13 +346,13 @@ pub struct LogSpec {
     /// The template of the line prefix (`--log-line-prefix-template`); `None` is `[<role><local rank>]:`.
     pub prefix: Option<String>,
     /// Which tee'd lines are copied to one more file.
-    pub duplicates: Duplicates,
+    pub duplicates: LineFilters,
 }
 
 /// `--duplicate-stdout-filters` and `--duplicate-stderr-filters`: a tee'd line that contains one of these texts
 /// goes, with its prefix, to `filtered_stdout.log` or `filtered_stderr.log` of the attempt folder too.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Duplicates {
+pub struct LineFilters {
     /// The texts that select lines of standard output.
     pub stdout: Vec<String>,
     /// The texts that select lines of standard error.
@@ -423,7 +423,7 @@ pub struct WorkerDefaults {
 pub(crate) fn example() -> LaunchSpec {
     let none = StreamMap::All(Streams::default());
     LaunchSpec {
-        persona: Persona::Rankrun,
+        persona: CliFlavor::Rankrun,
         entrypoint: Entrypoint::Program { path: PathBuf::from("/bin/true"), name: "true".into() },
         args: Vec::new(),
         workers: LocalWorldSize::new(2).unwrap(),
@@ -448,7 +448,7 @@ pub(crate) fn example() -> LaunchSpec {
             tee: none,
             console: None,
             prefix: None,
-            duplicates: Duplicates::default(),
+            duplicates: LineFilters::default(),
         },
         stdin: StdinPolicy::All,
         defaults: WorkerDefaults {
@@ -458,7 +458,7 @@ pub(crate) fn example() -> LaunchSpec {
             connection_interfaces: Vec::new(),
             nccl_library: None,
         },
-        seats: (0..2).map(|rank| Seat::cpu(LocalRank(rank))).collect(),
+        seats: (0..2).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,
         devices: DeviceSpec::default(),
         device_check: None,

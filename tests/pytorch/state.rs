@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use harness::Random;
 use rankrun::rendezvous::pickle;
-use rankrun::rendezvous::state::{Node, State, Timestamp};
+use rankrun::rendezvous::state::{Node, RendezvousState, Timestamp};
 
 use crate::python_script;
 
@@ -38,7 +38,7 @@ fn some<T>(random: &mut Random, most: u64, mut make: impl FnMut(&mut Random) -> 
     (0..random.below(most)).map(|_| make(random)).collect()
 }
 
-fn state(random: &mut Random) -> State {
+fn state(random: &mut Random) -> RendezvousState {
     let most = if random.below(50) == 0 { 2500 } else { 8 };
     let nodes = some(random, most, node);
     let mut ranks: Vec<_> = nodes.into_iter().zip(-3..).collect();
@@ -46,7 +46,7 @@ fn state(random: &mut Random) -> State {
     if random.below(2) == 0 {
         ranks.reverse();
     }
-    State {
+    RendezvousState {
         round: random.below(1 << 40) >> random.below(40),
         complete: random.below(2) == 0,
         deadline: (random.below(2) == 0).then(|| time(random)),

@@ -2,7 +2,7 @@
 
 use super::rendezvous_tests::{joined, joins, node, note, peer_failed, position, running, start};
 use super::*;
-use crate::agent::message::{Ending, Farewell};
+use crate::agent::message::{PeerNotice, RemoteEnd};
 use crate::exit_code::TIME_LIMIT;
 use crate::rendezvous::NodeName;
 use crate::spec::stop::TimeLimit;
@@ -18,14 +18,14 @@ fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert_eq!(actions.last(), Some(&Action::AskBlame));
     let actions = job.handle(at(3), Input::Blamed(None));
-    assert!(matches!(actions[0], Action::Say(Happening::Restarting { .. })) && joins(&actions));
+    assert!(matches!(actions[0], Action::Say(JobEvent::Restarting { .. })) && joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 1, 1)), "its own failure is its own restart");
 
     let _ = job.handle(at(5), exited(1, 1, Exit::Code(7)));
     let _ = job.handle(at(6), exited(1, 0, killed_by(15)));
     let actions = job.handle(at(6), Input::Blamed(None));
     let end = end(&actions).unwrap();
-    assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), Farewell::Failed));
+    assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), PeerNotice::Failed));
     assert_eq!((&end.elsewhere, &end.first_cause), (&None, &None));
 }
 
@@ -37,7 +37,7 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
     let actions = job.handle(at(3), Input::Blamed(Some(NodeName::of_host("th1"))));
     assert!(
-        matches!(&actions[0], Action::Say(Happening::Blamed { node }) if *node == NodeName::of_host("th1"))
+        matches!(&actions[0], Action::Say(JobEvent::Blamed { node }) if *node == NodeName::of_host("th1"))
     );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
@@ -50,10 +50,10 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let said = job.handle(at(2), peer_failed());
-    assert!(matches!(&said[..], [Action::Say(Happening::Changed { .. })]), "{said:?}");
+    assert!(matches!(&said[..], [Action::Say(JobEvent::Changed { .. })]), "{said:?}");
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert!(joins(&actions) && !actions.contains(&Action::AskBlame), "{actions:?}");
-    let actions = job.handle(at(4), Input::Over(Ending::Closed { failure: None }));
+    let actions = job.handle(at(4), Input::Over(RemoteEnd::Closed { failure: None }));
     let end = end(&actions).unwrap();
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
     assert_eq!(
@@ -61,7 +61,7 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
         Some(&note()),
         "invariant 5: the closing peer named no cause, and it was known before"
     );
-    assert_eq!((&end.failure, end.farewell), (&None, Farewell::Left), "a peer has closed");
+    assert_eq!((&end.failure, end.farewell), (&None, PeerNotice::Left), "a peer has closed");
 
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
@@ -83,7 +83,7 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
 #[test]
 fn peer_failure_during_open_question_counts_after_the_time_limit() {
     let at = clock();
-    let mut job = node(0, Persona::Rankrun);
+    let mut job = node(0, CliFlavor::Rankrun);
     job.rules.time_limit = Some(TimeLimit { limit: Duration::from_secs(4), warning: None });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));

@@ -13,7 +13,7 @@ use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut};
 use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, ReportError};
 
-use crate::agent::failure::{Failure, FollowingEnd, Manner};
+use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
@@ -27,12 +27,12 @@ use crate::reporter::early::EarlyRank;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::log_space::LogDisk;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
-use crate::reporter::summary::{DeadCard, FailureCard, KeptOutput, OtherEnd, ProgramKind};
+use crate::reporter::summary::{DeadDeviceSummary, FailureReport, KeptOutput, OtherEnd, ProgramKind};
 use crate::reporter::torch_report::{FailedWorker, Message, TorchReport};
 use crate::spec::{Entrypoint, LaunchSpec, LogDir};
 
 /// What the worker group knows of a failure, beside the exits of the workers.
-pub(super) struct Evidence<'a> {
+pub(super) struct FailureContext<'a> {
     /// The rank and device of each worker.
     pub(super) placements: &'a [Placement],
     /// The round of the generation, if it completed one.
@@ -58,7 +58,7 @@ const TORCH_REPORT_TEXT: usize = 1024 * 1024;
 /// The files that a worker may leave in its log folder.
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
 
-impl Evidence<'_> {
+impl FailureContext<'_> {
     fn seat(&self, local_rank: LocalRank) -> Option<&Placement> {
         self.placements.get(local_rank.index())
     }
@@ -68,7 +68,7 @@ impl Evidence<'_> {
     }
 
     /// The report of one failure, and the texts of error files that the report shows.
-    pub(super) fn card(&self, failure: &Failure) -> (FailureCard, ShownTexts) {
+    pub(super) fn card(&self, failure: &Failure) -> (FailureReport, ShownTexts) {
         let first = failure.first;
         let folder = self.attempt.map(|attempt| attempt.worker(first.local_rank));
         let mut shown = ShownTexts::default();
@@ -106,9 +106,9 @@ impl Evidence<'_> {
         &self,
         failure: &Failure,
         (report, files, peers): (Option<ErrorReport>, Vec<PathBuf>, Vec<PeerReport>),
-    ) -> FailureCard {
+    ) -> FailureReport {
         let first = failure.first;
-        FailureCard {
+        FailureReport {
             rank: self.rank(first.local_rank),
             local_rank: first.local_rank,
             pid: first.pid,
@@ -138,7 +138,7 @@ impl Evidence<'_> {
             dead_devices: failure
                 .dead_devices
                 .iter()
-                .map(|dead| DeadCard {
+                .map(|dead| DeadDeviceSummary {
                     ranks: dead.local_ranks.iter().map(|local_rank| self.rank(*local_rank)).collect(),
                     device: dead.device.clone(),
                     why: dead.why.clone(),
@@ -164,12 +164,12 @@ impl Evidence<'_> {
         let recorded = recorded(&failure.others);
         let most = (TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
         let mut root_cause = self.failed_worker(&failure.first, most);
-        if let (Manner::Stuck { dwell }, Message::None) = (failure.manner, &root_cause.message) {
+        if let (FailureKind::Stuck { dwell }, Message::None) = (failure.manner, &root_cause.message) {
             let dwell = dwell.as_secs_f64();
             root_cause.message =
                 Message::Text(format!("Worker stuck in uninterruptible sleep (D-state) for {dwell:.1}s"));
         }
-        if let (Manner::NotJoined { limit }, Message::None) = (failure.manner, &root_cause.message) {
+        if let (FailureKind::NotJoined { limit }, Message::None) = (failure.manner, &root_cause.message) {
             let limit = limit.as_secs_f64();
             root_cause.message = Message::Text(format!("Worker had not joined the store within {limit}s"));
         }
@@ -220,7 +220,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Unread {
+enum ErrorFileProblem {
     #[error("cannot read it: {0}")]
     Io(#[from] io::Error),
     #[error(transparent)]
@@ -234,7 +234,7 @@ enum Unread {
 pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
     match read(path) {
         Ok(read) => Some(read),
-        Err(Unread::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(ErrorFileProblem::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!("`{}` is left out: {error}", path.display());
             None
@@ -250,7 +250,7 @@ pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
 }
 
 /// Never blocks: a worker may have put a FIFO or a device there, which is not a report.
-fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
+fn read(path: &Path) -> Result<(ErrorFile, SystemTime), ErrorFileProblem> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
@@ -266,7 +266,7 @@ fn read(path: &Path) -> Result<(ErrorFile, SystemTime), Unread> {
 }
 
 /// Reads the JSON of a long file in bounded memory.
-fn with_cut_texts(mut file: impl Read) -> Result<Vec<u8>, Unread> {
+fn with_cut_texts(mut file: impl Read) -> Result<Vec<u8>, ErrorFileProblem> {
     let (mut cutter, mut buffer) = (JsonCutter::default(), vec![0; 64 * 1024]);
     loop {
         match file.read(&mut buffer) {

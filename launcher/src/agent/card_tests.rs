@@ -5,7 +5,7 @@ use nix::unistd::Pid;
 use super::*;
 use crate::placement;
 use crate::process::Exit;
-use crate::spec::{Seat, example};
+use crate::spec::{WorkerDevice, example};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
@@ -20,7 +20,7 @@ fn signal(number: i32) -> Exit {
 }
 
 /// torchrun's report of a failure of rank 1, with its error file if there is one.
-fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
+fn report(manner: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
     let failure = Failure {
         generation: Generation(0),
         first: end(1, Exit::Code(9)),
@@ -34,8 +34,8 @@ fn report(manner: Manner, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> T
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let master = Master { addr: "127.0.0.1".to_owned(), port: 1, agent_store: true };
     let round = Round::alone(LocalWorldSize::new(4).unwrap(), master);
-    let evidence = Evidence {
-        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| Seat::cpu(LocalRank(rank))), &round),
+    let evidence = FailureContext {
+        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))), &round),
         round: Some(&round),
         started: UNIX_EPOCH,
         spec: &example(),
@@ -69,7 +69,7 @@ fn the_time_and_the_text_are_the_files() {
             stack("s"),
         ),
     ] {
-        let root = report(Manner::Ended, Some(file), &[]).root_cause;
+        let root = report(FailureKind::Ended, Some(file), &[]).root_cause;
         assert_eq!((root.time, root.message), (time, message), "{file}");
     }
 }
@@ -83,13 +83,13 @@ fn who_ended_well_is_not_listed_and_who_was_stopped_comes_last() {
         (end(4, Exit::Code(0)), false),
     ];
     let listed: Vec<u32> =
-        report(Manner::Ended, None, &others).others.iter().map(|other| other.local_rank.0).collect();
+        report(FailureKind::Ended, None, &others).others.iter().map(|other| other.local_rank.0).collect();
     assert_eq!(listed, [2, 0, 3]);
 }
 
 #[test]
 fn who_sat_in_the_kernel_is_reported_with_that() {
-    let root = report(Manner::Stuck { dwell: Duration::from_millis(2_040) }, None, &[]).root_cause;
+    let root = report(FailureKind::Stuck { dwell: Duration::from_millis(2_040) }, None, &[]).root_cause;
     let expected = "Worker stuck in uninterruptible sleep (D-state) for 2.0s";
     assert_eq!(root.message, Message::Text(expected.to_owned()));
 }

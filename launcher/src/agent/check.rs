@@ -12,38 +12,43 @@ use rustix::process::getuid;
 
 use crate::agent::checkup::judge;
 use crate::agent::message::Input;
-use crate::agent::reseat::{self, Reseated, Words};
-use crate::agent::workers::Workers;
+use crate::agent::reseat::{self, Invocation, Reassignment};
+use crate::agent::workers::WorkerGroup;
 use crate::device::probe::Probe;
-use crate::device::{Ask, Machine};
+use crate::device::{Machine, ProbeScope};
 use crate::process::Exit;
 use crate::process::probe::Probes;
 use crate::spec::{DeviceCheck, Unhealthy};
 
 /// One health check, from the first probe to the last answer.
-pub(super) struct Check {
+pub(super) struct DeviceCheckRun {
     generation: Generation,
     settings: DeviceCheck,
     /// The probes that still run.
-    probes: Option<(Asked, Probes)>,
+    probes: Option<(PendingProbe, Probes)>,
     /// The machine as the probes found it.
     machine: Machine,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum PendingProbe {
     Devices,
     Order,
 }
 
-impl Check {
+impl DeviceCheckRun {
     /// Starts the probes of the devices.
     pub(super) fn start(generation: Generation, settings: DeviceCheck) -> Self {
         // A new device assignment may need the order by links, or the CPUs near each device.
         let again = settings.unhealthy == Unhealthy::Exclude;
-        let ask = Ask { state: true, links: again, cpus: again };
+        let ask = ProbeScope { state: true, links: again, cpus: again };
         let probes = Probes::discovery(ask, settings.limit, Instant::now());
-        Self { generation, settings, probes: Some((Asked::Devices, probes)), machine: Machine::default() }
+        Self {
+            generation,
+            settings,
+            probes: Some((PendingProbe::Devices, probes)),
+            machine: Machine::default(),
+        }
     }
 
     /// True while a probe runs.
@@ -69,15 +74,15 @@ impl Check {
     }
 
     /// Processes the answers of probes; returns an input for the state once the check is complete.
-    pub(super) fn advance(&mut self, words: &Words, workers: &mut Workers) -> Option<Input> {
+    pub(super) fn advance(&mut self, words: &Invocation, workers: &mut WorkerGroup) -> Option<Input> {
         let (asked, probes) = self.probes.take_if(|(_, probes)| probes.advance(Instant::now()))?;
         match asked {
-            Asked::Devices => {
+            PendingProbe::Devices => {
                 self.machine = probes.into_machine();
                 let checkup = judge(&self.machine, &workers.spec().seats, getuid().as_raw());
                 Some(Input::DevicesChecked { generation: self.generation, checkup })
             }
-            Asked::Order => self.reseat(words, workers, Some(probes.into_cuda_order())),
+            PendingProbe::Order => self.reseat(words, workers, Some(probes.into_cuda_order())),
         }
     }
 
@@ -85,22 +90,22 @@ impl Check {
     /// answer.
     pub(super) fn reseat(
         &mut self,
-        words: &Words,
-        workers: &mut Workers,
+        words: &Invocation,
+        workers: &mut WorkerGroup,
         order: Option<reseat::CudaOrder>,
     ) -> Option<Input> {
         let seating = match reseat::seats(words, &workers.spec().seats, self.machine.clone(), order) {
-            Reseated::NeedsOrder => {
+            Reassignment::NeedsOrder => {
                 let probes = Probes::start(&[Probe::CudaOrder], self.settings.limit, Instant::now());
-                self.probes = Some((Asked::Order, probes));
+                self.probes = Some((PendingProbe::Order, probes));
                 return None;
             }
-            Reseated::Seated(seating) => {
+            Reassignment::Seated(seating) => {
                 let count = seating.workers;
                 workers.sit_down_next(*seating);
                 Ok(count)
             }
-            Reseated::Refused(why) => Err(why),
+            Reassignment::Refused(why) => Err(why),
         };
         Some(Input::Reseated { generation: self.generation, seating })
     }

@@ -1,12 +1,12 @@
 //! Transcripts with a health check of the devices after a failure.
 
 use super::*;
-use crate::agent::checkup::{Checkup, DeadDevice};
+use crate::agent::checkup::{DeadDevice, DeviceReport};
 use crate::spec::Unhealthy;
 
 /// A job of two workers with device checks.
 fn checked_job(max_restarts: u32) -> State {
-    let mut job = state(2, max_restarts, Persona::Rankrun);
+    let mut job = state(2, max_restarts, CliFlavor::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     job
 }
@@ -17,24 +17,24 @@ fn fails(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Ac
     job.handle(at, exited(generation, 0, killed_by(15)))
 }
 
-fn checked(generation: u32, checkup: Checkup) -> Input {
+fn checked(generation: u32, checkup: DeviceReport) -> Input {
     Input::DevicesChecked { generation: Generation(generation), checkup }
 }
 
-fn one_is_dead() -> Checkup {
+fn one_is_dead() -> DeviceReport {
     let dead = DeadDevice {
         local_ranks: vec![LocalRank(1)],
         device: "cuda 3 (Fast)".to_owned(),
         why: "does not answer".to_owned(),
     };
-    Checkup { dead: vec![dead], ..Checkup::default() }
+    DeviceReport { dead: vec![dead], ..DeviceReport::default() }
 }
 
 fn checks(actions: &[Action]) -> bool {
     actions.contains(&Action::CheckDevices { generation: Generation(0) })
 }
 
-fn says(actions: &[Action], wanted: impl Fn(&Happening) -> bool) -> bool {
+fn says(actions: &[Action], wanted: impl Fn(&JobEvent) -> bool) -> bool {
     actions.iter().any(|action| matches!(action, Action::Say(said) if wanted(said)))
 }
 
@@ -47,7 +47,7 @@ fn healthy_devices_let_the_workers_start_again() {
     assert!(checks(&actions) && started(&actions).is_none() && end(&actions).is_none());
     let leftovers = actions.iter().position(|action| matches!(action, Action::KillLeftovers { .. }));
     assert!(leftovers < actions.iter().position(|action| matches!(action, Action::CheckDevices { .. })));
-    let actions = job.handle(at(2), checked(0, Checkup::default()));
+    let actions = job.handle(at(2), checked(0, DeviceReport::default()));
     assert_eq!(started(&actions), Some(1));
     assert_eq!(job.handle(at(3), checked(0, one_is_dead())), [], "an old generation changes nothing");
 }
@@ -64,8 +64,8 @@ fn a_dead_device_ends_the_job_with_the_status_of_the_failure() {
         let end = end(&actions).unwrap();
         assert_eq!(end.status, ExitStatus::Code(7), "invariant 8");
         assert_eq!(end.failure.as_ref().unwrap().dead_devices, one_is_dead().dead);
-        assert!(says(&actions, |said| matches!(said, Happening::DeviceDead(_))));
-        let no_restart = says(&actions, |said| matches!(said, Happening::NoRestart { .. }));
+        assert!(says(&actions, |said| matches!(said, JobEvent::DeviceDead(_))));
+        let no_restart = says(&actions, |said| matches!(said, JobEvent::NoRestart { .. }));
         assert_eq!(no_restart, restarts > 0, "only where there would have been one");
     }
 }
@@ -76,9 +76,9 @@ fn devices_that_nobody_can_ask_change_nothing() {
     let mut job = checked_job(1);
     let _ = job.handle(at(0), Input::Ready);
     let _ = fails(&mut job, (0, 7), at(1));
-    let unchecked = Checkup { unchecked: vec!["NVML: no answer".to_owned()], ..Checkup::default() };
+    let unchecked = DeviceReport { unchecked: vec!["NVML: no answer".to_owned()], ..DeviceReport::default() };
     let actions = job.handle(at(2), checked(0, unchecked));
-    assert!(says(&actions, |said| matches!(said, Happening::DevicesUnchecked { .. })));
+    assert!(says(&actions, |said| matches!(said, JobEvent::DevicesUnchecked { .. })));
     assert_eq!(started(&actions), Some(1));
 }
 
@@ -93,7 +93,7 @@ fn a_stop_during_the_look_is_answered_at_once_and_forbids_the_restart() {
         let end = end(&actions).expect("invariant 10");
         assert_eq!(end.status, ExitStatus::Code(130));
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
-        assert_eq!(job.handle(at(3), checked(0, Checkup::default())), [], "invariant 7");
+        assert_eq!(job.handle(at(3), checked(0, DeviceReport::default())), [], "invariant 7");
         assert_eq!(job.deadline(), None);
     }
 }
@@ -118,10 +118,10 @@ fn a_look_that_takes_long_is_told_once() {
     let _ = fails(&mut job, (0, 7), at(1));
     assert_eq!(job.deadline(), Some(at(3)));
     assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "not yet");
-    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(Happening::CheckingDevices)]);
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(JobEvent::CheckingDevices)]);
     assert_eq!(job.deadline(), None);
     assert_eq!(job.handle(at(4), Input::SignalPassed { signal: Signal::SIGUSR1 }), []);
-    assert_eq!(started(&job.handle(at(5), checked(0, Checkup::default()))), Some(1));
+    assert_eq!(started(&job.handle(at(5), checked(0, DeviceReport::default()))), Some(1));
 }
 
 fn reseated(generation: u32, seating: Result<u32, &str>) -> Input {
@@ -144,7 +144,7 @@ fn the_next_generation_sits_on_the_devices_that_are_left() {
     let at = clock();
     let (mut job, actions) = reseating_job(1, &at);
     assert_eq!(actions.last(), Some(&Action::Reseat { generation: Generation(0) }));
-    assert_eq!(job.handle(at(2), checked(0, Checkup::default())), [], "that was asked before");
+    assert_eq!(job.handle(at(2), checked(0, DeviceReport::default())), [], "that was asked before");
     assert_eq!(job.deadline(), Some(at(4)), "what takes long is told");
     let actions = job.handle(at(3), reseated(0, Ok(1)));
     assert_eq!(started(&actions), Some(1));
@@ -157,7 +157,7 @@ fn without_seats_there_is_no_restart() {
     let at = clock();
     let (mut job, _) = reseating_job(3, &at);
     let actions = job.handle(at(3), reseated(0, Err("2 workers need 2 devices")));
-    assert!(says(&actions, |said| matches!(said, Happening::NoRestart { why: Some(_) })));
+    assert!(says(&actions, |said| matches!(said, JobEvent::NoRestart { why: Some(_) })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
     let (_, actions) = reseating_job(0, &at);
     assert!(
@@ -190,7 +190,7 @@ proptest! {
         job.rules.unhealthy = Some(if refuses { Unhealthy::Refuse } else { Unhealthy::Exclude });
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
-            let was_checking = matches!(job.phase, Phase::Checking { .. });
+            let was_checking = matches!(job.phase, JobPhase::Checking { .. });
             let is_stop = matches!(input, Input::StopRequested { .. });
             told |= is_stop;
             let actions = job.handle(at(second), input);
@@ -209,7 +209,7 @@ proptest! {
 fn any_input_of_a_check() -> impl Strategy<Value = Input> {
     prop_oneof![
         6 => any_input(),
-        2 => (0u32..3).prop_map(|generation| checked(generation, Checkup::default())),
+        2 => (0u32..3).prop_map(|generation| checked(generation, DeviceReport::default())),
         1 => (0u32..3).prop_map(|generation| checked(generation, one_is_dead())),
         1 => (0u32..3).prop_map(|generation| reseated(generation, Ok(2))),
         1 => (0u32..3).prop_map(|generation| reseated(generation, Err("no"))),

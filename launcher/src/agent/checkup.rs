@@ -3,18 +3,18 @@
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::agent::message::Happening;
+use crate::agent::message::JobEvent;
 use crate::device::health::{Severity, findings};
-use crate::device::{Accelerator, Machine, Trouble, TroubleKind};
-use crate::placement::{Card, Device};
-use crate::spec::Seat;
+use crate::device::{Accelerator, Machine, ProbeProblem, ProbeProblemKind};
+use crate::placement::{Device, DeviceIdentity};
+use crate::spec::WorkerDevice;
 
 /// Why a device that is no longer listed counts as dead.
 const GONE: &str = "fell off the bus: it is not listed any more";
 
 /// The result of a health check of the workers' devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Checkup {
+pub struct DeviceReport {
     /// Dead devices, ordered by the lowest local rank that used each.
     pub dead: Vec<DeadDevice>,
     /// Devices that work with a warning.
@@ -43,12 +43,12 @@ pub struct DeviceWarning {
     pub what: String,
 }
 
-impl Checkup {
+impl DeviceReport {
     /// One message for the user per unchecked source, warning and dead device.
-    pub(super) fn told(&self) -> impl Iterator<Item = Happening> + use<> {
-        let unchecked = self.unchecked.clone().into_iter().map(|why| Happening::DevicesUnchecked { why });
-        let warnings = self.warnings.clone().into_iter().map(Happening::DeviceWarning);
-        unchecked.chain(warnings).chain(self.dead.clone().into_iter().map(Happening::DeviceDead))
+    pub(super) fn told(&self) -> impl Iterator<Item = JobEvent> + use<> {
+        let unchecked = self.unchecked.clone().into_iter().map(|why| JobEvent::DevicesUnchecked { why });
+        let warnings = self.warnings.clone().into_iter().map(JobEvent::DeviceWarning);
+        unchecked.chain(warnings).chain(self.dead.clone().into_iter().map(JobEvent::DeviceDead))
     }
 }
 
@@ -56,11 +56,11 @@ impl Checkup {
 ///
 /// A device that is not found is dead only if every source that could list it has answered.
 #[must_use]
-pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
-    let mut checkup = Checkup::default();
+pub fn judge(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceReport {
+    let mut checkup = DeviceReport::default();
     // A fallback source knows less: it lists the devices, but not their condition.
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let troubles: Vec<&Trouble> = all.filter(|trouble| is_ours(trouble, seats)).collect();
+    let troubles: Vec<&ProbeProblem> = all.filter(|trouble| is_ours(trouble, seats)).collect();
     for (device, card, local_ranks) in devices(seats) {
         let name = card.to_string();
         let mut dead = |why| {
@@ -94,17 +94,17 @@ pub fn judge(machine: &Machine, seats: &[Seat], own_uid: u32) -> Checkup {
 }
 
 /// True if the trouble may hide something about the workers' devices. A missing library never listed them.
-fn is_ours(trouble: &Trouble, seats: &[Seat]) -> bool {
-    let is_missing = matches!(trouble.what, TroubleKind::Missing(_));
+fn is_ours(trouble: &ProbeProblem, seats: &[WorkerDevice]) -> bool {
+    let is_missing = matches!(trouble.what, ProbeProblemKind::Missing(_));
     !is_missing && seats.iter().any(|seat| seat.device.card.is_some() && seat.device.kind == trouble.kind)
 }
 
 /// Each device once, with all local ranks that used it.
-fn devices(seats: &[Seat]) -> Vec<(&Device, &Card, Vec<LocalRank>)> {
-    let mut devices: Vec<(&Device, &Card, Vec<LocalRank>)> = Vec::new();
+fn devices(seats: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
+    let mut devices: Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> = Vec::new();
     for (local_rank, seat) in (0..).map(LocalRank).zip(seats) {
         let Some(card) = &seat.device.card else { continue };
-        let same = |(device, other, _): &&mut (&Device, &Card, _)| {
+        let same = |(device, other, _): &&mut (&Device, &DeviceIdentity, _)| {
             device.kind == seat.device.kind
                 && (&other.index, &other.uuid, other.pci) == (&card.index, &card.uuid, card.pci)
         };
@@ -118,7 +118,11 @@ fn devices(seats: &[Seat]) -> Vec<(&Device, &Card, Vec<LocalRank>)> {
 
 /// Matches by UUID, else by PCI address, as far as both sides know them. A device without either is matched
 /// by its index.
-pub(super) fn find<'a>(machine: &'a Machine, device: &Device, card: &Card) -> Option<&'a Accelerator> {
+pub(super) fn find<'a>(
+    machine: &'a Machine,
+    device: &Device,
+    card: &DeviceIdentity,
+) -> Option<&'a Accelerator> {
     let all = || machine.accelerators.iter().filter(|found| found.kind == device.kind);
     let by_uuid = || all().find(|found| card.uuid.is_some() && found.uuid == card.uuid);
     let without_uuid = |found: &&Accelerator| found.uuid.is_none() || card.uuid.is_none();

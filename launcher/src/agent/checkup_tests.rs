@@ -1,7 +1,7 @@
 //! Machines and device assignments, and what is reported about the devices.
 
 use super::*;
-use crate::device::{Condition, DeviceType, Part, PciAddress, State};
+use crate::device::{Condition, DeviceState, DeviceType, Part, PciAddress};
 
 fn pci(bus: u8) -> PciAddress {
     PciAddress { domain: 0, bus, device: 0, function: 0 }
@@ -30,13 +30,13 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
 }
 
 /// A worker on the card with this index.
-fn seat(index: u32) -> Seat {
+fn seat(index: u32) -> WorkerDevice {
     let accelerator = card(index);
-    let mut seat = Seat::cpu(LocalRank(0));
+    let mut seat = WorkerDevice::cpu(LocalRank(0));
     seat.device = Device {
         kind: accelerator.kind,
         ordinal: 0,
-        card: Some(Card {
+        card: Some(DeviceIdentity {
             index: index.to_string(),
             noun: "GPU",
             name: accelerator.name,
@@ -50,7 +50,7 @@ fn seat(index: u32) -> Seat {
     seat
 }
 
-fn dead(checkup: &Checkup) -> Vec<(Vec<u32>, &str, &str)> {
+fn dead(checkup: &DeviceReport) -> Vec<(Vec<u32>, &str, &str)> {
     let rank = |dead: &DeadDevice| dead.local_ranks.iter().map(|rank| rank.0).collect();
     checkup.dead.iter().map(|dead| (rank(dead), &*dead.device, &*dead.why)).collect()
 }
@@ -59,15 +59,15 @@ fn lost(why: &str) -> Condition {
     Condition::Lost { why: why.to_owned() }
 }
 
-fn trouble(what: TroubleKind) -> Trouble {
-    Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what }
+fn trouble(what: ProbeProblemKind) -> ProbeProblem {
+    ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what }
 }
 
 #[test]
 fn healthy_devices_need_no_word() {
     let checkup = judge(&machine([0, 1, 2].map(card)), &[seat(2), seat(0)], 0);
-    assert_eq!(checkup, Checkup::default());
-    assert_eq!(judge(&Machine::default(), &[Seat::cpu(LocalRank(0))], 0), Checkup::default());
+    assert_eq!(checkup, DeviceReport::default());
+    assert_eq!(judge(&Machine::default(), &[WorkerDevice::cpu(LocalRank(0))], 0), DeviceReport::default());
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn only_the_devices_of_the_workers_count() {
     let mut sick = card(1);
     sick.condition = lost("GPU is lost");
     let machine = machine([card(0), sick, card(2)]);
-    assert_eq!(judge(&machine, &[seat(2), seat(0)], 0), Checkup::default());
+    assert_eq!(judge(&machine, &[seat(2), seat(0)], 0), DeviceReport::default());
     let checkup = judge(&machine, &[seat(2), seat(1)], 0);
     let expected = (vec![1], "GPU 1 Fast (0000:11:00.0)", "does not answer: GPU is lost");
     assert_eq!(dead(&checkup), [expected]);
@@ -104,18 +104,18 @@ fn a_card_that_does_not_say_who_it_is_is_known_by_its_place_or_number() {
 #[test]
 fn nobody_is_dead_of_a_library_that_does_not_answer() {
     let mut machine = machine([]);
-    machine.troubles = vec![trouble(TroubleKind::Hung(10)), trouble(TroubleKind::Hung(10))];
+    machine.troubles = vec![trouble(ProbeProblemKind::Hung(10)), trouble(ProbeProblemKind::Hung(10))];
     let checkup = judge(&machine, &[seat(0)], 0);
     assert_eq!(
         (dead(&checkup), &checkup.unchecked[..]),
         (vec![], &["NVML did not answer within 10 seconds".to_owned()][..])
     );
 
-    machine.troubles = vec![trouble(TroubleKind::Missing("no such file".to_owned()))];
+    machine.troubles = vec![trouble(ProbeProblemKind::Missing("no such file".to_owned()))];
     let checkup = judge(&machine, &[seat(0)], 0);
     assert_eq!((checkup.dead.len(), checkup.unchecked.len()), (1, 0), "the kernel alone knew of it");
 
-    machine.troubles = vec![Trouble { kind: DeviceType::Rocm, ..trouble(TroubleKind::Hung(10)) }];
+    machine.troubles = vec![ProbeProblem { kind: DeviceType::Rocm, ..trouble(ProbeProblemKind::Hung(10)) }];
     let checkup = judge(&machine, &[seat(0)], 0);
     assert_eq!(
         (checkup.dead.len(), checkup.unchecked.len()),
@@ -127,7 +127,8 @@ fn nobody_is_dead_of_a_library_that_does_not_answer() {
 #[test]
 fn a_blemish_is_a_warning() {
     let mut hot = card(0);
-    let state = State { throttle: vec![crate::device::Throttle::HardwareThermal], ..State::default() };
+    let state =
+        DeviceState { throttle: vec![crate::device::Throttle::HardwareThermal], ..DeviceState::default() };
     hot.state = Some(Box::new(state));
     let checkup = judge(&machine([hot]), &[seat(0)], 0);
     assert!(checkup.dead.is_empty(), "a hot device is not dead");

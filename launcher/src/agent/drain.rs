@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::message::JobEnd;
-use crate::agent::{Agent, Interrupted, LAST_WORDS};
+use crate::agent::{Agent, AgentAbort, LAST_WORDS};
 use crate::spec::stop::StopReason;
 
 /// A wait that is longer says what it waits for.
@@ -67,7 +67,7 @@ impl Agent<'_> {
     }
 
     /// A signal from whichever side, for a time when nothing else can happen.
-    pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, Interrupted> {
+    pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, AgentAbort> {
         while let Some(number) = self.own_signal()? {
             if self.handled.stops(number) {
                 return Ok(Signal::try_from(number).ok());

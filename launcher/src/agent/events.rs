@@ -12,9 +12,9 @@ use crate::agent::host;
 use crate::agent::message::{JobEnd, WorkerEnd};
 use crate::process::Exit;
 use crate::rendezvous::Round;
-use crate::reporter::console::{Console, Stream};
+use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::events::{
-    self, ENDED_BY_CODE, ENDED_BY_SIGNAL, Event, JobFacts, Membership, Progress, Seat,
+    self, ENDED_BY_CODE, ENDED_BY_SIGNAL, EventWorker, JobFacts, JobProgress, RankStatus, TorchEvent,
 };
 use crate::spec::{EventLog, LaunchSpec};
 
@@ -22,7 +22,7 @@ use crate::spec::{EventLog, LaunchSpec};
 pub(super) struct EventSink {
     console: Console,
     job: JobFacts,
-    progress: Progress,
+    progress: JobProgress,
     began: Instant,
 }
 
@@ -34,8 +34,8 @@ impl EventSink {
             EventLog::Console => Some(Self {
                 console: console.clone(),
                 job: JobFacts::of(spec, host::full_name()),
-                progress: Progress {
-                    membership: Membership::Joining,
+                progress: JobProgress {
+                    membership: RankStatus::Joining,
                     restarts: RestartCount(0),
                     run_time: Duration::ZERO,
                 },
@@ -47,24 +47,24 @@ impl EventSink {
     /// The rendezvous completed after this time, and the ranks are assigned.
     pub(super) fn joined(&mut self, restarts: RestartCount, round: &Round, took: Duration) {
         self.progress.restarts = restarts;
-        self.tell(&Event::Rendezvous(took));
+        self.tell(&TorchEvent::Rendezvous(took));
         // A job of one node knows its ranks in advance; with several nodes the round brings them.
-        self.tell(&Event::RanksAssigned(Duration::ZERO));
-        self.progress.membership = Membership::Joined { node_rank: round.node_rank, nodes: round.nodes };
+        self.tell(&TorchEvent::RanksAssigned(Duration::ZERO));
+        self.progress.membership = RankStatus::Joined { node_rank: round.node_rank, nodes: round.nodes };
     }
 
-    pub(super) fn started(&self, seats: &[Seat]) {
-        seats.iter().for_each(|seat| self.tell(&Event::Started(*seat)));
+    pub(super) fn started(&self, seats: &[EventWorker]) {
+        seats.iter().for_each(|seat| self.tell(&TorchEvent::Started(*seat)));
     }
 
-    pub(super) fn ended(&mut self, events: &[Event]) {
+    pub(super) fn ended(&mut self, events: &[TorchEvent]) {
         self.progress.run_time = self.began.elapsed();
         events.iter().for_each(|event| self.tell(event));
     }
 
-    fn tell(&self, event: &Event) {
+    fn tell(&self, event: &TorchEvent) {
         let line = events::render(&self.job, self.progress, event);
-        self.console.message(Stream::Stderr, line.as_bytes());
+        self.console.message(OutputStream::Stderr, line.as_bytes());
     }
 }
 
@@ -72,14 +72,14 @@ impl EventSink {
 pub(super) fn of_end(
     end: &JobEnd,
     died_of: Option<String>,
-    seats: &[Seat],
+    seats: &[EventWorker],
     error_files: &BTreeMap<LocalRank, ErrorFile>,
-) -> Vec<Event> {
+) -> Vec<TorchEvent> {
     if let Some(raw_error) = died_of {
-        return vec![Event::AgentFailed { raw_error }];
+        return vec![TorchEvent::AgentFailed { raw_error }];
     }
     let failure = end.failure.as_ref();
-    let bad_end = |seat: &Seat| {
+    let bad_end = |seat: &EventWorker| {
         let failure = failure?;
         let others = failure.others.iter().map(|other| other.end);
         let mut ends = [failure.first].into_iter().chain(others);
@@ -95,13 +95,13 @@ pub(super) fn of_end(
         file.map_or_else(|| placeholder.to_owned(), |file| file.to_short_json(MAX_CUT_TEXT))
     };
     let workers = seats.iter().map(|seat| match (failure, bad_end(seat)) {
-        (None, _) => Event::Succeeded(*seat),
-        (Some(_), None) => Event::Terminated(*seat),
+        (None, _) => TorchEvent::Succeeded(*seat),
+        (Some(_), None) => TorchEvent::Terminated(*seat),
         (Some(_), Some(end)) => {
-            Event::Failed { seat: *seat, exit_code: code(end.exit), raw_error: raw_error(&end) }
+            TorchEvent::Failed { seat: *seat, exit_code: code(end.exit), raw_error: raw_error(&end) }
         }
     });
-    workers.chain([Event::AgentSucceeded]).collect()
+    workers.chain([TorchEvent::AgentSucceeded]).collect()
 }
 
 const fn code(exit: Exit) -> i32 {

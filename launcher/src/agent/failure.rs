@@ -27,16 +27,16 @@ const SAME_MOMENT: Duration = Duration::from_millis(500);
 
 /// What a failed worker's error file says about the order of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Testimony {
+pub struct ErrorFileInfo {
     /// The time at which the worker wrote the file.
     pub written: SystemTime,
     /// The lost peer that made the worker fail, where the file reports one.
-    pub lost: Option<Lost>,
+    pub lost: Option<LostPeer>,
 }
 
 /// A peer that a worker has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
+pub enum LostPeer {
     /// A worker of this node, by local rank.
     Here(LocalRank),
     /// A worker of another node, by rank.
@@ -45,13 +45,13 @@ pub enum Lost {
     Unnamed,
 }
 
-impl Testimony {
+impl ErrorFileInfo {
     /// The lost peer, where it may be on another node.
     pub(super) fn loss_elsewhere(&self) -> Option<PeerLoss> {
         match self.lost? {
-            Lost::Here(_) => None,
-            Lost::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
-            Lost::Unnamed => Some(PeerLoss::Unnamed),
+            LostPeer::Here(_) => None,
+            LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
+            LostPeer::Unnamed => Some(PeerLoss::Unnamed),
         }
     }
 }
@@ -79,7 +79,7 @@ pub struct Failure {
     /// The first failure that was seen; once [settled](Self::settle), the cause.
     pub first: WorkerEnd,
     /// How the worker in `first` failed.
-    pub manner: Manner,
+    pub manner: FailureKind,
     /// Workers that exited with 0 before the failure, in the order of their exits.
     pub early: Box<[EarlySuccess]>,
     /// The exits after the first failure, in the order in which they were seen.
@@ -94,7 +94,7 @@ pub struct Failure {
 
 /// How the worker that was the cause failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Manner {
+pub enum FailureKind {
     /// It exited with a code other than 0, or by a signal.
     Ended,
     /// It had written its error file, and our stop ended it before its own exit.
@@ -144,29 +144,29 @@ impl Failure {
     /// two exits with a code that our own stop does not explain: most workers die of the stop.
     pub(super) fn may_be_everybodys(&self) -> bool {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
-        self.manner == Manner::Ended
+        self.manner == FailureKind::Ended
             && is_code(self.first.exit)
             && self.others.iter().any(|other| is_code(other.end.exit))
     }
 
     const fn was_seen_before_its_end(&self) -> bool {
-        matches!(self.manner, Manner::Stuck { .. } | Manner::NotJoined { .. })
+        matches!(self.manner, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
     }
 
     /// True if new workers can succeed. An uninterruptible worker may hold a device or memory that they need.
     pub(super) const fn is_restartable(&self) -> bool {
-        !matches!(self.manner, Manner::Stuck { .. })
+        !matches!(self.manner, FailureKind::Stuck { .. })
     }
 
     /// The exit status under the name rankrun: the worker's own code, or 128 + the signal that ended it. It
     /// is `LAUNCHER_FAILED` for a worker that our own stop ended.
     pub(super) fn status(&self) -> ExitStatus {
         match (self.manner, self.first.exit) {
-            (Manner::Ended, Exit::Code(code)) => {
+            (FailureKind::Ended, Exit::Code(code)) => {
                 ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED))
             }
-            (Manner::Ended, Exit::Signal { number, .. }) => ExitStatus::of_signal(number),
-            (Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _) => {
+            (FailureKind::Ended, Exit::Signal { number, .. }) => ExitStatus::of_signal(number),
+            (FailureKind::EndedByStop | FailureKind::Stuck { .. } | FailureKind::NotJoined { .. }, _) => {
                 ExitStatus::Code(LAUNCHER_FAILED)
             }
         }
@@ -176,7 +176,7 @@ impl Failure {
     #[must_use]
     pub fn settle(mut self) -> Self {
         // A worker that wrote its error file before the stop is the cause that another node had named.
-        if self.was_seen_before_its_end() || self.manner == Manner::EndedByStop {
+        if self.was_seen_before_its_end() || self.manner == FailureKind::EndedByStop {
             return self;
         }
         let cause = root_cause(&self);
@@ -185,7 +185,7 @@ impl Failure {
             self.others.retain(|other| other.end.local_rank != cause.end.local_rank);
             self.others.insert(0, seen_first);
             self.first = cause.end;
-            self.manner = if cause.stopped { Manner::EndedByStop } else { Manner::Ended };
+            self.manner = if cause.stopped { FailureKind::EndedByStop } else { FailureKind::Ended };
         }
         self
     }
@@ -242,8 +242,8 @@ fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     // More steps than workers happen only in a cycle of workers that blame each other.
     for _ in failed {
         let lost = match at.end.testimony.and_then(|testimony| testimony.lost) {
-            Some(Lost::Here(local_rank)) => Some(local_rank),
-            Some(Lost::Elsewhere(_) | Lost::Unnamed) | None => None,
+            Some(LostPeer::Here(local_rank)) => Some(local_rank),
+            Some(LostPeer::Elsewhere(_) | LostPeer::Unnamed) | None => None,
         };
         match lost.and_then(|lost| failed.iter().find(|other| other.end.local_rank == lost)) {
             Some(next) => at = *next,
@@ -280,9 +280,9 @@ mod tests {
             pid: Pid::from_raw(100),
             exit,
             at: SystemTime::UNIX_EPOCH,
-            testimony: testimony.map(|(micros, lost)| Testimony {
+            testimony: testimony.map(|(micros, lost)| ErrorFileInfo {
                 written: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
-                lost: lost.map(|rank| Lost::Here(LocalRank(rank))),
+                lost: lost.map(|rank| LostPeer::Here(LocalRank(rank))),
             }),
             foreign_kill: None,
         }
@@ -297,7 +297,7 @@ mod tests {
         let failure = Failure {
             generation: Generation(0),
             first: ends[0].0,
-            manner: Manner::Ended,
+            manner: FailureKind::Ended,
             others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
             restart_count: RestartCount(0),
             dead_devices: Vec::new(),
@@ -328,7 +328,7 @@ mod tests {
     fn who_lost_somebody_elsewhere_points_to_nobody_here() {
         let mut victim = end(0, CODE, Some((5, None)));
         victim.testimony =
-            victim.testimony.map(|it| Testimony { lost: Some(Lost::Elsewhere(Rank(1))), ..it });
+            victim.testimony.map(|it| ErrorFileInfo { lost: Some(LostPeer::Elsewhere(Rank(1))), ..it });
         let own = end(2, CODE, Some((900, None)));
         let second = end(1, CODE, Some((950, None)));
         assert_eq!(blamed(&[(own, false), (victim, false), (second, false)]), 2);
@@ -341,9 +341,9 @@ mod tests {
 
     #[test]
     fn failure_that_lost_no_peer_comes_before_one_that_did() {
-        for lost in [Lost::Elsewhere(Rank(9)), Lost::Unnamed] {
+        for lost in [LostPeer::Elsewhere(Rank(9)), LostPeer::Unnamed] {
             let loses = |mut end: WorkerEnd| {
-                end.testimony = end.testimony.map(|it| Testimony { lost: Some(lost), ..it });
+                end.testimony = end.testimony.map(|it| ErrorFileInfo { lost: Some(lost), ..it });
                 end
             };
             let victim = loses(end(0, CODE, Some((5, None))));

@@ -7,7 +7,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn told(actions: &[Action]) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
     let numbers = |ranks: &[LocalRank]| ranks.iter().map(|rank| rank.0).collect();
     let line = |action: &Action| match action {
-        Action::Say(Happening::SomeFinished { finished, live, since }) => {
+        Action::Say(JobEvent::SomeFinished { finished, live, since }) => {
             Some((numbers(finished), numbers(live), since.as_secs()))
         }
         _ => None,
@@ -24,7 +24,7 @@ fn early(actions: &[Action]) -> Vec<(u32, Duration)> {
 #[test]
 fn workers_that_go_on_a_minute_after_a_success_are_told_once() {
     let at = clock();
-    let mut job = state(4, 0, Persona::Rankrun);
+    let mut job = state(4, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(job.deadline(), None);
     assert_eq!(job.handle(at(5), exited(0, 1, Exit::Code(0))), []);
@@ -43,7 +43,7 @@ fn workers_that_go_on_a_minute_after_a_success_are_told_once() {
 #[test]
 fn job_whose_workers_all_finish_within_a_minute_is_not_told() {
     let at = clock();
-    let mut job = state(2, 1, Persona::Rankrun);
+    let mut job = state(2, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(0)));
     let _ = job.handle(at(40), exited(0, 0, Exit::Code(3)));
@@ -57,7 +57,7 @@ fn job_whose_workers_all_finish_within_a_minute_is_not_told() {
 #[test]
 fn halted_job_is_not_told_before_a_minute_of_its_own_time() {
     let at = clock();
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), exited(0, 1, Exit::Code(0)));
     let _ = job.handle(at(50), Input::Halted { lasted: Duration::from_secs(40) });
@@ -70,7 +70,7 @@ fn halted_job_is_not_told_before_a_minute_of_its_own_time() {
 #[test]
 fn failure_has_the_successes_before_it_and_of_its_own_life_alone() {
     let at = clock();
-    let mut job = state(3, 1, Persona::Rankrun);
+    let mut job = state(3, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 2, Exit::Code(0)));
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));

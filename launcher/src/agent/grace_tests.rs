@@ -15,7 +15,7 @@ const GRACES: [(GraceCause, u64); 5] = [
 
 /// A job with two running workers.
 fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
-    let mut job = state(2, max_restarts, Persona::Rankrun);
+    let mut job = state(2, max_restarts, CliFlavor::Rankrun);
     for (cause, seconds) in GRACES.iter().filter(|(cause, _)| causes.contains(cause)) {
         job.rules.grace_for.say(*cause, Duration::from_secs(*seconds));
     }
@@ -35,10 +35,10 @@ fn missing() -> Input {
 fn told(actions: &[Action]) -> Option<u64> {
     actions.iter().find_map(|action| match action {
         Action::Say(
-            Happening::WorkerFailed { grace, .. }
-            | Happening::Stopping { grace, .. }
-            | Happening::NotJoined { grace, .. }
-            | Happening::TimeIsUp { grace, .. },
+            JobEvent::WorkerFailed { grace, .. }
+            | JobEvent::Stopping { grace, .. }
+            | JobEvent::NotJoined { grace, .. }
+            | JobEvent::TimeIsUp { grace, .. },
         ) => Some(grace.as_secs()),
         _ => None,
     })

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::agent::check::Check;
+use crate::agent::check::DeviceCheckRun;
 use crate::agent::others::Others;
-use crate::agent::{Agent, Interrupted};
+use crate::agent::{Agent, AgentAbort};
 use crate::process::descendants::{continue_all, halt_all, kill_unreaped};
-use crate::process::link::{Received, ToAgent, ToGuard};
-use crate::process::proc::CannotLook;
+use crate::process::link::{LinkMessage, ToAgent, ToGuard};
+use crate::process::proc::ProcessScanError;
 
 /// What a halt leaves to be done.
 #[derive(Debug, Default)]
@@ -39,17 +39,17 @@ impl Agent<'_> {
     ///
     /// This process goes on, and so do its signs of life. Where the store does not answer them, the workers are killed as
     /// they stand before the others take this node for dead, and none runs on when the job does.
-    pub(super) fn halt(&mut self) -> Result<(), Interrupted> {
+    pub(super) fn halt(&mut self) -> Result<(), AgentAbort> {
         let began = Instant::now();
         // While the devices are looked at nobody is there but probes, which have a deadline.
-        let has_workers = !self.check.as_ref().is_some_and(Check::is_running);
+        let has_workers = !self.check.as_ref().is_some_and(DeviceCheckRun::is_running);
         if has_workers {
             // Each group in one instant, then whoever has left it.
             self.workers.signal_all(Signal::SIGSTOP);
             tell_of_failure("some of the job may not be stopped", halt_all());
         }
         // Where nobody is left to wait for, whoever is stopped is killed as he is.
-        self.link.send_to_guard(ToGuard::Halted).map_err(|_| Interrupted::GuardGone)?;
+        self.link.send_to_guard(ToGuard::Halted).map_err(|_| AgentAbort::GuardGone)?;
         self.wait_for_the_guard()?;
         if has_workers {
             tell_of_failure("some of the job may stay stopped", continue_all());
@@ -61,14 +61,14 @@ impl Agent<'_> {
         Ok(())
     }
 
-    fn wait_for_the_guard(&mut self) -> Result<(), Interrupted> {
+    fn wait_for_the_guard(&mut self) -> Result<(), AgentAbort> {
         let time_limit = self.state.time_is_up_at();
         loop {
             let kill_by = self.halted_until();
             let deadline = time_limit.into_iter().chain(kill_by).min();
             super::wait(&[self.link.as_fd(), self.inbox.as_fd()], deadline)?;
             self.kill_halted();
-            while let Some(number) = self.inbox.next().map_err(Interrupted::Blind)? {
+            while let Some(number) = self.inbox.next().map_err(AgentAbort::Blind)? {
                 // A thousand deaths are one reason to look.
                 if !self.halts.own.contains(&number) {
                     self.halts.own.push_back(number);
@@ -78,13 +78,13 @@ impl Agent<'_> {
             let mut is_over = is_time_up || self.halts.own.iter().any(|number| self.handled.stops(*number));
             loop {
                 match self.link.receive_from_guard() {
-                    Received::Message(ToAgent::GoOn) => is_over = true,
-                    Received::Message(message) => {
+                    LinkMessage::Message(ToAgent::GoOn) => is_over = true,
+                    LinkMessage::Message(message) => {
                         is_over |= matches!(message, ToAgent::Signal(number) if self.handled.stops(number));
                         self.halts.from_guard.push_back(message);
                     }
-                    Received::Nothing => break,
-                    Received::Closed => return Err(Interrupted::GuardGone),
+                    LinkMessage::Nothing => break,
+                    LinkMessage::Closed => return Err(AgentAbort::GuardGone),
                 }
             }
             if is_over {
@@ -108,21 +108,21 @@ impl Agent<'_> {
     }
 
     /// The next signal to this process itself.
-    pub(super) fn own_signal(&mut self) -> Result<Option<i32>, Interrupted> {
+    pub(super) fn own_signal(&mut self) -> Result<Option<i32>, AgentAbort> {
         match self.halts.own.pop_front() {
             Some(number) => Ok(Some(number)),
-            None => self.inbox.next().map_err(Interrupted::Blind),
+            None => self.inbox.next().map_err(AgentAbort::Blind),
         }
     }
 
     /// What the guard said next.
-    pub(super) fn word_of_guard(&mut self) -> Received<ToAgent> {
+    pub(super) fn word_of_guard(&mut self) -> LinkMessage<ToAgent> {
         let kept = self.halts.from_guard.pop_front();
-        kept.map_or_else(|| self.link.receive_from_guard(), Received::Message)
+        kept.map_or_else(|| self.link.receive_from_guard(), LinkMessage::Message)
     }
 }
 
-fn tell_of_failure(what: &str, done: Result<(), CannotLook>) {
+fn tell_of_failure(what: &str, done: Result<(), ProcessScanError>) {
     if let Err(error) = done {
         tracing::warn!("{what}: {error}: {}", error.0);
     }

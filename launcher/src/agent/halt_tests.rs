@@ -13,7 +13,7 @@ fn halted(lasted: Duration) -> Input {
 fn the_time_limit_is_a_time_on_the_clock() {
     let at = clock();
     let limit = TimeLimit { limit: HOUR, warning: None };
-    let mut job = State::new(Rules { time_limit: Some(limit), ..rules(1, 3, Persona::Rankrun) });
+    let mut job = State::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(job.handle(at(7_200), halted(HOUR * 2 - Duration::from_secs(60))), []);
     assert_eq!(signals(&job.handle(at(7_200), Input::DeadlinePassed)), [(vec![0], Signal::SIGTERM)]);
@@ -23,7 +23,7 @@ fn the_time_limit_is_a_time_on_the_clock() {
 fn who_is_halted_is_not_healthy_meanwhile() {
     let at = clock();
     for (life, restarts) in [(1, None), (2, Some(2))] {
-        let mut rules = rules(1, 1, Persona::Rankrun);
+        let mut rules = rules(1, 1, CliFlavor::Rankrun);
         rules.restart.reset_after = Some(Duration::from_secs(2));
         let mut job = State::new(rules);
         let _ = job.handle(at(0), Input::Ready);
@@ -38,7 +38,7 @@ fn input() -> impl Strategy<Value = (u64, Input)> {
     let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(3)), Just(killed_by(15)), Just(killed_by(9))];
     let asleep = prop_oneof![
         Just(Vec::new()),
-        Just(vec![Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) }])
+        Just(vec![UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) }])
     ];
     let what = prop_oneof![
         3 => (0..3_u32, 0..3_u32, exit).prop_map(|(generation, rank, exit)| exited(generation, rank, exit)),
@@ -62,10 +62,10 @@ proptest! {
         lasted in prop_oneof![Just(HOUR), (0..2_000_u64).prop_map(Duration::from_millis)],
     ) {
         let at = clock();
-        let mut rules = Rules {
+        let mut rules = JobRules {
             stuck_limit: Some(Duration::from_millis(300)),
             start_timeout: Some(Duration::from_secs(2)),
-            ..rules(3, 2, Persona::Rankrun)
+            ..rules(3, 2, CliFlavor::Rankrun)
         };
         rules.restart.reset_after = Some(Duration::from_millis(500));
         let (mut plain, mut interrupted) = (State::new(rules.clone()), State::new(rules));

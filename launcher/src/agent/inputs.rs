@@ -10,14 +10,14 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
-use super::{Agent, Interrupted};
+use super::{Agent, AgentAbort};
 use crate::agent::message::{Input, WorkerEnd};
-use crate::agent::progress::ProgressLook;
-use crate::process::link::{Received, ToAgent, ToGuard};
+use crate::agent::progress::ProgressProbe;
+use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
 impl Agent<'_> {
     /// Everything that has happened since the last call, as inputs for the state.
-    pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), Interrupted> {
+    pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
         inputs.extend(self.workers.by_hand(SystemTime::now()));
         while let Some(signal) = self.own_signal()? {
             if signal == libc::SIGCHLD {
@@ -37,7 +37,7 @@ impl Agent<'_> {
         // After the signals: a job that is told to stop must not restart.
         let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
         inputs.extend(checked);
-        if let Some(seen) = self.progress.as_mut().and_then(ProgressLook::advance) {
+        if let Some(seen) = self.progress.as_mut().and_then(ProgressProbe::advance) {
             self.progress = None;
             inputs.push_back(seen);
         }
@@ -93,28 +93,28 @@ impl Agent<'_> {
         }
     }
 
-    pub(super) fn signal_from_guard(&mut self) -> Result<Option<Signal>, Interrupted> {
+    pub(super) fn signal_from_guard(&mut self) -> Result<Option<Signal>, AgentAbort> {
         loop {
             match self.word_of_guard() {
-                Received::Message(ToAgent::Signal(number)) => {
+                LinkMessage::Message(ToAgent::Signal(number)) => {
                     if self.handled.stops(number) {
-                        self.link.send_to_guard(ToGuard::Handled).map_err(|_| Interrupted::GuardGone)?;
+                        self.link.send_to_guard(ToGuard::Handled).map_err(|_| AgentAbort::GuardGone)?;
                     }
                     return Ok(Signal::try_from(number).ok());
                 }
-                Received::Message(ToAgent::Resized) => self.workers.resize(),
-                Received::Message(ToAgent::Halt) => self.halt()?,
+                LinkMessage::Message(ToAgent::Resized) => self.workers.resize(),
+                LinkMessage::Message(ToAgent::Halt) => self.halt()?,
                 // Not awaited: a signal had already ended the suspension.
-                Received::Message(ToAgent::GoOn) => {}
-                Received::Nothing => return Ok(None),
-                Received::Closed => return Err(Interrupted::GuardGone),
+                LinkMessage::Message(ToAgent::GoOn) => {}
+                LinkMessage::Nothing => return Ok(None),
+                LinkMessage::Closed => return Err(AgentAbort::GuardGone),
             }
         }
     }
 }
 
 /// Waits until a descriptor is readable or the deadline has come.
-pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), Interrupted> {
+pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), AgentAbort> {
     let mut inputs: Vec<PollFd<'_>> =
         inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
     let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
@@ -124,6 +124,6 @@ pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Resu
     });
     match poll(&mut inputs, timeout) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(Interrupted::Blind(errno.into())),
+        Err(errno) => Err(AgentAbort::Blind(errno.into())),
     }
 }

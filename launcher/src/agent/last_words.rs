@@ -11,27 +11,27 @@ use nix::unistd::Pid;
 use rankrun_contract::report::{ErrorFile, ErrorReport, MessageForm};
 
 use crate::agent::failure::Failure;
-use crate::agent::message::{Ending, JobEnd};
-use crate::agent::workers::Workers;
+use crate::agent::message::{JobEnd, RemoteEnd};
+use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
 use crate::reporter::summary::peers::{self, ShownTexts};
-use crate::reporter::voice::Voice;
+use crate::reporter::voice::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
-use crate::spec::{LaunchSpec, Persona};
+use crate::spec::{CliFlavor, LaunchSpec};
 
 /// Settings of the final report that the job itself does not need.
 #[derive(Debug)]
-pub(super) struct LastWords {
-    persona: Persona,
+pub(super) struct FinalReport {
+    persona: CliFlavor,
     title: String,
     parent_file: Option<PathBuf>,
     launcher: Pid,
 }
 
-impl LastWords {
+impl FinalReport {
     /// For one launch; `foreign_python` is a `PYTHON_EXEC` other than the Python beside the launcher.
     pub(super) fn new(spec: &LaunchSpec, foreign_python: Option<OsString>, launcher: Pid) -> Self {
         Self {
@@ -48,11 +48,11 @@ impl LastWords {
 
     /// Prints the cause of the failure for the user. Where torchrun prints a stack trace of its own source,
     /// rankrun prints its failure report. Returns the texts of error files that were shown.
-    pub(super) fn report(&self, end: &JobEnd, workers: &Workers, voice: &Voice) -> ShownTexts {
+    pub(super) fn report(&self, end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
         let mut shown = ShownTexts::default();
         match (&end.failure, end.stopped_by, self.persona) {
             (Some(failure), ..) => shown = self.report_failure(failure, workers, voice),
-            (None, Some(signal), Persona::Torchrun) if matches!(end.status, ExitStatus::Code(_)) => {
+            (None, Some(signal), CliFlavor::Torchrun) if matches!(end.status, ExitStatus::Code(_)) => {
                 voice.print(&torch_report::of_signal(signal, self.launcher));
             }
             (None, ..) => {}
@@ -67,19 +67,19 @@ impl LastWords {
         shown
     }
 
-    fn report_failure(&self, failure: &Failure, workers: &Workers, voice: &Voice) -> ShownTexts {
+    fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
         let evidence = workers.evidence(failure);
         let (mut card, shown) = evidence.card(failure);
-        if self.persona == Persona::Rankrun {
+        if self.persona == CliFlavor::Rankrun {
             card.cause_hint = workers.cause_hint(&card);
         }
         let hint = summary::hint(&card);
-        if self.persona == Persona::Torchrun {
+        if self.persona == CliFlavor::Torchrun {
             // Printed once: torchrun's report shows it.
             card.report = None;
         }
         voice.failure(&summary::render(&card), hint.as_deref());
-        if self.persona == Persona::Torchrun {
+        if self.persona == CliFlavor::Torchrun {
             let report = evidence.torch_report(failure, self.title.clone());
             voice.torch_report(&torch_report::render(&report));
         }
@@ -92,8 +92,8 @@ impl LastWords {
         &self,
         end: &JobEnd,
         died_of: Option<&ErrorReport>,
-        workers: &Workers,
-        voice: &Voice,
+        workers: &WorkerGroup,
+        voice: &UserLog,
     ) {
         let cause = end.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
@@ -114,24 +114,24 @@ impl LastWords {
 }
 
 /// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
-fn report_others(end: &JobEnd, workers: &Workers, voice: &Voice) {
+fn report_others(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
     let first = end.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| {
         first.is_some_and(|first| first.pid.as_raw() == note.pid) && workers.is_on_this_node(note)
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
-    if let Some(ending @ Ending::ByRule { .. }) = &end.elsewhere {
+    if let Some(ending @ RemoteEnd::ByRule { .. }) = &end.elsewhere {
         voice.say(&nodes::over(ending));
     }
     match (&end.first_cause, &end.elsewhere) {
         (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
-        (None, Some(ending @ Ending::NotNeeded)) => voice.say(&nodes::over(ending)),
-        (None, Some(ending @ Ending::Closed { .. })) => {
+        (None, Some(ending @ RemoteEnd::NotNeeded)) => voice.say(&nodes::over(ending)),
+        (None, Some(ending @ RemoteEnd::Closed { .. })) => {
             voice.failure(&nodes::over(ending), Some("its launcher says why"));
         }
-        (None, Some(Ending::ByRule { .. } | Ending::Failed { .. }) | None) => {}
+        (None, Some(RemoteEnd::ByRule { .. } | RemoteEnd::Failed { .. }) | None) => {}
     }
 }
 
@@ -143,20 +143,20 @@ pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Optio
     match (failed, &end.first_cause, ending) {
         (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
         (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
-        (None, None, Ending::NotNeeded) => None,
-        (None, None, Ending::ByRule { rule, .. }) if rule.is_success() => None,
+        (None, None, RemoteEnd::NotNeeded) => None,
+        (None, None, RemoteEnd::ByRule { rule, .. }) if rule.is_success() => None,
         (None, None, ending) => Some(parent_file::of_text(&nodes::over(ending), now)),
     }
 }
 
 /// Writes the launcher's own error into the error file.
-pub(super) fn record(path: &Path, died_of: &ErrorReport, voice: &Voice) {
+pub(super) fn record(path: &Path, died_of: &ErrorReport, voice: &UserLog) {
     if let Err(error) = parent_file::record(path, died_of) {
         voice.say(&error.to_string());
     }
 }
 
-fn pass_on(path: &Path, file: &ErrorFile, exit: Exit, voice: &Voice) {
+fn pass_on(path: &Path, file: &ErrorFile, exit: Exit, voice: &UserLog) {
     let code = match exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,

@@ -15,20 +15,20 @@ use rankrun_contract::rank::JobId;
 use crate::cli::ATTACH;
 use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
-use crate::explain::script::{Script, Word, binding};
+use crate::explain::script::{Script, ScriptValue, binding};
 use crate::placement::WorkerId;
-use crate::process::by_hand::{Door, Reported, socket_name};
-use crate::process::command::Command;
+use crate::process::by_hand::{AttachListener, AttachReport, socket_name};
+use crate::process::command::WorkerCommand;
 
 /// An external worker of one generation. Its script is removed on drop.
 #[derive(Debug)]
-pub(super) struct LeftOut {
+pub(super) struct ExternalWorker {
     worker: WorkerId,
-    door: Door,
+    door: AttachListener,
     script: PathBuf,
 }
 
-impl LeftOut {
+impl ExternalWorker {
     /// Writes the script and listens for its wrapper.
     ///
     /// # Errors
@@ -36,12 +36,13 @@ impl LeftOut {
     pub(super) fn prepare(
         worker: WorkerId,
         job: &JobId,
-        command: &Command,
+        command: &WorkerCommand,
         script: &Path,
     ) -> Result<Self, LaunchError> {
         let name = socket_name(job, worker);
         let setup = |what| move |source| LaunchError::Setup { what, source };
-        let door = Door::open(&name).map_err(setup("open a socket for the worker that is left out"))?;
+        let door =
+            AttachListener::open(&name).map_err(setup("open a socket for the worker that is left out"))?;
         let launcher = std::env::current_exe().map_err(setup("find the launcher's own program"))?;
         let wrapper = vec![launcher.into_os_string(), format!("{ATTACH}{name}").into()];
         // Under the name torchrun the log folder may be a relative path.
@@ -71,7 +72,7 @@ impl LeftOut {
     }
 
     /// What the wrapper has reported since the last call.
-    pub(super) fn receive(&mut self) -> Vec<Reported> {
+    pub(super) fn receive(&mut self) -> Vec<AttachReport> {
         self.door.receive()
     }
 
@@ -81,18 +82,18 @@ impl LeftOut {
     }
 }
 
-impl Drop for LeftOut {
+impl Drop for ExternalWorker {
     fn drop(&mut self) {
         // A script that is already removed is fine.
         let _ = std::fs::remove_file(&self.script);
     }
 }
 
-fn script_of(worker: WorkerId, command: &Command, wrapper: Vec<OsString>) -> Script {
+fn script_of(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString>) -> Script {
     let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let variable = |entry: &CString| {
         let (name, value) = crate::explain::split(entry.as_bytes());
-        (name.to_owned(), Word::Exactly(value.to_owned()))
+        (name.to_owned(), ScriptValue::Exactly(value.to_owned()))
     };
     let arguments = command.argv.iter().skip(1);
     let mut comment = vec![

@@ -1,10 +1,10 @@
 //! Transcripts of jobs with an external worker, here always local rank 1.
 
 use super::*;
-use crate::agent::message::Released;
+use crate::agent::message::ReleaseReason;
 
 fn state(workers: u32, max_restarts: u32) -> State {
-    let mut job = super::state(workers, max_restarts, Persona::Rankrun);
+    let mut job = super::state(workers, max_restarts, CliFlavor::Rankrun);
     job.rules.left_out = Some(LocalRank(1));
     job
 }
@@ -14,7 +14,7 @@ fn started_by_hand(generation: u32) -> Input {
     Input::StartedByHand { generation: Generation(generation), local_rank, pid }
 }
 
-fn released(actions: &[Action]) -> Option<Released> {
+fn released(actions: &[Action]) -> Option<ReleaseReason> {
     actions.iter().find_map(|action| match action {
         Action::Release { because } => Some(*because),
         _ => None,
@@ -29,7 +29,7 @@ fn it_is_waited_for_without_end() {
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(0))), []);
     assert_eq!(job.deadline(), None);
     let said = job.handle(at(90_000), started_by_hand(0));
-    assert!(matches!(said[..], [Action::Say(Happening::StartedByHand { .. })]), "{said:?}");
+    assert!(matches!(said[..], [Action::Say(JobEvent::StartedByHand { .. })]), "{said:?}");
     let actions = job.handle(at(100_000), exited(0, 1, Exit::Code(0)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
 }
@@ -58,9 +58,9 @@ fn the_failure_of_another_is_told_to_it_and_nobody_waits_for_it() {
     let _ = job.handle(at(1), started_by_hand(0));
     let actions = job.handle(at(2), exited(0, 0, Exit::Code(5)));
     assert_eq!(signals(&actions), [(vec![2], Signal::SIGTERM)], "it is the person's");
-    let Action::Say(Happening::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
+    let Action::Say(JobEvent::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
     assert_eq!(others, &[LocalRank(2)]);
-    assert!(matches!(released(&actions), Some(Released::Failed(end)) if end.local_rank == LocalRank(0)));
+    assert!(matches!(released(&actions), Some(ReleaseReason::Failed(end)) if end.local_rank == LocalRank(0)));
     let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
     assert_eq!(started(&actions), Some(1), "it may still run");
     assert_eq!(job.handle(at(4), started_by_hand(0)), [], "of the old generation");
@@ -92,8 +92,8 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
-    assert!(actions.contains(&Action::Say(Happening::Stopping { signal, told: signal, live, grace: GRACE })));
-    assert_eq!(released(&actions), Some(Released::Stopped));
+    assert!(actions.contains(&Action::Say(JobEvent::Stopping { signal, told: signal, live, grace: GRACE })));
+    assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
     let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));
 }
@@ -105,7 +105,7 @@ fn a_signal_ends_the_job_at_once_where_only_it_is_left() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(0)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
-    assert_eq!(released(&actions), Some(Released::Stopped));
+    assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
     assert_eq!(signals(&actions), []);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
 }
@@ -118,7 +118,7 @@ fn a_start_that_fails_is_told_to_it() {
     let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
     let actions = job.handle(at(0), input);
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
-    assert_eq!(released(&actions), Some(Released::NotStarted));
+    assert_eq!(released(&actions), Some(ReleaseReason::NotStarted));
 }
 
 proptest! {

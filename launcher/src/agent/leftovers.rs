@@ -16,7 +16,7 @@ use crate::spec::stop::{StopPolicy, StopReason};
 const SETTLE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct LeftoverLimits {
     /// Until they get SIGTERM.
     pub(super) wait: Duration,
     /// From SIGTERM until they get SIGKILL.
@@ -25,27 +25,27 @@ pub(super) struct Limits {
     pub(super) time_limit: Option<Instant>,
 }
 
-impl Limits {
+impl LeftoverLimits {
     /// From the first signal until SIGKILL.
-    pub(super) fn grace(&self, because: Because) -> Duration {
+    pub(super) fn grace(&self, because: LeftoverStop) -> Duration {
         match because {
-            Because::TimeOver => self.stop.grace,
-            Because::TimeLimit => self.stop.grace_of(StopReason::TimeLimit),
-            Because::Signal(_) => self.stop.grace_of(StopReason::Signal),
+            LeftoverStop::TimeOver => self.stop.grace,
+            LeftoverStop::TimeLimit => self.stop.grace_of(StopReason::TimeLimit),
+            LeftoverStop::Signal(_) => self.stop.grace_of(StopReason::Signal),
         }
     }
 }
 
 /// The wait, as long as a process is left.
 #[derive(Debug)]
-pub(super) struct Wait {
-    limits: Limits,
+pub(super) struct LeftoverWait {
+    limits: LeftoverLimits,
     end_at: Instant,
-    stage: Stage,
+    stage: LeftoverStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum LeftoverStage {
     /// The user has not been told of the processes yet.
     Settling {
         until: Instant,
@@ -66,13 +66,13 @@ enum Stage {
 
 /// What to do about the remaining processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum LeftoverStep {
     Wait,
     /// Name the processes to the user.
     Announce,
     /// Send them the stop signal.
-    Ask(Because),
-    Kill(Because),
+    Ask(LeftoverStop),
+    Kill(LeftoverStop),
     /// Kill the remaining processes again: new ones may have been forked meanwhile.
     KillAgain,
     /// Name the processes for the last time.
@@ -81,7 +81,7 @@ pub(super) enum Step {
 
 /// Why the wait for remaining processes ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Because {
+pub enum LeftoverStop {
     /// The wait that the user allowed is over.
     TimeOver,
     /// The time limit of the job is over.
@@ -90,56 +90,62 @@ pub enum Because {
     Signal(Signal),
 }
 
-impl Wait {
+impl LeftoverWait {
     /// Starts at the last worker's exit.
-    pub(super) fn new(now: Instant, limits: Limits) -> Self {
+    pub(super) fn new(now: Instant, limits: LeftoverLimits) -> Self {
         let end_at = now + limits.wait;
-        Self { limits, end_at, stage: Stage::Settling { until: now + SETTLE } }
+        Self { limits, end_at, stage: LeftoverStage::Settling { until: now + SETTLE } }
     }
 
     /// When [`Self::look`] is due, if nothing else happens before.
     pub(super) fn deadline(&self) -> Instant {
         match self.stage {
-            Stage::Settling { until: at } | Stage::Waiting { look_at: at, .. } => at.min(self.ask_at().0),
-            Stage::Asked { kill_at: at } | Stage::Killed { give_up_at: at } => at,
+            LeftoverStage::Settling { until: at } | LeftoverStage::Waiting { look_at: at, .. } => {
+                at.min(self.ask_at().0)
+            }
+            LeftoverStage::Asked { kill_at: at } | LeftoverStage::Killed { give_up_at: at } => at,
         }
     }
 
     /// When and why the stop signal is due by time alone. A suspension does not put off the time limit.
-    fn ask_at(&self) -> (Instant, Because) {
+    fn ask_at(&self) -> (Instant, LeftoverStop) {
         match self.limits.time_limit {
-            Some(limit) if limit <= self.end_at => (limit, Because::TimeLimit),
-            Some(_) | None => (self.end_at, Because::TimeOver),
+            Some(limit) if limit <= self.end_at => (limit, LeftoverStop::TimeLimit),
+            Some(_) | None => (self.end_at, LeftoverStop::TimeOver),
         }
     }
 
     /// The next step, given that a process is still there.
-    pub(super) fn look(&mut self, now: Instant) -> Step {
+    pub(super) fn look(&mut self, now: Instant) -> LeftoverStep {
         let is_due = self.deadline() <= now;
         let (ask_at, because) = self.ask_at();
         match self.stage {
-            Stage::Killed { .. } if !is_due => Step::KillAgain,
-            _ if !is_due => Step::Wait,
-            Stage::Settling { .. } | Stage::Waiting { .. } if ask_at <= now => self.ask(now, because),
-            Stage::Settling { .. } => {
+            LeftoverStage::Killed { .. } if !is_due => LeftoverStep::KillAgain,
+            _ if !is_due => LeftoverStep::Wait,
+            LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } if ask_at <= now => {
+                self.ask(now, because)
+            }
+            LeftoverStage::Settling { .. } => {
                 self.stage = waiting(now, SETTLE);
-                Step::Announce
+                LeftoverStep::Announce
             }
-            Stage::Waiting { pause, .. } => {
+            LeftoverStage::Waiting { pause, .. } => {
                 self.stage = waiting(now, pause * 2);
-                Step::Wait
+                LeftoverStep::Wait
             }
-            Stage::Asked { .. } => self.kill(now, Because::TimeOver),
-            Stage::Killed { .. } => Step::GiveUp,
+            LeftoverStage::Asked { .. } => self.kill(now, LeftoverStop::TimeOver),
+            LeftoverStage::Killed { .. } => LeftoverStep::GiveUp,
         }
     }
 
     /// The launcher was told to stop; `again` is true if an earlier signal was handled.
-    pub(super) fn signalled(&mut self, now: Instant, signal: Signal, again: bool) -> Step {
+    pub(super) fn signalled(&mut self, now: Instant, signal: Signal, again: bool) -> LeftoverStep {
         match self.stage {
-            Stage::Settling { .. } | Stage::Waiting { .. } => self.ask(now, Because::Signal(signal)),
-            Stage::Asked { .. } if again => self.kill(now, Because::Signal(signal)),
-            Stage::Asked { .. } | Stage::Killed { .. } => Step::Wait,
+            LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } => {
+                self.ask(now, LeftoverStop::Signal(signal))
+            }
+            LeftoverStage::Asked { .. } if again => self.kill(now, LeftoverStop::Signal(signal)),
+            LeftoverStage::Asked { .. } | LeftoverStage::Killed { .. } => LeftoverStep::Wait,
         }
     }
 
@@ -148,26 +154,26 @@ impl Wait {
     pub(super) fn was_halted(&mut self, lasted: Duration) {
         self.end_at += lasted;
         match &mut self.stage {
-            Stage::Settling { until: at }
-            | Stage::Waiting { look_at: at, .. }
-            | Stage::Asked { kill_at: at }
-            | Stage::Killed { give_up_at: at } => *at += lasted,
+            LeftoverStage::Settling { until: at }
+            | LeftoverStage::Waiting { look_at: at, .. }
+            | LeftoverStage::Asked { kill_at: at }
+            | LeftoverStage::Killed { give_up_at: at } => *at += lasted,
         }
     }
 
-    fn ask(&mut self, now: Instant, because: Because) -> Step {
-        self.stage = Stage::Asked { kill_at: now + self.limits.grace(because) };
-        Step::Ask(because)
+    fn ask(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
+        self.stage = LeftoverStage::Asked { kill_at: now + self.limits.grace(because) };
+        LeftoverStep::Ask(because)
     }
 
-    fn kill(&mut self, now: Instant, because: Because) -> Step {
-        self.stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
-        Step::Kill(because)
+    fn kill(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
+        self.stage = LeftoverStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
+        LeftoverStep::Kill(because)
     }
 }
 
-fn waiting(now: Instant, pause: Duration) -> Stage {
-    Stage::Waiting { look_at: now + pause, pause }
+fn waiting(now: Instant, pause: Duration) -> LeftoverStage {
+    LeftoverStage::Waiting { look_at: now + pause, pause }
 }
 
 #[cfg(test)]
@@ -184,12 +190,13 @@ mod tests {
         time_limit: Some(Duration::from_secs(1)),
         start_timeout: None,
     };
-    const LIMITS: Limits = Limits { wait: Duration::from_secs(30), stop: STOP, time_limit: None };
-    const TERM: Because = Because::Signal(Signal::SIGTERM);
+    const LIMITS: LeftoverLimits =
+        LeftoverLimits { wait: Duration::from_secs(30), stop: STOP, time_limit: None };
+    const TERM: LeftoverStop = LeftoverStop::Signal(Signal::SIGTERM);
 
-    fn wait(limits: Limits) -> (Wait, impl Fn(f64) -> Instant) {
+    fn wait(limits: LeftoverLimits) -> (LeftoverWait, impl Fn(f64) -> Instant) {
         let start = Instant::now();
-        (Wait::new(start, limits), move |seconds| start + Duration::from_secs_f64(seconds))
+        (LeftoverWait::new(start, limits), move |seconds| start + Duration::from_secs_f64(seconds))
     }
 
     #[test]
@@ -197,19 +204,19 @@ mod tests {
         let (mut wait, at) = wait(LIMITS);
         let mut told = Vec::new();
         let mut now = at(0.0);
-        while told.last().is_none_or(|(_, step)| *step != Step::GiveUp) {
+        while told.last().is_none_or(|(_, step)| *step != LeftoverStep::GiveUp) {
             now = wait.deadline();
             match wait.look(now) {
-                Step::Wait => {}
+                LeftoverStep::Wait => {}
                 step => told.push((now, step)),
             }
         }
-        let over = Because::TimeOver;
+        let over = LeftoverStop::TimeOver;
         let expected = [
-            (at(0.2), Step::Announce),
-            (at(30.0), Step::Ask(over)),
-            (at(33.0), Step::Kill(over)),
-            (at(38.0), Step::GiveUp),
+            (at(0.2), LeftoverStep::Announce),
+            (at(30.0), LeftoverStep::Ask(over)),
+            (at(33.0), LeftoverStep::Kill(over)),
+            (at(38.0), LeftoverStep::GiveUp),
         ];
         assert_eq!(told, expected);
         assert!(now == at(38.0));
@@ -218,59 +225,66 @@ mod tests {
     #[test]
     fn a_death_among_them_hurries_nothing() {
         let (mut wait, at) = wait(LIMITS);
-        assert_eq!(wait.look(at(0.1)), Step::Wait);
-        assert_eq!(wait.look(at(0.3)), Step::Announce);
-        assert_eq!((wait.look(at(0.31)), wait.deadline()), (Step::Wait, at(0.5)));
+        assert_eq!(wait.look(at(0.1)), LeftoverStep::Wait);
+        assert_eq!(wait.look(at(0.3)), LeftoverStep::Announce);
+        assert_eq!((wait.look(at(0.31)), wait.deadline()), (LeftoverStep::Wait, at(0.5)));
     }
 
     #[test]
     fn a_signal_ends_the_wait_and_a_second_one_kills() {
         let (mut wait, at) = wait(LIMITS);
-        assert_eq!(wait.look(at(0.2)), Step::Announce);
-        assert_eq!(wait.signalled(at(5.0), Signal::SIGTERM, false), Step::Ask(TERM));
+        assert_eq!(wait.look(at(0.2)), LeftoverStep::Announce);
+        assert_eq!(wait.signalled(at(5.0), Signal::SIGTERM, false), LeftoverStep::Ask(TERM));
         // The same request by another way.
-        assert_eq!(wait.signalled(at(5.1), Signal::SIGTERM, false), Step::Wait);
+        assert_eq!(wait.signalled(at(5.1), Signal::SIGTERM, false), LeftoverStep::Wait);
         assert_eq!(wait.deadline(), at(8.0));
-        assert_eq!(wait.signalled(at(5.2), Signal::SIGTERM, true), Step::Kill(TERM));
-        assert_eq!(wait.signalled(at(5.3), Signal::SIGTERM, true), Step::Wait);
-        assert_eq!(wait.look(at(5.4)), Step::KillAgain);
-        assert_eq!(wait.look(at(10.2)), Step::GiveUp);
+        assert_eq!(wait.signalled(at(5.2), Signal::SIGTERM, true), LeftoverStep::Kill(TERM));
+        assert_eq!(wait.signalled(at(5.3), Signal::SIGTERM, true), LeftoverStep::Wait);
+        assert_eq!(wait.look(at(5.4)), LeftoverStep::KillAgain);
+        assert_eq!(wait.look(at(10.2)), LeftoverStep::GiveUp);
     }
 
     #[test]
     fn while_the_job_is_halted_no_time_passes() {
         let (mut wait, at) = wait(LIMITS);
         wait.was_halted(Duration::from_secs(100));
-        assert_eq!((wait.look(at(100.1)), wait.look(at(100.2))), (Step::Wait, Step::Announce));
+        assert_eq!(
+            (wait.look(at(100.1)), wait.look(at(100.2))),
+            (LeftoverStep::Wait, LeftoverStep::Announce)
+        );
         wait.was_halted(Duration::from_secs(100));
         assert_eq!(wait.deadline(), at(200.4));
-        assert_eq!(wait.look(at(229.9)), Step::Wait);
-        assert_eq!(wait.look(at(230.0)), Step::Ask(Because::TimeOver));
+        assert_eq!(wait.look(at(229.9)), LeftoverStep::Wait);
+        assert_eq!(wait.look(at(230.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
         wait.was_halted(Duration::from_secs(100));
-        assert_eq!(wait.look(at(332.9)), Step::Wait);
-        assert_eq!(wait.look(at(333.0)), Step::Kill(Because::TimeOver));
+        assert_eq!(wait.look(at(332.9)), LeftoverStep::Wait);
+        assert_eq!(wait.look(at(333.0)), LeftoverStep::Kill(LeftoverStop::TimeOver));
     }
 
     #[test]
     fn at_the_time_limit_nobody_is_waited_for_any_longer() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut wait = Wait::new(start, Limits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(wait.look(at(1)), Step::Announce);
+        let mut wait = LeftoverWait::new(start, LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
+        assert_eq!(wait.look(at(1)), LeftoverStep::Announce);
         // The time limit is wall-clock time: a suspension does not put it off.
         wait.was_halted(Duration::from_secs(5));
-        assert_eq!(wait.look(at(9)), Step::Wait);
+        assert_eq!(wait.look(at(9)), LeftoverStep::Wait);
         assert!(wait.deadline() <= at(10));
-        assert_eq!(wait.look(at(10)), Step::Ask(Because::TimeLimit));
-        assert_eq!(wait.look(at(11)), Step::Kill(Because::TimeOver), "the grace of the time limit");
-        let mut late = Wait::new(at(20), Limits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(late.look(at(20)), Step::Ask(Because::TimeLimit));
+        assert_eq!(wait.look(at(10)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
+        assert_eq!(
+            wait.look(at(11)),
+            LeftoverStep::Kill(LeftoverStop::TimeOver),
+            "the grace of the time limit"
+        );
+        let mut late = LeftoverWait::new(at(20), LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
+        assert_eq!(late.look(at(20)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
     }
 
     #[test]
     fn without_a_grace_nobody_is_waited_for() {
-        let (mut wait, at) = wait(Limits { wait: Duration::ZERO, ..LIMITS });
-        assert_eq!(wait.look(at(0.0)), Step::Ask(Because::TimeOver));
+        let (mut wait, at) = wait(LeftoverLimits { wait: Duration::ZERO, ..LIMITS });
+        assert_eq!(wait.look(at(0.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
         assert_eq!(wait.deadline(), at(3.0));
     }
 }

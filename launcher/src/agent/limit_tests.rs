@@ -1,7 +1,7 @@
 //! The time limit and its warning, in every phase.
 
 use super::*;
-use crate::agent::checkup::Checkup;
+use crate::agent::checkup::DeviceReport;
 use crate::exit_code::TIME_LIMIT;
 use crate::spec::Unhealthy;
 use crate::spec::restart::{Conditions, RestartRule, RuleAction};
@@ -10,7 +10,7 @@ use crate::spec::stop::{EarlyWarning, TimeLimit};
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// A job of two workers with a limit of 100 s and SIGUSR1 10 s before.
-fn limited(max_restarts: u32, persona: Persona) -> State {
+fn limited(max_restarts: u32, persona: CliFlavor) -> State {
     let mut job = state(2, max_restarts, persona);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
@@ -28,7 +28,7 @@ fn passed(actions: &[Action]) -> Vec<Signal> {
 #[test]
 fn the_workers_are_warned_then_stopped_then_killed() {
     let at = clock();
-    for (persona, status) in [(Persona::Rankrun, TIME_LIMIT), (Persona::Torchrun, LAUNCHER_FAILED)] {
+    for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
         let mut job = limited(5, persona);
         assert_eq!(job.deadline(), None);
         let _ = job.handle(at(0), Input::Ready);
@@ -56,7 +56,7 @@ fn the_workers_are_warned_then_stopped_then_killed() {
 #[test]
 fn the_limit_is_over_all_generations() {
     let at = clock();
-    let mut job = limited(5, Persona::Rankrun);
+    let mut job = limited(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(50), exited(0, 0, Exit::Code(1)));
     assert_eq!(started(&job.handle(at(51), exited(0, 1, killed_by(15)))), Some(1));
@@ -70,7 +70,7 @@ fn the_limit_is_over_all_generations() {
 fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
     let at = clock();
     for (max_restarts, status, limit) in [(5, TIME_LIMIT, Some(LIMIT)), (0, 7, None)] {
-        let mut job = limited(max_restarts, Persona::Rankrun);
+        let mut job = limited(max_restarts, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(80), exited(0, 0, Exit::Code(7)));
         assert_eq!(
@@ -91,14 +91,14 @@ fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
 #[test]
 fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
     let at = clock();
-    let mut job = limited(5, Persona::Rankrun);
+    let mut job = limited(5, CliFlavor::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(98), exited(0, 0, Exit::Code(7)));
     let _ = job.handle(at(99), exited(0, 1, killed_by(15)));
     let actions = job.handle(at(100), Input::DeadlinePassed);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
-    let checked = Input::DevicesChecked { generation: Generation(0), checkup: Checkup::default() };
+    let checked = Input::DevicesChecked { generation: Generation(0), checkup: DeviceReport::default() };
     assert_eq!(job.handle(at(101), checked), []);
 }
 
@@ -106,7 +106,7 @@ fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
 fn what_a_rule_makes_of_a_failure_holds_also_when_the_time_is_up() {
     let at = clock();
     for (then, status) in [(RuleAction::Requeue, 75), (RuleAction::NoRequeue, 78), (RuleAction::Succeed, 0)] {
-        let mut job = limited(5, Persona::Rankrun);
+        let mut job = limited(5, CliFlavor::Rankrun);
         job.rules.unhealthy = Some(Unhealthy::Refuse);
         job.rules.restart.rules = vec![RestartRule { when: Conditions::default(), then }];
         let _ = job.handle(at(0), Input::Ready);
@@ -121,7 +121,7 @@ fn what_a_rule_makes_of_a_failure_holds_also_when_the_time_is_up() {
 #[test]
 fn whichever_came_first_is_why_the_job_ended() {
     let at = clock();
-    let mut job = limited(5, Persona::Rankrun);
+    let mut job = limited(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(99), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(100), Input::DeadlinePassed), []);
@@ -130,7 +130,7 @@ fn whichever_came_first_is_why_the_job_ended() {
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
     assert_eq!(end(&actions).unwrap().time_limit, None);
 
-    let mut job = limited(5, Persona::Rankrun);
+    let mut job = limited(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(100), Input::DeadlinePassed);
     let _ = job.handle(at(101), stop(Signal::SIGTERM, false));
@@ -144,7 +144,7 @@ fn whichever_came_first_is_why_the_job_ended() {
 #[test]
 fn an_interrupt_after_the_time_limit_is_not_why_the_job_ended() {
     let at = clock();
-    for (persona, status) in [(Persona::Rankrun, TIME_LIMIT), (Persona::Torchrun, LAUNCHER_FAILED)] {
+    for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
         let mut job = limited(5, persona);
         job.rules.interrupt = Interrupt::Unlisted;
         let _ = job.handle(at(0), Input::Ready);
@@ -164,7 +164,7 @@ fn who_ends_by_the_warning_has_not_failed() {
         (Signal::SIGTERM, Exit::Code(143)),
         (Signal::SIGUSR1, killed_by(10)),
     ] {
-        let mut job = limited(5, Persona::Rankrun);
+        let mut job = limited(5, CliFlavor::Rankrun);
         let warning = EarlyWarning { signal, before: Duration::from_secs(10) };
         job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
         let _ = job.handle(at(0), Input::Ready);
@@ -186,7 +186,7 @@ fn who_ends_by_the_warning_has_not_failed() {
 #[test]
 fn before_the_warning_its_signal_is_like_any_other() {
     let at = clock();
-    let mut job = limited(5, Persona::Rankrun);
+    let mut job = limited(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(80), exited(0, 0, killed_by(10)));
     assert_eq!(started(&job.handle(at(81), exited(0, 1, killed_by(15)))), Some(1));
@@ -201,7 +201,7 @@ fn before_the_warning_its_signal_is_like_any_other() {
 #[test]
 fn a_warning_longer_than_the_limit_comes_at_the_start() {
     let at = clock();
-    let mut job = limited(0, Persona::Rankrun);
+    let mut job = limited(0, CliFlavor::Rankrun);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(200) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
     let _ = job.handle(at(0), Input::Ready);
@@ -214,7 +214,7 @@ proptest! {
     #[test]
     fn behind_the_limit_nothing_is_started(inputs in prop::collection::vec(any_input(), 0..40)) {
         let at = clock();
-        let mut job = limited(9, Persona::Rankrun);
+        let mut job = limited(9, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let mut second = 0;
         for input in inputs {
@@ -222,7 +222,7 @@ proptest! {
             let actions = job.handle(at(second), input);
             prop_assert!(started(&actions).is_none() || second < 100, "started at {second} s");
         }
-        let mut over = job.phase == Phase::Finished;
+        let mut over = job.phase == JobPhase::Finished;
         for later in 1..=8 {
             over |= end(&job.handle(at(second.max(100) + later * 20), Input::DeadlinePassed)).is_some();
         }

@@ -10,7 +10,7 @@ use rankrun_contract::env::Master;
 use crate::error::LaunchError;
 use crate::rendezvous::exchange::AgentStore as _;
 use crate::rendezvous::host::held_unless_answered;
-use crate::rendezvous::worker_store::WorkerStore;
+use crate::rendezvous::worker_store::WorkerHostedStore;
 use crate::spec::rendezvous::PortRange;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::listen::Interfaces;
@@ -19,7 +19,7 @@ use bytesize::ByteSize;
 
 /// The training store of a job of one node.
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct LocalTrainingStore {
     workers: StoreOwner,
 }
 
@@ -34,10 +34,10 @@ enum StoreOwner {
     },
     /// Worker rank 0 opens the store on a port that was free a moment ago. Each generation gets another port
     /// (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
-    Worker(WorkerStore),
+    Worker(WorkerHostedStore),
 }
 
-impl Meeting {
+impl LocalTrainingStore {
     /// Opens what the job needs on a single node; a free port counts as such.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Meeting {
     pub(super) fn open(rendezvous: &RendezvousSpec, ports: Option<PortRange>) -> Result<Self, LaunchError> {
         let plan = rendezvous.store();
         let workers = match plan.host {
-            StoreHost::Worker => StoreOwner::Worker(WorkerStore::new(plan.addr.to_owned(), ports)),
+            StoreHost::Worker => StoreOwner::Worker(WorkerHostedStore::new(plan.addr.to_owned(), ports)),
             StoreHost::Agent => StoreOwner::agent_store(plan, ports)?,
         };
         Ok(Self { workers })
@@ -80,7 +80,7 @@ impl Meeting {
     }
 }
 
-impl Meeting {
+impl LocalTrainingStore {
     /// Pids of the clients that connected to the training store in this generation; `None` where the agent
     /// does not own the store.
     pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn one_store_serves_all_generations() {
-        let mut meeting = Meeting::open(&alone(false), None).unwrap();
+        let mut meeting = LocalTrainingStore::open(&alone(false), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         assert_eq!((master.addr.as_str(), master.agent_store), (LOOPBACK, true));
         TcpStream::connect((LOOPBACK, master.port)).unwrap();
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn workers_may_open_theirs_themselves() {
-        let mut meeting = Meeting::open(&alone(true), None).unwrap();
+        let mut meeting = LocalTrainingStore::open(&alone(true), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         assert!(!master.agent_store);
         TcpListener::bind((LOOPBACK, master.port)).unwrap();
@@ -197,15 +197,15 @@ mod tests {
         let first = taken.local_addr().unwrap().port().min(u16::MAX - 50);
         let ports = PortRange { first, last: first + 50 };
         for worker_store in [false, true] {
-            let mut meeting = Meeting::open(&alone(worker_store), Some(ports)).unwrap();
+            let mut meeting = LocalTrainingStore::open(&alone(worker_store), Some(ports)).unwrap();
             let port = meeting.next_generation(true).unwrap().port;
             assert!((first..=first + 50).contains(&port), "{port} of {ports}");
         }
         let none =
             PortRange { first: taken.local_addr().unwrap().port(), last: taken.local_addr().unwrap().port() };
-        let error = Meeting::open(&alone(false), Some(none)).unwrap_err();
+        let error = LocalTrainingStore::open(&alone(false), Some(none)).unwrap_err();
         assert!(error.hint().is_some() && error.to_string().contains(&none.first.to_string()), "{error}");
-        let given = Meeting::open(&fixed(LOOPBACK, 0), Some(none));
+        let given = LocalTrainingStore::open(&fixed(LOOPBACK, 0), Some(none));
         assert!(given.is_err(), "port 0 is a free one");
     }
 
@@ -216,7 +216,7 @@ mod tests {
             println!("skipped: `{name}` has no address here");
             return;
         }
-        let mut meeting = Meeting::open(&fixed(&name, 0), None).unwrap();
+        let mut meeting = LocalTrainingStore::open(&fixed(&name, 0), None).unwrap();
         let master = meeting.next_generation(true).unwrap();
         TcpStream::connect((name.as_str(), master.port)).unwrap();
     }
@@ -226,7 +226,7 @@ mod tests {
         let taken = TcpListener::bind((LOOPBACK, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         for host in ["localhost", LOOPBACK] {
-            let error = Meeting::open(&fixed(host, port), None).unwrap_err();
+            let error = LocalTrainingStore::open(&fixed(host, port), None).unwrap_err();
             let words = format!("cannot listen on `{LOOPBACK}:{port}`: ");
             assert!(error.to_string().starts_with(&words) && error.to_string().contains("(pid "), "{error}");
         }

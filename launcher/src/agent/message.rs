@@ -11,16 +11,16 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
-use crate::agent::checkup::Checkup;
-use crate::agent::failure::{Failure, Testimony};
-use crate::agent::policy::Sight;
-use crate::agent::stuck::Asleep;
+use crate::agent::checkup::DeviceReport;
+use crate::agent::failure::{ErrorFileInfo, Failure};
+use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::stuck::UninterruptibleWorker;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{Change, FailureNote, NodeName, Round};
-pub use happening::{Happening, Impatience};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
+pub use happening::{JobEvent, WaitEnd};
 use rank_table::{EndedRank, RankTable, TableCause};
 
 /// An event, as input of the state.
@@ -70,7 +70,7 @@ pub enum Input {
         /// Time of the snapshot on the wall clock.
         at: SystemTime,
         /// The workers in uninterruptible sleep (state `D`).
-        asleep: Vec<Asleep>,
+        asleep: Vec<UninterruptibleWorker>,
     },
     /// The answer to [`Action::LookWhoJoined`]: a snapshot of the store's clients.
     JoinsSeen {
@@ -93,7 +93,7 @@ pub enum Input {
         /// The generation that used the devices.
         generation: Generation,
         /// The judged condition of each device.
-        checkup: Checkup,
+        checkup: DeviceReport,
     },
     /// The answer to [`Action::Reseat`]: a new assignment, or none.
     Reseated {
@@ -107,7 +107,7 @@ pub enum Input {
         /// The generation that has ended before it.
         generation: Generation,
         /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
-        sight: Option<Sight>,
+        sight: Option<CheckpointFingerprint>,
     },
     /// All processes of the job were suspended (Ctrl-Z) and run again.
     Halted {
@@ -117,20 +117,20 @@ pub enum Input {
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
     /// The round is over because of another node or the store.
-    Changed(Change),
+    Changed(MembershipChange),
     /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
     Blamed(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous is over for this node.
-    Over(Ending),
+    Over(RemoteEnd),
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
 }
 
 /// How the job has ended, where another node ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub enum RemoteEnd {
     /// It succeeded and needs nothing more of this node, which was a spare or done.
     NotNeeded,
     /// Another node has ended it, by this failure where one was reported.
@@ -155,7 +155,7 @@ pub enum Ending {
 
 /// What this node tells the other nodes at its end, if there are any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Farewell {
+pub enum PeerNotice {
     /// All workers of the job have succeeded.
     Succeeded,
     /// The job has failed for good.
@@ -185,7 +185,7 @@ pub struct WorkerEnd {
     /// The time at which the launcher saw the exit.
     pub at: SystemTime,
     /// What its error file says about the failure.
-    pub testimony: Option<Testimony>,
+    pub testimony: Option<ErrorFileInfo>,
     /// What is known of a SIGKILL that the launcher did not send.
     pub foreign_kill: Option<ForeignKill>,
 }
@@ -236,7 +236,7 @@ pub enum Action {
     /// Tell the other nodes that this node is being stopped, where the job ends with it.
     TellStop {
         /// The reason for this node's stop.
-        because: OwnStop,
+        because: LocalStop,
     },
     /// Signal the process groups of these workers.
     Signal {
@@ -298,7 +298,7 @@ pub enum Action {
     /// Tell the external worker, running or not, that the job no longer waits for it.
     Release {
         /// Why the job no longer waits.
-        because: Released,
+        because: ReleaseReason,
     },
     /// Kill the processes that the workers of the ended generation left behind.
     KillLeftovers {
@@ -306,14 +306,14 @@ pub enum Action {
         generation: Generation,
     },
     /// Print a message for the user.
-    Say(Happening),
+    Say(JobEvent),
     /// End the job with this result.
     Finish(JobEnd),
 }
 
 /// Why this node stops its workers and leaves, whatever happens on other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwnStop {
+pub enum LocalStop {
     /// The launcher was told to stop by this signal.
     Signal(Signal),
     /// The time limit of the job is over.
@@ -322,7 +322,7 @@ pub enum OwnStop {
 
 /// Why the job no longer waits for the external worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Released {
+pub enum ReleaseReason {
     /// Another worker failed with this exit.
     Failed(WorkerEnd),
     /// The launcher was told to stop.
@@ -349,11 +349,11 @@ pub struct JobEnd {
     /// The time limit, if it ended the job.
     pub time_limit: Option<Duration>,
     /// What the other nodes are told.
-    pub farewell: Farewell,
+    pub farewell: PeerNotice,
     /// The rule by which this node has ended the job, where it decides for all nodes.
     pub rule: Option<RuleNote>,
     /// How another node had ended the job, if one had.
-    pub elsewhere: Option<Ending>,
+    pub elsewhere: Option<RemoteEnd>,
     /// The failure of another node that was the first cause, where it was reported.
     pub first_cause: Option<Box<FailureNote>>,
 }

@@ -43,55 +43,55 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 
-use crate::agent::check::Check;
+use crate::agent::check::DeviceCheckRun;
 use crate::agent::halt::Halts;
 use crate::agent::inputs::wait;
-use crate::agent::last_words::LastWords;
+use crate::agent::last_words::FinalReport;
 use crate::agent::message::rank_table::{EndedRank, TableCause};
-use crate::agent::message::{Action, Happening, Input, JobEnd};
+use crate::agent::message::{Action, Input, JobEnd, JobEvent};
 use crate::agent::others::Others;
-use crate::agent::progress::ProgressLook;
-use crate::agent::reseat::Words;
-use crate::agent::rules::Rules;
+use crate::agent::progress::ProgressProbe;
+use crate::agent::reseat::Invocation;
+use crate::agent::rules::JobRules;
 use crate::agent::state::State;
-use crate::agent::workers::{Joined, Workers, error_files};
+use crate::agent::workers::{RoundContext, WorkerGroup, error_files};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::process::link::{Link, Received, ToGuard};
-use crate::process::proc::CannotLook;
+use crate::process::link::{GuardLink, LinkMessage, ToGuard};
+use crate::process::proc::ProcessScanError;
 use crate::process::signal::{HandledSignals, SignalInbox};
-use crate::process::spawn::Original;
-use crate::process::watchdog::Watch;
-use crate::reporter::voice::Voice;
+use crate::process::spawn::InheritedState;
+use crate::process::watchdog::Watchdog;
+use crate::reporter::voice::UserLog;
 use crate::reporter::{happening, parent_file};
-use crate::spec::{LaunchSpec, Persona};
+use crate::spec::{CliFlavor, LaunchSpec};
 
 /// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]
-pub struct Setup {
+pub struct AgentSetup {
     /// The launch as the user requested it.
     pub spec: LaunchSpec,
     /// Command line and environment that the launcher was started with.
-    pub words: Words,
+    pub words: Invocation,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
     /// The id that marks the job's processes.
     pub job: JobId,
     /// Process state that the launcher changed for itself and restores for the workers.
-    pub original: Original,
+    pub original: InheritedState,
     /// The process that the user started.
     pub launcher: Pid,
     /// A `PYTHON_EXEC` other than the Python beside the launcher.
     pub foreign_python: Option<OsString>,
     /// The guard's watchdog over this process.
-    pub watch: Watch,
+    pub watch: Watchdog,
 }
 
 /// Runs the job and tells the guard how it ended.
-pub fn run(setup: Setup, link: &Link, voice: Voice) {
+pub fn run(setup: AgentSetup, link: &GuardLink, voice: UserLog) {
     let parent_file = setup.spec.parent_error_file.clone();
     let status = drive(setup, link, &voice).unwrap_or_else(|error| {
         voice.error(&error, error.hint().as_deref());
@@ -104,17 +104,17 @@ pub fn run(setup: Setup, link: &Link, voice: Voice) {
     let _ = link.send_to_guard(ToGuard::Finish(status));
 }
 
-fn drive(setup: Setup, link: &Link, voice: &Voice) -> Result<ExitStatus, LaunchError> {
+fn drive(setup: AgentSetup, link: &GuardLink, voice: &UserLog) -> Result<ExitStatus, LaunchError> {
     let mut agent = Agent::open(setup, link, voice)?;
     match agent.supervise() {
         Ok(end) => Ok(agent.finish(&end)),
-        Err(Interrupted::GuardGone) => {
+        Err(AgentAbort::GuardGone) => {
             agent.kill_leftovers();
             agent.confess_unswept();
             agent.workers.close();
             Ok(ExitStatus::Code(LAUNCHER_FAILED))
         }
-        Err(Interrupted::Blind(source)) => {
+        Err(AgentAbort::Blind(source)) => {
             agent.kill_leftovers();
             agent.confess_unswept();
             Err(LaunchError::Setup { what: "wait for the workers", source })
@@ -128,7 +128,7 @@ fn died_of(error: &LaunchError) -> ErrorReport {
 
 /// The job ends at once, without a grace period.
 #[derive(Debug)]
-enum Interrupted {
+enum AgentAbort {
     GuardGone,
     /// The kernel refuses poll(2) or the signalfd.
     Blind(io::Error),
@@ -136,39 +136,39 @@ enum Interrupted {
 
 struct Agent<'a> {
     state: State,
-    workers: Workers,
+    workers: WorkerGroup,
     /// The rendezvous, where other nodes may take part.
     others: Option<Others>,
-    voice: &'a Voice,
-    link: &'a Link,
+    voice: &'a UserLog,
+    link: &'a GuardLink,
     inbox: SignalInbox,
     handled: HandledSignals,
     /// A stop signal from the guard was handled: the next one kills.
     signalled: bool,
-    last_words: LastWords,
+    last_words: FinalReport,
     /// Parsed again when a device has died.
-    words: Words,
+    words: Invocation,
     /// The health check of the devices, once a generation has failed.
-    check: Option<Check>,
+    check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
-    progress: Option<ProgressLook>,
+    progress: Option<ProgressProbe>,
     halts: Halts,
     died_of: Option<ErrorReport>,
     /// Why it is unknown whether a process of the job is left.
-    unswept: Option<CannotLook>,
+    unswept: Option<ProcessScanError>,
 }
 
 impl<'a> Agent<'a> {
-    fn open(setup: Setup, link: &'a Link, voice: &'a Voice) -> Result<Self, LaunchError> {
+    fn open(setup: AgentSetup, link: &'a GuardLink, voice: &'a UserLog) -> Result<Self, LaunchError> {
         let inbox = SignalInbox::open(&setup.original.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
-        let state = State::new(Rules::of(&setup.spec)).with_seed(policy::seed_of(&setup.job));
+        let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::seed_of(&setup.job));
         let handled = setup.original.handled.clone();
-        let last_words = LastWords::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
+        let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
         let words = setup.words.clone();
         // First, since it leaves nothing behind when the rest fails.
         let others = Others::open(&setup.spec, &setup.watch)?;
-        let workers = Workers::open(setup, voice.console().clone())?;
+        let workers = WorkerGroup::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
             workers,
@@ -189,7 +189,7 @@ impl<'a> Agent<'a> {
     }
 
     /// The loop: until the state says that the job is over.
-    fn supervise(&mut self) -> Result<JobEnd, Interrupted> {
+    fn supervise(&mut self) -> Result<JobEnd, AgentAbort> {
         let mut inputs = VecDeque::new();
         self.collect(&mut inputs)?;
         inputs.push_back(Input::Ready);
@@ -207,10 +207,10 @@ impl<'a> Agent<'a> {
             }
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
             readers.extend(self.workers.left_out_fds());
-            readers.extend(self.check.iter().flat_map(Check::as_fds));
+            readers.extend(self.check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.others.iter().map(Others::as_fd));
-            readers.extend(self.progress.iter().map(ProgressLook::as_fd));
-            let check_deadline = self.check.as_ref().and_then(Check::deadline);
+            readers.extend(self.progress.iter().map(ProgressProbe::as_fd));
+            let check_deadline = self.check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
             let others = self.others.as_ref().filter(|_| self.state.has_workers());
             let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
@@ -226,7 +226,7 @@ impl<'a> Agent<'a> {
             }
             Action::Start { generation, restart_count, round } => {
                 let took = self.others.as_ref().map(Others::took).unwrap_or_default();
-                let joined = round.map(|round| Joined { round: *round, took });
+                let joined = round.map(|round| RoundContext { round: *round, took });
                 return self.start(generation, restart_count, joined);
             }
             Action::Join { .. }
@@ -263,7 +263,7 @@ impl<'a> Agent<'a> {
             }
             Action::CheckDevices { generation } => {
                 let settings = self.workers.spec().device_check;
-                self.check = settings.map(|settings| Check::start(generation, settings));
+                self.check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
             }
             Action::LookForProgress { generation } => {
                 return self.look_for_progress(generation);
@@ -273,7 +273,7 @@ impl<'a> Agent<'a> {
             }
             Action::Say(said) => {
                 self.voice.happening(&said, self.workers.group());
-                if matches!(said, Happening::Reseated { .. }) {
+                if matches!(said, JobEvent::Reseated { .. }) {
                     self.workers.next_seats().iter().for_each(|line| self.voice.say(line));
                 }
             }
@@ -292,7 +292,7 @@ impl<'a> Agent<'a> {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        joined: Option<Joined>,
+        joined: Option<RoundContext>,
     ) -> Option<Input> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
             self.voice.error(&failed.error, failed.error.hint().as_deref());
@@ -336,7 +336,7 @@ impl<'a> Agent<'a> {
         }
         let reported = self.workers.reported_error_files(&shown, self.voice);
         // Without a guard, no process reads our output, and no process of the job may remain a second later.
-        let is_alone = self.link.receive_from_guard() == Received::Closed;
+        let is_alone = self.link.receive_from_guard() == LinkMessage::Closed;
         if self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS }) {
             error_files::remove(&reported);
         }
@@ -348,8 +348,8 @@ impl<'a> Agent<'a> {
         match cut_short {
             _ if is_unswept => ExitStatus::Code(LAUNCHER_FAILED),
             Some(signal) if end.status == ExitStatus::SUCCESS => match persona {
-                Persona::Rankrun => ExitStatus::of_signal(signal as i32),
-                Persona::Torchrun => ExitStatus::Code(LAUNCHER_FAILED),
+                CliFlavor::Rankrun => ExitStatus::of_signal(signal as i32),
+                CliFlavor::Torchrun => ExitStatus::Code(LAUNCHER_FAILED),
             },
             _ => end.status,
         }

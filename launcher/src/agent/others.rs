@@ -18,15 +18,17 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Ending, Farewell, Input, JobEnd, OwnStop};
+use crate::agent::message::{Action, Input, JobEnd, LocalStop, PeerNotice, RemoteEnd};
 use crate::error::{LaunchError, in_one_line};
-use crate::process::watchdog::Watch;
+use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::entrypoint;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
-use crate::rendezvous::{Change, FailureNote, News, Over, Parting, Round, Wish};
+use crate::rendezvous::{
+    FailureNote, MembershipChange, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
+};
 use crate::reporter::nodes;
-use crate::reporter::voice::Voice;
+use crate::reporter::voice::UserLog;
 use crate::spec::{Entrypoint, LaunchSpec};
 
 /// A wait that is longer says what it waits for.
@@ -45,11 +47,11 @@ pub(super) struct Others {
     /// Until when the workers may live, as the state has been told last.
     kill_by: Option<Instant>,
     /// The guard's over this process.
-    watch: Watch,
+    watch: Watchdog,
     /// Whether it was told that there may be workers.
     is_watched: bool,
     /// Why the workers were killed past the state, which is to hear of that before it hears of their ends.
-    killed: Option<Change>,
+    killed: Option<MembershipChange>,
     /// Whether there is more than one node, and so people want to know which is which.
     is_many: bool,
 }
@@ -59,7 +61,7 @@ impl Others {
     ///
     /// # Errors
     /// The store, or an address for this node, cannot be had.
-    pub(super) fn open(spec: &LaunchSpec, watch: &Watch) -> Result<Option<Self>, LaunchError> {
+    pub(super) fn open(spec: &LaunchSpec, watch: &Watchdog) -> Result<Option<Self>, LaunchError> {
         if !spec.rendezvous.is_shared() {
             return Ok(None);
         }
@@ -88,10 +90,10 @@ impl Others {
 
     pub(super) fn join(&mut self, workers: LocalWorldSize) {
         self.asked = Instant::now();
-        self.rendezvous.wish(Wish::Join { workers });
+        self.rendezvous.wish(RendezvousCommand::Join { workers });
     }
 
-    pub(super) fn wish(&self, wish: Wish) {
+    pub(super) fn wish(&self, wish: RendezvousCommand) {
         self.rendezvous.wish(wish);
     }
 
@@ -106,7 +108,7 @@ impl Others {
     }
 
     /// What has happened, as inputs; what is only for people is told.
-    pub(super) fn news(&mut self, voice: &Voice) -> Vec<Input> {
+    pub(super) fn news(&mut self, voice: &UserLog) -> Vec<Input> {
         let mut inputs = Vec::new();
         while let Some(news) = self.rendezvous.receive() {
             inputs.extend(self.input(news, voice));
@@ -114,20 +116,20 @@ impl Others {
         inputs
     }
 
-    fn input(&mut self, news: News, voice: &Voice) -> Option<Input> {
+    fn input(&mut self, news: RendezvousEvent, voice: &UserLog) -> Option<Input> {
         Some(match news {
-            News::Joined(round) => {
+            RendezvousEvent::Joined(round) => {
                 tell_of(&round);
                 Input::Joined(round)
             }
-            News::Changed(change) => Input::Changed(change),
-            News::Blamed(node) => Input::Blamed(node),
-            News::AllSucceeded => Input::AllSucceeded,
-            News::Waiting(waiting) => {
+            RendezvousEvent::Changed(change) => Input::Changed(change),
+            RendezvousEvent::Blamed(node) => Input::Blamed(node),
+            RendezvousEvent::AllSucceeded => Input::AllSucceeded,
+            RendezvousEvent::Waiting(waiting) => {
                 voice.say(&nodes::waiting(&waiting));
                 return None;
             }
-            News::Note(text) => {
+            RendezvousEvent::Note(text) => {
                 if self.is_many {
                     voice.say(&nodes::note(&text));
                 } else {
@@ -135,13 +137,17 @@ impl Others {
                 }
                 return None;
             }
-            News::Over(Over::NotNeeded) => Input::Over(Ending::NotNeeded),
-            News::Over(Over::Closed { failure }) => Input::Over(Ending::Closed { failure }),
-            News::Over(Over::ByRule { rule, failure }) => Input::Over(Ending::ByRule { rule, failure }),
-            News::Over(Over::Failed(error)) => {
+            RendezvousEvent::Over(RendezvousEnd::NotNeeded) => Input::Over(RemoteEnd::NotNeeded),
+            RendezvousEvent::Over(RendezvousEnd::Closed { failure }) => {
+                Input::Over(RemoteEnd::Closed { failure })
+            }
+            RendezvousEvent::Over(RendezvousEnd::ByRule { rule, failure }) => {
+                Input::Over(RemoteEnd::ByRule { rule, failure })
+            }
+            RendezvousEvent::Over(RendezvousEnd::Failed(error)) => {
                 self.failed.get_or_insert(error);
                 self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
-                Input::Over(Ending::Failed { kill_by: self.kill_by })
+                Input::Over(RemoteEnd::Failed { kill_by: self.kill_by })
             }
         })
     }
@@ -155,7 +161,7 @@ impl Others {
     pub(super) fn cut_off(&mut self, now: Instant) -> Option<Input> {
         let kill_by = self.fence().filter(|fence| fence.stop_at <= now)?.kill_by;
         self.kill_by = Some(kill_by);
-        Some(Input::Changed(Change::CutOff { kill_by }))
+        Some(Input::Changed(MembershipChange::CutOff { kill_by }))
     }
 
     /// What the state has to hear of before it hears of any end: the workers were killed while it could not be asked.
@@ -163,7 +169,7 @@ impl Others {
         let struck = self.watch.struck().filter(|kill_by| self.kill_by != Some(*kill_by));
         if let Some(kill_by) = struck {
             self.kill_by = Some(kill_by);
-            self.killed.get_or_insert(Change::StoodStill);
+            self.killed.get_or_insert(MembershipChange::StoodStill);
         }
         self.killed.take().map(Input::Changed)
     }
@@ -176,7 +182,7 @@ impl Others {
     /// They were killed since that has passed.
     pub(super) fn killed_halted(&mut self, kill_by: Instant) {
         self.kill_by = Some(kill_by);
-        self.killed = Some(Change::CutOff { kill_by });
+        self.killed = Some(MembershipChange::CutOff { kill_by });
     }
 
     /// Whether there may be workers, which the guard is to end if this process cannot.
@@ -204,7 +210,7 @@ impl Others {
 
     /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
     /// meanwhile.
-    pub(super) fn part(self, farewell: Farewell, parting: Parting) -> io::Result<Departure> {
+    pub(super) fn part(self, farewell: PeerNotice, parting: ShutdownKind) -> io::Result<Departure> {
         let limit = limit_of(farewell) + self.rendezvous.round_trip() * FAREWELL_ROUND_TRIPS;
         let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
         let rendezvous = self.rendezvous;
@@ -247,11 +253,16 @@ impl Agent<'_> {
         match action {
             Action::Join { workers } => others.join(*workers),
             Action::TellFailure { end } => {
-                self.workers.note_of(end).into_iter().for_each(|note| others.wish(Wish::Failed(note)));
+                self.workers
+                    .note_of(end)
+                    .into_iter()
+                    .for_each(|note| others.wish(RendezvousCommand::Failed(note)));
             }
-            Action::AskBlame => others.wish(Wish::Blame),
-            Action::TellSuccess => others.wish(Wish::Succeeded),
-            Action::TellStop { because } => others.wish(Wish::Stopping { why: reason(*because) }),
+            Action::AskBlame => others.wish(RendezvousCommand::Blame),
+            Action::TellSuccess => others.wish(RendezvousCommand::Succeeded),
+            Action::TellStop { because } => {
+                others.wish(RendezvousCommand::Stopping { why: reason(*because) })
+            }
             _ => {}
         }
     }
@@ -264,12 +275,14 @@ impl Agent<'_> {
         }
         let own = || self.workers.note_of_launcher(others.not_started.take()?);
         let parting = match end.farewell {
-            Farewell::Succeeded => Parting::Close { succeeded: true, failure: None, rule: end.rule.clone() },
-            Farewell::Failed => {
-                let failure = self.own_failure(end).or_else(own);
-                Parting::Close { succeeded: false, failure, rule: end.rule.clone() }
+            PeerNotice::Succeeded => {
+                ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }
             }
-            Farewell::Left => Parting::Leave { why: why(end, failed) },
+            PeerNotice::Failed => {
+                let failure = self.own_failure(end).or_else(own);
+                ShutdownKind::Close { succeeded: false, failure, rule: end.rule.clone() }
+            }
+            PeerNotice::Left => ShutdownKind::Leave { why: why(end, failed) },
         };
         let departure = others.part(end.farewell, parting);
         departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
@@ -313,28 +326,28 @@ fn is_closed(over: &OwnedFd) -> bool {
 const FAREWELL_ROUND_TRIPS: u32 = 10;
 
 /// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
-const fn limit_of(farewell: Farewell) -> Duration {
+const fn limit_of(farewell: PeerNotice) -> Duration {
     match farewell {
-        Farewell::Succeeded => Duration::from_secs(7),
-        Farewell::Failed => Duration::from_secs(4),
-        Farewell::Left => Duration::from_secs(2),
+        PeerNotice::Succeeded => Duration::from_secs(7),
+        PeerNotice::Failed => Duration::from_secs(4),
+        PeerNotice::Left => Duration::from_secs(2),
     }
 }
 
 fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
     match (end.stopped_by, end.time_limit, failed, &end.elsewhere) {
-        (Some(signal), ..) => reason(OwnStop::Signal(signal)),
-        (None, Some(_), ..) => reason(OwnStop::TimeLimit),
+        (Some(signal), ..) => reason(LocalStop::Signal(signal)),
+        (None, Some(_), ..) => reason(LocalStop::TimeLimit),
         (None, None, Some(error), _) => in_one_line(error),
         (None, None, None, Some(_)) => "the job has ended".to_owned(),
         (None, None, None, None) => "its workers cannot be ended".to_owned(),
     }
 }
 
-fn reason(stop: OwnStop) -> String {
+fn reason(stop: LocalStop) -> String {
     match stop {
-        OwnStop::Signal(signal) => format!("it was told to stop by {signal}"),
-        OwnStop::TimeLimit => "its time limit is over".to_owned(),
+        LocalStop::Signal(signal) => format!("it was told to stop by {signal}"),
+        LocalStop::TimeLimit => "its time limit is over".to_owned(),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use super::rendezvous_tests::{joined, joins, lost, node, note, running};
 use super::*;
-use crate::agent::message::{Ending, Farewell, OwnStop};
+use crate::agent::message::{LocalStop, PeerNotice, RemoteEnd};
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{Change, FailureNote, NodeName};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
@@ -14,13 +14,13 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
     let end_of = |job: &mut State| {
         let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
         let end = end(&actions).expect("invariant 10").clone();
-        assert_eq!((end.farewell, end.stopped_by), (Farewell::Left, Some(Signal::SIGTERM)));
+        assert_eq!((end.farewell, end.stopped_by), (PeerNotice::Left, Some(Signal::SIGTERM)));
         assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
         end.status
     };
     for (persona, before, after) in [
-        (Persona::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
-        (Persona::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
+        (CliFlavor::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
+        (CliFlavor::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
     ] {
         let mut job = node(1, persona);
         let _ = job.handle(at(0), Input::Ready);
@@ -53,7 +53,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
 fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
     let at = clock();
     let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
-    let left = || Input::Over(Ending::Closed { failure: Some(host.clone()) });
+    let left = || Input::Over(RemoteEnd::Closed { failure: Some(host.clone()) });
     let failed = exited(0, 0, Exit::Code(5));
     for (inputs, is_own) in [
         (vec![(2, failed.clone()), (3, exited(0, 1, killed_by(15))), (3, left())], false),
@@ -74,25 +74,26 @@ fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
 #[test]
 fn a_stop_of_this_node_alone_is_told_before_it_begins() {
     let at = clock();
-    let told = |actions: &[Action], because: OwnStop| {
+    let told = |actions: &[Action], because: LocalStop| {
         assert_eq!(actions[0], Action::TellStop { because });
         let mut rest = actions[1..].iter().filter(|action| !matches!(action, Action::CollectRanks { .. }));
         assert!(matches!(rest.next(), Some(Action::Signal { .. })), "{actions:?}");
     };
     let stop = || Input::StopRequested { signal: Signal::SIGINT, again: false };
-    told(&running(3, &at).handle(at(2), stop()), OwnStop::Signal(Signal::SIGINT));
+    told(&running(3, &at).handle(at(2), stop()), LocalStop::Signal(Signal::SIGINT));
     // A restart was to follow.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), lost());
-    told(&job.handle(at(3), stop()), OwnStop::Signal(Signal::SIGINT));
+    told(&job.handle(at(3), stop()), LocalStop::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-    let mut job = State::new(Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) });
+    let mut job =
+        State::new(JobRules { has_rendezvous: true, time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
-    told(&job.handle(at(11), Input::DeadlinePassed), OwnStop::TimeLimit);
+    told(&job.handle(at(11), Input::DeadlinePassed), LocalStop::TimeLimit);
     // The other nodes know the cause.
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), Input::Over(Ending::Closed { failure: None }));
+    let _ = job.handle(at(2), Input::Over(RemoteEnd::Closed { failure: None }));
     let actions = job.handle(at(3), stop());
     assert!(!actions.iter().any(|action| matches!(action, Action::TellStop { .. })), "{actions:?}");
 }
@@ -102,7 +103,7 @@ fn the_time_limit_ends_every_wait_for_others_too() {
     let at = clock();
     let limited = || {
         let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-        let rules = Rules { has_rendezvous: true, time_limit, ..rules(2, 3, Persona::Rankrun) };
+        let rules = JobRules { has_rendezvous: true, time_limit, ..rules(2, 3, CliFlavor::Rankrun) };
         let mut job = State::new(rules);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.deadline(), None, "it runs from the first start of the workers");
@@ -121,7 +122,7 @@ fn the_time_limit_ends_every_wait_for_others_too() {
         }
         let actions = job.handle(at(110), Input::DeadlinePassed);
         let end = end(&actions).unwrap_or_else(|| panic!("{:?}", job.phase));
-        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), Farewell::Left));
+        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), PeerNotice::Left));
     }
     let mut job = limited();
     for input in rejoining {
@@ -133,20 +134,20 @@ fn the_time_limit_ends_every_wait_for_others_too() {
 #[test]
 fn what_is_over_elsewhere_ends_here_in_every_phase() {
     let at = clock();
-    let closed = || Input::Over(Ending::Closed { failure: Some(note()) });
+    let closed = || Input::Over(RemoteEnd::Closed { failure: Some(note()) });
     let status = |actions: &[Action]| {
         let end = end(actions).unwrap();
-        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), Farewell::Left));
+        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), PeerNotice::Left));
         end.status
     };
-    let mut job = node(0, Persona::Rankrun);
+    let mut job = node(0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(status(&job.handle(at(1), closed())), ExitStatus::Code(1));
 
     let mut job = running(3, &at);
     let actions = job.handle(at(2), closed());
     assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-    assert!(matches!(&actions[1], Action::Say(Happening::OverElsewhere { .. })));
+    assert!(matches!(&actions[1], Action::Say(JobEvent::OverElsewhere { .. })));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
     let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
     assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");
@@ -158,9 +159,9 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
     assert_eq!(status(&actions), ExitStatus::Code(1));
     assert!(end(&actions).unwrap().failure.is_some(), "contract 8.12: what failed here is told too");
 
-    let mut spare = node(0, Persona::Torchrun);
+    let mut spare = node(0, CliFlavor::Torchrun);
     let _ = spare.handle(at(0), Input::Ready);
-    let actions = spare.handle(at(1), Input::Over(Ending::NotNeeded));
+    let actions = spare.handle(at(1), Input::Over(RemoteEnd::NotNeeded));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
     assert_eq!(spare.handle(at(2), closed()), []);
 }
@@ -176,9 +177,9 @@ fn a_rule_of_another_node_ends_the_job_here_alike() {
         (RuleEnd::NoRequeue, 78, Some(note())),
     ] {
         let rule = RuleNote { text: "exit=7".to_owned(), then };
-        let over = || Input::Over(Ending::ByRule { rule: rule.clone(), failure: Some(note()) });
+        let over = || Input::Over(RemoteEnd::ByRule { rule: rule.clone(), failure: Some(note()) });
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
-        let told = Input::Changed(Change::PeerFailed(note()));
+        let told = Input::Changed(MembershipChange::PeerFailed(note()));
         for inputs in [
             [vec![over()], ends.to_vec()].concat(),
             [vec![told.clone(), over()], ends.to_vec()].concat(),
@@ -191,7 +192,7 @@ fn a_rule_of_another_node_ends_the_job_here_alike() {
                 inputs.iter().flat_map(|input| job.handle(at(2), input.clone())).collect();
             let end = end(&actions).unwrap_or_else(|| panic!("{inputs:?}"));
             assert_eq!(end.status, ExitStatus::Code(code), "{inputs:?}");
-            assert_eq!((end.first_cause.as_deref(), end.farewell), (cause.as_ref(), Farewell::Left));
+            assert_eq!((end.first_cause.as_deref(), end.farewell), (cause.as_ref(), PeerNotice::Left));
             assert!(then != RuleEnd::Succeed || end.failure.is_none(), "{inputs:?}");
         }
     }
@@ -202,12 +203,12 @@ fn start_failure_fails_the_job_and_unstoppable_worker_leaves_it() {
     let at = clock();
     let mut job = running(3, &at);
     let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
-    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, Farewell::Failed);
+    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, PeerNotice::Failed);
 
     let mut job = running(3, &at);
     let _ = job.handle(at(2), lost());
     let _ = job.handle(at(32), Input::DeadlinePassed);
     let actions = job.handle(at(37), Input::DeadlinePassed);
     assert!(!joins(&actions), "invariant 1: a worker is alive");
-    assert_eq!(end(&actions).unwrap().farewell, Farewell::Left, "the others may go on");
+    assert_eq!(end(&actions).unwrap().farewell, PeerNotice::Left, "the others may go on");
 }

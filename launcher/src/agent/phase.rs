@@ -9,13 +9,13 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use crate::agent::failure::Failure;
-use crate::agent::message::Released;
+use crate::agent::message::ReleaseReason;
 
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum JobPhase {
     /// Before the first start of any worker.
     Starting,
     /// No worker is alive, and this node has waited for the next round `since` then. `failure` is set if that
@@ -30,13 +30,13 @@ pub(super) enum Phase {
     /// those in `live` are alive.
     Observing { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
     /// The workers in `live` are being stopped.
-    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: Stage },
+    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: StopStage },
     /// No worker is alive, and the rendezvous is asked whether a lost node caused the failure. After `until`
     /// the failure counts as our own.
     Blaming { failure: Failure, until: Instant },
     /// No worker is alive. A check of the devices or of the job's progress runs. The user is told at
     /// `say_at`; the check is abandoned at `give_up_at`.
-    Checking { failure: Failure, step: Step, say_at: Option<Instant>, give_up_at: Option<Instant> },
+    Checking { failure: Failure, step: CheckStep, say_at: Option<Instant>, give_up_at: Option<Instant> },
     /// No worker is alive, and all start again at `until`.
     Waiting { failure: Failure, until: Instant },
     /// All workers of this node have succeeded, and this node waits for the others. The user is told at
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 
 /// The question that a check answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CheckStep {
     /// The condition of the devices.
     Condition,
     /// The assignment of the remaining devices.
@@ -72,20 +72,20 @@ pub(super) enum StopCause {
 
 /// How far a stop has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum StopStage {
     Asked { signal: Signal, kill_at: Instant },
     Killed { give_up_at: Instant },
 }
 
 impl StopCause {
-    pub(super) const fn released(&self) -> Released {
+    pub(super) const fn released(&self) -> ReleaseReason {
         match self {
-            Self::Failure(failure) => Released::Failed(failure.first),
-            Self::User => Released::Stopped,
-            Self::TimeLimit => Released::TimeLimit,
-            Self::NotStarted => Released::NotStarted,
-            Self::Membership => Released::Membership,
-            Self::Over => Released::Over,
+            Self::Failure(failure) => ReleaseReason::Failed(failure.first),
+            Self::User => ReleaseReason::Stopped,
+            Self::TimeLimit => ReleaseReason::TimeLimit,
+            Self::NotStarted => ReleaseReason::NotStarted,
+            Self::Membership => ReleaseReason::Membership,
+            Self::Over => ReleaseReason::Over,
         }
     }
 

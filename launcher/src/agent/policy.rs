@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
-use crate::agent::failure::{Failure, Manner};
+use crate::agent::failure::{Failure, FailureKind};
 use crate::process::Exit;
 use crate::spec::LONGEST;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
@@ -24,18 +24,18 @@ pub enum Decision {
         at: Instant,
     },
     /// The job has failed for this reason.
-    Fail(Refusal),
+    Fail(NoRestart),
     /// A rule counts the failure as a success.
     Succeed(RestartRule),
 }
 
 /// A hash of the checkpoint folder's listing: it changes as soon as any file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sight(pub u64);
+pub struct CheckpointFingerprint(pub u64);
 
 /// Why there is no restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NoRestart {
     /// The launcher was told to stop.
     Stopped,
     /// A worker is uninterruptible and may hold what a new one needs.
@@ -65,7 +65,7 @@ pub enum Refusal {
 
 /// Whether the job may start workers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum WorkerDemand {
     GoOn,
     Stop,
 }
@@ -76,7 +76,7 @@ pub(super) struct History {
     /// Seed of the jitter.
     pub(super) seed: u64,
     /// This node's place in the round of the last started generation.
-    place: Place,
+    place: NodeSlot,
     /// Restarts used since the budget was last reset.
     used: u32,
     /// Restarts since the back-off was last reset.
@@ -90,30 +90,30 @@ pub(super) struct History {
     gone: Option<Instant>,
     /// Total time without workers, from the last reap to the restart.
     idle: Duration,
-    progress: Progress,
+    progress: ProgressState,
 }
 
 /// The place of this node in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Place {
+pub(super) struct NodeSlot {
     pub(super) node: NodeRank,
     pub(super) base: Rank,
 }
 
 /// What earlier checks of the checkpoint folder found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum ProgressState {
     /// No check has answered.
     Unknown,
     /// The last change that was seen, and the restarts since then that changed nothing.
-    Since { sight: Sight, restarts: u32 },
+    Since { sight: CheckpointFingerprint, restarts: u32 },
 }
 
 impl History {
     pub(super) const fn new() -> Self {
         Self {
             seed: 0,
-            place: Place { node: NodeRank(0), base: Rank(0) },
+            place: NodeSlot { node: NodeRank(0), base: Rank(0) },
             used: 0,
             streak: 0,
             recent: VecDeque::new(),
@@ -121,7 +121,7 @@ impl History {
             ended: None,
             gone: None,
             idle: Duration::ZERO,
-            progress: Progress::Unknown,
+            progress: ProgressState::Unknown,
         }
     }
 
@@ -131,7 +131,7 @@ impl History {
     }
 
     /// The next generation has this place in its round. It waited for this long until the round was complete.
-    pub(super) fn joined(&mut self, place: Place, waited: Duration) {
+    pub(super) fn joined(&mut self, place: NodeSlot, waited: Duration) {
         self.place = place;
         self.idle += waited;
     }
@@ -173,12 +173,12 @@ impl History {
     }
 
     /// Records the result of a progress check.
-    pub(super) fn saw(&mut self, sight: Sight) {
+    pub(super) fn saw(&mut self, sight: CheckpointFingerprint) {
         let restarts = match self.progress {
-            Progress::Since { sight: before, restarts } if sight == before => restarts.saturating_add(1),
-            Progress::Unknown | Progress::Since { .. } => 0,
+            ProgressState::Since { sight: before, restarts } if sight == before => restarts.saturating_add(1),
+            ProgressState::Unknown | ProgressState::Since { .. } => 0,
         };
-        self.progress = Progress::Since { sight, restarts };
+        self.progress = ProgressState::Since { sight, restarts };
     }
 
     pub(super) fn restarted(&mut self, now: Instant, policy: &RestartPolicy) {
@@ -205,40 +205,40 @@ impl History {
     pub(super) fn decide(
         &self,
         (policy, most): (&RestartPolicy, RestartCount),
-        wish: Wish,
+        wish: WorkerDemand,
         failure: &Failure,
         now: Instant,
     ) -> Decision {
-        if wish == Wish::Stop {
-            return Decision::Fail(Refusal::Stopped);
+        if wish == WorkerDemand::Stop {
+            return Decision::Fail(NoRestart::Stopped);
         }
         if !failure.is_restartable() {
-            return Decision::Fail(Refusal::Stuck);
+            return Decision::Fail(NoRestart::Stuck);
         }
         match policy.rules.iter().find(|rule| fits(&rule.when, failure, self.place)) {
             Some(rule) if rule.then == RuleAction::Succeed => return Decision::Succeed(*rule),
-            Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(Refusal::Rule(*rule)),
+            Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(NoRestart::Rule(*rule)),
             _ => {}
         }
-        if let (Some(limit), Progress::Since { restarts, .. }) = (&policy.progress, self.progress)
+        if let (Some(limit), ProgressState::Since { restarts, .. }) = (&policy.progress, self.progress)
             && restarts >= limit.restarts
         {
-            return Decision::Fail(Refusal::NoProgress { restarts });
+            return Decision::Fail(NoRestart::NoProgress { restarts });
         }
         let (used, streak) = self.counted(policy);
         let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.wait(&backoff, streak));
         let Some(window) = policy.window else {
             let left = used < most.0;
-            return if left { Decision::Restart { at } } else { Decision::Fail(Refusal::Budget) };
+            return if left { Decision::Restart { at } } else { Decision::Fail(NoRestart::Budget) };
         };
         let worked = self.worked(now);
         let within = |earlier: &&Instant| worked.duration_since(**earlier) < window;
         if self.recent.iter().filter(within).count() < most.0 as usize {
             Decision::Restart { at }
         } else if most.0 == 0 {
-            Decision::Fail(Refusal::Budget)
+            Decision::Fail(NoRestart::Budget)
         } else {
-            Decision::Fail(Refusal::Window { restarts: most, window })
+            Decision::Fail(NoRestart::Window { restarts: most, window })
         }
     }
 
@@ -279,9 +279,9 @@ fn chance(seed: u64) -> f64 {
 
 /// True if a rule matches this failure. If our own stop ended the worker, its exit matches no exit or signal
 /// condition.
-fn fits(when: &Conditions, failure: &Failure, place: Place) -> bool {
+fn fits(when: &Conditions, failure: &Failure, place: NodeSlot) -> bool {
     let first = &failure.first;
-    let own = |exit: Exit| (failure.manner == Manner::Ended).then_some(exit);
+    let own = |exit: Exit| (failure.manner == FailureKind::Ended).then_some(exit);
     let exit = when.exit.is_none_or(|codes| {
         matches!(own(first.exit), Some(Exit::Code(code)) if u8::try_from(code).is_ok_and(|code| codes.contains(code)))
     });

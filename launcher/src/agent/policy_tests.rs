@@ -31,7 +31,7 @@ fn failure(local_rank: u32, exit: Exit) -> Failure {
     Failure {
         generation: Generation(0),
         first,
-        manner: Manner::Ended,
+        manner: FailureKind::Ended,
         others: Vec::new(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
@@ -58,7 +58,8 @@ fn fail_at(
     history.generation_began(from);
     history.generation_ended(to);
     history.generation_is_gone(to);
-    let decision = history.decide((policy, RestartCount(most)), Wish::GoOn, &failure(0, Exit::Code(1)), to);
+    let decision =
+        history.decide((policy, RestartCount(most)), WorkerDemand::GoOn, &failure(0, Exit::Code(1)), to);
     if let Decision::Restart { at } = decision {
         history.restarted(at, policy);
     }
@@ -78,7 +79,7 @@ fn without_a_policy_all_restarts_come_at_once() {
         let decision = fail_at(&mut history, &policy, 3, (at(second), at(second)));
         assert_eq!(decision, Decision::Restart { at: at(second) });
     }
-    assert_eq!(fail_at(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(Refusal::Budget));
+    assert_eq!(fail_at(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(NoRestart::Budget));
 }
 
 #[test]
@@ -101,10 +102,11 @@ fn each_rule_decides_about_what_it_fits() {
         rule(Conditions { node: Some(NodeRank(0)), ..Conditions::default() }, RuleAction::Fail),
     ];
     let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
-    let decide =
-        |failure: &Failure| History::new().decide((&policy, RestartCount(1)), Wish::GoOn, failure, at(1));
+    let decide = |failure: &Failure| {
+        History::new().decide((&policy, RestartCount(1)), WorkerDemand::GoOn, failure, at(1))
+    };
     let restart = Decision::Restart { at: at(1) };
-    let by = |index: usize| Decision::Fail(Refusal::Rule(rules[index]));
+    let by = |index: usize| Decision::Fail(NoRestart::Rule(rules[index]));
     for (rank, exit, expected) in [
         (0, Exit::Code(3), by(1)),
         (0, Exit::Code(4), by(1)),
@@ -123,13 +125,18 @@ fn each_rule_decides_about_what_it_fits() {
     assert_eq!(status_by(5), Some(ExitStatus::Code(75)));
     assert_eq!(status_by(6), Some(ExitStatus::Code(78)));
     assert_eq!(status_by(1), None, "the worker's own");
-    let stopped_by_us = Failure { manner: Manner::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
+    let stopped_by_us =
+        Failure { manner: FailureKind::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
     assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
-    let stuck = Failure { manner: Manner::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
-    assert_eq!(decide(&stuck), Decision::Fail(Refusal::Stuck));
-    let told =
-        History::new().decide((&policy, RestartCount(1)), Wish::Stop, &failure(0, Exit::Code(5)), at(1));
-    assert_eq!(told, Decision::Fail(Refusal::Stopped), "invariant 7");
+    let stuck = Failure { manner: FailureKind::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
+    assert_eq!(decide(&stuck), Decision::Fail(NoRestart::Stuck));
+    let told = History::new().decide(
+        (&policy, RestartCount(1)),
+        WorkerDemand::Stop,
+        &failure(0, Exit::Code(5)),
+        at(1),
+    );
+    assert_eq!(told, Decision::Fail(NoRestart::Stopped), "invariant 7");
 }
 
 #[test]
@@ -137,7 +144,7 @@ fn a_rule_to_restart_does_not_lift_the_budget() {
     let rules = vec![rule(Conditions::default(), RuleAction::Restart)];
     let policy = RestartPolicy { rules, ..RestartPolicy::default() };
     let at = clock();
-    assert_eq!(fail_at(&mut History::new(), &policy, 0, (at(0), at(0))), Decision::Fail(Refusal::Budget));
+    assert_eq!(fail_at(&mut History::new(), &policy, 0, (at(0), at(0))), Decision::Fail(NoRestart::Budget));
 }
 
 #[test]
@@ -176,7 +183,7 @@ fn a_window_is_looked_back_on_from_each_restart() {
     let at = clock();
     let window = Duration::from_secs(3_600);
     let policy = RestartPolicy { window: Some(window), ..RestartPolicy::default() };
-    let full = Decision::Fail(Refusal::Window { restarts: RestartCount(2), window });
+    let full = Decision::Fail(NoRestart::Window { restarts: RestartCount(2), window });
     let mut history = History::new();
     for (second, restarts) in
         [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)]
@@ -201,7 +208,7 @@ fn the_time_in_which_nobody_runs_is_no_part_of_a_window() {
             now = then;
         }
         let ended = now + Duration::from_secs(5);
-        let refused = Decision::Fail(Refusal::Window { restarts: RestartCount(10), window });
+        let refused = Decision::Fail(NoRestart::Window { restarts: RestartCount(10), window });
         assert_eq!(fail_at(&mut history, &policy, 10, (now, ended)), refused, "ten within 55 s");
         let healthy = now + Duration::from_secs(15);
         let decision = fail_at(&mut history, &policy, 10, (now, healthy));
@@ -216,9 +223,9 @@ fn no_changed_file_for_so_many_restarts_is_the_end() {
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut history = History::new();
     for (sight, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
-        history.saw(Sight(sight));
+        history.saw(CheckpointFingerprint(sight));
         let decision = fail_at(&mut history, &policy, 9, (at(0), at(0)));
-        let given_up = Decision::Fail(Refusal::NoProgress { restarts: 2 });
+        let given_up = Decision::Fail(NoRestart::NoProgress { restarts: 2 });
         assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{sight}");
     }
 }
@@ -290,11 +297,11 @@ fn a_rule_names_a_rank_and_a_node_of_the_whole_job() {
         RestartPolicy { rules: vec![rule(conditions, RuleAction::Requeue)], ..RestartPolicy::default() };
     let decide = |node, base, local_rank| {
         let mut history = History::new();
-        history.joined(Place { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
+        history.joined(NodeSlot { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
         let failure = failure(local_rank, Exit::Code(1));
-        history.decide((&policy, RestartCount(1)), Wish::GoOn, &failure, at(1))
+        history.decide((&policy, RestartCount(1)), WorkerDemand::GoOn, &failure, at(1))
     };
-    assert!(matches!(decide(1, 4, 1), Decision::Fail(Refusal::Rule(_))));
+    assert!(matches!(decide(1, 4, 1), Decision::Fail(NoRestart::Rule(_))));
     for (node, base, local_rank) in [(1, 4, 0), (0, 4, 1), (1, 3, 1), (0, 0, 5)] {
         assert_eq!(decide(node, base, local_rank), Decision::Restart { at: at(1) });
     }
@@ -312,7 +319,7 @@ fn generation_ended_by_peers_uses_no_budget_and_may_restore_it() {
         history.generation_ended(at(1 + healthy));
         history.generation_is_gone(at(1 + healthy));
         history.rejoined(at(1 + healthy), &policy);
-        history.joined(Place::default(), Duration::from_secs(30));
+        history.joined(NodeSlot::default(), Duration::from_secs(30));
         let decision = fail_at(&mut history, &policy, 1, (at(100), at(101)));
         assert_eq!(matches!(decision, Decision::Restart { .. }), expected, "{healthy} s");
     }

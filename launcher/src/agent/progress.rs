@@ -18,7 +18,7 @@ use rankrun_contract::rank::Generation;
 
 use crate::agent::Agent;
 use crate::agent::message::Input;
-use crate::agent::policy::Sight;
+use crate::agent::policy::CheckpointFingerprint;
 
 /// A checkpoint is a file of the folder, or a folder of files.
 const DEEPEST: usize = 4;
@@ -34,18 +34,18 @@ impl Agent<'_> {
             // The thread before hangs: a second thread would hang beside it.
             return Some(Input::ProgressSeen { generation, sight: None });
         }
-        self.progress = ProgressLook::start(generation, limit.folder.clone());
+        self.progress = ProgressProbe::start(generation, limit.folder.clone());
         self.progress.is_none().then_some(Input::ProgressSeen { generation, sight: None })
     }
 }
 
 /// One check, from the question to the answer.
-pub(super) struct ProgressLook {
+pub(super) struct ProgressProbe {
     generation: Generation,
     answer: UnixStream,
 }
 
-impl ProgressLook {
+impl ProgressProbe {
     /// Starts to read the folder; `None` if no descriptor or no thread is left.
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
         let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
@@ -80,7 +80,7 @@ impl ProgressLook {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 return None;
             }
-            Ok(ANSWER) => Some(Sight(u64::from_ne_bytes(bytes))),
+            Ok(ANSWER) => Some(CheckpointFingerprint(u64::from_ne_bytes(bytes))),
             Ok(_) | Err(_) => None,
         };
         Some(Input::ProgressSeen { generation: self.generation, sight })
@@ -91,7 +91,7 @@ impl ProgressLook {
 ///
 /// # Errors
 /// The folder, or the file system under it, cannot be read. A subfolder of another user is skipped.
-fn look(folder: &Path) -> io::Result<Sight> {
+fn look(folder: &Path) -> io::Result<CheckpointFingerprint> {
     let mut sight = 0_u64;
     let mut left = MOST_FILES;
     let mut folders: Vec<(ReadDir, usize)> =
@@ -99,7 +99,7 @@ fn look(folder: &Path) -> io::Result<Sight> {
     while let Some((entries, depth)) = folders.pop() {
         for entry in entries {
             if left == 0 {
-                return Ok(Sight(sight));
+                return Ok(CheckpointFingerprint(sight));
             }
             left -= 1;
             let entry = entry?;
@@ -114,7 +114,7 @@ fn look(folder: &Path) -> io::Result<Sight> {
             }
         }
     }
-    Ok(Sight(sight))
+    Ok(CheckpointFingerprint(sight))
 }
 
 /// Maps this error to `None`.

@@ -2,11 +2,11 @@
 
 use super::rendezvous_tests::{joined, lost, node, note, running};
 use super::*;
-use crate::agent::message::Ending;
+use crate::agent::message::RemoteEnd;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
-use crate::rendezvous::{Change, FailureNote, NodeName};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
 use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
@@ -43,13 +43,13 @@ fn ranks_are_collected_before_the_signal_and_shown_where_one_is_missing() {
     for (joined, is_shown) in
         [([Joined, Joined], false), ([Joined, NotJoined], true), ([Unknown, Joined], true)]
     {
-        let mut job = state(2, 0, Persona::Rankrun);
+        let mut job = state(2, 0, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGTERM, false));
         assert_eq!(actions[0], collected(SIGTERM, Vec::new()));
         assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
         let table = table(SIGTERM, &joined);
-        let said = is_shown.then(|| Action::Say(Happening::RankTable(table.clone())));
+        let said = is_shown.then(|| Action::Say(JobEvent::RankTable(table.clone())));
         assert_eq!(job.handle(at(1), answer(&table, 7)), [], "of another generation");
         assert_eq!(job.handle(at(1), answer(&table, 0)), Vec::from_iter(said), "{joined:?}");
         assert!(!is_collected(&job.handle(at(2), stop(Signal::SIGINT, true))), "once");
@@ -59,7 +59,7 @@ fn ranks_are_collected_before_the_signal_and_shown_where_one_is_missing() {
 #[test]
 fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
     let at = clock();
-    let mut job = state(3, 0, Persona::Rankrun);
+    let mut job = state(3, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(0)));
     // The same signal may be on its way to the launcher.
@@ -76,7 +76,7 @@ fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
 fn early_success_before_peers_is_shown_and_signalled_rank_is_not() {
     let at = clock();
     for (exit, is_shown) in [(Exit::Code(0), true), (killed_by(15), false)] {
-        let mut job = state(2, 0, Persona::Rankrun);
+        let mut job = state(2, 0, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 1, exit));
         let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
@@ -90,21 +90,21 @@ fn early_success_before_peers_is_shown_and_signalled_rank_is_not() {
 fn time_limit_shows_joined_ranks_and_a_single_one() {
     let at = clock();
     for workers in [1, 2] {
-        let mut job = state(workers, 0, Persona::Rankrun);
+        let mut job = state(workers, 0, CliFlavor::Rankrun);
         let limit = Duration::from_secs(5);
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(5), Input::DeadlinePassed);
         assert_eq!(actions[0], collected(TableCause::TimeLimit, Vec::new()));
         let table = table(TableCause::TimeLimit, &[JoinState::Joined]);
-        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Say(Happening::RankTable(table.clone()))]);
+        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Say(JobEvent::RankTable(table.clone()))]);
     }
 }
 
 #[test]
 fn torchrun_and_a_single_rank_collect_nothing_at_a_signal() {
     let at = clock();
-    for (persona, workers) in [(Persona::Torchrun, 2), (Persona::Rankrun, 1)] {
+    for (persona, workers) in [(CliFlavor::Torchrun, 2), (CliFlavor::Rankrun, 1)] {
         let mut job = state(workers, 0, persona);
         let _ = job.handle(at(0), Input::Ready);
         assert!(!is_collected(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
@@ -115,17 +115,17 @@ fn torchrun_and_a_single_rank_collect_nothing_at_a_signal() {
 fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
     let at = clock();
     let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
-    let over = |failure| Input::Over(Ending::Closed { failure: Some(failure) });
+    let over = |failure| Input::Over(RemoteEnd::Closed { failure: Some(failure) });
     let actions = running(0, &at).handle(at(2), over(host.clone()));
     assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
     assert!(!is_collected(&running(0, &at).handle(at(2), over(note()))), "a worker has failed there");
-    let left = Change::PeerLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
+    let left = MembershipChange::PeerLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
     assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
     assert!(!is_collected(&running(0, &at).handle(at(2), lost())), "it was not told to stop");
     // The time limits of two nodes expire at about the same time.
     for (limit, cause) in [(3, TableCause::TimeLimit), (9, TableCause::OtherNode)] {
-        let mut job = node(0, Persona::Rankrun);
+        let mut job = node(0, CliFlavor::Rankrun);
         let limit = Duration::from_secs(limit);
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);

@@ -1,14 +1,14 @@
 //! Events on other nodes, as inputs of the state machine.
 
 use super::*;
-use crate::agent::message::{Ending, Farewell};
-use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss};
+use crate::agent::message::{PeerNotice, RemoteEnd};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 /// A node with two workers, of a job of several nodes.
-pub(super) fn node(max_restarts: u32, persona: Persona) -> State {
-    State::new(Rules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
+pub(super) fn node(max_restarts: u32, persona: CliFlavor) -> State {
+    State::new(JobRules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
 }
 
 /// A round with this node as the second of two.
@@ -32,7 +32,7 @@ pub(super) fn joined(number: u64) -> Input {
 }
 
 pub(super) fn lost() -> Input {
-    Input::Changed(Change::PeerLost { node: NodeName::of_host("th1") })
+    Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th1") })
 }
 
 pub(super) fn note() -> FailureNote {
@@ -50,12 +50,12 @@ pub(super) fn note() -> FailureNote {
 }
 
 pub(super) fn peer_failed() -> Input {
-    Input::Changed(Change::PeerFailed(note()))
+    Input::Changed(MembershipChange::PeerFailed(note()))
 }
 
 /// A node with workers that run in round 0.
 pub(super) fn running(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
-    let mut job = node(max_restarts, Persona::Rankrun);
+    let mut job = node(max_restarts, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
     job
@@ -82,7 +82,7 @@ pub(super) fn position(actions: &[Action], wanted: impl Fn(&Action) -> bool) -> 
 #[test]
 fn workers_are_started_for_a_completed_round_and_once() {
     let at = clock();
-    let mut job = node(0, Persona::Rankrun);
+    let mut job = node(0, CliFlavor::Rankrun);
     let actions = job.handle(at(0), Input::Ready);
     assert_eq!(actions, [Action::Join { workers: LocalWorldSize::new(2).unwrap() }]);
     assert_eq!(job.deadline(), None, "the rendezvous has its own limits");
@@ -91,10 +91,10 @@ fn workers_are_started_for_a_completed_round_and_once() {
     assert_eq!(job.handle(at(6), joined(0)), [], "invariant 2");
     let _ = job.handle(at(7), exited(0, 0, Exit::Code(0)));
     assert_eq!(job.handle(at(8), exited(0, 1, Exit::Code(0))), [Action::TellSuccess]);
-    assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Say(Happening::Settling)]);
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Say(JobEvent::Settling)]);
     let actions = job.handle(at(11), Input::AllSucceeded);
     let end = end(&actions).unwrap();
-    assert_eq!((end.status, end.farewell), (ExitStatus::SUCCESS, Farewell::Succeeded));
+    assert_eq!((end.status, end.farewell), (ExitStatus::SUCCESS, PeerNotice::Succeeded));
 }
 
 #[test]
@@ -103,14 +103,17 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
     for (change, by) in [
         (lost(), GRACE),
         (peer_failed(), GRACE),
-        (Input::Changed(Change::NodeWaits { node: NodeName::of_host("th3") }), GRACE),
-        (Input::Changed(Change::CutOff { kill_by: at(2) + Duration::from_secs(2) }), Duration::from_secs(2)),
-        (Input::Changed(Change::StoodStill), Duration::ZERO),
+        (Input::Changed(MembershipChange::NodeWaits { node: NodeName::of_host("th3") }), GRACE),
+        (
+            Input::Changed(MembershipChange::CutOff { kill_by: at(2) + Duration::from_secs(2) }),
+            Duration::from_secs(2),
+        ),
+        (Input::Changed(MembershipChange::StoodStill), Duration::ZERO),
     ] {
         let mut job = running(0, &at);
         let actions = job.handle(at(2), change);
         assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-        assert!(matches!(actions[1], Action::Say(Happening::Changed { .. })), "{actions:?}");
+        assert!(matches!(actions[1], Action::Say(JobEvent::Changed { .. })), "{actions:?}");
         assert_eq!(job.deadline(), Some(at(2) + by));
         assert!(!joins(&job.handle(at(3), exited(0, 0, killed_by(15)))), "invariant 1: one is left");
         let actions = job.handle(at(3), exited(0, 1, Exit::Code(1)));
@@ -124,7 +127,7 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
 #[test]
 fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
     let at = clock();
-    let cut_off = |seconds| Input::Changed(Change::CutOff { kill_by: at(seconds) });
+    let cut_off = |seconds| Input::Changed(MembershipChange::CutOff { kill_by: at(seconds) });
     for stop in [exited(0, 0, Exit::Code(1)), stop(Signal::SIGTERM, false), lost()] {
         let mut job = running(0, &at);
         let _ = job.handle(at(2), stop);
@@ -140,7 +143,7 @@ fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
 #[test]
 fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
     let at = clock();
-    let over = |seconds| Input::Over(Ending::Failed { kill_by: Some(at(seconds)) });
+    let over = |seconds| Input::Over(RemoteEnd::Failed { kill_by: Some(at(seconds)) });
     let mut job = running(3, &at);
     assert_eq!(signals(&job.handle(at(2), over(4))), [(vec![0, 1], Signal::SIGTERM)]);
     assert_eq!(job.deadline(), Some(at(4)));
@@ -156,7 +159,7 @@ fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
 #[test]
 fn only_who_may_have_workers_heeds_the_fence() {
     let at = clock();
-    let mut job = node(0, Persona::Rankrun);
+    let mut job = node(0, CliFlavor::Rankrun);
     assert!(!job.has_workers());
     let _ = job.handle(at(0), Input::Ready);
     assert!(!job.has_workers());
@@ -166,7 +169,11 @@ fn only_who_may_have_workers_heeds_the_fence() {
         let _ = job.handle(at(2), exited(0, rank, Exit::Code(0)));
     }
     assert!(!job.has_workers());
-    assert_eq!(job.handle(at(3), Input::Changed(Change::CutOff { kill_by: at(4) })), [], "it is done");
+    assert_eq!(
+        job.handle(at(3), Input::Changed(MembershipChange::CutOff { kill_by: at(4) })),
+        [],
+        "it is done"
+    );
     assert!(end(&job.handle(at(5), Input::AllSucceeded)).is_some());
 }
 
@@ -174,7 +181,7 @@ fn only_who_may_have_workers_heeds_the_fence() {
 fn who_was_left_behind_kills_at_once() {
     let at = clock();
     let mut job = running(0, &at);
-    let _ = job.handle(at(2), Input::Changed(Change::Removed));
+    let _ = job.handle(at(2), Input::Changed(MembershipChange::Removed));
     assert_eq!(job.deadline(), Some(at(2)));
     let _ = job.handle(at(2), Input::DeadlinePassed);
     for rank in [0, 1] {
@@ -216,7 +223,7 @@ fn any_news() -> impl Strategy<Value = Input> {
         2 => Just(Input::Blamed(None)),
         1 => Just(Input::Blamed(Some(NodeName::of_host("th1")))),
         1 => Just(Input::AllSucceeded),
-        1 => Just(Input::Over(Ending::Closed { failure: None })),
+        1 => Just(Input::Over(RemoteEnd::Closed { failure: None })),
     ]
 }
 
@@ -251,14 +258,14 @@ fn loses(lost: PeerLoss) -> FailureNote {
 }
 
 fn says_early_end(actions: &[Action]) -> bool {
-    actions.iter().any(|action| matches!(action, Action::Say(Happening::FinishedBeforeLoss { .. })))
+    actions.iter().any(|action| matches!(action, Action::Say(JobEvent::FinishedBeforeLoss { .. })))
 }
 
 #[test]
 fn finished_node_says_that_another_lost_its_workers() {
     let at = clock();
-    let closed = |note| Input::Over(Ending::Closed { failure: Some(note) });
-    let failed = |note| Input::Changed(Change::PeerFailed(note));
+    let closed = |note| Input::Over(RemoteEnd::Closed { failure: Some(note) });
+    let failed = |note| Input::Changed(MembershipChange::PeerFailed(note));
     // This node has ranks 2 and 3.
     for (lost, expected) in [
         (Some(PeerLoss::Rank(Rank(3))), true),

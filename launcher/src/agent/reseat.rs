@@ -14,16 +14,16 @@ use rankrun_contract::rank::LocalWorldSize;
 use crate::agent::checkup;
 use crate::cli::{self, Command, Notice};
 use crate::device::choice::number;
-use crate::device::{Ask, CudaDevice, Machine, Visibility};
+use crate::device::{CudaDevice, Machine, ProbeScope, Visibility};
 use crate::facts::{Facts, FileKind, Permission, StandardStream, System, World};
-use crate::spec::{LaunchSpec, Seat};
+use crate::spec::{LaunchSpec, WorkerDevice};
 
 /// The CUDA driver's order of its devices, or why it is unknown.
 pub(super) type CudaOrder = Result<Vec<CudaDevice>, String>;
 
 /// The command line and environment that the launcher was started with.
 #[derive(Debug, Clone, Default)]
-pub struct Words {
+pub struct Invocation {
     /// The command line, including the program name.
     pub argv: Vec<OsString>,
     /// The complete environment, including variables that no worker sees.
@@ -32,11 +32,11 @@ pub struct Words {
 
 /// The device assignment from the next generation on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seating {
+pub struct DeviceAssignment {
     /// The number of workers on this node.
     pub workers: LocalWorldSize,
     /// The device of each worker, by local rank.
-    pub seats: Vec<Seat>,
+    pub seats: Vec<WorkerDevice>,
     /// The visibility variables for the workers.
     pub visibility: Visibility,
     /// `OMP_NUM_THREADS`: fewer workers have more CPUs each.
@@ -47,8 +47,8 @@ pub struct Seating {
 
 /// The result of a new assignment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reseated {
-    Seated(Box<Seating>),
+pub(super) enum Reassignment {
+    Seated(Box<DeviceAssignment>),
     /// The assignment is impossible for this reason.
     Refused(String),
     /// The CUDA driver's device order is needed first.
@@ -57,34 +57,39 @@ pub(super) enum Reseated {
 
 /// Parses the command line again. `before` is the assignment so far. Where the devices have other indices
 /// now, an option may mean another device, so the assignment is refused.
-pub(super) fn seats(words: &Words, before: &[Seat], machine: Machine, order: Option<CudaOrder>) -> Reseated {
+pub(super) fn seats(
+    words: &Invocation,
+    before: &[WorkerDevice],
+    machine: Machine,
+    order: Option<CudaOrder>,
+) -> Reassignment {
     if !has_same_numbers(before, &machine) {
-        return Reseated::Refused("the devices that are left have other numbers now".to_owned());
+        return Reassignment::Refused("the devices that are left have other numbers now".to_owned());
     }
     let needs_order = Rc::new(Cell::new(false));
-    let seen = Seen { machine, order, needs_order: Rc::clone(&needs_order) };
+    let seen = ProbedMachine { machine, order, needs_order: Rc::clone(&needs_order) };
     let read = read(&words.argv, &Facts::new(words.environment.clone(), Box::new(seen)));
     match read {
-        _ if needs_order.get() => Reseated::NeedsOrder,
-        Ok(seating) => Reseated::Seated(Box::new(seating)),
-        Err(why) => Reseated::Refused(why),
+        _ if needs_order.get() => Reassignment::NeedsOrder,
+        Ok(seating) => Reassignment::Seated(Box::new(seating)),
+        Err(why) => Reassignment::Refused(why),
     }
 }
 
-fn read(argv: &[OsString], facts: &Facts) -> Result<Seating, String> {
+fn read(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment, String> {
     match cli::interpret(argv, facts) {
         Ok(Command::Launch(launch)) => {
             let is_seat = |notice: &&Notice| matches!(notice, Notice::Seat { .. } | Notice::OnCpus { .. });
             let lines = launch.notices.iter().filter(is_seat).map(ToString::to_string).collect();
             let LaunchSpec { workers, seats, visibility, defaults, .. } = launch.spec;
-            Ok(Seating { workers, seats, visibility, omp_threads: defaults.omp_threads, lines })
+            Ok(DeviceAssignment { workers, seats, visibility, omp_threads: defaults.omp_threads, lines })
         }
         Ok(_) => Err("the command line means something else now".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn has_same_numbers(before: &[Seat], machine: &Machine) -> bool {
+fn has_same_numbers(before: &[WorkerDevice], machine: &Machine) -> bool {
     before.iter().all(|seat| {
         let Some(card) = &seat.device.card else { return true };
         checkup::find(machine, &seat.device, card).is_none_or(|found| number(found) == card.index)
@@ -92,14 +97,14 @@ fn has_same_numbers(before: &[Seat], machine: &Machine) -> bool {
 }
 
 /// This machine with the devices that the check found: no second discovery.
-struct Seen {
+struct ProbedMachine {
     machine: Machine,
     order: Option<CudaOrder>,
     needs_order: Rc<Cell<bool>>,
 }
 
-impl World for Seen {
-    fn discover(&self, _: Ask, _: Duration) -> Machine {
+impl World for ProbedMachine {
+    fn discover(&self, _: ProbeScope, _: Duration) -> Machine {
         self.machine.clone()
     }
 

@@ -1,7 +1,7 @@
 //! Command lines that are parsed again on machines that have changed.
 
 use super::*;
-use crate::device::{Accelerator, Condition, DeviceType, Part, State};
+use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Part};
 
 /// A card with this index that was there from the start.
 fn card(index: u32) -> Accelerator {
@@ -17,7 +17,7 @@ fn card(index: u32) -> Accelerator {
         integrated: false,
         module_id: None,
         condition: Condition::Answers,
-        state: Some(Box::new(State::default())),
+        state: Some(Box::new(DeviceState::default())),
     }
 }
 
@@ -30,18 +30,18 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
 }
 
 /// A launch by these options, and its device assignment on this machine.
-fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Words, Vec<Seat>) {
+fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Invocation, Vec<WorkerDevice>) {
     let program = ["--exclude-unhealthy", "--no-python", "/bin/true"];
     let argv = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(program);
-    let words = Words { argv: argv.map(OsString::from).collect(), environment: Vec::new() };
+    let words = Invocation { argv: argv.map(OsString::from).collect(), environment: Vec::new() };
     match seats(&words, &[], machine.clone(), Some(order.clone())) {
-        Reseated::Seated(seating) => (words, seating.seats),
+        Reassignment::Seated(seating) => (words, seating.seats),
         other => panic!("{options}: {other:?}"),
     }
 }
 
 /// The card's index of each rank.
-fn numbers(seats: &[Seat]) -> Vec<&str> {
+fn numbers(seats: &[WorkerDevice]) -> Vec<&str> {
     seats.iter().map(|seat| seat.device.card.as_ref().map_or("none", |card| &*card.index)).collect()
 }
 
@@ -62,7 +62,7 @@ fn the_words_mean_the_devices_that_are_left() {
         let (words, seats_before) = launch(options, &before, &no_driver());
         assert_eq!(numbers(&seats_before), first, "{options}");
         let reseated = seats(&words, &seats_before, now.clone(), Some(no_driver()));
-        let Reseated::Seated(seating) = reseated else { panic!("{options}: {reseated:?}") };
+        let Reassignment::Seated(seating) = reseated else { panic!("{options}: {reseated:?}") };
         assert_eq!(numbers(&seating.seats), then, "{options}");
         assert_eq!(seating.workers.get() as usize, then.len(), "{options}");
         assert_eq!(seating.lines.len(), then.len(), "{options}");
@@ -76,12 +76,12 @@ fn the_shims_python_is_there_again() {
     let given = given.map(|(name, value)| (name.into(), value.into())).to_vec();
     let argv = ["/nowhere/rankrun", "--exclude-unhealthy", "/etc/passwd"].map(OsString::from).to_vec();
     let seats_of = |environment| {
-        let words = Words { argv: argv.clone(), environment };
+        let words = Invocation { argv: argv.clone(), environment };
         seats(&words, &[], machine([card(0)]), Some(no_driver()))
     };
     let facts = Facts::new(given, Box::new(System::SILENT));
-    assert!(matches!(seats_of(facts.environment().to_vec()), Reseated::Refused(_)));
-    assert!(matches!(seats_of(facts.given_environment()), Reseated::Seated(_)));
+    assert!(matches!(seats_of(facts.environment().to_vec()), Reassignment::Refused(_)));
+    assert!(matches!(seats_of(facts.given_environment()), Reassignment::Seated(_)));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn what_was_asked_for_is_not_made_smaller() {
         machine(accelerators),
         Some(no_driver()),
     ) {
-        Reseated::Refused(why) => why,
+        Reassignment::Refused(why) => why,
         other => panic!("{other:?}"),
     };
     assert!(refused([card(0), lost(1)]).contains("2 workers"));
@@ -107,7 +107,10 @@ fn a_number_that_means_another_device_now_means_none() {
     // The first is not even listed: the others have moved up.
     let moved = machine([1, 2].map(|index| Accelerator { index: index - 1, ..card(index) }));
     let reseated = seats(&words, &seats_before, moved, Some(no_driver()));
-    assert_eq!(reseated, Reseated::Refused("the devices that are left have other numbers now".to_owned()));
+    assert_eq!(
+        reseated,
+        Reassignment::Refused("the devices that are left have other numbers now".to_owned())
+    );
 }
 
 #[test]
@@ -122,12 +125,12 @@ fn the_drivers_order_is_asked_for_only_where_it_counts() {
     let (words, seats_before) =
         launch("--device-order fastest --devices all", &machine([0, 1, 2].map(card)), &order);
     assert_eq!(numbers(&seats_before), ["2", "0", "1"]);
-    assert_eq!(seats(&words, &seats_before, now.clone(), None), Reseated::NeedsOrder);
-    let Reseated::Seated(seating) = seats(&words, &seats_before, now.clone(), Some(order)) else {
+    assert_eq!(seats(&words, &seats_before, now.clone(), None), Reassignment::NeedsOrder);
+    let Reassignment::Seated(seating) = seats(&words, &seats_before, now.clone(), Some(order)) else {
         panic!("the driver has answered")
     };
     assert_eq!(numbers(&seating.seats), ["2", "1"]);
 
     let (words, seats_before) = launch("--devices all", &machine([0, 1, 2].map(card)), &no_driver());
-    assert!(matches!(seats(&words, &seats_before, now, None), Reseated::Seated(_)));
+    assert!(matches!(seats(&words, &seats_before, now, None), Reassignment::Seated(_)));
 }

@@ -11,12 +11,12 @@ use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, TimeLimit};
-use crate::spec::{LaunchSpec, Persona, Unhealthy};
+use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
 
 /// The settings of one launch, as the state needs them.
 #[derive(Debug, Clone)]
-pub struct Rules {
-    pub(super) persona: Persona,
+pub struct JobRules {
+    pub(super) persona: CliFlavor,
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
     pub(super) restart: RestartPolicy,
@@ -49,7 +49,7 @@ pub(super) enum Interrupt {
     Unlisted,
 }
 
-impl Rules {
+impl JobRules {
     /// The rules of the launch that `spec` describes.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {

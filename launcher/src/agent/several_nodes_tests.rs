@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::rendezvous_tests::round;
 use super::*;
 use crate::rendezvous::thread::watch::{Shown, blamed_until};
-use crate::rendezvous::{Change, FailureNote, PeerLoss};
+use crate::rendezvous::{FailureNote, MembershipChange, PeerLoss};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -201,8 +201,8 @@ impl World<'_> {
         self.nodes[node].end = Some((end, self.now));
         self.is_gone(node);
         let written = SystemTime::UNIX_EPOCH + Duration::from_millis(self.now);
-        let lost = |rank: usize| Lost::Elsewhere(Rank(u32::try_from(rank).unwrap()));
-        let testimony = testimony.map(|rank| Testimony { written, lost: rank.map(lost) });
+        let lost = |rank: usize| LostPeer::Elsewhere(Rank(u32::try_from(rank).unwrap()));
+        let testimony = testimony.map(|rank| ErrorFileInfo { written, lost: rank.map(lost) });
         let (local_rank, pid, at) = (LocalRank(0), Pid::from_raw(100), written);
         let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
         self.input(node, Input::Exited { generation: Generation(0), end });
@@ -292,7 +292,7 @@ impl World<'_> {
 
     fn peer_failed(&self, note: FailureNote) -> Input {
         let lost = note.lost.filter(|_| self.fault != Some(Fault::ForgetsTheLoss));
-        Input::Changed(Change::PeerFailed(FailureNote { lost, ..note }))
+        Input::Changed(MembershipChange::PeerFailed(FailureNote { lost, ..note }))
     }
 
     fn sees(&mut self, node: usize, note: Option<FailureNote>, left: &BTreeSet<usize>) {
@@ -342,8 +342,8 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
         ended: end.exit.to_string(),
         message: None,
         lost: end.testimony.and_then(|testimony| match testimony.lost? {
-            Lost::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
-            Lost::Here(_) | Lost::Unnamed => None,
+            LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
+            LostPeer::Here(_) | LostPeer::Unnamed => None,
         }),
     }
 }
@@ -353,7 +353,7 @@ fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let start = clock()(0);
     let count = history.delays.len();
     let node = |index: usize| {
-        let rules = Rules { has_rendezvous: true, ..rules(1, 3, Persona::Rankrun) };
+        let rules = JobRules { has_rendezvous: true, ..rules(1, 3, CliFlavor::Rankrun) };
         let mut state = State::new(rules);
         let _ = state.handle(start, Input::Ready);
         let _ = state.handle(start, Input::Joined(round_of(0, index, count)));

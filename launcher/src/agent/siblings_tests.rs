@@ -5,7 +5,7 @@ use super::*;
 
 /// Three workers, of which the first has failed for good.
 fn failed(at: &impl Fn(u64) -> Instant, workers: u32) -> State {
-    let mut job = state(workers, 0, Persona::Torchrun);
+    let mut job = state(workers, 0, CliFlavor::Torchrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(3))), [], "the siblings may end by themselves");
     assert_eq!(job.deadline(), Some(at(1) + LOOK));
@@ -54,7 +54,7 @@ fn last_sibling_that_ends_by_itself_ends_the_wait() {
 #[test]
 fn siblings_are_stopped_at_once_where_no_report_follows() {
     let at = clock();
-    for (persona, max_restarts) in [(Persona::Torchrun, 1), (Persona::Rankrun, 0)] {
+    for (persona, max_restarts) in [(CliFlavor::Torchrun, 1), (CliFlavor::Rankrun, 0)] {
         let mut job = state(2, max_restarts, persona);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), exited(0, 0, Exit::Code(3)));
@@ -72,7 +72,7 @@ fn signal_and_time_limit_do_not_wait_for_the_look() {
     let actions = job.handle(at(2), exited(0, 1, killed_by(libc::SIGINT)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
 
-    let mut job = state(2, 0, Persona::Torchrun);
+    let mut job = state(2, 0, CliFlavor::Torchrun);
     let limit = Duration::from_secs(1) + LOOK / 2;
     job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
     let _ = job.handle(at(0), Input::Ready);
@@ -83,7 +83,7 @@ fn signal_and_time_limit_do_not_wait_for_the_look() {
 #[test]
 fn other_nodes_hear_of_the_failure_once_and_before_the_look() {
     let at = clock();
-    let mut job = State::new(Rules { has_rendezvous: true, ..rules(2, 0, Persona::Torchrun) });
+    let mut job = State::new(JobRules { has_rendezvous: true, ..rules(2, 0, CliFlavor::Torchrun) });
     let _ = job.handle(at(0), Input::Ready);
     let mut round = Round::alone(
         LocalWorldSize::new(2).unwrap(),

@@ -6,7 +6,7 @@ use crate::agent::message::NotJoined;
 const LIMIT: Duration = Duration::from_secs(5);
 
 fn limited(max_restarts: u32) -> State {
-    let mut job = state(4, max_restarts, Persona::Rankrun);
+    let mut job = state(4, max_restarts, CliFlavor::Rankrun);
     job.rules.start_timeout = Some(LIMIT);
     job
 }
@@ -39,7 +39,7 @@ fn who_is_missing_has_failed_and_all_start_again() {
         let actions = job.handle(at(began + 5), missing(generation, &[1, 3]));
         assert_eq!(signals(&actions), [(vec![0, 1, 2, 3], Signal::SIGTERM)]);
         assert!(actions.iter().any(
-            |action| matches!(action, Action::Say(Happening::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
+            |action| matches!(action, Action::Say(JobEvent::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
         ));
         let mut last = Vec::new();
         for rank in 0..4 {
@@ -75,7 +75,7 @@ fn nobody_is_missing_who_has_joined_or_ended_or_is_of_an_old_life() {
 fn a_generation_that_never_met_pays_for_none_before_it() {
     let at = clock();
     let policy = RestartPolicy { reset_after: Some(LIMIT / 2), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 1, Persona::Rankrun);
+    let mut job = state_by(policy, 1, 1, CliFlavor::Rankrun);
     job.rules.start_timeout = Some(LIMIT);
     let _ = job.handle(at(0), Input::Ready);
     for (generation, restart) in [(0, Some(1)), (1, None)] {

@@ -32,23 +32,23 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use crate::agent::failure::{Failure, FollowingEnd, Manner};
-use crate::agent::message::{Action, Happening, Impatience, Input, WorkerEnd};
-use crate::agent::phase::{GIVE_UP_AFTER_KILL, Phase, Stage, StopCause};
+use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
+use crate::agent::message::{Action, Input, JobEvent, WaitEnd, WorkerEnd};
+use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopCause, StopStage};
 use crate::agent::policy::History;
-use crate::agent::rules::Rules;
-use crate::agent::stuck::{Asleep, Watch};
+use crate::agent::rules::JobRules;
+use crate::agent::stuck::{DStateWatch, UninterruptibleWorker};
 use crate::process::Exit;
 use crate::rendezvous::Round;
 
-use finished::Finished;
+use finished::FinishedWorkers;
 use limit::Timer;
-use rendezvous::Others;
+use rendezvous::PeerStatus;
 
 /// The state of one job on this node.
 #[derive(Debug)]
 pub struct State {
-    rules: Rules,
+    rules: JobRules,
     generation: Generation,
     /// Restarts of this node, as the workers see them.
     restarts_used: RestartCount,
@@ -57,25 +57,25 @@ pub struct State {
     stopped_by: Option<Signal>,
     /// The stop signals that this generation got.
     told: Vec<Signal>,
-    phase: Phase,
+    phase: JobPhase,
     history: History,
     /// Watches the running generation for uninterruptible workers, if enabled.
-    watch: Option<Watch>,
+    watch: Option<DStateWatch>,
     /// Start limit of the running generation, if enabled.
     join_by: Option<Instant>,
-    finished: Finished,
+    finished: FinishedWorkers,
     /// The time limit of the job.
     timer: Timer,
     /// The end of the grace period since the user or the time limit asked for the end.
     patience: Option<Instant>,
     /// The status of the other nodes.
-    others: Others,
+    others: PeerStatus,
 }
 
 impl State {
     /// The state before any start.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: JobRules) -> Self {
         Self {
             rules,
             generation: Generation(0),
@@ -83,14 +83,14 @@ impl State {
             restarts_of_job: RestartCount(0),
             stopped_by: None,
             told: Vec::new(),
-            phase: Phase::Starting,
+            phase: JobPhase::Starting,
             history: History::new(),
             watch: None,
             join_by: None,
-            finished: Finished::default(),
+            finished: FinishedWorkers::default(),
             timer: Timer::default(),
             patience: None,
-            others: Others::default(),
+            others: PeerStatus::default(),
         }
     }
 
@@ -110,18 +110,18 @@ impl State {
 
     fn phase_deadline(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Stopping {
-                stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
+            JobPhase::Stopping {
+                stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
                 ..
             } => Some(*at),
-            Phase::Running { .. } => self.watch.as_ref().map(Watch::next_look),
-            Phase::Undecided { until, .. }
-            | Phase::Observing { until, .. }
-            | Phase::Blaming { until, .. } => Some(*until),
-            Phase::Settling { say_at } => *say_at,
-            Phase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
-            Phase::Waiting { until, .. } => Some(*until),
-            Phase::Starting | Phase::Joining { .. } | Phase::Finished => None,
+            JobPhase::Running { .. } => self.watch.as_ref().map(DStateWatch::next_look),
+            JobPhase::Undecided { until, .. }
+            | JobPhase::Observing { until, .. }
+            | JobPhase::Blaming { until, .. } => Some(*until),
+            JobPhase::Settling { say_at } => *say_at,
+            JobPhase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
+            JobPhase::Waiting { until, .. } => Some(*until),
+            JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished => None,
         }
     }
 
@@ -140,7 +140,7 @@ impl State {
             Input::Exited { generation, end } => self.exited(now, generation, end),
             Input::StartedByHand { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
-                let said = is_current.then_some(Happening::StartedByHand { local_rank, pid });
+                let said = is_current.then_some(JobEvent::StartedByHand { local_rank, pid });
                 said.map(Action::Say).into_iter().collect()
             }
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
@@ -165,7 +165,7 @@ impl State {
     }
 
     fn ready(&mut self, now: Instant) -> Vec<Action> {
-        if self.phase != Phase::Starting {
+        if self.phase != JobPhase::Starting {
             return Vec::new();
         }
         if self.rules.has_rendezvous {
@@ -177,12 +177,12 @@ impl State {
 
     fn start(&mut self, now: Instant, round: Option<Box<Round>>) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
-        self.watch = self.rules.stuck_limit.map(|limit| Watch::new(limit, now));
+        self.watch = self.rules.stuck_limit.map(|limit| DStateWatch::new(limit, now));
         self.told.clear();
         self.timer.generation_began();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
-        self.finished = Finished::default();
-        self.phase = Phase::Running { live };
+        self.finished = FinishedWorkers::default();
+        self.phase = JobPhase::Running { live };
         self.history.generation_began(now);
         Action::Start { generation: self.generation, restart_count: self.restarts_used, round }
     }
@@ -192,19 +192,19 @@ impl State {
             return Vec::new();
         }
         self.cannot_start();
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { mut live } | Phase::Undecided { mut live, .. } => {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
                 self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
             }
             // They were told to stop during the start: the job does not wait for workers that were not
             // started.
-            Phase::Stopping { mut live, cause, stage } => {
+            JobPhase::Stopping { mut live, cause, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
                 if live.is_empty() {
                     return self.stopped(now, cause);
                 }
-                self.phase = Phase::Stopping { live, cause, stage };
+                self.phase = JobPhase::Stopping { live, cause, stage };
                 Vec::new()
             }
             phase => {
@@ -218,8 +218,8 @@ impl State {
         if generation != self.generation {
             return Vec::new();
         }
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { mut live } => {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Running { mut live } => {
                 live.remove(&end.local_rank);
                 if !end.exit.is_success() {
                     return self.ended_badly(now, live, end);
@@ -228,10 +228,10 @@ impl State {
                     return self.all_succeeded_here(now);
                 }
                 self.finished.push(now, end);
-                self.phase = Phase::Running { live };
+                self.phase = JobPhase::Running { live };
                 Vec::new()
             }
-            Phase::Stopping { mut live, mut cause, stage } => {
+            JobPhase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
                 let mut told = None;
                 if let StopCause::Failure(failure) = &mut cause {
@@ -242,7 +242,7 @@ impl State {
                 if live.is_empty() {
                     return told.into_iter().chain(self.stopped(now, cause)).collect();
                 }
-                self.phase = Phase::Stopping { live, cause, stage };
+                self.phase = JobPhase::Stopping { live, cause, stage };
                 told.into_iter().collect()
             }
             phase => {
@@ -255,7 +255,10 @@ impl State {
 
     /// True if workers run and none was told to end.
     const fn is_running(&self) -> bool {
-        matches!(self.phase, Phase::Running { .. } | Phase::Undecided { .. } | Phase::Observing { .. })
+        matches!(
+            self.phase,
+            JobPhase::Running { .. } | JobPhase::Undecided { .. } | JobPhase::Observing { .. }
+        )
     }
 
     /// True if a worker's exit may come from our stop signal, or from a signal that the launcher and the
@@ -275,13 +278,13 @@ impl State {
         let (end, others) = (failure.first, self.ours(&live));
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(Happening::WorkerFailed { end, others, grace });
+        let said = Action::Say(JobEvent::WorkerFailed { end, others, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         with_at(actions, at, said)
     }
 
-    fn failure(&self, now: Instant, first: WorkerEnd, manner: Manner) -> Failure {
+    fn failure(&self, now: Instant, first: WorkerEnd, manner: FailureKind) -> Failure {
         let (generation, restart_count) = (self.generation, self.restarts_of_job);
         let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
         let early = self.finished.before(now);
@@ -290,19 +293,19 @@ impl State {
 
     /// A worker that is uninterruptible for too long holds a device that a new worker would need: the job
     /// ends.
-    fn looked(&mut self, now: Instant, at: SystemTime, asleep: &[Asleep]) -> Vec<Action> {
-        let Phase::Running { live } = &self.phase else { return Vec::new() };
+    fn looked(&mut self, now: Instant, at: SystemTime, asleep: &[UninterruptibleWorker]) -> Vec<Action> {
+        let JobPhase::Running { live } = &self.phase else { return Vec::new() };
         let live = live.clone();
-        let asleep: Vec<Asleep> =
+        let asleep: Vec<UninterruptibleWorker> =
             asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let failure = self.failure(now, asleep.not_yet_ended(at), Manner::Stuck { dwell });
+        let failure = self.failure(now, asleep.not_yet_ended(at), FailureKind::Stuck { dwell });
         let told = self.tell_of(failure.first);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(Happening::Stuck { asleep, dwell, limit, live: ours, grace });
+        let said = Action::Say(JobEvent::Stuck { asleep, dwell, limit, live: ours, grace });
         told.into_iter().chain(with_at(actions, 1, said)).collect()
     }
 
@@ -314,40 +317,40 @@ impl State {
         if self.phase_deadline().is_none_or(|deadline| now < deadline) {
             return Vec::new();
         }
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Stopping { live, cause, stage: Stage::Asked { signal, .. } } => {
-                self.kill(now, (live, cause), Impatience::GraceOver(signal))
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal, .. } } => {
+                self.kill(now, (live, cause), WaitEnd::GraceOver(signal))
             }
-            Phase::Stopping { live, cause, stage: Stage::Killed { .. } } => {
+            JobPhase::Stopping { live, cause, stage: StopStage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
-                let said = Action::Say(Happening::CannotEnd { local_ranks });
+                let said = Action::Say(JobEvent::CannotEnd { local_ranks });
                 let (cause, ended) = self.ended(cause);
                 let end = self.end_without_restart(now, cause.into_failure());
                 [said].into_iter().chain(ended).chain(end).collect()
             }
-            Phase::Running { live } => {
+            JobPhase::Running { live } => {
                 let local_ranks = self.ours(&live);
-                self.phase = Phase::Running { live };
+                self.phase = JobPhase::Running { live };
                 if let Some(watch) = &mut self.watch {
                     watch.look(now);
                 }
                 vec![Action::Look { generation: self.generation, local_ranks }]
             }
-            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
-            Phase::Checking { failure, step, give_up_at, .. } => {
+            JobPhase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+            JobPhase::Checking { failure, step, give_up_at, .. } => {
                 self.look_lasts(now, (failure, step, give_up_at))
             }
-            Phase::Waiting { failure, .. } => self.restart(now, failure),
-            phase @ Phase::Blaming { .. } => {
+            JobPhase::Waiting { failure, .. } => self.restart(now, failure),
+            phase @ JobPhase::Blaming { .. } => {
                 self.phase = phase;
                 self.blamed(now, None)
             }
-            Phase::Settling { .. } => {
-                self.phase = Phase::Settling { say_at: None };
-                vec![Action::Say(Happening::Settling)]
+            JobPhase::Settling { .. } => {
+                self.phase = JobPhase::Settling { say_at: None };
+                vec![Action::Say(JobEvent::Settling)]
             }
-            phase @ (Phase::Starting | Phase::Joining { .. } | Phase::Finished) => {
+            phase @ (JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -372,8 +375,8 @@ impl State {
         }
         let told = self.signal(&live, signal);
         let grace = self.grace(self.reason_of(now, &cause));
-        let stage = Stage::Asked { signal, kill_at: now + grace };
-        self.phase = Phase::Stopping { live, cause, stage };
+        let stage = StopStage::Asked { signal, kill_at: now + grace };
+        self.phase = JobPhase::Stopping { live, cause, stage };
         [told].into_iter().chain(released).collect()
     }
 
@@ -381,14 +384,14 @@ impl State {
         &mut self,
         now: Instant,
         (live, cause): (BTreeSet<LocalRank>, StopCause),
-        because: Impatience,
+        because: WaitEnd,
     ) -> Vec<Action> {
         self.patience = self.patience.map(|until| until.min(now));
         let local_ranks = live.iter().copied().collect();
-        let said = Action::Say(Happening::Killing { local_ranks, because });
+        let said = Action::Say(JobEvent::Killing { local_ranks, because });
         let told = self.signal(&live, Signal::SIGKILL);
-        let stage = Stage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
-        self.phase = Phase::Stopping { live, cause, stage };
+        let stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
+        self.phase = JobPhase::Stopping { live, cause, stage };
         vec![told, said]
     }
 

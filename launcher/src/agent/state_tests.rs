@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 use super::*;
-use crate::agent::failure::{Lost, Testimony};
+use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::JobEnd;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::GraceFor;
 use rankrun_contract::rank::LocalWorldSize;
@@ -50,17 +50,17 @@ mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
-fn state(workers: u32, max_restarts: u32, persona: Persona) -> State {
+fn state(workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
     State::new(rules(workers, max_restarts, persona))
 }
 
-fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: Persona) -> State {
-    State::new(Rules { restart, ..rules(workers, max_restarts, persona) })
+fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
+    State::new(JobRules { restart, ..rules(workers, max_restarts, persona) })
 }
 
 /// The rules of a launch without further options.
-pub(super) fn rules(workers: u32, max_restarts: u32, persona: Persona) -> Rules {
-    Rules {
+pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobRules {
+    JobRules {
         persona,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
@@ -134,7 +134,7 @@ fn started(actions: &[Action]) -> Option<u32> {
 #[test]
 fn success_is_everybodys_success() {
     let at = clock();
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     assert_eq!(started(&job.handle(at(0), Input::Ready)), Some(0));
     assert_eq!(job.handle(at(1), exited(0, 1, Exit::Code(0))), []);
     let actions = job.handle(at(2), exited(0, 0, Exit::Code(0)));
@@ -148,7 +148,7 @@ fn success_is_everybodys_success() {
 #[test]
 fn a_failure_stops_the_others_then_restarts_all_then_fails() {
     let at = clock();
-    let mut job = state(3, 1, Persona::Rankrun);
+    let mut job = state(3, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
     assert_eq!(signals(&actions), [(vec![0, 2], Signal::SIGTERM)]);
@@ -173,7 +173,7 @@ fn a_failure_stops_the_others_then_restarts_all_then_fails() {
 #[test]
 fn who_ignores_the_signal_is_killed_when_the_grace_is_over() {
     let at = clock();
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, killed_by(11)));
     assert_eq!(job.handle(at(30), Input::DeadlinePassed), [], "not yet");
@@ -186,12 +186,12 @@ fn who_ignores_the_signal_is_killed_when_the_grace_is_over() {
 #[test]
 fn a_stop_ends_even_where_sigkill_does_not_help() {
     let at = clock();
-    let mut job = state(1, 3, Persona::Rankrun);
+    let mut job = state(1, 3, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(31), Input::DeadlinePassed);
     let actions = job.handle(at(36), Input::DeadlinePassed);
-    assert!(matches!(&actions[0], Action::Say(Happening::CannotEnd { .. })), "invariant 4");
+    assert!(matches!(&actions[0], Action::Say(JobEvent::CannotEnd { .. })), "invariant 4");
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
     assert_eq!(job.deadline(), None);
 }
@@ -199,7 +199,7 @@ fn a_stop_ends_even_where_sigkill_does_not_help() {
 #[test]
 fn the_users_signal_is_forwarded_and_ends_the_job() {
     let at = clock();
-    for (persona, status) in [(Persona::Rankrun, 130), (Persona::Torchrun, 1)] {
+    for (persona, status) in [(CliFlavor::Rankrun, 130), (CliFlavor::Torchrun, 1)] {
         let mut job = state(2, 5, persona);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGINT, false));
@@ -215,7 +215,7 @@ fn the_users_signal_is_forwarded_and_ends_the_job() {
 #[test]
 fn the_second_signal_kills() {
     let at = clock();
-    let mut job = state(1, 0, Persona::Rankrun);
+    let mut job = state(1, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(1), stop(Signal::SIGTERM, false)), [], "the same wish by a second way");
@@ -228,7 +228,7 @@ fn the_second_signal_kills() {
 #[test]
 fn a_signal_during_the_stop_after_a_failure_forbids_the_restart() {
     let at = clock();
-    let mut job = state(2, 5, Persona::Rankrun);
+    let mut job = state(2, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(3)));
     assert_eq!(signals(&job.handle(at(2), stop(Signal::SIGHUP, false))), [(vec![1], Signal::SIGHUP)]);
@@ -242,7 +242,7 @@ fn a_signal_during_the_stop_after_a_failure_forbids_the_restart() {
 fn a_signal_before_the_first_start_is_final() {
     let at = clock();
     for (persona, status) in
-        [(Persona::Torchrun, ExitStatus::Signal(15)), (Persona::Rankrun, ExitStatus::Code(143))]
+        [(CliFlavor::Torchrun, ExitStatus::Signal(15)), (CliFlavor::Rankrun, ExitStatus::Code(143))]
     {
         let mut job = state(1, 0, persona);
         assert_eq!(end(&job.handle(at(0), stop(Signal::SIGTERM, false))).unwrap().status, status);
@@ -253,7 +253,7 @@ fn a_signal_before_the_first_start_is_final() {
 #[test]
 fn a_start_that_fails_half_way_stops_what_it_started() {
     let at = clock();
-    let mut job = state(3, 5, Persona::Rankrun);
+    let mut job = state(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
     assert_eq!(signals(&job.handle(at(0), input)), [(vec![0, 1], Signal::SIGTERM)]);
@@ -267,7 +267,7 @@ fn a_start_that_fails_half_way_stops_what_it_started() {
 fn start_failure_during_stop_keeps_cause_and_deadline() {
     let at = clock();
     for again in [false, true] {
-        let mut job = state(3, 5, Persona::Rankrun);
+        let mut job = state(3, 5, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(0), stop(Signal::SIGINT, false));
         if again {
@@ -280,7 +280,7 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
         let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "no wait for the other workers");
     }
-    let mut job = state(3, 5, Persona::Rankrun);
+    let mut job = state(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), stop(Signal::SIGINT, false));
     let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
@@ -290,11 +290,11 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
 #[test]
 fn who_ended_by_the_users_second_wish_is_no_cause() {
     let at = clock();
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let Input::Exited { generation, end: mut first } = exited(0, 0, Exit::Code(1)) else { unreachable!() };
     first.testimony =
-        Some(Testimony { written: SystemTime::UNIX_EPOCH, lost: Some(Lost::Here(LocalRank(1))) });
+        Some(ErrorFileInfo { written: SystemTime::UNIX_EPOCH, lost: Some(LostPeer::Here(LocalRank(1))) });
     let _ = job.handle(at(0), Input::Exited { generation, end: first });
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(2), stop(Signal::SIGINT, false));
@@ -307,7 +307,7 @@ fn who_ended_by_the_users_second_wish_is_no_cause() {
 #[test]
 fn the_status_is_the_causes_also_when_a_victim_was_seen_first() {
     let at = clock();
-    let mut job = state(3, 0, Persona::Rankrun);
+    let mut job = state(3, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));
     let _ = job.handle(at(1), exited(0, 1, killed_by(9)));
@@ -319,7 +319,7 @@ fn the_status_is_the_causes_also_when_a_victim_was_seen_first() {
 #[test]
 fn an_old_generation_changes_nothing() {
     let at = clock();
-    let mut job = state(1, 1, Persona::Rankrun);
+    let mut job = state(1, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(1)))), Some(1));
     assert_eq!(job.handle(at(2), exited(0, 0, Exit::Code(1))), []);
@@ -340,7 +340,7 @@ proptest! {
     #[test]
     fn the_budget_is_kept_and_the_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();
-        let mut job = state(3, 2, Persona::Rankrun);
+        let mut job = state(3, 2, CliFlavor::Rankrun);
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             told |= matches!(input, Input::StopRequested { .. });
@@ -360,7 +360,7 @@ proptest! {
 #[test]
 fn a_signal_for_the_workers_changes_nothing() {
     let at = clock();
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
     assert_eq!(job.handle(at(0), passed.clone()), []);
     let _ = job.handle(at(0), Input::Ready);
@@ -381,7 +381,7 @@ fn a_signal_for_the_workers_changes_nothing() {
 fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
     let at = clock();
     for (persona, status) in
-        [(Persona::Rankrun, ExitStatus::Code(130)), (Persona::Torchrun, ExitStatus::Signal(2))]
+        [(CliFlavor::Rankrun, ExitStatus::Code(130)), (CliFlavor::Torchrun, ExitStatus::Signal(2))]
     {
         let mut job = state(1, 0, persona);
         job.rules.interrupt = Interrupt::Unlisted;
@@ -396,11 +396,11 @@ fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
 #[test]
 fn who_sits_in_the_kernel_ends_the_job_for_good() {
     let at = clock();
-    for persona in [Persona::Rankrun, Persona::Torchrun] {
+    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let mut job = state(2, 5, persona);
         job.rules.stuck_limit = Some(Duration::from_secs(2));
         let _ = job.handle(at(0), Input::Ready);
-        let asleep = vec![Asleep { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
+        let asleep = vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
         let looked = || Input::Looked {
             generation: Generation(0),
             at: SystemTime::UNIX_EPOCH,
@@ -422,7 +422,7 @@ fn who_sits_in_the_kernel_ends_the_job_for_good() {
         assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
         let failure = end.failure.as_ref().unwrap();
         assert_eq!(failure.first.local_rank, LocalRank(1));
-        assert_eq!(failure.manner, Manner::Stuck { dwell: Duration::from_secs(2) });
+        assert_eq!(failure.manner, FailureKind::Stuck { dwell: Duration::from_secs(2) });
         assert_eq!(failure.others.len(), 1);
     }
 }

@@ -20,14 +20,14 @@ const LEAST: Duration = Duration::from_millis(10);
 
 /// A worker that was found in state `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asleep {
+pub struct UninterruptibleWorker {
     /// The local rank of the worker.
     pub local_rank: LocalRank,
     /// The pid of the worker process.
     pub pid: Pid,
 }
 
-impl Asleep {
+impl UninterruptibleWorker {
     /// The exit that is reported until the worker has ended: the last signal, SIGKILL.
     pub(super) const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
@@ -44,13 +44,13 @@ impl Asleep {
 
 /// Records since when each worker is uninterruptible.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct DStateWatch {
     limit: Duration,
     next_look: Instant,
     since: BTreeMap<LocalRank, Instant>,
 }
 
-impl Watch {
+impl DStateWatch {
     pub(super) const fn new(limit: Duration, now: Instant) -> Self {
         Self { limit, next_look: now, since: BTreeMap::new() }
     }
@@ -71,7 +71,11 @@ impl Watch {
 
     /// Records the workers in state `D`; returns the worker that exceeds the limit by most, and for how long
     /// it slept.
-    pub(super) fn found(&mut self, now: Instant, asleep: &[Asleep]) -> Option<(Asleep, Duration)> {
+    pub(super) fn found(
+        &mut self,
+        now: Instant,
+        asleep: &[UninterruptibleWorker],
+    ) -> Option<(UninterruptibleWorker, Duration)> {
         self.since.retain(|rank, _| asleep.iter().any(|found| found.local_rank == *rank));
         let dwell = asleep.iter().map(|found| {
             let since = *self.since.entry(found.local_rank).or_insert(now);
@@ -85,8 +89,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    fn asleep(local_rank: u32) -> Asleep {
-        Asleep { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }
+    fn asleep(local_rank: u32) -> UninterruptibleWorker {
+        UninterruptibleWorker { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }
     }
 
     #[test]
@@ -95,7 +99,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let limit = Duration::from_secs(2);
-        let mut watch = Watch::new(limit, at(0));
+        let mut watch = DStateWatch::new(limit, at(0));
         assert_eq!(watch.found(at(0), &[asleep(0), asleep(1)]), None);
         assert_eq!(watch.found(at(1), &[asleep(1)]), None);
         assert_eq!(watch.found(at(1), &[asleep(0), asleep(1)]), None);

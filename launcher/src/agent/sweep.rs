@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use nix::sys::signal::Signal;
 
-use crate::agent::leftovers::{Limits, Step, Wait};
-use crate::agent::{Agent, Interrupted, died_of};
+use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
+use crate::agent::{Agent, AgentAbort, died_of};
 use crate::error::LaunchError;
-use crate::process::descendants::{Found, Scope, kill_all, leftovers};
-use crate::process::proc::CannotLook;
+use crate::process::descendants::{FoundProcess, KillScope, kill_all, leftovers};
+use crate::process::proc::ProcessScanError;
 use crate::reporter::leftovers as words;
 use crate::spec::stop::LeftoverPolicy;
 
-impl From<CannotLook> for Interrupted {
-    fn from(cannot: CannotLook) -> Self {
+impl From<ProcessScanError> for AgentAbort {
+    fn from(cannot: ProcessScanError) -> Self {
         Self::Blind(cannot.into())
     }
 }
@@ -25,7 +25,7 @@ impl Agent<'_> {
     pub(super) fn sweep(&mut self) -> Option<Signal> {
         let spec = self.workers.spec();
         let LeftoverPolicy::End { grace } = spec.leftovers else { return None };
-        let limits = Limits { wait: grace, stop: spec.stop, time_limit: self.state.time_is_up_at() };
+        let limits = LeftoverLimits { wait: grace, stop: spec.stop, time_limit: self.state.time_is_up_at() };
         self.wait_for_leftovers(limits).unwrap_or_else(|_| {
             // Nobody is there who could still say when to stop, or nobody knows whom to wait for.
             self.kill_leftovers();
@@ -33,10 +33,10 @@ impl Agent<'_> {
         })
     }
 
-    fn wait_for_leftovers(&mut self, limits: Limits) -> Result<Option<Signal>, Interrupted> {
+    fn wait_for_leftovers(&mut self, limits: LeftoverLimits) -> Result<Option<Signal>, AgentAbort> {
         let mut stopped_by = None;
         let mut left = leftovers()?;
-        let mut waiting = Wait::new(Instant::now(), limits);
+        let mut waiting = LeftoverWait::new(Instant::now(), limits);
         while !left.is_empty() {
             super::wait(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
             let told = self.wish_to_stop()?;
@@ -62,7 +62,7 @@ impl Agent<'_> {
 
     /// Kills whoever is left of the job. Where nobody can tell who that is, the job neither goes on nor ends well.
     pub(super) fn kill_leftovers(&mut self) {
-        match kill_all(&Scope::All) {
+        match kill_all(&KillScope::All) {
             Ok(stuck) => {
                 for pid in stuck {
                     tracing::warn!(pid = pid.as_raw(), "a process of the job cannot be ended");
@@ -83,23 +83,23 @@ impl Agent<'_> {
     }
 
     /// One step of the wait.
-    fn take(&self, step: Step, limits: Limits, left: &[Found]) -> Next {
+    fn take(&self, step: LeftoverStep, limits: LeftoverLimits, left: &[FoundProcess]) -> Next {
         let told: Vec<_> = left.iter().map(|found| (found.pid, found.command())).collect();
         match step {
-            Step::Wait => {}
-            Step::Announce => {
+            LeftoverStep::Wait => {}
+            LeftoverStep::Announce => {
                 self.voice.say(&words::waiting(&told, limits.wait, limits.time_limit.is_some()))
             }
-            Step::Ask(because) => {
+            LeftoverStep::Ask(because) => {
                 left.iter().for_each(|found| found.signal_and_continue(Signal::SIGTERM));
                 self.voice.say(&words::ending(&told, because, limits.grace(because)));
             }
-            Step::Kill(because) => {
+            LeftoverStep::Kill(because) => {
                 left.iter().for_each(|found| found.signal(Signal::SIGKILL));
                 self.voice.say(&words::killing(&told, because));
             }
-            Step::KillAgain => left.iter().for_each(|found| found.signal(Signal::SIGKILL)),
-            Step::GiveUp => {
+            LeftoverStep::KillAgain => left.iter().for_each(|found| found.signal(Signal::SIGKILL)),
+            LeftoverStep::GiveUp => {
                 self.voice.say(&words::cannot_end(&told));
                 return Next::End;
             }
@@ -108,7 +108,7 @@ impl Agent<'_> {
     }
 
     /// A signal to stop, from whichever side, and whether it is a second one.
-    fn wish_to_stop(&mut self) -> Result<Option<(Signal, bool)>, Interrupted> {
+    fn wish_to_stop(&mut self) -> Result<Option<(Signal, bool)>, AgentAbort> {
         while let Some(number) = self.own_signal()? {
             if self.handled.stops(number) {
                 return Ok(Signal::try_from(number).ok().map(|signal| (signal, false)));

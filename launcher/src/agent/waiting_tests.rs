@@ -1,14 +1,14 @@
 //! Restarts that wait, and failures under a rule or without progress.
 
 use super::*;
-use crate::agent::policy::{Refusal, Sight};
+use crate::agent::policy::{CheckpointFingerprint, NoRestart};
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
 
 fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
     let delay = Duration::from_secs(5);
     let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 3, Persona::Rankrun);
+    let mut job = state_by(policy, 1, 3, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
     (job, actions)
@@ -17,10 +17,10 @@ fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
 fn ruled_job(then: RuleAction) -> (State, RestartRule) {
     let rule = RestartRule { when: Conditions::default(), then };
     let policy = RestartPolicy { rules: vec![rule], ..RestartPolicy::default() };
-    (state_by(policy, 2, 3, Persona::Rankrun), rule)
+    (state_by(policy, 2, 3, CliFlavor::Rankrun), rule)
 }
 
-fn says(actions: &[Action], said: &Happening) -> bool {
+fn says(actions: &[Action], said: &JobEvent) -> bool {
     actions.iter().any(|action| matches!(action, Action::Say(what) if what == said))
 }
 
@@ -28,7 +28,7 @@ fn says(actions: &[Action], said: &Happening) -> bool {
 fn a_restart_comes_when_its_time_has_come() {
     let at = clock();
     let (mut job, actions) = waiting_job(&at);
-    assert!(says(&actions, &Happening::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
+    assert!(says(&actions, &JobEvent::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
     assert!(
         actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
         "leftovers do not outlive the wait"
@@ -46,8 +46,8 @@ fn a_restart_comes_when_its_time_has_come() {
 fn a_signal_ends_the_wait_at_once() {
     let at = clock();
     for (persona, status) in [
-        (Persona::Rankrun, ExitStatus::Code(128 + 15)),
-        (Persona::Torchrun, ExitStatus::Code(LAUNCHER_FAILED)),
+        (CliFlavor::Rankrun, ExitStatus::Code(128 + 15)),
+        (CliFlavor::Torchrun, ExitStatus::Code(LAUNCHER_FAILED)),
     ] {
         let (mut job, _) = waiting_job(&at);
         job.rules.persona = persona;
@@ -88,7 +88,7 @@ fn a_rule_may_end_a_job_that_has_restarts_left() {
         let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
         assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)], "the others are stopped as ever");
         let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
-        assert!(says(&actions, &Happening::RestartRefused(Refusal::Rule(rule))));
+        assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::Rule(rule))));
         let end = end(&actions).unwrap();
         assert_eq!(end.status, status, "invariant 8");
         assert!(end.failure.is_some());
@@ -102,7 +102,7 @@ fn a_rule_may_call_a_failure_a_success() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(5)));
     let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
-    assert!(says(&actions, &Happening::CalledSuccess { rule }));
+    assert!(says(&actions, &JobEvent::CalledSuccess { rule }));
     let end = end(&actions).unwrap();
     assert_eq!((end.status, &end.failure), (ExitStatus::SUCCESS, &None));
 }
@@ -121,7 +121,7 @@ fn a_rule_decides_about_the_status_also_where_a_worker_cannot_be_ended() {
         let _ = job.handle(at(1), exited(0, 1, Exit::Code(7)));
         let _ = job.handle(at(31), Input::DeadlinePassed);
         let actions = job.handle(at(36), Input::DeadlinePassed);
-        assert!(says(&actions, &Happening::CannotEnd { local_ranks: vec![LocalRank(0)] }));
+        assert!(says(&actions, &JobEvent::CannotEnd { local_ranks: vec![LocalRank(0)] }));
         assert_eq!(started(&actions), None, "invariant 1");
         assert_eq!(end(&actions).unwrap().status, status, "invariant 8");
     }
@@ -143,15 +143,15 @@ fn a_job_without_progress_is_given_up() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     assert_eq!(actions.last(), Some(&Action::LookForProgress { generation: Generation(0) }));
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
-    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(Happening::LookingForProgress)]);
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(JobEvent::LookingForProgress)]);
     let seen = |generation, sight| Input::ProgressSeen {
         generation: Generation(generation),
-        sight: Some(Sight(sight)),
+        sight: Some(CheckpointFingerprint(sight)),
     };
     assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to another question");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
@@ -159,7 +159,7 @@ fn a_job_without_progress_is_given_up() {
     assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "another file");
     let _ = job.handle(at(6), exited(2, 0, Exit::Code(7)));
     let actions = job.handle(at(6), seen(2, 2));
-    assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
+    assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
 }
 
@@ -168,7 +168,7 @@ fn a_signal_ends_the_look_for_progress() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
@@ -181,34 +181,34 @@ fn a_look_that_gives_no_answer_changes_nothing() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, Persona::Rankrun);
+    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let seen = |generation, sight: Option<u64>| Input::ProgressSeen {
         generation: Generation(generation),
-        sight: sight.map(Sight),
+        sight: sight.map(CheckpointFingerprint),
     };
     for (generation, sight) in [(0, Some(1)), (1, None), (2, None)] {
         let _ = job.handle(at(1), exited(generation, 0, Exit::Code(7)));
         let actions = job.handle(at(1), seen(generation, sight));
-        assert_eq!(says(&actions, &Happening::ProgressUnknown), sight.is_none());
+        assert_eq!(says(&actions, &JobEvent::ProgressUnknown), sight.is_none());
         assert_eq!(started(&actions), Some(generation + 1));
     }
     let _ = job.handle(at(2), exited(3, 0, Exit::Code(7)));
     let _ = job.handle(at(4), Input::DeadlinePassed);
     assert_eq!(job.deadline(), Some(at(12)), "the wait for a folder has a limit");
     let actions = job.handle(at(12), Input::DeadlinePassed);
-    assert!(says(&actions, &Happening::ProgressUnknown));
+    assert!(says(&actions, &JobEvent::ProgressUnknown));
     assert_eq!(started(&actions), Some(4));
     assert_eq!(job.handle(at(12), seen(3, Some(1))), [], "too late");
     let _ = job.handle(at(13), exited(4, 0, Exit::Code(7)));
     let actions = job.handle(at(13), seen(4, Some(1)));
-    assert!(says(&actions, &Happening::RestartRefused(Refusal::NoProgress { restarts: 1 })));
+    assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
 }
 
 /// The waits of a worker that exits with code 7 each of these seconds after its start.
 fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64>, Vec<RestartCount>, State) {
     let at = clock();
-    let mut job = state_by(policy, 1, max_restarts, Persona::Rankrun);
+    let mut job = state_by(policy, 1, max_restarts, CliFlavor::Rankrun);
     let (mut waits, mut counts, mut now) = (Vec::new(), Vec::new(), at(0));
     let mut actions = job.handle(now, Input::Ready);
     for life in lives {
@@ -241,7 +241,7 @@ fn each_wait_is_longer_than_the_one_before_up_to_the_cap() {
         Backoff { delay: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
     let (waits, _, job) = waits_of(policy.clone(), 5, &[0; 9]);
-    assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], Phase::Finished), "invariant 6");
+    assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
     let (waits, _, job) = waits_of(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
     assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "a long run resets the backoff");
@@ -256,7 +256,7 @@ fn a_window_counts_the_restarts_in_it_and_no_others() {
     assert!(job.is_running(), "the restarts of an hour ago are over");
     assert_eq!(counts, [0, 1, 2, 3, 4].map(RestartCount), "the workers' counter counts all, as torch's");
     let (_, counts, job) = waits_of(policy, 2, &[0, 1_000, 2_599]);
-    assert_eq!((counts.len(), job.phase), (3, Phase::Finished), "invariant 6");
+    assert_eq!((counts.len(), job.phase), (3, JobPhase::Finished), "invariant 6");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_wait_is_no_part_of_a_window() {
     let (waits, _, job) = waits_of(policy.clone(), 1, &[0, 100]);
     assert_eq!((waits, job.is_running()), (vec![10, 10], true));
     let (waits, _, job) = waits_of(policy, 1, &[0, 99]);
-    assert_eq!((waits, job.phase), (vec![10], Phase::Finished), "invariant 6");
+    assert_eq!((waits, job.phase), (vec![10], JobPhase::Finished), "invariant 6");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn a_healthy_generation_makes_the_budget_whole() {
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..RestartPolicy::default() };
     let (_, counts, job) = waits_of(policy, 1, &[60, 60, 60, 59, 1_000]);
     assert_eq!(counts, [0, 1, 2, 3].map(RestartCount));
-    assert_eq!(job.phase, Phase::Finished, "invariant 6");
+    assert_eq!(job.phase, JobPhase::Finished, "invariant 6");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_rule_is_about_a_code_a_signal_a_rank_or_a_node() {
         let fail = RestartRule { when, then: RuleAction::Fail };
         let later = RestartRule { when: any, then: RuleAction::Restart };
         let policy = RestartPolicy { rules: vec![fail, later], ..RestartPolicy::default() };
-        let mut job = state_by(policy, 2, 1, Persona::Rankrun);
+        let mut job = state_by(policy, 2, 1, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, rank, exit));
         let actions = job.handle(at(2), exited(0, 1 - rank, killed_by(15)));
@@ -313,7 +313,7 @@ fn the_time_limit_ends_a_wait_and_nobody_waits_for_longer_than_it() {
         let delay = Duration::from_secs(5);
         let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
         let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
-        let mut job = state_by(policy, 1, 3, Persona::Rankrun);
+        let mut job = state_by(policy, 1, 3, CliFlavor::Rankrun);
         let limit = Duration::from_secs(limit);
         job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);

@@ -14,7 +14,7 @@ const TOLD: [Exit; 3] = [
 fn the_launchers_signal_makes_it_the_users_stop() {
     let at = clock();
     for exit in TOLD {
-        let mut job = state(2, 3, Persona::Rankrun);
+        let mut job = state(2, 3, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.handle(at(1), exited(0, 0, exit)), [], "nothing is decided");
         assert_eq!(job.deadline(), Some(at(1) + WINDOW));
@@ -32,7 +32,7 @@ fn the_launchers_signal_makes_it_the_users_stop() {
 #[test]
 fn everybody_may_be_gone_before_the_launcher_is_told() {
     let at = clock();
-    for (persona, status) in [(Persona::Rankrun, 143), (Persona::Torchrun, 1)] {
+    for (persona, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
         let mut job = state(2, 3, persona);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
@@ -48,7 +48,7 @@ fn everybody_may_be_gone_before_the_launcher_is_told() {
 fn without_the_launchers_signal_it_was_a_failure() {
     let at = clock();
     for exit in TOLD {
-        let mut job = state(3, 1, Persona::Rankrun);
+        let mut job = state(3, 1, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 1, exit));
         let _ = job.handle(at(1), exited(0, 2, Exit::Code(1)));
@@ -72,11 +72,11 @@ fn only_what_is_of_a_stop_signal_waits() {
     let at = clock();
     for exit in [killed_by(9), killed_by(10), killed_by(11), Exit::Code(1), Exit::Code(137), Exit::Code(128)]
     {
-        let mut job = state(2, 0, Persona::Rankrun);
+        let mut job = state(2, 0, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(signals(&job.handle(at(1), exited(0, 0, exit))).len(), 1, "{exit}");
     }
-    let mut job = state(2, 0, Persona::Rankrun);
+    let mut job = state(2, 0, CliFlavor::Rankrun);
     job.rules.stop_signals = [Signal::SIGUSR1].into_iter().collect();
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(signals(&job.handle(at(1), exited(0, 0, killed_by(15)))).len(), 1);
@@ -85,7 +85,7 @@ fn only_what_is_of_a_stop_signal_waits() {
 #[test]
 fn an_interrupt_stops_the_job_whatever_is_asked_for() {
     let at = clock();
-    let mut job = state(1, 3, Persona::Rankrun);
+    let mut job = state(1, 3, CliFlavor::Rankrun);
     job.rules.stop_signals = [Signal::SIGTERM].into_iter().collect();
     job.rules.interrupt = Interrupt::Unlisted;
     let _ = job.handle(at(0), Input::Ready);
@@ -98,7 +98,7 @@ fn an_interrupt_stops_the_job_whatever_is_asked_for() {
 #[test]
 fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     let at = clock();
-    let mut job = state(2, 3, Persona::Rankrun);
+    let mut job = state(2, 3, CliFlavor::Rankrun);
     let limit = Duration::from_millis(1_200);
     job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
     let _ = job.handle(at(0), Input::Ready);
@@ -116,14 +116,14 @@ fn meanwhile_signals_go_on_and_the_time_limit_counts() {
 /// Time from the first exit to the start of the second generation, if the launcher is not told to stop.
 fn restarts_after(ends: [Exit; 2]) -> Duration {
     let at = clock();
-    let mut job = state(2, 3, Persona::Rankrun);
+    let mut job = state(2, 3, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(signals(&job.handle(at(1), exited(0, 0, ends[0]))), [(vec![1], Signal::SIGTERM)], "at once");
     let actions = job.handle(at(1), exited(0, 1, ends[1]));
     if started(&actions).is_some() {
         return Duration::ZERO;
     }
-    assert!(!actions.iter().any(|action| matches!(action, Action::Say(Happening::Waiting { .. }))));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Say(JobEvent::Waiting { .. }))));
     let until = job.deadline().unwrap();
     assert_eq!(started(&job.handle(until, Input::DeadlinePassed)), Some(1));
     until - at(1)
@@ -147,7 +147,7 @@ fn several_exit_codes_delay_restart_until_launcher_signal() {
 #[test]
 fn who_ended_with_codes_of_everybodys_signal_does_not_start_again() {
     let at = clock();
-    for (persona, status) in [(Persona::Rankrun, 143), (Persona::Torchrun, 1)] {
+    for (persona, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
         let mut job = state(2, 3, persona);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));

@@ -24,44 +24,44 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, RestartCount};
 use rankrun_contract::report::ErrorFile;
 
-use crate::agent::Setup;
+use crate::agent::AgentSetup;
 use crate::agent::events::{self, EventSink};
-use crate::agent::left_out::LeftOut;
-use crate::agent::master::Meeting;
+use crate::agent::left_out::ExternalWorker;
+use crate::agent::master::LocalTrainingStore;
 use crate::agent::message::{Input, JobEnd};
-use crate::agent::reseat::Seating;
+use crate::agent::reseat::DeviceAssignment;
 use crate::error::{LaunchError, SpawnError};
 use crate::facts::short_hostname;
-use crate::logs::route::{Speaker, routes};
+use crate::logs::route::{StreamOwner, routes};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
-use crate::process::by_hand::Reported;
-use crate::process::child::{Children, Reapings, WorkerExit};
-use crate::process::command::{self, Life};
+use crate::process::by_hand::AttachReport;
+use crate::process::child::{Children, ReapedWorkers, WorkerExit};
+use crate::process::command::{self, GenerationContext};
 use crate::process::oom::OomLedger;
-use crate::process::spawn::{Original, Stdio};
+use crate::process::spawn::{InheritedState, Stdio};
 use crate::rendezvous::Round;
 use crate::reporter::console::Console;
-use crate::reporter::events::Seat;
-use crate::reporter::torch_log::Group;
+use crate::reporter::events::EventWorker;
+use crate::reporter::torch_log::EventSubject;
 use crate::spec::{LaunchSpec, LogDir, StdinPolicy};
 
 /// The worker group and the resources that it needs.
-pub(super) struct Workers {
+pub(super) struct WorkerGroup {
     spec: LaunchSpec,
     environment: Vec<(OsString, OsString)>,
     job: JobId,
-    original: Original,
+    original: InheritedState,
     /// The round of the last started generation.
     round: Option<Round>,
     /// The rank and device of each worker in it.
     placements: Vec<Placement>,
     /// The device assignment from the next generation on, if it changes.
-    next_seating: Option<Seating>,
+    next_seating: Option<DeviceAssignment>,
     /// The training store of a job without rendezvous.
-    meeting: Option<Meeting>,
+    meeting: Option<LocalTrainingStore>,
     children: Children,
     logs: Logs,
     tree: Option<LogTree>,
@@ -70,7 +70,7 @@ pub(super) struct Workers {
     /// Standard input of workers that may not read the launcher's.
     no_input: Option<File>,
     /// The external worker of this generation.
-    left_out: Option<LeftOut>,
+    left_out: Option<ExternalWorker>,
     started: SystemTime,
     /// Pids of the last started generation, including dead workers.
     pids: BTreeMap<LocalRank, Pid>,
@@ -84,7 +84,7 @@ pub(super) struct Workers {
 }
 
 /// A completed rendezvous with other nodes.
-pub(super) struct Joined {
+pub(super) struct RoundContext {
     pub(super) round: Round,
     /// How long the rendezvous took.
     pub(super) took: Duration,
@@ -97,14 +97,17 @@ pub(super) struct StartFailed {
     pub(super) error: LaunchError,
 }
 
-impl Workers {
+impl WorkerGroup {
     /// Opens all resources that outlive a generation.
-    pub(super) fn open(setup: Setup, console: Console) -> Result<Self, LaunchError> {
-        let Setup { spec, environment, job, original, .. } = setup;
+    pub(super) fn open(setup: AgentSetup, console: Console) -> Result<Self, LaunchError> {
+        let AgentSetup { spec, environment, job, original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
         let is_alone = !spec.rendezvous.is_shared();
         let meeting = if is_alone {
-            Some(Meeting::open(&spec.rendezvous, spec.network.ports)?.limited(spec.network.store_limit)?)
+            Some(
+                LocalTrainingStore::open(&spec.rendezvous, spec.network.ports)?
+                    .limited(spec.network.store_limit)?,
+            )
         } else {
             None
         };
@@ -152,7 +155,7 @@ impl Workers {
     }
 
     /// Sets the assignment of the next generation; reports about this generation keep the old one.
-    pub(super) fn sit_down_next(&mut self, seating: Seating) {
+    pub(super) fn sit_down_next(&mut self, seating: DeviceAssignment) {
         self.next_seating = Some(seating);
     }
 
@@ -174,7 +177,7 @@ impl Workers {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        joined: Option<Joined>,
+        joined: Option<RoundContext>,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.sit_down();
@@ -199,14 +202,14 @@ impl Workers {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        joined: Option<Joined>,
+        joined: Option<RoundContext>,
     ) -> Result<(), StartFailed> {
         let nobody = |error| StartFailed { at: LocalRank(0), error };
         let began = Instant::now();
         let number = joined.as_ref().map(|joined| joined.round.number);
-        let Joined { round, took } = match joined {
+        let RoundContext { round, took } = match joined {
             Some(joined) => joined,
-            None => Joined { round: self.alone(generation).map_err(nobody)?, took: began.elapsed() },
+            None => RoundContext { round: self.alone(generation).map_err(nobody)?, took: began.elapsed() },
         };
         if let Some(events) = &mut self.events {
             events.joined(restart_count, &round, took);
@@ -220,7 +223,7 @@ impl Workers {
         }
         let duplicated = self.logs.duplicate(self.attempt.as_ref(), &self.spec.logs.duplicates);
         duplicated.map_err(|error| nobody(error.into()))?;
-        let life = Life { generation, restart_count, round, job: self.job.clone() };
+        let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
         for placement in self.placements.clone() {
             self.start_one(&life, &placement)
                 .map_err(|error| StartFailed { at: placement.local_rank, error })?;
@@ -261,7 +264,7 @@ impl Workers {
         }
     }
 
-    fn start_one(&mut self, life: &Life, placement: &Placement) -> Result<(), LaunchError> {
+    fn start_one(&mut self, life: &GenerationContext, placement: &Placement) -> Result<(), LaunchError> {
         let attempt = self.attempt.as_ref();
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
@@ -271,13 +274,13 @@ impl Workers {
         let worker = WorkerId { generation: life.generation, local_rank };
         if self.spec.left_out == Some(local_rank) {
             let script = self.script_path(local_rank);
-            self.left_out = Some(LeftOut::prepare(worker, &self.job, &command, &script)?);
+            self.left_out = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);
             return Ok(());
         }
 
         let (persona, role) = (self.spec.persona, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let speaker = Speaker { persona, role, rank, local_rank, local_world, hostname };
+        let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let streams = self.logs.open(worker, &routes)?;
@@ -316,11 +319,11 @@ impl Workers {
         let (worker, reported) = (left_out.worker(), left_out.receive());
         let WorkerId { generation, local_rank } = worker;
         let input = |reported| match reported {
-            Reported::Started(pid) => {
+            AttachReport::Started(pid) => {
                 self.pids.insert(local_rank, pid);
                 Input::StartedByHand { generation, local_rank, pid }
             }
-            Reported::Ended { pid, exit } => {
+            AttachReport::Ended { pid, exit } => {
                 let (peak, is_killed) = (None, false);
                 let exit = WorkerExit { worker, pid, exit, peak, is_killed };
                 Input::Exited { generation, end: self.end_by_hand(&exit, at) }
@@ -330,19 +333,19 @@ impl Workers {
     }
 
     /// The external worker, while its generation lives.
-    pub(super) const fn left_out(&mut self) -> Option<&mut LeftOut> {
+    pub(super) const fn left_out(&mut self) -> Option<&mut ExternalWorker> {
         self.left_out.as_mut()
     }
 
     /// What becomes readable when the external worker reports.
     pub(super) fn left_out_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.left_out.iter().flat_map(LeftOut::as_fds)
+        self.left_out.iter().flat_map(ExternalWorker::as_fds)
     }
 
     /// The job and its workers, for messages about them.
-    pub(super) fn group(&self) -> Group<'_> {
+    pub(super) fn group(&self) -> EventSubject<'_> {
         let round = self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE);
-        Group { spec: &self.spec, pids: &self.pids, round }
+        EventSubject { spec: &self.spec, pids: &self.pids, round }
     }
 
     /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
@@ -353,7 +356,7 @@ impl Workers {
         }
     }
 
-    fn seats(&self) -> Vec<Seat> {
+    fn seats(&self) -> Vec<EventWorker> {
         let Some(role_world_size) = self.round.as_ref().map(|round| round.role_world_size) else {
             return Vec::new();
         };
@@ -362,7 +365,7 @@ impl Workers {
             .filter_map(|seat| Some((seat, *self.pids.get(&seat.local_rank)?)))
             .map(|(seat, pid)| {
                 let Placement { rank, role_rank, local_rank, .. } = *seat;
-                Seat { rank, role_rank, local_rank, role_world_size, pid }
+                EventWorker { rank, role_rank, local_rank, role_world_size, pid }
             })
             .collect()
     }
@@ -390,7 +393,7 @@ impl Workers {
         }
     }
 
-    pub(super) fn reap(&mut self) -> Reapings {
+    pub(super) fn reap(&mut self) -> ReapedWorkers {
         self.children.reap()
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use super::grammar::{Request, tables};
 use super::notice::Notice;
 use super::option::{Kind, OptionRow};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// Options that programs have too: behind the entrypoint they are the program's.
 const COMMON: &[&str] = &[
@@ -62,7 +62,7 @@ fn is_meant(row: &OptionRow, request: &Request) -> bool {
 fn row_of(word: &OsString) -> Option<&'static OptionRow> {
     let name = word.as_bytes().split(|byte| *byte == b'=').next()?;
     let is_it = |row: &&OptionRow| row.spellings().iter().any(|known| OsStr::new(known).as_bytes() == name);
-    tables(Persona::Rankrun).find(is_it)
+    tables(CliFlavor::Rankrun).find(is_it)
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
 
     fn told(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
-        match parse(Persona::Rankrun, &words).unwrap() {
+        match parse(CliFlavor::Rankrun, &words).unwrap() {
             Parsed::Launch(request) => tell_options_behind(&request).map(|notice| notice.to_string()),
             other => panic!("no launch: {other:?}"),
         }
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn common_options_are_options() {
         for name in COMMON.iter().filter(|name| **name != "local-rank") {
-            assert!(tables(Persona::Rankrun).any(|row| row.long == *name), "{name}");
+            assert!(tables(CliFlavor::Rankrun).any(|row| row.long == *name), "{name}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use super::grammar::tables;
 use super::option::{Kind, OptionRow};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// What `--print-completion` takes.
 pub(super) const SHELLS: &[&str] = &["bash", "zsh", "tcsh"];
@@ -32,7 +32,7 @@ impl Shell {
 }
 
 /// The script for the command of this name.
-pub(super) fn script(persona: Persona, shell: Shell) -> String {
+pub(super) fn script(persona: CliFlavor, shell: Shell) -> String {
     let command = Command::of(persona);
     match shell {
         Shell::Bash => bash(&command),
@@ -50,10 +50,10 @@ struct Command {
 }
 
 impl Command {
-    fn of(persona: Persona) -> Self {
+    fn of(persona: CliFlavor) -> Self {
         let (name, first) = match persona {
-            Persona::Rankrun => ("rankrun", SUBCOMMANDS.as_slice()),
-            Persona::Torchrun => ("torchrun", [].as_slice()),
+            CliFlavor::Rankrun => ("rankrun", SUBCOMMANDS.as_slice()),
+            CliFlavor::Torchrun => ("torchrun", [].as_slice()),
         };
         Self { name, first, rows: tables(persona).collect() }
     }

@@ -30,11 +30,11 @@ use super::error::{CliError, DeviceError};
 use super::notice::Notice;
 use super::settings::Settings;
 use super::torchrun::VIRTUAL_LOCAL_RANK;
-use crate::device::choice::{Choice, Chosen};
-use crate::device::visibility::Inherited;
-use crate::device::{DeviceType, Machine, Part, TroubleKind, Visibility, presence};
+use crate::device::choice::{Choice, SelectedDevice};
+use crate::device::visibility::InheritedVariables;
+use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, Visibility, presence};
 use crate::facts::Facts;
-use crate::spec::{DeviceCheck, DeviceSpec, Persona, Seat};
+use crate::spec::{CliFlavor, DeviceCheck, DeviceSpec, WorkerDevice};
 use cpus::Cause;
 pub(super) use wishes::read_limit;
 use wishes::{Count, Look, Wishes};
@@ -42,7 +42,7 @@ use wishes::{Count, Look, Wishes};
 /// What was decided about workers and devices.
 pub(super) struct Devices {
     pub(super) workers: LocalWorldSize,
-    pub(super) seats: Vec<Seat>,
+    pub(super) seats: Vec<WorkerDevice>,
     pub(super) visibility: Visibility,
     pub(super) spec: DeviceSpec,
     pub(super) check: Option<DeviceCheck>,
@@ -60,8 +60,8 @@ pub(super) fn resolve_devices(
     notices: &mut Vec<Notice>,
 ) -> Result<Devices, CliError> {
     let wishes = Wishes::read(settings).map_err(|error| match settings.persona {
-        Persona::Rankrun => error,
-        Persona::Torchrun => advice::in_torchruns_words(error),
+        CliFlavor::Rankrun => error,
+        CliFlavor::Torchrun => advice::in_torchruns_words(error),
     })?;
     let mut resolver =
         Resolver { settings, verbosity, inherited: inherited(settings.facts), wishes, notices };
@@ -69,8 +69,8 @@ pub(super) fn resolve_devices(
     resolved.map_err(|error| advice::advised(error, &resolver.wishes, settings.persona))
 }
 
-fn inherited(facts: &Facts) -> Inherited {
-    Inherited::of(|name| facts.variable(name))
+fn inherited(facts: &Facts) -> InheritedVariables {
+    InheritedVariables::of(|name| facts.variable(name))
 }
 
 /// The CPUs, and what is not to be seen beside them; by names in the file system, since no driver needs to answer for
@@ -92,7 +92,7 @@ fn hidden(facts: &Facts) -> Choice {
 struct Resolver<'a> {
     settings: &'a Settings<'a>,
     verbosity: Verbosity,
-    inherited: Inherited,
+    inherited: InheritedVariables,
     wishes: Wishes,
     notices: &'a mut Vec<Notice>,
 }
@@ -150,7 +150,7 @@ impl Resolver<'_> {
         Ok(devices)
     }
 
-    fn devices(&self, workers: LocalWorldSize, seats: Vec<Seat>, visibility: Visibility) -> Devices {
+    fn devices(&self, workers: LocalWorldSize, seats: Vec<WorkerDevice>, visibility: Visibility) -> Devices {
         let wishes = &self.wishes;
         let has_devices = seats.iter().any(|seat| seat.device.kind != DeviceType::Cpu);
         Devices {
@@ -199,7 +199,7 @@ impl Resolver<'_> {
     fn trouble(&self, machine: &Machine, kinds: &[DeviceType]) -> Option<(DeviceType, DeviceError)> {
         let matters = |kind: &DeviceType| kinds.is_empty() || kinds.contains(kind);
         let mut troubles = machine.troubles.iter().filter(|trouble| matters(&trouble.kind));
-        let trouble = troubles.find(|trouble| !matches!(trouble.what, TroubleKind::Missing(_)))?;
+        let trouble = troubles.find(|trouble| !matches!(trouble.what, ProbeProblemKind::Missing(_)))?;
         Some((trouble.kind, DeviceError::Trouble { trouble: trouble.clone() }))
     }
 
@@ -211,7 +211,7 @@ impl Resolver<'_> {
         self.notices.extend(made_good);
         if self.verbosity >= Verbosity::Info {
             let missing = machine.troubles.iter();
-            let missing = missing.filter(|trouble| matches!(trouble.what, TroubleKind::Missing(_)));
+            let missing = missing.filter(|trouble| matches!(trouble.what, ProbeProblemKind::Missing(_)));
             self.notices.extend(missing.map(|trouble| Notice::Detail {
                 text: format!("looking for {} devices: {}", trouble.kind, trouble),
                 torch_line: None,
@@ -240,8 +240,8 @@ impl Resolver<'_> {
         self.bind(machine, choice, &mut placed)?;
         self.tell_findings(choice);
         let lines = match self.settings.persona {
-            Persona::Rankrun if !self.wishes.quiet => told::lines(&placed.seats),
-            Persona::Rankrun | Persona::Torchrun => Vec::new(),
+            CliFlavor::Rankrun if !self.wishes.quiet => told::lines(&placed.seats),
+            CliFlavor::Rankrun | CliFlavor::Torchrun => Vec::new(),
         };
         Ok(Devices { lines, ..self.devices(workers, placed.seats, placed.visibility) })
     }
@@ -251,7 +251,7 @@ impl Resolver<'_> {
         if self.wishes.about_devices() {
             return Ok(false);
         }
-        let plain = |chosen: &Chosen| {
+        let plain = |chosen: &SelectedDevice| {
             let kind = chosen.accelerator.kind;
             matches!(kind, DeviceType::Cuda | DeviceType::Rocm) && chosen.accelerator.part == Part::Whole
         };

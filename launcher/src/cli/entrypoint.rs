@@ -15,7 +15,7 @@ use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::suggest::nearest_of;
 use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
 use crate::facts::{Facts, FileKind, Permission};
-use crate::spec::{Entrypoint, Persona};
+use crate::spec::{CliFlavor, Entrypoint};
 
 /// Decides between script, module and program, and checks that it is there.
 ///
@@ -48,7 +48,7 @@ pub(super) fn resolve_entrypoint(
     };
     if !module {
         check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
-    } else if settings.persona == Persona::Rankrun && is_path(typed, settings.facts) {
+    } else if settings.persona == CliFlavor::Rankrun && is_path(typed, settings.facts) {
         return Err(SettingError::ModuleIsPath { module: typed.to_string_lossy().into_owned() }.into());
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
@@ -77,7 +77,7 @@ pub(super) fn refuse_list_as_entrypoint(
     let Some(devices) = last.filter(|given| *given.row == DEVICES && is_list(&given.value)) else {
         return Ok(());
     };
-    if settings.persona == Persona::Torchrun || !is_list(&request.entrypoint) {
+    if settings.persona == CliFlavor::Torchrun || !is_list(&request.entrypoint) {
         return Ok(());
     }
     let facts = settings.facts;
@@ -133,7 +133,7 @@ fn refused(typed: &OsStr, problem: EntrypointProblem) -> SettingError {
 /// do. A name that ends in `.py` is always a script.
 fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, SettingError> {
     let here = Path::new(typed);
-    if settings.persona == Persona::Torchrun || here.extension() == Some(OsStr::new("py")) {
+    if settings.persona == CliFlavor::Torchrun || here.extension() == Some(OsStr::new("py")) {
         return Ok(None);
     }
     let facts = settings.facts;
@@ -222,7 +222,7 @@ fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), Entrypoint
         return Ok(());
     }
     let path = Path::new(typed);
-    let (facts, own) = (settings.facts, settings.persona == Persona::Rankrun);
+    let (facts, own) = (settings.facts, settings.persona == CliFlavor::Rankrun);
     match facts.world().kind(path) {
         FileKind::Missing => Err(EntrypointProblem::Missing {
             folder: facts.working_folder(),

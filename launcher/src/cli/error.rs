@@ -19,7 +19,7 @@ use super::suggest::{options_of, similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::exit_code;
 use crate::reporter::plain::is_bidi_control;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 mod advice;
 mod clash;
@@ -69,12 +69,12 @@ impl fmt::Display for Origin {
 pub enum CliError {
     /// The command line, or a variable that stands for a part of it, could not be read.
     #[error("{}", match persona {
-        Persona::Rankrun => error.to_string(),
-        Persona::Torchrun => error.argparse(),
+        CliFlavor::Rankrun => error.to_string(),
+        CliFlavor::Torchrun => error.argparse(),
     })]
     Usage {
         /// Under which name: it decides the wording.
-        persona: Persona,
+        persona: CliFlavor,
         /// What is wrong.
         error: UsageError,
     },
@@ -109,8 +109,8 @@ impl CliError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Usage { persona: Persona::Rankrun, error } => error.hint(),
-            Self::Usage { persona: Persona::Torchrun, .. } => None,
+            Self::Usage { persona: CliFlavor::Rankrun, error } => error.hint(),
+            Self::Usage { persona: CliFlavor::Torchrun, .. } => None,
             Self::Setting(error) => error.hint(),
         }
     }
@@ -126,7 +126,7 @@ impl CliError {
     #[must_use]
     pub const fn usage(&self) -> Option<&'static str> {
         match self {
-            Self::Usage { persona: Persona::Torchrun, .. } => Some(torchrun::USAGE),
+            Self::Usage { persona: CliFlavor::Torchrun, .. } => Some(torchrun::USAGE),
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ use super::settings::{Setting, Settings};
 use super::torchrun::{ROLE, SHUTDOWN_TIMEOUT};
 use super::{Command, Launch, command};
 use crate::facts::Facts;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::stop::GraceCause;
 
 /// The word that asks for an explanation, only in the first place and only under our own name.
@@ -68,12 +68,12 @@ pub struct Origins {
 }
 
 impl Origins {
-    fn of(persona: Persona, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
+    fn of(persona: CliFlavor, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
         let settings = Settings { persona, given, facts, config: None };
         let config = config::read(&settings, facts)?;
         let settings = Settings { config: Some(&config), ..settings };
         let (mut by_variable, mut by_file) = (Vec::new(), Vec::new());
-        for row in tables(Persona::Rankrun) {
+        for row in tables(CliFlavor::Rankrun) {
             if row.kind == Kind::Flag && !settings.flag(row)? {
                 continue;
             }
@@ -119,11 +119,11 @@ fn says_something(row: &OptionRow, value: &OsStr) -> bool {
 /// without the name of the command.
 pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
     let (asked, words) =
-        read_own(words).map_err(|error| CliError::Usage { persona: Persona::Rankrun, error })?;
+        read_own(words).map_err(|error| CliError::Usage { persona: CliFlavor::Rankrun, error })?;
     let (persona, argv0, words) = match words.split_first() {
-        Some((name, rest)) if is_called(name, "torchrun") => (Persona::Torchrun, name.as_os_str(), rest),
-        Some((name, rest)) if is_called(name, "rankrun") => (Persona::Rankrun, name.as_os_str(), rest),
-        _ => (Persona::Rankrun, argv0, words),
+        Some((name, rest)) if is_called(name, "torchrun") => (CliFlavor::Torchrun, name.as_os_str(), rest),
+        Some((name, rest)) if is_called(name, "rankrun") => (CliFlavor::Rankrun, name.as_os_str(), rest),
+        _ => (CliFlavor::Rankrun, argv0, words),
     };
     let launch = match command(persona, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
@@ -156,14 +156,14 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
 }
 
 fn no_launch(word: &'static str) -> CliError {
-    CliError::Usage { persona: Persona::Rankrun, error: UsageError::NoLaunch { word } }
+    CliError::Usage { persona: CliFlavor::Rankrun, error: UsageError::NoLaunch { word } }
 }
 
 fn is_called(word: &OsStr, name: &str) -> bool {
     Path::new(word).file_name().is_some_and(|file| file == name)
 }
 
-fn origins(persona: Persona, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
+fn origins(persona: CliFlavor, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
     match parse(persona, words).map_err(|error| CliError::Usage { persona, error })? {
         Parsed::Launch(request) => Origins::of(persona, &request.given, facts),
         _ => Ok(Origins::default()),

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 use super::Command;
 use super::error::{CliError, UsageError};
-use crate::gc::{Deed, Form, Request};
-use crate::spec::Persona;
+use crate::gc::{GcMode, GcRequest, OutputFormat};
+use crate::spec::CliFlavor;
 
 /// The word that asks for it, only in the first place and only under our own name.
 pub(super) const WORD: &str = "gc";
@@ -20,18 +20,18 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
     if words.iter().any(|word| word == "-h" || word == "--help") {
         return Ok(Command::Print(include_str!("help_gc.txt").to_owned()));
     }
-    let mut request = Request { deed: Deed::End, form: Form::Text };
+    let mut request = GcRequest { deed: GcMode::End, form: OutputFormat::Text };
     for word in words {
         match word.to_str() {
-            Some("--dry-run" | "--dry_run") => request.deed = Deed::List,
+            Some("--dry-run" | "--dry_run") => request.deed = GcMode::List,
             // In any order, a dry run touches nothing.
-            Some("--force") if request.deed == Deed::End => request.deed = Deed::EndAll,
+            Some("--force") if request.deed == GcMode::End => request.deed = GcMode::EndAll,
             Some("--force") => {}
-            Some("--json") => request.form = Form::Json,
+            Some("--json") => request.form = OutputFormat::Json,
             _ => {
                 let word = word.to_string_lossy().into_owned();
                 let error = UsageError::UnknownTo { command: WORD, word };
-                return Err(CliError::Usage { persona: Persona::Rankrun, error });
+                return Err(CliError::Usage { persona: CliFlavor::Rankrun, error });
             }
         }
     }
@@ -49,13 +49,13 @@ mod tests {
 
     #[test]
     fn the_words_may_stand_in_any_order() {
-        let gc = |deed, form| Ok(Command::Gc(Request { deed, form }));
-        assert_eq!(told(""), gc(Deed::End, Form::Text));
-        assert_eq!(told("--dry-run"), gc(Deed::List, Form::Text));
-        assert_eq!(told("--json --dry_run"), gc(Deed::List, Form::Json));
-        assert_eq!(told("--force --json"), gc(Deed::EndAll, Form::Json));
+        let gc = |deed, form| Ok(Command::Gc(GcRequest { deed, form }));
+        assert_eq!(told(""), gc(GcMode::End, OutputFormat::Text));
+        assert_eq!(told("--dry-run"), gc(GcMode::List, OutputFormat::Text));
+        assert_eq!(told("--json --dry_run"), gc(GcMode::List, OutputFormat::Json));
+        assert_eq!(told("--force --json"), gc(GcMode::EndAll, OutputFormat::Json));
         for dry in ["--force --dry-run", "--dry-run --force"] {
-            assert_eq!(told(dry), gc(Deed::List, Form::Text));
+            assert_eq!(told(dry), gc(GcMode::List, OutputFormat::Text));
         }
         assert!(
             matches!(told("--json -h"), Ok(Command::Print(text)) if text.starts_with("usage: rankrun gc"))

@@ -15,7 +15,7 @@ use super::completion::Shell;
 use super::error::{Origin, UsageError};
 use super::option::{Kind, OptionRow};
 use super::{run, torchrun};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// An option that was typed, with its value; a flag's is empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(super) enum Parsed {
 ///
 /// # Errors
 /// What argparse calls a usage error.
-pub(super) fn parse(persona: Persona, words: &[OsString]) -> Result<Parsed, UsageError> {
+pub(super) fn parse(persona: CliFlavor, words: &[OsString]) -> Result<Parsed, UsageError> {
     let mut reader = Reader { persona, rest: words, given: Vec::new(), unknown: Vec::new() };
     while let Some((word, rest)) = reader.rest.split_first() {
         let word = classify(persona, word)?;
@@ -77,7 +77,7 @@ enum Word<'a> {
     Unknown(&'a OsStr),
 }
 
-fn classify(persona: Persona, word: &OsStr) -> Result<Word<'_>, UsageError> {
+fn classify(persona: CliFlavor, word: &OsStr) -> Result<Word<'_>, UsageError> {
     let bytes = word.as_bytes();
     if bytes == b"--" {
         return Ok(Word::Separator);
@@ -91,7 +91,7 @@ fn classify(persona: Persona, word: &OsStr) -> Result<Word<'_>, UsageError> {
         if let Some(row) = find_long(persona, name, word)? {
             return Ok(Word::Long { row, value });
         }
-    } else if persona == Persona::Rankrun && has_one_dash_too_few(bytes) {
+    } else if persona == CliFlavor::Rankrun && has_one_dash_too_few(bytes) {
         return Ok(Word::Unknown(word));
     } else if find_short(persona, *letter).is_some() {
         return Ok(Word::Short(&bytes[1..]));
@@ -101,7 +101,11 @@ fn classify(persona: Persona, word: &OsStr) -> Result<Word<'_>, UsageError> {
 }
 
 /// The option whose spelling is `name`, or the only one that begins with it.
-fn find_long(persona: Persona, name: &[u8], word: &OsStr) -> Result<Option<&'static OptionRow>, UsageError> {
+fn find_long(
+    persona: CliFlavor,
+    name: &[u8],
+    word: &OsStr,
+) -> Result<Option<&'static OptionRow>, UsageError> {
     let exact = |row: &&OptionRow| row.spellings().iter().any(|spelling| spelling.as_bytes() == name);
     if let Some(row) = tables(persona).find(exact) {
         return Ok(Some(row));
@@ -115,7 +119,7 @@ fn find_long(persona: Persona, name: &[u8], word: &OsStr) -> Result<Option<&'sta
         [] => Ok(None),
         [(row, _)] => Ok(Some(*row)),
         [(first, _), others @ ..]
-            if persona == Persona::Rankrun && others.iter().all(|(row, _)| row == first) =>
+            if persona == CliFlavor::Rankrun && others.iter().all(|(row, _)| row == first) =>
         {
             Ok(Some(*first))
         }
@@ -131,18 +135,18 @@ fn has_one_dash_too_few(word: &[u8]) -> bool {
     let name = word.split(|byte| *byte == b'=').next().unwrap_or_default();
     let long = [b"-", name].concat();
     let is_it = |spelling: String| spelling.as_bytes() == long;
-    name.len() > 2 && tables(Persona::Rankrun).flat_map(OptionRow::spellings).any(is_it)
+    name.len() > 2 && tables(CliFlavor::Rankrun).flat_map(OptionRow::spellings).any(is_it)
 }
 
-fn find_short(persona: Persona, letter: u8) -> Option<&'static OptionRow> {
+fn find_short(persona: CliFlavor, letter: u8) -> Option<&'static OptionRow> {
     tables(persona).find(|row| row.short == Some(letter))
 }
 
 /// Every option that may be typed under this name.
-pub(super) fn tables(persona: Persona) -> impl Iterator<Item = &'static OptionRow> {
+pub(super) fn tables(persona: CliFlavor) -> impl Iterator<Item = &'static OptionRow> {
     let own = match persona {
-        Persona::Rankrun => run::TABLE,
-        Persona::Torchrun => &[],
+        CliFlavor::Rankrun => run::TABLE,
+        CliFlavor::Torchrun => &[],
     };
     torchrun::TABLE.iter().chain(own).copied()
 }
@@ -162,7 +166,7 @@ fn begins_negative(word: &[u8]) -> bool {
 }
 
 struct Reader<'a> {
-    persona: Persona,
+    persona: CliFlavor,
     rest: &'a [OsString],
     given: Vec<Given>,
     unknown: Vec<String>,
@@ -246,7 +250,7 @@ impl Reader<'_> {
     /// What is left begins with the entrypoint. One `--` is swallowed: before it, or else directly behind it.
     fn finish(self) -> Result<Parsed, UsageError> {
         // argparse asks for the entrypoint first; a misspelt option is what a user needs to hear of.
-        if self.persona == Persona::Rankrun && !self.unknown.is_empty() {
+        if self.persona == CliFlavor::Rankrun && !self.unknown.is_empty() {
             return Err(UsageError::Unknown { words: self.unknown });
         }
         let is_separator = |word: &OsString| word == "--";

@@ -4,7 +4,7 @@ use clap::{Arg, ArgAction, Command};
 
 use super::option::{Kind, OptionRow};
 use super::{run, torchrun};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 const WIDTH: usize = 100;
 const ABOUT: &str = "Start N workers of a training program on each node, watch them, restart them together";
@@ -135,28 +135,28 @@ pub(super) fn version() -> String {
 }
 
 /// What `--help` prints under this name.
-pub(super) fn help(persona: Persona) -> String {
+pub(super) fn help(persona: CliFlavor) -> String {
     let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow]| {
         rows.iter().fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
     };
     let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true);
     let macros = match persona {
-        Persona::Rankrun => MACROS,
-        Persona::Torchrun => TORCH_MACROS,
+        CliFlavor::Rankrun => MACROS,
+        CliFlavor::Torchrun => TORCH_MACROS,
     };
     let entrypoint = entrypoint.help(ENTRYPOINT.replace("MACROS", macros));
     let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
     let command = command.about(ABOUT).arg(entrypoint);
     let command = options(command, "Options", torchrun::TABLE);
     match persona {
-        Persona::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
+        CliFlavor::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
             .after_help(format!(
                 "{BEHIND}{PROGRAMS}{DEVICES}{NODES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
             ))
             .render_help()
             .to_string(),
-        Persona::Torchrun => {
+        CliFlavor::Torchrun => {
             let command = command.help_template("{about}\n\n{all-args}{after-help}");
             let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
             format!("{}\n{text}", torchrun::USAGE)
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn the_help_is_the_reference() {
-        assert_eq!(help(Persona::Rankrun), include_str!("help_rankrun.txt"));
-        assert_eq!(help(Persona::Torchrun), include_str!("help_torchrun.txt"));
+        assert_eq!(help(CliFlavor::Rankrun), include_str!("help_rankrun.txt"));
+        assert_eq!(help(CliFlavor::Torchrun), include_str!("help_torchrun.txt"));
     }
 }

@@ -14,7 +14,7 @@ use super::run::{DEVICE_TYPE, PROBE_TIMEOUT};
 use super::settings::Settings;
 use crate::device::DeviceType;
 use crate::facts::Facts;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// The word that asks for the devices, only in the first place and only under our own name.
 pub(super) const DEVICES: &str = "devices";
@@ -85,14 +85,14 @@ pub(super) fn asks(words: &[OsString]) -> bool {
 
 /// Reads them; the first is the one that [`asks`] knows.
 pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
-    let usage = |error| CliError::Usage { persona: Persona::Rankrun, error };
+    let usage = |error| CliError::Usage { persona: CliFlavor::Rankrun, error };
     let is_topo = words.first().is_some_and(|word| word == TOPO);
     if words.iter().any(|word| word == "-h" || word == "--help") {
         let text = if is_topo { include_str!("help_topo.txt") } else { include_str!("help_devices.txt") };
         return Ok(Command::Print(text.to_owned()));
     }
     let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
-    let settings = Settings { persona: Persona::Rankrun, given: &said.given, facts, config: None };
+    let settings = Settings { persona: CliFlavor::Rankrun, given: &said.given, facts, config: None };
     let limit = read_limit(&settings)?;
     let manner = said.manner().map_err(usage)?;
     let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind, ids: said.ids } };

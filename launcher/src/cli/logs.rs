@@ -13,7 +13,7 @@ use super::torchrun::{
     LOG_LINE_PREFIX_TEMPLATE, REDIRECTS, TEE,
 };
 use crate::facts::{Facts, FileKind, Permission};
-use crate::spec::{Duplicates, LogDir, LogSpec, Persona, StreamMap, Streams};
+use crate::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 /// torch's default for the prefix template.
@@ -30,18 +30,18 @@ pub(super) fn resolve_logs(
 ) -> Result<LogSpec, CliError> {
     let redirects = stream_map(settings, &REDIRECTS)?;
     let tee = stream_map(settings, &TEE)?;
-    let duplicates = Duplicates {
+    let duplicates = LineFilters {
         stdout: duplicate_filters(settings, &DUPLICATE_STDOUT_FILTERS)?,
         stderr: duplicate_filters(settings, &DUPLICATE_STDERR_FILTERS)?,
     };
     let wants_logs =
-        names_a_stream(&redirects) || names_a_stream(&tee) || duplicates != Duplicates::default();
+        names_a_stream(&redirects) || names_a_stream(&tee) || duplicates != LineFilters::default();
     let dir = log_dir(settings, wants_logs)?;
     let mut console = console_ranks(settings)?;
     let prefix = prefix_template(settings)?;
     if dir == LogDir::Off {
         refuse_duplicates(settings)?;
-        if settings.persona == Persona::Torchrun {
+        if settings.persona == CliFlavor::Torchrun {
             let silenced = console.take().is_some();
             let given = [names_a_stream(&redirects), names_a_stream(&tee), silenced];
             say_unheard(settings, given, notices);
@@ -58,7 +58,7 @@ fn tell_missing_ranks(
     logs: &LogSpec,
     workers: LocalWorldSize,
 ) -> Result<Vec<Notice>, CliError> {
-    if settings.persona == Persona::Torchrun {
+    if settings.persona == CliFlavor::Torchrun {
         return Ok(Vec::new());
     }
     let is_missing = |rank: &LocalRank| rank.0 >= workers.get();
@@ -152,7 +152,7 @@ fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> 
 fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError> {
     let facts = settings.facts;
     let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
-        let only_error_files = settings.persona == Persona::Rankrun && !wants_logs;
+        let only_error_files = settings.persona == CliFlavor::Rankrun && !wants_logs;
         let parent = temporary_folder(facts, only_error_files);
         return Ok(if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) });
     };
@@ -164,9 +164,9 @@ fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError
         return Err(SettingError::LogDirIsFile { origin: found.origin, path }.into());
     }
     Ok(LogDir::At(match settings.persona {
-        Persona::Rankrun => facts.absolute(&path),
+        CliFlavor::Rankrun => facts.absolute(&path),
         // torchrun's workers see a relative TORCHELASTIC_ERROR_FILE then.
-        Persona::Torchrun => path,
+        CliFlavor::Torchrun => path,
     }))
 }
 
@@ -202,7 +202,7 @@ pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
 
 fn stream_map(settings: &Settings<'_>, row: &'static OptionRow) -> Result<StreamMap, CliError> {
     let Some(found) = settings.text(row)? else { return Ok(StreamMap::All(Streams::default())) };
-    let any_rank = settings.persona == Persona::Rankrun;
+    let any_rank = settings.persona == CliFlavor::Rankrun;
     parse_stream_map(&found.value, any_rank).ok_or_else(|| {
         let expected = Expected::Streams { any_rank };
         SettingError::Refused { origin: found.origin, value: found.value, expected }.into()

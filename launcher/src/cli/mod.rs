@@ -58,8 +58,8 @@ pub use notice::Notice;
 pub use separate_jobs::SeparateJobs;
 
 use crate::facts::Facts;
-use crate::gc::Request;
-use crate::spec::{LaunchSpec, Persona};
+use crate::gc::GcRequest;
+use crate::spec::{CliFlavor, LaunchSpec};
 use grammar::{Parsed, parse};
 
 /// What the command line asks for.
@@ -76,7 +76,7 @@ pub enum Command {
     /// Look at the machine.
     Inspect(Inspect),
     /// Find and end what a crash left of jobs.
-    Gc(Request),
+    Gc(GcRequest),
     /// `rankrun shim` with these words behind it.
     Shim(Vec<OsString>),
 }
@@ -108,10 +108,10 @@ pub enum Verbosity {
 
 /// The name by which we were called decides who we are.
 #[must_use]
-pub fn persona(argv0: &OsStr) -> Persona {
+pub fn persona(argv0: &OsStr) -> CliFlavor {
     match Path::new(argv0).file_name() {
-        Some(name) if name == "torchrun" => Persona::Torchrun,
-        _ => Persona::Rankrun,
+        Some(name) if name == "torchrun" => CliFlavor::Torchrun,
+        _ => CliFlavor::Rankrun,
     }
 }
 
@@ -128,10 +128,10 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
-    let asked = if persona == Persona::Rankrun { as_option(words, facts) } else { None };
+    let asked = if persona == CliFlavor::Rankrun { as_option(words, facts) } else { None };
     let words = asked.as_deref().unwrap_or(words);
     match words {
-        [first, rest @ ..] if persona == Persona::Rankrun && first == explain::WORD => {
+        [first, rest @ ..] if persona == CliFlavor::Rankrun && first == explain::WORD => {
             explain::interpret(argv0, rest, facts)
         }
         _ => command(persona, argv0, words, facts),
@@ -155,20 +155,27 @@ fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
     let explains = words.first().is_some_and(|word| word == explain::WORD);
-    persona(argv0) == Persona::Rankrun && (explains || gc::asks(words) || inspect::asks(words))
+    persona(argv0) == CliFlavor::Rankrun && (explains || gc::asks(words) || inspect::asks(words))
 }
 
 /// What a command line of that name asks for; not an explanation.
-fn command(persona: Persona, argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
+fn command(
+    persona: CliFlavor,
+    argv0: &OsStr,
+    words: &[OsString],
+    facts: &Facts,
+) -> Result<Command, CliError> {
     let words = match words.split_first() {
-        Some((first, rest)) if persona == Persona::Rankrun && first == "run" => rest,
-        Some((first, rest)) if persona == Persona::Rankrun && first == "shim" => {
+        Some((first, rest)) if persona == CliFlavor::Rankrun && first == "run" => rest,
+        Some((first, rest)) if persona == CliFlavor::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
         }
-        Some((first, rest)) if persona == Persona::Rankrun && first == gc::WORD => {
+        Some((first, rest)) if persona == CliFlavor::Rankrun && first == gc::WORD => {
             return gc::interpret(rest);
         }
-        _ if persona == Persona::Rankrun && inspect::asks(words) => return inspect::interpret(words, facts),
+        _ if persona == CliFlavor::Rankrun && inspect::asks(words) => {
+            return inspect::interpret(words, facts);
+        }
         _ => words,
     };
     let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;

@@ -8,8 +8,8 @@ use super::run::{IFACE, PORT_RANGE, STORE_LIMIT};
 use super::settings::{Setting, Settings};
 use crate::device::DeviceType;
 use crate::facts::Facts;
-use crate::spec::Persona;
-use crate::spec::Seat;
+use crate::spec::CliFlavor;
+use crate::spec::WorkerDevice;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, PortRange};
 use bytesize::ByteSize;
 
@@ -54,7 +54,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
             }
         }
     };
-    let loopback_confines = settings.persona == Persona::Rankrun;
+    let loopback_confines = settings.persona == CliFlavor::Rankrun;
     // What the workers use is not known yet.
     Ok(NetworkSpec { iface, ports, loopback_confines, store_limit, nccl_chooses: false })
 }
@@ -72,7 +72,7 @@ pub(super) fn connection_interfaces(
     nodes: NodeRange,
     network: &NetworkSpec,
 ) -> Vec<&'static str> {
-    if settings.persona != Persona::Rankrun || !nodes.is_many() || network.iface.is_some() {
+    if settings.persona != CliFlavor::Rankrun || !nodes.is_many() || network.iface.is_some() {
         return Vec::new();
     }
     let is_unset = |name: &&str| settings.facts.filled_variable(name).is_none();
@@ -80,9 +80,9 @@ pub(super) fn connection_interfaces(
 }
 
 /// Whether NCCL chooses among this host's networks by itself.
-pub(super) fn nccl_chooses(settings: &Settings<'_>, network: &NetworkSpec, seats: &[Seat]) -> bool {
-    let uses_nccl = |seat: &Seat| matches!(seat.device.kind, DeviceType::Cuda | DeviceType::Rocm);
-    settings.persona == Persona::Rankrun
+pub(super) fn nccl_chooses(settings: &Settings<'_>, network: &NetworkSpec, seats: &[WorkerDevice]) -> bool {
+    let uses_nccl = |seat: &WorkerDevice| matches!(seat.device.kind, DeviceType::Cuda | DeviceType::Rocm);
+    settings.persona == CliFlavor::Rankrun
         && network.iface.is_none()
         && seats.first().is_some_and(uses_nccl)
         && settings.facts.filled_variable(NCCL_INTERFACE).is_none()

@@ -35,7 +35,7 @@ use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use super::{Launch, Verbosity};
 use crate::facts::Facts;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
-use crate::spec::{LaunchSpec, Persona, Seat, StdinPolicy, WorkerDefaults};
+use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, WorkerDefaults, WorkerDevice};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
@@ -50,7 +50,7 @@ const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 /// # Errors
 /// Whatever can be known to fail before anything starts.
 pub(super) fn resolve(
-    persona: Persona,
+    persona: CliFlavor,
     argv0: &OsStr,
     request: Request,
     facts: &Facts,
@@ -152,7 +152,7 @@ fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice
         let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
     }
-    if settings.persona == Persona::Rankrun {
+    if settings.persona == CliFlavor::Rankrun {
         notices.extend(tell_unknown_variables(settings.facts));
         notices.extend(tell_options_behind(request));
     }
@@ -168,18 +168,18 @@ fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
 /// Threads per worker, where several share the CPUs and the user did not say.
 fn resolve_omp_threads(
     settings: &Settings<'_>,
-    (workers, seats): (LocalWorldSize, &[Seat]),
+    (workers, seats): (LocalWorldSize, &[WorkerDevice]),
     notices: &mut Vec<Notice>,
 ) -> Option<u32> {
     if workers == LocalWorldSize::ONE || settings.facts.variable(OMP_VARIABLE).is_some() {
         return None;
     }
     match settings.persona {
-        Persona::Torchrun => {
+        CliFlavor::Torchrun => {
             notices.push(Notice::SingleOmpThread);
             Some(1)
         }
-        Persona::Rankrun => {
+        CliFlavor::Rankrun => {
             let (cpus, threads) = bound_share(seats).unwrap_or_else(|| {
                 let cpus = settings.facts.world().affinity_cpus();
                 (cpus, u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()))
@@ -192,7 +192,7 @@ fn resolve_omp_threads(
 }
 
 /// Where each worker is bound to CPUs: how many those are together, and the smallest share of one worker.
-fn bound_share(seats: &[Seat]) -> Option<(usize, u32)> {
+fn bound_share(seats: &[WorkerDevice]) -> Option<(usize, u32)> {
     let sets: Vec<&[u32]> = seats.iter().map(|seat| seat.cpus.as_deref()).collect::<Option<_>>()?;
     let all: BTreeSet<u32> = sets.iter().flat_map(|set| set.iter().copied()).collect();
     let share = |set: &&[u32]| {

@@ -16,7 +16,7 @@ use super::torchrun::{
     STANDALONE,
 };
 use crate::explain::quote::{for_people, for_shell};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// What the line for one job says anew.
 const OF_NODES: [&OptionRow; 8] =
@@ -83,8 +83,8 @@ pub(super) fn refuse_separate_jobs(
     let Some(tasks) = step.all else { return Ok(()) };
     let (variable, tasks, line) = (tasks.variable, tasks.count, line.of_step(&step));
     match settings.persona {
-        Persona::Rankrun => Err(SettingError::SeparateJobs { variable, tasks, line }.into()),
-        Persona::Torchrun => {
+        CliFlavor::Rankrun => Err(SettingError::SeparateJobs { variable, tasks, line }.into()),
+        CliFlavor::Torchrun => {
             notices.push(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }));
             Ok(())
         }

@@ -12,7 +12,7 @@ use super::grammar::Given;
 use super::option::{Family, OptionRow};
 use super::python_text::{parse_float, parse_int};
 use crate::facts::Facts;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// A value and where it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl<T> Setting<T> {
 
 /// What was typed, over what the environment says, over what a file says.
 pub(super) struct Settings<'a> {
-    pub(super) persona: Persona,
+    pub(super) persona: CliFlavor,
     pub(super) given: &'a [Given],
     pub(super) facts: &'a Facts,
     pub(super) config: Option<&'a Config>,

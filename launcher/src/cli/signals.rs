@@ -8,7 +8,7 @@ use super::error::CliError;
 use super::notice::{Notice, SignalProblem};
 use super::settings::{Setting, Settings};
 use super::torchrun::SIGNALS_TO_HANDLE;
-use crate::spec::{Persona, SignalSpec};
+use crate::spec::{CliFlavor, SignalSpec};
 
 /// Signals that schedulers and users send to a job to tell it something; a launcher that dies of them takes the
 /// workers with it.
@@ -38,7 +38,7 @@ pub(super) fn resolve_signals(
         }
         spec.text = value;
     }
-    if settings.persona == Persona::Rankrun {
+    if settings.persona == CliFlavor::Rankrun {
         spec.forward = FOR_WORKERS.into_iter().filter(|signal| !spec.stop.contains(signal)).collect();
     }
     Ok(spec)

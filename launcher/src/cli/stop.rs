@@ -12,7 +12,7 @@ use super::run::{GRACE, LEFTOVER_GRACE, START_TIMEOUT, TIME_LIMIT};
 use super::settings::{Setting, Settings};
 use super::torchrun::{MAX_RESTARTS, SHUTDOWN_TIMEOUT};
 use super::values::{parse_time, time};
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
@@ -108,7 +108,7 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
 pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
     match (time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?, settings.persona) {
         (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
-        (None, Persona::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
-        (None, Persona::Torchrun) => Ok(LeftoverPolicy::Keep),
+        (None, CliFlavor::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
+        (None, CliFlavor::Torchrun) => Ok(LeftoverPolicy::Keep),
     }
 }

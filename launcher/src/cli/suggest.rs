@@ -11,7 +11,7 @@ use super::option::OptionRow;
 use super::run;
 use crate::facts::Facts;
 use crate::shim::SWITCH;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// More than these are no answer.
 const MOST_ANSWERS: usize = 4;
@@ -144,7 +144,7 @@ fn answer_to_option(word: &str) -> Option<String> {
     if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
         return Some((*ours).to_owned());
     }
-    let meant = similar_names(&name, tables(Persona::Rankrun).map(|row| row.long));
+    let meant = similar_names(&name, tables(CliFlavor::Rankrun).map(|row| row.long));
     let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
     did_you_mean(&meant)
 }
@@ -153,7 +153,7 @@ fn answer_to_option(word: &str) -> Option<String> {
 pub(super) fn option_for_foreign(name: &str) -> Option<&'static str> {
     let (_, answer) = FOREIGN.iter().find(|(names, _)| names.contains(&name))?;
     let word = answer.strip_prefix("`--")?.split([' ', '`']).next()?;
-    tables(Persona::Rankrun).map(|row| row.long).find(|long| *long == word)
+    tables(CliFlavor::Rankrun).map(|row| row.long).find(|long| *long == word)
 }
 
 /// The question, as in "did you mean `--a`, `--b` or `--c`?".
@@ -264,7 +264,7 @@ pub(super) fn tell_unknown_variables(facts: &Facts) -> Vec<Notice> {
 
 fn warn_of_variable(name: &str, facts: &Facts) -> Option<Notice> {
     let stem = name.strip_prefix(OUR_PREFIX).or_else(|| name.strip_prefix(TORCH_PREFIX))?;
-    let variables = || tables(Persona::Rankrun).filter_map(|row| Some((row, row.variable()?)));
+    let variables = || tables(CliFlavor::Rankrun).filter_map(|row| Some((row, row.variable()?)));
     if name == DEVICE && !is_inside_worker(facts) {
         return run::DEVICES.variable().map(|meant| Notice::WorkerVariable { name: DEVICE, meant });
     }

@@ -54,7 +54,7 @@ fn a_plain_script_is_standalone() {
     assert_eq!(launch.notices, []);
     assert_eq!(launch.verbosity, Verbosity::Warn);
     let spec = launch.spec;
-    assert_eq!(spec.persona, Persona::Rankrun);
+    assert_eq!(spec.persona, CliFlavor::Rankrun);
     let python = PathBuf::from("/usr/bin/python3");
     assert_eq!(spec.entrypoint, Entrypoint::Script { python, script: "x.py".into() });
     assert_eq!(spec.args, ["--epochs", "3"]);
@@ -73,12 +73,12 @@ fn a_plain_script_is_standalone() {
 #[test]
 fn the_name_picks_the_grammar() {
     for (name, is) in [
-        ("rankrun", Persona::Rankrun),
-        ("/a/b/torchrun", Persona::Torchrun),
-        ("./torchrun", Persona::Torchrun),
-        ("torchrun2", Persona::Rankrun),
-        ("/a/torchrun/rankrun", Persona::Rankrun),
-        ("", Persona::Rankrun),
+        ("rankrun", CliFlavor::Rankrun),
+        ("/a/b/torchrun", CliFlavor::Torchrun),
+        ("./torchrun", CliFlavor::Torchrun),
+        ("torchrun2", CliFlavor::Rankrun),
+        ("/a/torchrun/rankrun", CliFlavor::Rankrun),
+        ("", CliFlavor::Rankrun),
     ] {
         assert_eq!(persona(OsStr::new(name)), is, "`{name}`");
     }
@@ -292,7 +292,7 @@ fn log_settings() {
 }
 
 fn any_word() -> impl Strategy<Value = String> {
-    let names: Vec<String> = grammar::tables(Persona::Rankrun).flat_map(|row| row.spellings()).collect();
+    let names: Vec<String> = grammar::tables(CliFlavor::Rankrun).flat_map(|row| row.spellings()).collect();
     prop_oneof![
         (prop::sample::select(names.clone()), "=[a-z0-9:,.-]{0,4}").prop_map(|(name, tail)| name + &tail),
         prop::sample::select(names),
@@ -308,7 +308,7 @@ proptest! {
         values in prop::collection::vec(".{0,5}", 3),
         at in 0usize..30,
     ) {
-        let rows: Vec<_> = grammar::tables(Persona::Rankrun).filter_map(|row| row.variable()).collect();
+        let rows: Vec<_> = grammar::tables(CliFlavor::Rankrun).filter_map(|row| row.variable()).collect();
         let environment: Vec<(&str, &str)> =
             values.iter().enumerate().map(|(n, value)| (rows[(at + n) % rows.len()].as_str(), value.as_str())).collect();
         for name in ["rankrun", "torchrun"] {

@@ -9,7 +9,7 @@ use super::error::{CliError, SettingError};
 use super::settings::Settings;
 use super::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::device::Visibility;
-use crate::spec::Seat;
+use crate::spec::WorkerDevice;
 
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -20,7 +20,7 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 /// The list is too short.
 pub(super) fn resolve_virtual_devices(
     settings: &Settings<'_>,
-    seats: &mut [Seat],
+    seats: &mut [WorkerDevice],
 ) -> Result<Visibility, CliError> {
     if !settings.flag(&VIRTUAL_LOCAL_RANK)? {
         return Ok(Visibility::Whole);

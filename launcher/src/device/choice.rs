@@ -21,19 +21,19 @@ use std::fmt;
 
 pub use error::ChoiceError;
 pub use label::{label, line, noun, number};
-pub use warning::Warning;
+pub use warning::ChoiceWarning;
 
 use super::order::{self, DeviceOrder};
-use super::selector::{Entry, Selector};
-use super::visibility::{self, AskCuda, Asking, Counting, Inherited, Seen};
+use super::selector::{Selector, SelectorEntry};
+use super::visibility::{self, AskCuda, IndexOrder, InheritedVariables, VisibilityQuery, VisibleDevices};
 use super::{Accelerator, CudaDevice, DeviceType, Machine, Part};
-use kind::Target;
-use names::Names;
-use typed::{Picked, Shelf};
+use kind::DeviceTarget;
+use names::DeviceNames;
+use typed::{Candidate, CandidatePool};
 
 /// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Request {
+pub struct DeviceRequest {
     /// `--devices`: the devices that the user names.
     pub devices: Option<Selector>,
     /// `--device-type`, or the type that `--nproc-per-node gpu` and its like name.
@@ -47,13 +47,13 @@ pub struct Request {
 }
 
 /// Everything that the choice depends on.
-pub struct Question<'a> {
+pub struct ChoiceInput<'a> {
     /// The machine as the probes found it.
     pub machine: &'a Machine,
     /// The visibility variables that the launcher inherited.
-    pub inherited: &'a Inherited,
+    pub inherited: &'a InheritedVariables,
     /// The options of the command line about devices.
-    pub request: &'a Request,
+    pub request: &'a DeviceRequest,
     /// Dead devices by position in [`Machine::accelerators`], with the reason; empty without a health check.
     pub unhealthy: &'a [(usize, String)],
     /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it, and at most once: a child is started
@@ -67,7 +67,7 @@ pub struct Choice {
     /// The type of the devices; [`DeviceType::Cpu`] if there is no accelerator or none was wanted.
     pub kind: DeviceType,
     /// In the order of the ranks; empty for CPUs and MPS-less machines.
-    pub devices: Vec<Chosen>,
+    pub devices: Vec<SelectedDevice>,
     /// Whether the inherited variables already name exactly these devices, so that they pass unchanged.
     pub untouched: bool,
     /// Variables that define the meaning of the device names (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); set together with the
@@ -77,23 +77,23 @@ pub struct Choice {
     /// (`--devices none`, `--device-type cpu`).
     pub hidden: Vec<DeviceType>,
     /// Warnings for the user, each printed once.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<ChoiceWarning>,
 }
 
 /// One chosen device, and what chose it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct SelectedDevice {
     /// The device as the probes found it.
     pub accelerator: Accelerator,
     /// The option or variable that chose it.
-    pub how: How,
+    pub how: SelectionMethod,
     /// How its vendor's variable names it beside [`Choice::pinned`]; empty where the vendor has no variable.
     pub name: String,
 }
 
 /// How a device was chosen, for the line that tells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum How {
+pub enum SelectionMethod {
     /// Nothing was said: all there are.
     Default,
     /// By an inherited variable, with the entry that named it where there is one.
@@ -119,7 +119,7 @@ pub enum How {
     },
 }
 
-impl fmt::Display for How {
+impl fmt::Display for SelectionMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("all devices"),
@@ -136,15 +136,15 @@ impl fmt::Display for How {
 ///
 /// # Errors
 /// The device options do not fit this machine.
-pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
+pub fn choose(question: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
     let kind = match kind::pick(question)? {
-        Target::Of(kind) => kind,
-        target => return Ok(on_cpus(question, target == Target::WantedCpus)),
+        DeviceTarget::Of(kind) => kind,
+        target => return Ok(on_cpus(question, target == DeviceTarget::WantedCpus)),
     };
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| (question.cuda_order)()).clone();
     let request = question.request;
-    let asking = Asking { counting: counting(request), cuda_order: &cuda_order };
+    let asking = VisibilityQuery { counting: counting(request), cuda_order: &cuda_order };
     let seen = visibility::read(kind, question.machine, question.inherited, asking);
     if seen.devices.is_empty() {
         return Err(nothing_visible(kind, &seen));
@@ -153,7 +153,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
     if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
         refuse_unknown_list(kind, &seen)?;
     }
-    let shelf = Shelf { kind, machine: question.machine, seen: &seen };
+    let shelf = CandidatePool { kind, machine: question.machine, seen: &seen };
     let picked = match &request.devices {
         Some(selector) => shelf.take(selector)?,
         None => shelf.everything(),
@@ -176,8 +176,8 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
         request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
     if let Some(because) = seen.order_unknown.clone() {
         if untouched || is_by_number {
-            warnings.push(Warning::OrderUnknown { kind, because });
-        } else if seen.list().is_some() || asking.counting == Counting::Typed {
+            warnings.push(ChoiceWarning::OrderUnknown { kind, because });
+        } else if seen.list().is_some() || asking.counting == IndexOrder::Typed {
             return Err(ChoiceError::OrderUnknown { kind, because });
         }
     }
@@ -185,31 +185,39 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, ChoiceError> {
         picked = arranged(order, picked, question.machine, &cuda_order)?;
     }
     let names = match names::of(&picked, &shelf, question.inherited) {
-        Err(_) if untouched => Names { names: vec![String::new(); picked.len()], ..Names::default() },
+        Err(_) if untouched => {
+            DeviceNames { names: vec![String::new(); picked.len()], ..DeviceNames::default() }
+        }
         names => names?,
     };
-    let devices: Vec<Chosen> = picked
+    let devices: Vec<SelectedDevice> = picked
         .into_iter()
         .zip(names.names)
-        .map(|(picked, name)| Chosen { accelerator: picked.device.accelerator, how: picked.how, name })
+        .map(|(picked, name)| SelectedDevice {
+            accelerator: picked.device.accelerator,
+            how: picked.how,
+            name,
+        })
         .collect();
     remarks::about(&devices, question.machine, &mut warnings);
     Ok(Choice { kind, devices, untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
 }
 
 /// The meaning of device indices for this request.
-fn counting(request: &Request) -> Counting {
+fn counting(request: &DeviceRequest) -> IndexOrder {
     match (&request.devices, request.order) {
-        _ if request.as_torch => Counting::Torch,
-        (None, None) => Counting::Runtime,
-        (Some(Selector::List(entries)), _) if entries.iter().all(Entry::is_identity) => Counting::Named,
-        (None, Some(order)) if order != DeviceOrder::AsListed => Counting::Named,
-        _ => Counting::Typed,
+        _ if request.as_torch => IndexOrder::Torch,
+        (None, None) => IndexOrder::Runtime,
+        (Some(Selector::List(entries)), _) if entries.iter().all(SelectorEntry::is_identity) => {
+            IndexOrder::Named
+        }
+        (None, Some(order)) if order != DeviceOrder::AsListed => IndexOrder::Named,
+        _ => IndexOrder::Typed,
     }
 }
 
 /// Refuses an inherited list in the driver's own, unknown order: the devices that it names are not known.
-fn refuse_unknown_list(kind: DeviceType, seen: &Seen) -> Result<(), ChoiceError> {
+fn refuse_unknown_list(kind: DeviceType, seen: &VisibleDevices) -> Result<(), ChoiceError> {
     match seen.order_unknown.clone().filter(|_| seen.list().is_some()) {
         Some(because) => Err(ChoiceError::OrderUnknown { kind, because }),
         None => Ok(()),
@@ -218,10 +226,10 @@ fn refuse_unknown_list(kind: DeviceType, seen: &Seen) -> Result<(), ChoiceError>
 
 /// Whether the devices are named only by their numbers within an inherited list. Its own entries then identify them,
 /// whatever the driver's order is.
-fn is_by_number(question: &Question<'_>, seen: &Seen) -> bool {
+fn is_by_number(question: &ChoiceInput<'_>, seen: &VisibleDevices) -> bool {
     let request = question.request;
-    let is_number = |entry: &Entry| match entry {
-        Entry::Except(entry) => !entry.is_identity(),
+    let is_number = |entry: &SelectorEntry| match entry {
+        SelectorEntry::Except(entry) => !entry.is_identity(),
         entry => !entry.is_identity(),
     };
     let by_number = match &request.devices {
@@ -241,7 +249,7 @@ fn no_driver() -> Result<Vec<CudaDevice>, String> {
     Err("it was not asked".to_owned())
 }
 
-fn nothing_visible(kind: DeviceType, seen: &Seen) -> ChoiceError {
+fn nothing_visible(kind: DeviceType, seen: &VisibleDevices) -> ChoiceError {
     match &seen.variable {
         Some((variable, value)) => ChoiceError::AllHidden { kind, variable, value: value.clone() },
         None => ChoiceError::NoDevices { kind: Some(kind), because: Vec::new(), instead: Vec::new() },
@@ -249,7 +257,7 @@ fn nothing_visible(kind: DeviceType, seen: &Seen) -> ChoiceError {
 }
 
 /// CPUs: since they were wanted, so that the accelerators are hidden, or since nothing else is visible.
-fn on_cpus(question: &Question<'_>, wanted: bool) -> Choice {
+fn on_cpus(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
     let present = kind::present(question.machine);
     let mut warnings = Vec::new();
     let hidden = if wanted {
@@ -265,7 +273,7 @@ fn on_cpus(question: &Question<'_>, wanted: bool) -> Choice {
 }
 
 /// Drops integrated GPUs if the list has other devices: `all` does not mean them.
-fn without_integrated(picked: &mut Vec<Picked>) {
+fn without_integrated(picked: &mut Vec<Candidate>) {
     if picked.iter().any(|picked| !picked.device.accelerator.integrated) {
         picked.retain(|picked| !picked.device.accelerator.integrated);
     }
@@ -273,10 +281,10 @@ fn without_integrated(picked: &mut Vec<Picked>) {
 
 /// Refuses dead devices, or with `--exclude-unhealthy` leaves them out.
 fn without_the_dead(
-    mut picked: Vec<Picked>,
-    question: &Question<'_>,
-    warnings: &mut Vec<Warning>,
-) -> Result<Vec<Picked>, ChoiceError> {
+    mut picked: Vec<Candidate>,
+    question: &ChoiceInput<'_>,
+    warnings: &mut Vec<ChoiceWarning>,
+) -> Result<Vec<Candidate>, ChoiceError> {
     let mut dead = Vec::new();
     picked.retain(|picked| {
         let illness = question.unhealthy.iter().find(|(at, _)| is_part_of(picked, *at, question.machine));
@@ -293,12 +301,12 @@ fn without_the_dead(
         }
         _ => {}
     }
-    warnings.extend(dead.into_iter().map(|(device, because)| Warning::LeftOut { device, because }));
+    warnings.extend(dead.into_iter().map(|(device, because)| ChoiceWarning::LeftOut { device, because }));
     Ok(picked)
 }
 
 /// Whether the entry `at` of the machine is this device, the card that it is an instance of, or one of its tiles.
-fn is_part_of(picked: &Picked, at: usize, machine: &Machine) -> bool {
+fn is_part_of(picked: &Candidate, at: usize, machine: &Machine) -> bool {
     let (device, Some(entry)) = (&picked.device, machine.accelerators.get(at)) else { return false };
     let first = &machine.accelerators[device.at];
     match (device.accelerator.part, entry.part) {
@@ -312,17 +320,17 @@ fn is_part_of(picked: &Picked, at: usize, machine: &Machine) -> bool {
 
 fn arranged(
     order: DeviceOrder,
-    mut picked: Vec<Picked>,
+    mut picked: Vec<Candidate>,
     machine: &Machine,
     cuda_order: AskCuda<'_>,
-) -> Result<Vec<Picked>, ChoiceError> {
+) -> Result<Vec<Candidate>, ChoiceError> {
     let listed: Vec<usize> = picked.iter().map(|picked| picked.device.at).collect();
     let places = order::arrange(order, &listed, machine, cuda_order)
         .map_err(|error| ChoiceError::Order { word: order.word(), error })?;
     picked.sort_by_key(|picked| places.iter().position(|at| *at == picked.device.at));
     for picked in &mut picked {
-        let how = std::mem::replace(&mut picked.how, How::Default);
-        picked.how = How::Ordered { how: Box::new(how), order };
+        let how = std::mem::replace(&mut picked.how, SelectionMethod::Default);
+        picked.how = SelectionMethod::Ordered { how: Box::new(how), order };
     }
     Ok(picked)
 }

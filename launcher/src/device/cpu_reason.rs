@@ -4,8 +4,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::choice::{Warning, number};
-use super::{DeviceType, Machine, Part, Trouble};
+use super::choice::{ChoiceWarning, number};
+use super::{DeviceType, Machine, Part, ProbeProblem};
 
 /// Why workers run on the CPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub enum CpuReason {
 }
 
 /// Everything that the reason depends on.
-pub struct Evidence<'a> {
+pub struct CpuFacts<'a> {
     /// Reads one variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// The picture of the machine; `None` in a launch that does not probe.
     pub machine: Option<&'a Machine>,
     /// Warnings of the choice that found no device.
-    pub warnings: &'a [Warning],
+    pub warnings: &'a [ChoiceWarning],
     /// Whether a driver has made its device node.
     pub has_node: &'a dyn Fn(DeviceType) -> bool,
     /// Whether there is any driver library or device node.
@@ -31,7 +31,7 @@ pub struct Evidence<'a> {
 }
 
 /// A vendor's names for its driver and its variables.
-struct Vendor {
+struct VendorNames {
     kind: DeviceType,
     driver: &'static str,
     node: &'static str,
@@ -41,36 +41,36 @@ struct Vendor {
     container_list: Option<&'static str>,
 }
 
-const VENDORS: [Vendor; 5] = [
-    Vendor {
+const VENDORS: [VendorNames; 5] = [
+    VendorNames {
         kind: DeviceType::Cuda,
         driver: "the NVIDIA driver",
         node: "/dev/nvidiactl",
         lists: &["CUDA_VISIBLE_DEVICES"],
         container_list: Some("NVIDIA_VISIBLE_DEVICES"),
     },
-    Vendor {
+    VendorNames {
         kind: DeviceType::Rocm,
         driver: "the AMD driver",
         node: "/dev/kfd",
         lists: &["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"],
         container_list: None,
     },
-    Vendor {
+    VendorNames {
         kind: DeviceType::Xpu,
         driver: "the Intel GPU driver",
         node: "/dev/dri",
         lists: &["ZE_AFFINITY_MASK"],
         container_list: None,
     },
-    Vendor {
+    VendorNames {
         kind: DeviceType::Hpu,
         driver: "the Gaudi driver",
         node: "/dev/accel",
         lists: &["HABANA_VISIBLE_MODULES"],
         container_list: Some("HABANA_VISIBLE_DEVICES"),
     },
-    Vendor {
+    VendorNames {
         kind: DeviceType::Npu,
         driver: "the Ascend driver",
         node: "/dev/davinci_manager",
@@ -81,7 +81,7 @@ const VENDORS: [Vendor; 5] = [
 
 /// The request that the value of a list makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum RequestedDevices {
     Devices,
     Cpus,
     /// An empty value; some vendors take it for an unset one.
@@ -93,22 +93,25 @@ const SLURM_NONE: &str = "NoDevFiles";
 
 /// The reason; a variable that asks for devices comes first, then one that hides them all.
 #[must_use]
-pub fn reason(evidence: &Evidence<'_>) -> CpuReason {
+pub fn reason(evidence: &CpuFacts<'_>) -> CpuReason {
     if let Some(words) = lost_entries(evidence.warnings) {
         return CpuReason::Because(words);
     }
     let processes = VENDORS.iter().map(|vendor| (vendor, vendor.lists));
     let found = said_by(evidence, processes);
     let containers = VENDORS.iter().map(|vendor| (vendor, vendor.container_list.as_slice()));
-    let found = found
-        .or_else(|| said_by(evidence, containers).filter(|(_, _, _, wanted)| *wanted == Wanted::Devices));
+    let found = found.or_else(|| {
+        said_by(evidence, containers).filter(|(_, _, _, wanted)| *wanted == RequestedDevices::Devices)
+    });
     match found {
         None => CpuReason::Because(nothing_usable(evidence)),
-        Some((.., Wanted::Cpus | Wanted::Nothing)) => CpuReason::Requested,
-        Some((_, name, value, Wanted::Devices)) if value.trim() == SLURM_NONE => CpuReason::Because(format!(
-            "`{name}={value}`: Slurm gave this task no GPU; `--gres=gpu:N` asks for them"
-        )),
-        Some((vendor, name, value, Wanted::Devices)) => {
+        Some((.., RequestedDevices::Cpus | RequestedDevices::Nothing)) => CpuReason::Requested,
+        Some((_, name, value, RequestedDevices::Devices)) if value.trim() == SLURM_NONE => {
+            CpuReason::Because(format!(
+                "`{name}={value}`: Slurm gave this task no GPU; `--gres=gpu:N` asks for them"
+            ))
+        }
+        Some((vendor, name, value, RequestedDevices::Devices)) => {
             let why = unmet(vendor, evidence);
             let way_out = match (evidence.has_node)(vendor.kind) {
                 true => "`rankrun devices` shows what is there",
@@ -122,9 +125,9 @@ pub fn reason(evidence: &Evidence<'_>) -> CpuReason {
 }
 
 /// Every list that lost all of its entries, with the vendor's rule.
-fn lost_entries(warnings: &[Warning]) -> Option<String> {
+fn lost_entries(warnings: &[ChoiceWarning]) -> Option<String> {
     let lost = warnings.iter().filter_map(|warning| match warning {
-        Warning::Dropped { variable, value, because } => {
+        ChoiceWarning::Dropped { variable, value, because } => {
             Some(format!("`{variable}={}` leaves no device: {because}", value.to_string_lossy()))
         }
         _ => None,
@@ -133,13 +136,13 @@ fn lost_entries(warnings: &[Warning]) -> Option<String> {
     (!lost.is_empty()).then(|| format!("{}; compare with `rankrun devices`", lost.join("; ")))
 }
 
-type Said<'a> = (&'a Vendor, &'static str, String, Wanted);
+type VariableValue<'a> = (&'a VendorNames, &'static str, String, RequestedDevices);
 
 /// The first vendor with a list that asks for devices; else the first list that asks for none.
 fn said_by<'a>(
-    evidence: &Evidence<'_>,
-    lists: impl Iterator<Item = (&'a Vendor, &'static [&'static str])>,
-) -> Option<Said<'a>> {
+    evidence: &CpuFacts<'_>,
+    lists: impl Iterator<Item = (&'a VendorNames, &'static [&'static str])>,
+) -> Option<VariableValue<'a>> {
     let mut none = None;
     for (vendor, names) in lists {
         let said = names.iter().filter_map(|name| {
@@ -147,10 +150,13 @@ fn said_by<'a>(
             let wanted = wanted(&value);
             Some((vendor, *name, value, wanted))
         });
-        let said: Vec<Said<'a>> = said.collect();
-        let find = |what: Wanted| said.iter().find(|(.., wanted)| *wanted == what);
-        match find(Wanted::Cpus).or_else(|| find(Wanted::Devices)).or_else(|| said.first()) {
-            Some(found @ (.., Wanted::Devices)) => return Some(found.clone()),
+        let said: Vec<VariableValue<'a>> = said.collect();
+        let find = |what: RequestedDevices| said.iter().find(|(.., wanted)| *wanted == what);
+        match find(RequestedDevices::Cpus)
+            .or_else(|| find(RequestedDevices::Devices))
+            .or_else(|| said.first())
+        {
+            Some(found @ (.., RequestedDevices::Devices)) => return Some(found.clone()),
             Some(found) => none = none.or_else(|| Some(found.clone())),
             None => {}
         }
@@ -158,16 +164,16 @@ fn said_by<'a>(
     none
 }
 
-fn wanted(value: &str) -> Wanted {
+fn wanted(value: &str) -> RequestedDevices {
     match value.trim() {
-        "" => Wanted::Nothing,
-        "-1" | "none" | "void" => Wanted::Cpus,
-        _ => Wanted::Devices,
+        "" => RequestedDevices::Nothing,
+        "-1" | "none" | "void" => RequestedDevices::Cpus,
+        _ => RequestedDevices::Devices,
     }
 }
 
 /// The reason why there is no device of this vendor.
-fn unmet(vendor: &Vendor, evidence: &Evidence<'_>) -> String {
+fn unmet(vendor: &VendorNames, evidence: &CpuFacts<'_>) -> String {
     let there = |machine: &Machine| machine.accelerators.iter().any(|device| device.kind == vendor.kind);
     let hidden = evidence.machine.filter(|machine| there(machine));
     if let Some(words) = hidden.and_then(without_instances) {
@@ -189,22 +195,22 @@ fn unmet(vendor: &Vendor, evidence: &Evidence<'_>) -> String {
 }
 
 /// A card that the kernel lists without its node comes before a missing library.
-fn main_trouble<'a>(vendor: &Vendor, machine: &'a Machine) -> Option<&'a Trouble> {
+fn main_trouble<'a>(vendor: &VendorNames, machine: &'a Machine) -> Option<&'a ProbeProblem> {
     let mut troubles = machine.troubles.iter().filter(|trouble| trouble.kind == vendor.kind);
     troubles.clone().find(|trouble| is_closed_node(trouble)).or_else(|| troubles.next())
 }
 
-fn is_closed_node(trouble: &Trouble) -> bool {
+fn is_closed_node(trouble: &ProbeProblem) -> bool {
     trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu
 }
 
 /// Whether a trouble says more than that the driver's own folder is missing.
-fn tells_more(trouble: &Trouble) -> bool {
+fn tells_more(trouble: &ProbeProblem) -> bool {
     is_closed_node(trouble) || trouble.kind == DeviceType::Cuda
 }
 
 /// No variable is set: names the missing driver, library or device node.
-fn nothing_usable(evidence: &Evidence<'_>) -> String {
+fn nothing_usable(evidence: &CpuFacts<'_>) -> String {
     let Some(machine) = evidence.machine else { return no_accelerator(evidence) };
     if let Some(words) = without_instances(machine) {
         return words;
@@ -227,7 +233,7 @@ fn nothing_usable(evidence: &Evidence<'_>) -> String {
     }
     // Other drivers have nodes in `/dev/accel` and `/dev/dri`.
     let has_own_node =
-        |vendor: &&Vendor| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
+        |vendor: &&VendorNames| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
     let with_node = listed.find(|vendor| has_own_node(vendor) && (evidence.has_node)(vendor.kind));
     match with_node.and_then(|vendor| Some((vendor, main_trouble(vendor, machine)?))) {
         Some((vendor, trouble)) => format!("`{}` is here, but {trouble}", vendor.node),
@@ -235,7 +241,7 @@ fn nothing_usable(evidence: &Evidence<'_>) -> String {
     }
 }
 
-fn no_accelerator(evidence: &Evidence<'_>) -> String {
+fn no_accelerator(evidence: &CpuFacts<'_>) -> String {
     let nothing = if (evidence.has_sign)() { "" } else { ": no driver library and no device node" };
     format!("no accelerator is found{nothing}")
 }

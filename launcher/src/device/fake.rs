@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 
-use super::choice::{Choice, ChoiceError, Question, Request, number};
-use super::visibility::Inherited;
+use super::choice::{Choice, ChoiceError, ChoiceInput, DeviceRequest, number};
+use super::visibility::InheritedVariables;
 use super::{
-    Accelerator, Condition, CudaDevice, DeviceProcess, DeviceType, Link, LinkKind, Machine, Memory, Part,
-    PciAddress,
+    Accelerator, Condition, CudaDevice, DeviceLink, DeviceProcess, DeviceType, LinkKind, Machine, Memory,
+    Part, PciAddress,
 };
 
 const GIB: u64 = 1 << 30;
@@ -141,7 +141,7 @@ pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], oth
     for a in 0..count {
         for b in a + 1..count {
             let kind = fast.iter().find(|link| (link.0, link.1) == (a, b)).map_or(others, |link| link.2);
-            machine.links.push(Link { a, b, kind });
+            machine.links.push(DeviceLink { a, b, kind });
         }
     }
 }
@@ -166,10 +166,10 @@ pub(crate) fn machine(name: &str) -> Machine {
     }))
 }
 
-pub(crate) fn environment(text: &str) -> Inherited {
+pub(crate) fn environment(text: &str) -> InheritedVariables {
     let variables: Vec<(&str, &str)> =
         text.split('|').filter_map(|variable| variable.split_once('=')).collect();
-    Inherited::of(|name| {
+    InheritedVariables::of(|name| {
         variables
             .iter()
             .find(|(variable, _)| *variable == name)
@@ -178,7 +178,10 @@ pub(crate) fn environment(text: &str) -> Inherited {
 }
 
 /// The environment of a process that inherits these variables and gets others on top.
-pub(crate) fn changed(inherited: &Inherited, variables: &[(&'static str, Option<OsString>)]) -> Inherited {
+pub(crate) fn changed(
+    inherited: &InheritedVariables,
+    variables: &[(&'static str, Option<OsString>)],
+) -> InheritedVariables {
     let mut changed = inherited.clone();
     for (name, value) in variables {
         let field = match *name {
@@ -199,8 +202,8 @@ pub(crate) fn changed(inherited: &Inherited, variables: &[(&'static str, Option<
 }
 
 /// A command line such as `--devices 3,1 --device-order pci`.
-pub(crate) fn request(text: &str) -> Request {
-    let mut request = Request::default();
+pub(crate) fn request(text: &str) -> DeviceRequest {
+    let mut request = DeviceRequest::default();
     let mut words = text.split_whitespace();
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap();
@@ -218,14 +221,20 @@ pub(crate) fn request(text: &str) -> Request {
 /// Chooses with the driver of [`mixed_cuda`], or with none.
 pub(crate) fn choose(
     machine: &Machine,
-    inherited: &Inherited,
-    request: &Request,
+    inherited: &InheritedVariables,
+    request: &DeviceRequest,
 ) -> Result<Choice, ChoiceError> {
     let cuda_order = || {
         let cards = machine.accelerators.iter().filter(|card| card.kind == DeviceType::Cuda).count();
         if cards == 4 { Ok(mixed_cuda_order(machine)) } else { Err("no driver here".to_owned()) }
     };
-    super::choice::choose(&Question { machine, inherited, request, unhealthy: &[], cuda_order: &cuda_order })
+    super::choice::choose(&ChoiceInput {
+        machine,
+        inherited,
+        request,
+        unhealthy: &[],
+        cuda_order: &cuda_order,
+    })
 }
 
 /// Devices as `rankrun devices` numbers them: `3 1`, `0:1` for a MIG device; `cpu` for none.

@@ -15,7 +15,7 @@ mod tests;
 use std::ffi::OsString;
 
 use super::choice::Choice;
-use super::visibility::Inherited;
+use super::visibility::InheritedVariables;
 use super::{DeviceType, Part, Visibility};
 
 /// The devices and variables of all workers.
@@ -26,12 +26,12 @@ pub struct Handover {
     /// The reason why the visibility differs from the requested one.
     pub forced: Option<&'static str>,
     /// The devices and variables, by local rank.
-    pub workers: Vec<Handed>,
+    pub workers: Vec<WorkerVariables>,
 }
 
 /// The device and the variables of one worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Handed {
+pub struct WorkerVariables {
     /// Position of its device in [`Choice::devices`]; none on CPUs.
     pub device: Option<usize>,
     /// The device's number among the devices that the worker sees.
@@ -42,10 +42,15 @@ pub struct Handed {
 
 /// The variables of `workers` workers; with more workers than devices they are dealt in turn, each its own.
 #[must_use]
-pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibility: Visibility) -> Handover {
+pub fn hand_over(
+    choice: &Choice,
+    inherited: &InheritedVariables,
+    workers: u32,
+    visibility: Visibility,
+) -> Handover {
     if choice.devices.is_empty() {
         let variables = hiding(&choice.hidden, inherited);
-        let worker = |ordinal| Handed { device: None, ordinal, variables: variables.clone() };
+        let worker = |ordinal| WorkerVariables { device: None, ordinal, variables: variables.clone() };
         return Handover { visibility, forced: None, workers: (0..workers).map(worker).collect() };
     }
     let forced = match visibility {
@@ -64,7 +69,7 @@ pub fn hand_over(choice: &Choice, inherited: &Inherited, workers: u32, visibilit
         };
         let as_inherited = choice.untouched && shown.len() == names.len();
         let variables = if as_inherited { Vec::new() } else { showing(choice, shown, inherited) };
-        Handed { device: Some(place), ordinal, variables }
+        WorkerVariables { device: Some(place), ordinal, variables }
     };
     Handover { visibility, forced, workers: (0..workers).map(worker).collect() }
 }
@@ -97,7 +102,11 @@ fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
 }
 
 /// The variables with which a process sees exactly these devices.
-fn showing(choice: &Choice, names: &[&str], inherited: &Inherited) -> Vec<(&'static str, Option<OsString>)> {
+fn showing(
+    choice: &Choice,
+    names: &[&str],
+    inherited: &InheritedVariables,
+) -> Vec<(&'static str, Option<OsString>)> {
     // A device that the vendor's variable cannot name is not named.
     if names.iter().any(|name| name.is_empty()) {
         return Vec::new();
@@ -121,7 +130,7 @@ fn showing(choice: &Choice, names: &[&str], inherited: &Inherited) -> Vec<(&'sta
 }
 
 /// The variables with which a process sees no device of these types, where the vendor has words for that.
-fn hiding(hidden: &[DeviceType], inherited: &Inherited) -> Vec<(&'static str, Option<OsString>)> {
+fn hiding(hidden: &[DeviceType], inherited: &InheritedVariables) -> Vec<(&'static str, Option<OsString>)> {
     let cuda = hidden.contains(&DeviceType::Cuda);
     let mut variables = Vec::new();
     for kind in hidden {

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{Accelerator, Condition, DeviceProcess, Memory, Part, State, Throttle};
+use super::{Accelerator, Condition, DeviceProcess, DeviceState, Memory, Part, Throttle};
 
 /// So many degrees below the temperature at which a device slows itself down, it counts as hot.
 const HEAT_MARGIN: u32 = 3;
@@ -20,7 +20,7 @@ const MOST_PROCESSES: usize = 3;
 
 /// A finding about a device, for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct HealthFinding {
     /// Whether work on it can go well.
     pub severity: Severity,
     /// The text after the device's name and a colon, such as `does not answer: GPU is lost`.
@@ -50,13 +50,13 @@ impl Severity {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for HealthFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl Finding {
+impl HealthFinding {
     const fn warning(text: String) -> Self {
         Self { severity: Severity::Warning, text }
     }
@@ -64,12 +64,12 @@ impl Finding {
 
 /// All findings about one device, the worst first. A process of another user than `own_uid` is a warning.
 #[must_use]
-pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<Finding> {
+pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<HealthFinding> {
     if let Condition::Lost { why } = &accelerator.condition {
-        return vec![Finding { severity: Severity::Fatal, text: format!("does not answer: {why}") }];
+        return vec![HealthFinding { severity: Severity::Fatal, text: format!("does not answer: {why}") }];
     }
     let Some(state) = &accelerator.state else { return Vec::new() };
-    let mut findings: Vec<Finding> = [
+    let mut findings: Vec<HealthFinding> = [
         uncorrected_errors(state),
         heat(state),
         slowdown(state),
@@ -88,7 +88,7 @@ pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<Finding> {
 /// Those of the cards that have less than half the memory of the largest among them, by their positions in the list:
 /// where all do the same work, it ends where the smallest is full. MIG instances are small on purpose and left out.
 #[must_use]
-pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, Finding)> {
+pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, HealthFinding)> {
     let total = |accelerator: &Accelerator| match accelerator.part {
         Part::MigInstance { .. } => None,
         Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.memory.map(|memory| memory.total),
@@ -102,7 +102,12 @@ pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, Finding)> {
     small
         .map(|(at, total)| {
             let (total, largest) = (in_words(total), in_words(largest));
-            (at, Finding::warning(format!("{total} of memory, less than half of the largest's {largest}")))
+            (
+                at,
+                HealthFinding::warning(format!(
+                    "{total} of memory, less than half of the largest's {largest}"
+                )),
+            )
         })
         .collect()
 }
@@ -129,14 +134,14 @@ pub fn gib(bytes: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-fn uncorrected_errors(state: &State) -> Option<Finding> {
+fn uncorrected_errors(state: &DeviceState) -> Option<HealthFinding> {
     let count = state.uncorrected_ecc.filter(|count| *count > 0)?;
     let errors = if count == 1 { "error" } else { "errors" };
     let text = format!("{count} uncorrected ECC {errors} since the driver was loaded");
-    Some(Finding { severity: Severity::Fatal, text })
+    Some(HealthFinding { severity: Severity::Fatal, text })
 }
 
-fn heat(state: &State) -> Option<Finding> {
+fn heat(state: &DeviceState) -> Option<HealthFinding> {
     let is_throttled = state.throttle.contains(&Throttle::SoftwareThermal)
         || state.throttle.contains(&Throttle::HardwareThermal);
     let (now, limit) = (state.temperature, state.slowdown_temperature);
@@ -151,11 +156,11 @@ fn heat(state: &State) -> Option<Finding> {
         }
         (false, _, _) => return None,
     };
-    Some(Finding::warning(text))
+    Some(HealthFinding::warning(text))
 }
 
 /// The hardware slowdown for its power supply; heat has findings of its own.
-fn slowdown(state: &State) -> Option<Finding> {
+fn slowdown(state: &DeviceState) -> Option<HealthFinding> {
     let has = |throttle| state.throttle.contains(&throttle);
     let text = if has(Throttle::PowerBrake) {
         "slowed down by the power brake: the supply of the machine is at its limit"
@@ -164,10 +169,10 @@ fn slowdown(state: &State) -> Option<Finding> {
     } else {
         return None;
     };
-    Some(Finding::warning(text.to_owned()))
+    Some(HealthFinding::warning(text.to_owned()))
 }
 
-fn power_cap(state: &State) -> Option<Finding> {
+fn power_cap(state: &DeviceState) -> Option<HealthFinding> {
     if !state.throttle.contains(&Throttle::PowerCap) {
         return None;
     }
@@ -180,17 +185,21 @@ fn power_cap(state: &State) -> Option<Finding> {
         (_, Some(limit)) => format!("slowed down by its power limit of {} W", watts(limit)),
         (_, None) => "slowed down by its power limit".to_owned(),
     };
-    Some(Finding::warning(text))
+    Some(HealthFinding::warning(text))
 }
 
-fn low_power_limit(state: &State) -> Option<Finding> {
+fn low_power_limit(state: &DeviceState) -> Option<HealthFinding> {
     let (limit, default) = (state.power_limit?, state.default_power_limit?);
     (watts(limit) < watts(default)).then(|| {
-        Finding::warning(format!("power limit set to {} W; it came with {} W", watts(limit), watts(default)))
+        HealthFinding::warning(format!(
+            "power limit set to {} W; it came with {} W",
+            watts(limit),
+            watts(default)
+        ))
     })
 }
 
-fn retired_memory(state: &State) -> Option<Finding> {
+fn retired_memory(state: &DeviceState) -> Option<HealthFinding> {
     let retired = state.retired.filter(|count| *count > 0).map(|count| {
         let parts =
             if count == 1 { "page or row of its memory is" } else { "pages or rows of its memory are" };
@@ -198,11 +207,11 @@ fn retired_memory(state: &State) -> Option<Finding> {
     });
     let pending = state.retirement_pending.then(|| "bad memory waits for a reset to be retired".to_owned());
     let text = retired.into_iter().chain(pending).collect::<Vec<_>>().join("; ");
-    (!text.is_empty()).then(|| Finding::warning(text))
+    (!text.is_empty()).then(|| HealthFinding::warning(text))
 }
 
 /// Processes on the device: of other users, of unknown users, and of this user.
-fn users(state: &State, own_uid: u32) -> Vec<Finding> {
+fn users(state: &DeviceState, own_uid: u32) -> Vec<HealthFinding> {
     let of = |is_it: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
         state.processes.iter().filter(|process| is_it(process.uid)).collect()
     };
@@ -218,7 +227,7 @@ fn users(state: &State, own_uid: u32) -> Vec<Finding> {
         if processes.len() > MOST_PROCESSES {
             named.push(format!("and {} more", processes.len() - MOST_PROCESSES));
         }
-        Finding { severity, text: format!("{whose} {noun}: {}", named.join("; ")) }
+        HealthFinding { severity, text: format!("{whose} {noun}: {}", named.join("; ")) }
     })
     .collect()
 }
@@ -231,11 +240,11 @@ fn named(process: &DeviceProcess) -> String {
 
 /// Memory is in use, and the processes belong to another container, or to a user that is hidden from us. For a card
 /// in MIG mode its instances report this.
-fn unseen_users(memory: Memory, part: Part, state: &State) -> Option<Finding> {
+fn unseen_users(memory: Memory, part: Part, state: &DeviceState) -> Option<HealthFinding> {
     let is_unseen = state.processes.is_empty() && part != Part::MigParent;
     in_use(memory).filter(|_| is_unseen).map(|used| {
         let used = in_words(used);
-        Finding::warning(format!(
+        HealthFinding::warning(format!(
             "{used} of its memory in use by processes that are not to be seen from here"
         ))
     })

@@ -16,14 +16,14 @@ pub struct Machine {
     /// The processors, where they were asked for.
     pub cpus: Option<CpuLayout>,
     /// Each pair of accelerators once, where they were asked for.
-    pub links: Vec<Link>,
+    pub links: Vec<DeviceLink>,
     /// Network cards, where links were asked for.
     pub nics: Vec<Nic>,
     /// Failed questions with their reasons; also each library that is not installed.
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<ProbeProblem>,
     /// Sources that failed and that another one replaces: the user is told, and the launch goes on.
     #[serde(default)]
-    pub made_good: Vec<Trouble>,
+    pub made_good: Vec<ProbeProblem>,
 }
 
 /// One accelerator, or a part of one that programs see as a device.
@@ -56,7 +56,7 @@ pub struct Accelerator {
     /// Whether the device answers its driver.
     pub condition: Condition,
     /// How it is, where that was asked for.
-    pub state: Option<Box<State>>,
+    pub state: Option<Box<DeviceState>>,
 }
 
 /// The share of a card that an entry of the list stands for.
@@ -105,7 +105,7 @@ pub enum Condition {
 
 /// How a device is at this moment; each fact only where the library gave it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct State {
+pub struct DeviceState {
     /// CUDA's compute capability, major and minor.
     pub compute_capability: Option<(u32, u32)>,
     /// The temperature in degrees Celsius.
@@ -198,10 +198,10 @@ impl fmt::Display for PciAddress {
 /// The text is not a PCI address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a PCI address looks like `0000:1b:00.0`")]
-pub struct NoPciAddress;
+pub struct PciAddressError;
 
 impl FromStr for PciAddress {
-    type Err = NoPciAddress;
+    type Err = PciAddressError;
 
     /// `0000:1b:00.0`, NVML's `00000000:1B:00.0`, and without the domain.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -219,7 +219,7 @@ impl FromStr for PciAddress {
             let function = byte(function).filter(|function| *function < 8)?;
             Some(Self { domain: hex(domain, 8)?, bus: byte(bus)?, device, function })
         };
-        parse().ok_or(NoPciAddress)
+        parse().ok_or(PciAddressError)
     }
 }
 
@@ -237,7 +237,7 @@ impl<'de> Deserialize<'de> for PciAddress {
 
 /// How two accelerators are joined, by their positions in [`Machine::accelerators`]; `a` < `b`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Link {
+pub struct DeviceLink {
     /// The position of one device of the pair.
     pub a: usize,
     /// The position of the other device of the pair.
@@ -312,25 +312,25 @@ pub struct Cpu {
 
 /// A question that a probe could not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct ProbeProblem {
     /// The type of the devices that may be missing.
     pub kind: DeviceType,
     /// The source that was asked: `NVML`, `the CUDA driver`, `/sys/class/kfd`.
     pub source: String,
     /// The kind of the problem, with details.
-    pub what: TroubleKind,
+    pub what: ProbeProblemKind,
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ProbeProblem {
     /// The source and its failure: `NVML did not answer within 30 seconds`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let source = &self.source;
         match &self.what {
-            TroubleKind::Missing(why) => write!(f, "{source} is not there: {why}"),
-            TroubleKind::Failed(why) => write!(f, "{source} failed: {why}"),
-            TroubleKind::Hung(1) => write!(f, "{source} did not answer within 1 second"),
-            TroubleKind::Hung(seconds) => write!(f, "{source} did not answer within {seconds} seconds"),
-            TroubleKind::Crashed(how) => write!(f, "{source} crashed: {how}"),
+            ProbeProblemKind::Missing(why) => write!(f, "{source} is not there: {why}"),
+            ProbeProblemKind::Failed(why) => write!(f, "{source} failed: {why}"),
+            ProbeProblemKind::Hung(1) => write!(f, "{source} did not answer within 1 second"),
+            ProbeProblemKind::Hung(seconds) => write!(f, "{source} did not answer within {seconds} seconds"),
+            ProbeProblemKind::Crashed(how) => write!(f, "{source} crashed: {how}"),
         }
     }
 }
@@ -338,7 +338,7 @@ impl fmt::Display for Trouble {
 /// The kind of failure of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TroubleKind {
+pub enum ProbeProblemKind {
     /// The library is not on this machine, which is not an error; the loader's words.
     Missing(String),
     /// The library is present and answers with an error.

@@ -33,8 +33,8 @@ pub mod selector;
 pub mod visibility;
 
 pub use machine::{
-    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceProcess, Link, LinkKind, Machine, Memory, Nic,
-    NumaNode, Part, PciAddress, State, Throttle, Trouble, TroubleKind,
+    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, LinkKind,
+    Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
 use std::fmt;
@@ -105,7 +105,7 @@ impl FromStr for DeviceType {
 /// The facts that discovery collects beyond the list of accelerators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "three questions, each asked or not")]
-pub struct Ask {
+pub struct ProbeScope {
     /// Whether to fill [`Accelerator::state`]: temperature, power, errors, processes.
     pub state: bool,
     /// Whether to fill [`Machine::links`] and [`Machine::nics`].

@@ -28,12 +28,12 @@ pub enum Selector {
     /// `idle`: the devices that no process uses.
     Idle,
     /// Entries in the order in which they were written; never empty.
-    List(Vec<Entry>),
+    List(Vec<SelectorEntry>),
 }
 
 /// One entry of a list, a name or an exclusion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Entry {
+pub enum SelectorEntry {
     /// `3`: counts within what is inherited.
     Index(u32),
     /// `0-3`, both ends included; `3-0` runs backwards.
@@ -48,7 +48,7 @@ pub enum Entry {
     Pci(PciAddress),
 }
 
-impl Entry {
+impl SelectorEntry {
     /// Whether it names a device by what the device is, so that no order of counting matters.
     #[must_use]
     pub const fn is_identity(&self) -> bool {
@@ -56,7 +56,7 @@ impl Entry {
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for SelectorEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Index(index) => write!(f, "{index}"),
@@ -274,31 +274,31 @@ fn type_prefix(list: &str) -> Option<SelectorError> {
     Some(SelectorError::TypePrefix { list: list.to_owned(), kind, rest: rest.join(",") })
 }
 
-fn parse_entry(entry: &str) -> Result<Entry, SelectorError> {
+fn parse_entry(entry: &str) -> Result<SelectorEntry, SelectorError> {
     match entry.strip_prefix('-') {
         Some("") => Err(SelectorError::LoneDash),
-        Some(name) => Ok(Entry::Except(Box::new(parse_name(name, entry)?))),
+        Some(name) => Ok(SelectorEntry::Except(Box::new(parse_name(name, entry)?))),
         None => parse_name(entry, entry),
     }
 }
 
 /// A name without its exclusion mark; `entry` is with it.
-fn parse_name(name: &str, entry: &str) -> Result<Entry, SelectorError> {
+fn parse_name(name: &str, entry: &str) -> Result<SelectorEntry, SelectorError> {
     let junk = || SelectorError::Junk { entry: entry.to_owned() };
     if is_uuid(name) {
-        return Ok(Entry::Uuid(name.to_owned()));
+        return Ok(SelectorEntry::Uuid(name.to_owned()));
     }
     if name.contains('.') {
-        return name.parse().map(Entry::Pci).map_err(|_| junk());
+        return name.parse().map(SelectorEntry::Pci).map_err(|_| junk());
     }
     let pair = |first: &str, second: &str| Ok((number(first, entry)?, number(second, entry)?));
     if let Some((gpu, instance)) = name.split_once(':') {
-        return pair(gpu, instance).map(|(gpu, instance)| Entry::Mig(gpu, instance));
+        return pair(gpu, instance).map(|(gpu, instance)| SelectorEntry::Mig(gpu, instance));
     }
     if let Some((first, last)) = name.split_once('-') {
-        return pair(first, last).map(|(first, last)| Entry::Range(first, last));
+        return pair(first, last).map(|(first, last)| SelectorEntry::Range(first, last));
     }
-    number(name, entry).map(Entry::Index)
+    number(name, entry).map(SelectorEntry::Index)
 }
 
 /// `GPU-` or `MIG-` and at least one character of the UUID behind it.

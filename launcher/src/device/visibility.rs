@@ -12,7 +12,7 @@ mod tests;
 
 use std::ffi::{OsStr, OsString};
 
-use super::choice::Warning;
+use super::choice::ChoiceWarning;
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
 pub(super) use cuda::pci_order;
@@ -20,7 +20,7 @@ pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
 
 /// The inherited variables; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Inherited {
+pub struct InheritedVariables {
     /// The value of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub cuda: Option<OsString>,
     /// The value of `CUDA_DEVICE_ORDER`, if it is set.
@@ -41,14 +41,14 @@ pub struct Inherited {
     pub ascend: Option<OsString>,
 }
 
-impl Counting {
+impl IndexOrder {
     /// Whether the order of the untouched runtime matters.
     pub(super) const fn is_runtimes(self) -> bool {
         matches!(self, Self::Runtime | Self::Torch)
     }
 }
 
-impl Inherited {
+impl InheritedVariables {
     /// From a lookup in the environment.
     #[must_use]
     pub fn of<'a>(variable: impl Fn(&str) -> Option<&'a std::ffi::OsStr>) -> Self {
@@ -72,7 +72,7 @@ pub type AskCuda<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
 /// The order in which indices count the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counting {
+pub enum IndexOrder {
     /// As the runtime of an untouched worker counts them.
     Runtime,
     /// As a user types an index: in the runtime's order if a variable for it is inherited, and otherwise as the
@@ -87,7 +87,7 @@ pub enum Counting {
 
 /// The devices of one type that a process of this machine sees.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
+pub struct VisibleDevices {
     /// The visible devices, in the list's order.
     pub devices: Vec<Visible>,
     /// The variable that narrows or orders them, with its value.
@@ -95,7 +95,7 @@ pub struct Seen {
     /// Why the runtime counts in an order that is not known here, so that an index may mean another device.
     pub order_unknown: Option<String>,
     /// The entries that the vendor's rules drop.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<ChoiceWarning>,
 }
 
 /// A device that a process sees.
@@ -108,12 +108,12 @@ pub struct Visible {
     /// The index that `--devices` names it by; a MIG device that no list names has none.
     pub index: Option<u32>,
     /// The entry of the inherited list that names it.
-    pub entry: Option<Named>,
+    pub entry: Option<NamedEntry>,
 }
 
 /// An entry of an inherited list that names a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedEntry {
     /// The entry as the vendor's parser understands it: `1` for `1gpu`.
     pub text: String,
     /// Whether it is a UUID or the beginning of one.
@@ -122,27 +122,32 @@ pub struct Named {
 
 /// The devices of one type that a process with these variables sees, and in which order.
 #[must_use]
-pub fn read(kind: DeviceType, machine: &Machine, inherited: &Inherited, asking: Asking<'_>) -> Seen {
+pub fn read(
+    kind: DeviceType,
+    machine: &Machine,
+    inherited: &InheritedVariables,
+    asking: VisibilityQuery<'_>,
+) -> VisibleDevices {
     match kind {
         DeviceType::Cuda => cuda::read(machine, inherited, asking),
         DeviceType::Rocm => rocm::read(machine, inherited),
         DeviceType::Xpu => level_zero::read(machine, inherited, asking.counting),
         DeviceType::Hpu => habana::read(machine, inherited, asking.counting),
         DeviceType::Npu => ascend::read(machine, inherited),
-        DeviceType::Mps | DeviceType::Cpu => Seen::all(of_kind(machine, kind)),
+        DeviceType::Mps | DeviceType::Cpu => VisibleDevices::all(of_kind(machine, kind)),
     }
 }
 
 /// The way in which devices are counted, and the source of the runtime's order.
 #[derive(Clone, Copy)]
-pub struct Asking<'a> {
+pub struct VisibilityQuery<'a> {
     /// For devices that no list names.
-    pub counting: Counting,
+    pub counting: IndexOrder,
     /// The CUDA driver's answer, asked for only where it matters.
     pub cuda_order: AskCuda<'a>,
 }
 
-impl Seen {
+impl VisibleDevices {
     /// No variable is set: everything, in this order.
     fn all(devices: Vec<Visible>) -> Self {
         Self { devices, variable: None, order_unknown: None, warnings: Vec::new() }
@@ -169,7 +174,7 @@ impl Seen {
     fn drop_of(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
         if !dropped.is_empty() {
             let because = dropped.join("; ");
-            self.warnings.push(Warning::Dropped { variable, value: value.to_owned(), because });
+            self.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because });
         }
     }
 }
@@ -181,7 +186,7 @@ impl Visible {
     }
 
     fn named(self, text: impl Into<String>, is_uuid: bool) -> Self {
-        Self { entry: Some(Named { text: text.into(), is_uuid }), ..self }
+        Self { entry: Some(NamedEntry { text: text.into(), is_uuid }), ..self }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::{Explanation, Pending, Text, Value};
+use super::{Explanation, LaunchValue, Pending, Text};
 
 /// The object, with a newline behind it.
 pub(super) fn render(explanation: &Explanation) -> Vec<u8> {
@@ -32,7 +32,7 @@ impl Serialize for Text {
     }
 }
 
-impl Serialize for Value {
+impl Serialize for LaunchValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Known(text) => serialize_text(text, serializer),

@@ -27,16 +27,16 @@ use crate::error::LaunchError;
 use crate::facts::Facts;
 use crate::logs::tree::Attempt;
 use crate::placement;
-use crate::process::command::Life;
+use crate::process::command::GenerationContext;
 use crate::process::signal::HandledSignals;
 use crate::rendezvous::Round;
 use crate::spec::stop::GraceCause;
-use crate::spec::{LaunchSpec, Persona, RendezvousSpec, StoreHost};
-pub use nodes::{Nodes, Ports};
+use crate::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
+pub use nodes::{ListenPorts, NodesSection};
 use nodes::{is_agreed_on, nodes_of, place_of};
-use plan::Plan;
-use settings::Sources;
-pub use settings::{Setting, Source};
+use plan::LaunchPlan;
+use settings::SettingOrigins;
+pub use settings::{SettingLine, SettingOrigin};
 pub use text::Style;
 
 /// The version of the JSON's shape. New fields do not change it; a present field keeps its name and meaning.
@@ -52,25 +52,25 @@ pub struct Explanation {
     /// The working directory of the workers.
     pub working_folder: Text,
     /// The settings of the launch, with the source of each.
-    pub settings: Vec<Setting>,
+    pub settings: Vec<SettingLine>,
     /// The run id of the job.
-    pub run_id: Value,
+    pub run_id: LaunchValue,
     /// The store that the workers rendezvous at.
     pub store: Store,
     /// The multi-node part of the launch; `None` for a job of one node.
-    pub nodes: Option<Nodes>,
+    pub nodes: Option<NodesSection>,
     /// The signals that end the job.
     pub signals: Signals,
     /// How often the workers are started again.
     pub max_restarts: u32,
     /// The folder of the first generation's logs and error files, if there is one.
-    pub log_folder: Option<Value>,
+    pub log_folder: Option<LaunchValue>,
     /// The local rank that `--leave-out` leaves to be started by hand.
     pub left_out: Option<u32>,
     /// The warnings that the launch would print before the start.
     pub warnings: Vec<String>,
     /// The workers of this node, by local rank.
-    pub ranks: Vec<Worker>,
+    pub ranks: Vec<WorkerPlan>,
 }
 
 /// Bytes that are most often text: in JSON a string, or `{"bytes": […]}` for invalid UTF-8.
@@ -79,7 +79,7 @@ pub struct Text(pub OsString);
 
 /// A value that may be known only at launch. In JSON a [`Text`], or `{"at_launch": …}` with the kind of value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum LaunchValue {
     /// A value that is known before the launch.
     Known(OsString),
     /// A value that only the launch determines.
@@ -107,22 +107,22 @@ pub enum Pending {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Store {
     /// The value of `MASTER_ADDR` for the workers.
-    pub host: Value,
+    pub host: LaunchValue,
     /// The value of `MASTER_PORT` for the workers.
-    pub port: Value,
+    pub port: LaunchValue,
     /// `agent`, or `rank 0` where the workers open their own.
     pub opened_by: &'static str,
     /// The rendezvous endpoint, where that is another one.
-    pub endpoint: Option<Endpoint>,
+    pub endpoint: Option<EndpointSummary>,
 }
 
 /// The rendezvous endpoint of the agents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Endpoint {
+pub struct EndpointSummary {
     /// The host name or address of the endpoint.
     pub host: String,
     /// The TCP port of the endpoint.
-    pub port: Value,
+    pub port: LaunchValue,
 }
 
 /// The signals that end the job, and their effects.
@@ -142,7 +142,7 @@ pub struct Signals {
 
 /// One worker and everything it is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Worker {
+pub struct WorkerPlan {
     /// Its index in the job; `null` where it depends on the other nodes.
     pub rank: Option<u32>,
     /// The index of the worker on its node.
@@ -150,7 +150,7 @@ pub struct Worker {
     /// The device that the worker computes on.
     pub device: String,
     /// Which of the node's devices that is, where there are some.
-    pub card: Option<Card>,
+    pub card: Option<DeviceSummary>,
     /// The CPUs that it is bound to.
     pub cpus: Option<Vec<u32>>,
     /// The path of the file that is executed.
@@ -160,22 +160,22 @@ pub struct Worker {
     /// `launcher` for the launcher's own standard input, `terminal` for a worker started by hand, else `nothing`.
     pub stdin: &'static str,
     /// The destination of its standard output.
-    pub stdout: Stream,
+    pub stdout: StreamTarget,
     /// The destination of its standard error.
-    pub stderr: Stream,
+    pub stderr: StreamTarget,
     /// The path of the worker's error file.
-    pub error_file: Option<Value>,
+    pub error_file: Option<LaunchValue>,
     /// The variables that the launcher sets or changes.
     pub variables: Vec<Variable>,
     /// The variables that the launcher has and it has not.
     pub unset: Vec<&'static str>,
     /// The whole environment of the worker.
-    pub environment: Vec<Entry>,
+    pub environment: Vec<EnvironmentEntry>,
 }
 
 /// One of the node's chosen devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Card {
+pub struct DeviceSummary {
     /// Its number as its vendor's tool counts; `1:0` for the first MIG device of GPU 1.
     pub index: String,
     /// The product name of the device.
@@ -193,8 +193,8 @@ pub struct Card {
     pub title: String,
 }
 
-impl From<&placement::Card> for Card {
-    fn from(card: &placement::Card) -> Self {
+impl From<&placement::DeviceIdentity> for DeviceSummary {
+    fn from(card: &placement::DeviceIdentity) -> Self {
         Self {
             index: card.index.clone(),
             name: card.name.clone(),
@@ -210,7 +210,7 @@ impl From<&placement::Card> for Card {
 /// The destination of one stream of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "to", rename_all = "snake_case")]
-pub enum Stream {
+pub enum StreamTarget {
     /// The worker has the launcher's own.
     Launcher,
     /// The terminal in which the worker is started by hand.
@@ -218,14 +218,14 @@ pub enum Stream {
     /// A log file and not the console.
     File {
         /// The path of the log file.
-        file: Value,
+        file: LaunchValue,
     },
     /// Through the launcher, which keeps lines whole.
     Console {
         /// The prefix of each line on the console.
         prefix: Option<String>,
         /// The log file with a copy.
-        file: Option<Value>,
+        file: Option<LaunchValue>,
     },
 }
 
@@ -235,20 +235,20 @@ pub struct Variable {
     /// The name of the setting.
     pub name: &'static str,
     /// The value of the setting for this worker.
-    pub value: Value,
+    pub value: LaunchValue,
     /// The option or variable that set it.
-    pub source: Source,
+    pub source: SettingOrigin,
     /// The value in the launcher's own environment, where that is another one.
     pub was: Option<Text>,
 }
 
 /// One variable of a worker's environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Entry {
+pub struct EnvironmentEntry {
     /// The name of the variable.
     pub name: Text,
     /// The value of the variable.
-    pub value: Value,
+    pub value: LaunchValue,
 }
 
 /// Returns the plan of a launch; `handled` are the signals that the launcher would handle here.
@@ -261,10 +261,10 @@ pub fn explain(
     handled: &HandledSignals,
 ) -> Result<Explanation, LaunchError> {
     let spec = &question.launch.spec;
-    let sources = Sources { spec, origins: &question.origins, facts };
+    let sources = SettingOrigins { spec, origins: &question.origins, facts };
     let run_id = spec.rendezvous.run_id();
     let known_run_id = (question.run_id == RunIdLife::Fixed).then_some(run_id);
-    let plan = Plan {
+    let plan = LaunchPlan {
         spec,
         facts,
         sources: &sources,
@@ -277,8 +277,8 @@ pub fn explain(
     Ok(Explanation {
         version: VERSION,
         name: match spec.persona {
-            Persona::Rankrun => "rankrun",
-            Persona::Torchrun => "torchrun",
+            CliFlavor::Rankrun => "rankrun",
+            CliFlavor::Torchrun => "torchrun",
         },
         working_folder: Text(facts.working_folder().into_os_string()),
         settings: sources.settings(question.run_id),
@@ -311,11 +311,11 @@ pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Ve
 }
 
 /// The first generation of a job that does not exist.
-fn life_of(spec: &LaunchSpec) -> Life {
+fn life_of(spec: &LaunchSpec) -> GenerationContext {
     let store = spec.rendezvous.store();
     let master =
         Master { addr: store.addr.to_owned(), port: store.port, agent_store: store.host == StoreHost::Agent };
-    Life {
+    GenerationContext {
         generation: Generation(0),
         restart_count: RestartCount(0),
         round: place_of(spec, Round::alone(spec.workers, master)),
@@ -326,9 +326,10 @@ fn life_of(spec: &LaunchSpec) -> Life {
 fn store_of(spec: &LaunchSpec) -> Store {
     let rendezvous = &spec.rendezvous;
     let store = rendezvous.store();
-    let known = |name, value| if is_agreed_on(spec, name) { Value::AtLaunch(Pending::Agreed) } else { value };
+    let known =
+        |name, value| if is_agreed_on(spec, name) { LaunchValue::AtLaunch(Pending::Agreed) } else { value };
     Store {
-        host: known(MASTER_ADDR, Value::Known(store.addr.into())),
+        host: known(MASTER_ADDR, LaunchValue::Known(store.addr.into())),
         port: known(MASTER_PORT, port(store.port)),
         opened_by: match store.host {
             StoreHost::Agent => "agent",
@@ -336,17 +337,17 @@ fn store_of(spec: &LaunchSpec) -> Store {
         },
         endpoint: match rendezvous {
             RendezvousSpec::C10d { host, port: number, .. } => {
-                Some(Endpoint { host: host.clone(), port: port(*number) })
+                Some(EndpointSummary { host: host.clone(), port: port(*number) })
             }
             RendezvousSpec::Standalone { .. } | RendezvousSpec::Static { .. } => None,
         },
     }
 }
 
-fn port(number: u16) -> Value {
+fn port(number: u16) -> LaunchValue {
     match number {
-        0 => Value::AtLaunch(Pending::FreePort),
-        number => Value::Known(number.to_string().into()),
+        0 => LaunchValue::AtLaunch(Pending::FreePort),
+        number => LaunchValue::Known(number.to_string().into()),
     }
 }
 
@@ -366,8 +367,8 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
     }
 }
 
-fn pattern(path: &Path) -> Value {
-    Value::AtLaunch(Pending::Path(path.to_owned()))
+fn pattern(path: &Path) -> LaunchValue {
+    LaunchValue::AtLaunch(Pending::Path(path.to_owned()))
 }
 
 /// `NAME=value` at its first `=`; a name may begin with one.

@@ -16,7 +16,7 @@ use crate::spec::{LaunchSpec, RendezvousSpec};
 
 /// The part of this node in a job of several nodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Nodes {
+pub struct NodesSection {
     /// The fewest nodes of a round.
     pub min: u32,
     /// The most nodes of a round.
@@ -38,12 +38,12 @@ pub struct Nodes {
     /// The interface by which other nodes reach this one, if it is set.
     pub interface: Option<String>,
     /// Where it listens, beside the port that was said.
-    pub ports: Option<Ports>,
+    pub ports: Option<ListenPorts>,
 }
 
 /// The only ports on which the launcher listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Ports {
+pub struct ListenPorts {
     /// The lowest port of the range.
     pub first: u16,
     /// The highest port of the range.
@@ -51,7 +51,7 @@ pub struct Ports {
 }
 
 /// `None` for a job of one node.
-pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
+pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<NodesSection> {
     let range = spec.rendezvous.nodes();
     let (rendezvous, node_rank, times, local_addr) = match &spec.rendezvous {
         RendezvousSpec::C10d { node_rank, times, local_addr, .. } => ("c10d", *node_rank, times, local_addr),
@@ -62,7 +62,7 @@ pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
     };
     let RoundTimes { join, last_call, lease, .. } = times;
     let NetworkSpec { iface, ports, .. } = &spec.network;
-    Some(Nodes {
+    Some(NodesSection {
         min: range.min.get(),
         max: range.max.get(),
         rendezvous,
@@ -73,7 +73,7 @@ pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<Nodes> {
         lease_seconds: lease.as_secs_f64(),
         local_addr: local_addr.clone(),
         interface: iface.clone(),
-        ports: ports.map(|ports| Ports { first: ports.first, last: ports.last }),
+        ports: ports.map(|ports| ListenPorts { first: ports.first, last: ports.last }),
     })
 }
 

@@ -8,28 +8,30 @@ use rankrun_contract::env::{ERROR_FILE, JOB, MASTER_PORT, NESTING, RANK, RUN_ID}
 use rankrun_contract::rank::LocalRank;
 
 use super::nodes::is_agreed_on;
-use super::settings::Sources;
-use super::{Entry, Pending, Stream, Text, Value, Variable, Worker, pattern, split};
+use super::settings::SettingOrigins;
+use super::{
+    EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, pattern, split,
+};
 use crate::cli::RunIdLife;
 use crate::error::LaunchError;
 use crate::facts::{Facts, short_hostname};
-use crate::logs::route::{Route, Speaker, routes};
+use crate::logs::route::{Route, StreamOwner, routes};
 use crate::logs::tree::Attempt;
 use crate::placement::Placement;
-use crate::process::command::{self, Command, Life};
+use crate::process::command::{self, GenerationContext, WorkerCommand};
 use crate::spec::{LaunchSpec, StdinPolicy};
 
-pub(super) struct Plan<'a> {
+pub(super) struct LaunchPlan<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) facts: &'a Facts,
-    pub(super) sources: &'a Sources<'a>,
-    pub(super) life: Life,
+    pub(super) sources: &'a SettingOrigins<'a>,
+    pub(super) life: GenerationContext,
     pub(super) attempt: Option<Attempt>,
     pub(super) run_id: RunIdLife,
 }
 
-impl Plan<'_> {
-    pub(super) fn worker(&self, seat: &Placement) -> Result<Worker, LaunchError> {
+impl LaunchPlan<'_> {
+    pub(super) fn worker(&self, seat: &Placement) -> Result<WorkerPlan, LaunchError> {
         let Placement { rank, local_rank, device, .. } = seat;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
@@ -39,11 +41,11 @@ impl Plan<'_> {
         let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
         let (persona, role) = (self.spec.persona, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let speaker = Speaker { persona, role, rank, local_rank, local_world, hostname };
+        let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let by_hand = self.spec.left_out == Some(local_rank);
-        Ok(Worker {
+        Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
             device: device.to_string(),
@@ -57,8 +59,8 @@ impl Plan<'_> {
                 StdinPolicy::None => "nothing",
                 StdinPolicy::All | StdinPolicy::Only(_) => "launcher",
             },
-            stdout: if by_hand { Stream::Terminal } else { self.stream(&routes.stdout) },
-            stderr: if by_hand { Stream::Terminal } else { self.stream(&routes.stderr) },
+            stdout: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stdout) },
+            stderr: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
             error_file: error_file.as_deref().map(pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
             unset: self.unset(local_rank),
@@ -84,49 +86,50 @@ impl Plan<'_> {
     }
 
     /// The last `ours` variables are the launcher's; the rest is inherited unchanged.
-    fn environment(&self, command: &Command, ours: usize) -> Vec<Entry> {
+    fn environment(&self, command: &WorkerCommand, ours: usize) -> Vec<EnvironmentEntry> {
         let inherited = command.envp.len().saturating_sub(ours);
         let entry = |(at, entry): (usize, &CString)| {
             let (name, value) = split(entry.as_bytes());
             let value = match name.to_str() {
                 Some(name) if at >= inherited => self.value(name, value),
-                _ => Value::Known(value.to_owned()),
+                _ => LaunchValue::Known(value.to_owned()),
             };
-            Entry { name: Text(name.to_owned()), value }
+            EnvironmentEntry { name: Text(name.to_owned()), value }
         };
         command.envp.iter().enumerate().map(entry).collect()
     }
 
     /// The value of a variable that the launcher sets.
-    pub(super) fn value(&self, name: &str, value: &OsStr) -> Value {
+    pub(super) fn value(&self, name: &str, value: &OsStr) -> LaunchValue {
         match name {
-            name if is_agreed_on(self.spec, name) => Value::AtLaunch(Pending::Agreed),
+            name if is_agreed_on(self.spec, name) => LaunchValue::AtLaunch(Pending::Agreed),
             name if self.spec.defaults.connection_interfaces.contains(&name) => {
-                Value::AtLaunch(Pending::Interface)
+                LaunchValue::AtLaunch(Pending::Interface)
             }
-            MASTER_PORT if value == "0" => Value::AtLaunch(Pending::FreePort),
-            RUN_ID if self.run_id == RunIdLife::Fresh => Value::AtLaunch(Pending::RunId),
+            MASTER_PORT if value == "0" => LaunchValue::AtLaunch(Pending::FreePort),
+            RUN_ID if self.run_id == RunIdLife::Fresh => LaunchValue::AtLaunch(Pending::RunId),
             // Both name the processes of one launch.
-            JOB | NESTING => Value::AtLaunch(Pending::Mark),
+            JOB | NESTING => LaunchValue::AtLaunch(Pending::Mark),
             ERROR_FILE if !value.is_empty() => pattern(Path::new(value)),
-            _ => Value::Known(value.to_owned()),
+            _ => LaunchValue::Known(value.to_owned()),
         }
     }
 
-    fn stream(&self, route: &Route) -> Stream {
+    fn stream(&self, route: &Route) -> StreamTarget {
         match route {
-            Route::Inherit => Stream::Launcher,
-            Route::File(path) => Stream::File { file: self.file(path) },
-            Route::Capture { file, prefix } => {
-                Stream::Console { prefix: prefix.clone(), file: file.as_deref().map(|path| self.file(path)) }
-            }
+            Route::Inherit => StreamTarget::Launcher,
+            Route::File(path) => StreamTarget::File { file: self.file(path) },
+            Route::Capture { file, prefix } => StreamTarget::Console {
+                prefix: prefix.clone(),
+                file: file.as_deref().map(|path| self.file(path)),
+            },
         }
     }
 
-    fn file(&self, path: &Path) -> Value {
+    fn file(&self, path: &Path) -> LaunchValue {
         match &self.attempt {
             Some(attempt) if path.starts_with(attempt.folder()) => pattern(path),
-            _ => Value::Known(path.as_os_str().to_owned()),
+            _ => LaunchValue::Known(path.as_os_str().to_owned()),
         }
     }
 }

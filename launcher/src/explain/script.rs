@@ -12,7 +12,7 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::LocalRank;
 
 use super::quote::for_shell;
-use super::{Explanation, Pending, Store, Value};
+use super::{Explanation, LaunchValue, Pending, Store};
 use crate::device::affinity::ranges;
 
 /// Variables that the terminal at hand defines.
@@ -26,7 +26,7 @@ pub struct Script {
     /// Where it starts; empty where that has no name.
     pub folder: OsString,
     /// The environment of the worker, in order.
-    pub environment: Vec<(OsString, Word)>,
+    pub environment: Vec<(OsString, ScriptValue)>,
     /// The words in front of the command, also in front of the script's arguments.
     pub wrapper: Vec<OsString>,
     /// The program and its arguments.
@@ -35,7 +35,7 @@ pub struct Script {
 
 /// The value of a variable in the script.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
+pub enum ScriptValue {
     /// The value is known before the launch.
     Exactly(OsString),
     /// That of the variable of the same name, which must be set; what it is.
@@ -64,32 +64,34 @@ pub fn by_hand(explanation: &Explanation, local_rank: LocalRank) -> Script {
     }
 }
 
-fn word(name: &OsStr, value: &Value) -> Word {
+fn word(name: &OsStr, value: &LaunchValue) -> ScriptValue {
     match value {
-        Value::Known(text) => Word::Exactly(text.clone()),
-        Value::AtLaunch(Pending::FreePort) => {
-            Word::Demanded("the port of the store, which a launch chooses; `--master-port` fixes it")
+        LaunchValue::Known(text) => ScriptValue::Exactly(text.clone()),
+        LaunchValue::AtLaunch(Pending::FreePort) => {
+            ScriptValue::Demanded("the port of the store, which a launch chooses; `--master-port` fixes it")
         }
-        Value::AtLaunch(Pending::RunId) => {
-            Word::Demanded("the run id, which a launch makes up; `--rdzv-id` fixes it")
+        LaunchValue::AtLaunch(Pending::RunId) => {
+            ScriptValue::Demanded("the run id, which a launch makes up; `--rdzv-id` fixes it")
         }
-        Value::AtLaunch(Pending::Interface) => {
-            Word::Demanded("the interface by which this node reaches the others; `--iface` fixes it")
+        LaunchValue::AtLaunch(Pending::Interface) => {
+            ScriptValue::Demanded("the interface by which this node reaches the others; `--iface` fixes it")
         }
-        Value::AtLaunch(Pending::Agreed) => {
-            Word::Demanded("the nodes of the job agree on it; a worker of a running job has it")
+        LaunchValue::AtLaunch(Pending::Agreed) => {
+            ScriptValue::Demanded("the nodes of the job agree on it; a worker of a running job has it")
         }
         // Only the launcher reads the mark, and a worker can do without the file.
-        Value::AtLaunch(Pending::Mark | Pending::Path(_)) if name == JOB => Word::Asked("by-hand"),
-        Value::AtLaunch(Pending::Mark | Pending::Path(_)) => Word::Asked(""),
+        LaunchValue::AtLaunch(Pending::Mark | Pending::Path(_)) if name == JOB => {
+            ScriptValue::Asked("by-hand")
+        }
+        LaunchValue::AtLaunch(Pending::Mark | Pending::Path(_)) => ScriptValue::Asked(""),
     }
 }
 
 fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
     let Store { host, port, opened_by, .. } = &explanation.store;
-    let known = |value: &Value, variable: &str| match value {
-        Value::Known(text) => text.to_string_lossy().into_owned(),
-        Value::AtLaunch(_) => variable.to_owned(),
+    let known = |value: &LaunchValue, variable: &str| match value {
+        LaunchValue::Known(text) => text.to_string_lossy().into_owned(),
+        LaunchValue::AtLaunch(_) => variable.to_owned(),
     };
     let place = format!("{}:{}", known(host, "$MASTER_ADDR"), known(port, "$MASTER_PORT"));
     let mut lines = vec![
@@ -125,7 +127,7 @@ impl Script {
         }
         text.push(b'\n');
         for (name, value) in &self.environment {
-            if let Word::Demanded(what) = value {
+            if let ScriptValue::Demanded(what) = value {
                 demand(&mut text, &name.to_string_lossy(), what);
             }
         }
@@ -168,14 +170,14 @@ fn push_line(text: &mut Vec<u8>, line: &[u8]) {
     text.extend_from_slice(line);
 }
 
-fn assignment(name: &OsStr, value: &Word) -> Vec<u8> {
+fn assignment(name: &OsStr, value: &ScriptValue) -> Vec<u8> {
     let shown = name.to_string_lossy();
     match value {
-        Word::Exactly(value) => {
+        ScriptValue::Exactly(value) => {
             for_shell(&OsString::from_vec([name.as_bytes(), b"=", value.as_bytes()].concat()))
         }
-        Word::Demanded(_) => format!("\"{shown}=${shown}\"").into_bytes(),
-        Word::Asked(default) => format!("\"{shown}=${{{shown}-{default}}}\"").into_bytes(),
+        ScriptValue::Demanded(_) => format!("\"{shown}=${shown}\"").into_bytes(),
+        ScriptValue::Asked(default) => format!("\"{shown}=${{{shown}-{default}}}\"").into_bytes(),
     }
 }
 

@@ -15,7 +15,7 @@ use rankrun_contract::env::{
     NCCL_LIBRARY, ROLE_NAME, ROLE_WORLD_SIZE, RUN_ID, SIGNALS_TO_HANDLE, USE_AGENT_STORE, WORLD_SIZE,
 };
 
-use super::{Pending, Value};
+use super::{LaunchValue, Pending};
 use crate::cli::{Origin, Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
@@ -26,19 +26,19 @@ use crate::spec::{
 
 /// One setting with its value and source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Setting {
+pub struct SettingLine {
     /// The name of the setting: its option without dashes, else a word of ours.
     pub name: &'static str,
     /// The value that counts; `null` for none.
-    pub value: Option<Value>,
+    pub value: Option<LaunchValue>,
     /// The option or variable that set it.
-    pub source: Source,
+    pub source: SettingOrigin,
 }
 
 /// The source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Source {
+pub enum SettingOrigin {
     /// By this option of the command line.
     Option {
         /// The option's name, with its dashes.
@@ -70,7 +70,7 @@ pub enum Source {
 /// Why libraries that look up names are given an interface.
 const SEVERAL_HOSTS: &str = "several hosts: a host's own name may mean 127.0.0.1";
 
-impl From<Origin> for Source {
+impl From<Origin> for SettingOrigin {
     fn from(origin: Origin) -> Self {
         match origin {
             Origin::Option(name) => Self::Option { name: format!("--{name}") },
@@ -81,7 +81,7 @@ impl From<Origin> for Source {
 }
 
 /// The places that a setting's value can come from.
-pub(super) struct Sources<'a> {
+pub(super) struct SettingOrigins<'a> {
     pub(super) spec: &'a LaunchSpec,
     pub(super) origins: &'a Origins,
     pub(super) facts: &'a Facts,
@@ -103,22 +103,22 @@ fn time(time: Duration) -> String {
     humantime::format_duration(time).to_string()
 }
 
-fn setting(name: &'static str, value: Option<String>, source: Source) -> Setting {
-    Setting { name, value: value.map(|value| Value::Known(value.into())), source }
+fn setting(name: &'static str, value: Option<String>, source: SettingOrigin) -> SettingLine {
+    SettingLine { name, value: value.map(|value| LaunchValue::Known(value.into())), source }
 }
 
-impl Sources<'_> {
+impl SettingOrigins<'_> {
     /// The one of these options that was said, else the first of these variables that is set and not empty.
-    fn said(&self, options: &[&str], variables: &[&str]) -> Source {
+    fn said(&self, options: &[&str], variables: &[&str]) -> SettingOrigin {
         if let Some(origin) = self.origins.of_setting(options) {
             return origin.into();
         }
         let set = variables.iter().find(|name| self.facts.filled_variable(name).is_some());
-        set.map_or(Source::Default, |name| Source::Variable { name: (*name).to_owned() })
+        set.map_or(SettingOrigin::Default, |name| SettingOrigin::Variable { name: (*name).to_owned() })
     }
 
     /// Where the value of a variable that the launcher sets was said.
-    pub(super) fn of_variable(&self, name: &str) -> Source {
+    pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
             WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.said(&["nproc-per-node"], &[]),
             GROUP_WORLD_SIZE => self.said(&["nnodes"], &[]),
@@ -126,7 +126,7 @@ impl Sources<'_> {
                 self.said(&["node-rank"], &[])
             }
             name if self.spec.defaults.connection_interfaces.contains(&name) => {
-                Source::Because { reason: SEVERAL_HOSTS }
+                SettingOrigin::Because { reason: SEVERAL_HOSTS }
             }
             "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
             NCCL_LIBRARY => self.said(&["nccl-lib"], &[]),
@@ -139,32 +139,33 @@ impl Sources<'_> {
             ERROR_FILE => self.log_dir(),
             SIGNALS_TO_HANDLE => self.said(&["signals-to-handle"], &[]),
             name if of_devices(name) => self.said(&CHOOSERS, &[]),
-            "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => Source::Default,
-            _ => Source::Launcher,
+            "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
+            _ => SettingOrigin::Launcher,
         }
     }
 
-    fn log_dir(&self) -> Source {
+    fn log_dir(&self) -> SettingOrigin {
         match &self.spec.logs.dir {
             LogDir::At(_) | LogDir::Off => self.said(&["log-dir"], &[]),
             LogDir::Temporary(parent) | LogDir::ErrorFiles(parent) => {
                 let names = |name: &&str| self.facts.filled_variable(name).map(Path::new) == Some(parent);
                 let variable = ["TMPDIR", "TEMP", "TMP"].into_iter().find(names);
-                variable.map_or(Source::Default, |name| Source::Variable { name: name.to_owned() })
+                variable
+                    .map_or(SettingOrigin::Default, |name| SettingOrigin::Variable { name: name.to_owned() })
             }
         }
     }
 
     /// Every setting worth a line, including defaults.
-    pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<Setting> {
+    pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<SettingLine> {
         let spec = self.spec;
         let option = |name, value| setting(name, value, self.said(&[name], &[]));
         let run_id = match run_id {
             RunIdLife::Fixed => option("rdzv-id", Some(spec.rendezvous.run_id().0.clone())),
-            RunIdLife::Fresh => Setting {
+            RunIdLife::Fresh => SettingLine {
                 name: "rdzv-id",
-                value: Some(Value::AtLaunch(Pending::RunId)),
-                source: Source::Default,
+                value: Some(LaunchValue::AtLaunch(Pending::RunId)),
+                source: SettingOrigin::Default,
             },
         };
         let mut settings = vec![
@@ -190,7 +191,7 @@ impl Sources<'_> {
         settings
     }
 
-    fn of_the_logs(&self) -> Vec<Setting> {
+    fn of_the_logs(&self) -> Vec<SettingLine> {
         let logs = &self.spec.logs;
         let dir = match &logs.dir {
             LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => {
@@ -221,7 +222,7 @@ impl Sources<'_> {
     }
 
     /// Only where something was said: most jobs have no policy.
-    fn of_the_restarts(&self) -> Vec<Setting> {
+    fn of_the_restarts(&self) -> Vec<SettingLine> {
         let policy = &self.spec.restart;
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
         let backoff = policy.backoff.as_ref();
@@ -241,14 +242,14 @@ impl Sources<'_> {
         said.map(|(name, value)| setting(name, value, self.said(&[name], &[]))).collect()
     }
 
-    fn prefix(&self) -> Source {
+    fn prefix(&self) -> SettingOrigin {
         match &self.spec.logs.prefix {
-            None => Source::Default,
+            None => SettingOrigin::Default,
             Some(_) => self.said(&["log-line-prefix-template"], &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"]),
         }
     }
 
-    fn of_the_end(&self) -> [Setting; 8] {
+    fn of_the_end(&self) -> [SettingLine; 8] {
         let spec = self.spec;
         let grace = time(spec.stop.grace);
         let events = match spec.events {
@@ -256,8 +257,8 @@ impl Sources<'_> {
             EventLog::Console => "console",
         };
         let stuck = match spec.stuck_limit {
-            Some(_) => Source::Variable { name: STUCK_LIMIT.to_owned() },
-            None => Source::Default,
+            Some(_) => SettingOrigin::Variable { name: STUCK_LIMIT.to_owned() },
+            None => SettingOrigin::Default,
         };
         let limit = spec.stuck_limit.map(time);
         let leftovers = match spec.leftovers {
@@ -281,7 +282,7 @@ impl Sources<'_> {
     }
 
     /// Graces of their own, where there are any.
-    fn of_single_causes(&self) -> impl Iterator<Item = Setting> + '_ {
+    fn of_single_causes(&self) -> impl Iterator<Item = SettingLine> + '_ {
         GraceCause::ALL.into_iter().filter_map(|cause| {
             let grace = self.spec.stop.grace_for.said_for(cause)?;
             let name = cause.setting();
@@ -290,7 +291,7 @@ impl Sources<'_> {
     }
 
     /// The requested devices; the chosen ones are shown at each rank.
-    fn of_the_devices(&self) -> [Setting; 6] {
+    fn of_the_devices(&self) -> [SettingLine; 6] {
         let LaunchSpec { seats, devices, visibility, .. } = self.spec;
         let cards: Vec<&str> =
             seats.iter().filter_map(|seat| Some(seat.device.card.as_ref()?.index.as_str())).collect();
@@ -332,13 +333,13 @@ impl Sources<'_> {
         }
     }
 
-    fn parent_error_file(&self) -> Option<Setting> {
+    fn parent_error_file(&self) -> Option<SettingLine> {
         let path = self.spec.parent_error_file.as_ref()?;
-        let source = Source::Variable { name: ERROR_FILE.to_owned() };
+        let source = SettingOrigin::Variable { name: ERROR_FILE.to_owned() };
         Some(setting("own-error-file", Some(path.display().to_string()), source))
     }
 
-    fn python(&self) -> Option<Setting> {
+    fn python(&self) -> Option<SettingLine> {
         let python = match &self.spec.entrypoint {
             Entrypoint::Script { python, .. }
             | Entrypoint::Module { python, .. }

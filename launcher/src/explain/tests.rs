@@ -24,7 +24,7 @@ fn question_in(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> (E
 }
 
 fn of(question: &Explain, facts: &Facts) -> Explanation {
-    let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Torchrun);
+    let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Torchrun);
     explain(question, facts, &handled).unwrap()
 }
 
@@ -38,16 +38,16 @@ fn variable(explanation: &Explanation, name: &str) -> Variable {
     explanation.ranks[0].variables.iter().find(|variable| variable.name == name).unwrap().clone()
 }
 
-fn known(text: &str) -> Value {
-    Value::Known(text.into())
+fn known(text: &str) -> LaunchValue {
+    LaunchValue::Known(text.into())
 }
 
-fn option(name: &str) -> Source {
-    Source::Option { name: name.to_owned() }
+fn option(name: &str) -> SettingOrigin {
+    SettingOrigin::Option { name: name.to_owned() }
 }
 
-fn by_variable(name: &str) -> Source {
-    Source::Variable { name: name.to_owned() }
+fn by_variable(name: &str) -> SettingOrigin {
+    SettingOrigin::Variable { name: name.to_owned() }
 }
 
 #[test]
@@ -56,15 +56,15 @@ fn each_value_has_its_source() {
     let line = "rankrun explain --nproc-per-node 2 --max-restarts 3 --master-port 29511 x.py";
     let explanation = explained(line, &environment);
     for (name, value, source) in [
-        ("RANK", "0", Source::Launcher),
+        ("RANK", "0", SettingOrigin::Launcher),
         ("WORLD_SIZE", "2", option("--nproc-per-node")),
         ("ROLE_NAME", "actor", by_variable("PET_ROLE")),
         ("TORCHELASTIC_MAX_RESTARTS", "3", option("--max-restarts")),
-        ("MASTER_ADDR", "127.0.0.1", Source::Default),
+        ("MASTER_ADDR", "127.0.0.1", SettingOrigin::Default),
         ("MASTER_PORT", "29511", option("--master-port")),
-        ("TORCHELASTIC_RUN_ID", "none", Source::Default),
-        ("TORCHELASTIC_USE_AGENT_STORE", "True", Source::Default),
-        ("OMP_NUM_THREADS", "1", Source::Default),
+        ("TORCHELASTIC_RUN_ID", "none", SettingOrigin::Default),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True", SettingOrigin::Default),
+        ("OMP_NUM_THREADS", "1", SettingOrigin::Default),
     ] {
         let found = variable(&explanation, name);
         assert_eq!((found.value, found.source), (known(value), source), "{name}");
@@ -89,9 +89,9 @@ fn the_sources_are_those_that_decide() {
             "5s",
             by_variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
         ),
-        ("grace", "", None, "30s", Source::Default),
+        ("grace", "", None, "30s", SettingOrigin::Default),
         ("leftover-grace", "--leftover-grace 1.5", None, "1s 500ms", option("--leftover-grace")),
-        ("leftover-grace", "", None, "30s", Source::Default),
+        ("leftover-grace", "", None, "30s", SettingOrigin::Default),
         ("start-timeout", "--start-timeout 2.5", None, "2s 500ms", option("--start-timeout")),
         ("time-limit", "--time-limit 1h30m", None, "1h 30m", option("--time-limit")),
         ("time-limit", "", Some(("RANKRUN_TIME_LIMIT", "1:30")), "1m 30s", by_variable("RANKRUN_TIME_LIMIT")),
@@ -103,13 +103,13 @@ fn the_sources_are_those_that_decide() {
             "rank 0",
             by_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
         ),
-        ("store", "", Some(("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")), "agent", Source::Default),
+        ("store", "", Some(("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")), "agent", SettingOrigin::Default),
         ("log-dir", "--log-dir logs", None, "/job/logs", option("--log-dir")),
-        ("log-dir", "--log-dir=", None, "/tmp", Source::Default),
+        ("log-dir", "--log-dir=", None, "/tmp", SettingOrigin::Default),
         ("log-dir", "", Some(("TMP", "/tmp")), "/tmp", by_variable("TMP")),
         ("master-addr", "--local-addr h", None, "h", option("--local-addr")),
-        ("master-addr", "--local-addr=", None, "127.0.0.1", Source::Default),
-        ("master-addr", "--master-addr h", None, "127.0.0.1", Source::Default),
+        ("master-addr", "--local-addr=", None, "127.0.0.1", SettingOrigin::Default),
+        ("master-addr", "--master-addr h", None, "127.0.0.1", SettingOrigin::Default),
         ("master-addr", "--master-addr h --master-port 1", None, "h", option("--master-addr")),
         ("tee", "-t 0:3", None, "0:3", option("--tee")),
         ("stdin", "", Some(("RANKRUN_STDIN", "none")), "none", by_variable("RANKRUN_STDIN")),
@@ -120,7 +120,7 @@ fn the_sources_are_those_that_decide() {
             "/usr/bin/python3",
             by_variable("PYTHON_EXEC"),
         ),
-        ("python", "", None, "/usr/bin/python3", Source::Default),
+        ("python", "", None, "/usr/bin/python3", SettingOrigin::Default),
         ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
     ] {
         let line = format!("rankrun explain {words} x.py").replace("  ", " ");
@@ -142,12 +142,12 @@ fn what_is_known_only_at_launch_is_said_so() {
     let explanation = of(&question, &facts);
     let pattern = |file: &str| {
         let folder = PathBuf::from("/tmp/torchelastic_????????/*_????????/attempt_0");
-        Value::AtLaunch(Pending::Path(if file.is_empty() { folder } else { folder.join(file) }))
+        LaunchValue::AtLaunch(Pending::Path(if file.is_empty() { folder } else { folder.join(file) }))
     };
     for (name, value) in [
-        ("MASTER_PORT", Value::AtLaunch(Pending::FreePort)),
-        ("TORCHELASTIC_RUN_ID", Value::AtLaunch(Pending::RunId)),
-        ("RANKRUN_JOB", Value::AtLaunch(Pending::Mark)),
+        ("MASTER_PORT", LaunchValue::AtLaunch(Pending::FreePort)),
+        ("TORCHELASTIC_RUN_ID", LaunchValue::AtLaunch(Pending::RunId)),
+        ("RANKRUN_JOB", LaunchValue::AtLaunch(Pending::Mark)),
         ("TORCHELASTIC_ERROR_FILE", pattern("0/error.json")),
     ] {
         assert_eq!(variable(&explanation, name).value, value, "{name}");
@@ -155,19 +155,19 @@ fn what_is_known_only_at_launch_is_said_so() {
         assert_eq!(entry.map(|entry| &entry.value), Some(&value), "{name}");
     }
     assert_eq!(explanation.log_folder, Some(pattern("")));
-    assert_eq!(explanation.ranks[0].stdout, Stream::File { file: pattern("0/stdout.log") });
-    assert_eq!(explanation.ranks[0].stderr, Stream::Console { prefix: None, file: None });
+    assert_eq!(explanation.ranks[0].stdout, StreamTarget::File { file: pattern("0/stdout.log") });
+    assert_eq!(explanation.ranks[0].stderr, StreamTarget::Console { prefix: None, file: None });
 }
 
 #[test]
 fn a_given_run_id_is_in_the_folder_and_no_log_tree_is_none() {
     let explanation = explained("rankrun explain --rdzv-id a/b --log-dir /l x.py", &[]);
     let folder = PathBuf::from("/l/a_b_????????/attempt_0");
-    assert_eq!(explanation.log_folder, Some(Value::AtLaunch(Pending::Path(folder))));
+    assert_eq!(explanation.log_folder, Some(LaunchValue::AtLaunch(Pending::Path(folder))));
     let explanation = explained("rankrun explain --log-dir /dev/null -r 3 x.py", &[]);
     assert_eq!(explanation.log_folder, None);
     assert_eq!(variable(&explanation, "TORCHELASTIC_ERROR_FILE").value, known(""));
-    assert_eq!(explanation.ranks[0].stdout, Stream::File { file: known("/dev/null") });
+    assert_eq!(explanation.ranks[0].stdout, StreamTarget::File { file: known("/dev/null") });
 }
 
 #[test]
@@ -182,8 +182,8 @@ fn the_environment_is_the_whole_one_in_the_order_of_a_launch() {
 #[test]
 fn every_kind_of_rendezvous_is_told() {
     let store = explained("rankrun explain --rdzv-backend c10d --rdzv-endpoint h x.py", &[]).store;
-    assert_eq!(store.port, Value::AtLaunch(Pending::FreePort));
-    assert_eq!(store.endpoint, Some(Endpoint { host: "h".to_owned(), port: known("29400") }));
+    assert_eq!(store.port, LaunchValue::AtLaunch(Pending::FreePort));
+    assert_eq!(store.endpoint, Some(EndpointSummary { host: "h".to_owned(), port: known("29400") }));
 }
 
 #[test]

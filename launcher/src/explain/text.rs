@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use super::quote::for_people;
-use super::{Explanation, Nodes, Pending, Ports, Source, Store, Stream, Text, Value, Variable, Worker};
+use super::{
+    Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingOrigin, Store, StreamTarget, Text,
+    Variable, WorkerPlan,
+};
 use crate::device::affinity::ranges;
 
 /// Whether the text has colour codes.
@@ -21,7 +24,7 @@ const BY_HAND: &str = "the terminal that starts it";
 
 /// The whole text, each line ended.
 pub(super) fn render(explanation: &Explanation, style: Style) -> String {
-    let mut page = Page { style, text: String::new() };
+    let mut page = TextPage { style, text: String::new() };
     let count = explanation.ranks.len();
     let workers = if count == 1 { "1 worker".to_owned() } else { format!("{count} workers") };
     let name = explanation.name;
@@ -87,13 +90,13 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
 
 fn place_of(store: &Store) -> String {
     let Store { host, port, opened_by, .. } = store;
-    if [host, port].contains(&&Value::AtLaunch(Pending::Agreed)) {
+    if [host, port].contains(&&LaunchValue::AtLaunch(Pending::Agreed)) {
         return "of the node that gets rank 0".to_owned();
     }
     format!("{}, port {}, opened by {opened_by}", shown(host), shown(port))
 }
 
-fn of_the_nodes(nodes: &Nodes) -> Vec<(&'static str, String)> {
+fn of_the_nodes(nodes: &NodesSection) -> Vec<(&'static str, String)> {
     let count = match (nodes.min, nodes.max) {
         (1, 1) => "1, and spares".to_owned(),
         (min, max) if min == max => max.to_string(),
@@ -116,13 +119,13 @@ fn of_the_nodes(nodes: &Nodes) -> Vec<(&'static str, String)> {
     if let Some(interface) = &nodes.interface {
         rows.push(("reached by", for_people(interface.as_ref())));
     }
-    if let Some(Ports { first, last }) = nodes.ports {
+    if let Some(ListenPorts { first, last }) = nodes.ports {
         rows.push(("listens on", format!("ports {first} to {last}")));
     }
     rows
 }
 
-fn facts_of(worker: &Worker) -> Vec<[String; 3]> {
+fn facts_of(worker: &WorkerPlan) -> Vec<[String; 3]> {
     let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
     let words: Vec<String> = worker.argv.iter().map(|word| for_people(&word.0)).collect();
     let mut rows = Vec::new();
@@ -153,23 +156,23 @@ fn facts_of(worker: &Worker) -> Vec<[String; 3]> {
     rows
 }
 
-fn stream(stream: &Stream) -> String {
-    let behind = |file: &Option<Value>| {
+fn stream(stream: &StreamTarget) -> String {
+    let behind = |file: &Option<LaunchValue>| {
         file.as_ref().map_or_else(String::new, |file| format!(", and {}", shown(file)))
     };
     match stream {
-        Stream::Launcher => "the launcher's".to_owned(),
-        Stream::Terminal => BY_HAND.to_owned(),
-        Stream::File { file } => shown(file),
-        Stream::Console { prefix: None, file } => format!("console{}", behind(file)),
-        Stream::Console { prefix: Some(prefix), file } => {
+        StreamTarget::Launcher => "the launcher's".to_owned(),
+        StreamTarget::Terminal => BY_HAND.to_owned(),
+        StreamTarget::File { file } => shown(file),
+        StreamTarget::Console { prefix: None, file } => format!("console{}", behind(file)),
+        StreamTarget::Console { prefix: Some(prefix), file } => {
             format!("console behind {}{}", for_people(prefix.as_ref()), behind(file))
         }
     }
 }
 
 /// The variables that are the same for all workers; empty for a single worker.
-fn common_variables(workers: &[Worker]) -> Vec<&Variable> {
+fn common_variables(workers: &[WorkerPlan]) -> Vec<&Variable> {
     let [first, others @ ..] = workers else { return Vec::new() };
     if others.is_empty() {
         return Vec::new();
@@ -180,11 +183,11 @@ fn common_variables(workers: &[Worker]) -> Vec<&Variable> {
 
 fn row(variable: &Variable) -> [String; 3] {
     let mut origin = match &variable.source {
-        Source::Option { name } | Source::Variable { name } => name.clone(),
-        Source::File { path, line } => format!("{path}:{line}"),
-        Source::Default => "default".to_owned(),
-        Source::Launcher => String::new(),
-        Source::Because { reason } => (*reason).to_owned(),
+        SettingOrigin::Option { name } | SettingOrigin::Variable { name } => name.clone(),
+        SettingOrigin::File { path, line } => format!("{path}:{line}"),
+        SettingOrigin::Default => "default".to_owned(),
+        SettingOrigin::Launcher => String::new(),
+        SettingOrigin::Because { reason } => (*reason).to_owned(),
     };
     if let Some(Text(was)) = &variable.was {
         let comma = if origin.is_empty() { "" } else { ", " };
@@ -193,37 +196,39 @@ fn row(variable: &Variable) -> [String; 3] {
     [variable.name.to_owned(), shown(&variable.value), origin]
 }
 
-fn origin(source: &Source, setting: &str) -> String {
+fn origin(source: &SettingOrigin, setting: &str) -> String {
     match source {
-        Source::Option { name } if name.strip_prefix("--") == Some(setting) => "command line".to_owned(),
-        Source::Option { name } => format!("command line, {name}"),
-        Source::Variable { name } => name.clone(),
-        Source::File { path, line } => format!("{path}:{line}"),
-        Source::Default | Source::Launcher => "default".to_owned(),
-        Source::Because { reason } => (*reason).to_owned(),
+        SettingOrigin::Option { name } if name.strip_prefix("--") == Some(setting) => {
+            "command line".to_owned()
+        }
+        SettingOrigin::Option { name } => format!("command line, {name}"),
+        SettingOrigin::Variable { name } => name.clone(),
+        SettingOrigin::File { path, line } => format!("{path}:{line}"),
+        SettingOrigin::Default | SettingOrigin::Launcher => "default".to_owned(),
+        SettingOrigin::Because { reason } => (*reason).to_owned(),
     }
 }
 
-fn shown(value: &Value) -> String {
+fn shown(value: &LaunchValue) -> String {
     match value {
-        Value::Known(text) => for_people(text),
-        Value::AtLaunch(Pending::FreePort) => "(free at launch)".to_owned(),
-        Value::AtLaunch(Pending::Agreed) => "(agreed by the nodes)".to_owned(),
-        Value::AtLaunch(Pending::Interface) => "(interface of the way to the store)".to_owned(),
-        Value::AtLaunch(Pending::RunId | Pending::Mark) => "(fresh at launch)".to_owned(),
-        Value::AtLaunch(Pending::Path(pattern)) => match pattern.to_str() {
+        LaunchValue::Known(text) => for_people(text),
+        LaunchValue::AtLaunch(Pending::FreePort) => "(free at launch)".to_owned(),
+        LaunchValue::AtLaunch(Pending::Agreed) => "(agreed by the nodes)".to_owned(),
+        LaunchValue::AtLaunch(Pending::Interface) => "(interface of the way to the store)".to_owned(),
+        LaunchValue::AtLaunch(Pending::RunId | Pending::Mark) => "(fresh at launch)".to_owned(),
+        LaunchValue::AtLaunch(Pending::Path(pattern)) => match pattern.to_str() {
             Some(pattern) if !pattern.chars().any(char::is_control) => pattern.to_owned(),
             _ => for_people(pattern.as_os_str()),
         },
     }
 }
 
-struct Page {
+struct TextPage {
     style: Style,
     text: String,
 }
 
-impl Page {
+impl TextPage {
     fn paint(&self, codes: &str, text: &str) -> String {
         match self.style {
             Style::Coloured if !text.is_empty() => format!("\x1b[{codes}m{text}\x1b[0m"),

@@ -7,10 +7,10 @@
 use std::io;
 
 /// A word of the kernel's mask.
-type Word = libc::c_ulong;
+type MaskWord = libc::c_ulong;
 
 /// Room for 1,024 CPUs.
-const FIRST_WORDS: usize = 1024 / Word::BITS as usize;
+const FIRST_WORDS: usize = 1024 / MaskWord::BITS as usize;
 /// Room for 524,288 CPUs; no kernel can be built for more than 8,192 today.
 const LAST_WORDS: usize = FIRST_WORDS << 9;
 
@@ -25,12 +25,12 @@ pub(super) fn own_cpus() -> io::Result<Vec<u32>> {
 }
 
 /// Asks with ever more room until the mask fits in. `ask` says how many bytes were written.
-fn read_with(ask: impl Fn(&mut [Word]) -> io::Result<usize>) -> io::Result<Vec<u32>> {
+fn read_with(ask: impl Fn(&mut [MaskWord]) -> io::Result<usize>) -> io::Result<Vec<u32>> {
     let mut mask = vec![0; FIRST_WORDS];
     loop {
         match ask(&mut mask) {
             Ok(bytes) => {
-                mask.truncate(bytes.div_ceil(size_of::<Word>()));
+                mask.truncate(bytes.div_ceil(size_of::<MaskWord>()));
                 return Ok(cpus_of(&mask));
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && mask.len() < LAST_WORDS => {
@@ -41,12 +41,12 @@ fn read_with(ask: impl Fn(&mut [Word]) -> io::Result<usize>) -> io::Result<Vec<u
     }
 }
 
-fn cpus_of(mask: &[Word]) -> Vec<u32> {
-    let of_word = |(first, word): (u32, &Word)| {
+fn cpus_of(mask: &[MaskWord]) -> Vec<u32> {
+    let of_word = |(first, word): (u32, &MaskWord)| {
         let word = *word;
-        (0..Word::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        (0..MaskWord::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
     };
-    (0..).step_by(Word::BITS as usize).zip(mask).flat_map(of_word).collect()
+    (0..).step_by(MaskWord::BITS as usize).zip(mask).flat_map(of_word).collect()
 }
 
 #[cfg(test)]
@@ -54,15 +54,15 @@ mod tests {
     use super::*;
 
     /// A kernel that was built for so many CPUs, and lets us run on these.
-    fn kernel(built_for: u32, cpus: &[u32]) -> impl Fn(&mut [Word]) -> io::Result<usize> {
+    fn kernel(built_for: u32, cpus: &[u32]) -> impl Fn(&mut [MaskWord]) -> io::Result<usize> {
         move |mask| {
-            let words = (built_for / Word::BITS) as usize;
+            let words = (built_for / MaskWord::BITS) as usize;
             let Some(own) = mask.get_mut(..words) else {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             };
             own.fill(0);
             for cpu in cpus {
-                own[(cpu / Word::BITS) as usize] |= 1 << (cpu % Word::BITS);
+                own[(cpu / MaskWord::BITS) as usize] |= 1 << (cpu % MaskWord::BITS);
             }
             Ok(size_of_val(own))
         }

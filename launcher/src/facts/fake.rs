@@ -34,7 +34,7 @@ pub(crate) type Asked = Rc<RefCell<Vec<Question>>>;
 /// One look at the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
-    Discover(Ask, Duration),
+    Discover(ProbeScope, Duration),
     CudaOrder(Duration),
 }
 
@@ -211,7 +211,7 @@ impl World for FakeWorld {
         uuid::Uuid::from_u128(7)
     }
 
-    fn discover(&self, ask: Ask, limit: Duration) -> Machine {
+    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
         self.asked.borrow_mut().push(Question::Discover(ask, limit));
         self.machine.clone()
     }

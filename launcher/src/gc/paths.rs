@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Deed, as_seconds, in_words};
+use super::{GcMode, as_seconds, in_words};
 use crate::reporter::plain::plain;
 
 /// The origin of a leftover path.
@@ -21,7 +21,7 @@ pub enum PathKind {
 /// The result for one leftover path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PathFate {
+pub enum PathOutcome {
     /// The path was only listed (`--dry-run`).
     Listed,
     /// The file or folder was removed.
@@ -44,7 +44,7 @@ pub struct LeftPath {
     #[serde(rename = "age_seconds", serialize_with = "as_seconds")]
     pub age: Duration,
     /// The result for this leftover path.
-    pub fate: PathFate,
+    pub fate: PathOutcome,
 }
 
 fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
@@ -52,7 +52,7 @@ fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S
 }
 
 /// The table and its summary; empty without paths.
-pub(super) fn text(paths: &[LeftPath], deed: Deed) -> String {
+pub(super) fn text(paths: &[LeftPath], deed: GcMode) -> String {
     if paths.is_empty() {
         return String::new();
     }
@@ -65,17 +65,17 @@ pub(super) fn text(paths: &[LeftPath], deed: Deed) -> String {
         let path = plain(&path.display().to_string());
         text.push_str(&format!("{:>8}  {kind:24}  {path}\n", in_words(*age)));
     }
-    let count = |fate: &PathFate| paths.iter().filter(|path| path.fate == *fate).count();
-    text.push_str(&match (deed, count(&PathFate::PutBack)) {
-        (Deed::List, _) => format!("{} left; `rankrun gc` clears them away\n", counted(paths.len())),
-        (_, 0) => format!("{} removed\n", counted(count(&PathFate::Removed))),
+    let count = |fate: &PathOutcome| paths.iter().filter(|path| path.fate == *fate).count();
+    text.push_str(&match (deed, count(&PathOutcome::PutBack)) {
+        (GcMode::List, _) => format!("{} left; `rankrun gc` clears them away\n", counted(paths.len())),
+        (_, 0) => format!("{} removed\n", counted(count(&PathOutcome::Removed))),
         (_, back) => format!(
             "{} removed, {back} put back\n`rankrun shim on` or `rankrun shim off` does what was interrupted\n",
-            counted(count(&PathFate::Removed))
+            counted(count(&PathOutcome::Removed))
         ),
     });
     for LeftPath { path, fate, .. } in paths {
-        if let PathFate::Failed(why) = fate {
+        if let PathOutcome::Failed(why) = fate {
             text.push_str(&format!(
                 "cannot remove `{}`: {}\n",
                 plain(&path.display().to_string()),

@@ -6,13 +6,17 @@
 use std::time::Duration;
 
 use crate::device::probe::merge::merge;
-use crate::device::{Ask, DeviceType, Machine, Trouble, TroubleKind};
+use crate::device::{DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 
 /// The second look asks for so little that a library that takes longer will not answer.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Looks, and where that is worth it looks again.
-pub(super) fn look(ask: Ask, limit: Duration, discover: impl Fn(Ask, Duration) -> Machine) -> Machine {
+pub(super) fn look(
+    ask: ProbeScope,
+    limit: Duration,
+    discover: impl Fn(ProbeScope, Duration) -> Machine,
+) -> Machine {
     let first = discover(ask, limit);
     if !is_worth_it(&first, ask) {
         return first;
@@ -22,8 +26,8 @@ pub(super) fn look(ask: Ask, limit: Duration, discover: impl Fn(Ask, Duration) -
 }
 
 /// The same question without the parts that libraries stumble over.
-pub(super) const fn shorter(ask: Ask) -> Ask {
-    Ask { state: false, links: false, cpus: ask.cpus }
+pub(super) const fn shorter(ask: ProbeScope) -> ProbeScope {
+    ProbeScope { state: false, links: false, cpus: ask.cpus }
 }
 
 /// The limit of the second look.
@@ -32,23 +36,23 @@ pub(super) fn limit(limit: Duration) -> Duration {
 }
 
 /// Whether a shorter question may find devices that this one did not.
-pub(super) fn is_worth_it(first: &Machine, ask: Ask) -> bool {
+pub(super) fn is_worth_it(first: &Machine, ask: ProbeScope) -> bool {
     shorter(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
 }
 
 /// Whether the whole answer about this type went with the trouble.
-fn is_lost(machine: &Machine, trouble: &Trouble) -> bool {
+fn is_lost(machine: &Machine, trouble: &ProbeProblem) -> bool {
     match trouble.what {
-        TroubleKind::Crashed(_) | TroubleKind::Hung(_) => true,
-        TroubleKind::Failed(_) => !machine.accelerators.iter().any(|found| found.kind == trouble.kind),
-        TroubleKind::Missing(_) => false,
+        ProbeProblemKind::Crashed(_) | ProbeProblemKind::Hung(_) => true,
+        ProbeProblemKind::Failed(_) => !machine.accelerators.iter().any(|found| found.kind == trouble.kind),
+        ProbeProblemKind::Missing(_) => false,
     }
 }
 
 /// Joins two looks: the second one's answers in place of the lost ones, with the first one's troubles.
-pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
+pub(super) fn joined(first: Machine, second: Machine, ask: ProbeScope) -> Machine {
     let is_found = |kind: DeviceType| second.accelerators.iter().any(|found| found.kind == kind);
-    let is_back = |trouble: &Trouble| {
+    let is_back = |trouble: &ProbeProblem| {
         is_lost(&first, trouble)
             && is_found(trouble.kind)
             && !second.troubles.iter().any(|again| again.kind == trouble.kind && is_lost(&second, again))
@@ -76,7 +80,7 @@ pub(super) fn joined(first: Machine, second: Machine, ask: Ask) -> Machine {
 }
 
 /// The facts that the first look asked for, and the second did not.
-const fn besides(ask: Ask) -> &'static str {
+const fn besides(ask: ProbeScope) -> &'static str {
     match (ask.state, ask.links) {
         (true, true) => "state and links",
         (true, false) => "state",
@@ -88,22 +92,22 @@ const fn besides(ask: Ask) -> &'static str {
 mod tests {
     use super::super::example::{bare, card, machine};
     use super::*;
-    use crate::device::{Link, LinkKind};
+    use crate::device::{DeviceLink, LinkKind};
 
-    const ASK: Ask = Ask { state: true, links: true, cpus: true };
+    const ASK: ProbeScope = ProbeScope { state: true, links: true, cpus: true };
 
-    fn lost(kind: DeviceType, what: TroubleKind) -> Machine {
-        let trouble = Trouble { kind, source: "NVML".to_owned(), what };
+    fn lost(kind: DeviceType, what: ProbeProblemKind) -> Machine {
+        let trouble = ProbeProblem { kind, source: "NVML".to_owned(), what };
         Machine { troubles: vec![trouble], ..bare() }
     }
 
-    fn crashed() -> TroubleKind {
-        TroubleKind::Crashed("SIGSEGV".to_owned())
+    fn crashed() -> ProbeProblemKind {
+        ProbeProblemKind::Crashed("SIGSEGV".to_owned())
     }
 
     #[test]
     fn what_a_question_too_many_loses_is_found_by_a_shorter_one() {
-        for what in [crashed(), TroubleKind::Hung(1), TroubleKind::Failed("garbled".to_owned())] {
+        for what in [crashed(), ProbeProblemKind::Hung(1), ProbeProblemKind::Failed("garbled".to_owned())] {
             let found = look(ASK, Duration::from_secs(30), |ask, limit| match ask.state || ask.links {
                 true => lost(DeviceType::Cuda, what.clone()),
                 false => {
@@ -124,7 +128,7 @@ mod tests {
         let mut other = amd.clone();
         other.index = 1;
         let first = Machine {
-            links: vec![Link { a: 0, b: 1, kind: LinkKind::Xgmi }],
+            links: vec![DeviceLink { a: 0, b: 1, kind: LinkKind::Xgmi }],
             ..machine(vec![amd.clone(), other.clone()], LinkKind::Xgmi)
         };
         let first = Machine { troubles: lost(DeviceType::Cuda, crashed()).troubles, ..first };
@@ -135,14 +139,14 @@ mod tests {
         let kinds: Vec<DeviceType> = found.accelerators.iter().map(|found| found.kind).collect();
         assert_eq!(kinds, [DeviceType::Cuda, DeviceType::Rocm, DeviceType::Rocm]);
         assert_eq!(found.accelerators[1].state, first.accelerators[0].state);
-        assert!(found.links.contains(&Link { a: 1, b: 2, kind: LinkKind::Xgmi }), "{:?}", found.links);
+        assert!(found.links.contains(&DeviceLink { a: 1, b: 2, kind: LinkKind::Xgmi }), "{:?}", found.links);
     }
 
     #[test]
     fn what_stays_lost_is_told_as_it_was() {
         let first = lost(DeviceType::Cuda, crashed());
         assert_eq!(joined(first.clone(), first.clone(), ASK), first);
-        let missing = lost(DeviceType::Cuda, TroubleKind::Missing("no file".to_owned()));
+        let missing = lost(DeviceType::Cuda, ProbeProblemKind::Missing("no file".to_owned()));
         assert!(!is_worth_it(&missing, ASK) && is_worth_it(&first, ASK));
         assert!(!is_worth_it(&first, shorter(ASK)));
     }

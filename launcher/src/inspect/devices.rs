@@ -5,10 +5,12 @@
 
 use crate::device::choice::number;
 use crate::device::health::{Severity, in_words};
-use crate::device::{Accelerator, Condition, DeviceProcess, DeviceType, Machine, Part, State, Trouble};
+use crate::device::{
+    Accelerator, Condition, DeviceProcess, DeviceState, DeviceType, Machine, Part, ProbeProblem,
+};
 
 use super::page::{Align, Column, Page, Row, Tone, width};
-use super::picture::{Picture, Warning};
+use super::picture::{DeviceWarningLine, MachineSnapshot};
 use super::words;
 
 /// A longer name is cut, and shown whole in the second table.
@@ -49,7 +51,7 @@ const ORDERS: [Column; 3] = [
 ];
 const SOURCES: [Column; 2] = [Column("type", Align::Left), Column("looked for", Align::Left)];
 
-pub(super) fn page(picture: &Picture, kind: Option<DeviceType>) -> Page {
+pub(super) fn page(picture: &MachineSnapshot, kind: Option<DeviceType>) -> Page {
     let mut page = Page::default();
     let title = [("title", &*format!("{}: {}", picture.host, summary(picture, kind)), Tone::Heading)];
     page.line("title", &title);
@@ -73,7 +75,7 @@ pub(super) fn page(picture: &Picture, kind: Option<DeviceType>) -> Page {
 }
 
 /// `2 cuda devices, 1 rocm device`; MIG instances are devices, and the card that they share is not.
-fn summary(picture: &Picture, kind: Option<DeviceType>) -> String {
+fn summary(picture: &MachineSnapshot, kind: Option<DeviceType>) -> String {
     let of = |kind: DeviceType| {
         let is_device = |device: &&Accelerator| device.kind == kind && device.part != Part::MigParent;
         picture.machine.accelerators.iter().filter(is_device).count()
@@ -102,11 +104,11 @@ fn key(table: &str, device: &Accelerator) -> String {
     format!("{table}/{}/{}", device.kind, number(device))
 }
 
-fn state_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
+fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
     let worst =
         picture.warnings.iter().filter(|warning| warning.device == Some(at)).map(|told| told.severity);
     let tone = worst.max().map_or(Tone::Plain, tone_of);
-    let nothing = State::default();
+    let nothing = DeviceState::default();
     let state = device.state.as_deref().unwrap_or(&nothing);
     let throttle = match &device.condition {
         Condition::Lost { .. } => ("does not answer".to_owned(), Tone::Bad),
@@ -126,7 +128,7 @@ fn state_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
         .toned(throttle.0, throttle.1)
 }
 
-fn place_row(picture: &Picture, at: usize, device: &Accelerator) -> Row {
+fn place_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
     let capability = device.state.as_ref().and_then(|state| state.compute_capability);
     let capability = capability.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
     let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
@@ -158,8 +160,8 @@ const fn tone_of(severity: Severity) -> Tone {
 }
 
 /// Troubles of the probes and of devices. This user's own processes are in the table of processes.
-fn warnings(page: &mut Page, picture: &Picture) {
-    let told: Vec<&Warning> =
+fn warnings(page: &mut Page, picture: &MachineSnapshot) {
+    let told: Vec<&DeviceWarningLine> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
     troubles(page, &picture.machine);
     if !told.is_empty() && !picture.machine.troubles.iter().any(words::is_serious) {
@@ -177,7 +179,7 @@ fn warnings(page: &mut Page, picture: &Picture) {
     }
 }
 
-fn processes(page: &mut Page, picture: &Picture) {
+fn processes(page: &mut Page, picture: &MachineSnapshot) {
     let mut rows = Vec::new();
     for device in &picture.machine.accelerators {
         for process in device.state.iter().flat_map(|state| &state.processes) {
@@ -205,7 +207,7 @@ fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> R
 }
 
 /// The orders, if the devices have more than one.
-fn orders(page: &mut Page, picture: &Picture) {
+fn orders(page: &mut Page, picture: &MachineSnapshot) {
     let kinds: Vec<DeviceType> = DeviceType::ALL
         .into_iter()
         .filter(|kind| picture.orders.iter().any(|order| order.kind == *kind && !is_trivial(&order.devices)))
@@ -240,7 +242,7 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
 /// The troubles of the probes.
 pub(super) fn troubles(page: &mut Page, machine: &Machine) {
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let serious: Vec<&Trouble> = all.filter(|trouble| words::is_serious(trouble)).collect();
+    let serious: Vec<&ProbeProblem> = all.filter(|trouble| words::is_serious(trouble)).collect();
     if !serious.is_empty() {
         page.blank();
     }

@@ -1,12 +1,12 @@
 //! Machines made by hand, for the tests.
 
-use crate::device::visibility::Inherited;
+use crate::device::visibility::InheritedVariables;
 use crate::device::{
-    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceProcess, DeviceType, Link, LinkKind, Machine,
-    Memory, Nic, NumaNode, Part, PciAddress, State, Throttle, Trouble, TroubleKind,
+    Accelerator, Condition, Cpu, CpuLayout, CudaDevice, DeviceLink, DeviceProcess, DeviceState, DeviceType,
+    LinkKind, Machine, Memory, Nic, NumaNode, Part, PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
-use super::picture::{Context, Picture};
+use super::picture::{MachineSnapshot, SnapshotContext};
 
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const OWN: u32 = 1000;
@@ -17,7 +17,7 @@ pub(super) fn pci(bus: u8) -> PciAddress {
 
 /// An idle card of 80 GiB.
 pub(super) fn card(index: u32) -> Accelerator {
-    let state = State {
+    let state = DeviceState {
         compute_capability: Some((8, 0)),
         temperature: Some(34),
         slowdown_temperature: Some(92),
@@ -29,7 +29,7 @@ pub(super) fn card(index: u32) -> Accelerator {
         utilisation: Some(0),
         throttle: vec![Throttle::Idle],
         uncorrected_ecc: Some(0),
-        ..State::default()
+        ..DeviceState::default()
     };
     Accelerator {
         kind: DeviceType::Cuda,
@@ -94,7 +94,7 @@ pub(super) fn cpus() -> CpuLayout {
 /// These devices, each pair joined in the same way.
 pub(super) fn machine(accelerators: Vec<Accelerator>, kind: LinkKind) -> Machine {
     let count = accelerators.len();
-    let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| Link { a, b, kind }));
+    let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| DeviceLink { a, b, kind }));
     Machine { links: pairs.collect(), accelerators, cpus: Some(cpus()), ..Machine::default() }
 }
 
@@ -103,10 +103,10 @@ pub(super) fn nic(name: &str, bus: u8, numa_node: u32, links: Vec<LinkKind>) -> 
 }
 
 pub(super) fn bare() -> Machine {
-    let missing = |kind, source: &str, why: &str| Trouble {
+    let missing = |kind, source: &str, why: &str| ProbeProblem {
         kind,
         source: source.to_owned(),
-        what: TroubleKind::Missing(why.to_owned()),
+        what: ProbeProblemKind::Missing(why.to_owned()),
     };
     let troubles = vec![
         missing(DeviceType::Cuda, "NVML", "libnvidia-ml.so.1: cannot open shared object file"),
@@ -116,14 +116,20 @@ pub(super) fn bare() -> Machine {
 }
 
 /// The picture of a machine for a user with `cuda` as the inherited `CUDA_VISIBLE_DEVICES`.
-pub(super) fn picture(machine: Machine, kind: Option<DeviceType>, cuda: Option<&str>) -> Picture {
-    let inherited = Inherited { cuda: cuda.map(Into::into), ..Inherited::default() };
-    Picture::of(machine, kind, &context(&inherited, &|| Err("libcuda.so.1 is not there".to_owned())))
+pub(super) fn picture(machine: Machine, kind: Option<DeviceType>, cuda: Option<&str>) -> MachineSnapshot {
+    let inherited = InheritedVariables { cuda: cuda.map(Into::into), ..InheritedVariables::default() };
+    MachineSnapshot::of(machine, kind, &context(&inherited, &|| Err("libcuda.so.1 is not there".to_owned())))
 }
 
 pub(super) fn context<'a>(
-    inherited: &'a Inherited,
+    inherited: &'a InheritedVariables,
     cuda_order: &'a dyn Fn() -> Result<Vec<CudaDevice>, String>,
-) -> Context<'a> {
-    Context { host: "node17", inherited, affinity: &[0, 1, 2, 3, 4, 5, 6, 7], own_uid: OWN, cuda_order }
+) -> SnapshotContext<'a> {
+    SnapshotContext {
+        host: "node17",
+        inherited,
+        affinity: &[0, 1, 2, 3, 4, 5, 6, 7],
+        own_uid: OWN,
+        cuda_order,
+    }
 }

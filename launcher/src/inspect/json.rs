@@ -8,11 +8,11 @@ use serde::Serialize;
 use crate::device::affinity::ranges;
 use crate::device::choice::number;
 use crate::device::{
-    Accelerator, Condition, Cpu, CpuLayout, DeviceType, Machine, Nic, NumaNode, Part, PciAddress, State,
-    Throttle, Trouble, TroubleKind,
+    Accelerator, Condition, Cpu, CpuLayout, DeviceState, DeviceType, Machine, Nic, NumaNode, Part,
+    PciAddress, ProbeProblem, ProbeProblemKind, Throttle,
 };
 
-use super::picture::Picture;
+use super::picture::MachineSnapshot;
 use super::topo::{Topology, word};
 
 /// The shape of both objects. They grow without a new number; a field that is there keeps its name and meaning.
@@ -22,17 +22,17 @@ const VERSION: u32 = 1;
 struct DevicesAnswer<'a> {
     version: u32,
     host: &'a str,
-    devices: Vec<Device<'a>>,
-    links: Vec<Link>,
+    devices: Vec<DeviceAnswer<'a>>,
+    links: Vec<LinkAnswer>,
     nics: Vec<NicAnswer<'a>>,
-    cpus: Option<Cpus<'a>>,
-    orders: Vec<Order<'a>>,
-    warnings: Vec<Warning<'a>>,
+    cpus: Option<CpusAnswer<'a>>,
+    orders: Vec<OrderAnswer<'a>>,
+    warnings: Vec<WarningAnswer<'a>>,
     troubles: Vec<TroubleAnswer<'a>>,
 }
 
 #[derive(Serialize)]
-struct Device<'a> {
+struct DeviceAnswer<'a> {
     r#type: DeviceType,
     index: u32,
     /// The name of the device for `--devices`.
@@ -71,11 +71,11 @@ struct StateAnswer<'a> {
     uncorrected_ecc_errors: Option<u64>,
     retired_memory: Option<u32>,
     retirement_pending: bool,
-    processes: Vec<Process<'a>>,
+    processes: Vec<ProcessAnswer<'a>>,
 }
 
 #[derive(Serialize)]
-struct Process<'a> {
+struct ProcessAnswer<'a> {
     pid: u32,
     name: Option<&'a str>,
     uid: Option<u32>,
@@ -84,7 +84,7 @@ struct Process<'a> {
 }
 
 #[derive(Serialize)]
-struct Link {
+struct LinkAnswer {
     devices: [usize; 2],
     kind: String,
 }
@@ -99,11 +99,11 @@ struct NicAnswer<'a> {
 }
 
 #[derive(Serialize)]
-struct Cpus<'a> {
+struct CpusAnswer<'a> {
     count: usize,
     /// Those that this process may use.
     usable: &'a [u32],
-    nodes: Vec<Node<'a>>,
+    nodes: Vec<NumaNodeAnswer<'a>>,
     cpus: Vec<CpuAnswer>,
 }
 
@@ -118,13 +118,13 @@ struct CpuAnswer {
 }
 
 #[derive(Serialize)]
-struct Node<'a> {
+struct NumaNodeAnswer<'a> {
     id: u32,
     cpus: &'a [u32],
 }
 
 #[derive(Serialize)]
-struct Order<'a> {
+struct OrderAnswer<'a> {
     r#type: DeviceType,
     order: &'static str,
     devices: Option<&'a [usize]>,
@@ -132,7 +132,7 @@ struct Order<'a> {
 }
 
 #[derive(Serialize)]
-struct Warning<'a> {
+struct WarningAnswer<'a> {
     device: Option<usize>,
     severity: &'static str,
     text: &'a str,
@@ -147,16 +147,16 @@ struct TroubleAnswer<'a> {
 }
 
 /// The picture as one object, with a newline behind it.
-pub(super) fn devices(picture: &Picture) -> Vec<u8> {
+pub(super) fn devices(picture: &MachineSnapshot) -> Vec<u8> {
     let machine = &picture.machine;
     let all = machine.accelerators.iter().zip(&picture.hidden_by);
-    let orders = picture.orders.iter().map(|known| Order {
+    let orders = picture.orders.iter().map(|known| OrderAnswer {
         r#type: known.kind,
         order: known.order.word(),
         devices: known.devices.as_deref().ok(),
         error: known.devices.as_ref().err().map(String::as_str),
     });
-    let warnings = picture.warnings.iter().map(|warning| Warning {
+    let warnings = picture.warnings.iter().map(|warning| WarningAnswer {
         device: warning.device,
         severity: warning.severity.word(),
         text: &warning.text,
@@ -236,7 +236,7 @@ fn object(answer: &impl Serialize) -> Vec<u8> {
     json
 }
 
-fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32) -> Device<'a> {
+fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32) -> DeviceAnswer<'a> {
     let (part, parent, tile) = match device.part {
         Part::Whole => ("whole", None, None),
         Part::MigParent => ("mig_parent", None, None),
@@ -247,7 +247,7 @@ fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32)
         Condition::Answers => None,
         Condition::Lost { why } => Some(why.as_str()),
     };
-    Device {
+    DeviceAnswer {
         r#type: device.kind,
         index: device.index,
         selector: number(device),
@@ -268,8 +268,8 @@ fn device<'a>(device: &'a Accelerator, hidden_by: Option<&'a str>, own_uid: u32)
     }
 }
 
-fn state(state: &State, own_uid: u32) -> StateAnswer<'_> {
-    let processes = state.processes.iter().map(|process| Process {
+fn state(state: &DeviceState, own_uid: u32) -> StateAnswer<'_> {
+    let processes = state.processes.iter().map(|process| ProcessAnswer {
         pid: process.pid,
         name: process.name.as_deref(),
         uid: process.uid,
@@ -295,8 +295,8 @@ fn state(state: &State, own_uid: u32) -> StateAnswer<'_> {
     }
 }
 
-fn links(machine: &Machine) -> Vec<Link> {
-    machine.links.iter().map(|link| Link { devices: [link.a, link.b], kind: word(link.kind) }).collect()
+fn links(machine: &Machine) -> Vec<LinkAnswer> {
+    machine.links.iter().map(|link| LinkAnswer { devices: [link.a, link.b], kind: word(link.kind) }).collect()
 }
 
 fn nic(nic: &Nic) -> NicAnswer<'_> {
@@ -308,15 +308,15 @@ fn nic(nic: &Nic) -> NicAnswer<'_> {
     }
 }
 
-fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> Cpus<'a> {
-    let node = |node: &'a NumaNode| Node { id: node.id, cpus: &node.cpus };
+fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> CpusAnswer<'a> {
+    let node = |node: &'a NumaNode| NumaNodeAnswer { id: node.id, cpus: &node.cpus };
     let cpu = |cpu: &Cpu| CpuAnswer {
         id: cpu.id,
         package: cpu.package,
         siblings: ranges(&cpu.siblings),
         cache: ranges(&cpu.cache),
     };
-    Cpus {
+    CpusAnswer {
         count: layout.cpus.len(),
         usable: affinity,
         nodes: layout.nodes.iter().map(node).collect(),
@@ -324,12 +324,12 @@ fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> Cpus<'a> {
     }
 }
 
-fn trouble(trouble: &Trouble) -> TroubleAnswer<'_> {
+fn trouble(trouble: &ProbeProblem) -> TroubleAnswer<'_> {
     let kind = match trouble.what {
-        TroubleKind::Missing(_) => "missing",
-        TroubleKind::Failed(_) => "failed",
-        TroubleKind::Hung(_) => "hung",
-        TroubleKind::Crashed(_) => "crashed",
+        ProbeProblemKind::Missing(_) => "missing",
+        ProbeProblemKind::Failed(_) => "failed",
+        ProbeProblemKind::Hung(_) => "hung",
+        ProbeProblemKind::Crashed(_) => "crashed",
     };
     TroubleAnswer { r#type: trouble.kind, source: &trouble.source, kind, text: trouble.to_string() }
 }

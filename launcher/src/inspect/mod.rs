@@ -30,14 +30,14 @@ use std::cell::OnceCell;
 use std::io;
 
 use crate::cli::{Inspect, Manner, Subject};
-use crate::device::visibility::Inherited;
-use crate::device::{Ask, DeviceType, Machine};
+use crate::device::visibility::InheritedVariables;
+use crate::device::{DeviceType, Machine, ProbeScope};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream, short_hostname};
-use picture::{Context, CudaOrder, Picture};
+use picture::{CudaOrderAnswer, MachineSnapshot, SnapshotContext};
 
-const EVERYTHING: Ask = Ask { state: true, links: true, cpus: true };
+const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true };
 
 /// Reasons why the machine cannot be inspected.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ fn known(there: &[String]) -> String {
 
 /// The output of the command, and its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct InspectOutput {
     /// The bytes for the standard output.
     pub text: Vec<u8>,
     /// 1 if no device can be shown because a library hangs, fails or crashes.
@@ -99,7 +99,7 @@ pub fn inspect(
     facts: &Facts,
     style: Style,
     can_draw: bool,
-) -> Result<Told, InspectError> {
+) -> Result<InspectOutput, InspectError> {
     match (&question.subject, question.manner) {
         (Subject::Devices { kind, ids }, Manner::Watch(every)) => {
             if !facts.world().is_terminal(StandardStream::Output) {
@@ -108,9 +108,9 @@ pub fn inspect(
             if !can_draw {
                 return Err(InspectError::NoCursor);
             }
-            let watched = watch::Watched { kind: *kind, ids, every, limit: question.limit };
+            let watched = watch::WatchSubject { kind: *kind, ids, every, limit: question.limit };
             let status = watch::watch(watched, facts, style)?;
-            Ok(Told { text: Vec::new(), status })
+            Ok(InspectOutput { text: Vec::new(), status })
         }
         (Subject::Devices { kind, ids }, _) => tell_devices((*kind, ids), question, facts, style),
         (Subject::Topo, _) => Ok(tell_topology(question, facts, style)),
@@ -122,7 +122,7 @@ fn tell_devices(
     question: &Inspect,
     facts: &Facts,
     style: Style,
-) -> Result<Told, InspectError> {
+) -> Result<InspectOutput, InspectError> {
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
     let machine = look(EVERYTHING, question, facts);
@@ -131,11 +131,11 @@ fn tell_devices(
         Manner::Json => json::devices(&picture),
         Manner::Text | Manner::Watch(_) => devices::page(&picture, kind).render(style).into_bytes(),
     };
-    Ok(Told { text, status: status(picture.is_blind()) })
+    Ok(InspectOutput { text, status: status(picture.is_blind()) })
 }
 
-fn tell_topology(question: &Inspect, facts: &Facts, style: Style) -> Told {
-    let ask = Ask { state: false, links: true, cpus: true };
+fn tell_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOutput {
+    let ask = ProbeScope { state: false, links: true, cpus: true };
     let machine = look(ask, question, facts);
     let host = short_hostname();
     let text = match question.manner {
@@ -145,10 +145,10 @@ fn tell_topology(question: &Inspect, facts: &Facts, style: Style) -> Told {
         }
     };
     let is_blind = machine.accelerators.is_empty() && machine.troubles.iter().any(words::is_serious);
-    Told { text, status: status(is_blind) }
+    InspectOutput { text, status: status(is_blind) }
 }
 
-fn look(ask: Ask, question: &Inspect, facts: &Facts) -> Machine {
+fn look(ask: ProbeScope, question: &Inspect, facts: &Facts) -> Machine {
     again::look(ask, question.limit, |ask, limit| facts.world().discover(ask, limit))
 }
 
@@ -161,16 +161,16 @@ fn picture_of(
     machine: Machine,
     facts: &Facts,
     kind: Option<DeviceType>,
-    cuda_order: CudaOrder<'_>,
-) -> Picture {
-    let context = Context {
+    cuda_order: CudaOrderAnswer<'_>,
+) -> MachineSnapshot {
+    let context = SnapshotContext {
         host: &short_hostname(),
-        inherited: &Inherited::of(|name| facts.variable(name)),
+        inherited: &InheritedVariables::of(|name| facts.variable(name)),
         affinity: &facts.world().affinity(),
         own_uid: facts.world().user_id(),
         cuda_order,
     };
-    Picture::of(machine, kind, &context)
+    MachineSnapshot::of(machine, kind, &context)
 }
 
 #[cfg(test)]

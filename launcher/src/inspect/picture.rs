@@ -2,44 +2,46 @@
 
 use super::{InspectError, words};
 use crate::device::choice::number;
-use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning as Remark, choose};
+use crate::device::choice::{
+    Choice, ChoiceError, ChoiceInput, ChoiceWarning as Remark, DeviceRequest, choose,
+};
 use crate::device::health::{Severity, findings, small_memory};
 use crate::device::order::{DeviceOrder, arrange};
-use crate::device::visibility::Inherited;
-use crate::device::{Accelerator, CudaDevice, DeviceType, Link, Machine, Nic, Part, PciAddress};
+use crate::device::visibility::InheritedVariables;
+use crate::device::{Accelerator, CudaDevice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress};
 
 /// The CUDA driver's own order, asked only where it is needed.
-pub(super) type CudaOrder<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
+pub(super) type CudaOrderAnswer<'a> = &'a dyn Fn() -> Result<Vec<CudaDevice>, String>;
 
 /// The known facts beside the machine.
 #[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
+pub(super) struct SnapshotContext<'a> {
     pub(super) host: &'a str,
     /// The visibility variables that a launch would inherit.
-    pub(super) inherited: &'a Inherited,
+    pub(super) inherited: &'a InheritedVariables,
     /// The CPUs that this process may use.
     pub(super) affinity: &'a [u32],
     /// A device that is busy for another user than this one gets a warning.
     pub(super) own_uid: u32,
-    pub(super) cuda_order: CudaOrder<'a>,
+    pub(super) cuda_order: CudaOrderAnswer<'a>,
 }
 
 /// The machine, and what follows from it. Devices are named by their position in [`Machine::accelerators`].
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Picture {
+pub(super) struct MachineSnapshot {
     pub(super) host: String,
     pub(super) machine: Machine,
     pub(super) affinity: Vec<u32>,
     pub(super) own_uid: u32,
     /// By position: the variables that keep a launch from using it.
     pub(super) hidden_by: Vec<Option<String>>,
-    pub(super) orders: Vec<Order>,
-    pub(super) warnings: Vec<Warning>,
+    pub(super) orders: Vec<OrderPreview>,
+    pub(super) warnings: Vec<DeviceWarningLine>,
 }
 
 /// The order that one `--device-order` gives the devices of this type in a launch without other options.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct OrderPreview {
     pub(super) kind: DeviceType,
     pub(super) order: DeviceOrder,
     /// Positions in rank order, or the reason why the order is unknown.
@@ -47,16 +49,16 @@ pub(super) struct Order {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Warning {
+pub(super) struct DeviceWarningLine {
     /// The device of the warning; `None` for all of a type.
     pub(super) device: Option<usize>,
     pub(super) severity: Severity,
     pub(super) text: String,
 }
 
-impl Picture {
+impl MachineSnapshot {
     /// Puts it together; with a `kind`, only of these devices.
-    pub(super) fn of(machine: Machine, kind: Option<DeviceType>, context: &Context<'_>) -> Self {
+    pub(super) fn of(machine: Machine, kind: Option<DeviceType>, context: &SnapshotContext<'_>) -> Self {
         let machine = match kind {
             Some(kind) => only(machine, kind),
             None => machine,
@@ -91,24 +93,27 @@ impl Picture {
         }
         let kept = self.positions(|device| ids.iter().any(|id| is_called(device, id)));
         let place = |at: &usize| kept.iter().position(|kept| kept == at);
-        let orders = self.orders.into_iter().map(|order| Order {
+        let orders = self.orders.into_iter().map(|order| OrderPreview {
             devices: order.devices.map(|devices| devices.iter().filter_map(place).collect()),
             ..order
         });
-        let is_kept = |warning: &Warning| warning.device.is_none_or(|at| kept.contains(&at));
+        let is_kept = |warning: &DeviceWarningLine| warning.device.is_none_or(|at| kept.contains(&at));
         let warnings = self.warnings.into_iter().filter(is_kept);
         Ok(Self {
             hidden_by: kept.iter().map(|at| self.hidden_by[*at].clone()).collect(),
             orders: orders.filter(|order| order.devices != Ok(Vec::new())).collect(),
             warnings: warnings
-                .map(|warning| Warning { device: warning.device.as_ref().and_then(place), ..warning })
+                .map(|warning| DeviceWarningLine {
+                    device: warning.device.as_ref().and_then(place),
+                    ..warning
+                })
                 .collect(),
             machine: with_devices(self.machine, &kept),
             ..self
         })
     }
 
-    fn add(&mut self, kind: DeviceType, context: &Context<'_>) {
+    fn add(&mut self, kind: DeviceType, context: &SnapshotContext<'_>) {
         let all: Vec<usize> = self.positions(|device| device.kind == kind);
         if all.is_empty() {
             return;
@@ -120,7 +125,7 @@ impl Picture {
             }
             Err(error) => {
                 let text = format!("what a launch would see is not known: {error}");
-                self.warnings.push(Warning { device: None, severity: Severity::Warning, text });
+                self.warnings.push(DeviceWarningLine { device: None, severity: Severity::Warning, text });
                 None
             }
         };
@@ -158,10 +163,10 @@ impl Picture {
 fn chosen(
     machine: &Machine,
     kind: DeviceType,
-    context: &Context<'_>,
-) -> Result<(Option<Vec<usize>>, Vec<Warning>), ChoiceError> {
-    let request = Request { kind: Some(kind), ..Request::default() };
-    let question = Question {
+    context: &SnapshotContext<'_>,
+) -> Result<(Option<Vec<usize>>, Vec<DeviceWarningLine>), ChoiceError> {
+    let request = DeviceRequest { kind: Some(kind), ..DeviceRequest::default() };
+    let question = ChoiceInput {
         machine,
         inherited: context.inherited,
         request: &request,
@@ -182,13 +187,16 @@ fn chosen(
     let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
     // Small cards are reported once for the whole machine.
     let told = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
-    let told =
-        told.map(|warning| Warning { device: None, severity: Severity::Warning, text: warning.to_string() });
+    let told = told.map(|warning| DeviceWarningLine {
+        device: None,
+        severity: Severity::Warning,
+        text: warning.to_string(),
+    });
     Ok(((found == kind || found == DeviceType::Cpu).then(positions), told.collect()))
 }
 
 /// The variables that are set and may hide devices of this type.
-fn variables(kind: DeviceType, inherited: &Inherited) -> Option<String> {
+fn variables(kind: DeviceType, inherited: &InheritedVariables) -> Option<String> {
     let cuda = ("CUDA_VISIBLE_DEVICES", inherited.cuda.is_some());
     let candidates = match kind {
         DeviceType::Cuda => vec![cuda],
@@ -206,22 +214,27 @@ fn variables(kind: DeviceType, inherited: &Inherited) -> Option<String> {
     (!set.is_empty()).then(|| set.join(", "))
 }
 
-fn orders(kind: DeviceType, listed: &[usize], machine: &Machine, cuda_order: CudaOrder<'_>) -> Vec<Order> {
+fn orders(
+    kind: DeviceType,
+    listed: &[usize],
+    machine: &Machine,
+    cuda_order: CudaOrderAnswer<'_>,
+) -> Vec<OrderPreview> {
     // One device has one order, so the driver is not asked.
     let of = |order| match listed.len() {
         0 | 1 => Ok(listed.to_vec()),
         _ => arrange(order, listed, machine, cuda_order).map_err(|error| error.to_string()),
     };
-    DeviceOrder::ALL.into_iter().map(|order| Order { kind, order, devices: of(order) }).collect()
+    DeviceOrder::ALL.into_iter().map(|order| OrderPreview { kind, order, devices: of(order) }).collect()
 }
 
-fn blemishes(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<Warning> {
+fn blemishes(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<DeviceWarningLine> {
     let cards: Vec<&Accelerator> = all.iter().map(|at| &machine.accelerators[*at]).collect();
     let small = small_memory(&cards);
-    let of_card = |(place, card): (usize, &&Accelerator)| -> Vec<Warning> {
+    let of_card = |(place, card): (usize, &&Accelerator)| -> Vec<DeviceWarningLine> {
         let small = small.iter().filter(|(at, _)| *at == place).map(|(_, finding)| finding.clone());
         let findings = findings(card, own_uid).into_iter().chain(small);
-        let warning = |finding: crate::device::health::Finding| Warning {
+        let warning = |finding: crate::device::health::HealthFinding| DeviceWarningLine {
             device: Some(all[place]),
             severity: finding.severity,
             text: finding.text,
@@ -255,7 +268,7 @@ fn is_called(device: &Accelerator, id: &str) -> bool {
 /// The machine with only the devices at these positions.
 fn with_devices(machine: Machine, kept: &[usize]) -> Machine {
     let place = |at: usize| kept.iter().position(|kept| *kept == at);
-    let link = |link: Link| Some(Link { a: place(link.a)?, b: place(link.b)?, ..link });
+    let link = |link: DeviceLink| Some(DeviceLink { a: place(link.a)?, b: place(link.b)?, ..link });
     let nic = |nic: Nic| {
         let links = kept.iter().filter_map(|at| nic.links.get(*at).copied()).collect();
         Nic { links, ..nic }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::example::{bare, card, machine};
 use super::*;
-use crate::device::{LinkKind, Trouble, TroubleKind};
+use crate::device::{LinkKind, ProbeProblem, ProbeProblemKind};
 use crate::facts::fake::FakeWorld;
 
 const LIMIT: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ fn topo(manner: Manner) -> Inspect {
     Inspect { subject: Subject::Topo, manner, limit: LIMIT }
 }
 
-fn told(machine: Machine, question: Inspect) -> Result<Told, InspectError> {
+fn told(machine: Machine, question: Inspect) -> Result<InspectOutput, InspectError> {
     inspect(&question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
 }
 
@@ -40,10 +40,10 @@ fn both_questions_are_answered_in_both_manners() {
 
 #[test]
 fn it_fails_only_where_nothing_could_be_told() {
-    let trouble = Trouble {
+    let trouble = ProbeProblem {
         kind: DeviceType::Cuda,
         source: "NVML".to_owned(),
-        what: TroubleKind::Crashed("SIGSEGV".to_owned()),
+        what: ProbeProblemKind::Crashed("SIGSEGV".to_owned()),
     };
     let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
     for question in [devices(None, Manner::Json), topo(Manner::Text)] {

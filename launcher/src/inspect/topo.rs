@@ -24,7 +24,7 @@ const LEGEND: [(&str, &str); 8] = [
 
 /// One row of the matrix, which is a column too.
 #[derive(Debug, Clone, Copy)]
-enum End<'a> {
+enum MatrixRow<'a> {
     Device(usize),
     Nic(&'a Nic),
 }
@@ -37,13 +37,13 @@ pub(super) struct Topology {
     /// The links, by row and column of the matrix.
     pub(super) cells: Vec<Vec<String>>,
     /// The nearest CPUs and cards, by row; of devices only.
-    pub(super) near: Vec<Near>,
+    pub(super) near: Vec<Neighbours>,
     /// The network cards' own names, in the order of their rows.
     pub(super) nics: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Near {
+pub(super) struct Neighbours {
     /// The position of the device in [`Machine::accelerators`].
     pub(super) device: usize,
     pub(super) cpus: Option<Vec<u32>>,
@@ -60,8 +60,11 @@ impl Topology {
         let devices: Vec<(usize, &Accelerator)> =
             machine.accelerators.iter().enumerate().filter(|(_, device)| is_row(device)).collect();
         let is_mixed = devices.windows(2).any(|pair| pair[0].1.kind != pair[1].1.kind);
-        let ends: Vec<End<'_>> =
-            devices.iter().map(|&(at, _)| End::Device(at)).chain(machine.nics.iter().map(End::Nic)).collect();
+        let ends: Vec<MatrixRow<'_>> = devices
+            .iter()
+            .map(|&(at, _)| MatrixRow::Device(at))
+            .chain(machine.nics.iter().map(MatrixRow::Nic))
+            .collect();
         let device_names = devices.iter().map(|(_, device)| name(device, is_mixed));
         let nic_names = (0..machine.nics.len()).map(|number| format!("NIC{number}"));
         let row = |one: usize| {
@@ -134,7 +137,7 @@ fn matrix(page: &mut Page, topology: &Topology) {
     page.bare_table(&aligns, rows);
 }
 
-fn nearest(near: &Near, topology: &Topology) -> String {
+fn nearest(near: &Neighbours, topology: &Topology) -> String {
     let Some(way) = near.way else { return UNKNOWN.to_owned() };
     let names: Vec<&str> = near.nics.iter().map(|row| topology.names[*row].as_str()).collect();
     format!("{} ({})", names.join(","), word(way))
@@ -183,14 +186,16 @@ pub(super) fn word(way: LinkKind) -> String {
     .to_owned()
 }
 
-fn way(machine: &Machine, one: End<'_>, other: End<'_>) -> Option<LinkKind> {
+fn way(machine: &Machine, one: MatrixRow<'_>, other: MatrixRow<'_>) -> Option<LinkKind> {
     match (one, other) {
-        (End::Device(one), End::Device(other)) => {
+        (MatrixRow::Device(one), MatrixRow::Device(other)) => {
             let (a, b) = (one.min(other), one.max(other));
             machine.links.iter().find(|link| (link.a, link.b) == (a, b)).map(|link| link.kind)
         }
-        (End::Device(at), End::Nic(nic)) | (End::Nic(nic), End::Device(at)) => nic.links.get(at).copied(),
-        (End::Nic(one), End::Nic(other)) => between_nics(one, other),
+        (MatrixRow::Device(at), MatrixRow::Nic(nic)) | (MatrixRow::Nic(nic), MatrixRow::Device(at)) => {
+            nic.links.get(at).copied()
+        }
+        (MatrixRow::Nic(one), MatrixRow::Nic(other)) => between_nics(one, other),
     }
 }
 
@@ -203,7 +208,7 @@ fn between_nics(one: &Nic, other: &Nic) -> Option<LinkKind> {
     (one.numa_node? != other.numa_node?).then_some(LinkKind::Sys)
 }
 
-fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> Near {
+fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> Neighbours {
     let nodes = machine.cpus.as_ref().map_or(&[][..], |layout| &layout.nodes);
     let node = match (device.numa_node, nodes) {
         (Some(id), nodes) => nodes.iter().find(|node| node.id == id),
@@ -214,7 +219,7 @@ fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> N
     let ways = || machine.nics.iter().map(|nic| nic.links.get(at).copied());
     let best = ways().flatten().min();
     let nearest = ways().enumerate().filter(|(_, way)| best.is_some() && *way == best);
-    Near {
+    Neighbours {
         device: at,
         cpus: node.map(|node| node.cpus.clone()),
         numa_node: device.numa_node.or(node.map(|node| node.id)),

@@ -20,11 +20,11 @@ use crate::facts::Facts;
 use crate::process::probe::Probes;
 use crate::process::signal::{self, HandledSignals, SignalInbox};
 use crate::reporter::local_time::LocalTime;
-use crate::spec::{Persona, SignalSpec};
+use crate::spec::{CliFlavor, SignalSpec};
 
 use super::frame::{Header, Size, draw};
 use super::page::Page;
-use super::picture::Picture;
+use super::picture::MachineSnapshot;
 use super::terminal::Terminal;
 use super::{EVERYTHING, InspectError, again, devices, picture_of, words};
 
@@ -37,7 +37,7 @@ const END_OF_INPUT: u8 = 4;
 const ESCAPE: u8 = 0x1b;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Watched<'a> {
+pub(super) struct WatchSubject<'a> {
     pub(super) kind: Option<DeviceType>,
     pub(super) ids: &'a [String],
     pub(super) every: Duration,
@@ -47,22 +47,22 @@ pub(super) struct Watched<'a> {
 
 /// An action of the loop: a key, a signal or a hangup asks for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
+enum WatchInput {
     Look,
     Resized,
     Suspended,
     End(ExitStatus),
 }
 
-struct Shown {
+struct ShownSnapshot {
     machine: Machine,
     page: Page,
     at: Instant,
 }
 
 #[derive(Default)]
-struct Screen {
-    shown: Option<Shown>,
+struct DrawnScreen {
+    shown: Option<ShownSnapshot>,
     /// The previous page, to mark changes.
     before: Option<Page>,
     /// The reason why the shown picture is not the newest.
@@ -70,22 +70,22 @@ struct Screen {
 }
 
 /// A look that is under way.
-struct Look {
+struct DeviceLookup {
     probes: Probes,
     since: Instant,
     /// The machine of the first look, if this is the second.
     first: Option<Machine>,
 }
 
-struct Watch<'a> {
-    watched: Watched<'a>,
+struct WatchLoop<'a> {
+    watched: WatchSubject<'a>,
     facts: &'a Facts,
     style: Style,
     inbox: SignalInbox,
     handled: HandledSignals,
     terminal: Terminal,
-    screen: Screen,
-    look: Option<Look>,
+    screen: DrawnScreen,
+    look: Option<DeviceLookup>,
     next: Instant,
     cuda_order: Result<Vec<CudaDevice>, String>,
 }
@@ -95,24 +95,28 @@ struct Watch<'a> {
 ///
 /// # Errors
 /// The terminal or the signals are refused.
-pub(super) fn watch(watched: Watched<'_>, facts: &Facts, style: Style) -> Result<ExitStatus, InspectError> {
+pub(super) fn watch(
+    watched: WatchSubject<'_>,
+    facts: &Facts,
+    style: Style,
+) -> Result<ExitStatus, InspectError> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
     let machine = again::look(EVERYTHING, watched.limit, |ask, limit| facts.world().discover(ask, limit));
     let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
     let first = picture_of(machine, facts, watched.kind, &ask).only(watched.ids)?;
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
-    let handled = HandledSignals::of(&spec, Persona::Rankrun);
+    let handled = HandledSignals::of(&spec, CliFlavor::Rankrun);
     signal::block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
-    let mut watch = Watch {
+    let mut watch = WatchLoop {
         watched,
         facts,
         style,
         inbox,
         handled,
         terminal: Terminal::new()?,
-        screen: Screen::default(),
+        screen: DrawnScreen::default(),
         look: None,
         next: Instant::now() + watched.every,
         cuda_order: cuda_order.into_inner().unwrap_or_else(|| Err("it was not asked".to_owned())),
@@ -121,12 +125,12 @@ pub(super) fn watch(watched: Watched<'_>, facts: &Facts, style: Style) -> Result
     Ok(watch.run()?)
 }
 
-fn shown(picture: Picture, watched: Watched<'_>) -> Shown {
+fn shown(picture: MachineSnapshot, watched: WatchSubject<'_>) -> ShownSnapshot {
     let page = devices::page(&picture, watched.kind);
-    Shown { machine: picture.machine, page, at: Instant::now() }
+    ShownSnapshot { machine: picture.machine, page, at: Instant::now() }
 }
 
-impl Watch<'_> {
+impl WatchLoop<'_> {
     fn run(&mut self) -> io::Result<ExitStatus> {
         if let Some(status) = self.come_forward()? {
             return Ok(status);
@@ -135,9 +139,9 @@ impl Watch<'_> {
             self.advance();
             self.sleep()?;
             match self.happened()? {
-                Some(Event::Look) => self.next = Instant::now(),
-                Some(Event::Resized) => self.draw(),
-                Some(Event::Suspended) => {
+                Some(WatchInput::Look) => self.next = Instant::now(),
+                Some(WatchInput::Resized) => self.draw(),
+                Some(WatchInput::Suspended) => {
                     // Its time would run out while this process is stopped.
                     self.look = None;
                     self.terminal.leave();
@@ -146,7 +150,7 @@ impl Watch<'_> {
                         return Ok(status);
                     }
                 }
-                Some(Event::End(status)) => return Ok(status),
+                Some(WatchInput::End(status)) => return Ok(status),
                 None => {}
             }
         }
@@ -156,7 +160,7 @@ impl Watch<'_> {
     /// program that wants the terminal does; a signal to end it takes effect when it continues.
     fn come_forward(&mut self) -> io::Result<Option<ExitStatus>> {
         for _ in 0..FOREGROUND_TRIES {
-            if let Some(Event::End(status)) = signalled(&self.inbox, &self.handled)? {
+            if let Some(WatchInput::End(status)) = signalled(&self.inbox, &self.handled)? {
                 return Ok(Some(status));
             }
             if self.terminal.is_in_foreground() {
@@ -183,7 +187,7 @@ impl Watch<'_> {
         let now = Instant::now();
         if self.look.is_none() && now >= self.next {
             let probes = Probes::discovery(EVERYTHING, self.watched.limit, now);
-            self.look = Some(Look { probes, since: now, first: None });
+            self.look = Some(DeviceLookup { probes, since: now, first: None });
         }
         let Some(mut look) = self.look.take() else { return };
         if look.probes.advance(now) {
@@ -192,7 +196,7 @@ impl Watch<'_> {
                 None if again::is_worth_it(&found, EVERYTHING) => {
                     let (ask, limit) = (again::shorter(EVERYTHING), again::limit(self.watched.limit));
                     let probes = Probes::discovery(ask, limit, now);
-                    self.look = Some(Look { probes, since: look.since, first: Some(found) });
+                    self.look = Some(DeviceLookup { probes, since: look.since, first: Some(found) });
                     return;
                 }
                 None => found,
@@ -235,7 +239,7 @@ impl Watch<'_> {
         }
     }
 
-    fn happened(&self) -> io::Result<Option<Event>> {
+    fn happened(&self) -> io::Result<Option<WatchInput>> {
         if let Some(event) = signalled(&self.inbox, &self.handled)? {
             return Ok(Some(event));
         }
@@ -243,9 +247,9 @@ impl Watch<'_> {
     }
 }
 
-impl Screen {
+impl DrawnScreen {
     /// Takes a new picture, unless the probe that made it had trouble which that of the last one had not.
-    fn show(&mut self, new: Shown) {
+    fn show(&mut self, new: ShownSnapshot) {
         match &self.shown {
             Some(old) => {
                 self.trouble = what_went_wrong(&new.machine, &old.machine);
@@ -257,7 +261,7 @@ impl Screen {
         }
     }
 
-    fn draw(&self, watched: Watched<'_>, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
+    fn draw(&self, watched: WatchSubject<'_>, waiting: Option<String>, size: Size, style: Style) -> Vec<u8> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let now = LocalTime::of(SystemTime::now()).to_string().replace('_', " ");
         let title = format!("rankrun devices   every {} s   {now}   q ends", watched.every.as_secs_f64());
@@ -278,15 +282,15 @@ fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
     serious.filter(|trouble| !was_there(&trouble.source)).map(ToString::to_string).next()
 }
 
-fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<Event>> {
+fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<WatchInput>> {
     let mut event = None;
     while let Some(number) = inbox.next()? {
         if handled.stops(number) {
-            return Ok(Some(Event::End(ExitStatus::of_signal(number))));
+            return Ok(Some(WatchInput::End(ExitStatus::of_signal(number))));
         }
         match Signal::try_from(number) {
-            Ok(Signal::SIGTSTP) => event = Some(Event::Suspended),
-            Ok(Signal::SIGWINCH) => event = event.or(Some(Event::Resized)),
+            Ok(Signal::SIGTSTP) => event = Some(WatchInput::Suspended),
+            Ok(Signal::SIGWINCH) => event = event.or(Some(WatchInput::Resized)),
             // A probe has ended.
             _ => {}
         }
@@ -295,7 +299,7 @@ fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option
 }
 
 /// The event of the typed keys; `None` for other keys.
-fn read_keys(keys: BorrowedFd<'_>) -> Option<Event> {
+fn read_keys(keys: BorrowedFd<'_>) -> Option<WatchInput> {
     let mut fds = [PollFd::new(keys, PollFlags::POLLIN)];
     if !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
         return None;
@@ -305,18 +309,18 @@ fn read_keys(keys: BorrowedFd<'_>) -> Option<Event> {
         Ok(count) if count > 0 => meaning(&typed[..count]),
         Err(Errno::EINTR | Errno::EAGAIN) => None,
         // The terminal has hung up.
-        Ok(_) | Err(_) => Some(Event::End(ExitStatus::of_signal(Signal::SIGHUP as i32))),
+        Ok(_) | Err(_) => Some(WatchInput::End(ExitStatus::of_signal(Signal::SIGHUP as i32))),
     }
 }
 
-fn meaning(typed: &[u8]) -> Option<Event> {
+fn meaning(typed: &[u8]) -> Option<WatchInput> {
     match typed {
         // An arrow, or a key of its kind.
         [ESCAPE, _, ..] => None,
         _ if typed.iter().any(|key| matches!(key, b'q' | b'Q' | &END_OF_INPUT)) => {
-            Some(Event::End(ExitStatus::SUCCESS))
+            Some(WatchInput::End(ExitStatus::SUCCESS))
         }
-        _ if typed.iter().any(|key| matches!(key, b' ' | b'\n' | b'\r')) => Some(Event::Look),
+        _ if typed.iter().any(|key| matches!(key, b' ' | b'\n' | b'\r')) => Some(WatchInput::Look),
         _ => None,
     }
 }
@@ -324,25 +328,25 @@ fn meaning(typed: &[u8]) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Trouble, TroubleKind};
+    use crate::device::{ProbeProblem, ProbeProblemKind};
 
-    fn shown(text: &str, what: Option<TroubleKind>) -> Shown {
+    fn shown(text: &str, what: Option<ProbeProblemKind>) -> ShownSnapshot {
         let mut page = Page::default();
         page.line("key", &[("text", text, super::super::page::Tone::Plain)]);
-        let trouble = |what| Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
+        let trouble = |what| ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
         let machine = Machine { troubles: what.map(trouble).into_iter().collect(), ..Machine::default() };
-        Shown { machine, page, at: Instant::now() }
+        ShownSnapshot { machine, page, at: Instant::now() }
     }
 
-    fn is_shown(screen: &Screen, text: &str) -> bool {
+    fn is_shown(screen: &DrawnScreen, text: &str) -> bool {
         screen.shown.as_ref().is_some_and(|shown| shown.page == self::shown(text, None).page)
     }
 
     #[test]
     fn the_last_good_picture_stays_while_a_probe_hangs() {
-        let mut screen = Screen::default();
-        screen.show(shown("one", Some(TroubleKind::Missing("no file".to_owned()))));
-        screen.show(shown("two", Some(TroubleKind::Hung(10))));
+        let mut screen = DrawnScreen::default();
+        screen.show(shown("one", Some(ProbeProblemKind::Missing("no file".to_owned()))));
+        screen.show(shown("two", Some(ProbeProblemKind::Hung(10))));
         assert!(is_shown(&screen, "one"));
         assert_eq!(screen.trouble.as_deref(), Some("NVML did not answer within 10 seconds"));
         screen.show(shown("three", None));
@@ -352,20 +356,20 @@ mod tests {
 
     #[test]
     fn a_trouble_that_was_always_there_keeps_no_picture_away() {
-        let mut screen = Screen::default();
-        screen.show(shown("one", Some(TroubleKind::Hung(10))));
-        screen.show(shown("two", Some(TroubleKind::Crashed("SIGSEGV".to_owned()))));
+        let mut screen = DrawnScreen::default();
+        screen.show(shown("one", Some(ProbeProblemKind::Hung(10))));
+        screen.show(shown("two", Some(ProbeProblemKind::Crashed("SIGSEGV".to_owned()))));
         assert!(is_shown(&screen, "two") && screen.trouble.is_none());
     }
 
     #[test]
     fn only_some_keys_mean_something() {
-        let end = Some(Event::End(ExitStatus::SUCCESS));
+        let end = Some(WatchInput::End(ExitStatus::SUCCESS));
         for (typed, event) in [
             (&b"q"[..], end),
             (b"xQ", end),
             (b"\x04", end),
-            (b" ", Some(Event::Look)),
+            (b" ", Some(WatchInput::Look)),
             (b"x", None),
             (b"\x1b[A", None),
             (b"\x1bOq", None),

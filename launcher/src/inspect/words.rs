@@ -3,7 +3,7 @@
 use crate::device::affinity::ranges;
 use crate::device::choice::number;
 use crate::device::health::{gib, watts};
-use crate::device::{Accelerator, Machine, Memory, Throttle, Trouble, TroubleKind};
+use crate::device::{Accelerator, Machine, Memory, ProbeProblem, ProbeProblemKind, Throttle};
 
 /// The name of a device within a sentence: `cuda 3`.
 pub(super) fn device(accelerator: &Accelerator) -> String {
@@ -58,8 +58,8 @@ pub(super) fn count(number: usize, noun: &str) -> String {
 }
 
 /// Whether the trouble hides devices that may be present.
-pub(super) const fn is_serious(trouble: &Trouble) -> bool {
-    !matches!(trouble.what, TroubleKind::Missing(_))
+pub(super) const fn is_serious(trouble: &ProbeProblem) -> bool {
+    !matches!(trouble.what, ProbeProblemKind::Missing(_))
 }
 
 /// The processors in one line; nothing where they are not known.
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn troubles_are_told_as_they_are() {
-        let of = |what| Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
+        let of = |what| ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
         for (what, text, serious) in [
-            (TroubleKind::Missing("no such file".to_owned()), "NVML is not there: no such file", false),
-            (TroubleKind::Failed("Unknown Error".to_owned()), "NVML failed: Unknown Error", true),
-            (TroubleKind::Hung(10), "NVML did not answer within 10 seconds", true),
-            (TroubleKind::Crashed("SIGSEGV".to_owned()), "NVML crashed: SIGSEGV", true),
+            (ProbeProblemKind::Missing("no such file".to_owned()), "NVML is not there: no such file", false),
+            (ProbeProblemKind::Failed("Unknown Error".to_owned()), "NVML failed: Unknown Error", true),
+            (ProbeProblemKind::Hung(10), "NVML did not answer within 10 seconds", true),
+            (ProbeProblemKind::Crashed("SIGSEGV".to_owned()), "NVML crashed: SIGSEGV", true),
         ] {
             let told = of(what);
             assert_eq!((told.to_string().as_str(), is_serious(&told)), (text, serious));

@@ -20,18 +20,18 @@ const LINE_LIMIT: usize = 32 * 1024 * 1024;
 pub(super) struct Filter {
     texts: Vec<Finder<'static>>,
     /// `None` once it could not be written.
-    file: Mutex<Option<Copies>>,
+    file: Mutex<Option<FilterFile>>,
 }
 
 #[derive(Debug)]
-struct Copies {
+struct FilterFile {
     file: File,
     path: PathBuf,
-    end: End,
+    end: FileEnd,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum FileEnd {
     Line,
     Unfinished,
 }
@@ -40,7 +40,7 @@ impl Filter {
     /// Lines that contain one of `texts` are copied to `file`.
     pub(super) fn new(texts: &[String], file: File, path: PathBuf) -> Self {
         let texts = texts.iter().map(|text| Finder::new(text).into_owned()).collect();
-        Self { texts, file: Mutex::new(Some(Copies { file, path, end: End::Line })) }
+        Self { texts, file: Mutex::new(Some(FilterFile { file, path, end: FileEnd::Line })) }
     }
 
     fn wants(&self, bytes: &[u8]) -> bool {
@@ -59,19 +59,19 @@ impl Filter {
     }
 }
 
-impl Copies {
+impl FilterFile {
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        if self.end == End::Unfinished {
+        if self.end == FileEnd::Unfinished {
             self.file.write_all(b"\n")?;
         }
-        self.end = if lines.ends_with(b"\n") { End::Line } else { End::Unfinished };
+        self.end = if lines.ends_with(b"\n") { FileEnd::Line } else { FileEnd::Unfinished };
         self.file.write_all(lines)
     }
 }
 
 /// Picks the lines of one stream of one worker.
 #[derive(Debug)]
-pub(super) struct Picker {
+pub(super) struct LinePicker {
     to: Arc<Filter>,
     prefix: Vec<u8>,
     /// The beginning of a line that is not finished.
@@ -79,7 +79,7 @@ pub(super) struct Picker {
     picked: Vec<u8>,
 }
 
-impl Picker {
+impl LinePicker {
     pub(super) fn new(to: Arc<Filter>, prefix: &str) -> Self {
         Self { to, prefix: prefix.into(), held: Vec::new(), picked: Vec::new() }
     }
@@ -150,10 +150,10 @@ mod tests {
         let to = Arc::new(Filter::new(&texts, file.try_clone().unwrap(), path));
         let mut pickers = std::collections::BTreeMap::new();
         for &(worker, chunk) in chunks {
-            let picker = || Picker::new(Arc::clone(&to), &format!("[{worker}]:"));
+            let picker = || LinePicker::new(Arc::clone(&to), &format!("[{worker}]:"));
             pickers.entry(worker).or_insert_with(picker).feed(chunk.as_bytes());
         }
-        pickers.into_values().for_each(Picker::end);
+        pickers.into_values().for_each(LinePicker::end);
         let mut text = String::new();
         file.rewind().unwrap();
         file.read_to_string(&mut text).unwrap();

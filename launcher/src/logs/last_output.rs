@@ -108,7 +108,7 @@ fn last_line_of(path: &Path) -> LastOutput {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reporter::console::Stream;
+    use crate::reporter::console::OutputStream;
 
     fn line(text: &str, seconds: u64) -> LastOutput {
         LastOutput::Line { text: text.to_owned(), age: Duration::from_secs(seconds) }
@@ -136,9 +136,9 @@ mod tests {
         let began = Instant::now();
         let mut tail = Tail::default();
         assert_eq!(tail.last_output(began), LastOutput::Nothing);
-        tail.feed_at(Stream::Stdout, b"one\n\x1b[31mtwo\x1b[0m\n \n", began);
+        tail.feed_at(OutputStream::Stdout, b"one\n\x1b[31mtwo\x1b[0m\n \n", began);
         assert_eq!(tail.last_output(began + Duration::from_secs(4)), line("two", 4));
-        tail.feed_at(Stream::Stderr, b"10%\r20%", began + Duration::from_secs(4));
+        tail.feed_at(OutputStream::Stderr, b"10%\r20%", began + Duration::from_secs(4));
         assert_eq!(tail.last_output(began + Duration::from_secs(7)), line("20%", 3));
     }
 

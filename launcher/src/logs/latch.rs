@@ -15,7 +15,7 @@ struct Latch {
 
 /// A worker thread holds it until it is done; its drop counts as done, also in a panic.
 #[derive(Debug)]
-pub(super) struct Promise(Arc<Latch>);
+pub(super) struct Completion(Arc<Latch>);
 
 /// Complete when all output of the ended workers is on the launcher's outputs and in the files. A blocked terminal
 /// delays it too: the waiting thread sets the limit.
@@ -24,14 +24,14 @@ pub(super) struct Promise(Arc<Latch>);
 pub struct Drained(Arc<Latch>);
 
 /// The waiting end, and one promise for each of `count` threads.
-pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Promise>), Errno> {
+pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Completion>), Errno> {
     let opened = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let latch = Arc::new(Latch { left: AtomicUsize::new(count), opened });
-    let promises = (0..count).map(|_| Promise(Arc::clone(&latch))).collect();
+    let promises = (0..count).map(|_| Completion(Arc::clone(&latch))).collect();
     Ok((Drained(latch), promises))
 }
 
-impl Drop for Promise {
+impl Drop for Completion {
     fn drop(&mut self) {
         if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Fails only when the counter is full, and then it is readable.

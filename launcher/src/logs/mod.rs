@@ -15,15 +15,15 @@ use rankrun_contract::rank::Generation;
 
 use crate::placement::WorkerId;
 use crate::regular_file;
-use crate::reporter::console::{Console, Output, Stream};
-use crate::spec::{Duplicates, Persona};
+use crate::reporter::console::{Console, Output, OutputStream};
+use crate::spec::{CliFlavor, LineFilters};
 use channel::{Channel, PipeSize, beside_label};
-use filter::{Filter, Picker};
+use filter::{Filter, LinePicker};
 pub use latch::Drained;
-use latch::{Promise, latch};
-use pump::{Command, PumpHandle};
+use latch::{Completion, latch};
+use pump::{PumpCommand, PumpHandle};
 use route::{Route, Routes};
-use source::{LogFile, Source};
+use source::{LogFile, StreamSource};
 use tail::Tail;
 use tree::Attempt;
 
@@ -177,17 +177,17 @@ struct WorkerTail {
 /// One stream, ready for both sides.
 struct Opened {
     child: ChildEnd,
-    source: Option<Source>,
+    source: Option<StreamSource>,
 }
 
 impl Logs {
     /// Starts nothing and opens nothing. Under the name torchrun a captured stream is never a terminal: there,
     /// it is a file.
     #[must_use]
-    pub fn new(console: Console, persona: Persona) -> Self {
+    pub fn new(console: Console, persona: CliFlavor) -> Self {
         let pseudo_terminals = match persona {
-            Persona::Rankrun => PseudoTerminals::Wanted,
-            Persona::Torchrun => PseudoTerminals::No,
+            CliFlavor::Rankrun => PseudoTerminals::Wanted,
+            CliFlavor::Torchrun => PseudoTerminals::No,
         };
         Self {
             console,
@@ -205,7 +205,7 @@ impl Logs {
     ///
     /// # Errors
     /// A file cannot be opened.
-    pub fn duplicate(&mut self, attempt: Option<&Attempt>, wanted: &Duplicates) -> Result<(), LogError> {
+    pub fn duplicate(&mut self, attempt: Option<&Attempt>, wanted: &LineFilters) -> Result<(), LogError> {
         let filter = |texts: &[String], name| match attempt {
             Some(attempt) if !texts.is_empty() => {
                 let path = attempt.folder().join(name);
@@ -233,11 +233,11 @@ impl Logs {
         };
         let captured = Arc::new(Mutex::new(Tail::default()));
         let label = routes.label.as_deref();
-        let stdout = self.open_stream(worker, (Stream::Stdout, &routes.stdout, label), &captured)?;
-        let stderr = self.open_stream(worker, (Stream::Stderr, &routes.stderr, label), &captured)?;
+        let stdout = self.open_stream(worker, (OutputStream::Stdout, &routes.stdout, label), &captured)?;
+        let stderr = self.open_stream(worker, (OutputStream::Stderr, &routes.stderr, label), &captured)?;
         let is_captured = stdout.source.is_some() || stderr.source.is_some();
         for source in [stdout.source, stderr.source].into_iter().flatten() {
-            self.pump_of(source.stream)?.send(Command::Open(source));
+            self.pump_of(source.stream)?.send(PumpCommand::Open(source));
         }
         let (stdout_file, stderr_file) = (file(&routes.stdout), file(&routes.stderr));
         let tail = WorkerTail { captured, is_captured, stdout: stdout_file, stderr: stderr_file };
@@ -251,7 +251,9 @@ impl Logs {
     /// # Errors
     /// The thread cannot be started.
     pub fn pump(&mut self) -> Result<(), LogError> {
-        for (pump, stream) in [(&mut self.stdout, Stream::Stdout), (&mut self.stderr, Stream::Stderr)] {
+        for (pump, stream) in
+            [(&mut self.stdout, OutputStream::Stdout), (&mut self.stderr, OutputStream::Stderr)]
+        {
             if let Some(pump) = pump {
                 pump.start(self.console.output(stream)).map_err(|source| LogError::Pump { source })?;
             }
@@ -273,7 +275,7 @@ impl Logs {
     /// [`Self::tail`], with all that the worker wrote before its end, unless the threads are held up for so long.
     #[must_use]
     pub fn tail_at_its_end(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
-        if let Ok(read) = self.tell(|done| Command::CatchUp(worker.generation, done))
+        if let Ok(read) = self.tell(|done| PumpCommand::CatchUp(worker.generation, done))
             && !read.is_complete()
         {
             let mut read = [PollFd::new(read.as_fd(), PollFlags::POLLIN)];
@@ -289,7 +291,7 @@ impl Logs {
     /// # Errors
     /// No descriptor is left to wait with.
     pub fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
-        self.tell(|done| Command::Ended(generation, done))
+        self.tell(|done| PumpCommand::Ended(generation, done))
     }
 
     /// All workers of the job have been reaped: the threads end, and the console is written to directly again.
@@ -297,7 +299,7 @@ impl Logs {
     /// # Errors
     /// No descriptor is left to wait with.
     pub fn finish(&mut self) -> Result<Drained, LogError> {
-        let drained = self.tell(Command::Finish);
+        let drained = self.tell(PumpCommand::Finish);
         (self.stdout, self.stderr) = (None, None);
         drained
     }
@@ -305,7 +307,7 @@ impl Logs {
     /// Passes a new size of the launcher's terminal on.
     pub fn resize(&self) {
         for pump in self.pumps() {
-            pump.send(Command::Resize);
+            pump.send(PumpCommand::Resize);
         }
     }
 
@@ -314,7 +316,7 @@ impl Logs {
         std::mem::take(&mut self.notes)
     }
 
-    fn tell(&self, command: impl Fn(Promise) -> Command) -> Result<Drained, LogError> {
+    fn tell(&self, command: impl Fn(Completion) -> PumpCommand) -> Result<Drained, LogError> {
         let (drained, promises) =
             latch(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
         for (pump, promise) in self.pumps().zip(promises) {
@@ -327,11 +329,12 @@ impl Logs {
         [&self.stdout, &self.stderr].into_iter().flatten()
     }
 
-    fn pump_of(&mut self, stream: Stream) -> Result<&PumpHandle, LogError> {
-        let shared = Arc::ptr_eq(self.console.output(Stream::Stdout), self.console.output(Stream::Stderr));
+    fn pump_of(&mut self, stream: OutputStream) -> Result<&PumpHandle, LogError> {
+        let shared =
+            Arc::ptr_eq(self.console.output(OutputStream::Stdout), self.console.output(OutputStream::Stderr));
         let slot = match stream {
-            Stream::Stderr if !shared => &mut self.stderr,
-            Stream::Stdout | Stream::Stderr => &mut self.stdout,
+            OutputStream::Stderr if !shared => &mut self.stderr,
+            OutputStream::Stdout | OutputStream::Stderr => &mut self.stdout,
         };
         match slot {
             Some(pump) => Ok(pump),
@@ -342,7 +345,7 @@ impl Logs {
     fn open_stream(
         &mut self,
         worker: WorkerId,
-        (stream, route, label): (Stream, &Route, Option<&str>),
+        (stream, route, label): (OutputStream, &Route, Option<&str>),
         tail: &Arc<Mutex<Tail>>,
     ) -> Result<Opened, LogError> {
         match route {
@@ -358,14 +361,14 @@ impl Logs {
                 let label = prefix.as_deref().or(label.filter(|_| output.is_terminal()));
                 let (channel, writer) = self.channel(&output, label, PipeSize::of(worker.local_rank))?;
                 let filter = match stream {
-                    Stream::Stdout => &self.filters.stdout,
-                    Stream::Stderr => &self.filters.stderr,
+                    OutputStream::Stdout => &self.filters.stdout,
+                    OutputStream::Stderr => &self.filters.stderr,
                 };
                 let picker = match (filter, prefix) {
-                    (Some(filter), Some(prefix)) => Some(Picker::new(Arc::clone(filter), prefix)),
+                    (Some(filter), Some(prefix)) => Some(LinePicker::new(Arc::clone(filter), prefix)),
                     _ => None,
                 };
-                let source = Source {
+                let source = StreamSource {
                     channel,
                     generation: worker.generation,
                     stream,

@@ -19,10 +19,10 @@ use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
 
 use super::channel::{CAPACITY, beside_label};
-use super::latch::Promise;
-use super::source::{Read, Source};
+use super::latch::Completion;
+use super::source::{ReadResult, StreamSource};
 use crate::reporter::console::{Output, WriteError};
-use crate::reporter::screen::{Screen, SpeakerId};
+use crate::reporter::screen::{Screen, StreamId};
 
 /// Bytes that the output gets at once.
 const FLUSH: usize = 64 * 1024;
@@ -37,14 +37,14 @@ const DRAIN_LIMIT: usize = 1024 * 1024;
 const WAKE: u64 = u64::MAX;
 
 #[derive(Debug)]
-pub(super) enum Command {
-    Open(Source),
+pub(super) enum PumpCommand {
+    Open(StreamSource),
     /// The workers of this generation have been reaped: read their remaining output, then answer.
-    Ended(Generation, Promise),
+    Ended(Generation, Completion),
     /// A worker of this generation has been reaped: read what is there of all, then answer.
-    CatchUp(Generation, Promise),
+    CatchUp(Generation, Completion),
     /// All workers have been reaped: read the remaining output, end, then answer.
-    Finish(Promise),
+    Finish(Completion),
     /// The launcher's terminal has changed its size.
     Resize,
 }
@@ -52,9 +52,9 @@ pub(super) enum Command {
 /// The agent's end of a pump.
 #[derive(Debug)]
 pub(super) struct PumpHandle {
-    commands: Sender<Command>,
+    commands: Sender<PumpCommand>,
     wake: Arc<EventFd>,
-    waiting: Option<Receiver<Command>>,
+    waiting: Option<Receiver<PumpCommand>>,
 }
 
 impl PumpHandle {
@@ -74,14 +74,14 @@ impl PumpHandle {
             // Signals are for the agent's thread; a blocked SIGTTOU also permits writes from the background.
             let _ = SigSet::all().thread_block();
             if let Some((screen, unwritten)) = output.attach(Arc::clone(&wake)) {
-                Pump::new(Ends { output, wake, epoll, commands }, screen, unwritten).run();
+                Pump::new(PumpChannels { output, wake, epoll, commands }, screen, unwritten).run();
             }
         };
         std::thread::Builder::new().name("rankrun-logs".to_owned()).spawn(run)?;
         Ok(())
     }
 
-    pub(super) fn send(&self, command: Command) {
+    pub(super) fn send(&self, command: PumpCommand) {
         // Both fail only when the pump has ended, and then no work is left.
         let _ = self.commands.send(command);
         let _ = self.wake.write(1);
@@ -89,26 +89,26 @@ impl PumpHandle {
 }
 
 /// The channels between a pump and its owner.
-struct Ends {
+struct PumpChannels {
     output: Arc<Output>,
     wake: Arc<EventFd>,
     epoll: Epoll,
-    commands: Receiver<Command>,
+    commands: Receiver<PumpCommand>,
 }
 
 struct Pump {
-    ends: Ends,
+    ends: PumpChannels,
     screen: Screen,
-    sources: HashMap<u64, (SpeakerId, Source)>,
+    sources: HashMap<u64, (StreamId, StreamSource)>,
     next_token: u64,
     buffer: Vec<u8>,
     out: Vec<u8>,
-    health: Health,
+    health: OutputHealth,
     pace: Pace,
     /// Rounds of small writes since the last pause of a millisecond.
     rounds: u32,
     /// The only stream that is read, while it has the exclusive right to the output.
-    floor: Option<SpeakerId>,
+    floor: Option<StreamId>,
 }
 
 /// The result of the last round of reads.
@@ -120,7 +120,7 @@ enum Pace {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Health {
+enum OutputHealth {
     Good,
     /// Some bytes were lost, and this was said.
     Lossy,
@@ -129,7 +129,7 @@ enum Health {
 }
 
 impl Pump {
-    fn new(ends: Ends, screen: Screen, unwritten: Vec<u8>) -> Self {
+    fn new(ends: PumpChannels, screen: Screen, unwritten: Vec<u8>) -> Self {
         Self {
             ends,
             screen,
@@ -137,7 +137,7 @@ impl Pump {
             next_token: 0,
             buffer: vec![0; CAPACITY.unsigned_abs() as usize],
             out: unwritten,
-            health: Health::Good,
+            health: OutputHealth::Good,
             pace: Pace::Idle,
             rounds: 0,
             floor: None,
@@ -157,7 +157,7 @@ impl Pump {
                 if event.data() == WAKE {
                     // It was only there to end the wait.
                     let _ = self.ends.wake.read();
-                } else if self.read(event.data()) == Read::End {
+                } else if self.read(event.data()) == ReadResult::End {
                     self.close(event.data());
                 }
             }
@@ -195,7 +195,7 @@ impl Pump {
     /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
     fn give_floor(&mut self) {
         // Without a reader the screen holds no stream back.
-        let floor = self.screen.floor().filter(|_| self.health != Health::Gone);
+        let floor = self.screen.floor().filter(|_| self.health != OutputHealth::Gone);
         if floor == self.floor {
             return;
         }
@@ -217,30 +217,30 @@ impl Pump {
     }
 
     /// Executes the waiting commands; returns the promise of `Finish`, which ends the pump.
-    fn obey(&mut self) -> Option<Promise> {
+    fn obey(&mut self) -> Option<Completion> {
         while let Ok(command) = self.ends.commands.try_recv() {
             match command {
-                Command::Open(source) => self.open(source),
-                Command::Ended(generation, done) => {
+                PumpCommand::Open(source) => self.open(source),
+                PumpCommand::Ended(generation, done) => {
                     self.drain(|source| source.generation == generation);
                     drop(done);
                 }
-                Command::CatchUp(generation, done) => {
+                PumpCommand::CatchUp(generation, done) => {
                     self.catch_up(generation);
                     drop(done);
                 }
-                Command::Finish(done) => {
+                PumpCommand::Finish(done) => {
                     self.drain(|_| true);
                     return Some(done);
                 }
-                Command::Resize => self.resize(),
+                PumpCommand::Resize => self.resize(),
             }
         }
         None
     }
 
-    fn open(&mut self, source: Source) {
-        if self.health == Health::Gone && source.file.is_none() {
+    fn open(&mut self, source: StreamSource) {
+        if self.health == OutputHealth::Gone && source.file.is_none() {
             return;
         }
         let token = self.next_token;
@@ -265,13 +265,13 @@ impl Pump {
     }
 
     /// Reads the sources to their end, or a limited amount if another process still writes to them, and closes them.
-    fn drain(&mut self, chosen: impl Fn(&Source) -> bool) {
+    fn drain(&mut self, chosen: impl Fn(&StreamSource) -> bool) {
         let mut tokens: Vec<u64> =
             self.sources.iter().filter(|(_, (_, source))| chosen(source)).map(|(&token, _)| token).collect();
         tokens.sort_unstable();
         for token in tokens {
             let mut drained = 0;
-            while let Read::Some(count) = self.read(token) {
+            while let ReadResult::Some(count) = self.read(token) {
                 drained += count;
                 if drained > DRAIN_LIMIT {
                     break;
@@ -284,14 +284,14 @@ impl Pump {
 
     /// Reads what the pipes of a generation hold at most.
     fn catch_up(&mut self, generation: Generation) {
-        let of = |(&token, (_, source)): (&u64, &(SpeakerId, Source))| {
+        let of = |(&token, (_, source)): (&u64, &(StreamId, StreamSource))| {
             (source.generation == generation).then_some(token)
         };
         let tokens: Vec<u64> = self.sources.iter().filter_map(of).collect();
         for token in tokens {
             let mut held = CAPACITY.unsigned_abs() as usize;
             while held > 0
-                && let Read::Some(count) = self.read(token)
+                && let ReadResult::Some(count) = self.read(token)
             {
                 held = held.saturating_sub(count);
             }
@@ -299,14 +299,14 @@ impl Pump {
     }
 
     /// Reads one chunk and passes it on.
-    fn read(&mut self, token: u64) -> Read {
-        let Some((speaker, source)) = self.sources.get_mut(&token) else { return Read::End };
+    fn read(&mut self, token: u64) -> ReadResult {
+        let Some((speaker, source)) = self.sources.get_mut(&token) else { return ReadResult::End };
         let read = source.read(&mut self.buffer);
-        let Read::Some(count) = read else { return read };
+        let ReadResult::Some(count) = read else { return read };
         let (bytes, now) = (&self.buffer[..count], Instant::now());
         source.keep(bytes, now);
         self.pace = self.pace.max(if count < source.channel.brim / 4 { Pace::Trickle } else { Pace::Flood });
-        if self.health != Health::Gone {
+        if self.health != OutputHealth::Gone {
             self.screen.feed(*speaker, bytes, now, &mut self.out);
             if self.out.len() >= FLUSH {
                 self.flush();
@@ -326,14 +326,14 @@ impl Pump {
         match written {
             Ok(()) => {}
             Err(WriteError::Gone) => {
-                self.health = Health::Gone;
+                self.health = OutputHealth::Gone;
                 // The workers must see the closed output, as they would without the pump.
                 for (_, (_, source)) in self.sources.extract_if(|_, (_, source)| source.file.is_none()) {
                     unwatch(&self.ends.epoll, &source);
                 }
             }
-            Err(error @ WriteError::Lost(_)) if self.health == Health::Good => {
-                self.health = Health::Lossy;
+            Err(error @ WriteError::Lost(_)) if self.health == OutputHealth::Good => {
+                self.health = OutputHealth::Lossy;
                 tracing::error!(%error, "output of the workers is lost");
             }
             Err(WriteError::Lost(_)) => {}
@@ -351,7 +351,7 @@ impl Pump {
 
 /// Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
 /// reports it.
-fn unwatch(epoll: &Epoll, source: &Source) {
+fn unwatch(epoll: &Epoll, source: &StreamSource) {
     // Was watched, or is about to be closed anyway.
     let _ = epoll.delete(&source.channel.reader);
 }

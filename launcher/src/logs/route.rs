@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, Rank};
 
-use crate::spec::{LogDir, LogSpec, Persona, StreamMap, Streams};
+use crate::spec::{CliFlavor, LogDir, LogSpec, StreamMap, Streams};
 use crate::template::substitute;
 
 #[cfg(test)]
@@ -53,9 +53,9 @@ pub struct Routes {
 
 /// The identity of a worker in its output's prefix and file names.
 #[derive(Debug, Clone, Copy)]
-pub struct Speaker<'a> {
+pub struct StreamOwner<'a> {
     /// The command name: rankrun or torchrun.
-    pub persona: Persona,
+    pub persona: CliFlavor,
     /// The role of the worker (`--role`).
     pub role: &'a str,
     /// The worker in the whole job.
@@ -70,7 +70,7 @@ pub struct Speaker<'a> {
 
 /// The routes of one worker; `folder` is its own in the log tree.
 #[must_use]
-pub fn routes(spec: &LogSpec, speaker: Speaker<'_>, folder: Option<&Path>) -> Routes {
+pub fn routes(spec: &LogSpec, speaker: StreamOwner<'_>, folder: Option<&Path>) -> Routes {
     let redirects = chosen(&spec.redirects, speaker.local_rank);
     let tee = chosen(&spec.tee, speaker.local_rank);
     let audience = match &spec.console {
@@ -78,24 +78,24 @@ pub fn routes(spec: &LogSpec, speaker: Speaker<'_>, folder: Option<&Path>) -> Ro
         Some(_) | None => Audience::Console,
     };
     let place = match (folder, &spec.dir) {
-        (Some(folder), _) => Place::Folder(folder),
-        (None, LogDir::Off) => Place::Off,
-        (None, LogDir::Temporary(_) | LogDir::ErrorFiles(_) | LogDir::At(_)) => Place::Missing,
+        (Some(folder), _) => LogFolder::Folder(folder),
+        (None, LogDir::Off) => LogFolder::Off,
+        (None, LogDir::Temporary(_) | LogDir::ErrorFiles(_) | LogDir::At(_)) => LogFolder::Missing,
     };
-    let worker = Worker { speaker, template: spec.prefix.as_deref(), audience, place };
+    let worker = WorkerRoute { speaker, template: spec.prefix.as_deref(), audience, place };
     Routes {
-        stdout: worker.route("stdout.log", Wish::of(redirects.stdout, tee.stdout)),
-        stderr: worker.route("stderr.log", Wish::of(redirects.stderr, tee.stderr)),
+        stdout: worker.route("stdout.log", StreamMode::of(redirects.stdout, tee.stdout)),
+        stderr: worker.route("stderr.log", StreamMode::of(redirects.stderr, tee.stderr)),
         label: (speaker.local_world.get() > 1).then(|| worker.prefix()),
     }
 }
 
 /// The facts that both streams of a worker share.
-struct Worker<'a> {
-    speaker: Speaker<'a>,
+struct WorkerRoute<'a> {
+    speaker: StreamOwner<'a>,
     template: Option<&'a str>,
     audience: Audience,
-    place: Place<'a>,
+    place: LogFolder<'a>,
 }
 
 /// Whether a worker is heard on the console.
@@ -106,7 +106,7 @@ enum Audience {
 }
 
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum LogFolder<'a> {
     Folder(&'a Path),
     Off,
     Missing,
@@ -114,13 +114,13 @@ enum Place<'a> {
 
 /// The options' request for one stream.
 #[derive(Clone, Copy)]
-enum Wish {
+enum StreamMode {
     Nothing,
     Redirect,
     Tee,
 }
 
-impl Wish {
+impl StreamMode {
     const fn of(redirect: bool, tee: bool) -> Self {
         match (redirect, tee) {
             (_, true) => Self::Tee,
@@ -130,19 +130,25 @@ impl Wish {
     }
 }
 
-impl Worker<'_> {
-    fn route(&self, name: &str, wish: Wish) -> Route {
-        if matches!(self.place, Place::Off) && self.speaker.persona == Persona::Torchrun {
+impl WorkerRoute<'_> {
+    fn route(&self, name: &str, wish: StreamMode) -> Route {
+        if matches!(self.place, LogFolder::Off) && self.speaker.persona == CliFlavor::Torchrun {
             return self.bare();
         }
         match (wish, self.audience, self.place) {
-            (Wish::Tee, Audience::Console, Place::Folder(folder)) => self.tee(Some(folder.join(name))),
-            (Wish::Tee, Audience::Console, Place::Off) | (Wish::Tee, _, Place::Missing) => self.tee(None),
-            (Wish::Tee | Wish::Redirect, _, Place::Folder(folder)) => Route::File(folder.join(name)),
-            (Wish::Redirect, _, Place::Missing) | (Wish::Nothing, Audience::Console, _) => self.bare(),
-            (Wish::Nothing, Audience::Nobody, _) | (Wish::Tee | Wish::Redirect, _, Place::Off) => {
-                Route::File(NOWHERE.into())
+            (StreamMode::Tee, Audience::Console, LogFolder::Folder(folder)) => {
+                self.tee(Some(folder.join(name)))
             }
+            (StreamMode::Tee, Audience::Console, LogFolder::Off)
+            | (StreamMode::Tee, _, LogFolder::Missing) => self.tee(None),
+            (StreamMode::Tee | StreamMode::Redirect, _, LogFolder::Folder(folder)) => {
+                Route::File(folder.join(name))
+            }
+            (StreamMode::Redirect, _, LogFolder::Missing) | (StreamMode::Nothing, Audience::Console, _) => {
+                self.bare()
+            }
+            (StreamMode::Nothing, Audience::Nobody, _)
+            | (StreamMode::Tee | StreamMode::Redirect, _, LogFolder::Off) => Route::File(NOWHERE.into()),
         }
     }
 
@@ -152,13 +158,13 @@ impl Worker<'_> {
 
     fn bare(&self) -> Route {
         match self.speaker.persona {
-            Persona::Torchrun => Route::Inherit,
-            Persona::Rankrun => Route::Capture { file: None, prefix: None },
+            CliFlavor::Torchrun => Route::Inherit,
+            CliFlavor::Rankrun => Route::Capture { file: None, prefix: None },
         }
     }
 
     fn prefix(&self) -> String {
-        let Speaker { role, rank, local_rank, hostname, .. } = self.speaker;
+        let StreamOwner { role, rank, local_rank, hostname, .. } = self.speaker;
         let Some(template) = self.template else { return format!("[{role}{local_rank}]:") };
         let value = |name: &str| match name {
             "role_name" => Some(role.to_owned()),

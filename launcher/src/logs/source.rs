@@ -10,21 +10,21 @@ use nix::errno::Errno;
 use rankrun_contract::rank::Generation;
 
 use super::channel::Channel;
-use super::filter::Picker;
+use super::filter::LinePicker;
 use super::space::why_unwritten;
 use super::tail::Tail;
-use crate::reporter::console::Stream;
+use crate::reporter::console::OutputStream;
 
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct StreamSource {
     pub(super) channel: Channel,
     pub(super) generation: Generation,
-    pub(super) stream: Stream,
+    pub(super) stream: OutputStream,
     pub(super) prefix: String,
     /// The prefix of rewritten lines on the console, if they are followed.
     pub(super) label: Option<String>,
     pub(super) file: Option<LogFile>,
-    pub(super) picker: Option<Picker>,
+    pub(super) picker: Option<LinePicker>,
     pub(super) tail: Arc<Mutex<Tail>>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct LogFile {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Read {
+pub(super) enum ReadResult {
     /// So many bytes; more may come.
     Some(usize),
     Empty,
@@ -43,13 +43,13 @@ pub(super) enum Read {
     End,
 }
 
-impl Source {
-    pub(super) fn read(&self, buffer: &mut [u8]) -> Read {
+impl StreamSource {
+    pub(super) fn read(&self, buffer: &mut [u8]) -> ReadResult {
         match nix::unistd::read(&self.channel.reader, buffer) {
-            Ok(count) if count > 0 => Read::Some(count),
-            Err(Errno::EAGAIN | Errno::EINTR) => Read::Empty,
+            Ok(count) if count > 0 => ReadResult::Some(count),
+            Err(Errno::EAGAIN | Errno::EINTR) => ReadResult::Empty,
             // A pseudo-terminal without an open worker's end returns EIO.
-            Ok(_) | Err(_) => Read::End,
+            Ok(_) | Err(_) => ReadResult::End,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memchr::memrchr_iter;
 
-use crate::reporter::console::Stream;
+use crate::reporter::console::OutputStream;
 use crate::reporter::plain::plain;
 
 const LINES: usize = 20;
@@ -16,19 +16,19 @@ const LINE_LIMIT: usize = 4 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Tail {
     lines: VecDeque<Vec<u8>>,
-    stdout: Partial,
-    stderr: Partial,
+    stdout: PartialLine,
+    stderr: PartialLine,
     fed_at: Option<Instant>,
 }
 
 /// An unfinished line: the bytes after the last carriage return that was overwritten.
 #[derive(Debug, Default)]
-struct Partial {
+struct PartialLine {
     text: Vec<u8>,
     returned: bool,
 }
 
-impl Partial {
+impl PartialLine {
     fn push(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|&byte| byte == b'\r') {
             let text = run.strip_suffix(b"\r").unwrap_or(run);
@@ -44,7 +44,7 @@ impl Partial {
 
 impl Tail {
     /// The worker wrote `bytes` by now.
-    pub(super) fn feed_at(&mut self, stream: Stream, bytes: &[u8], now: Instant) {
+    pub(super) fn feed_at(&mut self, stream: OutputStream, bytes: &[u8], now: Instant) {
         self.fed_at = Some(now);
         self.feed(stream, bytes);
     }
@@ -53,15 +53,15 @@ impl Tail {
         self.fed_at
     }
 
-    pub(super) fn feed(&mut self, stream: Stream, bytes: &[u8]) {
+    pub(super) fn feed(&mut self, stream: OutputStream, bytes: &[u8]) {
         let partial = match stream {
-            Stream::Stdout => &mut self.stdout,
-            Stream::Stderr => &mut self.stderr,
+            OutputStream::Stdout => &mut self.stdout,
+            OutputStream::Stderr => &mut self.stderr,
         };
         // Of a chunk of many lines only the last ones are kept.
         let start = memrchr_iter(b'\n', bytes).nth(LINES).map_or(0, |end| end + 1);
         if start > 0 {
-            *partial = Partial::default();
+            *partial = PartialLine::default();
         }
         for line in bytes[start..].split_inclusive(|&byte| byte == b'\n') {
             let text = line.strip_suffix(b"\n");
@@ -90,7 +90,7 @@ impl Tail {
 pub(super) fn join(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
     let lines_of = |bytes: &[u8]| {
         let mut tail = Tail::default();
-        tail.feed(Stream::Stdout, bytes);
+        tail.feed(OutputStream::Stdout, bytes);
         tail.lines()
     };
     let mut lines = lines_of(stdout);
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn tail(chunks: &[(Stream, &str)]) -> Vec<String> {
+    fn tail(chunks: &[(OutputStream, &str)]) -> Vec<String> {
         let mut tail = Tail::default();
         chunks.iter().for_each(|(stream, text)| tail.feed(*stream, text.as_bytes()));
         tail.lines()
@@ -113,20 +113,24 @@ mod tests {
 
     #[test]
     fn lines_stand_in_the_order_in_which_they_were_finished() {
-        use Stream::{Stderr, Stdout};
+        use OutputStream::{Stderr, Stdout};
         let lines = tail(&[(Stdout, "a"), (Stderr, "Traceback\n"), (Stdout, "b\nc"), (Stderr, "err")]);
         assert_eq!(lines, ["Traceback", "ab", "c", "err"]);
     }
 
     #[test]
     fn progress_is_reduced_to_its_last_state() {
-        assert_eq!(tail(&[(Stream::Stderr, "\r10%\r20"), (Stream::Stderr, "%\rdone\r\nx\r")]), ["done", "x"]);
+        assert_eq!(
+            tail(&[(OutputStream::Stderr, "\r10%\r20"), (OutputStream::Stderr, "%\rdone\r\nx\r")]),
+            ["done", "x"]
+        );
     }
 
     #[test]
     fn lines_are_bounded_in_number_and_length() {
         let many: String = (0..100).map(|line| format!("{line}\n")).collect();
-        let lines = tail(&[(Stream::Stdout, &many), (Stream::Stdout, &"x".repeat(LINE_LIMIT * 2))]);
+        let lines =
+            tail(&[(OutputStream::Stdout, &many), (OutputStream::Stdout, &"x".repeat(LINE_LIMIT * 2))]);
         assert_eq!(lines.len(), LINES);
         assert_eq!(lines[0], "81");
         assert_eq!(lines[LINES - 1].len(), LINE_LIMIT);
@@ -135,7 +139,7 @@ mod tests {
     #[test]
     fn a_report_has_no_escape_sequences() {
         assert_eq!(
-            tail(&[(Stream::Stdout, "\x1b[31mred\x1b[0m\x1b]0;title\x07 \x08\u{fffd}\n")]),
+            tail(&[(OutputStream::Stdout, "\x1b[31mred\x1b[0m\x1b]0;title\x07 \x08\u{fffd}\n")]),
             ["red \u{fffd}"]
         );
     }
@@ -143,8 +147,8 @@ mod tests {
     proptest! {
         #[test]
         fn cuts_do_not_matter(chunks in prop::collection::vec("[a-c\n\r]{0,40}", 0..8)) {
-            let pieces: Vec<_> = chunks.iter().map(|text| (Stream::Stdout, text.as_str())).collect();
-            prop_assert_eq!(tail(&pieces), tail(&[(Stream::Stdout, &chunks.concat())]));
+            let pieces: Vec<_> = chunks.iter().map(|text| (OutputStream::Stdout, text.as_str())).collect();
+            prop_assert_eq!(tail(&pieces), tail(&[(OutputStream::Stdout, &chunks.concat())]));
         }
     }
 }

@@ -17,17 +17,17 @@ struct Rig {
 }
 
 impl Rig {
-    fn on(reader: OwnedFd, writer: OwnedFd, persona: Persona) -> Self {
+    fn on(reader: OwnedFd, writer: OwnedFd, persona: CliFlavor) -> Self {
         let console = Console::new(writer.try_clone().unwrap(), writer, Cursor::Moves);
         Self { logs: Logs::new(console.clone(), persona), console, screen: reader.into() }
     }
 
     fn pipe() -> Self {
         let (reader, writer) = nix::unistd::pipe().unwrap();
-        Self::on(reader, writer, Persona::Rankrun)
+        Self::on(reader, writer, CliFlavor::Rankrun)
     }
 
-    fn terminal(persona: Persona) -> Self {
+    fn terminal(persona: CliFlavor) -> Self {
         let size = rustix::termios::Winsize { ws_row: 30, ws_col: 90, ws_xpixel: 0, ws_ypixel: 0 };
         let (Channel { reader, .. }, writer) = channel::pseudo_terminal(Some(size)).unwrap();
         rustix::io::ioctl_fionbio(&reader, false).unwrap();
@@ -124,7 +124,7 @@ fn sixteen_workers_flood_both_streams_and_every_line_is_whole() {
         }
     }
     for number in 0..LINES {
-        rig.console.message(Stream::Stderr, format!("launcher {number} .").as_bytes());
+        rig.console.message(OutputStream::Stderr, format!("launcher {number} .").as_bytes());
     }
     writers.into_iter().for_each(|writer| writer.join().unwrap());
     drop(rig.finish());
@@ -144,7 +144,7 @@ fn sixteen_workers_flood_both_streams_and_every_line_is_whole() {
 
 #[test]
 fn an_unfinished_line_is_shown_and_continued_with_one_prefix() {
-    for mut rig in [Rig::pipe(), Rig::terminal(Persona::Rankrun)] {
+    for mut rig in [Rig::pipe(), Rig::terminal(CliFlavor::Rankrun)] {
         let scratch = Scratch::new();
         let (mut stdout, _stderr) = rig.open(worker(0), &tee(&scratch.0));
         write!(stdout, "first half").unwrap();
@@ -208,7 +208,7 @@ fn a_stranger_that_holds_the_pipe_does_not_hold_the_end() {
 
 #[test]
 fn a_worker_sees_a_terminal_where_we_have_one() {
-    let mut rig = Rig::terminal(Persona::Rankrun);
+    let mut rig = Rig::terminal(CliFlavor::Rankrun);
     let (mut stdout, stderr) = rig.open(worker(0), &bare());
     assert!(stdout.is_terminal() && stderr.is_terminal());
     let size = rustix::termios::tcgetwinsize(&stdout).unwrap();
@@ -226,14 +226,14 @@ fn a_worker_sees_a_terminal_where_we_have_one() {
 
 #[test]
 fn under_the_name_torchrun_a_captured_stream_is_no_terminal() {
-    let mut rig = Rig::terminal(Persona::Torchrun);
+    let mut rig = Rig::terminal(CliFlavor::Torchrun);
     let (stdout, stderr) = rig.open(worker(0), &bare());
     assert!(!stdout.is_terminal() && !stderr.is_terminal());
 }
 
 #[test]
 fn the_workers_ends_close_on_exec() {
-    for mut rig in [Rig::pipe(), Rig::terminal(Persona::Rankrun)] {
+    for mut rig in [Rig::pipe(), Rig::terminal(CliFlavor::Rankrun)] {
         let (stdout, _) = rig.open(worker(0), &bare());
         let flags = nix::fcntl::fcntl(stdout.as_fd(), nix::fcntl::FcntlArg::F_GETFD).unwrap();
         assert_eq!(flags & nix::libc::FD_CLOEXEC, nix::libc::FD_CLOEXEC);
@@ -245,7 +245,7 @@ fn a_slow_reader_delays_the_workers_but_not_the_agent() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
     let writer = thread::spawn(move || (0..200_000).for_each(|number| writeln!(stdout, "{number}").unwrap()));
-    rig.console.message(Stream::Stderr, b"from the agent");
+    rig.console.message(OutputStream::Stderr, b"from the agent");
     let reader = collect(rig.screen.try_clone().unwrap());
     writer.join().unwrap();
     drop(rig.finish());
@@ -298,7 +298,7 @@ fn inherited_streams_need_no_thread_and_messages_are_written_at_once() {
     rig.logs.pump().unwrap();
     assert!(matches!((stdio.stdout, stdio.stderr), (ChildEnd::Inherit, ChildEnd::Inherit)));
     assert_eq!(rig.logs.pumps().count(), 0);
-    rig.console.message(Stream::Stderr, b"summary");
+    rig.console.message(OutputStream::Stderr, b"summary");
     rig.expect("summary\n");
 }
 
@@ -308,6 +308,6 @@ fn what_is_said_after_the_end_stands_in_a_line_of_its_own() {
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
     write!(stdout, "no newline").unwrap();
     wait(rig.logs.finish());
-    rig.console.message(Stream::Stderr, b"summary");
+    rig.console.message(OutputStream::Stderr, b"summary");
     rig.expect("no newline\nsummary\n");
 }

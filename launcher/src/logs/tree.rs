@@ -39,14 +39,14 @@ pub struct LogTree {
     /// Held as long as the agent lives, where the base is a folder of error files.
     _lock: Option<File>,
     run: PathBuf,
-    made: Option<Made>,
+    made: Option<AttemptCounts>,
     /// Whether there are further folders, for rounds without a restart.
     has_rounds: bool,
 }
 
 /// The attempts so far, in numbers: after thousands of restarts they take no more memory than after one.
 #[derive(Debug, Clone, Copy)]
-struct Made {
+struct AttemptCounts {
     /// Of the last one; they count from 0.
     restarts: RestartCount,
     /// Of the one that had the most.
@@ -186,7 +186,7 @@ impl LogTree {
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
         let attempt = self.attempt_of(restarts, workers);
         attempt.make()?;
-        self.made = Some(self.made.map_or(Made { restarts, workers }, |before| Made {
+        self.made = Some(self.made.map_or(AttemptCounts { restarts, workers }, |before| AttemptCounts {
             restarts: before.restarts.max(restarts),
             workers: before.workers.max(workers),
         }));
@@ -217,14 +217,16 @@ impl LogTree {
     /// All that were made; some may have had fewer workers.
     fn attempts(&self) -> impl Iterator<Item = Attempt> {
         let made = self.made.into_iter();
-        made.flat_map(move |Made { restarts, workers }| {
+        made.flat_map(move |AttemptCounts { restarts, workers }| {
             (0..=restarts.0).map(move |restarts| self.attempt_of(RestartCount(restarts), workers))
         })
     }
 
     /// The further ones; some may have had fewer workers.
     fn rounds(&self) -> Vec<Attempt> {
-        let Some(Made { workers, .. }) = self.made.filter(|_| self.has_rounds) else { return Vec::new() };
+        let Some(AttemptCounts { workers, .. }) = self.made.filter(|_| self.has_rounds) else {
+            return Vec::new();
+        };
         let found = std::fs::read_dir(&self.run).into_iter().flatten().flatten();
         let is_of_round = |name: &OsStr| name.to_str().is_some_and(|name| name.contains(OF_ROUND));
         let found = found.filter(|entry| is_of_round(&entry.file_name()));

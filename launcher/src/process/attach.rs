@@ -20,10 +20,10 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::process::by_hand::{Received, knock, receive, tell, tell_exit};
+use crate::process::by_hand::{AttachMessage, knock, receive, tell, tell_exit};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
-use crate::spec::{Persona, SignalSpec};
+use crate::spec::{CliFlavor, SignalSpec};
 
 /// The process name of a wrapper after the end of its launcher.
 pub(super) const ABANDONED: &str = "rankrun-alone";
@@ -86,13 +86,13 @@ pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<
     let (program, args) = command.split_first().ok_or(AttachError::NoCommand)?;
     let agent = knock(socket).map_err(|source| AttachError::NobodyWaits { source })?;
     match receive(agent.as_fd()) {
-        Received::Record(b'w', _) => {}
-        Received::Record(_, why) => return Err(AttachError::Refused { why }),
-        Received::Nothing | Received::Closed => {
+        AttachMessage::Record(b'w', _) => {}
+        AttachMessage::Record(_, why) => return Err(AttachError::Refused { why }),
+        AttachMessage::Nothing | AttachMessage::Closed => {
             return Err(AttachError::Refused { why: "it has just ended".to_owned() });
         }
     }
-    let handled = HandledSignals::of(&SignalSpec::torchrun(), Persona::Rankrun);
+    let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun);
     let mask = block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
     tell(&agent, b'b', "");
@@ -152,12 +152,12 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
         }
         if inputs.get(1).and_then(PollFd::any) == Some(true) {
             match receive(agent.as_fd()) {
-                Received::Record(_, text) => {
+                AttachMessage::Record(_, text) => {
                     say(&text);
                     was_told = true;
                 }
-                Received::Nothing => {}
-                Received::Closed => {
+                AttachMessage::Nothing => {}
+                AttachMessage::Closed => {
                     // `rankrun gc` takes it for a launcher no more.
                     let _ = prctl::set_name(&CString::new(ABANDONED).unwrap_or_default());
                     if !was_told {

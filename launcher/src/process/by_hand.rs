@@ -37,7 +37,7 @@ const LONGEST: usize = 1024;
 
 /// A report of the wrapper about the worker that is started by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reported {
+pub enum AttachReport {
     /// The wrapper started the worker with this pid.
     Started(Pid),
     /// The worker ended, as its wrapper reports.
@@ -51,16 +51,16 @@ pub enum Reported {
 
 /// The agent's side: the listening socket and its one caller.
 #[derive(Debug)]
-pub struct Door {
+pub struct AttachListener {
     /// `None` once the kernel does not accept connections any more.
     listener: Option<OwnedFd>,
-    caller: Caller,
+    caller: AttachClient,
     /// The reason for refusing callers, once the agent refuses them.
     closed: Option<String>,
 }
 
 #[derive(Debug)]
-enum Caller {
+enum AttachClient {
     Nobody,
     /// A wrapper that has not started its worker yet.
     Expected(OwnedFd),
@@ -78,7 +78,7 @@ pub fn socket_name(job: &JobId, worker: WorkerId) -> String {
     format!("rankrun/{job}/{}/{}/{}", worker.generation, worker.local_rank, Uuid::new_v4().simple())
 }
 
-impl Door {
+impl AttachListener {
     /// Waits for a wrapper from now on.
     ///
     /// # Errors
@@ -88,22 +88,22 @@ impl Door {
         bind(listener.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         listen(&listener, Backlog::new(4)?)?;
         let listener = Some(listener);
-        Ok(Self { listener, caller: Caller::Nobody, closed: None })
+        Ok(Self { listener, caller: AttachClient::Nobody, closed: None })
     }
 
     /// Readable when [`Self::receive`] has something to do.
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let caller = match &self.caller {
-            Caller::Expected(caller) | Caller::Starting(caller) | Caller::Running(caller, _) => {
-                Some(caller.as_fd())
-            }
-            Caller::Nobody | Caller::Done => None,
+            AttachClient::Expected(caller)
+            | AttachClient::Starting(caller)
+            | AttachClient::Running(caller, _) => Some(caller.as_fd()),
+            AttachClient::Nobody | AttachClient::Done => None,
         };
         self.listener.iter().map(AsFd::as_fd).chain(caller)
     }
 
     /// Accepts or refuses callers, and returns the reports of the worker, in order. Never waits.
-    pub fn receive(&mut self) -> Vec<Reported> {
+    pub fn receive(&mut self) -> Vec<AttachReport> {
         let mut reported = Vec::new();
         // First, so that a caller that arrives after another one's end gets an answer.
         while let Some(report) = self.next_report() {
@@ -135,9 +135,9 @@ impl Door {
     /// still read.
     pub fn release(&mut self, why: &str) {
         match &self.caller {
-            Caller::Expected(caller) => tell(caller, b'r', why),
-            Caller::Starting(caller) | Caller::Running(caller, _) => tell(caller, b'x', why),
-            Caller::Nobody | Caller::Done => {}
+            AttachClient::Expected(caller) => tell(caller, b'r', why),
+            AttachClient::Starting(caller) | AttachClient::Running(caller, _) => tell(caller, b'x', why),
+            AttachClient::Nobody | AttachClient::Done => {}
         }
         self.closed = Some(why.to_owned());
     }
@@ -147,34 +147,35 @@ impl Door {
         let refusal = match (&self.closed, &self.caller) {
             _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
             (Some(why), _) => Some(why.clone()),
-            (None, Caller::Nobody) => None,
-            (None, Caller::Expected(_) | Caller::Starting(_)) => {
+            (None, AttachClient::Nobody) => None,
+            (None, AttachClient::Expected(_) | AttachClient::Starting(_)) => {
                 Some("another process starts this worker at the moment".to_owned())
             }
-            (None, Caller::Running(_, pid)) => Some(format!("this worker runs already, as pid {pid}")),
-            (None, Caller::Done) => Some("this worker has run already".to_owned()),
+            (None, AttachClient::Running(_, pid)) => Some(format!("this worker runs already, as pid {pid}")),
+            (None, AttachClient::Done) => Some("this worker has run already".to_owned()),
         };
         match refusal {
             Some(why) => tell(&caller, b'r', &why),
             None => {
                 tell(&caller, b'w', "");
-                self.caller = Caller::Expected(caller);
+                self.caller = AttachClient::Expected(caller);
             }
         }
     }
 
-    fn next_report(&mut self) -> Option<Reported> {
+    fn next_report(&mut self) -> Option<AttachReport> {
         loop {
             let received = match &self.caller {
-                Caller::Expected(caller) | Caller::Starting(caller) | Caller::Running(caller, _) => {
-                    receive(caller.as_fd())
-                }
-                Caller::Nobody | Caller::Done => return None,
+                AttachClient::Expected(caller)
+                | AttachClient::Starting(caller)
+                | AttachClient::Running(caller, _) => receive(caller.as_fd()),
+                AttachClient::Nobody | AttachClient::Done => return None,
             };
-            if received == Received::Nothing {
+            if received == AttachMessage::Nothing {
                 return None;
             }
-            let (caller, reported) = heard(std::mem::replace(&mut self.caller, Caller::Nobody), &received);
+            let (caller, reported) =
+                heard(std::mem::replace(&mut self.caller, AttachClient::Nobody), &received);
             self.caller = caller;
             if reported.is_some() {
                 return reported;
@@ -184,27 +185,31 @@ impl Door {
 }
 
 /// The caller's next state, after it sent a record or closed the connection.
-fn heard(caller: Caller, received: &Received) -> (Caller, Option<Reported>) {
+fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Option<AttachReport>) {
     // A wrapper that is killed takes its worker with it.
     let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
     match (caller, received) {
-        (Caller::Expected(fd), Received::Record(b'b', _)) => (Caller::Starting(fd), None),
+        (AttachClient::Expected(fd), AttachMessage::Record(b'b', _)) => (AttachClient::Starting(fd), None),
         // Another wrapper may try again.
-        (Caller::Expected(_), _) | (Caller::Starting(_), Received::Record(b'n', _)) => (Caller::Nobody, None),
-        (Caller::Starting(fd), Received::Record(b's', text)) => {
+        (AttachClient::Expected(_), _) | (AttachClient::Starting(_), AttachMessage::Record(b'n', _)) => {
+            (AttachClient::Nobody, None)
+        }
+        (AttachClient::Starting(fd), AttachMessage::Record(b's', text)) => {
             let pid = Pid::from_raw(text.parse().unwrap_or_default());
-            (Caller::Running(fd, pid), Some(Reported::Started(pid)))
+            (AttachClient::Running(fd, pid), Some(AttachReport::Started(pid)))
         }
-        (Caller::Starting(fd), _) => {
+        (AttachClient::Starting(fd), _) => {
             let pid = Pid::from_raw(peer(&fd).map_or(0, |wrapper| wrapper.pid()));
-            (Caller::Done, Some(Reported::Ended { pid, exit: killed }))
+            (AttachClient::Done, Some(AttachReport::Ended { pid, exit: killed }))
         }
-        (Caller::Running(_, pid), Received::Record(b'e', text)) => {
+        (AttachClient::Running(_, pid), AttachMessage::Record(b'e', text)) => {
             let exit = parse_exit(text).unwrap_or(Exit::Code(1));
-            (Caller::Done, Some(Reported::Ended { pid, exit }))
+            (AttachClient::Done, Some(AttachReport::Ended { pid, exit }))
         }
-        (Caller::Running(_, pid), _) => (Caller::Done, Some(Reported::Ended { pid, exit: killed })),
-        (caller @ (Caller::Nobody | Caller::Done), _) => (caller, None),
+        (AttachClient::Running(_, pid), _) => {
+            (AttachClient::Done, Some(AttachReport::Ended { pid, exit: killed }))
+        }
+        (caller @ (AttachClient::Nobody | AttachClient::Done), _) => (caller, None),
     }
 }
 
@@ -220,7 +225,7 @@ fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
 
 /// The result of one read of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum AttachMessage {
     Record(u8, String),
     Nothing,
     Closed,
@@ -261,16 +266,16 @@ fn parse_exit(text: &str) -> Option<Exit> {
 }
 
 /// The next record, waiting for it where the socket is one that waits.
-pub(super) fn receive(from: BorrowedFd<'_>) -> Received {
+pub(super) fn receive(from: BorrowedFd<'_>) -> AttachMessage {
     let mut record = [0; LONGEST];
     loop {
         return match recv(from.as_raw_fd(), &mut record, MsgFlags::empty()) {
             Ok(length @ 1..) => {
-                Received::Record(record[0], String::from_utf8_lossy(&record[1..length]).into_owned())
+                AttachMessage::Record(record[0], String::from_utf8_lossy(&record[1..length]).into_owned())
             }
             Err(Errno::EINTR) => continue,
-            Err(Errno::EAGAIN) => Received::Nothing,
-            Ok(_) | Err(_) => Received::Closed,
+            Err(Errno::EAGAIN) => AttachMessage::Nothing,
+            Ok(_) | Err(_) => AttachMessage::Closed,
         };
     }
 }
@@ -293,14 +298,14 @@ mod tests {
     use rankrun_contract::rank::{Generation, LocalRank};
 
     /// A door of this test alone.
-    fn door(test: u32) -> (Door, String) {
+    fn door(test: u32) -> (AttachListener, String) {
         let worker = WorkerId { generation: Generation(test), local_rank: LocalRank(1) };
         let name = socket_name(&JobId(std::process::id().to_string()), worker);
-        (Door::open(&name).unwrap(), name)
+        (AttachListener::open(&name).unwrap(), name)
     }
 
     /// Connects, and returns the agent's answer.
-    fn call(door: &mut Door, name: &str) -> (OwnedFd, Received) {
+    fn call(door: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
         let wrapper = knock(name).unwrap();
         assert_eq!(door.receive(), []);
         let answer = receive(wrapper.as_fd());
@@ -313,13 +318,15 @@ mod tests {
     fn a_worker_is_started_and_ends() {
         let (mut door, name) = door(0);
         let (wrapper, answer) = call(&mut door, &name);
-        assert_eq!(answer, Received::Record(b'w', String::new()));
+        assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
         tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
         tell_exit(&wrapper, Exit::Code(3));
-        let ended = Reported::Ended { pid: PID, exit: Exit::Code(3) };
-        assert_eq!(door.receive(), [Reported::Started(PID), ended]);
-        assert!(matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("has run")));
+        let ended = AttachReport::Ended { pid: PID, exit: Exit::Code(3) };
+        assert_eq!(door.receive(), [AttachReport::Started(PID), ended]);
+        assert!(
+            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("has run"))
+        );
     }
 
     #[test]
@@ -328,10 +335,10 @@ mod tests {
         let (wrapper, _) = call(&mut door, &name);
         tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [Reported::Started(PID)]);
+        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-        assert_eq!(door.receive(), [Reported::Ended { pid: PID, exit }]);
+        assert_eq!(door.receive(), [AttachReport::Ended { pid: PID, exit }]);
         assert_eq!(door.receive(), []);
     }
 
@@ -341,10 +348,10 @@ mod tests {
         let (gone_before, _) = call(&mut door, &name);
         drop(gone_before);
         let (wrapper, answer) = call(&mut door, &name);
-        assert_eq!(answer, Received::Record(b'w', String::new()));
+        assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
         tell(&wrapper, b'b', "");
         tell(&wrapper, b'n', "");
-        assert_eq!(call(&mut door, &name).1, Received::Record(b'w', String::new()));
+        assert_eq!(call(&mut door, &name).1, AttachMessage::Record(b'w', String::new()));
     }
 
     #[test]
@@ -355,7 +362,7 @@ mod tests {
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         let pid = nix::unistd::getpid();
-        assert_eq!(door.receive(), [Reported::Ended { pid, exit }]);
+        assert_eq!(door.receive(), [AttachReport::Ended { pid, exit }]);
     }
 
     #[test]
@@ -370,12 +377,14 @@ mod tests {
         let (mut door, name) = door(3);
         let (wrapper, _) = call(&mut door, &name);
         assert!(
-            matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("another process"))
+            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("another process"))
         );
         tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [Reported::Started(PID)]);
-        assert!(matches!(call(&mut door, &name).1, Received::Record(b'r', text) if text.contains("pid 42")));
+        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
+        assert!(
+            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("pid 42"))
+        );
     }
 
     #[test]
@@ -384,13 +393,13 @@ mod tests {
         let (wrapper, _) = call(&mut door, &name);
         tell(&wrapper, b'b', "");
         tell(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [Reported::Started(PID)]);
+        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
         door.release("rank 0 failed");
-        assert_eq!(receive(wrapper.as_fd()), Received::Record(b'x', "rank 0 failed".to_owned()));
+        assert_eq!(receive(wrapper.as_fd()), AttachMessage::Record(b'x', "rank 0 failed".to_owned()));
         let exit = Exit::Signal { number: libc::SIGSEGV, core_dumped: true };
         tell_exit(&wrapper, exit);
-        assert_eq!(door.receive(), [Reported::Ended { pid: PID, exit }]);
-        let refused = Received::Record(b'r', "rank 0 failed".to_owned());
+        assert_eq!(door.receive(), [AttachReport::Ended { pid: PID, exit }]);
+        let refused = AttachMessage::Record(b'r', "rank 0 failed".to_owned());
         assert_eq!(call(&mut door, &name).1, refused);
         drop(door);
         assert!(knock(&name).is_err());

@@ -13,8 +13,8 @@ use nix::unistd::Pid;
 
 use crate::placement::WorkerId;
 use crate::process::Exit;
-use crate::process::command::Command;
-use crate::process::spawn::{Original, Stdio, spawn};
+use crate::process::command::WorkerCommand;
+use crate::process::spawn::{InheritedState, Stdio, spawn};
 
 /// The end of one worker, as reaped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +63,9 @@ impl Children {
     pub fn spawn(
         &mut self,
         worker: WorkerId,
-        command: &Command,
+        command: &WorkerCommand,
         stdio: Stdio<'_>,
-        original: &Original,
+        original: &InheritedState,
     ) -> io::Result<Pid> {
         let spawned = spawn(command, stdio, original)?;
         let key = u64::from(spawned.pid.as_raw().unsigned_abs());
@@ -121,8 +121,8 @@ impl Children {
     }
 
     /// Reaps every child that has died, without waiting.
-    pub fn reap(&mut self) -> Reapings {
-        let mut reapings = Reapings::default();
+    pub fn reap(&mut self) -> ReapedWorkers {
+        let mut reapings = ReapedWorkers::default();
         let mut ready = [EpollEvent::empty(); 64];
         while let Some(deaths) = &self.deaths
             && let Ok(count @ 1..) = deaths.wait(&mut ready, EpollTimeout::ZERO)
@@ -138,7 +138,7 @@ impl Children {
         reapings
     }
 
-    fn sort_in(&mut self, reapings: &mut Reapings, reaped: Reaped) {
+    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped) {
         let Reaped::Child { pid, exit, peak } = reaped else { return };
         match self.by_pid.remove(&pid) {
             Some(Child { worker, is_killed, .. }) => {
@@ -151,7 +151,7 @@ impl Children {
 
 /// The processes reaped by one call.
 #[derive(Debug, Default)]
-pub struct Reapings {
+pub struct ReapedWorkers {
     /// The reaped workers, in the order of their deaths.
     pub workers: Vec<WorkerExit>,
     /// Probes, and orphans that this process inherited as subreaper.

@@ -10,12 +10,12 @@ use rankrun_contract::rank::{Generation, JobId, LocalRank, NodeCount, Rank, Rest
 use crate::device::Visibility;
 use crate::placement::Placement;
 use crate::rendezvous::Round;
-use crate::spec::{Entrypoint, LaunchSpec, Persona};
+use crate::spec::{CliFlavor, Entrypoint, LaunchSpec};
 use crate::template;
 
 /// The parts that all workers of one generation share.
 #[derive(Debug, Clone)]
-pub struct Life {
+pub struct GenerationContext {
     /// Which life of the worker group.
     pub generation: Generation,
     /// The number of restarts used so far.
@@ -47,7 +47,7 @@ const OF_THIS_LAUNCH: [&str; 4] =
 
 /// A program with arguments and environment, ready for `execve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command {
+pub struct WorkerCommand {
     /// The path of the file to execute.
     pub path: CString,
     /// The arguments; the first one is the program's name.
@@ -72,11 +72,11 @@ pub struct NulByte {
 /// A text has a NUL byte, so no program can get it.
 pub fn build(
     spec: &LaunchSpec,
-    life: &Life,
+    life: &GenerationContext,
     placement: &Placement,
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
-) -> Result<Command, NulByte> {
+) -> Result<WorkerCommand, NulByte> {
     let (path, argv) = command_line(spec, placement);
     let vars = variables(spec, life, placement, error_file);
     let seat = spec.seats.get(placement.local_rank.index());
@@ -98,7 +98,7 @@ pub fn build(
         .collect::<Result<_, _>>()?;
     let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
     let cpus = seat.and_then(|seat| seat.cpus.clone());
-    Ok(Command { path: c_string(path.into_vec())?, argv, envp, cpus })
+    Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus })
 }
 
 fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
@@ -132,15 +132,15 @@ fn command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsSt
 
 /// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun, Python's
 /// `string.Template` decides: `$local_rank` too, and `$$` → `$` (contract 1.10).
-fn expand_macros(text: &OsStr, persona: Persona, (local_rank, rank): (LocalRank, Rank)) -> OsString {
+fn expand_macros(text: &OsStr, persona: CliFlavor, (local_rank, rank): (LocalRank, Rank)) -> OsString {
     let bytes = text.as_bytes();
     OsString::from_vec(match persona {
-        Persona::Rankrun => template::replace_braced(bytes, |name| match name {
+        CliFlavor::Rankrun => template::replace_braced(bytes, |name| match name {
             "local_rank" => Some(local_rank.to_string()),
             "rank" => Some(rank.to_string()),
             _ => None,
         }),
-        Persona::Torchrun => {
+        CliFlavor::Torchrun => {
             let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
             template::substitute(bytes, value)
         }
@@ -151,7 +151,7 @@ fn expand_macros(text: &OsStr, persona: Persona, (local_rank, rank): (LocalRank,
 #[must_use]
 pub fn variables(
     spec: &LaunchSpec,
-    life: &Life,
+    life: &GenerationContext,
     placement: &Placement,
     error_file: Option<&Path>,
 ) -> Vec<(&'static str, OsString)> {
@@ -220,8 +220,8 @@ mod tests {
         ] {
             let ranks = (LocalRank(7), Rank(15));
             let expanded = |persona| expand_macros(OsStr::new(text), persona, ranks);
-            assert_eq!(expanded(Persona::Rankrun), ours, "{text}");
-            assert_eq!(expanded(Persona::Torchrun), torchs, "{text}");
+            assert_eq!(expanded(CliFlavor::Rankrun), ours, "{text}");
+            assert_eq!(expanded(CliFlavor::Torchrun), torchs, "{text}");
         }
     }
 }

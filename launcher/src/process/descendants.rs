@@ -18,12 +18,14 @@ use rankrun_contract::env::{JOB, KEEP};
 use rankrun_contract::rank::JobId;
 
 use crate::process::child::{Reaped, wait_for_any};
-use crate::process::proc::{self, CannotLook, Environment, Stat, can_walk, parse_pid, seen};
+use crate::process::proc::{
+    self, ProcessEnvironment, ProcessScanError, ProcessStat, can_walk, parse_pid, seen,
+};
 use crate::process::reserve::with_reserve;
 
 /// The descendants that a sweep may kill.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scope {
+pub enum KillScope {
     /// All of them: this process had no children before the job.
     All,
     /// Descendants that carry the job's mark, and everything below them. For PID 1 of a container, which inherits
@@ -46,7 +48,7 @@ const MOST_WALKS: usize = 16;
 ///
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
-pub fn kill_all(scope: &Scope) -> Result<Vec<Pid>, CannotLook> {
+pub fn kill_all(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
     let children: SigSet = [Signal::SIGCHLD].into_iter().collect();
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
     #[expect(clippy::disallowed_methods, reason = "the limit on a blocking wait is this shell's own")]
@@ -82,15 +84,17 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn everybody_below(root: Pid) -> Result<Vec<Pid>, CannotLook> {
+pub fn everybody_below(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     let found = with_reserve(|| below(root, true, &|_, parent_is| Ok(parent_is)))?;
     Ok(found.into_iter().map(|found| found.pid).collect())
 }
 
-fn targets(scope: &Scope) -> Result<Vec<Found>, CannotLook> {
+fn targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
     match scope {
-        Scope::All => below(getpid(), true, &|_, parent_is| Ok(parent_is)),
-        Scope::Marked(job) => below(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?)),
+        KillScope::All => below(getpid(), true, &|_, parent_is| Ok(parent_is)),
+        KillScope::Marked(job) => {
+            below(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?))
+        }
     }
 }
 
@@ -99,12 +103,12 @@ fn targets(scope: &Scope) -> Result<Vec<Found>, CannotLook> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
-    let is_kept = |pid| Ok(Environment::of(pid)?.value(KEEP) == Some(b"1"));
+pub fn leftovers() -> Result<Vec<FoundProcess>, ProcessScanError> {
+    let is_kept = |pid| Ok(ProcessEnvironment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
         let mut living = Vec::new();
         for found in below(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
-            if Stat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
+            if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
                 living.push(found);
             }
         }
@@ -117,7 +121,7 @@ pub fn leftovers() -> Result<Vec<Found>, CannotLook> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may not be stopped.
-pub fn halt_all() -> Result<(), CannotLook> {
+pub fn halt_all() -> Result<(), ProcessScanError> {
     with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
 }
 
@@ -125,7 +129,7 @@ pub fn halt_all() -> Result<(), CannotLook> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may be left.
-pub fn kill_unreaped() -> Result<(), CannotLook> {
+pub fn kill_unreaped() -> Result<(), ProcessScanError> {
     with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
 }
 
@@ -133,11 +137,11 @@ pub fn kill_unreaped() -> Result<(), CannotLook> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub(super) fn living_below(root: Pid) -> Result<Vec<Found>, CannotLook> {
+pub(super) fn living_below(root: Pid) -> Result<Vec<FoundProcess>, ProcessScanError> {
     with_reserve(|| {
         let mut living = Vec::new();
         for found in below(root, true, &|_, parent_is| Ok(parent_is))? {
-            if Stat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
+            if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
                 living.push(found);
             }
         }
@@ -147,7 +151,7 @@ pub(super) fn living_below(root: Pid) -> Result<Vec<Found>, CannotLook> {
 
 /// Kills the known processes and, while `is_wanted` holds, any other process below `root`. If `/proc` cannot be read,
 /// the rest is left to `root`.
-pub(super) fn kill_below(root: Pid, known: &[Found], is_wanted: &dyn Fn() -> bool) {
+pub(super) fn kill_below(root: Pid, known: &[FoundProcess], is_wanted: &dyn Fn() -> bool) {
     with_reserve(|| {
         known.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
         let known = known.iter().map(|found| found.pid).collect();
@@ -161,7 +165,7 @@ fn signal_below(
     mut known: HashSet<Pid>,
     signal: Signal,
     is_wanted: &dyn Fn() -> bool,
-) -> Result<(), CannotLook> {
+) -> Result<(), ProcessScanError> {
     for _ in 0..MOST_WALKS {
         let mut found = below(root, true, &|_, parent_is| Ok(parent_is))?;
         found.retain(|found| known.insert(found.pid));
@@ -177,27 +181,27 @@ fn signal_below(
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may stay stopped.
-pub fn continue_all() -> Result<(), CannotLook> {
+pub fn continue_all() -> Result<(), ProcessScanError> {
     with_reserve(|| {
-        targets(&Scope::All)?.iter().for_each(|found| found.signal_within(Signal::SIGCONT));
+        targets(&KillScope::All)?.iter().for_each(|found| found.signal_within(Signal::SIGCONT));
         Ok(())
     })
 }
 
 /// A process that the walk met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundProcess {
     /// The process id when it was found.
     pub pid: Pid,
     /// The start time, in clock ticks since boot.
     started: u64,
 }
 
-impl Found {
+impl FoundProcess {
     /// The process that has this pid now.
     #[cfg(test)]
     pub(super) fn of(pid: Pid) -> Option<Self> {
-        let started = Stat::of(pid).ok()??.started()?;
+        let started = ProcessStat::of(pid).ok()??.started()?;
         Some(Self { pid, started })
     }
 
@@ -230,8 +234,8 @@ impl Found {
 pub(super) fn below(
     root: Pid,
     root_is: bool,
-    chosen: &dyn Fn(Pid, bool) -> Result<bool, CannotLook>,
-) -> Result<Vec<Found>, CannotLook> {
+    chosen: &dyn Fn(Pid, bool) -> Result<bool, ProcessScanError>,
+) -> Result<Vec<FoundProcess>, ProcessScanError> {
     let mut found = Vec::new();
     if !can_walk() {
         return Ok(found);
@@ -244,8 +248,8 @@ pub(super) fn below(
                 continue;
             }
             let is_chosen = chosen(child, parent_is)?;
-            if is_chosen && let Some(started) = Stat::of(child)?.and_then(|stat| stat.started()) {
-                found.push(Found { pid: child, started });
+            if is_chosen && let Some(started) = ProcessStat::of(child)?.and_then(|stat| stat.started()) {
+                found.push(FoundProcess { pid: child, started });
             }
             pending.push((child, is_chosen));
         }
@@ -255,7 +259,7 @@ pub(super) fn below(
 
 /// Children of every thread, by `/proc/PID/task/TID/children` (proc(5)), or by reading every process where the kernel
 /// was built without `CONFIG_PROC_CHILDREN`.
-fn children_of(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
+fn children_of(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     let mut children = Vec::new();
     let Some(threads) = seen(fs::read_dir(format!("/proc/{parent}/task")))? else { return Ok(children) };
     for thread in threads.flatten() {
@@ -274,11 +278,11 @@ fn children_of(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
     Ok(children)
 }
 
-fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
+fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     let mut children = Vec::new();
     let Some(processes) = seen(fs::read_dir("/proc"))? else { return Ok(children) };
     for pid in processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?)) {
-        if Stat::of(pid)?.is_some_and(|stat| stat.parent() == Some(parent)) {
+        if ProcessStat::of(pid)?.is_some_and(|stat| stat.parent() == Some(parent)) {
             children.push(pid);
         }
     }
@@ -288,9 +292,9 @@ fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, CannotLook> {
 /// Whether the process is in uninterruptible sleep, as far as can be seen.
 #[must_use]
 pub fn sits_in_the_kernel(pid: Pid) -> bool {
-    with_reserve(|| Stat::of(pid)).ok().flatten().is_some_and(|stat| stat.sits_in_the_kernel())
+    with_reserve(|| ProcessStat::of(pid)).ok().flatten().is_some_and(|stat| stat.sits_in_the_kernel())
 }
 
-fn is_marked(pid: Pid, job: &JobId) -> Result<bool, CannotLook> {
-    Ok(Environment::of(pid)?.value(JOB) == Some(job.0.as_bytes()))
+fn is_marked(pid: Pid, job: &JobId) -> Result<bool, ProcessScanError> {
+    Ok(ProcessEnvironment::of(pid)?.value(JOB) == Some(job.0.as_bytes()))
 }

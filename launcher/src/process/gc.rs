@@ -16,12 +16,14 @@ use uuid::Uuid;
 
 use rankrun_contract::env::{JOB, KEEP};
 
-use crate::gc::{Collected, Evidence, Fate, Leftover, Request, Seen, Standing, left};
+use crate::gc::{
+    GcOutcome, GcReport, GcRequest, Leftover, MarkEvidence, ProcessRecord, ProcessRelation, left,
+};
 use crate::process::attach::ABANDONED;
 use crate::process::guard::AGENT_NAME;
 use crate::process::job_limit;
 use crate::process::proc::{
-    CannotLook, Environment, Stat, can_walk, command, parse_pid, seen, signal_the_same,
+    ProcessEnvironment, ProcessScanError, ProcessStat, can_walk, command, parse_pid, seen, signal_the_same,
 };
 
 /// From SIGTERM to SIGKILL, and from there to giving up.
@@ -47,7 +49,7 @@ pub enum GcError {
     Unreadable(#[source] io::Error),
     /// No descriptor or memory is left to read `/proc`.
     #[error(transparent)]
-    NoRoom(#[from] CannotLook),
+    NoRoom(#[from] ProcessScanError),
 }
 
 impl GcError {
@@ -67,28 +69,28 @@ impl GcError {
 ///
 /// # Errors
 /// The processes cannot be inspected.
-pub fn collect(request: &Request) -> Result<Collected, GcError> {
+pub fn collect(request: &GcRequest) -> Result<GcReport, GcError> {
     if !can_walk() {
         return Err(GcError::NoProc);
     }
-    let ends = |found: &Found| request.ends(found.leftover.evidence);
+    let ends = |found: &FoundLeftover| request.ends(found.leftover.evidence);
     let (mut found, doubtful): (Vec<_>, Vec<_>) = look()?.into_iter().partition(ends);
-    for (signal, fate) in [(Signal::SIGTERM, Fate::Ended), (Signal::SIGKILL, Fate::Killed)] {
+    for (signal, fate) in [(Signal::SIGTERM, GcOutcome::Ended), (Signal::SIGKILL, GcOutcome::Killed)] {
         end(&mut found, (signal, fate), &ends)?;
     }
     found.extend(doubtful);
     found.sort_by_key(|found| found.leftover.pid);
     let processes = found.into_iter().map(|found| found.leftover).collect();
-    Ok(Collected { processes, paths: Vec::new() })
+    Ok(GcReport { processes, paths: Vec::new() })
 }
 
 /// A leftover, and how to be sure that it is still the same.
-struct Found {
+struct FoundLeftover {
     started: u64,
     leftover: Leftover,
 }
 
-impl Found {
+impl FoundLeftover {
     fn key(&self) -> (Pid, u64) {
         (Pid::from_raw(self.leftover.pid), self.started)
     }
@@ -96,9 +98,9 @@ impl Found {
 
 /// Signals all that live and waits for their end. Processes of the same jobs that were born meanwhile are found too.
 fn end(
-    found: &mut Vec<Found>,
-    (signal, fate): (Signal, Fate),
-    ends: &dyn Fn(&Found) -> bool,
+    found: &mut Vec<FoundLeftover>,
+    (signal, fate): (Signal, GcOutcome),
+    ends: &dyn Fn(&FoundLeftover) -> bool,
 ) -> Result<(), GcError> {
     let jobs: Vec<Uuid> = found.iter().map(|found| found.leftover.job).collect();
     let give_up = Instant::now() + PATIENCE;
@@ -122,14 +124,14 @@ fn end(
             if let Some(handle) = handle.filter(|_| handles.len() < most) {
                 handles.push(handle);
             }
-            found.leftover.fate = Fate::Alive;
+            found.leftover.fate = GcOutcome::Alive;
         }
         let remaining = give_up.saturating_duration_since(Instant::now());
         if remaining.is_zero() {
             break;
         }
         wait_for_one(&handles, remaining);
-        let known: Vec<_> = found.iter().map(Found::key).collect();
+        let known: Vec<_> = found.iter().map(FoundLeftover::key).collect();
         let born = look()?.into_iter().filter(|born| jobs.contains(&born.leftover.job) && ends(born));
         found.extend(born.filter(|born| !known.contains(&born.key())));
     }
@@ -137,14 +139,14 @@ fn end(
 }
 
 /// A descriptor of the process that becomes readable at its end; nothing where it has ended, or before Linux 5.3.
-fn watch(key: (Pid, u64)) -> Result<Option<OwnedFd>, CannotLook> {
+fn watch(key: (Pid, u64)) -> Result<Option<OwnedFd>, ProcessScanError> {
     let Some(pid) = rustix::process::Pid::from_raw(key.0.as_raw()) else { return Ok(None) };
     let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     Ok(seen(handle.map_err(io::Error::from))?.filter(|_| lives(key).unwrap_or(true)))
 }
 
-fn lives((pid, started): (Pid, u64)) -> Result<bool, CannotLook> {
-    let stat = Stat::of(pid)?;
+fn lives((pid, started): (Pid, u64)) -> Result<bool, ProcessScanError> {
+    let stat = ProcessStat::of(pid)?;
     Ok(stat.is_some_and(|stat| stat.started() == Some(started) && !stat.has_ended()))
 }
 
@@ -156,10 +158,10 @@ fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
     let _ = poll(&mut inputs, PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX));
 }
 
-fn look() -> Result<Vec<Found>, GcError> {
+fn look() -> Result<Vec<FoundLeftover>, GcError> {
     let seen = everybody()?;
     let now = uptime();
-    let leftover = |(process, job, evidence): (&Seen, Uuid, Evidence)| Found {
+    let leftover = |(process, job, evidence): (&ProcessRecord, Uuid, MarkEvidence)| FoundLeftover {
         started: process.started,
         leftover: Leftover {
             pid: process.pid,
@@ -167,39 +169,39 @@ fn look() -> Result<Vec<Found>, GcError> {
             evidence,
             age: now.saturating_sub(Duration::from_secs(process.started / TICKS_PER_SECOND)),
             command: command(Pid::from_raw(process.pid)),
-            fate: Fate::Listed,
+            fate: GcOutcome::Listed,
         },
     };
     Ok(left(&seen, getpid().as_raw()).into_iter().map(leftover).collect())
 }
 
-fn everybody() -> Result<Vec<Seen>, GcError> {
+fn everybody() -> Result<Vec<ProcessRecord>, GcError> {
     let me = rustix::process::geteuid().as_raw();
     let program = fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino())).ok();
     let entries = fs::read_dir("/proc").map_err(GcError::Unreadable)?;
     let pids = entries.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    let all: Result<Vec<_>, CannotLook> = pids.map(|pid| see(pid, me, program)).collect();
+    let all: Result<Vec<_>, ProcessScanError> = pids.map(|pid| see(pid, me, program)).collect();
     Ok(all?.into_iter().flatten().collect())
 }
 
-fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<Seen>, CannotLook> {
-    let Some(stat) = Stat::of(pid)? else { return Ok(None) };
+fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<ProcessRecord>, ProcessScanError> {
+    let Some(stat) = ProcessStat::of(pid)? else { return Ok(None) };
     let is_ours = || fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == me);
     let standing = if is_launcher(pid, &stat, program) {
-        Standing::Launcher
+        ProcessRelation::Launcher
     } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
-        Standing::Stranger
+        ProcessRelation::Stranger
     } else {
-        marked(pid, &Environment::of(pid)?)?.unwrap_or(Standing::Stranger)
+        marked(pid, &ProcessEnvironment::of(pid)?)?.unwrap_or(ProcessRelation::Stranger)
     };
     let parent = stat.parent().map_or(0, Pid::as_raw);
-    Ok(stat.started().map(|started| Seen { pid: pid.as_raw(), parent, started, standing }))
+    Ok(stat.started().map(|started| ProcessRecord { pid: pid.as_raw(), parent, started, standing }))
 }
 
 /// Our program, also another copy of it (an earlier version, a second environment): whatever that runs is not touched.
 /// torchrun itself, a script that Python runs, is none, nor is the wrapper of a worker that was started by hand once its
 /// launcher is gone.
-fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
+fn is_launcher(pid: Pid, stat: &ProcessStat, program: Option<(u64, u64)>) -> bool {
     let has_our_name = |name: &str| LAUNCHERS.contains(&name);
     match stat.name() {
         Some(ABANDONED) => return false,
@@ -221,17 +223,17 @@ fn is_launcher(pid: Pid, stat: &Stat, program: Option<(u64, u64)>) -> bool {
 }
 
 /// A mark that is not a UUID is not a launcher's: a worker that is started by hand may have one.
-fn marked(pid: Pid, environment: &Environment) -> Result<Option<Standing>, CannotLook> {
+fn marked(pid: Pid, environment: &ProcessEnvironment) -> Result<Option<ProcessRelation>, ProcessScanError> {
     let Some(job) = environment.value(JOB).and_then(|mark| Uuid::try_parse_ascii(mark).ok()) else {
         return Ok(None);
     };
     let inherits = job_limit::has(pid, job)?;
     // The limits of a process that is just ending are empty.
-    if !inherits && Stat::of(pid)?.is_none_or(|stat| stat.has_ended()) {
+    if !inherits && ProcessStat::of(pid)?.is_none_or(|stat| stat.has_ended()) {
         return Ok(None);
     }
-    let evidence = if inherits { Evidence::Inherited } else { Evidence::Environment };
-    Ok(Some(Standing::Marked { job, evidence, kept: environment.value(KEEP) == Some(b"1") }))
+    let evidence = if inherits { MarkEvidence::Inherited } else { MarkEvidence::Environment };
+    Ok(Some(ProcessRelation::Marked { job, evidence, kept: environment.value(KEEP) == Some(b"1") }))
 }
 
 /// Since boot, on the clock by which the kernel notes a process's start.

@@ -25,13 +25,13 @@ use rankrun_contract::rank::JobId;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
-use crate::process::descendants::{Scope, kill_all};
-use crate::process::halt::Halts;
+use crate::process::descendants::{KillScope, kill_all};
+use crate::process::halt::JobControl;
 use crate::process::job_limit;
-use crate::process::link::{self, Link, Received, ToAgent, ToGuard};
-use crate::process::proc::CannotLook;
-use crate::process::signal::{HandledSignals, Sender, SignalInbox};
-use crate::process::watchdog::Watch;
+use crate::process::link::{self, GuardLink, LinkMessage, ToAgent, ToGuard};
+use crate::process::proc::ProcessScanError;
+use crate::process::signal::{HandledSignals, SignalInbox, SignalSender};
+use crate::process::watchdog::Watchdog;
 
 /// An agent that has not answered a signal for this long is killed by the next one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -44,26 +44,26 @@ pub(super) const AGENT_NAME: &CStr = c"rr-agent";
 
 /// Which of the two processes this is after the fork.
 #[derive(Debug)]
-pub enum Side {
+pub enum ForkSide {
     /// The original process, which stays the guard.
     Guard(Guard),
     /// Its child, with the link to the guard, which watches over it.
-    Agent(Link, Watch),
+    Agent(GuardLink, Watchdog),
 }
 
 /// The guard's state: the agent, the link to it, and the signals.
 #[derive(Debug)]
 pub struct Guard {
     agent: Pid,
-    link: Link,
+    link: GuardLink,
     inbox: SignalInbox,
     handled: HandledSignals,
-    scope: Scope,
-    halts: Option<Halts>,
-    watch: Watch,
+    scope: KillScope,
+    halts: Option<JobControl>,
+    watch: Watchdog,
     forwarded: Option<Instant>,
     /// The last stop signal, its sender, and its time.
-    last: Option<(i32, Sender, Instant)>,
+    last: Option<(i32, SignalSender, Instant)>,
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
     status: Option<ExitStatus>,
@@ -83,7 +83,7 @@ pub enum GuardEnd {
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
         /// The processes of the job that survived SIGKILL, if they can be listed.
-        left: Result<Vec<Pid>, CannotLook>,
+        left: Result<Vec<Pid>, ProcessScanError>,
     },
 }
 
@@ -91,21 +91,22 @@ pub enum GuardEnd {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
+pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
     let inbox = SignalInbox::open(handled)?;
     // Before the fork: blocked in the agent too, which only the kernel's own SIGSTOP stops.
-    let halts = Halts::open(handled)?;
+    let halts = JobControl::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
     let (watched, held) = link::lifeline()?;
-    let watch = Watch::open(Instant::now())?;
+    let watch = Watchdog::open(Instant::now())?;
     let had_children = wait_for_any() != Reaped::NoChildren;
-    let scope = if had_children || getpid().as_raw() == 1 { Scope::Marked(job.clone()) } else { Scope::All };
+    let scope =
+        if had_children || getpid().as_raw() == 1 { KillScope::Marked(job.clone()) } else { KillScope::All };
     prctl::set_child_subreaper(true)?;
     // SAFETY: no other thread exists, so the child may go on as a normal process.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
             drop((agent_end, held));
-            Ok(Side::Guard(Guard {
+            Ok(ForkSide::Guard(Guard {
                 agent: child,
                 link: guard_end,
                 inbox,
@@ -130,7 +131,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<Side> {
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(AGENT_NAME);
             job_limit::set(job);
-            Ok(Side::Agent(agent_end.with(held), watch))
+            Ok(ForkSide::Agent(agent_end.with(held), watch))
         }
     }
 }
@@ -165,7 +166,7 @@ impl Guard {
             }
             let halts = self.halts.as_ref().filter(|_| agent_speaks);
             let watched_until = self.watch.look(self.agent, Instant::now());
-            let deadline = halts.and_then(Halts::deadline).into_iter().chain(watched_until).min();
+            let deadline = halts.and_then(JobControl::deadline).into_iter().chain(watched_until).min();
             let mut inputs = vec![
                 PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
@@ -174,7 +175,7 @@ impl Guard {
             if agent_speaks {
                 inputs.push(PollFd::new(self.link.as_fd(), PollFlags::POLLIN));
             }
-            inputs.extend(halts.and_then(Halts::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            inputs.extend(halts.and_then(JobControl::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
             match poll(&mut inputs, timeout_until(deadline)) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
@@ -186,22 +187,22 @@ impl Guard {
     fn read_messages(&mut self) -> bool {
         loop {
             match self.link.receive_from_agent() {
-                Received::Message(ToGuard::Handled) => self.forwarded = None,
-                Received::Message(ToGuard::Finish(status)) => self.status = Some(status),
-                Received::Message(ToGuard::Halted) => {
+                LinkMessage::Message(ToGuard::Handled) => self.forwarded = None,
+                LinkMessage::Message(ToGuard::Finish(status)) => self.status = Some(status),
+                LinkMessage::Message(ToGuard::Halted) => {
                     if let Some(halts) = &mut self.halts {
                         halts.answered();
                     }
                 }
-                Received::Nothing => return true,
-                Received::Closed => return false,
+                LinkMessage::Nothing => return true,
+                LinkMessage::Closed => return false,
             }
         }
     }
 
     /// A second signal counts only after the first was handled: a scheduler that signals a whole process group, or a
     /// Ctrl-C that arrives in two ways, is one request and not two.
-    fn forward(&mut self, signal: i32, sender: Sender) {
+    fn forward(&mut self, signal: i32, sender: SignalSender) {
         // The agent's earlier answers come before this signal, however late both are read.
         self.read_messages();
         if !self.handled.stops(signal) {
@@ -251,14 +252,14 @@ fn timeout_until(deadline: Option<Instant>) -> PollTimeout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Persona, SignalSpec};
+    use crate::spec::{CliFlavor, SignalSpec};
 
     /// A guard of this launch, and the agent's end of the link.
-    fn guard_of(signals: &SignalSpec) -> (Guard, Link) {
+    fn guard_of(signals: &SignalSpec) -> (Guard, GuardLink) {
         let (link, agent_end) = link::pair().unwrap();
-        let handled = HandledSignals::of(signals, Persona::Torchrun);
+        let handled = HandledSignals::of(signals, CliFlavor::Torchrun);
         let inbox = SignalInbox::open(&handled).unwrap();
-        let (agent, scope) = (Pid::from_raw(i32::MAX), Scope::All);
+        let (agent, scope) = (Pid::from_raw(i32::MAX), KillScope::All);
         let guard = Guard {
             agent,
             link,
@@ -266,7 +267,7 @@ mod tests {
             handled,
             scope,
             halts: None,
-            watch: Watch::open(Instant::now()).unwrap(),
+            watch: Watchdog::open(Instant::now()).unwrap(),
             forwarded: None,
             last: None,
             killed_for: None,
@@ -276,15 +277,15 @@ mod tests {
         (guard, agent_end)
     }
 
-    fn heard(agent_end: &Link, count: usize) -> Vec<Received<ToAgent>> {
+    fn heard(agent_end: &GuardLink, count: usize) -> Vec<LinkMessage<ToAgent>> {
         std::iter::repeat_with(|| agent_end.receive_from_guard()).take(count).collect()
     }
 
-    const fn signal(number: i32) -> Received<ToAgent> {
-        Received::Message(ToAgent::Signal(number))
+    const fn signal(number: i32) -> LinkMessage<ToAgent> {
+        LinkMessage::Message(ToAgent::Signal(number))
     }
 
-    const SOMEBODY: Sender = Sender::Process(1_000);
+    const SOMEBODY: SignalSender = SignalSender::Process(1_000);
 
     #[test]
     fn one_wish_may_come_by_two_ways() {
@@ -293,9 +294,9 @@ mod tests {
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
         // `timeout` signals its child and then its group; a wrapper passes on a signal that the terminal sent to all.
         guard.forward(libc::SIGTERM, SOMEBODY);
-        guard.forward(libc::SIGTERM, Sender::Other);
-        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGTERM), Received::Nothing]);
-        guard.forward(libc::SIGTERM, Sender::Process(1_001));
+        guard.forward(libc::SIGTERM, SignalSender::Other);
+        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGTERM), LinkMessage::Nothing]);
+        guard.forward(libc::SIGTERM, SignalSender::Process(1_001));
         assert_eq!(heard(&agent_end, 1), [signal(libc::SIGTERM)]);
     }
 
@@ -303,7 +304,7 @@ mod tests {
     fn two_key_presses_are_two_wishes() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
         for _ in 0..2 {
-            guard.forward(libc::SIGINT, Sender::Other);
+            guard.forward(libc::SIGINT, SignalSender::Other);
             agent_end.send_to_guard(ToGuard::Handled).unwrap();
         }
         assert_eq!(heard(&agent_end, 2), [signal(libc::SIGINT), signal(libc::SIGINT)]);
@@ -317,7 +318,7 @@ mod tests {
         guard.forward(libc::SIGTERM, SOMEBODY);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
         guard.forward(libc::SIGINT, SOMEBODY);
-        assert_eq!(heard(&agent_end, 3), [signal(libc::SIGTERM), signal(libc::SIGINT), Received::Nothing]);
+        assert_eq!(heard(&agent_end, 3), [signal(libc::SIGTERM), signal(libc::SIGINT), LinkMessage::Nothing]);
     }
 
     #[test]
@@ -329,6 +330,6 @@ mod tests {
         }
         let sent = [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1].map(signal);
         assert_eq!(heard(&agent_end, 3), sent);
-        assert_eq!(heard(&agent_end, 1), [Received::Nothing]);
+        assert_eq!(heard(&agent_end, 1), [LinkMessage::Nothing]);
     }
 }

@@ -21,7 +21,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
-use crate::process::link::{Link, ToAgent};
+use crate::process::link::{GuardLink, ToAgent};
 use crate::process::signal::{HandledSignals, is_ignored};
 
 /// The terminal's signals that stop: Ctrl-Z, and a read or a write (`stty tostop`) by a background process. Each goes
@@ -33,15 +33,15 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The signals that stop the guard, blocked.
 #[derive(Debug)]
-pub(super) struct Halts {
+pub(super) struct JobControl {
     signals: Vec<Signal>,
     /// Readable while one of them is pending; never read.
     pending: SignalFd,
-    stage: Stage,
+    stage: SuspendStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SuspendStage {
     Running,
     /// The agent was asked to stop the job then.
     Asked {
@@ -50,7 +50,7 @@ enum Stage {
     Answered,
 }
 
-impl Halts {
+impl JobControl {
     /// Blocks the signals, except those with another meaning in this launch, and those that were ignored at the start
     /// (a shell without job control). `None` for PID 1 of a container, which the kernel does not stop.
     ///
@@ -65,24 +65,24 @@ impl Halts {
         let set = signals.iter().copied().collect();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&set), None)?;
         let pending = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        Ok(Some(Self { signals, pending, stage: Stage::Running }))
+        Ok(Some(Self { signals, pending, stage: SuspendStage::Running }))
     }
 
     /// Readable while a stop signal for the guard is pending.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        (self.stage == Stage::Running).then(|| self.pending.as_fd())
+        (self.stage == SuspendStage::Running).then(|| self.pending.as_fd())
     }
 
     /// Until when an answer is waited for.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let Stage::Asked { at } = self.stage else { return None };
+        let SuspendStage::Asked { at } = self.stage else { return None };
         Some(at + ANSWER_LIMIT)
     }
 
     /// The agent has stopped the job.
     pub(super) fn answered(&mut self) {
-        if matches!(self.stage, Stage::Asked { .. }) {
-            self.stage = Stage::Answered;
+        if matches!(self.stage, SuspendStage::Asked { .. }) {
+            self.stage = SuspendStage::Answered;
         }
     }
 
@@ -90,20 +90,20 @@ impl Halts {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub(super) fn advance(&mut self, link: &Link) -> io::Result<()> {
+    pub(super) fn advance(&mut self, link: &GuardLink) -> io::Result<()> {
         #[expect(clippy::disallowed_methods, reason = "the guard waits for an answer")]
         let now = Instant::now();
         match self.stage {
-            Stage::Running if is_readable(&self.pending) => {
+            SuspendStage::Running if is_readable(&self.pending) => {
                 // An agent that is gone is noticed by its exit.
                 let _ = link.send_to_agent(ToAgent::Halt);
-                self.stage = Stage::Asked { at: now };
+                self.stage = SuspendStage::Asked { at: now };
             }
-            Stage::Running => {}
-            Stage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
-            Stage::Asked { .. } | Stage::Answered => {
+            SuspendStage::Running => {}
+            SuspendStage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
+            SuspendStage::Asked { .. } | SuspendStage::Answered => {
                 self.stop()?;
-                self.stage = Stage::Running;
+                self.stage = SuspendStage::Running;
                 let _ = link.send_to_agent(ToAgent::GoOn);
             }
         }

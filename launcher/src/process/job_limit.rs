@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;
 
-use crate::process::proc::{CannotLook, seen};
+use crate::process::proc::{ProcessScanError, seen};
 
 /// How the limit is called in `/proc/PID/limits` (proc(5)).
 const ROW: &str = "Max file locks";
@@ -32,7 +32,7 @@ pub fn set(job: &JobId) {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub(super) fn has(pid: Pid, job: Uuid) -> Result<bool, CannotLook> {
+pub(super) fn has(pid: Pid, job: Uuid) -> Result<bool, ProcessScanError> {
     let limits = seen(fs::read_to_string(format!("/proc/{pid}/limits")))?;
     Ok(limits.as_deref().and_then(soft_limit) == Some(number_of(job)))
 }

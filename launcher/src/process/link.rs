@@ -38,7 +38,7 @@ pub enum ToGuard {
 
 /// The result of one read of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Received<T> {
+pub enum LinkMessage<T> {
     /// A message of the other process.
     Message(T),
     /// No message has arrived so far.
@@ -49,7 +49,7 @@ pub enum Received<T> {
 
 /// One end of the socket pair between guard and agent.
 #[derive(Debug)]
-pub struct Link {
+pub struct GuardLink {
     socket: OwnedFd,
     /// The agent's end of the [`lifeline`].
     _alive: Option<OwnedFd>,
@@ -64,13 +64,13 @@ const F_SETSIG: libc::c_int = 10;
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn pair() -> io::Result<(Link, Link)> {
+pub fn pair() -> io::Result<(GuardLink, GuardLink)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (one, other) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
-    Ok((Link { socket: one, _alive: None }, Link { socket: other, _alive: None }))
+    Ok((GuardLink { socket: one, _alive: None }, GuardLink { socket: other, _alive: None }))
 }
 
-impl Link {
+impl GuardLink {
     /// Holds an end of the [`lifeline`] too.
     #[must_use]
     pub fn with(self, alive: OwnedFd) -> Self {
@@ -82,12 +82,12 @@ impl Link {
         Ok(())
     }
 
-    fn receive(&self) -> Received<[u8; RECORD]> {
+    fn receive(&self) -> LinkMessage<[u8; RECORD]> {
         let mut record = [0; RECORD];
         match recv(self.socket.as_raw_fd(), &mut record, MsgFlags::empty()) {
-            Ok(RECORD) => Received::Message(record),
-            Err(Errno::EAGAIN | Errno::EINTR) => Received::Nothing,
-            Ok(_) | Err(_) => Received::Closed,
+            Ok(RECORD) => LinkMessage::Message(record),
+            Err(Errno::EAGAIN | Errno::EINTR) => LinkMessage::Nothing,
+            Ok(_) | Err(_) => LinkMessage::Closed,
         }
     }
 
@@ -106,16 +106,18 @@ impl Link {
 
     /// Guard's side: returns the next message, without waiting.
     #[must_use]
-    pub fn receive_from_agent(&self) -> Received<ToGuard> {
+    pub fn receive_from_agent(&self) -> LinkMessage<ToGuard> {
         match self.receive() {
-            Received::Message([b'h', _]) => Received::Message(ToGuard::Handled),
-            Received::Message([b'z', _]) => Received::Message(ToGuard::Halted),
-            Received::Message([b'c', code]) => Received::Message(ToGuard::Finish(ExitStatus::Code(code))),
-            Received::Message([b'k', signal]) => {
-                Received::Message(ToGuard::Finish(ExitStatus::Signal(i32::from(signal))))
+            LinkMessage::Message([b'h', _]) => LinkMessage::Message(ToGuard::Handled),
+            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToGuard::Halted),
+            LinkMessage::Message([b'c', code]) => {
+                LinkMessage::Message(ToGuard::Finish(ExitStatus::Code(code)))
             }
-            Received::Message(_) | Received::Closed => Received::Closed,
-            Received::Nothing => Received::Nothing,
+            LinkMessage::Message([b'k', signal]) => {
+                LinkMessage::Message(ToGuard::Finish(ExitStatus::Signal(i32::from(signal))))
+            }
+            LinkMessage::Message(_) | LinkMessage::Closed => LinkMessage::Closed,
+            LinkMessage::Nothing => LinkMessage::Nothing,
         }
     }
 
@@ -134,14 +136,14 @@ impl Link {
 
     /// Agent's side: returns the next message, without waiting.
     #[must_use]
-    pub fn receive_from_guard(&self) -> Received<ToAgent> {
+    pub fn receive_from_guard(&self) -> LinkMessage<ToAgent> {
         match self.receive() {
-            Received::Message([b's', signal]) => Received::Message(ToAgent::Signal(i32::from(signal))),
-            Received::Message([b'w', _]) => Received::Message(ToAgent::Resized),
-            Received::Message([b'z', _]) => Received::Message(ToAgent::Halt),
-            Received::Message([b'g', _]) => Received::Message(ToAgent::GoOn),
-            Received::Message(_) | Received::Closed => Received::Closed,
-            Received::Nothing => Received::Nothing,
+            LinkMessage::Message([b's', signal]) => LinkMessage::Message(ToAgent::Signal(i32::from(signal))),
+            LinkMessage::Message([b'w', _]) => LinkMessage::Message(ToAgent::Resized),
+            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToAgent::Halt),
+            LinkMessage::Message([b'g', _]) => LinkMessage::Message(ToAgent::GoOn),
+            LinkMessage::Message(_) | LinkMessage::Closed => LinkMessage::Closed,
+            LinkMessage::Nothing => LinkMessage::Nothing,
         }
     }
 }
@@ -168,7 +170,7 @@ pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((watched, held))
 }
 
-impl AsFd for Link {
+impl AsFd for GuardLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -181,10 +183,10 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent_and_the_end_is_seen() {
         let (guard, agent) = pair().unwrap();
-        assert_eq!(agent.receive_from_guard(), Received::Nothing);
+        assert_eq!(agent.receive_from_guard(), LinkMessage::Nothing);
         for message in [ToAgent::Signal(15), ToAgent::Resized, ToAgent::Halt, ToAgent::GoOn] {
             guard.send_to_agent(message).unwrap();
-            assert_eq!(agent.receive_from_guard(), Received::Message(message));
+            assert_eq!(agent.receive_from_guard(), LinkMessage::Message(message));
         }
         for message in [
             ToGuard::Handled,
@@ -193,9 +195,9 @@ mod tests {
             ToGuard::Finish(ExitStatus::Signal(2)),
         ] {
             agent.send_to_guard(message).unwrap();
-            assert_eq!(guard.receive_from_agent(), Received::Message(message));
+            assert_eq!(guard.receive_from_agent(), LinkMessage::Message(message));
         }
         drop(agent);
-        assert_eq!(guard.receive_from_agent(), Received::Closed);
+        assert_eq!(guard.receive_from_agent(), LinkMessage::Closed);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nix::unistd::Pid;
 
-use super::proc::{Stat, parse_pid};
+use super::proc::{ProcessStat, parse_pid};
 
 /// The state `TCP_LISTEN` as `/proc/net/tcp` shows it.
 const LISTEN: &str = "0A";
@@ -23,7 +23,7 @@ pub fn listener(port: u16) -> Option<(Pid, String)> {
     let entries = fs::read_dir("/proc").ok()?.take(MOST_PROCESSES).filter_map(Result::ok);
     let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
     let pid = pids.into_iter().find(|pid| has_socket(*pid, &inodes))?;
-    let name = Stat::of(pid).ok()??.name()?.to_owned();
+    let name = ProcessStat::of(pid).ok()??.name()?.to_owned();
     Some((pid, name))
 }
 

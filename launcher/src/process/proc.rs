@@ -14,20 +14,20 @@ use nix::unistd::{Pid, getpid, getppid};
 /// No descriptor or no memory is left to look at processes, so it is unknown which ones exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("cannot look at processes")]
-pub struct CannotLook(#[source] pub Errno);
+pub struct ProcessScanError(#[source] pub Errno);
 
-impl From<CannotLook> for io::Error {
-    fn from(CannotLook(errno): CannotLook) -> Self {
+impl From<ProcessScanError> for io::Error {
+    fn from(ProcessScanError(errno): ProcessScanError) -> Self {
         errno.into()
     }
 }
 
 /// After any other refusal of the kernel the process counts as absent.
-pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, CannotLook> {
+pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, ProcessScanError> {
     match look {
         Ok(seen) => Ok(Some(seen)),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
-            Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(CannotLook(errno)),
+            Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(ProcessScanError(errno)),
             _ => Ok(None),
         },
     }
@@ -54,10 +54,10 @@ pub fn descends_from(ancestor: u32) -> bool {
     let Ok(ancestor) = i32::try_from(ancestor) else { return false };
     let (ancestor, mut above) = (Pid::from_raw(ancestor), getppid());
     while above.as_raw() > 0 && above != ancestor {
-        match Stat::of(above) {
+        match ProcessStat::of(above) {
             // The first process of a pid namespace has the parent 0.
             Ok(Some(stat)) => above = stat.parent().unwrap_or(Pid::from_raw(0)),
-            Ok(None) | Err(CannotLook(_)) => return true,
+            Ok(None) | Err(ProcessScanError(_)) => return true,
         }
     }
     above == ancestor
@@ -68,11 +68,11 @@ pub(super) fn parse_pid(text: &str) -> Option<Pid> {
 }
 
 /// The text of `/proc/PID/stat`, of one process.
-pub(super) struct Stat(String);
+pub(super) struct ProcessStat(String);
 
-impl Stat {
+impl ProcessStat {
     /// `None` if there is no such process.
-    pub(super) fn of(pid: Pid) -> Result<Option<Self>, CannotLook> {
+    pub(super) fn of(pid: Pid) -> Result<Option<Self>, ProcessScanError> {
         let raw = seen(fs::read(format!("/proc/{pid}/stat")))?;
         // A name may hold any bytes (PR_SET_NAME).
         Ok(raw.map(|raw| Self(String::from_utf8_lossy(&raw).into_owned())))
@@ -134,10 +134,10 @@ impl Stat {
 /// The environment with which a process was started; empty where we may not see it, and for an instant within
 /// `execve`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Environment(Vec<u8>);
+pub(super) struct ProcessEnvironment(Vec<u8>);
 
-impl Environment {
-    pub(super) fn of(pid: Pid) -> Result<Self, CannotLook> {
+impl ProcessEnvironment {
+    pub(super) fn of(pid: Pid) -> Result<Self, ProcessScanError> {
         Ok(Self(seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default()))
     }
 
@@ -153,8 +153,11 @@ pub(super) fn command(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
     if words.is_empty() {
-        let stat = Stat::of(pid).ok().flatten();
-        return stat.as_ref().and_then(Stat::name).map_or_else(String::new, |name| format!("[{name}]"));
+        let stat = ProcessStat::of(pid).ok().flatten();
+        return stat
+            .as_ref()
+            .and_then(ProcessStat::name)
+            .map_or_else(String::new, |name| format!("[{name}]"));
     }
     let line = String::from_utf8_lossy(&words.join(&b' ')).into_owned();
     match line.char_indices().nth(COMMAND_SHOWN) {
@@ -169,7 +172,8 @@ pub(super) fn command(pid: Pid) -> String {
 pub(super) fn signal_the_same((pid, started): (Pid, u64), signal: Signal) {
     use rustix::process::{PidfdFlags, Signal as Raw, pidfd_open, pidfd_send_signal};
     let handle = rustix::process::Pid::from_raw(pid.as_raw()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    let is_the_same = Stat::of(pid).is_ok_and(|stat| stat.and_then(|stat| stat.started()) == Some(started));
+    let is_the_same =
+        ProcessStat::of(pid).is_ok_and(|stat| stat.and_then(|stat| stat.started()) == Some(started));
     let (Some(handle), Some(raw), true) = (handle, Raw::from_named_raw(signal as i32), is_the_same) else {
         return;
     };
@@ -185,8 +189,8 @@ pub(super) fn signal_the_same((pid, started): (Pid, u64), signal: Signal) {
 mod tests {
     use super::*;
 
-    fn stat(text: &str) -> Stat {
-        Stat(text.to_owned())
+    fn stat(text: &str) -> ProcessStat {
+        ProcessStat(text.to_owned())
     }
 
     #[test]
@@ -206,7 +210,7 @@ mod tests {
     fn without_room_for_a_look_nobody_is_taken_for_gone() {
         let look = |errno: Errno| seen::<()>(Err(errno.into()));
         for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
-            assert_eq!(look(errno), Err(CannotLook(errno)));
+            assert_eq!(look(errno), Err(ProcessScanError(errno)));
         }
         for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EACCES] {
             assert_eq!(look(errno), Ok(None));
@@ -215,9 +219,9 @@ mod tests {
 
     #[test]
     fn a_variable_is_found_by_its_whole_name() {
-        let environment = Environment(b"XRANKRUN_KEEP=0\0RANKRUN_KEEPS=2\0RANKRUN_KEEP=1\0".to_vec());
+        let environment = ProcessEnvironment(b"XRANKRUN_KEEP=0\0RANKRUN_KEEPS=2\0RANKRUN_KEEP=1\0".to_vec());
         assert_eq!(environment.value("RANKRUN_KEEP"), Some(b"1".as_slice()));
         assert_eq!(environment.value("KEEP"), None);
-        assert_eq!(Environment::default().value("KEEP"), None);
+        assert_eq!(ProcessEnvironment::default().value("KEEP"), None);
     }
 }

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, sigprocmas
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
-use crate::spec::{Persona, SignalSpec};
+use crate::spec::{CliFlavor, SignalSpec};
 
 /// The signals that the launcher takes: some stop the job, some only go on to the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +24,8 @@ impl HandledSignals {
     /// are ignored at the start stay ignored (`nohup`, a shell's background job); torchrun installs its handlers over
     /// them.
     #[must_use]
-    pub fn of(spec: &SignalSpec, persona: Persona) -> Self {
-        let taken = |signal: &Signal| persona == Persona::Torchrun || !is_ignored(*signal);
+    pub fn of(spec: &SignalSpec, persona: CliFlavor) -> Self {
+        let taken = |signal: &Signal| persona == CliFlavor::Torchrun || !is_ignored(*signal);
         let mut stop: Vec<Signal> = spec.stop.iter().copied().filter(taken).collect();
         if !spec.stop.contains(&Signal::SIGINT) {
             stop.extend(Some(Signal::SIGINT).filter(taken));
@@ -35,7 +35,7 @@ impl HandledSignals {
 
     /// The signals that stop a launch before its command line is parsed: torchrun's defaults.
     fn before_the_words() -> Self {
-        Self::of(&SignalSpec::torchrun(), Persona::Rankrun)
+        Self::of(&SignalSpec::torchrun(), CliFlavor::Rankrun)
     }
 
     /// All that there are: for a child that is to have none of them ignored.
@@ -178,22 +178,22 @@ impl SignalInbox {
     ///
     /// # Errors
     /// The kernel's refusal to read.
-    pub(super) fn next_from(&self) -> io::Result<Option<(i32, Sender)>> {
+    pub(super) fn next_from(&self) -> io::Result<Option<(i32, SignalSender)>> {
         let Some(info) = self.fd.read_signal()? else { return Ok(None) };
         let is_of_a_process = info.ssi_code <= libc::SI_USER && info.ssi_pid != 0;
-        let sender = if is_of_a_process { Sender::Process(info.ssi_pid) } else { Sender::Other };
+        let sender = if is_of_a_process { SignalSender::Process(info.ssi_pid) } else { SignalSender::Other };
         Ok(i32::try_from(info.ssi_signo).ok().map(|number| (number, sender)))
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sender {
+pub(super) enum SignalSender {
     Process(u32),
     /// The kernel, as for a key on the terminal, or a process outside of this pid namespace.
     Other,
 }
 
-impl Sender {
+impl SignalSender {
     /// Whether this, a moment later, is the same request by another way: `timeout` signals us and then its whole
     /// process group, and a wrapper passes on the Ctrl-C that we got ourselves.
     pub(super) fn echoes(self, first: Self) -> bool {

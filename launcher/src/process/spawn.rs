@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::signal::SigSet;
 use nix::unistd::Pid;
 
-use crate::process::command::Command;
+use crate::process::command::WorkerCommand;
 use crate::process::inherited::FileLimits;
 use crate::process::signal::HandledSignals;
 
@@ -33,7 +33,7 @@ pub struct Stdio<'a> {
 
 /// Process state that the launcher changed for itself and restores in every worker.
 #[derive(Debug, Clone)]
-pub struct Original {
+pub struct InheritedState {
     /// The signal mask that the launcher itself was started with.
     pub mask: SigSet,
     /// Back to default, also where the launcher was started with them ignored.
@@ -58,7 +58,7 @@ const STACK_SIZE: usize = 64 * 1024;
 const IGNORED_BY_RUNTIMES: [libc::c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
 
 /// Everything the child needs, prepared before `clone`: it may not allocate.
-struct Plan {
+struct SpawnPlan {
     path: *const libc::c_char,
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
@@ -80,14 +80,14 @@ struct Plan {
 ///
 /// # Errors
 /// The kernel's refusal of `clone` or `execve`; then no process is left.
-pub fn spawn(command: &Command, stdio: Stdio<'_>, original: &Original) -> io::Result<Spawned> {
+pub fn spawn(command: &WorkerCommand, stdio: Stdio<'_>, original: &InheritedState) -> io::Result<Spawned> {
     let argv = pointers(&command.argv);
     let envp = pointers(&command.envp);
     let mut reset: Vec<libc::c_int> = original.handled.iter().map(|signal| signal as libc::c_int).collect();
     reset.extend(IGNORED_BY_RUNTIMES);
     let cpus = command.cpus.as_deref().map(mask_of).unwrap_or_default();
     let raw = |fd: Option<BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
-    let mut plan = Plan {
+    let mut plan = SpawnPlan {
         path: command.path.as_ptr(),
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
@@ -131,7 +131,7 @@ fn mask_of(cpus: &[u32]) -> Vec<libc::c_ulong> {
     mask
 }
 
-fn clone_child(plan: &mut Plan) -> io::Result<(Pid, Option<OwnedFd>)> {
+fn clone_child(plan: &mut SpawnPlan) -> io::Result<(Pid, Option<OwnedFd>)> {
     let mut stack = vec![0_u128; STACK_SIZE / size_of::<u128>()];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
     let mut pidfd: libc::c_int = -1;
@@ -148,7 +148,7 @@ fn clone_child(plan: &mut Plan) -> io::Result<(Pid, Option<OwnedFd>)> {
 }
 
 extern "C" fn child(plan: *mut c_void) -> libc::c_int {
-    let plan = plan.cast::<Plan>();
+    let plan = plan.cast::<SpawnPlan>();
     // SAFETY: the parent passes a `Plan` that lives until it goes on, and is suspended meanwhile. Only
     // async-signal-safe functions are called.
     unsafe {
@@ -161,7 +161,7 @@ extern "C" fn child(plan: *mut c_void) -> libc::c_int {
 ///
 /// # Safety
 /// Only in a child made by `clone`, before `execve`.
-unsafe fn become_worker(plan: &Plan) -> libc::c_int {
+unsafe fn become_worker(plan: &SpawnPlan) -> libc::c_int {
     // SAFETY: async-signal-safe calls on a plan with pointers that the parent keeps alive.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
     use crate::facts::{System, World};
-    use crate::spec::{Persona, SignalSpec};
+    use crate::spec::{CliFlavor, SignalSpec};
 
     #[test]
     fn a_mask_is_as_long_as_its_highest_cpu() {
@@ -222,10 +222,10 @@ mod tests {
     /// The kernel's reason for refusing these CPUs to a child.
     fn bound_to(cpus: Option<Vec<u32>>) -> io::Result<String> {
         let argv = [c"grep", c"Cpus_allowed_list", c"/proc/self/status"].map(ToOwned::to_owned).to_vec();
-        let command = Command { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus };
-        let original = Original {
+        let command = WorkerCommand { path: c"/bin/grep".to_owned(), argv, envp: Vec::new(), cpus };
+        let original = InheritedState {
             mask: SigSet::empty(),
-            handled: HandledSignals::of(&SignalSpec::torchrun(), Persona::Rankrun),
+            handled: HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun),
             file_limits: None,
         };
         let (read, write) = nix::unistd::pipe()?;

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::unistd::Pid;
 
 use crate::process::descendants::below;
-use crate::process::proc::{CannotLook, Stat};
+use crate::process::proc::{ProcessScanError, ProcessStat};
 use crate::process::reserve::with_reserve;
 
 /// The run state of a process and its descendants.
@@ -37,7 +37,7 @@ pub struct TreeUsage {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`, or `is_late` before its end (`ETIME`).
-pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, CannotLook> {
+pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
     with_reserve(|| walk(root, is_late))
 }
 
@@ -47,21 +47,22 @@ pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, Cannot
 pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
     let stats = with_reserve(|| {
         let pids = walk(root, is_late)?;
-        pids.into_iter().map(Stat::of).collect::<Result<Vec<_>, _>>()
+        pids.into_iter().map(ProcessStat::of).collect::<Result<Vec<_>, _>>()
     });
     let ticks_per_second = rustix::param::clock_ticks_per_second();
     sum(&stats.ok()?.into_iter().collect::<Vec<_>>(), ticks_per_second)
 }
 
-fn walk(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, CannotLook> {
-    let in_time =
-        |_, parent_is| if is_late() { Err(CannotLook(Errno::ETIME)) } else { Ok::<_, CannotLook>(parent_is) };
+fn walk(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
+    let in_time = |_, parent_is| {
+        if is_late() { Err(ProcessScanError(Errno::ETIME)) } else { Ok::<_, ProcessScanError>(parent_is) }
+    };
     let found = below(root, true, &in_time)?;
     Ok([root].into_iter().chain(found.into_iter().map(|found| found.pid)).collect())
 }
 
 /// The root is the first one. Descendants that have ended since the walk count no more.
-fn sum(stats: &[Option<Stat>], ticks_per_second: u64) -> Option<TreeUsage> {
+fn sum(stats: &[Option<ProcessStat>], ticks_per_second: u64) -> Option<TreeUsage> {
     let root = stats.first()?.as_ref()?;
     let all = || stats.iter().flatten();
     let is_one = |states: &str| all().any(|stat| stat.state().is_some_and(|state| states.contains(state)));
@@ -76,7 +77,7 @@ fn sum(stats: &[Option<Stat>], ticks_per_second: u64) -> Option<TreeUsage> {
     } else {
         RunState::Waiting
     };
-    let ticks: u64 = all().map(Stat::cpu_ticks).sum();
+    let ticks: u64 = all().map(ProcessStat::cpu_ticks).sum();
     let millis = ticks.saturating_mul(1000) / ticks_per_second.max(1);
     Some(TreeUsage { state, cpu_time: Duration::from_millis(millis) })
 }
@@ -86,8 +87,8 @@ mod tests {
     use super::*;
 
     /// `stat` of a process in this state that has used 1, 2, 3 and 4 ticks: user, system, and both of its children.
-    fn stat(state: char) -> Option<Stat> {
-        Some(Stat::from_text(&format!("7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99")))
+    fn stat(state: char) -> Option<ProcessStat> {
+        Some(ProcessStat::from_text(&format!("7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99")))
     }
 
     #[test]
@@ -116,6 +117,6 @@ mod tests {
         assert_eq!(tree_of(own, &|| false).map(|pids| pids[0]), Ok(own));
         // The test runner has no children, and a walk without one cannot be late: init has some.
         let late = tree_of(nix::unistd::getppid(), &|| true);
-        assert_eq!(late, Err(CannotLook(Errno::ETIME)));
+        assert_eq!(late, Err(ProcessScanError(Errno::ETIME)));
     }
 }

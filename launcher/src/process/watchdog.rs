@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::Pid;
 
-use crate::process::descendants::{Found, kill_below, living_below};
+use crate::process::descendants::{FoundProcess, kill_below, living_below};
 
 /// A running agent acts at the instant itself, and its kills need a moment to be seen. The other nodes wait for at
 /// least another 100 ms (a twentieth of the shortest lease).
@@ -28,7 +28,7 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// Shared by guard and agent. Each is a [`Stamp`], or 0 for none.
 #[derive(Debug)]
-struct Words {
+struct SharedDeadlines {
     /// The workers may live until then. The agent postpones it; the guard clears it when it has acted.
     kill_by: AtomicU64,
     /// The instant that the guard has acted on. The guard sets it; the agent clears it when it has read it.
@@ -37,8 +37,8 @@ struct Words {
 
 /// Either end of the watch, guard's or agent's.
 #[derive(Debug, Clone)]
-pub struct Watch {
-    words: &'static Words,
+pub struct Watchdog {
+    words: &'static SharedDeadlines,
     /// The base of the instants in the shared words. After the fork it is the same for both processes.
     origin: Instant,
     /// Wakes the guard when there is an instant to wait for, and there was none.
@@ -47,18 +47,18 @@ pub struct Watch {
 
 /// The guard's next action. Pure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Due {
+enum WatchdogAction {
     Nothing,
     At(Instant),
     /// To kill: this instant has passed.
     Now(Instant),
 }
 
-fn due(kill_by: Option<Instant>, now: Instant) -> Due {
+fn due(kill_by: Option<Instant>, now: Instant) -> WatchdogAction {
     match kill_by {
-        None => Due::Nothing,
-        Some(kill_by) if kill_by + MARGIN <= now => Due::Now(kill_by),
-        Some(kill_by) => Due::At(kill_by + MARGIN),
+        None => WatchdogAction::Nothing,
+        Some(kill_by) if kill_by + MARGIN <= now => WatchdogAction::Now(kill_by),
+        Some(kill_by) => WatchdogAction::At(kill_by + MARGIN),
     }
 }
 
@@ -77,7 +77,7 @@ impl Stamp {
     }
 }
 
-impl Watch {
+impl Watchdog {
     /// Before the fork, at this instant. The page is never given back.
     ///
     /// # Errors
@@ -87,12 +87,13 @@ impl Watch {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, at a place of the kernel's choice.
-        let page = unsafe { libc::mmap(ptr::null_mut(), size_of::<Words>(), protection, flags, -1, 0) };
+        let page =
+            unsafe { libc::mmap(ptr::null_mut(), size_of::<SharedDeadlines>(), protection, flags, -1, 0) };
         if page == libc::MAP_FAILED {
             return Err(Errno::last().into());
         }
         // SAFETY: the page is never unmapped, begins with zeros, is aligned for anything, and is used as atomics alone.
-        let words = unsafe { &*page.cast::<Words>() };
+        let words = unsafe { &*page.cast::<SharedDeadlines>() };
         Ok(Self { words, origin: now, bell: Arc::new(bell) })
     }
 
@@ -118,9 +119,9 @@ impl Watch {
     pub(super) fn look(&self, agent: Pid, now: Instant) -> Option<Instant> {
         let _ = self.bell.read();
         match due(self.kill_by(), now) {
-            Due::Nothing => None,
-            Due::At(at) => Some(at),
-            Due::Now(kill_by) => match living_below(agent) {
+            WatchdogAction::Nothing => None,
+            WatchdogAction::At(at) => Some(at),
+            WatchdogAction::Now(kill_by) => match living_below(agent) {
                 Ok(living) => {
                     self.strike(agent, kill_by, &living);
                     // Whatever the agent has put it off to since then rings the bell.
@@ -138,7 +139,7 @@ impl Watch {
 
     /// `living` was collected before the instant was taken, so it holds no process of a later round: a resumed agent
     /// postpones the instant before it starts workers.
-    fn strike(&self, agent: Pid, kill_by: Instant, living: &[Found]) {
+    fn strike(&self, agent: Pid, kill_by: Instant, living: &[FoundProcess]) {
         let stamp = Stamp::of(Some(kill_by), self.origin).0;
         // Published before any of these deaths can be seen.
         if !living.is_empty() {
@@ -155,7 +156,7 @@ impl Watch {
     }
 }
 
-impl AsFd for Watch {
+impl AsFd for Watchdog {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
@@ -167,13 +168,13 @@ mod tests {
 
     use super::*;
 
-    fn watch() -> (Watch, impl Fn(u64) -> Instant) {
+    fn watch() -> (Watchdog, impl Fn(u64) -> Instant) {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
-        (Watch::open(origin).unwrap(), move |millis| origin + Duration::from_millis(millis))
+        (Watchdog::open(origin).unwrap(), move |millis| origin + Duration::from_millis(millis))
     }
 
-    fn rings(watch: &Watch) -> bool {
+    fn rings(watch: &Watchdog) -> bool {
         let mut inputs = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
         poll(&mut inputs, PollTimeout::ZERO).unwrap() > 0
     }
@@ -183,9 +184,9 @@ mod tests {
     #[test]
     fn it_is_due_a_margin_after_the_instant_that_the_agent_has_named_last() {
         let (_, at) = watch();
-        assert_eq!(due(None, at(1_000)), Due::Nothing);
-        assert_eq!(due(Some(at(100)), at(119)), Due::At(at(120)), "the agent comes first");
-        assert_eq!(due(Some(at(100)), at(120)), Due::Now(at(100)));
+        assert_eq!(due(None, at(1_000)), WatchdogAction::Nothing);
+        assert_eq!(due(Some(at(100)), at(119)), WatchdogAction::At(at(120)), "the agent comes first");
+        assert_eq!(due(Some(at(100)), at(120)), WatchdogAction::Now(at(100)));
     }
 
     #[test]
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn who_is_put_off_meanwhile_is_spared() {
         let (watch, at) = watch();
-        let living = [Found::of(nix::unistd::getpid()).unwrap()];
+        let living = [FoundProcess::of(nix::unistd::getpid()).unwrap()];
         watch.expect(Some(at(200)));
         // This process would be killed here.
         watch.strike(NOBODY, at(100), &living);

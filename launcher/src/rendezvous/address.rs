@@ -40,7 +40,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 
 /// Inputs of the choice of an address.
 #[derive(Debug, Clone, Copy)]
-pub struct Known<'a> {
+pub struct AddressFacts<'a> {
     /// The address from `--local-addr`, if the user gave it.
     pub local_addr: Option<&'a str>,
     /// The interface from `--iface`, if the user gave it.
@@ -57,16 +57,16 @@ pub struct Known<'a> {
 
 /// The published address, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chosen {
+pub struct PublishedHost {
     /// The address that other nodes are told.
     pub addr: String,
     /// Reason for this address.
-    pub why: Why,
+    pub why: AddressReason,
 }
 
 /// Reason for the published address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
+pub enum AddressReason {
     /// The user gave it with `--local-addr`.
     Given,
     /// It belongs to the interface from `--iface`.
@@ -89,21 +89,21 @@ pub enum Why {
     OnlyLoopback,
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for PublishedHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the other nodes reach this one at `{}`, ", self.addr)?;
         match &self.why {
-            Why::Given => f.write_str("as `--local-addr` says"),
-            Why::OfGivenInterface { name } => write!(f, "the address of `{name}`"),
-            Why::Alone => f.write_str("since the job has one node"),
-            Why::OfLoopbackEndpoint => f.write_str(
+            AddressReason::Given => f.write_str("as `--local-addr` says"),
+            AddressReason::OfGivenInterface { name } => write!(f, "the address of `{name}`"),
+            AddressReason::Alone => f.write_str("since the job has one node"),
+            AddressReason::OfLoopbackEndpoint => f.write_str(
                 "since the endpoint is this machine alone; `--local-addr` or `--iface` lets other machines in",
             ),
-            Why::OfConnection => f.write_str("our end of the connection to the rendezvous store"),
-            Why::OfInterface { name } => {
+            AddressReason::OfConnection => f.write_str("our end of the connection to the rendezvous store"),
+            AddressReason::OfInterface { name } => {
                 write!(f, "the address of `{name}`; `--iface` or `--local-addr` name another one")
             }
-            Why::OnlyLoopback => f.write_str("since no interface has an address that others can reach"),
+            AddressReason::OnlyLoopback => f.write_str("since no interface has an address that others can reach"),
         }
     }
 }
@@ -147,29 +147,33 @@ fn list(names: &[String]) -> String {
 ///
 /// # Errors
 /// `--iface` names an interface that does not exist, or has no address.
-pub fn choose(known: &Known<'_>) -> Result<Chosen, AddressError> {
+pub fn choose(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
     if let Some(given) = known.local_addr {
-        return Ok(Chosen { addr: given.to_owned(), why: Why::Given });
+        return Ok(PublishedHost { addr: given.to_owned(), why: AddressReason::Given });
     }
     let connection = known.connection.to_canonical();
     if known.is_alone {
-        return Ok(Chosen { addr: loopback_of(connection).to_string(), why: Why::Alone });
+        return Ok(PublishedHost { addr: loopback_of(connection).to_string(), why: AddressReason::Alone });
     }
     if known.is_on_this_machine {
-        return Ok(Chosen { addr: loopback_of(connection).to_string(), why: Why::OfLoopbackEndpoint });
+        return Ok(PublishedHost {
+            addr: loopback_of(connection).to_string(),
+            why: AddressReason::OfLoopbackEndpoint,
+        });
     }
     if let Some(name) = known.iface {
         let addr = of_interface(known.interfaces, name, connection.is_ipv6())?.to_string();
-        return Ok(Chosen { addr, why: Why::OfGivenInterface { name: name.to_owned() } });
+        return Ok(PublishedHost { addr, why: AddressReason::OfGivenInterface { name: name.to_owned() } });
     }
     if !connection.is_loopback() {
-        return Ok(Chosen { addr: connection.to_string(), why: Why::OfConnection });
+        return Ok(PublishedHost { addr: connection.to_string(), why: AddressReason::OfConnection });
     }
     Ok(match network::reachable(known.interfaces, connection.is_ipv6()) {
-        Some((interface, address)) => {
-            Chosen { addr: address.to_string(), why: Why::OfInterface { name: interface.name.clone() } }
-        }
-        None => Chosen { addr: loopback_of(connection).to_string(), why: Why::OnlyLoopback },
+        Some((interface, address)) => PublishedHost {
+            addr: address.to_string(),
+            why: AddressReason::OfInterface { name: interface.name.clone() },
+        },
+        None => PublishedHost { addr: loopback_of(connection).to_string(), why: AddressReason::OnlyLoopback },
     })
 }
 
@@ -223,7 +227,7 @@ pub fn listen_at(
 /// The interface by which this node's workers reach workers on other nodes. It is the interface of the connection to
 /// the rendezvous store; for a loopback connection, that of the published address. `None` for a job of one node.
 #[must_use]
-pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
+pub fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Option<String> {
     let of_address = |address: IpAddr| {
         let mut all = known.interfaces.iter();
         all.find(|one| one.address == Some(address)).map(|one| one.name.clone())
@@ -234,12 +238,12 @@ pub fn workers_interface(known: &Known<'_>, chosen: &Chosen) -> Option<String> {
     };
     let connection = known.connection.to_canonical();
     match &chosen.why {
-        Why::Alone => None,
-        Why::OfGivenInterface { name } | Why::OfInterface { name } => Some(name.clone()),
-        Why::OfLoopbackEndpoint | Why::OnlyLoopback => of_loopback(),
-        Why::OfConnection => of_address(connection),
-        Why::Given if !connection.is_loopback() => of_address(connection),
-        Why::Given => match chosen.addr.trim_matches(['[', ']']).parse::<IpAddr>() {
+        AddressReason::Alone => None,
+        AddressReason::OfGivenInterface { name } | AddressReason::OfInterface { name } => Some(name.clone()),
+        AddressReason::OfLoopbackEndpoint | AddressReason::OnlyLoopback => of_loopback(),
+        AddressReason::OfConnection => of_address(connection),
+        AddressReason::Given if !connection.is_loopback() => of_address(connection),
+        AddressReason::Given => match chosen.addr.trim_matches(['[', ']']).parse::<IpAddr>() {
             Ok(address) if address.to_canonical().is_loopback() => of_loopback(),
             Ok(address) => of_address(address.to_canonical()),
             Err(_) if loopback(&chosen.addr).is_some() => of_loopback(),
@@ -278,7 +282,7 @@ pub fn loopback(host: &str) -> Option<IpAddr> {
 /// Warning if this machine does not have the address of `--local-addr`. It may still be right if addresses are
 /// translated. A name is not resolved.
 #[must_use]
-pub fn doubt(known: &Known<'_>) -> Option<String> {
+pub fn doubt(known: &AddressFacts<'_>) -> Option<String> {
     let given = known.local_addr?;
     let address = given.trim_matches(['[', ']']).parse::<IpAddr>().ok()?.to_canonical();
     let is_own = address.is_loopback()
@@ -340,28 +344,37 @@ mod tests {
         ]
     }
 
-    fn known<'a>(interfaces: &'a [Interface], connection: &str) -> Known<'a> {
+    fn known<'a>(interfaces: &'a [Interface], connection: &str) -> AddressFacts<'a> {
         let connection = connection.parse().unwrap();
         let is_on_this_machine = false;
-        Known { local_addr: None, iface: None, interfaces, connection, is_alone: false, is_on_this_machine }
+        AddressFacts {
+            local_addr: None,
+            iface: None,
+            interfaces,
+            connection,
+            is_alone: false,
+            is_on_this_machine,
+        }
     }
 
-    fn addr(known: &Known<'_>) -> String {
+    fn addr(known: &AddressFacts<'_>) -> String {
         choose(known).unwrap().addr
     }
 
     #[test]
     fn what_was_given_wins() {
         let machine = machine();
-        let known = Known { local_addr: Some("node7"), iface: Some("nope"), ..known(&machine, "10.0.0.2") };
+        let known =
+            AddressFacts { local_addr: Some("node7"), iface: Some("nope"), ..known(&machine, "10.0.0.2") };
         let chosen = choose(&known).unwrap();
-        assert_eq!((chosen.addr.as_str(), &chosen.why), ("node7", &Why::Given));
+        assert_eq!((chosen.addr.as_str(), &chosen.why), ("node7", &AddressReason::Given));
     }
 
     #[test]
     fn an_interface_gives_the_address_of_the_endpoints_family() {
         let machine = machine();
-        let of = |iface, connection| addr(&Known { iface: Some(iface), ..known(&machine, connection) });
+        let of =
+            |iface, connection| addr(&AddressFacts { iface: Some(iface), ..known(&machine, connection) });
         assert_eq!(of("eth0", "127.0.0.1"), "10.0.0.2");
         assert_eq!(of("eth0", "fd00::9"), "fd00::2");
         assert_eq!(of("eth0", "::ffff:10.0.0.9"), "10.0.0.2");
@@ -394,15 +407,16 @@ mod tests {
         for addr in ["10.0.0.2", "0.0.0.0", "node7"] {
             assert!(!on(Some(addr), Some("lo")), "{addr}");
         }
-        let chosen = choose(&Known { iface: Some("lo"), ..known(&machine, "::1") }).unwrap();
+        let chosen = choose(&AddressFacts { iface: Some("lo"), ..known(&machine, "::1") }).unwrap();
         assert_eq!(chosen.addr, "::1");
     }
 
     #[test]
     fn a_given_address_that_no_interface_has_is_doubted() {
         let machine = machine();
-        let of =
-            |addr, is_alone| doubt(&Known { local_addr: Some(addr), is_alone, ..known(&machine, "::1") });
+        let of = |addr, is_alone| {
+            doubt(&AddressFacts { local_addr: Some(addr), is_alone, ..known(&machine, "::1") })
+        };
         for addr in ["10.0.0.2", "fd00::2", "[fd00::2]", "::ffff:10.1.0.2", "127.0.0.2", "::1", "node7"] {
             assert_eq!(of(addr, false), None, "{addr}");
         }
@@ -428,28 +442,29 @@ mod tests {
         assert_eq!(addr(&known(&machine, "::1")), "fd00::2");
         assert_eq!(addr(&known(&machine[..3], "127.0.0.1")), "172.17.0.1");
         let alone = choose(&known(&machine[..2], "127.0.0.1")).unwrap();
-        assert_eq!((alone.addr.as_str(), &alone.why), ("127.0.0.1", &Why::OnlyLoopback));
+        assert_eq!((alone.addr.as_str(), &alone.why), ("127.0.0.1", &AddressReason::OnlyLoopback));
     }
 
     #[test]
     fn workers_use_the_interface_of_the_connection() {
         let machine = machine();
-        let of = |known: &Known<'_>| workers_interface(known, &choose(known).unwrap());
+        let of = |known: &AddressFacts<'_>| workers_interface(known, &choose(known).unwrap());
         let at = |connection| of(&known(&machine, connection));
         assert_eq!(at("10.1.0.2").as_deref(), Some("ib0"));
         assert_eq!(at("::ffff:10.0.0.2").as_deref(), Some("eth0"));
         assert_eq!(at("127.0.0.1").as_deref(), Some("eth0"), "the store is here, and called localhost");
         assert_eq!(at("10.9.9.9"), None, "an address that is gone");
-        let given = |addr, connection| of(&Known { local_addr: Some(addr), ..known(&machine, connection) });
+        let given =
+            |addr, connection| of(&AddressFacts { local_addr: Some(addr), ..known(&machine, connection) });
         assert_eq!(given("203.0.113.7", "10.1.0.2").as_deref(), Some("ib0"), "something forwards it");
         assert_eq!(given("10.1.0.2", "127.0.0.1").as_deref(), Some("ib0"));
         assert_eq!(given("localhost", "127.0.0.1").as_deref(), Some("lo"));
         assert_eq!(given("node7", "127.0.0.1").as_deref(), Some("eth0"));
         assert_eq!(given("203.0.113.7", "127.0.0.1"), None);
-        let here = Known { is_on_this_machine: true, ..known(&machine, "127.0.0.1") };
+        let here = AddressFacts { is_on_this_machine: true, ..known(&machine, "127.0.0.1") };
         assert_eq!(of(&here).as_deref(), Some("lo"));
         assert_eq!(of(&known(&machine[..2], "::1")).as_deref(), Some("lo"), "there is no other");
-        assert_eq!(of(&Known { is_alone: true, ..known(&machine, "10.0.0.2") }), None);
+        assert_eq!(of(&AddressFacts { is_alone: true, ..known(&machine, "10.0.0.2") }), None);
     }
 
     #[test]
@@ -483,21 +498,22 @@ mod tests {
     #[test]
     fn loopback_endpoint_is_published_as_loopback_unless_an_address_is_given() {
         let machine = machine();
-        let at = |connection| Known { is_on_this_machine: true, ..known(&machine, connection) };
+        let at = |connection| AddressFacts { is_on_this_machine: true, ..known(&machine, connection) };
         assert_eq!([addr(&at("127.0.0.1")), addr(&at("::1"))], ["127.0.0.1", "::1"]);
-        assert_eq!(choose(&at("::1")).unwrap().why, Why::OfLoopbackEndpoint);
-        assert_eq!(addr(&Known { local_addr: Some("127.0.0.9"), ..at("127.0.0.1") }), "127.0.0.9");
+        assert_eq!(choose(&at("::1")).unwrap().why, AddressReason::OfLoopbackEndpoint);
+        assert_eq!(addr(&AddressFacts { local_addr: Some("127.0.0.9"), ..at("127.0.0.1") }), "127.0.0.9");
     }
 
     #[test]
     fn one_node_needs_the_loopback_only() {
         let machine = machine();
-        let on = |connection| Known { is_alone: true, iface: Some("eth0"), ..known(&machine, connection) };
+        let on =
+            |connection| AddressFacts { is_alone: true, iface: Some("eth0"), ..known(&machine, connection) };
         assert_eq!(addr(&on("127.0.0.1")), "127.0.0.1");
         assert_eq!(addr(&on("::1")), "::1");
         // The same with a store on another machine.
         assert_eq!(addr(&on("10.0.0.2")), "127.0.0.1");
-        assert_eq!(addr(&Known { local_addr: Some("node7"), ..on("10.0.0.2") }), "node7");
+        assert_eq!(addr(&AddressFacts { local_addr: Some("node7"), ..on("10.0.0.2") }), "node7");
     }
 
     #[test]

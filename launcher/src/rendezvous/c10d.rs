@@ -8,7 +8,7 @@
 
 mod tell;
 
-pub use tell::FirstBy;
+pub use tell::FailureAuthor;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,10 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use crate::rendezvous::FailureNote;
-use crate::rendezvous::keys::{Keys, RoundKeys};
+use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use crate::rendezvous::note::ClosingNote;
-use crate::rendezvous::pickle::{self, NotAState};
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::pickle::{self, StateParseError};
+use crate::rendezvous::state::{Node, RendezvousState};
 use crate::rendezvous::text::harmless_bytes;
 use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
 
@@ -36,7 +36,7 @@ const MAX_IDENTITY: usize = 64;
 
 /// Why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum StoreFailure {
     /// The connection failed and cannot be used any more.
     #[error(transparent)]
     Store(#[from] ClientError),
@@ -46,29 +46,29 @@ pub enum Trouble {
         /// Key with the wrong value.
         key: String,
         /// Why the value is not a state.
-        source: NotAState,
+        source: StateParseError,
     },
 }
 
 /// Both connections, and the state that was read last.
 #[derive(Debug)]
-pub struct Backend {
-    keys: Keys,
+pub struct C10dBackend {
+    keys: RendezvousKeys,
     calls: Client,
     /// `None` while it is lent out for an exchange of ranks.
     bell: Option<Client>,
     /// What the notification connection waits for.
-    armed: Option<Awaited>,
+    armed: Option<StoreChange>,
     /// torch's keys of the only round, if the job has only one.
     only: Option<RoundKeys>,
     version: i64,
     text: Vec<u8>,
-    state: State,
+    state: RendezvousState,
 }
 
 /// What the notification connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Awaited {
+pub enum StoreChange {
     /// The notification of this version.
     Ring(i64),
     /// The success of all nodes in this round. It cannot be read later: a torchrun agent that hosts the store ends just
@@ -78,7 +78,7 @@ pub enum Awaited {
 
 /// What to read besides the state.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wants<'a> {
+pub struct SnapshotQuery<'a> {
     /// The round of which failure and success are read.
     pub round: Option<u64>,
     /// Nodes of which the success in that round is read.
@@ -89,7 +89,7 @@ pub struct Wants<'a> {
 
 /// The result of one read. The state itself is [`Backend::state`].
 #[derive(Debug, Clone, Default)]
-pub struct Look {
+pub struct StoreSnapshot {
     /// How the job was closed, if a closing note exists.
     pub end: Option<ClosingNote>,
     /// The first failure of the round.
@@ -106,7 +106,7 @@ pub struct Look {
     pub beats: BTreeMap<Node, i64>,
 }
 
-impl Backend {
+impl C10dBackend {
     /// Connects, and creates the key of the state if it does not exist.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl Backend {
     pub fn connect(
         addresses: &[SocketAddr],
         settings: &ClientSettings,
-        keys: Keys,
+        keys: RendezvousKeys,
         limit: Duration,
     ) -> Result<Self, ClientError> {
         let mut calls = Client::connect_within(addresses, settings.clone(), limit)?;
@@ -128,7 +128,7 @@ impl Backend {
             only: None,
             version: 0,
             text: SENTINEL.to_vec(),
-            state: State::default(),
+            state: RendezvousState::default(),
         })
     }
 
@@ -174,13 +174,13 @@ impl Backend {
 
     /// The state as of the last read or write.
     #[must_use]
-    pub const fn state(&self) -> &State {
+    pub const fn state(&self) -> &RendezvousState {
         &self.state
     }
 
     /// The keys of this job.
     #[must_use]
-    pub const fn keys(&self) -> &Keys {
+    pub const fn keys(&self) -> &RendezvousKeys {
         &self.keys
     }
 
@@ -204,7 +204,7 @@ impl Backend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub fn look(&mut self, wants: &Wants<'_>) -> Result<Look, Trouble> {
+    pub fn look(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
@@ -218,7 +218,8 @@ impl Backend {
         let mut next = || values.next().unwrap_or_default();
         self.version = number(&next()).unwrap_or(0);
         let text = next();
-        let mut look = Look { end: ClosingNote::from_json(&next()), ranks: next(), ..Look::default() };
+        let mut look =
+            StoreSnapshot { end: ClosingNote::from_json(&next()), ranks: next(), ..StoreSnapshot::default() };
         if wants.round.is_some() {
             look.failure = FailureNote::from_json(&next());
             look.all_succeeded = !next().is_empty();
@@ -231,15 +232,15 @@ impl Backend {
     }
 
     /// Parses a text that was read, and stores it as the last state.
-    fn keep(&mut self, text: Vec<u8>) -> Result<(), Trouble> {
+    fn keep(&mut self, text: Vec<u8>) -> Result<(), StoreFailure> {
         if text == self.text {
             return Ok(());
         }
         self.state = match &text[..] {
             // The key is missing if the keyspace belongs to another store. Its identity reveals that.
-            b"" | SENTINEL => State::default(),
+            b"" | SENTINEL => RendezvousState::default(),
             text => pickle::decode(text)
-                .map_err(|source| Trouble::NotAState { key: self.keys.state().to_owned(), source })?,
+                .map_err(|source| StoreFailure::NotAState { key: self.keys.state().to_owned(), source })?,
         };
         self.text = text;
         Ok(())
@@ -250,7 +251,7 @@ impl Backend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub fn write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+    pub fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
         let text = pickle::encode(state);
         let found = self.calls.compare_set(self.keys.state(), &self.text, &text)?;
         if found != text {
@@ -288,14 +289,14 @@ impl Backend {
     /// See [`Client`].
     pub fn listen(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
         let Some(bell) = &mut self.bell else { return Ok(()) };
-        let next = success_of.map_or(Awaited::Ring(self.version.wrapping_add(1)), Awaited::Success);
+        let next = success_of.map_or(StoreChange::Ring(self.version.wrapping_add(1)), StoreChange::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
                 bell.end_wait(true)?;
             }
             let key = match next {
-                Awaited::Ring(version) => self.keys.bell(version),
-                Awaited::Success(round) => self.torch_keys(round).last_member(),
+                StoreChange::Ring(version) => self.keys.bell(version),
+                StoreChange::Success(round) => self.torch_keys(round).last_member(),
             };
             let Some(bell) = &mut self.bell else { return Ok(()) };
             bell.begin_wait(&[&key])?;
@@ -308,7 +309,7 @@ impl Backend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn has_rung(&mut self) -> Result<Option<Awaited>, ClientError> {
+    pub fn has_rung(&mut self) -> Result<Option<StoreChange>, ClientError> {
         let (Some(bell), Some(awaited)) = (&mut self.bell, self.armed) else { return Ok(None) };
         if !bell.end_wait(false)? {
             return Ok(None);
@@ -350,7 +351,7 @@ impl Backend {
 ///
 /// # Errors
 /// See [`Client`].
-pub fn known_identity(client: &mut Client, keys: &Keys) -> Result<String, ClientError> {
+pub fn known_identity(client: &mut Client, keys: &RendezvousKeys) -> Result<String, ClientError> {
     Ok(harmless_bytes(&client.get(&keys.store())?, MAX_IDENTITY))
 }
 

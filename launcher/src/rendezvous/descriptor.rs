@@ -26,7 +26,7 @@ const MAX_ENTRYPOINT: usize = 300;
 
 /// What a rankrun agent publishes about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Descriptor {
+pub struct AgentDescriptor {
     /// Protocol of the agent's version, see [`PROTOCOL`].
     pub protocol: u32,
     /// Version of rankrun that the agent runs.
@@ -130,7 +130,7 @@ impl Mismatch {
 ///
 /// # Errors
 /// The first difference that matters.
-pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
+pub fn compare(ours: &AgentDescriptor, theirs: &AgentDescriptor) -> Result<(), Mismatch> {
     if theirs.protocol != ours.protocol {
         return Err(Mismatch::Protocol {
             ours: ours.version.clone(),
@@ -159,15 +159,15 @@ pub fn compare(ours: &Descriptor, theirs: &Descriptor) -> Result<(), Mismatch> {
 ///
 /// # Errors
 /// The first difference that matters.
-pub fn meet(ours: &Descriptor, theirs: &[u8]) -> Result<Descriptor, Mismatch> {
-    let theirs = Descriptor::from_json(theirs).map_err(|error| match error {
-        NotADescriptor::Protocol { protocol, version } => Mismatch::Protocol {
+pub fn meet(ours: &AgentDescriptor, theirs: &[u8]) -> Result<AgentDescriptor, Mismatch> {
+    let theirs = AgentDescriptor::from_json(theirs).map_err(|error| match error {
+        DescriptorError::Protocol { protocol, version } => Mismatch::Protocol {
             ours: ours.version.clone(),
             our_protocol: ours.protocol,
             theirs: version,
             their_protocol: protocol,
         },
-        NotADescriptor::Unreadable => Mismatch::Unreadable { ours: ours.version.clone() },
+        DescriptorError::Unreadable => Mismatch::Unreadable { ours: ours.version.clone() },
     })?;
     compare(ours, &theirs)?;
     Ok(theirs)
@@ -175,7 +175,7 @@ pub fn meet(ours: &Descriptor, theirs: &[u8]) -> Result<Descriptor, Mismatch> {
 
 /// Why a text is not a descriptor of this protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotADescriptor {
+pub enum DescriptorError {
     /// The writer speaks another protocol; its descriptors may have another shape.
     #[error("the descriptor is of protocol {protocol} (rankrun {version})")]
     Protocol {
@@ -191,13 +191,13 @@ pub enum NotADescriptor {
 
 /// The part that descriptors of every protocol have.
 #[derive(Deserialize)]
-struct Head {
+struct DescriptorHead {
     protocol: u32,
     version: String,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct DescriptorWire {
     protocol: u32,
     version: String,
     host: String,
@@ -212,11 +212,11 @@ struct Wire {
     max_restarts: Option<u32>,
 }
 
-impl Descriptor {
+impl AgentDescriptor {
     /// The descriptor as JSON for the store.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        let wire = Wire {
+        let wire = DescriptorWire {
             protocol: self.protocol,
             version: self.version.clone(),
             host: self.host.clone(),
@@ -236,25 +236,25 @@ impl Descriptor {
     ///
     /// # Errors
     /// It is of another protocol, or no descriptor.
-    pub fn from_json(text: &[u8]) -> Result<Self, NotADescriptor> {
+    pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
         if text.len() > MAX_JSON {
-            return Err(NotADescriptor::Unreadable);
+            return Err(DescriptorError::Unreadable);
         }
-        let head: Head = serde_json::from_slice(text).map_err(|_| NotADescriptor::Unreadable)?;
+        let head: DescriptorHead = serde_json::from_slice(text).map_err(|_| DescriptorError::Unreadable)?;
         if head.protocol != PROTOCOL {
             let version = harmless(&head.version, MAX_NAME);
-            return Err(NotADescriptor::Protocol { protocol: head.protocol, version });
+            return Err(DescriptorError::Protocol { protocol: head.protocol, version });
         }
-        let wire: Wire = serde_json::from_slice(text).map_err(|_| NotADescriptor::Unreadable)?;
-        wire.check().ok_or(NotADescriptor::Unreadable)
+        let wire: DescriptorWire = serde_json::from_slice(text).map_err(|_| DescriptorError::Unreadable)?;
+        wire.check().ok_or(DescriptorError::Unreadable)
     }
 }
 
-impl Wire {
-    fn check(self) -> Option<Descriptor> {
+impl DescriptorWire {
+    fn check(self) -> Option<AgentDescriptor> {
         let nodes = NodeRange { min: NodeCount::new(self.min)?, max: NodeCount::new(self.max)? };
         (nodes.min <= nodes.max).then_some(())?;
-        Some(Descriptor {
+        Some(AgentDescriptor {
             protocol: self.protocol,
             version: harmless(&self.version, MAX_NAME),
             host: harmless(&self.host, MAX_NAME),

@@ -9,7 +9,7 @@ use rankrun_contract::rank::NodeRank;
 use super::NodeName;
 use super::address::AddressError;
 use super::descriptor::Mismatch;
-use super::pickle::NotAState;
+use super::pickle::StateParseError;
 use super::port_owner::PortOwner;
 use super::unreached::Unreached;
 use crate::error::which_names;
@@ -114,7 +114,7 @@ pub enum RendezvousError {
         /// Key with the wrong value.
         key: String,
         /// Why the value is not a state.
-        source: NotAState,
+        source: StateParseError,
     },
     /// This node has no address to publish.
     #[error(transparent)]

@@ -17,9 +17,9 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 
 use super::error::RendezvousError;
-use super::keys::{Keys, RoundKeys};
-use super::roles::{Assigned, RoleInfo, assign};
-use super::torch_peer::{Members, Memory};
+use super::keys::{RendezvousKeys, RoundKeys};
+use super::roles::{RankAssignment, RoleInfo, assign};
+use super::torch_peer::{MasterAddressCache, Members};
 use super::{Member, NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
@@ -29,7 +29,7 @@ const SLICE: Duration = Duration::from_millis(250);
 /// One completed round, as this agent takes part in it.
 pub struct Exchange<'a> {
     /// Of the job.
-    pub keys: &'a Keys,
+    pub keys: &'a RendezvousKeys,
     /// Which round.
     pub round: u64,
     /// `--role`
@@ -113,7 +113,7 @@ pub fn exchange(
     store: &mut Client,
     plan: &Exchange<'_>,
     agent_store: &mut dyn AgentStore,
-    memory: &mut Memory,
+    memory: &mut MasterAddressCache,
     between: &mut Between<'_>,
 ) -> Result<Round, ExchangeError> {
     let mut talk = Talk { store, between };
@@ -206,7 +206,7 @@ impl Seats<'_> {
         &self,
         talk: &mut Talk<'_, '_>,
         all_here: &mut Step<'_>,
-    ) -> Result<(Assigned, Vec<LocalWorldSize>), ExchangeError> {
+    ) -> Result<(RankAssignment, Vec<LocalWorldSize>), ExchangeError> {
         let info = RoleInfo { role: self.role.to_owned(), workers: self.workers };
         talk.store.set(&self.keys.role_info(self.node_rank), &info.to_json(self.node_rank))?;
         if self.node_rank == NodeRank(0) {
@@ -222,7 +222,7 @@ impl Seats<'_> {
             let nodes = vec![name(self.members, 0)];
             return Err(RendezvousError::NoAnswer { what, nodes, waited: self.limit }.into());
         };
-        let assigned = Assigned::from_json(&text, self.workers)
+        let assigned = RankAssignment::from_json(&text, self.workers)
             .ok_or_else(|| RendezvousError::Unreadable { what: "the ranks", node: name(self.members, 0) })?;
         Ok((assigned, Vec::new()))
     }
@@ -257,7 +257,7 @@ impl Seats<'_> {
         &self,
         talk: &mut Talk<'_, '_>,
         infos: &[RoleInfo],
-    ) -> Result<(Assigned, Vec<LocalWorldSize>), ExchangeError> {
+    ) -> Result<(RankAssignment, Vec<LocalWorldSize>), ExchangeError> {
         let assigned = assign(infos).ok_or(RendezvousError::TooManyWorkers)?;
         let pairs: Vec<(String, Vec<u8>)> = ranks(assigned.len())
             .zip(&assigned)
@@ -272,7 +272,7 @@ impl Seats<'_> {
 }
 
 /// The result, for the agent.
-pub(super) fn round(number: u64, seats: &Seats<'_>, assigned: Assigned, told: Told) -> Round {
+pub(super) fn round(number: u64, seats: &Seats<'_>, assigned: RankAssignment, told: Told) -> Round {
     let members = ranks(seats.members.len()).zip(seats.members).map(|(node_rank, (_, descriptor))| Member {
         node_rank,
         name: name(seats.members, node_rank.index()),

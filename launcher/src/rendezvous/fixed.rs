@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RunId};
 
-use super::descriptor::Descriptor;
+use super::descriptor::AgentDescriptor;
 use super::error::RendezvousError;
 use super::exchange::{Aborted, Between, ExchangeError, Ready, Seats, Talk, Told, round};
-use super::keys::{Keys, RoundKeys};
+use super::keys::{RendezvousKeys, RoundKeys};
 use super::pickle;
-use super::state::{Node, State, Timestamp};
+use super::state::{Node, RendezvousState, Timestamp};
 use super::{NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
@@ -36,13 +36,13 @@ const INIT: &str = "init/";
 
 /// This node's parameters of a static job.
 #[derive(Debug, Clone)]
-pub struct Setup<'a> {
+pub struct StaticSetup<'a> {
     /// Run id of the job, part of all keys.
     pub run_id: &'a RunId,
     /// Name of this agent in the shared state.
     pub node: &'a Node,
     /// The descriptor that this agent publishes.
-    pub descriptor: &'a Descriptor,
+    pub descriptor: &'a AgentDescriptor,
     /// This node's rank, from `--node-rank`.
     pub node_rank: NodeRank,
     /// Number of nodes of the job.
@@ -71,7 +71,7 @@ pub enum FirstRound {
         /// The complete first round, with this node in it.
         round: Box<Round>,
         /// The shared state, as node rank 0 has written it.
-        state: State,
+        state: RendezvousState,
     },
     /// The job runs already, and this agent replaces a dead one. It joins the next round through the shared state under
     /// [`Keys::fixed`], like any agent.
@@ -85,10 +85,14 @@ pub enum FirstRound {
 /// See [`ExchangeError`]: not all nodes joined in time, or some do not belong to the job.
 pub fn first_round(
     store: &mut Client,
-    setup: &Setup<'_>,
+    setup: &StaticSetup<'_>,
     between: &mut Between<'_>,
 ) -> Result<FirstRound, ExchangeError> {
-    let job = Job { keys: Keys::fixed(setup.run_id), round: RoundKeys::first_of_static(setup.run_id), setup };
+    let job = StaticJob {
+        keys: RendezvousKeys::fixed(setup.run_id),
+        round: RoundKeys::first_of_static(setup.run_id),
+        setup,
+    };
     let mut authority = Authority::of(&job);
     let mut refusal = None;
     let mut watched = |store: &mut Client| {
@@ -109,7 +113,7 @@ pub fn first_round(
     }
 }
 
-fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
+fn take_part(job: &StaticJob<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
     let setup = job.setup;
     job.refuse_torchrun(talk)?;
     job.claim(talk)?;
@@ -161,7 +165,7 @@ fn take_part(job: &Job<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, Excha
 
 /// The nodes that have joined a static job, for the user's waiting line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RollCall {
+pub struct JoinProgress {
     /// Names of the nodes that have joined.
     pub here: Vec<NodeName>,
     /// Node ranks without an agent so far.
@@ -179,12 +183,12 @@ pub fn roll_call(
     (run_id, nodes): (&RunId, NodeCount),
     (own_rank, own): (NodeRank, &Node),
     own_name: NodeName,
-) -> Result<RollCall, ClientError> {
-    let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
+) -> Result<JoinProgress, ClientError> {
+    let (keys, round) = (RendezvousKeys::fixed(run_id), RoundKeys::first_of_static(run_id));
     let ranks = || (0..nodes.get()).map(NodeRank);
     let names: Vec<String> = ranks().flat_map(|rank| [keys.claim(rank), round.role_info(rank)]).collect();
     let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let mut roll = RollCall::default();
+    let mut roll = JoinProgress::default();
     for (rank, pair) in ranks().zip(values.chunks_exact(2)) {
         let claim = Claim::from_json(&pair[0]);
         if rank == own_rank {
@@ -201,13 +205,13 @@ pub fn roll_call(
     Ok(roll)
 }
 
-struct Job<'a> {
-    keys: Keys,
+struct StaticJob<'a> {
+    keys: RendezvousKeys,
     round: RoundKeys,
-    setup: &'a Setup<'a>,
+    setup: &'a StaticSetup<'a>,
 }
 
-impl Job<'_> {
+impl StaticJob<'_> {
     fn ranks(&self) -> impl Iterator<Item = NodeRank> {
         (0..self.setup.nodes.get()).map(NodeRank)
     }
@@ -280,7 +284,7 @@ impl Job<'_> {
     fn too_few(&self, talk: &mut Talk<'_, '_>) -> Result<RendezvousError, ExchangeError> {
         let setup = self.setup;
         let job = (setup.run_id, setup.nodes);
-        let RollCall { here, missing, .. } =
+        let JoinProgress { here, missing, .. } =
             roll_call(talk.store, job, (setup.node_rank, setup.node), self.name())?;
         let waited = setup.timeout;
         if missing.is_empty() {
@@ -301,7 +305,7 @@ impl Job<'_> {
     }
 }
 
-fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<Descriptor>) {
+fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<AgentDescriptor>) {
     claim.map_or_else(|| (unknown_node(rank), None), |claim| (claim.node, Some(claim.agent)))
 }
 

@@ -25,14 +25,14 @@ const TRY: Duration = Duration::from_millis(200);
 
 /// Host and port of the rendezvous store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct StoreEndpoint {
     /// A name or an address, without brackets.
     pub host: String,
     /// TCP port; 0 means any free port, if this node hosts.
     pub port: u16,
 }
 
-impl std::fmt::Display for Endpoint {
+impl std::fmt::Display for StoreEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -42,7 +42,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-impl Endpoint {
+impl StoreEndpoint {
     /// Whether the endpoint means the local machine on every machine.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
@@ -93,7 +93,7 @@ fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>
 }
 
 /// Whether this node hosts, by the endpoint's text alone; `None` if the endpoint is another name. Pure.
-fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
+fn by_text(endpoint: &StoreEndpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
     if endpoint.is_loopback() || endpoint.host == own_name {
         return Some(true);
     }
@@ -102,7 +102,7 @@ fn by_text(endpoint: &Endpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> 
 }
 
 /// Whether this node hosts, if the user did not say. It does if the endpoint is its own address or name.
-fn guess(endpoint: &Endpoint) -> bool {
+fn guess(endpoint: &StoreEndpoint) -> bool {
     let own: Vec<_> = interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address).collect();
     by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
         // A node that cannot resolve the name does not have it.
@@ -113,7 +113,7 @@ fn guess(endpoint: &Endpoint) -> bool {
 
 /// Which clients may connect to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Guests {
+pub enum AllowedClients {
     /// Only agents on this machine.
     ThisMachine,
     /// Agents that know this local address.
@@ -124,14 +124,14 @@ pub enum Guests {
 
 /// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
 #[must_use]
-pub fn meant_by(endpoint: &Endpoint) -> Vec<IpAddr> {
+pub fn meant_by(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
     let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
     found.iter().map(|address| address.ip().to_canonical()).collect()
 }
 
 /// Whether this node may open the store, by the user's setting or by a guess.
 #[must_use]
-pub fn may_host(endpoint: &Endpoint, is_host: Option<bool>) -> bool {
+pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
     is_host.unwrap_or_else(|| guess(endpoint))
 }
 
@@ -141,9 +141,9 @@ pub fn may_host(endpoint: &Endpoint, is_host: Option<bool>) -> bool {
 /// # Errors
 /// The port cannot be bound: it is in use although this node must host, or this user has no permission.
 pub fn open(
-    endpoint: &Endpoint,
+    endpoint: &StoreEndpoint,
     is_host: Option<bool>,
-    (guests, ports): (Guests, Option<PortRange>),
+    (guests, ports): (AllowedClients, Option<PortRange>),
 ) -> Result<Option<StoreServer>, LaunchError> {
     match unless_answered(|| bind(endpoint, guests, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
@@ -215,13 +215,17 @@ fn is_answered(addr: SocketAddr) -> bool {
         || own().any(|address| answers(&SocketAddr::new(address, addr.port())))
 }
 
-fn bind(endpoint: &Endpoint, guests: Guests, ports: Option<PortRange>) -> Result<StoreServer, StoreError> {
+fn bind(
+    endpoint: &StoreEndpoint,
+    guests: AllowedClients,
+    ports: Option<PortRange>,
+) -> Result<StoreServer, StoreError> {
     let address = endpoint.address();
     let wants_ipv6 = address.is_some_and(|address| address.is_ipv6());
     let at = match guests {
-        Guests::Others => Interfaces::All,
-        Guests::At(address) => Interfaces::One(address),
-        Guests::ThisMachine => match address.filter(IpAddr::is_loopback) {
+        AllowedClients::Others => Interfaces::All,
+        AllowedClients::At(address) => Interfaces::One(address),
+        AllowedClients::ThisMachine => match address.filter(IpAddr::is_loopback) {
             Some(address) => Interfaces::One(address),
             None if wants_ipv6 => Interfaces::One(Ipv6Addr::LOCALHOST.into()),
             None => Interfaces::One(Ipv4Addr::LOCALHOST.into()),
@@ -237,8 +241,8 @@ fn is_in_use(error: &io::Error) -> bool {
 /// Where this node connects to its own store. With the endpoint's address, the local end is an address that other nodes
 /// know. Otherwise the loopback.
 #[must_use]
-pub fn own_addresses(endpoint: &Endpoint, store: SocketAddr) -> Vec<SocketAddr> {
-    let at = Endpoint { host: endpoint.host.clone(), port: store.port() };
+pub fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
+    let at = StoreEndpoint { host: endpoint.host.clone(), port: store.port() };
     let mut addresses =
         if store.ip().is_unspecified() { at.resolve(RESOLVE_LIMIT).unwrap_or_default() } else { vec![store] };
     addresses.extend(loopback(store.port()));
@@ -252,8 +256,8 @@ mod tests {
 
     use super::*;
 
-    fn at(host: &str, port: u16) -> Endpoint {
-        Endpoint { host: host.to_owned(), port }
+    fn at(host: &str, port: u16) -> StoreEndpoint {
+        StoreEndpoint { host: host.to_owned(), port }
     }
 
     #[test]
@@ -278,10 +282,10 @@ mod tests {
 
     #[test]
     fn the_first_to_bind_hosts_and_the_second_is_its_client() {
-        let first = open(&at("localhost", 0), None, (Guests::Others, None)).unwrap().unwrap();
+        let first = open(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
         let port = first.local_addr().port();
-        assert!(open(&at("localhost", port), None, (Guests::Others, None)).unwrap().is_none());
-        let error = open(&at("localhost", port), Some(true), (Guests::Others, None)).unwrap_err();
+        assert!(open(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
+        let error = open(&at("localhost", port), Some(true), (AllowedClients::Others, None)).unwrap_err();
         assert!(error.to_string().contains(&format!(":{port}`: ")), "{error}");
         assert!(error.hint().is_some());
     }
@@ -315,19 +319,19 @@ mod tests {
         for (host, expected) in
             [("localhost", "127.0.0.1"), ("127.3.2.1", "127.3.2.1"), ("10.0.0.2", "127.0.0.1")]
         {
-            let store = open(&at(host, 0), None, (Guests::ThisMachine, None)).unwrap().unwrap();
+            let store = open(&at(host, 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
             assert_eq!(store.local_addr().ip().to_string(), expected, "{host}");
         }
         let here = Ipv4Addr::LOCALHOST.into();
-        let store = open(&at("node7", 0), Some(true), (Guests::At(here), None)).unwrap().unwrap();
+        let store = open(&at("node7", 0), Some(true), (AllowedClients::At(here), None)).unwrap().unwrap();
         assert_eq!(store.local_addr().ip(), here);
     }
 
     #[test]
     fn one_node_listens_on_the_loopback_only() {
-        let store = open(&at("localhost", 0), None, (Guests::ThisMachine, None)).unwrap().unwrap();
+        let store = open(&at("localhost", 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_loopback());
-        let store = open(&at("localhost", 0), None, (Guests::Others, None)).unwrap().unwrap();
+        let store = open(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_unspecified());
         TcpStream::connect(("127.0.0.1", store.local_addr().port())).unwrap();
     }
@@ -336,7 +340,7 @@ mod tests {
     fn a_foreign_listener_is_no_store_of_ours() {
         let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(open(&at("localhost", port), None, (Guests::Others, None)).unwrap().is_none());
+        assert!(open(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
     }
 
     #[test]

@@ -17,7 +17,7 @@ const MAX_NAME: usize = 256;
 
 /// The keys of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keys {
+pub struct RendezvousKeys {
     /// Key of the shared state.
     state: String,
     /// Prefix of torch's keys for a round; the round's number follows.
@@ -26,7 +26,7 @@ pub struct Keys {
     own: String,
 }
 
-impl Keys {
+impl RendezvousKeys {
     /// Keys of a c10d rendezvous, which torchrun's agents of the same job use too.
     #[must_use]
     pub fn dynamic(run_id: &RunId) -> Self {
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn torchs_keys_are_those_of_the_contract() {
-        let keys = Keys::dynamic(&job());
+        let keys = RendezvousKeys::dynamic(&job());
         assert_eq!(keys.state(), "/torch.rendezvous.job");
         let round = keys.round(7);
         assert_eq!(round.master_addr(), "/torch.rendezvous.job.7/MASTER_ADDR");
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn the_round_of_an_address_is_read_from_its_key() {
-        let keys = Keys::dynamic(&job());
+        let keys = RendezvousKeys::dynamic(&job());
         let round_of = |key: &str| keys.round_of_master_addr(key.as_bytes());
         assert_eq!(round_of(&keys.round(12).master_addr()), Some(12));
         for key in [
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn no_two_keys_of_ours_are_the_same() {
-        for keys in [Keys::dynamic(&job()), Keys::fixed(&job())] {
+        for keys in [RendezvousKeys::dynamic(&job()), RendezvousKeys::fixed(&job())] {
             let node = node("th1");
             let all = [
                 keys.state().to_owned(),

@@ -202,7 +202,7 @@ impl FailureNote {
 
 /// A command of the agent to the rendezvous thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum RendezvousCommand {
     /// Take part in the next round. No worker of the previous round is left.
     Join {
         /// Number of workers on this node.
@@ -224,7 +224,7 @@ pub enum Wish {
 
 /// How an agent leaves the rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Parting {
+pub enum ShutdownKind {
     /// The job is over for all nodes: it has succeeded, or failed for good.
     Close {
         /// Whether the job has succeeded.
@@ -243,26 +243,26 @@ pub enum Parting {
 
 /// A message of the rendezvous thread to the agent.
 #[derive(Debug)]
-pub enum News {
+pub enum RendezvousEvent {
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
     /// The round ended for a reason on another node: stop the workers, then send [`Wish::Join`].
-    Changed(Change),
+    Changed(MembershipChange),
     /// The answer to [`Wish::Blame`]: the lost node, if any.
     Blamed(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous still waits for nodes.
-    Waiting(Waiting),
+    Waiting(WaitStatus),
     /// One line for the user, such as the chosen address or the host of the store.
     Note(String),
     /// There are no more rounds for this node.
-    Over(Over),
+    Over(RendezvousEnd),
 }
 
 /// Why a round ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum MembershipChange {
     /// A worker of another node failed.
     PeerFailed(FailureNote),
     /// A node disappeared without a message: its connections closed, or its heartbeat stopped.
@@ -295,7 +295,7 @@ pub enum Change {
 
 /// State of a rendezvous that waits for nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
+pub struct WaitStatus {
     /// Names of the nodes that have joined, this node included.
     pub here: Vec<NodeName>,
     /// Names of the missing nodes of the previous round. If ranks are given, the missing node ranks.
@@ -307,12 +307,12 @@ pub struct Waiting {
     /// Time left until the rendezvous fails.
     pub left: Duration,
     /// The event that this node waits for.
-    pub awaited: Awaited,
+    pub awaited: WaitReason,
 }
 
 /// The event that a joining node waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Awaited {
+pub enum WaitReason {
     /// The minimum number of nodes has not joined yet.
     Enough,
     /// Enough nodes have joined; the round waits for more until the last call ends.
@@ -333,7 +333,7 @@ pub enum Awaited {
 
 /// Why there are no more rounds for this node.
 #[derive(Debug)]
-pub enum Over {
+pub enum RendezvousEnd {
     /// The job has succeeded without this node. It was a spare, or its workers had already succeeded when the other
     /// nodes wanted to repeat the round.
     NotNeeded,

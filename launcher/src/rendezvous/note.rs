@@ -91,7 +91,7 @@ impl RuleEnd {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct FailureNoteWire {
     node_rank: u32,
     host: String,
     #[serde(default)]
@@ -112,7 +112,7 @@ struct Wire {
 #[derive(Serialize, Deserialize)]
 struct ClosingWire {
     succeeded: bool,
-    failure: Option<Wire>,
+    failure: Option<FailureNoteWire>,
     #[serde(default)]
     rule: Option<RuleWire>,
 }
@@ -123,7 +123,7 @@ struct RuleWire {
     then: RuleEnd,
 }
 
-impl From<&FailureNote> for Wire {
+impl From<&FailureNote> for FailureNoteWire {
     /// Texts are bounded here too: the reader would cut the rest.
     fn from(note: &FailureNote) -> Self {
         Self {
@@ -144,8 +144,8 @@ impl From<&FailureNote> for Wire {
     }
 }
 
-impl From<Wire> for FailureNote {
-    fn from(wire: Wire) -> Self {
+impl From<FailureNoteWire> for FailureNote {
+    fn from(wire: FailureNoteWire) -> Self {
         Self {
             node_rank: NodeRank(wire.node_rank),
             host: harmless(&wire.host, MAX_HOST),
@@ -166,13 +166,13 @@ impl FailureNote {
     /// The note as JSON for the store. Every text is bounded, without control characters.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(&Wire::from(self)).expect("texts and numbers are JSON")
+        serde_json::to_vec(&FailureNoteWire::from(self)).expect("texts and numbers are JSON")
     }
 
     /// Parses another agent's note; `None` if it does not have the expected form.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
-        read::<Wire>(text).map(Self::from)
+        read::<FailureNoteWire>(text).map(Self::from)
     }
 }
 
@@ -183,7 +183,7 @@ impl ClosingNote {
         let rule = |rule: &RuleNote| RuleWire { text: harmless(&rule.text, MAX_RULE), then: rule.then };
         let wire = ClosingWire {
             succeeded: self.succeeded,
-            failure: self.failure.as_ref().map(Wire::from),
+            failure: self.failure.as_ref().map(FailureNoteWire::from),
             rule: self.rule.as_ref().map(rule),
         };
         serde_json::to_vec(&wire).expect("texts and numbers are JSON")

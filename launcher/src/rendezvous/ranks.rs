@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rankrun_contract::rank::NodeRank;
 
-use super::descriptor::Descriptor;
+use super::descriptor::AgentDescriptor;
 use super::state::{Node, Participants};
 
 /// The node ranks of a complete round.
@@ -27,7 +27,7 @@ pub struct Ranks {
 #[must_use]
 pub fn assign(
     participants: &[Node],
-    agents: &BTreeMap<Node, Descriptor>,
+    agents: &BTreeMap<Node, AgentDescriptor>,
     before: Option<&Ranks>,
 ) -> Participants {
     let sorted: BTreeSet<&Node> = participants.iter().collect();
@@ -41,7 +41,10 @@ pub fn assign(
     participants.iter().filter_map(ranked).collect()
 }
 
-fn as_given<'a>(sorted: &BTreeSet<&'a Node>, agents: &BTreeMap<Node, Descriptor>) -> Option<Vec<&'a Node>> {
+fn as_given<'a>(
+    sorted: &BTreeSet<&'a Node>,
+    agents: &BTreeMap<Node, AgentDescriptor>,
+) -> Option<Vec<&'a Node>> {
     let given = |node: &&'a Node| Some((agents.get(*node)?.node_rank?, *node));
     let given: BTreeMap<NodeRank, &Node> = sorted.iter().map(given).collect::<Option<_>>()?;
     (given.len() == sorted.len()).then(|| given.into_values().collect())

@@ -9,7 +9,7 @@ use super::state::Node;
 const MAX_JSON: usize = 8 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct RanksWire {
     round: u64,
     /// Address, pid, counter and rank of each node.
     nodes: Vec<(String, i64, i64, i64)>,
@@ -19,14 +19,14 @@ struct Wire {
 #[must_use]
 pub fn to_json(ranks: &Ranks) -> Vec<u8> {
     let nodes = ranks.of.iter().map(|(node, rank)| (node.addr.clone(), node.pid, node.local_id, *rank));
-    let wire = Wire { round: ranks.round, nodes: nodes.collect() };
+    let wire = RanksWire { round: ranks.round, nodes: nodes.collect() };
     serde_json::to_vec(&wire).expect("texts and numbers are JSON")
 }
 
 /// Parses another agent's text; `None` if it is malformed.
 #[must_use]
 pub fn from_json(text: &[u8]) -> Option<Ranks> {
-    let wire: Wire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
+    let wire: RanksWire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
     let of = wire.nodes.into_iter().map(|(addr, pid, local_id, rank)| (Node { addr, pid, local_id }, rank));
     Some(Ranks { round: wire.round, of: of.collect() })
 }

@@ -50,7 +50,7 @@ impl RoleInfo {
 
 /// The ranks of one member's workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Assigned {
+pub struct RankAssignment {
     /// Global rank of the member's local rank 0.
     pub base_rank: Rank,
     /// Number of workers on all members.
@@ -61,7 +61,7 @@ pub struct Assigned {
     pub role_world_size: WorldSize,
 }
 
-impl Assigned {
+impl RankAssignment {
     /// The text for the store, in torch's spelling.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
@@ -95,7 +95,7 @@ impl Assigned {
 
 /// Assigns the ranks of all members, given by node rank; `None` if there are more workers than ranks.
 #[must_use]
-pub fn assign(members: &[RoleInfo]) -> Option<Vec<Assigned>> {
+pub fn assign(members: &[RoleInfo]) -> Option<Vec<RankAssignment>> {
     let mut world_size: u32 = 0;
     let mut role_sizes: BTreeMap<&str, u32> = BTreeMap::new();
     for member in members {
@@ -109,7 +109,7 @@ pub fn assign(members: &[RoleInfo]) -> Option<Vec<Assigned>> {
         .iter()
         .map(|member| {
             let base_role_rank = base_role_ranks.entry(&member.role).or_default();
-            let assigned = Assigned {
+            let assigned = RankAssignment {
                 base_rank: Rank(base_rank),
                 world_size: WorldSize::new(world_size)?,
                 base_role_rank: Rank(*base_role_rank),
@@ -132,7 +132,7 @@ mod tests {
         RoleInfo { role: role.to_owned(), workers: LocalWorldSize::new(workers).unwrap() }
     }
 
-    fn numbers(assigned: &[Assigned]) -> Vec<[u32; 4]> {
+    fn numbers(assigned: &[RankAssignment]) -> Vec<[u32; 4]> {
         assigned
             .iter()
             .map(|one| {
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(RoleInfo::from_json(text, NodeRank(3)), Some(info("default", 2)));
         let ours = info("default", 2).to_json(NodeRank(3));
         assert_eq!(ours, br#"{"role":"default","rank":3,"local_world_size":2}"#);
-        let assigned = Assigned::from_json(b"[2, 8, 0, 2]", LocalWorldSize::new(2).unwrap()).unwrap();
+        let assigned = RankAssignment::from_json(b"[2, 8, 0, 2]", LocalWorldSize::new(2).unwrap()).unwrap();
         assert_eq!(assigned.to_json(), b"[2,8,0,2]");
     }
 
@@ -196,7 +196,11 @@ mod tests {
             "[-1, 2, 0, 2]",
             "[0, 2, 0, null]",
         ] {
-            assert_eq!(Assigned::from_json(text.as_bytes(), LocalWorldSize::new(2).unwrap()), None, "{text}");
+            assert_eq!(
+                RankAssignment::from_json(text.as_bytes(), LocalWorldSize::new(2).unwrap()),
+                None,
+                "{text}"
+            );
         }
     }
 
@@ -215,7 +219,7 @@ mod tests {
                 prop_assert_eq!(one.role_world_size.get(), of_role.map(|other| other.workers.get()).sum::<u32>());
                 ranks.extend(one.base_rank.0..one.base_rank.0 + member.workers.get());
                 // Every member accepts what rank 0 writes.
-                prop_assert_eq!(Assigned::from_json(&one.to_json(), member.workers), Some(*one));
+                prop_assert_eq!(RankAssignment::from_json(&one.to_json(), member.workers), Some(*one));
             }
             prop_assert_eq!(ranks, (0..all).collect::<Vec<_>>());
             for role in ["a", "b"] {
@@ -230,7 +234,7 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), workers in 1_u32..) {
             let _ = RoleInfo::from_json(&bytes, NodeRank(0));
-            let _ = Assigned::from_json(&bytes, LocalWorldSize::new(workers).unwrap());
+            let _ = RankAssignment::from_json(&bytes, LocalWorldSize::new(workers).unwrap());
         }
     }
 }

@@ -20,10 +20,10 @@ use rankrun_contract::rank::NodeRank;
 
 use self::changes::{differ, forget, is_news, leave, remove_dead};
 pub use self::ending::{ending, has_time};
-use super::descriptor::Descriptor;
+use super::descriptor::AgentDescriptor;
 use super::ranks::Ranks;
-use super::sightings::Sightings;
-use super::state::{Node, State, Timestamp};
+use super::sightings::FailureDetector;
+use super::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 /// How long after the deadline an agent still removes itself from the state; torch's value.
@@ -33,7 +33,7 @@ const MOST_SKEW: i64 = 24 * 3600 * 1_000_000;
 
 /// The agent for which the next step is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Me {
+pub struct LocalNode {
     /// Name of the agent in the state.
     pub node: Node,
     /// The node range that the user gave.
@@ -46,20 +46,20 @@ pub struct Me {
 
 /// What this agent knows at one moment.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a> {
+pub struct RoundView<'a> {
     /// The shared state of the last read.
-    pub state: &'a State,
+    pub state: &'a RendezvousState,
     /// The failure detector, which has observed this state.
-    pub sightings: &'a Sightings,
+    pub sightings: &'a FailureDetector,
     /// Descriptors of the rankrun agents in the lists of the state or in the previous round, this agent included.
-    pub agents: &'a BTreeMap<Node, Descriptor>,
+    pub agents: &'a BTreeMap<Node, AgentDescriptor>,
     /// The newest known ranks, either from this node's last round or from the store.
     pub ranks: Option<&'a Ranks>,
 }
 
 /// What this agent wants to reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Goal<'a> {
+pub enum RoundGoal<'a> {
     /// Be in the next round. All its workers have ended.
     Join {
         /// The agent gives up at this time. The caller extends it while the time does not count ([`has_time`]).
@@ -85,11 +85,11 @@ pub enum Goal<'a> {
 /// The next action of this agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
-pub enum Step {
+pub enum RoundStep {
     /// Replace the state that was read by this one with compare-and-set, then look again.
     Write {
         /// The new state to write.
-        state: State,
+        state: RendezvousState,
         /// Whether the change is relevant to the other agents, which are then notified.
         rings: bool,
     },
@@ -101,7 +101,7 @@ pub enum Step {
     /// The round is complete and contains this node. The ranks are those of the state.
     Joined,
     /// The round of [`Goal::Stay`] is over. The caller uses [`Goal::Hold`] until no worker is left.
-    Changed(Upheaval),
+    Changed(RoundEnd),
     /// The join deadline passed, and this node is in no list.
     TimedOut,
     /// The rendezvous is closed: no more rounds.
@@ -119,7 +119,7 @@ pub enum Step {
 
 /// Why a running round is over. The reason stays the same until the node joins the next round.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Upheaval {
+pub enum RoundEnd {
     /// The other agents declared this node dead, or continued without it.
     Removed,
     /// A member is in no list any more: it died or left.
@@ -132,36 +132,44 @@ pub enum Upheaval {
 
 /// Whether a node waits as a spare.
 #[must_use]
-pub fn is_spare(state: &State, node: &Node) -> bool {
+pub fn is_spare(state: &RendezvousState, node: &Node) -> bool {
     state.redundancy_list.contains(node)
 }
 
 /// Returns the next step of this agent. `wall` is the local time of day; it is only written, never decides.
-pub fn next(view: &View<'_>, me: &Me, goal: Goal<'_>, now: Instant, wall: Timestamp) -> Step {
-    let look = Look { view, me, now, wall };
+pub fn next(
+    view: &RoundView<'_>,
+    me: &LocalNode,
+    goal: RoundGoal<'_>,
+    now: Instant,
+    wall: Timestamp,
+) -> RoundStep {
+    let look = StateSnapshot { view, me, now, wall };
     let state = view.state;
     match goal {
-        Goal::Close | Goal::Leave if state.closed => Step::Done,
-        Goal::Close => Step::Write { state: State { closed: true, ..state.clone() }, rings: true },
-        Goal::Leave => look.go(),
-        Goal::Join { .. } if state.closed && is_spare(state, &me.node) => Step::NotNeeded,
-        Goal::Join { .. } if state.closed => Step::Closed,
-        Goal::Join { deadline, before } => look.join(deadline, before),
-        Goal::Stay { round, members } => look.stay(round, members),
-        Goal::Hold => look.keep(),
+        RoundGoal::Close | RoundGoal::Leave if state.closed => RoundStep::Done,
+        RoundGoal::Close => {
+            RoundStep::Write { state: RendezvousState { closed: true, ..state.clone() }, rings: true }
+        }
+        RoundGoal::Leave => look.go(),
+        RoundGoal::Join { .. } if state.closed && is_spare(state, &me.node) => RoundStep::NotNeeded,
+        RoundGoal::Join { .. } if state.closed => RoundStep::Closed,
+        RoundGoal::Join { deadline, before } => look.join(deadline, before),
+        RoundGoal::Stay { round, members } => look.stay(round, members),
+        RoundGoal::Hold => look.keep(),
     }
 }
 
 /// One decision, with all its inputs.
 #[derive(Clone, Copy)]
-struct Look<'a> {
-    view: &'a View<'a>,
-    me: &'a Me,
+struct StateSnapshot<'a> {
+    view: &'a RoundView<'a>,
+    me: &'a LocalNode,
     now: Instant,
     wall: Timestamp,
 }
 
-impl Look<'_> {
+impl StateSnapshot<'_> {
     const fn min(&self) -> usize {
         self.me.nodes.min.get() as usize
     }
@@ -179,7 +187,7 @@ impl Look<'_> {
     }
 
     /// The state without the nodes that are dead.
-    fn cleaned(&self) -> State {
+    fn cleaned(&self) -> RendezvousState {
         let mut draft = self.view.state.clone();
         remove_dead(&mut draft, self.min(), |node| self.is_dead(node));
         draft
@@ -192,12 +200,12 @@ impl Look<'_> {
         self.wall.max(torch.min(most))
     }
 
-    fn join(&self, deadline: Instant, before: Option<u64>) -> Step {
+    fn join(&self, deadline: Instant, before: Option<u64>) -> RoundStep {
         let (state, node) = (self.view.state, &self.me.node);
         let is_old = before.is_some_and(|before| before >= state.round) || !self.is_whole();
         let takes_part = state.participants.contains(node);
         if state.complete && takes_part && !is_old {
-            return Step::Joined;
+            return RoundStep::Joined;
         }
         let mut draft = self.cleaned();
         let leaves = state.complete && takes_part;
@@ -243,30 +251,30 @@ impl Look<'_> {
     }
 
     /// The deadline has passed (contract 5.4, rows 6 to 8).
-    fn give_up(&self, mut draft: State, deadline: Instant) -> Step {
+    fn give_up(&self, mut draft: RendezvousState, deadline: Instant) -> RoundStep {
         let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
         if is_late || !self.view.state.lists(&self.me.node) {
-            return Step::TimedOut;
+            return RoundStep::TimedOut;
         }
         forget(&mut draft, &self.me.node, self.min());
-        Step::Write { state: draft, rings: true }
+        RoundStep::Write { state: draft, rings: true }
     }
 
     /// Two agents have the same node rank. The newcomer leaves as soon as it has seen the other agent alive.
-    fn refuse(&self, draft: &State, deadline: Instant) -> Option<Step> {
+    fn refuse(&self, draft: &RendezvousState, deadline: Instant) -> Option<RoundStep> {
         let mine = self.me.node_rank?;
         let has_mine = |node: &Node| self.view.agents.get(node).and_then(|it| it.node_rank) == Some(mine);
         let others = self.view.agents.keys().filter(|node| **node != self.me.node && has_mine(node));
         let other = others.into_iter().find(|node| draft.lists(node))?;
         if self.view.sightings.has_moved(other) {
-            return Some(Step::Taken { by: other.clone() });
+            return Some(RoundStep::Taken { by: other.clone() });
         }
         Some(self.wait(Some(deadline)))
     }
 
     /// The round runs without this node (rows 3, 4, 9, 10). Nodes on the wait list enter first, then the spares in
     /// order.
-    fn wait_for_a_seat(&self, draft: &mut State) {
+    fn wait_for_a_seat(&self, draft: &mut RendezvousState) {
         let node = &self.me.node;
         let seats = self.max().saturating_sub(draft.participants.len());
         let waiting = draft.wait_list.iter().filter(|other| *other != node).count();
@@ -278,21 +286,21 @@ impl Look<'_> {
         list.insert(node.clone());
     }
 
-    fn stay(&self, round: u64, members: &[Node]) -> Step {
+    fn stay(&self, round: u64, members: &[Node]) -> RoundStep {
         let (state, node) = (self.view.state, &self.me.node);
         if state.closed {
             return self.wait(None);
         }
         if state.round != round || !state.complete || !state.participants.contains(node) {
-            return Step::Changed(Upheaval::Removed);
+            return RoundStep::Changed(RoundEnd::Removed);
         }
         // Other nodes learn of dead members before this node reports the change.
         let upheaval = if self.is_untidy() { None } else { self.upheaval(members) };
-        upheaval.map_or_else(|| self.keep(), Step::Changed)
+        upheaval.map_or_else(|| self.keep(), RoundStep::Changed)
     }
 
     /// Removes dead nodes and renews heartbeats, if either is due.
-    fn keep(&self) -> Step {
+    fn keep(&self) -> RoundStep {
         if !self.is_untidy() && !self.is_due() {
             return self.wait(None);
         }
@@ -308,32 +316,32 @@ impl Look<'_> {
         !state.closed && (crowds || state.listed().any(|node| self.is_dead(node)))
     }
 
-    fn upheaval(&self, members: &[Node]) -> Option<Upheaval> {
+    fn upheaval(&self, members: &[Node]) -> Option<RoundEnd> {
         let state = self.view.state;
         let mut missing = members.iter().filter(|member| !state.participants.contains(member));
         let rejoins = missing.clone().find(|member| state.lists(member));
         let newcomer = || state.wait_list.first().filter(|_| state.participants.len() < self.max());
-        let gone = missing.find(|member| !state.lists(member)).cloned().map(Upheaval::Gone);
-        gone.or_else(|| rejoins.cloned().map(Upheaval::Rejoins))
-            .or_else(|| newcomer().cloned().map(Upheaval::Waits))
+        let gone = missing.find(|member| !state.lists(member)).cloned().map(RoundEnd::Gone);
+        gone.or_else(|| rejoins.cloned().map(RoundEnd::Rejoins))
+            .or_else(|| newcomer().cloned().map(RoundEnd::Waits))
     }
 
-    fn go(&self) -> Step {
+    fn go(&self) -> RoundStep {
         if !self.view.state.lists(&self.me.node) {
-            return Step::Done;
+            return RoundStep::Done;
         }
         let mut draft = self.cleaned();
         forget(&mut draft, &self.me.node, self.min());
-        Step::Write { state: draft, rings: true }
+        RoundStep::Write { state: draft, rings: true }
     }
 
     /// Writes the changed state, or the heartbeats if they are due.
-    fn write_or_wait(&self, mut draft: State, deadline: Option<Instant>) -> Step {
+    fn write_or_wait(&self, mut draft: RendezvousState, deadline: Option<Instant>) -> RoundStep {
         let is_another = differ(self.view.state, &draft);
         if is_another || self.is_due() {
             let rings = is_news(self.view.state, &draft);
             self.refresh(&mut draft, is_another);
-            return Step::Write { state: draft, rings };
+            return RoundStep::Write { state: draft, rings };
         }
         self.wait(deadline)
     }
@@ -342,7 +350,7 @@ impl Look<'_> {
         self.heartbeat_due().is_some_and(|due| due <= self.now)
     }
 
-    fn wait(&self, deadline: Option<Instant>) -> Step {
+    fn wait(&self, deadline: Option<Instant>) -> RoundStep {
         let times = &self.me.times;
         let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.me.node));
         // The deadline itself is still in time.
@@ -352,12 +360,12 @@ impl Look<'_> {
         let death = self.view.sightings.next_death(self.now);
         let moments = [self.heartbeat_due(), deadline, last_call, death, Some(self.now + times.keep_alive)];
         let until = moments.into_iter().flatten().filter(|moment| *moment > self.now).min();
-        Step::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
+        RoundStep::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
     }
 
     /// Renews our own heartbeat. If nothing else is written, it also renews the heartbeats of all live rankrun agents.
     /// Otherwise torchrun agents would declare them dead.
-    fn refresh(&self, draft: &mut State, is_another: bool) {
+    fn refresh(&self, draft: &mut RendezvousState, is_another: bool) {
         let node = &self.me.node;
         let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
         let meant: Vec<Node> = draft.listed().filter(is_meant).cloned().collect();

@@ -12,39 +12,39 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::state::{Node, State, Timestamp};
+use super::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
 /// The failure detector of one node, with a record of every other node.
 #[derive(Debug, Clone)]
-pub struct Sightings {
+pub struct FailureDetector {
     lease: Duration,
     torch_limit: Duration,
-    signs: BTreeMap<Node, Sign>,
+    signs: BTreeMap<Node, PeerRecord>,
     last_call: Option<LastCall>,
     /// Records of nodes that are in no list any more.
-    unlisted: BTreeMap<Node, Unlisted>,
+    unlisted: BTreeMap<Node, RemovedNode>,
 }
 
 /// Record of a node that left all lists.
 #[derive(Debug, Clone)]
-struct Unlisted {
+struct RemovedNode {
     /// The round in which the removal was noticed.
     round: u64,
-    sign: Sign,
+    sign: PeerRecord,
 }
 
 /// Liveness record of one node.
 #[derive(Debug, Clone)]
-struct Sign {
-    life: Life,
+struct PeerRecord {
+    life: LivenessSource,
     /// Time of the last change of `life`.
     since: Instant,
     /// Time of the last read of `life`.
     looked: Instant,
     /// Whether the heartbeat counter has advanced while this node was reading it.
     has_moved: bool,
-    gone: Gone,
+    gone: ConnectionStatus,
     /// The node's heartbeat in the state changed after the last read of its counter: another agent believes that it is
     /// alive.
     is_doubtful: bool,
@@ -54,7 +54,7 @@ struct Sign {
 
 /// The value that shows that a node is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum LivenessSource {
     /// Heartbeat counter of a rankrun agent.
     Beat(i64),
     /// Heartbeat of a torchrun agent in the shared state.
@@ -63,7 +63,7 @@ enum Life {
 
 /// Whether all connections of a node are known to have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gone {
+enum ConnectionStatus {
     No,
     /// The next read may still return a heartbeat from before the end.
     JustNow,
@@ -86,7 +86,7 @@ const LOOKS: u32 = 5;
 /// then.
 const LATE: (u32, u32) = (5, 4);
 
-impl Sightings {
+impl FailureDetector {
     /// A failure detector that has not seen any node.
     #[must_use]
     pub const fn new(times: &RoundTimes) -> Self {
@@ -101,7 +101,7 @@ impl Sightings {
 
     /// Records one read of the state, with the heartbeat counters that were read at the same time (empty if only the
     /// state was read). Forgets nodes that are in no list for two rounds.
-    pub fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
+    pub fn saw(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> = state.listed().collect();
         self.miss_all_but(&listed, state.round, now);
         let limits = (self.lease, self.torch_limit);
@@ -111,7 +111,7 @@ impl Sightings {
             match self.signs.get_mut(node) {
                 Some(sign) => sign.saw(beats.get(node).copied(), heartbeat, limits, now),
                 None => {
-                    let sign = Sign::first(beats.get(node).copied(), heartbeat, now);
+                    let sign = PeerRecord::first(beats.get(node).copied(), heartbeat, now);
                     self.signs.insert(node.clone(), sign);
                 }
             }
@@ -126,9 +126,9 @@ impl Sightings {
     fn miss_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
         let limits = (self.lease, self.torch_limit);
         let unlisted = self.signs.extract_if(.., |node, _| !listed.contains(node));
-        self.unlisted.extend(unlisted.map(|(node, sign)| (node, Unlisted { round, sign })));
+        self.unlisted.extend(unlisted.map(|(node, sign)| (node, RemovedNode { round, sign })));
         self.unlisted.retain(|_, unlisted| unlisted.round + 2 > round);
-        for Unlisted { sign, .. } in self.unlisted.values_mut() {
+        for RemovedNode { sign, .. } in self.unlisted.values_mut() {
             sign.saw(None, sign.heartbeat, limits, now);
         }
     }
@@ -157,14 +157,16 @@ impl Sightings {
     /// Whether a rankrun agent's heartbeat was seen to advance after `then`.
     #[must_use]
     pub fn lives_since(&self, node: &Node, then: Instant) -> bool {
-        self.signs.get(node).is_some_and(|sign| sign.since > then && matches!(sign.life, Life::Beat(_)))
+        self.signs
+            .get(node)
+            .is_some_and(|sign| sign.since > then && matches!(sign.life, LivenessSource::Beat(_)))
     }
 
     /// When a rankrun agent with late heartbeats will be dead. Heartbeats are late if the last read was clearly later
     /// than one `period` after the last change. `None` if they are fresh.
     #[must_use]
     pub fn doubted_until(&self, node: &Node, period: Duration) -> Option<Instant> {
-        let sign = self.signs.get(node).filter(|sign| matches!(sign.life, Life::Beat(_)))?;
+        let sign = self.signs.get(node).filter(|sign| matches!(sign.life, LivenessSource::Beat(_)))?;
         let is_late = sign.looked.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
         sign.since.checked_add(self.lease).filter(|_| is_late)
     }
@@ -175,8 +177,8 @@ impl Sightings {
         let limits = (self.lease, self.torch_limit);
         let away = self.unlisted.values().map(|unlisted| &unlisted.sign);
         // A rankrun agent in no list changes nothing when it dies.
-        let away = away.filter(|sign| matches!(sign.life, Life::Heartbeat(_)));
-        let living = self.signs.values().chain(away).filter(|sign| sign.gone == Gone::No);
+        let away = away.filter(|sign| matches!(sign.life, LivenessSource::Heartbeat(_)));
+        let living = self.signs.values().chain(away).filter(|sign| sign.gone == ConnectionStatus::No);
         living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
     }
 
@@ -184,13 +186,13 @@ impl Sightings {
     /// advances.
     pub fn gone(&mut self, node: &Node) {
         if let Some(sign) = self.signs.get_mut(node) {
-            sign.gone = Gone::JustNow;
+            sign.gone = ConnectionStatus::JustNow;
         }
     }
 
     /// When this node first saw the last call of this state.
     #[must_use]
-    pub fn deadline_seen(&self, state: &State) -> Option<Instant> {
+    pub fn deadline_seen(&self, state: &RendezvousState) -> Option<Instant> {
         let same = |call: &LastCall| call.round == state.round && Some(call.deadline) == state.deadline;
         self.last_call.filter(same).map(|call| call.since)
     }
@@ -205,26 +207,26 @@ impl Sightings {
     /// clocks.
     #[must_use]
     pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
-        let clock = |sign: &Sign| match sign.life {
-            Life::Heartbeat(Some(Timestamp(shown))) => {
+        let clock = |sign: &PeerRecord| match sign.life {
+            LivenessSource::Heartbeat(Some(Timestamp(shown))) => {
                 let since = now.saturating_duration_since(sign.heartbeat_since).as_micros();
                 Some(Timestamp(shown.saturating_add(i64::try_from(since).unwrap_or(i64::MAX))))
             }
-            Life::Heartbeat(None) | Life::Beat(_) => None,
+            LivenessSource::Heartbeat(None) | LivenessSource::Beat(_) => None,
         };
         self.signs.values().filter_map(clock).max()
     }
 }
 
-impl Sign {
+impl PeerRecord {
     fn first(beat: Option<i64>, heartbeat: Option<Timestamp>, now: Instant) -> Self {
-        let life = beat.map_or(Life::Heartbeat(heartbeat), Life::Beat);
+        let life = beat.map_or(LivenessSource::Heartbeat(heartbeat), LivenessSource::Beat);
         Self {
             life,
             since: now,
             looked: now,
             has_moved: false,
-            gone: Gone::No,
+            gone: ConnectionStatus::No,
             is_doubtful: false,
             heartbeat,
             heartbeat_since: now,
@@ -234,13 +236,13 @@ impl Sign {
     /// Silence counts only up to the last read: a later heartbeat may exist.
     fn is_dead(&self, limits: (Duration, Duration)) -> bool {
         let is_silent = self.looked.saturating_duration_since(self.since) >= self.limit(limits);
-        !self.is_doubtful && (self.gone != Gone::No || is_silent)
+        !self.is_doubtful && (self.gone != ConnectionStatus::No || is_silent)
     }
 
     const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
         match self.life {
-            Life::Beat(_) => lease,
-            Life::Heartbeat(_) => torch_limit,
+            LivenessSource::Beat(_) => lease,
+            LivenessSource::Heartbeat(_) => torch_limit,
         }
     }
 
@@ -256,28 +258,28 @@ impl Sign {
             self.is_doubtful = true;
         }
         let life = match (self.life, beat) {
-            (_, Some(beat)) => Life::Beat(beat),
+            (_, Some(beat)) => LivenessSource::Beat(beat),
             // The counter was not read.
-            (Life::Beat(_), None) => return,
-            (Life::Heartbeat(_), None) => Life::Heartbeat(heartbeat),
+            (LivenessSource::Beat(_), None) => return,
+            (LivenessSource::Heartbeat(_), None) => LivenessSource::Heartbeat(heartbeat),
         };
         self.is_doubtful = false;
         let unseen = now.saturating_duration_since(self.looked);
         let interval = self.limit(limits) / LOOKS;
         self.looked = now;
         if life != self.life {
-            let is_old_news = self.gone == Gone::JustNow;
-            let is_beat = matches!((self.life, life), (Life::Beat(_), Life::Beat(_)));
+            let is_old_news = self.gone == ConnectionStatus::JustNow;
+            let is_beat = matches!((self.life, life), (LivenessSource::Beat(_), LivenessSource::Beat(_)));
             // A change may be old if the last read was long ago.
             let is_fresh = unseen <= interval * 2;
             self.has_moved = is_beat && !is_old_news && (self.has_moved || is_fresh);
             (self.life, self.since) = (life, now);
-            self.gone = if is_old_news { Gone::Yes } else { Gone::No };
+            self.gone = if is_old_news { ConnectionStatus::Yes } else { ConnectionStatus::No };
         } else if unseen > interval * 2 {
             self.since = (self.since + unseen).checked_sub(interval).unwrap_or(now);
         }
-        if self.gone == Gone::JustNow {
-            self.gone = Gone::Yes;
+        if self.gone == ConnectionStatus::JustNow {
+            self.gone = ConnectionStatus::Yes;
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Timestamp(pub i64);
 
 /// The shared state, as torch's `_RendezvousState`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct State {
+pub struct RendezvousState {
     /// Number of the round that is forming or complete.
     pub round: u64,
     /// Whether the round is complete and its ranks are valid.
@@ -48,7 +48,7 @@ pub struct State {
     pub last_heartbeats: BTreeMap<Node, Timestamp>,
 }
 
-impl State {
+impl RendezvousState {
     /// The nodes of all three lists, in no particular order.
     pub fn listed(&self) -> impl Iterator<Item = &Node> {
         self.participants.nodes().chain(&self.wait_list).chain(&self.redundancy_list)

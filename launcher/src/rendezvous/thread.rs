@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{LocalWorldSize, RestartCount};
 
 use crate::error::LaunchError;
-use crate::process::watchdog::Watch;
-use crate::rendezvous::{News, Parting, Wish};
+use crate::process::watchdog::Watchdog;
+use crate::rendezvous::{RendezvousCommand, RendezvousEvent, ShutdownKind};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
 
@@ -112,13 +112,13 @@ impl Rendezvous {
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
-    pub fn wish(&self, wish: Wish) {
+    pub fn wish(&self, wish: RendezvousCommand) {
         self.mailbox.send(Command::Wish(wish));
     }
 
     /// The next news, if there are any; [`Self::as_fd`] is readable as long as there are.
     #[must_use]
-    pub fn receive(&self) -> Option<News> {
+    pub fn receive(&self) -> Option<RendezvousEvent> {
         self.mailbox.receive()
     }
 
@@ -142,19 +142,19 @@ impl Rendezvous {
     }
 
     /// Workers may run, and that one ends them at the end of the fence if this process cannot; or none do.
-    pub fn watched_by(&self, watch: Option<Watch>) {
+    pub fn watched_by(&self, watch: Option<Watchdog>) {
         self.fencepost.watched_by(watch);
     }
 
     /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns
     /// within `limit`, and where this node leaves a store that does not answer, sooner: a user waits for that.
-    pub fn end(mut self, parting: Parting, limit: Duration) {
+    pub fn end(mut self, parting: ShutdownKind, limit: Duration) {
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
         let haste = HASTE.max(self.heard.round_trip() * 2);
-        let haste = (matches!(parting, Parting::Leave { .. }) && !self.is_host).then_some(haste);
+        let haste = (matches!(parting, ShutdownKind::Leave { .. }) && !self.is_host).then_some(haste);
         // Where no store has ever heard of us there is nobody to tell.
-        let is_unknown = matches!(parting, Parting::Leave { .. }) && !self.fencepost.is_known();
+        let is_unknown = matches!(parting, ShutdownKind::Leave { .. }) && !self.fencepost.is_known();
         let wait_until = if is_unknown { until - limit } else { until };
         self.mailbox.send(Command::End { parting, until });
         // A thread that is late is left behind: the process ends, and takes it along.

@@ -13,8 +13,8 @@ use std::fmt;
 
 use rankrun_contract::env::Master;
 
-use super::descriptor::Descriptor;
-use super::state::{Node, State};
+use super::descriptor::AgentDescriptor;
+use super::state::{Node, RendezvousState};
 use super::text::harmless;
 
 /// Number of rounds of other agents that are remembered.
@@ -25,14 +25,14 @@ const MAX_ADDR: usize = 255;
 
 /// The published master address of the workers.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct PublishedAddress {
     /// Host name or IP address, without brackets.
     pub addr: String,
     /// TCP port of the workers' store.
     pub port: u16,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for PublishedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.addr.contains(':') {
             write!(f, "[{}]:{}", self.addr, self.port)
@@ -42,7 +42,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl PublishedAddress {
     /// Parses the two values from the store; `None` if they are not an address, or not safe for a worker's environment.
     #[must_use]
     pub fn parse(addr: &[u8], port: &[u8]) -> Option<Self> {
@@ -64,48 +64,48 @@ impl Place {
     }
 }
 
-impl From<&Master> for Place {
+impl From<&Master> for PublishedAddress {
     fn from(master: &Master) -> Self {
         Self { addr: master.addr.clone(), port: master.port }
     }
 }
 
 /// Members of a round by node rank. A member without a descriptor is a torchrun agent.
-pub type Members = [(Node, Option<Descriptor>)];
+pub type Members = [(Node, Option<AgentDescriptor>)];
 
 /// Where the workers of a round meet if rank 0 is a rankrun agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
+pub enum MasterChoice {
     /// In the store of rank 0.
     Own,
     /// At the previous address. The torchrun members know no other one, and the member with that store takes part.
-    Stay(Place),
+    Stay(PublishedAddress),
 }
 
 /// A torchrun member has cached an address at which the workers cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct StaleMasterAddress {
     /// The torchrun member with the wrong address.
     pub peer: Node,
     /// The address that it has cached.
-    pub believed: Place,
+    pub believed: PublishedAddress,
 }
 
 /// The master addresses that torchrun's agents have cached, as far as this agent knows.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
+pub struct MasterAddressCache {
     /// The master address that each torchrun agent has cached.
-    believed: BTreeMap<Node, Place>,
+    believed: BTreeMap<Node, PublishedAddress>,
     /// The node that hosts the store at an address.
-    hosts: BTreeMap<Place, Node>,
+    hosts: BTreeMap<PublishedAddress, Node>,
     /// Members of complete rounds by rank. This node may not have been in them.
     seen: BTreeMap<u64, Vec<Node>>,
 }
 
-impl Memory {
+impl MasterAddressCache {
     /// Observes a state. A complete round tells which agents have learned its master address. The caller passes in
     /// every state that it reads, before and between its own rounds.
-    pub fn saw(&mut self, state: &State) {
+    pub fn saw(&mut self, state: &RendezvousState) {
         if !state.complete || self.seen.contains_key(&state.round) {
             return;
         }
@@ -121,7 +121,7 @@ impl Memory {
     /// have.
     #[must_use]
     pub fn needs_history(&self, round: u64, members: &Members) -> bool {
-        let unknown = |(node, descriptor): &(Node, Option<Descriptor>)| {
+        let unknown = |(node, descriptor): &(Node, Option<AgentDescriptor>)| {
             descriptor.is_none() && !self.believed.contains_key(node)
         };
         let was_seen = |node: &Node| self.seen.range(..round).any(|(_, nodes)| nodes.contains(node));
@@ -129,7 +129,7 @@ impl Memory {
     }
 
     /// Learns the addresses that were published before this round.
-    pub fn learn_history(&mut self, round: u64, published: &BTreeMap<u64, Place>) {
+    pub fn learn_history(&mut self, round: u64, published: &BTreeMap<u64, PublishedAddress>) {
         for (past, nodes) in self.seen.range(..round) {
             let Some((_, place)) = published.range(..=*past).next_back() else { continue };
             for node in nodes {
@@ -146,16 +146,21 @@ impl Memory {
     ///
     /// # Errors
     /// No address suits all torchrun members.
-    pub fn choose(&self, me: &Node, members: &Members) -> Result<Choice, Refusal> {
+    pub fn choose(&self, me: &Node, members: &Members) -> Result<MasterChoice, StaleMasterAddress> {
         let mut believers = self.believers(members);
-        let Some((peer, place)) = believers.next() else { return Ok(Choice::Own) };
-        let refusal = |peer: &Node, place: &Place| Refusal { peer: peer.clone(), believed: place.clone() };
+        let Some((peer, place)) = believers.next() else { return Ok(MasterChoice::Own) };
+        let refusal = |peer: &Node, place: &PublishedAddress| StaleMasterAddress {
+            peer: peer.clone(),
+            believed: place.clone(),
+        };
         if let Some((other, _)) = believers.find(|(_, other)| *other != place) {
             return Err(refusal(other, &self.believed[other]));
         }
         match self.hosts.get(place) {
-            Some(host) if host == me => Ok(Choice::Own),
-            Some(host) if members.iter().any(|(node, _)| node == host) => Ok(Choice::Stay(place.clone())),
+            Some(host) if host == me => Ok(MasterChoice::Own),
+            Some(host) if members.iter().any(|(node, _)| node == host) => {
+                Ok(MasterChoice::Stay(place.clone()))
+            }
             _ => Err(refusal(peer, place)),
         }
     }
@@ -165,7 +170,7 @@ impl Memory {
     ///
     /// # Errors
     /// No address suits all torchrun members.
-    pub fn foresee(&self, rank_zero: &Node, members: &Members) -> Result<(), Refusal> {
+    pub fn foresee(&self, rank_zero: &Node, members: &Members) -> Result<(), StaleMasterAddress> {
         match self.choose(rank_zero, members) {
             // Without the host of that store, this agent knows too little to decide.
             Err(refusal) if self.hosts.contains_key(&refusal.believed) => Err(refusal),
@@ -175,7 +180,12 @@ impl Memory {
 
     /// The store of a torchrun rank 0 that published nothing in this round although it could have.
     #[must_use]
-    pub fn store_of(&self, rank_zero: &Node, round: u64, published: &BTreeMap<u64, Place>) -> Option<Place> {
+    pub fn store_of(
+        &self,
+        rank_zero: &Node,
+        round: u64,
+        published: &BTreeMap<u64, PublishedAddress>,
+    ) -> Option<PublishedAddress> {
         let ours = self.hosts.iter().find(|(_, host)| *host == rank_zero).map(|(place, _)| place);
         let theirs = || {
             published.range(..round).rev().map(|(_, place)| place).find(|place| place.addr == rank_zero.addr)
@@ -187,18 +197,20 @@ impl Memory {
     ///
     /// # Errors
     /// A torchrun member has cached another address.
-    pub fn check(&self, members: &Members, place: &Place) -> Result<(), Refusal> {
+    pub fn check(&self, members: &Members, place: &PublishedAddress) -> Result<(), StaleMasterAddress> {
         let rank_zero = members.first().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
         match self.believers(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
         {
-            Some((peer, believed)) => Err(Refusal { peer: peer.clone(), believed: believed.clone() }),
+            Some((peer, believed)) => {
+                Err(StaleMasterAddress { peer: peer.clone(), believed: believed.clone() })
+            }
             None => Ok(()),
         }
     }
 
     /// Records that the workers of this round meet there: all torchrun members have now cached it. `host` is the node
     /// with the store, if known.
-    pub fn met(&mut self, members: &Members, place: &Place, host: Option<&Node>) {
+    pub fn met(&mut self, members: &Members, place: &PublishedAddress, host: Option<&Node>) {
         for (node, descriptor) in members {
             if descriptor.is_none() {
                 self.believed.insert(node.clone(), place.clone());
@@ -212,7 +224,10 @@ impl Memory {
         }
     }
 
-    fn believers<'a>(&'a self, members: &'a Members) -> impl Iterator<Item = (&'a Node, &'a Place)> {
+    fn believers<'a>(
+        &'a self,
+        members: &'a Members,
+    ) -> impl Iterator<Item = (&'a Node, &'a PublishedAddress)> {
         let torch = members.iter().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
         torch.filter_map(|node| self.believed.get(node).map(|place| (node, place)))
     }

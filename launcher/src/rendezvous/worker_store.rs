@@ -13,7 +13,7 @@ use crate::spec::rendezvous::PortRange;
 
 /// Finds a port for the store of worker rank 0; a different one in every round.
 #[derive(Debug)]
-pub struct WorkerStore {
+pub struct WorkerHostedStore {
     /// Host name or address that the workers get.
     pub addr: String,
     /// The allowed ports; `None` for any free port.
@@ -22,7 +22,7 @@ pub struct WorkerStore {
     last: Option<u16>,
 }
 
-impl WorkerStore {
+impl WorkerHostedStore {
     /// A finder for this host, with ports of this range.
     #[must_use]
     pub fn new(addr: String, ports: Option<PortRange>) -> Self {
@@ -45,7 +45,7 @@ impl WorkerStore {
     }
 }
 
-impl AgentStore for WorkerStore {
+impl AgentStore for WorkerHostedStore {
     fn open(&mut self) -> Result<Master, RendezvousError> {
         let port = self.next().map_err(|source| RendezvousError::NoPort { source })?;
         Ok(Master { addr: self.addr.clone(), port, agent_store: false })
@@ -75,8 +75,8 @@ mod tests {
 
     #[test]
     fn every_round_has_another_port_in_the_range() {
-        let any = |store: &mut WorkerStore| store.open().unwrap();
-        let mut anywhere = WorkerStore::new("th1".to_owned(), None);
+        let any = |store: &mut WorkerHostedStore| store.open().unwrap();
+        let mut anywhere = WorkerHostedStore::new("th1".to_owned(), None);
         let master = any(&mut anywhere);
         assert_eq!((master.addr.as_str(), master.agent_store), ("th1", false));
         assert_ne!(master.port, 0);
@@ -86,7 +86,7 @@ mod tests {
         let taken = taken.unwrap();
         let first = taken.local_addr().unwrap().port().min(u16::MAX - 20);
         let ports = PortRange { first, last: first + 20 };
-        let mut bounded = WorkerStore::new("th1".to_owned(), Some(ports));
+        let mut bounded = WorkerHostedStore::new("th1".to_owned(), Some(ports));
         let given: Vec<u16> = (0..3).map(|_| any(&mut bounded).port).collect();
         assert!(given.iter().all(|port| (ports.first..=ports.last).contains(port)), "{given:?} {ports:?}");
         assert!(given.windows(2).all(|pair| pair[0] != pair[1]), "{given:?}");
@@ -97,7 +97,7 @@ mod tests {
         let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
             .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
         let port = taken.as_ref().unwrap().local_addr().unwrap().port();
-        let mut store = WorkerStore::new("th1".to_owned(), Some(PortRange { first: port, last: port }));
+        let mut store = WorkerHostedStore::new("th1".to_owned(), Some(PortRange { first: port, last: port }));
         assert!(matches!(store.open(), Err(RendezvousError::NoPort { .. })));
     }
 }

@@ -36,7 +36,7 @@ enum Priority {
 
 /// One of our two streams, and of a worker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stream {
+pub enum OutputStream {
     /// The standard output of the launcher.
     Stdout,
     /// The standard error of the launcher.
@@ -80,12 +80,12 @@ impl Console {
     }
 
     /// Says something in whole lines; a missing last newline is added. Never waits.
-    pub fn message(&self, stream: Stream, text: &[u8]) {
+    pub fn message(&self, stream: OutputStream, text: &[u8]) {
         self.output(stream).message(text, Priority::Normal);
     }
 
     /// As [`Self::message`], of the few texts of a job that are worth any memory: its reports.
-    pub fn report(&self, stream: Stream, text: &[u8]) {
+    pub fn report(&self, stream: OutputStream, text: &[u8]) {
         self.output(stream).message(text, Priority::Always);
     }
 
@@ -98,10 +98,10 @@ impl Console {
 
     /// The output that `stream` is written to.
     #[must_use]
-    pub const fn output(&self, stream: Stream) -> &Arc<Output> {
+    pub const fn output(&self, stream: OutputStream) -> &Arc<Output> {
         match stream {
-            Stream::Stdout => &self.stdout,
-            Stream::Stderr => &self.stderr,
+            OutputStream::Stdout => &self.stdout,
+            OutputStream::Stderr => &self.stderr,
         }
     }
 }
@@ -112,29 +112,29 @@ pub struct Output {
     fd: OwnedFd,
     is_terminal: bool,
     cursor: Cursor,
-    state: Mutex<State>,
+    state: Mutex<OutputOwner>,
 }
 
 /// The current writer of the output.
 #[derive(Debug)]
-enum State {
+enum OutputOwner {
     /// Each thread writes its own messages.
-    Direct(Direct),
+    Direct(DirectOutput),
     /// The log pump writes; messages are queued.
-    Pumped(Queue),
+    Pumped(MessageQueue),
 }
 
 /// The output while no pump is attached. No thread waits for its reader: unwritten bytes stay in the backlog until
 /// the next message, the next pump, or the [flush](Console::flush).
 #[derive(Debug)]
-struct Direct {
+struct DirectOutput {
     screen: Screen,
     backlog: Vec<u8>,
     dropped: usize,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct MessageQueue {
     messages: VecDeque<Vec<u8>>,
     bytes: usize,
     dropped: usize,
@@ -156,8 +156,8 @@ impl Output {
     fn new(fd: OwnedFd, cursor: Cursor) -> Self {
         let is_terminal = fd.is_terminal();
         let kind = screen_kind(&fd, is_terminal, cursor);
-        let direct = Direct { screen: Screen::new(kind), backlog: Vec::new(), dropped: 0 };
-        Self { fd, is_terminal, cursor, state: Mutex::new(State::Direct(direct)) }
+        let direct = DirectOutput { screen: Screen::new(kind), backlog: Vec::new(), dropped: 0 };
+        Self { fd, is_terminal, cursor, state: Mutex::new(OutputOwner::Direct(direct)) }
     }
 
     /// Whether the output is a terminal.
@@ -180,13 +180,13 @@ impl Output {
 
     fn message(&self, text: &[u8], priority: Priority) {
         match &mut *self.lock() {
-            State::Direct(direct) => direct.say(text, priority, self.fd.as_fd()),
-            State::Pumped(queue) => queue.push(text, priority),
+            OutputOwner::Direct(direct) => direct.say(text, priority, self.fd.as_fd()),
+            OutputOwner::Pumped(queue) => queue.push(text, priority),
         }
     }
 
     fn flush(&self, at_most: Duration) -> bool {
-        let State::Direct(direct) = &mut *self.lock() else { return false };
+        let OutputOwner::Direct(direct) = &mut *self.lock() else { return false };
         let written = write_while_ready(self.fd.as_fd(), &direct.backlog, at_most);
         direct.backlog.drain(..written);
         direct.backlog.is_empty() && has_reader(self.fd.as_fd())
@@ -197,13 +197,13 @@ impl Output {
     #[must_use]
     pub fn attach(&self, wake: Arc<EventFd>) -> Option<(Screen, Vec<u8>)> {
         let mut state = self.lock();
-        if matches!(*state, State::Pumped(_)) {
+        if matches!(*state, OutputOwner::Pumped(_)) {
             return None;
         }
-        let queue = Queue { messages: VecDeque::new(), bytes: 0, dropped: 0, wake };
-        match std::mem::replace(&mut *state, State::Pumped(queue)) {
-            State::Direct(direct) => Some((direct.screen, direct.backlog)),
-            State::Pumped(_) => None,
+        let queue = MessageQueue { messages: VecDeque::new(), bytes: 0, dropped: 0, wake };
+        match std::mem::replace(&mut *state, OutputOwner::Pumped(queue)) {
+            OutputOwner::Direct(direct) => Some((direct.screen, direct.backlog)),
+            OutputOwner::Pumped(_) => None,
         }
     }
 
@@ -211,19 +211,19 @@ impl Output {
     #[must_use]
     pub fn take_messages(&self) -> VecDeque<Vec<u8>> {
         match &mut *self.lock() {
-            State::Direct(_) => VecDeque::new(),
-            State::Pumped(queue) => queue.take(),
+            OutputOwner::Direct(_) => VecDeque::new(),
+            OutputOwner::Pumped(queue) => queue.take(),
         }
     }
 
     /// Gives the screen back: messages that still wait, and later ones, are written at once again.
     pub fn detach(&self, screen: Screen) {
         let mut state = self.lock();
-        let mut direct = Direct { screen, backlog: Vec::new(), dropped: 0 };
-        if let State::Pumped(queue) = &mut *state {
+        let mut direct = DirectOutput { screen, backlog: Vec::new(), dropped: 0 };
+        if let OutputOwner::Pumped(queue) = &mut *state {
             queue.take().iter().for_each(|text| direct.say(text, Priority::Always, self.fd.as_fd()));
         }
-        *state = State::Direct(direct);
+        *state = OutputOwner::Direct(direct);
     }
 
     /// Writes all of it, waiting as long as the reader takes.
@@ -252,13 +252,13 @@ impl Output {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutputOwner> {
         // The state is valid between any two statements that hold the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Direct {
+impl DirectOutput {
     fn say(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
         if priority == Priority::Normal && self.backlog.len() + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
@@ -304,7 +304,7 @@ pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) ->
     written
 }
 
-impl Queue {
+impl MessageQueue {
     fn push(&mut self, text: &[u8], priority: Priority) {
         if priority == Priority::Normal && self.bytes + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
@@ -346,7 +346,7 @@ pub struct MessageWriter<'a> {
 
 impl Write for MessageWriter<'_> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.console.message(Stream::Stderr, text);
+        self.console.message(OutputStream::Stderr, text);
         Ok(text.len())
     }
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::failure::{Manner, lost_peer_phrase};
+use crate::agent::failure::{FailureKind, lost_peer_phrase};
 use crate::reporter::rank_names::rank_names;
-use crate::reporter::summary::{FailureCard, OtherEnd};
+use crate::reporter::summary::{FailureReport, OtherEnd};
 
 /// A worker that exited with 0 before the first failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,8 @@ const MISSING_PEER: [&str; 5] = [
 
 /// The sentence about the early success that probably caused the failure.
 #[must_use]
-pub fn probable_cause(card: &FailureCard) -> Option<String> {
-    if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {
+pub fn probable_cause(card: &FailureReport) -> Option<String> {
+    if !matches!(card.manner, FailureKind::Ended | FailureKind::EndedByStop) {
         return None;
     }
     let me = card.rank;
@@ -53,13 +53,13 @@ pub fn probable_cause(card: &FailureCard) -> Option<String> {
 
 /// The ranks that the hint is about.
 #[must_use]
-pub fn early_ranks(card: &FailureCard) -> String {
+pub fn early_ranks(card: &FailureReport) -> String {
     let lost = card.report.as_ref().and_then(|report| report.lost_rank);
     let all = card.early.iter().map(|early| early.rank);
     lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
 }
 
-fn loss_in(card: &FailureCard) -> Option<&'static str> {
+fn loss_in(card: &FailureReport) -> Option<&'static str> {
     let report = card.report.iter();
     let reported = report.flat_map(|report| [Some(&report.message), report.callstack.as_ref()]).flatten();
     let texts: Vec<&String> = card.tail.iter().chain(reported).collect();
@@ -87,7 +87,7 @@ fn seconds_before(before: Duration) -> String {
 
 /// How all other ranks of the node ended; equal ends together.
 #[must_use]
-pub fn others(card: &FailureCard) -> String {
+pub fn others(card: &FailureReport) -> String {
     let mut groups: Vec<(String, Vec<Rank>)> = Vec::new();
     if let Some(before) = before(&card.early) {
         groups.push((format!("exit code 0, {before}"), card.early.iter().map(|early| early.rank).collect()));
@@ -123,9 +123,9 @@ mod tests {
     }
 
     /// The card of rank 0, which ended with a code.
-    fn of_rank_0(early_ranks: &[(u32, u64)], last_line: &str) -> FailureCard {
+    fn of_rank_0(early_ranks: &[(u32, u64)], last_line: &str) -> FailureReport {
         let tail = vec![last_line.to_owned()];
-        FailureCard { rank: Rank(0), exit: Exit::Code(1), early: early(early_ranks), tail, ..card() }
+        FailureReport { rank: Rank(0), exit: Exit::Code(1), early: early(early_ranks), tail, ..card() }
     }
 
     #[test]
@@ -153,19 +153,19 @@ mod tests {
         {
             assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
         }
-        let stuck = Manner::Stuck { dwell: Duration::from_secs(2) };
-        let card = FailureCard { manner: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
+        let stuck = FailureKind::Stuck { dwell: Duration::from_secs(2) };
+        let card = FailureReport { manner: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
         assert_eq!(probable_cause(&card), None);
     }
 
     #[test]
     fn rank_that_the_worker_reports_as_lost_decides() {
-        let with = |report| FailureCard { report, ..of_rank_0(&[(1, 1_000), (2, 500)], "") };
+        let with = |report| FailureReport { report, ..of_rank_0(&[(1, 1_000), (2, 500)], "") };
         let words = "rank 2 had exited with 0, 0.5 s before; rank 0 reports that it lost rank 2";
         assert_eq!(probable_cause(&with(reports("lost rank 2", Some(2)))).as_deref(), Some(words));
         assert_eq!(probable_cause(&with(reports("lost rank 3", Some(3)))), None, "rank 3 had not finished");
         let exit = Exit::Code(0);
-        let seen_later = FailureCard {
+        let seen_later = FailureReport {
             early: Vec::new(),
             others: vec![OtherEnd { rank: Rank(2), exit }],
             ..with(reports("lost rank 2", Some(2)))

@@ -41,9 +41,9 @@ impl JobFacts {
 
 /// Where the job is when an event happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct JobProgress {
     /// Whether a rendezvous was completed: before, the agent has no rank.
-    pub membership: Membership,
+    pub membership: RankStatus,
     /// The number of restarts that the job has used.
     pub restarts: RestartCount,
     /// How long the job took; zero until it is over.
@@ -52,7 +52,7 @@ pub struct Progress {
 
 /// Whether the agent knows its rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Membership {
+pub enum RankStatus {
     /// The rendezvous is not complete.
     Joining,
     /// It is this one of so many nodes.
@@ -66,21 +66,21 @@ pub enum Membership {
 
 /// An event of the job that torch's event log records.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum TorchEvent {
     /// The rendezvous completed after this time.
     Rendezvous(Duration),
     /// Handing out the ranks took so long.
     RanksAssigned(Duration),
     /// A worker process was started successfully.
-    Started(Seat),
+    Started(EventWorker),
     /// A worker exited with 0, as all the others did.
-    Succeeded(Seat),
+    Succeeded(EventWorker),
     /// A worker was stopped because of another one.
-    Terminated(Seat),
+    Terminated(EventWorker),
     /// A worker failed; torch reports it as an error.
     Failed {
         /// The ranks and the process of the failed worker.
-        seat: Seat,
+        seat: EventWorker,
         /// Its exit code, or the negated signal.
         exit_code: i32,
         /// Its error file as JSON, or torch's text without one.
@@ -102,7 +102,7 @@ pub const ENDED_BY_CODE: &str = r#"{"message": "<NONE>", "errorTraits": {"catego
 
 /// The ranks and the pid of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct EventWorker {
     /// The worker's rank in the whole job.
     pub rank: Rank,
     /// Index among the workers of its role.
@@ -117,7 +117,7 @@ pub struct Seat {
 
 /// One event; the keys are in torch's order.
 #[derive(Serialize)]
-struct Line<'a> {
+struct EventRecord<'a> {
     name: String,
     source: &'static str,
     timestamp: u8,
@@ -143,16 +143,16 @@ struct Metadata<'a> {
 
 /// The value of `metadata`: JSON within a string.
 #[derive(Serialize)]
-struct Inner<'a> {
+struct MetadataText<'a> {
     group_world_size: Option<u32>,
     entry_point: &'a str,
     #[serde(flatten)]
-    worker: Option<InnerWorker>,
+    worker: Option<MetadataWorker>,
 }
 
 /// torch writes these as lists of one.
 #[derive(Serialize)]
-struct InnerWorker {
+struct MetadataWorker {
     local_rank: [u32; 1],
     role_rank: [u32; 1],
     role_world_size: [u32; 1],
@@ -162,20 +162,20 @@ struct InnerWorker {
 
 /// Returns the event's line of JSON, without a line break.
 #[must_use]
-pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
+pub fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> String {
     let (source, state, seat) = kind(event);
     let joined = match progress.membership {
-        Membership::Joining => None,
-        Membership::Joined { node_rank, nodes } => Some((node_rank.0, nodes.get())),
+        RankStatus::Joining => None,
+        RankStatus::Joined { node_rank, nodes } => Some((node_rank.0, nodes.get())),
     };
     let exit = match event {
-        Event::Failed { exit_code, seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
+        TorchEvent::Failed { exit_code, seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
         _ => (None, None),
     };
-    let inner = Inner {
+    let inner = MetadataText {
         group_world_size: joined.map(|(_, nodes)| nodes),
         entry_point: &job.entry_point,
-        worker: seat.map(|seat| InnerWorker {
+        worker: seat.map(|seat| MetadataWorker {
             local_rank: [seat.local_rank.0],
             role_rank: [seat.role_rank.0],
             role_world_size: [seat.role_world_size.get()],
@@ -183,7 +183,7 @@ pub fn render(job: &JobFacts, progress: Progress, event: &Event) -> String {
             worker_pid: [exit.1],
         }),
     };
-    let line = Line {
+    let line = EventRecord {
         name: format!("torchelastic.worker.status.{state}"),
         source,
         timestamp: 0,
@@ -210,29 +210,31 @@ fn text<T: Serialize>(value: &T) -> String {
     json::to_text(value).expect("texts and numbers have a form in JSON")
 }
 
-const fn kind(event: &Event) -> (&'static str, &'static str, Option<Seat>) {
+const fn kind(event: &TorchEvent) -> (&'static str, &'static str, Option<EventWorker>) {
     match event {
-        Event::Rendezvous(_) => ("AGENT", "RENDEZVOUS", None),
-        Event::RanksAssigned(_) => ("AGENT", "ASSIGN_WORKER_RANKS", None),
-        Event::Started(seat) => ("WORKER", "START", Some(*seat)),
-        Event::Succeeded(seat) => ("WORKER", "SUCCEEDED", Some(*seat)),
-        Event::Terminated(seat) => ("WORKER", "TERMINATED", Some(*seat)),
-        Event::Failed { seat, .. } => ("WORKER", "FAILED", Some(*seat)),
-        Event::AgentSucceeded => ("AGENT", "SUCCEEDED", None),
-        Event::AgentFailed { .. } => ("AGENT", "FAILED", None),
+        TorchEvent::Rendezvous(_) => ("AGENT", "RENDEZVOUS", None),
+        TorchEvent::RanksAssigned(_) => ("AGENT", "ASSIGN_WORKER_RANKS", None),
+        TorchEvent::Started(seat) => ("WORKER", "START", Some(*seat)),
+        TorchEvent::Succeeded(seat) => ("WORKER", "SUCCEEDED", Some(*seat)),
+        TorchEvent::Terminated(seat) => ("WORKER", "TERMINATED", Some(*seat)),
+        TorchEvent::Failed { seat, .. } => ("WORKER", "FAILED", Some(*seat)),
+        TorchEvent::AgentSucceeded => ("AGENT", "SUCCEEDED", None),
+        TorchEvent::AgentFailed { .. } => ("AGENT", "FAILED", None),
     }
 }
 
-const fn duration(event: &Event) -> Option<Duration> {
+const fn duration(event: &TorchEvent) -> Option<Duration> {
     match event {
-        Event::Rendezvous(duration) | Event::RanksAssigned(duration) => Some(*duration),
+        TorchEvent::Rendezvous(duration) | TorchEvent::RanksAssigned(duration) => Some(*duration),
         _ => None,
     }
 }
 
-fn raw_error(event: &Event) -> Option<String> {
+fn raw_error(event: &TorchEvent) -> Option<String> {
     match event {
-        Event::Failed { raw_error, .. } | Event::AgentFailed { raw_error } => Some(raw_error.clone()),
+        TorchEvent::Failed { raw_error, .. } | TorchEvent::AgentFailed { raw_error } => {
+            Some(raw_error.clone())
+        }
         _ => None,
     }
 }
@@ -242,44 +244,51 @@ mod tests {
     use super::*;
     use crate::spec::example;
 
-    fn line(progress: Progress, event: &Event) -> String {
+    fn line(progress: JobProgress, event: &TorchEvent) -> String {
         render(&JobFacts::of(&example(), "localhost".to_owned()), progress, event)
     }
 
-    fn progress(membership: Membership) -> Progress {
-        Progress { membership, restarts: RestartCount(0), run_time: Duration::ZERO }
+    fn progress(membership: RankStatus) -> JobProgress {
+        JobProgress { membership, restarts: RestartCount(0), run_time: Duration::ZERO }
     }
 
-    const ALONE: Membership = Membership::Joined { node_rank: NodeRank(0), nodes: NodeCount::ONE };
+    const ALONE: RankStatus = RankStatus::Joined { node_rank: NodeRank(0), nodes: NodeCount::ONE };
 
-    fn seat() -> Seat {
+    fn seat() -> EventWorker {
         let (rank, local_rank, pid) = (Rank(1), LocalRank(1), Pid::from_raw(20257));
-        Seat { rank, role_rank: rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
+        EventWorker { rank, role_rank: rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
     }
 
     /// What torchrun 2.15.0 printed, but for the run id and the name of the program.
     #[test]
     fn they_are_torchs_to_the_byte() {
-        let event = Event::Rendezvous(Duration::from_micros(124_207));
+        let event = TorchEvent::Rendezvous(Duration::from_micros(124_207));
         assert_eq!(
-            line(progress(Membership::Joining), &event),
+            line(progress(RankStatus::Joining), &event),
             r#"{"name": "torchelastic.worker.status.RENDEZVOUS", "source": "AGENT", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": null, "group_rank": null, "worker_id": null, "role": "default", "hostname": "localhost", "state": "RENDEZVOUS", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": null, \"entry_point\": \"true\"}", "agent_restarts": 0, "duration_ms": 124.207}}"#
         );
         assert_eq!(
-            line(progress(ALONE), &Event::Started(seat())),
+            line(progress(ALONE), &TorchEvent::Started(seat())),
             r#"{"name": "torchelastic.worker.status.START", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "START", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [null], \"worker_pid\": [null]}", "agent_restarts": 0, "duration_ms": null}}"#
         );
-        let over =
-            Progress { restarts: RestartCount(1), run_time: Duration::from_millis(2_900), ..progress(ALONE) };
+        let over = JobProgress {
+            restarts: RestartCount(1),
+            run_time: Duration::from_millis(2_900),
+            ..progress(ALONE)
+        };
         assert_eq!(
-            line(over, &Event::Failed { seat: seat(), exit_code: 3, raw_error: ENDED_BY_CODE.to_owned() }),
+            line(
+                over,
+                &TorchEvent::Failed { seat: seat(), exit_code: 3, raw_error: ENDED_BY_CODE.to_owned() }
+            ),
             r#"{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "FAILED", "total_run_time": 2, "rdzv_backend": "c10d", "raw_error": "{\"message\": \"<NONE>\", \"errorTraits\": {\"category\": \"system_terminated_error\", \"retryability\": \"False\"}}", "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [3], \"worker_pid\": [20257]}", "agent_restarts": 1, "duration_ms": null}}"#
         );
     }
 
     #[test]
     fn a_failure_of_our_own_says_why() {
-        let event = Event::AgentFailed { raw_error: "SignalException: Process 7 got signal: 15".to_owned() };
+        let event =
+            TorchEvent::AgentFailed { raw_error: "SignalException: Process 7 got signal: 15".to_owned() };
         let text = line(progress(ALONE), &event);
         assert!(text.contains(r#""source": "AGENT""#) && text.contains(r#""state": "FAILED""#), "{text}");
         assert!(text.contains(r#""raw_error": "SignalException: Process 7 got signal: 15""#), "{text}");
@@ -287,9 +296,9 @@ mod tests {
 
     #[test]
     fn one_of_several_nodes_says_which() {
-        let membership = Membership::Joined { node_rank: NodeRank(1), nodes: NodeCount::new(3).unwrap() };
-        let seat = Seat { rank: Rank(5), role_rank: Rank(2), ..seat() };
-        let text = line(progress(membership), &Event::Started(seat));
+        let membership = RankStatus::Joined { node_rank: NodeRank(1), nodes: NodeCount::new(3).unwrap() };
+        let seat = EventWorker { rank: Rank(5), role_rank: Rank(2), ..seat() };
+        let text = line(progress(membership), &TorchEvent::Started(seat));
         assert!(text.contains(r#""global_rank": 5, "group_rank": 1"#), "{text}");
         assert!(
             text.contains(r#"\"group_world_size\": 3"#) && text.contains(r#"\"role_rank\": [2]"#),

@@ -8,8 +8,8 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
-use crate::agent::message::{Happening, Impatience, Released, WorkerEnd};
-use crate::agent::policy::Refusal;
+use crate::agent::message::{JobEvent, ReleaseReason, WaitEnd, WorkerEnd};
+use crate::agent::policy::NoRestart;
 use crate::process::signal_name;
 use crate::rendezvous::Round;
 use crate::reporter::memory::end_in_words;
@@ -21,12 +21,12 @@ use crate::spec::LaunchSpec;
 /// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
 /// has no line. The line of a long wait names the awaited thing.
 #[must_use]
-pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
+pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match happening {
-        Happening::WorkerFailed { end, others, .. } if others.is_empty() => {
+        JobEvent::WorkerFailed { end, others, .. } if others.is_empty() => {
             format!("{} failed: {}", who(end, round), end_in_words(end, rank_of(end, round)))
         }
-        Happening::WorkerFailed { end, others, grace } => format!(
+        JobEvent::WorkerFailed { end, others, grace } => format!(
             "{} failed: {}; waiting up to {} s for {} other{} to stop",
             who(end, round),
             end_in_words(end, rank_of(end, round)),
@@ -34,56 +34,56 @@ pub fn render(happening: &Happening, spec: &LaunchSpec, round: Option<&Round>) -
             others.len(),
             plural(others.len())
         ),
-        Happening::Changed { .. }
-        | Happening::Blamed { .. }
-        | Happening::Rejoined { .. }
-        | Happening::OverElsewhere { .. }
-        | Happening::Settling
-        | Happening::FinishedBeforeLoss { .. } => return of_nodes(happening, spec),
-        Happening::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
+        JobEvent::Changed { .. }
+        | JobEvent::Blamed { .. }
+        | JobEvent::Rejoined { .. }
+        | JobEvent::OverElsewhere { .. }
+        | JobEvent::Settling
+        | JobEvent::FinishedBeforeLoss { .. } => return of_nodes(happening, spec),
+        JobEvent::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
         // The table has a form of its own.
-        Happening::GroupFailed { .. } | Happening::RankTable(_) => return None,
-        Happening::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
-        Happening::Stopping { signal, live, .. } if live.is_empty() => {
+        JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
+        JobEvent::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
+        JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")
         }
-        Happening::Stopping { signal, live, grace, .. } => format!(
+        JobEvent::Stopping { signal, live, grace, .. } => format!(
             "{signal}: waiting up to {} s for {} worker{} to stop; a second signal kills",
             seconds(*grace),
             live.len(),
             plural(live.len())
         ),
-        Happening::Stuck { .. }
-        | Happening::NotJoined { .. }
-        | Happening::TimeIsShort { .. }
-        | Happening::TimeIsUp { .. } => return of_limits(happening),
-        Happening::Killing { local_ranks, because } => killing(local_ranks, because),
-        Happening::CannotEnd { local_ranks } => format!(
+        JobEvent::Stuck { .. }
+        | JobEvent::NotJoined { .. }
+        | JobEvent::TimeIsShort { .. }
+        | JobEvent::TimeIsUp { .. } => return of_limits(happening),
+        JobEvent::Killing { local_ranks, because } => killing(local_ranks, because),
+        JobEvent::CannotEnd { local_ranks } => format!(
             "{} survived {} for 5 s, probably stuck in the kernel: giving up",
             ranks(local_ranks),
             signal_name(libc::SIGKILL)
         ),
-        Happening::LookingForProgress
-        | Happening::ProgressUnknown
-        | Happening::RestartRefused(_)
-        | Happening::CalledSuccess { .. }
-        | Happening::Waiting { .. } => return of_policy(happening, spec),
-        Happening::CheckingDevices
-        | Happening::DevicesUnchecked { .. }
-        | Happening::DeviceWarning(_)
-        | Happening::DeviceDead(_)
-        | Happening::NoRestart { .. }
-        | Happening::Reseated { .. } => return of_devices(happening, spec),
-        Happening::Restarting { used } => {
+        JobEvent::LookingForProgress
+        | JobEvent::ProgressUnknown
+        | JobEvent::RestartRefused(_)
+        | JobEvent::CalledSuccess { .. }
+        | JobEvent::Waiting { .. } => return of_policy(happening, spec),
+        JobEvent::CheckingDevices
+        | JobEvent::DevicesUnchecked { .. }
+        | JobEvent::DeviceWarning(_)
+        | JobEvent::DeviceDead(_)
+        | JobEvent::NoRestart { .. }
+        | JobEvent::Reseated { .. } => return of_devices(happening, spec),
+        JobEvent::Restarting { used } => {
             format!("starting all workers again ({})", restart(*used, spec))
         }
     })
 }
 
-fn killing(local_ranks: &[LocalRank], because: &Impatience) -> String {
+fn killing(local_ranks: &[LocalRank], because: &WaitEnd) -> String {
     let because = match because {
-        Impatience::GraceOver(_) => "still alive after the grace",
-        Impatience::SecondSignal => "told a second time",
+        WaitEnd::GraceOver(_) => "still alive after the grace",
+        WaitEnd::SecondSignal => "told a second time",
     };
     format!("killing {}: {because}", ranks(local_ranks))
 }
@@ -130,7 +130,7 @@ pub fn some_finished(
 
 /// The lines about other nodes, under both command names; `None` for other events.
 #[must_use]
-pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn of_nodes(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
         0 => String::new(),
         count => {
@@ -138,43 +138,43 @@ pub fn of_nodes(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
         }
     };
     Some(match happening {
-        Happening::Changed { change, live, grace } => {
+        JobEvent::Changed { change, live, grace } => {
             format!("{}{}", nodes::changed(change), stopping(live, *grace))
         }
-        Happening::Blamed { node } => {
+        JobEvent::Blamed { node } => {
             plain(&format!("{node} was lost: the failure is put down to that and uses no restart"))
         }
-        Happening::Rejoined { round } => nodes::rejoined(round, spec.workers.get()),
-        Happening::OverElsewhere { ending, live, grace } => {
+        JobEvent::Rejoined { round } => nodes::rejoined(round, spec.workers.get()),
+        JobEvent::OverElsewhere { ending, live, grace } => {
             format!("{}{}", nodes::over(ending), stopping(live, *grace))
         }
-        Happening::Settling => {
+        JobEvent::Settling => {
             "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
                 .to_owned()
         }
-        Happening::FinishedBeforeLoss { note } => nodes::finished_before(note),
+        JobEvent::FinishedBeforeLoss { note } => nodes::finished_before(note),
         _ => return None,
     })
 }
 
 /// The lines about devices after a failure, under both command names; `None` for other events.
 #[must_use]
-pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn of_devices(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     Some(match happening {
-        Happening::CheckingDevices => {
+        JobEvent::CheckingDevices => {
             let limit = spec.device_check.map_or(0.0, |check| check.limit.as_secs_f64());
             format!("waiting up to {limit} s for the devices to be checked; a signal ends the wait")
         }
-        Happening::DevicesUnchecked { why } => format!("not every device could be checked: {}", plain(why)),
-        Happening::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.what)),
-        Happening::DeviceDead(dead) => {
+        JobEvent::DevicesUnchecked { why } => format!("not every device could be checked: {}", plain(why)),
+        JobEvent::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.what)),
+        JobEvent::DeviceDead(dead) => {
             plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.why))
         }
-        Happening::NoRestart { why: None } => {
+        JobEvent::NoRestart { why: None } => {
             "no restart on a dead device; `--exclude-unhealthy` goes on without it".to_owned()
         }
-        Happening::NoRestart { why: Some(why) } => format!("no restart without it: {}", plain(why)),
-        Happening::Reseated { workers } => {
+        JobEvent::NoRestart { why: Some(why) } => format!("no restart without it: {}", plain(why)),
+        JobEvent::Reseated { workers } => {
             let workers = workers.get();
             let plural = if workers == 1 { "" } else { "s" };
             format!("going on with {workers} worker{plural} on the devices that are left")
@@ -185,10 +185,10 @@ pub fn of_devices(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
 
 /// The lines about time limits, under both command names; `None` for other events.
 #[must_use]
-pub fn of_limits(happening: &Happening) -> Option<String> {
+pub fn of_limits(happening: &JobEvent) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
     Some(match happening {
-        Happening::Stuck { asleep, dwell, limit, live, grace } => format!(
+        JobEvent::Stuck { asleep, dwell, limit, live, grace } => format!(
             "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
              {} s for {} to stop; no restart",
             asleep.local_rank,
@@ -198,7 +198,7 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
             seconds(*grace),
             workers(live)
         ),
-        Happening::NotJoined { missing, limit, live, grace } => format!(
+        JobEvent::NotJoined { missing, limit, live, grace } => format!(
             "{} {} not joined the store within {} s: waiting up to {} s for {} to stop",
             ranks(missing),
             if missing.len() == 1 { "has" } else { "have" },
@@ -206,12 +206,12 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
             seconds(*grace),
             workers(live)
         ),
-        Happening::TimeIsShort { before, signal, live } => format!(
+        JobEvent::TimeIsShort { before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
             humantime::format_duration(*before),
             workers(live)
         ),
-        Happening::TimeIsUp { by_warning: Some(end), live, grace, .. } => format!(
+        JobEvent::TimeIsUp { by_warning: Some(end), live, grace, .. } => format!(
             "local rank {} (pid {}) ended by the warning before the time limit ({}): waiting up to {} s for {} to \
              stop; no restart",
             end.local_rank,
@@ -220,7 +220,7 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
             seconds(*grace),
             workers(live)
         ),
-        Happening::TimeIsUp { limit, by_warning: None, live, grace } => format!(
+        JobEvent::TimeIsUp { limit, by_warning: None, live, grace } => format!(
             "the time limit of {} is over: waiting up to {} s for {} to stop; no restart",
             humantime::format_duration(*limit),
             seconds(*grace),
@@ -232,32 +232,32 @@ pub fn of_limits(happening: &Happening) -> Option<String> {
 
 /// The lines about the restart policy, under both command names; `None` for other events.
 #[must_use]
-pub fn of_policy(happening: &Happening, spec: &LaunchSpec) -> Option<String> {
+pub fn of_policy(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
     Some(match happening {
-        Happening::LookingForProgress => {
+        JobEvent::LookingForProgress => {
             let folder = folder().display().to_string();
             format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
         }
-        Happening::ProgressUnknown => format!(
+        JobEvent::ProgressUnknown => format!(
             "the files of `{}` could not be looked at: this restart does not count as one without progress",
             plain(&folder().display().to_string())
         ),
-        Happening::RestartRefused(Refusal::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
-        Happening::RestartRefused(Refusal::NoProgress { restarts }) => format!(
+        JobEvent::RestartRefused(NoRestart::Rule(rule)) => format!("no restart, by the rule `{rule}`"),
+        JobEvent::RestartRefused(NoRestart::NoProgress { restarts }) => format!(
             "no restart: {restarts} restart{} changed no file in `{}`",
             plural(*restarts as usize),
             plain(&folder().display().to_string())
         ),
-        Happening::RestartRefused(Refusal::TooLate { wait }) => {
+        JobEvent::RestartRefused(NoRestart::TooLate { wait }) => {
             let wait = wait.as_secs_f64();
             format!("no restart: the next one would come in {wait:.1} s, and the time limit is over by then")
         }
-        Happening::RestartRefused(Refusal::Window { restarts, window }) => {
+        JobEvent::RestartRefused(NoRestart::Window { restarts, window }) => {
             format!("no restart: {restarts} within {} are used up", humantime::format_duration(*window))
         }
-        Happening::CalledSuccess { rule } => format!("the job is done, by the rule `{rule}`"),
-        Happening::Waiting { wait, used } => format!(
+        JobEvent::CalledSuccess { rule } => format!("the job is done, by the rule `{rule}`"),
+        JobEvent::Waiting { wait, used } => format!(
             "starting all workers again in {:.1} s ({}); a signal ends the wait",
             wait.as_secs_f64(),
             restart(*used, spec)
@@ -283,16 +283,16 @@ pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
 
 /// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
-pub fn released(because: &Released) -> String {
+pub fn released(because: &ReleaseReason) -> String {
     let what = match because {
-        Released::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
-        Released::TimeLimit => "the time limit of the job is over".to_owned(),
-        Released::Stopped => "it was told to stop".to_owned(),
-        Released::NotStarted => "another worker could not be started".to_owned(),
-        Released::Membership => {
+        ReleaseReason::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
+        ReleaseReason::TimeLimit => "the time limit of the job is over".to_owned(),
+        ReleaseReason::Stopped => "it was told to stop".to_owned(),
+        ReleaseReason::NotStarted => "another worker could not be started".to_owned(),
+        ReleaseReason::Membership => {
             "other nodes have failed, gone or come, and all workers start again".to_owned()
         }
-        Released::Over => "the job has ended elsewhere".to_owned(),
+        ReleaseReason::Over => "the job has ended elsewhere".to_owned(),
     };
     format!("{what}; the job does not wait for this worker any more")
 }
@@ -324,8 +324,7 @@ mod tests {
             let [finished, live] =
                 [finished, live].map(|ranks| ranks.iter().copied().map(LocalRank).collect());
             let since = Duration::from_millis(60_400);
-            super::render(&Happening::SomeFinished { finished, live, since }, &spec, round)
-                .unwrap_or_default()
+            super::render(&JobEvent::SomeFinished { finished, live, since }, &spec, round).unwrap_or_default()
         };
         assert_eq!(render(&[1], &[0], None), "rank 1 has exited with 0, and rank 0 still runs 60 s later");
         let master = rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, agent_store: true };
@@ -345,22 +344,22 @@ mod tests {
         let render = |happening| super::render(&happening, &spec, None).unwrap_or_default();
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            render(Happening::Stopping { signal, told: signal, live, grace }),
+            render(JobEvent::Stopping { signal, told: signal, live, grace }),
             "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
         );
         assert_eq!(
-            render(Happening::Killing {
+            render(JobEvent::Killing {
                 local_ranks: vec![LocalRank(0), LocalRank(2)],
-                because: Impatience::GraceOver(signal)
+                because: WaitEnd::GraceOver(signal)
             }),
             "killing local ranks 0, 2: still alive after the grace"
         );
         assert_eq!(
-            render(Happening::Restarting { used: RestartCount(1) }),
+            render(JobEvent::Restarting { used: RestartCount(1) }),
             "starting all workers again (restart 1 of 3)"
         );
         assert_eq!(
-            render(Happening::TimeIsUp {
+            render(JobEvent::TimeIsUp {
                 limit: Duration::from_secs(5400),
                 by_warning: None,
                 live: vec![LocalRank(0)],
@@ -370,7 +369,7 @@ mod tests {
         );
         let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);
         assert_eq!(
-            render(Happening::TimeIsShort { before, signal: Signal::SIGUSR1, live }),
+            render(JobEvent::TimeIsShort { before, signal: Signal::SIGUSR1, live }),
             "the time limit is over in 1m: SIGUSR1 to 2 workers"
         );
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use crate::agent::leftovers::Because;
+use crate::agent::leftovers::LeftoverStop;
 use crate::reporter::plain::plain;
 
 /// At most so many processes are named in one line.
@@ -26,11 +26,11 @@ pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
+pub fn ending(left: &[Left], because: LeftoverStop, grace: Duration) -> String {
     let because = match because {
-        Because::TimeOver => "still there".to_owned(),
-        Because::TimeLimit => "the time limit is over".to_owned(),
-        Because::Signal(signal) => signal.to_string(),
+        LeftoverStop::TimeOver => "still there".to_owned(),
+        LeftoverStop::TimeLimit => "the time limit is over".to_owned(),
+        LeftoverStop::Signal(signal) => signal.to_string(),
     };
     format!(
         "{because}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
@@ -41,10 +41,10 @@ pub fn ending(left: &[Left], because: Because, grace: Duration) -> String {
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(left: &[Left], because: Because) -> String {
+pub fn killing(left: &[Left], because: LeftoverStop) -> String {
     let because = match because {
-        Because::TimeOver | Because::TimeLimit => "still there after SIGTERM",
-        Because::Signal(_) => "told a second time",
+        LeftoverStop::TimeOver | LeftoverStop::TimeLimit => "still there after SIGTERM",
+        LeftoverStop::Signal(_) => "told a second time",
     };
     format!("killing {}: {because}", named(left))
 }
@@ -79,13 +79,13 @@ mod tests {
              the wait"
         );
         assert_eq!(
-            killing(&left, Because::TimeOver),
+            killing(&left, LeftoverStop::TimeOver),
             "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
         );
         assert!(
             waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait")
         );
-        let by_signal = Because::Signal(Signal::SIGTERM);
+        let by_signal = LeftoverStop::Signal(Signal::SIGTERM);
         assert!(
             ending(&left[..1], by_signal, Duration::from_secs(3)).starts_with("SIGTERM: ending pid 1 `up1`;")
         );

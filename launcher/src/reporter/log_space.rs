@@ -2,7 +2,7 @@
 
 use crate::logs::space::{DiskShortage, FullLogFolder, MAKE_ROOM};
 use crate::process::Exit;
-use crate::reporter::summary::FailureCard;
+use crate::reporter::summary::FailureReport;
 
 /// The text of `ENOSPC` in a program's output.
 const NO_SPACE: &str = "No space left on device";
@@ -18,7 +18,7 @@ pub struct LogDisk {
 
 /// A row of a failure report: name and value.
 #[must_use]
-pub fn row(card: &FailureCard) -> Option<(&'static str, String)> {
+pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
     let disk = card.log_disk.as_ref()?;
     Some(match is_cause(disk) {
         true if says_so(card) => ("cause", format!("a full disk: {}", disk.full)),
@@ -29,7 +29,7 @@ pub fn row(card: &FailureCard) -> Option<(&'static str, String)> {
 
 /// The hint for a full log disk, if the worker has probably failed of it or has written nothing.
 #[must_use]
-pub fn hint(card: &FailureCard) -> Option<String> {
+pub fn hint(card: &FailureReport) -> Option<String> {
     let disk = card.log_disk.as_ref()?;
     let is_silent = card.report.is_none() && card.tail.is_empty();
     (matches!(card.exit, Exit::Code(_)) && (is_cause(disk) || is_silent)).then(|| MAKE_ROOM.to_owned())
@@ -45,7 +45,7 @@ const fn is_cause(disk: &LogDisk) -> bool {
     disk.is_written_by_worker && matches!(disk.full.shortage, DiskShortage::Space { .. })
 }
 
-fn says_so(card: &FailureCard) -> bool {
+fn says_so(card: &FailureReport) -> bool {
     let report = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
     report.flatten().chain(&card.tail).any(|text| text.contains(NO_SPACE))
 }
@@ -58,10 +58,10 @@ mod tests {
     use crate::reporter::summary::tests::card;
     use crate::reporter::summary::{self, ProgramKind, render};
 
-    fn on(shortage: DiskShortage, is_written_by_worker: bool) -> FailureCard {
+    fn on(shortage: DiskShortage, is_written_by_worker: bool) -> FailureReport {
         let full = FullLogFolder { folder: "/logs".into(), shortage };
         let log_disk = Some(LogDisk { full, is_written_by_worker });
-        FailureCard {
+        FailureReport {
             exit: Exit::Code(1),
             program: ProgramKind::Python,
             log_disk,
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(summary::hint(&silent).as_deref(), Some(MAKE_ROOM), "and no hint at `@record`");
         let message = "OSError: [Errno 28] No space left on device".to_owned();
         let report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
-        let told = FailureCard { report, ..silent };
+        let told = FailureReport { report, ..silent };
         assert!(render(&told).contains("\n  cause     a full disk: the log folder"), "{}", render(&told));
     }
 
@@ -92,7 +92,7 @@ mod tests {
         let inodes = on(DiskShortage::Inodes { total: 8 }, true);
         let row = "\n  disk      the log folder `/logs` has no room for another file (0 inodes free of 8)\n";
         assert!(render(&inodes).contains(row), "{}", render(&inodes));
-        let speaks = FailureCard { tail: vec!["ValueError".to_owned()], ..teed };
+        let speaks = FailureReport { tail: vec!["ValueError".to_owned()], ..teed };
         assert_eq!(hint(&speaks), None);
     }
 }

@@ -7,7 +7,7 @@ use rankrun_contract::rank::Rank;
 use crate::agent::message::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
 use crate::process::oom::{OomEvidence, OomKills};
-use crate::reporter::summary::FailureCard;
+use crate::reporter::summary::FailureReport;
 
 const MIB: u64 = 1 << 20;
 
@@ -45,7 +45,7 @@ pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
 
 /// Rows of a failure report: name and value.
 #[must_use]
-pub fn rows(card: &FailureCard) -> Vec<(&'static str, String)> {
+pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let on_machine = card.foreign_kill.and_then(|kill| match kill.oom {
         OomEvidence::OnMachine { count } => Some(count),
@@ -79,7 +79,7 @@ pub fn rows(card: &FailureCard) -> Vec<(&'static str, String)> {
 
 /// The hint for a lack of memory, or for a SIGKILL.
 #[must_use]
-pub fn hint(card: &FailureCard) -> Option<String> {
+pub fn hint(card: &FailureReport) -> Option<String> {
     let of_limit = |limit: Option<u64>| if limit.is_some() { RAISE_LIMIT } else { USE_LESS };
     let hint = match card.foreign_kill.map(|kill| kill.oom) {
         Some(OomEvidence::InCgroup { limit, .. }) => of_limit(limit),
@@ -100,14 +100,14 @@ pub fn hint(card: &FailureCard) -> Option<String> {
 }
 
 /// OOM kills beside a worker that ended in another way, with the limit that was reached.
-fn kills_beside(card: &FailureCard) -> Option<(u64, Option<u64>)> {
+fn kills_beside(card: &FailureReport) -> Option<(u64, Option<u64>)> {
     let OomKills { cgroup, limit, .. } = card.oom;
     let count = cgroup.filter(|count| *count > 0 && card.foreign_kill.is_none())?;
     Some((count, limit))
 }
 
 /// Whether the worker may have failed for want of a process that was killed.
-fn may_be_of_a_child(card: &FailureCard) -> bool {
+fn may_be_of_a_child(card: &FailureReport) -> bool {
     let reported = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
     let names_it = |text: &String| ["Killed", "killed", "SIGKILL"].iter().any(|word| text.contains(word));
     card.exit == Exit::Code(128 + libc::SIGKILL) || card.report.is_none() || reported.flatten().any(names_it)

@@ -6,11 +6,11 @@ use crate::reporter::summary::{self, render};
 
 const LIMIT: Option<u64> = Some(400 * MIB);
 
-fn killed(oom: OomEvidence) -> FailureCard {
-    FailureCard { foreign_kill: Some(ForeignKill { oom, peak: Some(398 * MIB + 1000) }), ..card() }
+fn killed(oom: OomEvidence) -> FailureReport {
+    FailureReport { foreign_kill: Some(ForeignKill { oom, peak: Some(398 * MIB + 1000) }), ..card() }
 }
 
-fn first_line(card: &FailureCard) -> String {
+fn first_line(card: &FailureReport) -> String {
     render(card).lines().next().unwrap_or_default().to_owned()
 }
 
@@ -65,7 +65,7 @@ fn kill_of_the_launcher_itself_is_not_from_outside() {
 #[test]
 fn kernels_kill_of_a_child_stands_beside_another_end() {
     let oom = OomKills { cgroup: Some(1), limit: LIMIT, machine: Some(1) };
-    let failed = FailureCard { exit: Exit::Code(1), oom, ..card() };
+    let failed = FailureReport { exit: Exit::Code(1), oom, ..card() };
     let row = "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
     assert!(render(&failed).contains(row), "{}", render(&failed));
     assert_eq!(hint(&failed).as_deref(), Some(RAISE_LIMIT));
@@ -78,11 +78,11 @@ fn kernels_kill_of_a_child_stands_beside_another_end() {
             lost_rank: None,
         }
     };
-    let other = FailureCard { report: Some(report("ValueError: bad batch")), ..failed.clone() };
+    let other = FailureReport { report: Some(report("ValueError: bad batch")), ..failed.clone() };
     assert_eq!(hint(&other), None, "it has a reason of its own");
     let loader = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.";
-    assert!(hint(&FailureCard { report: Some(report(loader)), ..failed.clone() }).is_some());
-    let none = FailureCard { oom: OomKills { cgroup: Some(0), ..oom }, ..failed };
+    assert!(hint(&FailureReport { report: Some(report(loader)), ..failed.clone() }).is_some());
+    let none = FailureReport { oom: OomKills { cgroup: Some(0), ..oom }, ..failed };
     assert!(!render(&none).contains("memory"), "{}", render(&none));
 }
 

@@ -42,12 +42,12 @@ use crate::exit_code::LAUNCHER_FAILED;
 use crate::inspect::InspectError;
 use crate::process::attach::AttachError;
 use crate::process::gc::GcError;
-use crate::process::proc::CannotLook;
+use crate::process::proc::ProcessScanError;
 use crate::process::{Exit, signal_name};
 use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
 use crate::shim::ShimError;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 
 /// How long a reader that has stopped reading holds up our last words.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ pub fn not_collected(error: &GcError) -> ExitCode {
 /// Sends the launcher's own log to the console, down to `verbosity`: warnings like all other messages, with times and
 /// levels only at a higher verbosity. Under the name torchrun the log has torchrun's form, with the `pid` of the
 /// process that the user started.
-pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pid: Pid) {
+pub fn trace_to(console: Console, (persona, verbosity): (CliFlavor, Verbosity), pid: Pid) {
     let level = match verbosity {
         Verbosity::Error => Level::ERROR,
         Verbosity::Warn => Level::WARN,
@@ -110,11 +110,12 @@ pub fn trace_to(console: Console, (persona, verbosity): (Persona, Verbosity), pi
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     // Only a test that launches twice in one process has set one before.
     let _ = match persona {
-        Persona::Rankrun if verbosity > Verbosity::Warn => {
+        CliFlavor::Rankrun if verbosity > Verbosity::Warn => {
             tracing::subscriber::set_global_default(subscriber.with_writer(console).finish())
         }
-        Persona::Rankrun | Persona::Torchrun => {
-            let form = if persona == Persona::Torchrun { TraceFormat::Torch(pid) } else { TraceFormat::Own };
+        CliFlavor::Rankrun | CliFlavor::Torchrun => {
+            let form =
+                if persona == CliFlavor::Torchrun { TraceFormat::Torch(pid) } else { TraceFormat::Own };
             let subscriber = subscriber.event_format(form).with_writer(console);
             tracing::subscriber::set_global_default(subscriber.finish())
         }
@@ -151,7 +152,7 @@ pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitC
 /// The agent died without a report, or was killed since it did not answer a signal; `left` survived.
 pub fn agent_lost(
     (exit, killed_for): (Exit, Option<i32>),
-    left: Result<&[Pid], &CannotLook>,
+    left: Result<&[Pid], &ProcessScanError>,
     parent_file: Option<&Path>,
 ) {
     let fact = match killed_for {

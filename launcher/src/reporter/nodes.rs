@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
 
-use crate::agent::message::Ending;
+use crate::agent::message::RemoteEnd;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{Awaited, Change, FailureNote, NodeName, PeerLoss, Round, Waiting};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_on;
 
@@ -15,27 +15,27 @@ const NAMES_SHOWN: usize = 8;
 
 /// The change of another node, as one line.
 #[must_use]
-pub fn changed(change: &Change) -> String {
+pub fn changed(change: &MembershipChange) -> String {
     match change {
-        Change::PeerFailed(note) if note.is_of_lost_node() => {
+        MembershipChange::PeerFailed(note) if note.is_of_lost_node() => {
             plain(&format!("{} is lost, and failed first", note.node()))
         }
-        Change::PeerFailed(note) => {
+        MembershipChange::PeerFailed(note) => {
             let words = || format!("{} failed: {}{}", worker(note), plain(&note.ended), lost(note.lost));
             ended_by_node(note).unwrap_or_else(words)
         }
-        Change::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
-        Change::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
-        Change::NodeWaits { node } => plain(&format!("{node} wants to take part")),
-        Change::CutOff { .. } => {
+        MembershipChange::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
+        MembershipChange::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
+        MembershipChange::NodeWaits { node } => plain(&format!("{node} wants to take part")),
+        MembershipChange::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
         }
-        Change::StoodStill => {
+        MembershipChange::StoodStill => {
             "this launcher was itself stopped for too long (SIGSTOP, a debugger, swapping): its workers were \
                                killed before the others take this node for lost"
                 .to_owned()
         }
-        Change::Removed => {
+        MembershipChange::Removed => {
             "the others have gone on without this node, which was silent for too long".to_owned()
         }
     }
@@ -43,19 +43,19 @@ pub fn changed(change: &Change) -> String {
 
 /// How the job has ended elsewhere, as one line.
 #[must_use]
-pub fn over(ending: &Ending) -> String {
+pub fn over(ending: &RemoteEnd) -> String {
     match ending {
-        Ending::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
-        Ending::Closed { failure: Some(note) } if note.is_of_lost_node() => {
+        RemoteEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
+        RemoteEnd::Closed { failure: Some(note) } if note.is_of_lost_node() => {
             plain(&format!("the job has ended since {} was lost", note.node()))
         }
-        Ending::Closed { failure: Some(note) } => {
+        RemoteEnd::Closed { failure: Some(note) } => {
             let words = || plain(&format!("{} has ended the job", note.node()));
             ended_by_node(note).unwrap_or_else(words)
         }
-        Ending::Closed { failure: None } => "another node has ended the job".to_owned(),
-        Ending::ByRule { rule, failure } => by_rule(rule, failure.as_ref()),
-        Ending::Failed { .. } => "the rendezvous has failed".to_owned(),
+        RemoteEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
+        RemoteEnd::ByRule { rule, failure } => by_rule(rule, failure.as_ref()),
+        RemoteEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
 }
 
@@ -87,8 +87,8 @@ pub fn rejoined(round: &Round, workers: u32) -> String {
 
 /// One line that lists the nodes present and the nodes missing.
 #[must_use]
-pub fn waiting(waiting: &Waiting) -> String {
-    let Waiting { min, max, .. } = *waiting;
+pub fn waiting(waiting: &WaitStatus) -> String {
+    let WaitStatus { min, max, .. } = *waiting;
     let count = waiting.here.len();
     let is_or_are = if count == 1 { "is" } else { "are" };
     let here = format!("{is_or_are} here: {}", names(&waiting.here));
@@ -99,31 +99,31 @@ pub fn waiting(waiting: &Waiting) -> String {
     };
     let left = whole_seconds(waiting.left);
     match &waiting.awaited {
-        Awaited::Place => format!(
+        WaitReason::Place => format!(
             "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
             nodes_here(count)
         ),
-        Awaited::Stops { nodes } => {
+        WaitReason::Stops { nodes } => {
             let whose = if nodes.len() == 1 { "its" } else { "their" };
             let of_all = if min == max { format!(" of {max}") } else { String::new() };
             format!("waiting for {} to stop {whose} workers; {count}{of_all} {here}{missing}", names(nodes))
         }
-        Awaited::Ranks => {
+        WaitReason::Ranks => {
             format!(
                 "waiting for what the others say of their workers; {} {here}; {left} left",
                 nodes_here(count)
             )
         }
-        Awaited::More { starts_in } => format!(
+        WaitReason::More { starts_in } => format!(
             "waiting for more nodes: {count} {here}{missing}; {min} {} enough and {max} the most; \
              the job starts with these nodes in {}",
             if min == NodeCount::ONE { "is" } else { "are" },
             whole_seconds(*starts_in)
         ),
-        Awaited::Enough if min == max => {
+        WaitReason::Enough if min == max => {
             format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
         }
-        Awaited::Enough => {
+        WaitReason::Enough => {
             format!("waiting for nodes: {count} {here}{missing}; at least {min} are needed; {left} left")
         }
     }
@@ -255,13 +255,13 @@ mod tests {
 
     #[test]
     fn a_wait_says_who_is_here_who_is_missing_and_how_long_still() {
-        let mut seen = Waiting {
+        let mut seen = WaitStatus {
             here: known(&["th1", "th2"]),
             missing: known(&["th3"]),
             min: count(3),
             max: count(3),
             left: Duration::from_millis(590_400),
-            awaited: Awaited::Enough,
+            awaited: WaitReason::Enough,
         };
         let words = "waiting for nodes: 2 of 3 are here: th1 (10.0.0.1), th2 (10.0.0.2); th3 (10.0.0.3) is missing; 9m 50s left";
         assert_eq!(waiting(&seen), words);
@@ -270,37 +270,37 @@ mod tests {
         let words = "waiting for nodes: 1 is here: th1 (10.0.0.1); at least 3 are needed; 9m 50s left";
         assert_eq!(waiting(&seen), words);
         seen.here = known(&["th1", "th2", "th3"]);
-        seen.awaited = Awaited::More { starts_in: Duration::from_millis(25_900) };
+        seen.awaited = WaitReason::More { starts_in: Duration::from_millis(25_900) };
         let words = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
                      the job starts with these nodes in 25s";
         assert_eq!(waiting(&seen), words);
-        seen.awaited = Awaited::Ranks;
+        seen.awaited = WaitReason::Ranks;
         let words = "waiting for what the others say of their workers; 3 nodes are here: \
                      th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 9m 50s left";
         assert_eq!(waiting(&seen), words);
-        seen.awaited = Awaited::Enough;
+        seen.awaited = WaitReason::Enough;
         seen.here = (0..200).map(|at| NodeName::of_host(format!("n{at}"))).collect();
         assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
-        seen.awaited = Awaited::Place;
+        seen.awaited = WaitReason::Place;
         assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
     }
 
     #[test]
     fn a_wait_for_nodes_that_stop_their_workers_says_so() {
-        let mut seen = Waiting {
+        let mut seen = WaitStatus {
             here: known(&["th1", "th3"]),
             missing: Vec::new(),
             min: count(3),
             max: count(3),
             left: Duration::from_secs(9),
-            awaited: Awaited::Stops { nodes: known(&["th2"]) },
+            awaited: WaitReason::Stops { nodes: known(&["th2"]) },
         };
         assert_eq!(
             waiting(&seen),
             "waiting for th2 (10.0.0.2) to stop its workers; 2 of 3 are here: th1 (10.0.0.1), th3 (10.0.0.3)"
         );
         (seen.here, seen.missing, seen.max) = (known(&["th3"]), known(&["th4"]), count(4));
-        seen.awaited = Awaited::Stops { nodes: known(&["th1", "th2"]) };
+        seen.awaited = WaitReason::Stops { nodes: known(&["th1", "th2"]) };
         let words = "waiting for th1 (10.0.0.1), th2 (10.0.0.2) to stop their workers; \
                      1 is here: th3 (10.0.0.3); th4 (10.0.0.4) is missing";
         assert_eq!(waiting(&seen), words);
@@ -318,23 +318,27 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
 "
         );
         assert_eq!(
-            changed(&Change::PeerFailed(note())),
+            changed(&MembershipChange::PeerFailed(note())),
             "rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed: exit code 7"
         );
         let lost = FailureNote::of_lost_node(NodeRank(2), known(&["th3"]).remove(0));
         assert_eq!(first_cause(&lost), "node 2 (th3, 10.0.0.3) was lost first\n");
-        assert_eq!(changed(&Change::PeerFailed(lost)), "node 2 (th3, 10.0.0.3) is lost, and failed first");
+        assert_eq!(
+            changed(&MembershipChange::PeerFailed(lost)),
+            "node 2 (th3, 10.0.0.3) is lost, and failed first"
+        );
         let why = "it was told to stop by SIGTERM".to_owned();
         let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th\x1b[2J1"), why);
         let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
         assert_eq!(first_cause(&host), format!("{words}\n"));
-        assert_eq!(over(&Ending::Closed { failure: Some(host.clone()) }), words);
+        assert_eq!(over(&RemoteEnd::Closed { failure: Some(host.clone()) }), words);
         assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
         let failed =
             FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot".to_owned());
         assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
         assert_eq!(hint(&failed), "the launcher on node 1 (th2) says more");
-        let left = Change::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
+        let left =
+            MembershipChange::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
     }
 

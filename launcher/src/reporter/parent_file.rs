@@ -23,7 +23,7 @@ const OLD_CONTENTS: u64 = 64 * 1024;
 /// The launcher's own error file could not be written; the job ends as it would have.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{path}`, the error file that the launcher's parent asked for: {source}", path = .path.display())]
-pub struct Unwritten {
+pub struct ParentFileError {
     path: PathBuf,
     source: io::Error,
 }
@@ -63,7 +63,7 @@ fn with_time(message: String, callstack: String, at: SystemTime) -> ErrorReport 
 ///
 /// # Errors
 /// The file cannot be written; the caller warns, since the parent then gets no cause.
-pub fn record(path: &Path, report: &ErrorReport) -> Result<(), Unwritten> {
+pub fn record(path: &Path, report: &ErrorReport) -> Result<(), ParentFileError> {
     replace(path, &report::render(report)).map(drop)
 }
 
@@ -71,8 +71,8 @@ pub fn record(path: &Path, report: &ErrorReport) -> Result<(), Unwritten> {
 ///
 /// # Errors
 /// As [`record`]. A FIFO or a device is refused, but for `/dev/null` and the launcher's own output.
-pub fn replace(path: &Path, text: &str) -> Result<Option<String>, Unwritten> {
-    let unwritten = |source| Unwritten { path: path.to_owned(), source };
+pub fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentFileError> {
+    let unwritten = |source| ParentFileError { path: path.to_owned(), source };
     let found = fs::metadata(path).ok();
     let is_plain = found.as_ref().is_some_and(Metadata::is_file);
     if let Some(found) = found.filter(|found| !is_null(found) && !is_own_output(found)) {

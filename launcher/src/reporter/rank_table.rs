@@ -27,7 +27,7 @@ const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits"
 
 /// The facts that the text depends on, beside the rows.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub struct TableSetting {
     /// Global rank of local rank 0.
     base_rank: Rank,
     /// This node, where there are several.
@@ -38,7 +38,7 @@ pub struct Setting {
     columns: Option<usize>,
 }
 
-impl Setting {
+impl TableSetting {
     /// For one launch, in this round where there are several nodes.
     #[must_use]
     pub fn of(spec: &LaunchSpec, round: Option<&Round>, columns: Option<usize>) -> Self {
@@ -62,7 +62,7 @@ impl Setting {
 
 /// The whole text, without the last line end.
 #[must_use]
-pub fn render(table: &RankTable, setting: &Setting) -> String {
+pub fn render(table: &RankTable, setting: &TableSetting) -> String {
     let mut lines = vec![heading(table, setting)];
     lines.extend(grid(&groups(&table.rows), setting));
     lines.extend(hint(table, setting).map(|hint| format!("  hint: {hint}")));
@@ -73,7 +73,7 @@ fn of_state(table: &RankTable, joined: JoinState) -> Vec<&RankRow> {
     table.rows.iter().filter(|row| row.may_be_missing() && row.joined == joined).collect()
 }
 
-fn heading(table: &RankTable, setting: &Setting) -> String {
+fn heading(table: &RankTable, setting: &TableSetting) -> String {
     let (missing, unknown) = (of_state(table, JoinState::NotJoined), of_state(table, JoinState::Unknown));
     let fact = match (missing.len(), unknown.len()) {
         (0, 0) => "all ranks that run have joined the store".to_owned(),
@@ -97,7 +97,7 @@ fn heading(table: &RankTable, setting: &Setting) -> String {
 }
 
 /// The one thing to do about it.
-fn hint(table: &RankTable, setting: &Setting) -> Option<String> {
+fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
     let missing = of_state(table, JoinState::NotJoined);
     let in_state = |state: RunState| -> Vec<&RankRow> {
         missing.iter().copied().filter(|row| row.process == ProcessState::Alive(state)).collect()
@@ -133,7 +133,7 @@ fn hint(table: &RankTable, setting: &Setting) -> Option<String> {
     Some(format!("{HOW_FAR}; while it hangs, {PY_SPY}{limit}{doubt}"))
 }
 
-fn hint_where_none_is_missing(table: &RankTable, setting: &Setting) -> Option<String> {
+fn hint_where_none_is_missing(table: &RankTable, setting: &TableSetting) -> Option<String> {
     if table.rows.iter().any(RankRow::may_be_missing) {
         return Some(format!(
             "these ranks have no connection to the store now; {HOW_FAR}, and while it hangs, {PY_SPY}"
@@ -191,7 +191,7 @@ fn text_of(row: &RankRow) -> &str {
     }
 }
 
-fn grid(groups: &[Group<'_>], setting: &Setting) -> Vec<String> {
+fn grid(groups: &[Group<'_>], setting: &TableSetting) -> Vec<String> {
     let cells: Vec<[String; 5]> = groups.iter().map(|group| cells(group, setting)).collect();
     let headings = HEADINGS.map(str::to_owned);
     let widths: [usize; 5] = std::array::from_fn(|at| {
@@ -210,7 +210,7 @@ fn grid(groups: &[Group<'_>], setting: &Setting) -> Vec<String> {
     [start(&headings) + "last output"].into_iter().chain(lines).collect()
 }
 
-fn cells(group: &Group<'_>, setting: &Setting) -> [String; 5] {
+fn cells(group: &Group<'_>, setting: &TableSetting) -> [String; 5] {
     let ranks = setting.names(group.iter().copied());
     let ranks = ranks.split_once(' ').map_or(ranks.clone(), |(_, numbers)| numbers.to_owned());
     let pids = group.iter().filter_map(|row| row.pid).map(|pid| pid.as_raw());
@@ -246,7 +246,7 @@ fn process(state: ProcessState) -> String {
 }
 
 /// For ranks with different last lines, the first one's line with its rank.
-fn last_output(group: &Group<'_>, setting: &Setting) -> String {
+fn last_output(group: &Group<'_>, setting: &TableSetting) -> String {
     let ages: Vec<Duration> = group
         .iter()
         .filter_map(|row| match row.output {

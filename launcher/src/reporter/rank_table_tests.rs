@@ -24,7 +24,7 @@ fn row(local_rank: u32, joined: JoinState, cpu: u64, text: &str) -> RankRow {
 }
 
 fn text(cause: TableCause, rows: Vec<RankRow>, columns: Option<usize>) -> String {
-    let setting = Setting { base_rank: Rank(0), node: None, lacks_start_timeout: true, columns };
+    let setting = TableSetting { base_rank: Rank(0), node: None, lacks_start_timeout: true, columns };
     render(&RankTable { cause, rows }, &setting)
 }
 
@@ -50,7 +50,7 @@ fn table_of_a_node_has_global_ranks_and_unknown_joins() {
     (rows[2].process, rows[2].cpu_time) = (ProcessState::Ended(Exit::Code(0)), None);
     rows[0].output = LastOutput::NotSeen;
     let node = Some(NodeName { rank: Some(NodeRank(1)), host: Some("th2".to_owned()), addr: None });
-    let setting = Setting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
+    let setting = TableSetting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
     let cause = TableCause::Signal(Signal::SIGTERM);
     let expected = "\
 it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) when SIGTERM came:

@@ -5,15 +5,15 @@ const LIMIT: usize = 8 * 1024;
 
 /// The visible part of an unfinished line: the bytes since the last carriage return that was overwritten.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct TerminalRow {
     text: Vec<u8>,
-    returns: Returns,
+    returns: CarriageReturns,
     overflowed: bool,
 }
 
 /// Where the carriage returns of a row are.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Returns {
+enum CarriageReturns {
     #[default]
     Never,
     Before,
@@ -21,15 +21,15 @@ enum Returns {
     Last,
 }
 
-impl Row {
+impl TerminalRow {
     /// Adds bytes to the row: any but a newline.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|&byte| byte == b'\r') {
             let text = run.strip_suffix(b"\r").unwrap_or(run);
             if !text.is_empty() {
                 // A row that was returned keeps its text until something overwrites it: `50%\r` stays visible.
-                if self.returns == Returns::Last {
-                    self.returns = Returns::Before;
+                if self.returns == CarriageReturns::Last {
+                    self.returns = CarriageReturns::Before;
                     self.text.clear();
                     self.overflowed = false;
                 }
@@ -39,7 +39,7 @@ impl Row {
                 }
             }
             if text.len() < run.len() {
-                self.returns = Returns::Last;
+                self.returns = CarriageReturns::Last;
             }
         }
     }
@@ -47,14 +47,14 @@ impl Row {
     /// Writes the current row, cursor included.
     pub(super) fn draw(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.text);
-        if self.returns == Returns::Last {
+        if self.returns == CarriageReturns::Last {
             out.push(b'\r');
         }
     }
 
     /// Whether the row is rewritten in place, as progress bars are.
     pub(super) fn is_progress(&self) -> bool {
-        self.returns != Returns::Never
+        self.returns != CarriageReturns::Never
     }
 
     /// Whether the row has an escape sequence, such as a colour that is still on.
@@ -110,8 +110,8 @@ fn skip_style(rest: &mut std::str::Chars<'_>) -> Option<()> {
 mod tests {
     use super::*;
 
-    fn row(pushes: &[&str]) -> Row {
-        let mut row = Row::default();
+    fn row(pushes: &[&str]) -> TerminalRow {
+        let mut row = TerminalRow::default();
         pushes.iter().for_each(|bytes| row.push(bytes.as_bytes()));
         row
     }

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use memchr::memrchr;
 
-use super::row::Row;
+use super::row::TerminalRow;
 use block::Block;
-use speaker::{End, Speaker};
+use speaker::{LineEnd, WorkerStream};
 
 mod block;
 #[cfg(test)]
@@ -77,7 +77,7 @@ impl ScreenKind {
         }
     }
 
-    fn redraws(self, row: &Row) -> bool {
+    fn redraws(self, row: &TerminalRow) -> bool {
         match self {
             Self::Plain => false,
             Self::Terminal { columns, .. } => row.fits(usize::from(columns)),
@@ -87,16 +87,16 @@ impl ScreenKind {
 
 /// The number of one stream of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SpeakerId(u64);
+pub struct StreamId(u64);
 
 /// The state of one output and the unfinished lines of its speakers.
 #[derive(Debug)]
 pub struct Screen {
     kind: ScreenKind,
-    speakers: BTreeMap<SpeakerId, Speaker>,
+    speakers: BTreeMap<StreamId, WorkerStream>,
     next_id: u64,
     /// Speakers with an unfinished line on the screen, from top to bottom; the cursor is in the last one.
-    open: Vec<SpeakerId>,
+    open: Vec<StreamId>,
     /// The last row is the unfinished line of a speaker that ended.
     dangling: bool,
     /// The rewritten lines on a terminal. It is not there at the same time as an open line.
@@ -123,15 +123,15 @@ impl Screen {
 
     /// Adds a stream. Its lines begin with `prefix`, and its rewritten lines with `label` if there is one. If a read
     /// returns `brim` bytes or more, the last ones may be the middle of a write.
-    pub fn add(&mut self, (prefix, label): (&str, Option<&str>), brim: usize, now: Instant) -> SpeakerId {
-        let id = SpeakerId(self.next_id);
+    pub fn add(&mut self, (prefix, label): (&str, Option<&str>), brim: usize, now: Instant) -> StreamId {
+        let id = StreamId(self.next_id);
         self.next_id += 1;
-        self.speakers.insert(id, Speaker::new(prefix, label, brim, now));
+        self.speakers.insert(id, WorkerStream::new(prefix, label, brim, now));
         id
     }
 
     /// Takes `bytes` of the speaker and appends the output to `out`.
-    pub fn feed(&mut self, id: SpeakerId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
+    pub fn feed(&mut self, id: StreamId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         self.now = Some(now);
         if self.speakers.get(&id).is_some_and(|speaker| speaker.label.is_some()) {
             self.follow(id, bytes, out);
@@ -141,7 +141,7 @@ impl Screen {
     }
 
     /// Lines as they are, and the beginning of one.
-    fn pass_on(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+    fn pass_on(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let Some(end) = self.speakers.get(&id).map(|speaker| speaker.end_of(bytes)) else { return };
         let (lines, rest) = bytes.split_at(memrchr(b'\n', bytes).map_or(0, |last| last + 1));
         if !lines.is_empty() {
@@ -154,8 +154,8 @@ impl Screen {
 
     /// When unfinished lines take much memory: the only speaker that may be fed until that changes.
     #[must_use]
-    pub fn floor(&self) -> Option<SpeakerId> {
-        let held = |(id, speaker): (SpeakerId, &Speaker)| (speaker.held.bytes.len(), id);
+    pub fn floor(&self) -> Option<StreamId> {
+        let held = |(id, speaker): (StreamId, &WorkerStream)| (speaker.held.bytes.len(), id);
         let total: usize = self.waiting().map(|entry| held(entry).0).sum();
         self.waiting().map(held).max().filter(|_| total > CROWD_LIMIT).map(|(_, id)| id)
     }
@@ -175,7 +175,7 @@ impl Screen {
     }
 
     /// The speaker's stream ended; its unfinished line stays unchanged.
-    pub fn end(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+    pub fn end(&mut self, id: StreamId, out: &mut Vec<u8>) {
         if self.speakers.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
             self.show(id, out);
         }
@@ -210,7 +210,7 @@ impl Screen {
         lines.chain(self.block_deadline()).min()
     }
 
-    fn next_due(&self, now: Instant, busy: bool) -> Option<SpeakerId> {
+    fn next_due(&self, now: Instant, busy: bool) -> Option<StreamId> {
         self.waiting()
             .find(|(_, speaker)| {
                 now.saturating_duration_since(speaker.held.since) >= self.patience(speaker, busy)
@@ -219,11 +219,11 @@ impl Screen {
     }
 
     /// How long an unfinished line waits.
-    fn patience(&self, speaker: &Speaker, busy: bool) -> Duration {
+    fn patience(&self, speaker: &WorkerStream, busy: bool) -> Duration {
         let is_alone = self.speakers.len() == 1;
         if is_alone || speaker.holds_whole_rows() || may_be_taken_back(self.kind, &speaker.held.bytes) {
             PATIENCE
-        } else if busy || speaker.held.end == End::Cut {
+        } else if busy || speaker.held.end == LineEnd::Cut {
             PATIENCE_WHEN_BUSY
         } else if self.open.is_empty() {
             PATIENCE_IN_A_CROWD
@@ -239,7 +239,7 @@ impl Screen {
     }
 
     /// Speakers with an unfinished line that is not shown and may be.
-    fn waiting(&self) -> impl Iterator<Item = (SpeakerId, &Speaker)> {
+    fn waiting(&self) -> impl Iterator<Item = (StreamId, &WorkerStream)> {
         self.speakers
             .iter()
             .filter(|(_, speaker)| !speaker.held.is_empty() && !self.must_wait(speaker))
@@ -248,7 +248,7 @@ impl Screen {
 
     /// Whether there is no place for this speaker's unfinished line. A progress bar must not end the line of
     /// another for each of its steps.
-    fn must_wait(&self, speaker: &Speaker) -> bool {
+    fn must_wait(&self, speaker: &WorkerStream) -> bool {
         match self.kind {
             _ if speaker.holds_whole_rows() => false,
             ScreenKind::Plain => !self.open.is_empty() && speaker.held.is_progress(),
@@ -257,7 +257,7 @@ impl Screen {
     }
 
     /// Lines of `id` that are finished now: the held one and those in `lines`.
-    fn finish_lines(&mut self, id: SpeakerId, lines: &[u8], out: &mut Vec<u8>) {
+    fn finish_lines(&mut self, id: StreamId, lines: &[u8], out: &mut Vec<u8>) {
         let alone = !self.dangling && (self.open.is_empty() || self.open == [id]) && self.block.is_erased();
         self.block.is_stale = true;
         if alone {
@@ -267,7 +267,7 @@ impl Screen {
             self.close(id, out);
         }
         if let Some(speaker) = self.speakers.get_mut(&id) {
-            speaker.row = Row::default();
+            speaker.row = TerminalRow::default();
             speaker.emit_held(out);
             speaker.emit(lines, out);
         }
@@ -277,7 +277,7 @@ impl Screen {
     }
 
     /// Appends more bytes to a shown unfinished line.
-    fn go_on(&mut self, id: SpeakerId, (bytes, end): (&[u8], End), out: &mut Vec<u8>) {
+    fn go_on(&mut self, id: StreamId, (bytes, end): (&[u8], LineEnd), out: &mut Vec<u8>) {
         let alone = self.open == [id];
         let shown = self.open.contains(&id);
         if shown && !alone {
@@ -299,7 +299,7 @@ impl Screen {
         }
     }
 
-    fn holds_too_much(&self, id: SpeakerId) -> bool {
+    fn holds_too_much(&self, id: StreamId) -> bool {
         self.speakers.get(&id).is_some_and(|speaker| {
             let limit = if self.must_wait(speaker) { PROGRESS_LIMIT } else { LINE_LIMIT };
             speaker.held.bytes.len() > limit
@@ -307,7 +307,7 @@ impl Screen {
     }
 
     /// More of one of several lines that are shown and erased for the moment.
-    fn go_on_among_others(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+    fn go_on_among_others(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let kind = self.kind;
         let Some(speaker) = self.speakers.get_mut(&id) else { return };
         let (mut text, mut before) = (Vec::new(), Vec::new());
@@ -325,7 +325,7 @@ impl Screen {
     }
 
     /// Shows the unfinished line of a speaker that has none on the screen.
-    fn show(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+    fn show(&mut self, id: StreamId, out: &mut Vec<u8>) {
         if self.show_whole_rows(id, out) {
             return;
         }
@@ -380,7 +380,7 @@ impl Screen {
         }
     }
 
-    fn may_be_prompt(&self, speaker: &Speaker) -> bool {
+    fn may_be_prompt(&self, speaker: &WorkerStream) -> bool {
         let age = self.now.map(|now| now.saturating_duration_since(speaker.held.since)).unwrap_or_default();
         !speaker.row.is_progress() && age >= PROMPT_AGE
     }
@@ -398,7 +398,7 @@ impl Screen {
     }
 
     /// Draws one erased line for the last time; `false` if the speaker has none.
-    fn close(&mut self, id: SpeakerId, out: &mut Vec<u8>) -> bool {
+    fn close(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
         let Some(row) = self.open.iter().position(|&open| open == id) else { return false };
         self.open.remove(row);
         if let Some(speaker) = self.speakers.get(&id) {

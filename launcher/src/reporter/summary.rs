@@ -13,7 +13,7 @@ use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
 
-use crate::agent::failure::Manner;
+use crate::agent::failure::FailureKind;
 use crate::agent::message::ForeignKill;
 use crate::placement::Device;
 use crate::process::oom::OomKills;
@@ -27,7 +27,7 @@ use peers::PeerReport;
 
 /// Everything that is known of the failure that ended the job.
 #[derive(Debug, Clone)]
-pub struct FailureCard {
+pub struct FailureReport {
     /// The rank of the first failure.
     pub rank: Rank,
     /// The local rank of the first failure.
@@ -47,7 +47,7 @@ pub struct FailureCard {
     /// The disk of its logs, where that is full.
     pub log_disk: Option<LogDisk>,
     /// Whether the worker ended by itself or the launcher ended it.
-    pub manner: Manner,
+    pub manner: FailureKind,
     /// The time at which its generation was started.
     pub started: SystemTime,
     /// The time at which its end was seen.
@@ -67,7 +67,7 @@ pub struct FailureCard {
     /// The ranks that had not joined the store when the start limit expired.
     pub not_joined: Vec<Rank>,
     /// The devices that were found dead after it.
-    pub dead_devices: Vec<DeadCard>,
+    pub dead_devices: Vec<DeadDeviceSummary>,
     /// The workers that had exited with 0 before it, in the order in which that was seen.
     pub early: Vec<EarlyRank>,
     /// The ends of the other workers, in the order in which they were seen.
@@ -89,7 +89,7 @@ pub struct KeptOutput {
 
 /// A device that no worker can work on any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeadCard {
+pub struct DeadDeviceSummary {
     /// The ranks that the device was assigned to.
     pub ranks: Vec<Rank>,
     /// The name of the device, as the report prints it.
@@ -121,7 +121,7 @@ const MESSAGE_START: usize = 1000;
 
 /// The card as text, each line ended.
 #[must_use]
-pub fn render(card: &FailureCard) -> String {
+pub fn render(card: &FailureReport) -> String {
     let worker = match card.node.rank {
         Some(_) => worker_on(card.rank, card.local_rank, &card.node),
         None => format!("rank {}", card.rank),
@@ -175,7 +175,7 @@ pub fn render(card: &FailureCard) -> String {
 }
 
 /// The worker's last lines without lines that its report already shows. Empty if only blank lines are left.
-fn tail_beside_report(card: &FailureCard) -> Vec<&str> {
+fn tail_beside_report(card: &FailureReport) -> Vec<&str> {
     let report = card.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
     let reported: Vec<&str> =
         report.flatten().flat_map(str::lines).map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -212,11 +212,11 @@ fn quoted(text: &str) -> Vec<String> {
 
 /// The one thing to do about it, where something can be said.
 #[must_use]
-pub fn hint(card: &FailureCard) -> Option<String> {
-    if matches!(card.manner, Manner::Stuck { .. }) {
+pub fn hint(card: &FailureReport) -> Option<String> {
+    if matches!(card.manner, FailureKind::Stuck { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
     }
-    if matches!(card.manner, Manner::NotJoined { .. }) {
+    if matches!(card.manner, FailureKind::NotJoined { .. }) {
         return Some(
             "its last lines say how far it got; slow imports or data need a longer `--start-timeout`"
                 .to_owned(),
@@ -261,7 +261,7 @@ pub fn hint(card: &FailureCard) -> Option<String> {
 }
 
 /// The hint after a failure without a report or output.
-fn keep_hint(card: &FailureCard) -> String {
+fn keep_hint(card: &FailureReport) -> String {
     match (card.kept.by_streams, card.kept.in_folder) {
         (false, false) => "run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned(),
         (false, true) => "add `--tee 3` to keep what each worker prints in the log folder".to_owned(),
@@ -286,15 +286,15 @@ fn device(device: &Device) -> String {
     text
 }
 
-fn what_happened(card: &FailureCard) -> String {
+fn what_happened(card: &FailureReport) -> String {
     let exit = in_words(card.exit);
     match card.manner {
-        Manner::Ended => card.foreign_kill.map_or(exit, |kill| kill_in_words(kill, card.rank)),
-        Manner::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
-        Manner::NotJoined { limit } => {
+        FailureKind::Ended => card.foreign_kill.map_or(exit, |kill| kill_in_words(kill, card.rank)),
+        FailureKind::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
+        FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
         }
-        Manner::Stuck { dwell } => {
+        FailureKind::Stuck { dwell } => {
             format!("stuck in the kernel for {:.1} s and stopped ({exit})", dwell.as_secs_f64())
         }
     }

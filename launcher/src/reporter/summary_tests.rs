@@ -5,8 +5,8 @@ use crate::device::DeviceType;
 use rankrun_contract::rank::NodeRank;
 use std::time::Duration;
 
-pub(in crate::reporter) fn card() -> FailureCard {
-    FailureCard {
+pub(in crate::reporter) fn card() -> FailureReport {
+    FailureReport {
         rank: Rank(1),
         local_rank: LocalRank(1),
         pid: Pid::from_raw(77),
@@ -16,7 +16,7 @@ pub(in crate::reporter) fn card() -> FailureCard {
         foreign_kill: None,
         oom: OomKills::default(),
         log_disk: None,
-        manner: Manner::Ended,
+        manner: FailureKind::Ended,
         started: SystemTime::UNIX_EPOCH,
         ended: SystemTime::UNIX_EPOCH + Duration::from_millis(2_500),
         restarts: (RestartCount(1), RestartCount(1)),
@@ -60,7 +60,7 @@ rank 1 failed first: killed by SIGKILL
 fn one_of_several_nodes_is_named() {
     let addr = Some("10.0.0.2".to_owned());
     let node = NodeName { rank: Some(NodeRank(1)), addr, ..card().node };
-    let card = FailureCard { rank: Rank(5), node, ..card() };
+    let card = FailureReport { rank: Rank(5), node, ..card() };
     let text = render(&card);
     let first = "rank 5 (local rank 1) on node 1 (gpu-node-7, 10.0.0.2) failed first: killed by SIGKILL\n";
     assert!(text.starts_with(first), "{text}");
@@ -70,7 +70,7 @@ fn one_of_several_nodes_is_named() {
 #[test]
 fn a_device_is_told_with_what_a_person_finds_it_by() {
     let mut card = card();
-    let gpu = crate::placement::Card {
+    let gpu = crate::placement::DeviceIdentity {
         index: "3".to_owned(),
         noun: "GPU",
         name: "NVIDIA H100".to_owned(),
@@ -86,12 +86,12 @@ fn a_device_is_told_with_what_a_person_finds_it_by() {
 
 #[test]
 fn a_dead_device_is_named_with_who_sat_on_it() {
-    let dead = DeadCard {
+    let dead = DeadDeviceSummary {
         ranks: vec![Rank(1), Rank(3)],
         device: "cuda 3 (Fast\x1b[31m, 0000:1b:00.0)".to_owned(),
         why: "does not answer: GPU is lost".to_owned(),
     };
-    let card = FailureCard { dead_devices: vec![dead], ..card() };
+    let card = FailureReport { dead_devices: vec![dead], ..card() };
     let line = "  dead      cuda 3 (Fast, 0000:1b:00.0) of ranks 1, 3: does not answer: GPU is lost";
     assert!(render(&card).lines().any(|found| found == line), "{}", render(&card));
     assert!(hint(&card).is_some_and(|hint| hint.contains("dmesg")));
@@ -99,19 +99,20 @@ fn a_dead_device_is_named_with_who_sat_on_it() {
 
 #[test]
 fn the_first_line_says_what_our_stop_did() {
-    let first_line = |card: &FailureCard| render(card).lines().next().unwrap_or_default().to_owned();
-    let stopped = FailureCard { manner: Manner::EndedByStop, ..card() };
+    let first_line = |card: &FailureReport| render(card).lines().next().unwrap_or_default().to_owned();
+    let stopped = FailureReport { manner: FailureKind::EndedByStop, ..card() };
     assert_eq!(
         first_line(&stopped),
         "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
     );
-    let stuck = FailureCard { manner: Manner::Stuck { dwell: Duration::from_millis(2_040) }, ..card() };
+    let stuck =
+        FailureReport { manner: FailureKind::Stuck { dwell: Duration::from_millis(2_040) }, ..card() };
     assert_eq!(
         first_line(&stuck),
         "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
     );
-    let late = FailureCard {
-        manner: Manner::NotJoined { limit: Duration::from_secs(5) },
+    let late = FailureReport {
+        manner: FailureKind::NotJoined { limit: Duration::from_secs(5) },
         not_joined: vec![Rank(1), Rank(3)],
         ..card()
     };
@@ -120,13 +121,13 @@ fn the_first_line_says_what_our_stop_did() {
         "rank 1 failed first: it had not joined the store within 5 s and was stopped (killed by SIGKILL)"
     );
     assert!(render(&late).contains("  missing   ranks 1, 3\n"), "{}", render(&late));
-    let shell = FailureCard { exit: Exit::Code(139), ..card() };
+    let shell = FailureReport { exit: Exit::Code(139), ..card() };
     assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
 }
 
 #[test]
 fn who_said_nothing_is_asked_to() {
-    let silent = FailureCard {
+    let silent = FailureReport {
         exit: Exit::Code(1),
         tail: Vec::new(),
         files: Vec::new(),
@@ -134,17 +135,18 @@ fn who_said_nothing_is_asked_to() {
         ..card()
     };
     assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
-    let any = FailureCard { program: ProgramKind::Any, ..silent };
+    let any = FailureReport { program: ProgramKind::Any, ..silent };
     for (by_streams, in_folder, advised, given) in [
         (false, false, "`--tee 3 --log-dir DIR`", "explain"),
         (false, true, "`--tee 3`", "--log-dir"),
         (true, false, "`--log-dir`", "--tee"),
         (true, true, "`rankrun explain --script 1`", "--tee"),
     ] {
-        let said = hint(&FailureCard { kept: KeptOutput { by_streams, in_folder }, ..any.clone() }).unwrap();
+        let said =
+            hint(&FailureReport { kept: KeptOutput { by_streams, in_folder }, ..any.clone() }).unwrap();
         assert!(said.contains(advised) && !said.contains(given), "{said}");
     }
-    assert_eq!(hint(&FailureCard { tail: vec!["it says why".to_owned()], ..any }), None);
+    assert_eq!(hint(&FailureReport { tail: vec!["it says why".to_owned()], ..any }), None);
 }
 
 #[test]

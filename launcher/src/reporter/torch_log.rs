@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::{happening, program};
-use crate::agent::message::{Happening, Impatience, WorkerEnd};
+use crate::agent::message::{JobEvent, WaitEnd, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::Round;
@@ -53,21 +53,21 @@ impl Level {
 
 /// The source location that the line names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source {
+pub struct LogSource {
     /// The name of torchrun's source file.
     pub file: &'static str,
     /// The line number in torchrun's source file.
     pub line: u32,
 }
 
-impl Source {
+impl LogSource {
     const fn torch(file: &'static str, line: u32) -> Self {
         Self { file, line }
     }
 }
 
 /// Lines that torch does not have: a place in our own source is of no use to a user.
-pub(super) const OURS: Source = Source { file: "rankrun", line: 0 };
+pub(super) const OURS: LogSource = LogSource { file: "rankrun", line: 0 };
 const RUN: &str = "torch/distributed/run.py";
 const AGENT: &str = "torch/distributed/elastic/agent/server/api.py";
 const LOCAL_AGENT: &str = "torch/distributed/elastic/agent/server/local_elastic_agent.py";
@@ -80,7 +80,7 @@ pub struct LogLine {
     /// The level that the verbosity option filters by.
     pub level: Level,
     /// The source location that the line names.
-    pub source: Source,
+    pub source: LogSource,
     /// The text of the line, without the prefix.
     pub text: String,
 }
@@ -103,7 +103,7 @@ impl LogLine {
     /// [`LocalTime::log_stamp`](super::local_time::LocalTime::log_stamp).
     #[must_use]
     pub fn render(&self, stamp: &str, pid: Pid) -> String {
-        let Source { file, line } = self.source;
+        let LogSource { file, line } = self.source;
         let prefix = format!("{}{stamp} {pid} {file}:{line}] ", self.level.letter());
         let lines: Vec<String> = self.text.split('\n').map(|line| format!("{prefix}{line}")).collect();
         lines.join("\n")
@@ -112,7 +112,7 @@ impl LogLine {
 
 /// The worker group that an event is about.
 #[derive(Debug, Clone, Copy)]
-pub struct Group<'a> {
+pub struct EventSubject<'a> {
     /// The resolved launch specification of the job.
     pub spec: &'a LaunchSpec,
     /// The workers of the generation that was started last.
@@ -123,63 +123,63 @@ pub struct Group<'a> {
 
 /// What torchrun says about one happening.
 #[must_use]
-pub fn of_happening(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     match happening {
-        Happening::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
-        Happening::GroupFailed { cause } => vec![failed(cause, group)],
-        Happening::StartedByHand { local_rank, pid } => {
+        JobEvent::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
+        JobEvent::GroupFailed { cause } => vec![failed(cause, group)],
+        JobEvent::StartedByHand { local_rank, pid } => {
             let text = happening::started_by_hand(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }
-        Happening::Stuck { live, .. } => {
+        JobEvent::Stuck { live, .. } => {
             let said = stuck(happening, group);
             said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()
         }
-        Happening::Stopping { signal, told, live, .. } => {
+        JobEvent::Stopping { signal, told, live, .. } => {
             // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
             let received = (signal == told).then(|| LogLine {
                 level: Level::Warning,
-                source: Source::torch(AGENT, 752),
+                source: LogSource::torch(AGENT, 752),
                 text: format!("Received {} death signal, shutting down workers", *signal as i32),
             });
             received.into_iter().chain(closing(live, *told, group)).collect()
         }
-        Happening::NotJoined { .. }
-        | Happening::TimeIsShort { .. }
-        | Happening::TimeIsUp { .. }
-        | Happening::RankTable(_) => of_limits(happening, group),
-        Happening::Changed { .. }
-        | Happening::Blamed { .. }
-        | Happening::Rejoined { .. }
-        | Happening::OverElsewhere { .. }
-        | Happening::Settling
-        | Happening::FinishedBeforeLoss { .. } => of_nodes(happening, group),
-        Happening::SomeFinished { finished, live, since } => {
+        JobEvent::NotJoined { .. }
+        | JobEvent::TimeIsShort { .. }
+        | JobEvent::TimeIsUp { .. }
+        | JobEvent::RankTable(_) => of_limits(happening, group),
+        JobEvent::Changed { .. }
+        | JobEvent::Blamed { .. }
+        | JobEvent::Rejoined { .. }
+        | JobEvent::OverElsewhere { .. }
+        | JobEvent::Settling
+        | JobEvent::FinishedBeforeLoss { .. } => of_nodes(happening, group),
+        JobEvent::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
             let text = happening::some_finished(finished, live, *since, group.round);
             vec![LogLine::of_ours(Level::Info, text)]
         }
-        Happening::Killing { local_ranks, because: Impatience::GraceOver(told) } => {
+        JobEvent::Killing { local_ranks, because: WaitEnd::GraceOver(told) } => {
             killing(local_ranks, *told, group)
         }
-        Happening::Killing { local_ranks, because: Impatience::SecondSignal } => {
+        JobEvent::Killing { local_ranks, because: WaitEnd::SecondSignal } => {
             closing(local_ranks, Signal::SIGKILL, group)
         }
-        Happening::CannotEnd { local_ranks } => {
+        JobEvent::CannotEnd { local_ranks } => {
             local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(|pid| abandoned(*pid)).collect()
         }
-        Happening::Restarting { used } => vec![restarting(used.0, group)],
-        Happening::LookingForProgress
-        | Happening::ProgressUnknown
-        | Happening::RestartRefused(_)
-        | Happening::CalledSuccess { .. }
-        | Happening::Waiting { .. } => warning(happening::of_policy(happening, group.spec)),
-        Happening::CheckingDevices
-        | Happening::DevicesUnchecked { .. }
-        | Happening::DeviceWarning(_)
-        | Happening::DeviceDead(_)
-        | Happening::NoRestart { .. }
-        | Happening::Reseated { .. } => warning(happening::of_devices(happening, group.spec)),
+        JobEvent::Restarting { used } => vec![restarting(used.0, group)],
+        JobEvent::LookingForProgress
+        | JobEvent::ProgressUnknown
+        | JobEvent::RestartRefused(_)
+        | JobEvent::CalledSuccess { .. }
+        | JobEvent::Waiting { .. } => warning(happening::of_policy(happening, group.spec)),
+        JobEvent::CheckingDevices
+        | JobEvent::DevicesUnchecked { .. }
+        | JobEvent::DeviceWarning(_)
+        | JobEvent::DeviceDead(_)
+        | JobEvent::NoRestart { .. }
+        | JobEvent::Reseated { .. } => warning(happening::of_devices(happening, group.spec)),
     }
 }
 
@@ -187,10 +187,10 @@ fn warning(text: Option<String>) -> Vec<LogLine> {
     text.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
 }
 
-fn killing(local_ranks: &[LocalRank], told: Signal, group: Group<'_>) -> Vec<LogLine> {
+fn killing(local_ranks: &[LocalRank], told: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
     let line = |pid: &Pid| LogLine {
         level: Level::Warning,
-        source: Source::torch(PROCESSES, 1047),
+        source: LogSource::torch(PROCESSES, 1047),
         text: format!(
             "Unable to shutdown process {pid} via {}, forcefully exiting via {}",
             told as i32,
@@ -201,11 +201,11 @@ fn killing(local_ranks: &[LocalRank], told: Signal, group: Group<'_>) -> Vec<Log
 }
 
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
-fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+fn of_nodes(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let said = happening::of_nodes(happening, group.spec);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
-        Happening::Changed { live, .. } | Happening::OverElsewhere { live, .. } => {
+        JobEvent::Changed { live, .. } | JobEvent::OverElsewhere { live, .. } => {
             closing(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
@@ -214,11 +214,11 @@ fn of_nodes(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
 }
 
 /// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
-fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
+fn of_limits(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let said = happening::of_limits(happening);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
-        Happening::NotJoined { live, .. } | Happening::TimeIsUp { live, .. } => {
+        JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
             closing(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
@@ -226,19 +226,19 @@ fn of_limits(happening: &Happening, group: Group<'_>) -> Vec<LogLine> {
     said.into_iter().chain(told).collect()
 }
 
-fn closing(local_ranks: &[LocalRank], signal: Signal, group: Group<'_>) -> Vec<LogLine> {
+fn closing(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
     local_ranks
         .iter()
         .filter_map(|rank| group.pids.get(rank))
         .map(|pid| LogLine {
             level: Level::Warning,
-            source: Source::torch(PROCESSES, 1028),
+            source: LogSource::torch(PROCESSES, 1028),
             text: format!("Sending process {pid} closing signal {signal}"),
         })
         .collect()
 }
 
-fn failed(cause: &WorkerEnd, group: Group<'_>) -> LogLine {
+fn failed(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
     let code = match cause.exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,
@@ -246,11 +246,11 @@ fn failed(cause: &WorkerEnd, group: Group<'_>) -> LogLine {
     let program = program::in_log_line(&group.spec.entrypoint);
     let text =
         format!("failed (exitcode: {code}) local_rank: {} (pid: {}) {program}", cause.local_rank, cause.pid);
-    LogLine { level: Level::Error, source: Source::torch(PROCESSES, 1002), text }
+    LogLine { level: Level::Error, source: LogSource::torch(PROCESSES, 1002), text }
 }
 
-fn stuck(happening: &Happening, group: Group<'_>) -> Option<LogLine> {
-    let Happening::Stuck { asleep, dwell, limit, .. } = happening else { return None };
+fn stuck(happening: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
+    let JobEvent::Stuck { asleep, dwell, limit, .. } = happening else { return None };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
          group UNHEALTHY and disabling restarts.",
@@ -259,7 +259,7 @@ fn stuck(happening: &Happening, group: Group<'_>) -> Option<LogLine> {
         dwell.as_secs_f64(),
         limit.as_secs_f64()
     );
-    Some(LogLine { level: Level::Error, source: Source::torch(LOCAL_AGENT, 568), text })
+    Some(LogLine { level: Level::Error, source: LogSource::torch(LOCAL_AGENT, 568), text })
 }
 
 fn abandoned(pid: Pid) -> LogLine {
@@ -268,24 +268,24 @@ fn abandoned(pid: Pid) -> LogLine {
          uninterruptible kernel sleep (e.g. wedged on GPU/NIC); host may need to be recycled.",
         signal_name(libc::SIGKILL)
     );
-    LogLine { level: Level::Error, source: Source::torch(PROCESSES, 1061), text }
+    LogLine { level: Level::Error, source: LogSource::torch(PROCESSES, 1061), text }
 }
 
-fn restarting(used: u32, group: Group<'_>) -> LogLine {
+fn restarting(used: u32, group: EventSubject<'_>) -> LogLine {
     let all = group.spec.max_restarts.0;
     let left = all.saturating_sub(used.saturating_sub(1));
     let text = format!(
         "[{}] Worker group FAILED. {left}/{all} attempts left; will restart worker group",
         group.spec.role
     );
-    LogLine { level: Level::Info, source: Source::torch(AGENT, 941), text }
+    LogLine { level: Level::Info, source: LogSource::torch(AGENT, 941), text }
 }
 
 /// A failed worker has an error file, and the parent process asked for none.
 #[must_use]
 pub fn no_parent_file(error_file: &str) -> LogLine {
     let text = format!("no error file defined for parent, to copy child error file ({error_file})");
-    LogLine { level: Level::Error, source: Source::torch(ERROR_HANDLER, 194), text }
+    LogLine { level: Level::Error, source: LogSource::torch(ERROR_HANDLER, 194), text }
 }
 
 /// An error file with a plain text message has no place for the exit code.
@@ -293,14 +293,14 @@ pub fn no_parent_file(error_file: &str) -> LogLine {
 pub fn no_place_for_code(error_file: &str) -> LogLine {
     let text =
         format!("child error file ({error_file}) has a new message format. \nskipping error code override");
-    LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 154), text }
+    LogLine { level: Level::Warning, source: LogSource::torch(ERROR_HANDLER, 154), text }
 }
 
 /// The error file that the parent asked for existed already.
 #[must_use]
 pub fn replaced(path: &str, contents: &str) -> LogLine {
     let text = format!("{path} already exists and will be overwritten. Original contents:\n{contents}");
-    LogLine { level: Level::Warning, source: Source::torch(ERROR_HANDLER, 205), text }
+    LogLine { level: Level::Warning, source: LogSource::torch(ERROR_HANDLER, 205), text }
 }
 
 /// The line of a notice before the start; torch's own one has stars around it.
@@ -310,10 +310,10 @@ pub fn of_notice(notice: &Notice) -> LogLine {
         Notice::SingleOmpThread => {
             let stars = "*".repeat(41);
             let text = format!("\n{stars}\n{notice}. \n{stars}");
-            LogLine { level: Level::Warning, source: Source::torch(RUN, 982), text }
+            LogLine { level: Level::Warning, source: LogSource::torch(RUN, 982), text }
         }
         Notice::Detail { text, torch_line: Some(line) } => {
-            LogLine { level: Level::Info, source: Source::torch(RUN, *line), text: text.clone() }
+            LogLine { level: Level::Info, source: LogSource::torch(RUN, *line), text: text.clone() }
         }
         Notice::Detail { text, .. } => LogLine::of_ours(Level::Info, text.clone()),
         _ => LogLine::of_ours(Level::Warning, notice.to_string()),
@@ -328,11 +328,11 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     /// The texts of an event's lines, without their prefix; rank n has pid 100 + n.
-    fn told(happening: &Happening) -> Vec<String> {
+    fn told(happening: &JobEvent) -> Vec<String> {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
         let pids = pids.into_iter().collect();
-        let lines = of_happening(happening, Group { spec: &spec, pids: &pids, round: None });
+        let lines = of_happening(happening, EventSubject { spec: &spec, pids: &pids, round: None });
         lines.into_iter().map(|line| format!("{}{}", line.level.letter(), line.text)).collect()
     }
 
@@ -357,35 +357,36 @@ mod tests {
         let ranks = || vec![LocalRank(0), LocalRank(2)];
         let grace = Duration::from_secs(30);
         assert_eq!(
-            told(&Happening::WorkerFailed { end: end(Exit::Code(3)), others: ranks(), grace }),
+            told(&JobEvent::WorkerFailed { end: end(Exit::Code(3)), others: ranks(), grace }),
             ["WSending process 100 closing signal SIGTERM", "WSending process 102 closing signal SIGTERM"]
         );
         assert_eq!(
-            told(&Happening::GroupFailed { cause: end(Exit::Code(3)) }),
+            told(&JobEvent::GroupFailed { cause: end(Exit::Code(3)) }),
             ["Efailed (exitcode: 3) local_rank: 1 (pid: 101) of binary: true"]
         );
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            told(&Happening::Stopping { signal, told: signal, live: live.clone(), grace }),
+            told(&JobEvent::Stopping { signal, told: signal, live: live.clone(), grace }),
             ["WReceived 2 death signal, shutting down workers", "WSending process 100 closing signal SIGINT"]
         );
         assert_eq!(
-            told(&Happening::Stopping { signal, told: Signal::SIGTERM, live, grace }),
+            told(&JobEvent::Stopping { signal, told: Signal::SIGTERM, live, grace }),
             ["WSending process 100 closing signal SIGTERM"]
         );
-        let because = Impatience::GraceOver(Signal::SIGINT);
+        let because = WaitEnd::GraceOver(Signal::SIGINT);
         assert_eq!(
-            told(&Happening::Killing { local_ranks: vec![LocalRank(2)], because }),
+            told(&JobEvent::Killing { local_ranks: vec![LocalRank(2)], because }),
             ["WUnable to shutdown process 102 via 2, forcefully exiting via 9"]
         );
         assert_eq!(
-            told(&Happening::Restarting { used: RestartCount(1) }),
+            told(&JobEvent::Restarting { used: RestartCount(1) }),
             ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
         );
-        let asleep = crate::agent::stuck::Asleep { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
+        let asleep =
+            crate::agent::stuck::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            told(&Happening::Stuck { asleep, dwell, limit, live: vec![], grace }),
+            told(&JobEvent::Stuck { asleep, dwell, limit, live: vec![], grace }),
             [
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."
@@ -398,7 +399,7 @@ mod tests {
         let (finished, live) = (vec![LocalRank(1)], vec![LocalRank(0)]);
         let since = Duration::from_secs(60);
         assert_eq!(
-            told(&Happening::SomeFinished { finished, live, since }),
+            told(&JobEvent::SomeFinished { finished, live, since }),
             ["Irank 1 has exited with 0, and rank 0 still runs 60 s later"]
         );
     }

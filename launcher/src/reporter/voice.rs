@@ -8,27 +8,27 @@ use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
-use crate::agent::message::Happening;
+use crate::agent::message::JobEvent;
 use crate::cli::{Notice, Verbosity};
-use crate::reporter::console::{Console, Stream};
+use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::file_limit::{cause_in_words, hint_of};
 use crate::reporter::happening;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::plain::{plain, with_bidi_escaped};
 use crate::reporter::rank_table;
-use crate::reporter::torch_log::{self, Group, Level, LogLine};
-use crate::spec::Persona;
+use crate::reporter::torch_log::{self, EventSubject, Level, LogLine};
+use crate::spec::CliFlavor;
 
 /// Speaks through the console under the name that we go by.
 #[derive(Debug, Clone)]
-pub struct Voice {
+pub struct UserLog {
     console: Console,
-    manner: Manner,
-    style: Style,
+    manner: LogStyle,
+    style: ColorMode,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum LogStyle {
     Ours,
     /// torchrun's log lines, with the pid of the process that the user started.
     Torch {
@@ -38,29 +38,29 @@ enum Manner {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Style {
+enum ColorMode {
     Plain,
     Coloured,
 }
 
-impl Voice {
+impl UserLog {
     /// A voice on `console` for the launcher that the user knows by `pid`; `no_color` is the user's `NO_COLOR`
     /// (no-color.org).
     #[must_use]
     pub fn new(
         console: Console,
-        (persona, verbosity): (Persona, Verbosity),
+        (persona, verbosity): (CliFlavor, Verbosity),
         pid: Pid,
         no_color: bool,
     ) -> Self {
-        let coloured = console.output(Stream::Stderr).is_terminal() && !no_color;
+        let coloured = console.output(OutputStream::Stderr).is_terminal() && !no_color;
         Self {
             console,
             manner: match persona {
-                Persona::Rankrun => Manner::Ours,
-                Persona::Torchrun => Manner::Torch { pid, verbosity },
+                CliFlavor::Rankrun => LogStyle::Ours,
+                CliFlavor::Torchrun => LogStyle::Torch { pid, verbosity },
             },
-            style: if coloured { Style::Coloured } else { Style::Plain },
+            style: if coloured { ColorMode::Coloured } else { ColorMode::Plain },
         }
     }
 
@@ -73,8 +73,8 @@ impl Voice {
     /// One line while the job runs.
     pub fn say(&self, line: &str) {
         match self.manner {
-            Manner::Ours => self.write(&format!("rankrun: {line}")),
-            Manner::Torch { .. } => {
+            LogStyle::Ours => self.write(&format!("rankrun: {line}")),
+            LogStyle::Torch { .. } => {
                 self.log(&[LogLine::of_ours(Level::Warning, line.to_owned())]);
             }
         }
@@ -83,30 +83,30 @@ impl Voice {
     /// Writes a notice before the start of the workers.
     pub fn notice(&self, notice: &Notice) {
         match self.manner {
-            Manner::Ours => self.say(&notice.to_string()),
-            Manner::Torch { .. } => self.log(&[torch_log::of_notice(notice)]),
+            LogStyle::Ours => self.say(&notice.to_string()),
+            LogStyle::Torch { .. } => self.log(&[torch_log::of_notice(notice)]),
         }
     }
 
     /// Writes the lines of one event of the job.
-    pub fn happening(&self, happening: &Happening, group: Group<'_>) {
+    pub fn happening(&self, happening: &JobEvent, group: EventSubject<'_>) {
         match self.manner {
-            Manner::Ours => {
-                if let Happening::RankTable(table) = happening {
-                    let setting = rank_table::Setting::of(group.spec, group.round, self.columns());
+            LogStyle::Ours => {
+                if let JobEvent::RankTable(table) = happening {
+                    let setting = rank_table::TableSetting::of(group.spec, group.round, self.columns());
                     self.say(&rank_table::render(table, &setting));
                 }
                 if let Some(line) = happening::render(happening, group.spec, group.round) {
                     self.say(&line);
                 }
             }
-            Manner::Torch { .. } => self.log(&torch_log::of_happening(happening, group)),
+            LogStyle::Torch { .. } => self.log(&torch_log::of_happening(happening, group)),
         }
     }
 
     /// The width of the terminal, if there is one with a known size.
     fn columns(&self) -> Option<usize> {
-        let output = self.console.output(Stream::Stderr);
+        let output = self.console.output(OutputStream::Stderr);
         let size = output.size().filter(|size| output.is_terminal() && size.ws_col > 0)?;
         Some(usize::from(size.ws_col))
     }
@@ -114,18 +114,18 @@ impl Voice {
     /// Warns that another program's file was replaced, and shows its previous contents.
     pub fn replaced(&self, path: &str, contents: &str) {
         match self.manner {
-            Manner::Ours => {
+            LogStyle::Ours => {
                 let contents: Vec<String> = contents.lines().map(plain).collect();
                 let contents = contents.join("\n");
                 self.say(&format!("`{path}` was there already and is replaced; it said: {contents}"))
             }
-            Manner::Torch { .. } => self.log(&[torch_log::replaced(path, &self.for_terminal(contents))]),
+            LogStyle::Torch { .. } => self.log(&[torch_log::replaced(path, &self.for_terminal(contents))]),
         }
     }
 
     /// torchrun's log lines, together; under our own name nothing.
     pub fn log(&self, lines: &[LogLine]) {
-        let Manner::Torch { pid, verbosity } = self.manner else { return };
+        let LogStyle::Torch { pid, verbosity } = self.manner else { return };
         let shown: Vec<&LogLine> = lines.iter().filter(|line| line.is_shown(verbosity)).collect();
         if !shown.is_empty() {
             let stamp = LocalTime::of(SystemTime::now()).log_stamp();
@@ -157,7 +157,7 @@ impl Voice {
 
     /// Bidirectional controls as escapes where a terminal shows the text.
     fn for_terminal<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.console.output(Stream::Stderr).is_terminal() {
+        if self.console.output(OutputStream::Stderr).is_terminal() {
             Cow::Owned(with_bidi_escaped(text))
         } else {
             Cow::Borrowed(text)
@@ -166,29 +166,29 @@ impl Voice {
 
     /// Writes a text with a form of its own, in whole lines.
     pub fn print(&self, text: &str) {
-        self.console.report(Stream::Stderr, text.as_bytes());
+        self.console.report(OutputStream::Stderr, text.as_bytes());
     }
 
     fn heading(&self, text: &str) -> String {
         match self.style {
-            Style::Plain => format!("error: {text}"),
-            Style::Coloured => format!("\x1b[1;31merror:\x1b[0m {text}"),
+            ColorMode::Plain => format!("error: {text}"),
+            ColorMode::Coloured => format!("\x1b[1;31merror:\x1b[0m {text}"),
         }
     }
 
     fn with_hint(&self, mut text: String, hint: Option<&str>) {
         if let Some(hint) = hint {
             let label = match self.style {
-                Style::Plain => "hint:",
-                Style::Coloured => "\x1b[1;36mhint:\x1b[0m",
+                ColorMode::Plain => "hint:",
+                ColorMode::Coloured => "\x1b[1;36mhint:\x1b[0m",
             };
             text.push_str(&format!("\n\n{label} {hint}"));
         }
-        self.console.report(Stream::Stderr, text.as_bytes());
+        self.console.report(OutputStream::Stderr, text.as_bytes());
     }
 
     /// One message, so that no worker's line comes between its lines.
     fn write(&self, text: &str) {
-        self.console.message(Stream::Stderr, text.as_bytes());
+        self.console.message(OutputStream::Stderr, text.as_bytes());
     }
 }

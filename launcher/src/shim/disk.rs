@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::error::ShimError;
 use super::layout::{File, LONGEST_SCRIPT, Layout};
-use super::plan::{Change, Content, Room};
-use super::state::{Entry, Found, Target};
+use super::plan::{Content, GuardPackage, PathChange};
+use super::state::{FoundFiles, PathEntry, ShimTarget};
 
 /// Behind the name of a file that is to take its place.
 pub(super) const NEW: &str = "new";
@@ -22,31 +22,32 @@ pub(super) const OLD: &str = "old";
 ///
 /// # Errors
 /// A file exists and cannot be read.
-pub(super) fn look(layout: &Layout, is_program: impl Fn(&Path) -> bool) -> Result<Found, ShimError> {
+pub(super) fn look(layout: &Layout, is_program: impl Fn(&Path) -> bool) -> Result<FoundFiles, ShimError> {
     let link = fs::read_link(layout.link()).ok();
-    Ok(Found {
+    Ok(FoundFiles {
         torchrun: read(&layout.torchrun)?,
         kept: read(&layout.kept)?,
         guard: read(&layout.guard)?,
         hook: read(&layout.hook())?,
         record: read(&layout.record())?,
-        link: link.map(|path| if is_program(&path) { Target::Works(path) } else { Target::Gone(path) }),
+        link: link
+            .map(|path| if is_program(&path) { ShimTarget::Works(path) } else { ShimTarget::Gone(path) }),
     })
 }
 
-fn read(path: &Path) -> Result<Entry, ShimError> {
+fn read(path: &Path) -> Result<PathEntry, ShimError> {
     let fail = |source| ShimError::Read { path: path.to_owned(), source };
     if !exists(path) {
-        return Ok(Entry::Missing);
+        return Ok(PathEntry::Missing);
     }
-    let Ok(found) = fs::metadata(path) else { return Ok(Entry::Other) };
+    let Ok(found) = fs::metadata(path) else { return Ok(PathEntry::Other) };
     if !found.is_file() || found.len() > LONGEST_SCRIPT as u64 {
-        return Ok(Entry::Other);
+        return Ok(PathEntry::Other);
     }
     let mut bytes = Vec::new();
     let read = fs::File::open(path).and_then(|file| file.take(LONGEST_SCRIPT as u64).read_to_end(&mut bytes));
     read.map_err(fail)?;
-    Ok(Entry::File(File { bytes, mode: found.permissions().mode() & 0o7777 }))
+    Ok(PathEntry::File(File { bytes, mode: found.permissions().mode() & 0o7777 }))
 }
 
 pub(super) fn exists(path: &Path) -> bool {
@@ -66,7 +67,7 @@ pub(super) fn lock(folder: &Path) -> Option<fs::File> {
 ///
 /// # Errors
 /// The kernel's first refusal; then everything is unchanged, unless the error says otherwise.
-pub(super) fn apply(changes: &[Change]) -> Result<(), ShimError> {
+pub(super) fn apply(changes: &[PathChange]) -> Result<(), ShimError> {
     let result = stage_and_commit(changes);
     for change in changes {
         // The remaining files beside the places are not needed any more.
@@ -78,9 +79,9 @@ pub(super) fn apply(changes: &[Change]) -> Result<(), ShimError> {
     result
 }
 
-fn stage_and_commit(changes: &[Change]) -> Result<(), ShimError> {
+fn stage_and_commit(changes: &[PathChange]) -> Result<(), ShimError> {
     let failed =
-        |change: &Change, source, lost| ShimError::Change { path: change.path.clone(), source, lost };
+        |change: &PathChange, source, lost| ShimError::Change { path: change.path.clone(), source, lost };
     for change in changes {
         stage(change).map_err(|source| failed(change, source, None))?;
     }
@@ -97,7 +98,7 @@ fn stage_and_commit(changes: &[Change]) -> Result<(), ShimError> {
     Ok(())
 }
 
-fn stage(change: &Change) -> io::Result<()> {
+fn stage(change: &PathChange) -> io::Result<()> {
     let new = beside(&change.path, NEW);
     remove(&new);
     match &change.to {
@@ -109,7 +110,7 @@ fn stage(change: &Change) -> io::Result<()> {
     }
 }
 
-fn stage_room(new: &Path, room: &Room) -> io::Result<()> {
+fn stage_room(new: &Path, room: &GuardPackage) -> io::Result<()> {
     fs::create_dir(new)?;
     fs::set_permissions(new, Permissions::from_mode(0o755))?;
     write(&new.join("__init__.py"), &room.hook, 0o644)?;
@@ -123,7 +124,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(mode))
 }
 
-fn commit(change: &Change) -> io::Result<()> {
+fn commit(change: &PathChange) -> io::Result<()> {
     let (path, new, old) = (&change.path, beside(&change.path, NEW), beside(&change.path, OLD));
     remove(&old);
     if exists(path) {
@@ -142,7 +143,7 @@ fn commit(change: &Change) -> io::Result<()> {
 }
 
 /// Restores the previous file; else returns the lost path, and its place now.
-fn undo(change: &Change) -> Result<(), (PathBuf, PathBuf)> {
+fn undo(change: &PathChange) -> Result<(), (PathBuf, PathBuf)> {
     let (path, old) = (&change.path, beside(&change.path, OLD));
     put_back(path, &old).map_err(|_| (path.clone(), old))
 }

@@ -13,7 +13,7 @@ pub(super) const QUESTION: &str = include_str!("templates/probe.py");
 
 /// A Python environment: a venv, a conda environment, or the folders of an installed Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Environment {
+pub(super) struct PythonEnvironment {
     pub(super) python: PathBuf,
     pub(super) prefix: PathBuf,
     /// The folder of installed commands, such as `bin`.
@@ -21,11 +21,11 @@ pub(super) struct Environment {
     /// The folder of installed packages (`site-packages`), with the `.pth` files of each start.
     pub(super) packages: PathBuf,
     /// The PyTorch that it finds, wherever that is installed.
-    pub(super) torch: Option<Torch>,
+    pub(super) torch: Option<TorchInstall>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Torch {
+pub(super) struct TorchInstall {
     /// The folder of the package `torch`.
     pub(super) folder: PathBuf,
     /// PyTorch's version, if the installation has it.
@@ -69,16 +69,17 @@ pub(super) fn choose_python(
 ///
 /// # Errors
 /// The Python is too old, or the answer is invalid.
-pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<Environment, ShimError> {
+pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<PythonEnvironment, ShimError> {
     let words: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     match words[..] {
         [_, _, version] => Err(ShimError::PythonTooOld { python: asked.to_owned(), version: shown(version) }),
         [python, prefix, _, scripts, packages, torch, version] => {
             // An interpreter that does not know its own path is called by the one that we know.
             let python = if python.is_empty() { asked } else { Path::new(python) };
-            let torch = (!torch.is_empty()).then(|| Torch { folder: torch.into(), version: shown(version) });
+            let torch =
+                (!torch.is_empty()).then(|| TorchInstall { folder: torch.into(), version: shown(version) });
             let [prefix, scripts, packages] = [prefix, scripts, packages].map(PathBuf::from);
-            Ok(Environment { python: python.to_owned(), prefix, scripts, packages, torch })
+            Ok(PythonEnvironment { python: python.to_owned(), prefix, scripts, packages, torch })
         }
         _ => Err(ShimError::PythonSilent {
             python: asked.to_owned(),

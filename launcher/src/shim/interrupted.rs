@@ -18,7 +18,7 @@ use crate::facts::Facts;
 
 /// The files, which no running `rankrun shim` uses as long as this lives.
 #[derive(Debug, Default)]
-pub struct Interrupted {
+pub struct InterruptedFiles {
     /// The files, all owned by this user.
     pub files: Vec<InterruptedFile>,
     _lock: Option<File>,
@@ -38,7 +38,7 @@ pub struct InterruptedFile {
 
 /// The action on a leftover file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cleared {
+pub enum CleanupResult {
     /// The file has been removed for good.
     Removed,
     /// It is in its place again.
@@ -50,25 +50,25 @@ impl InterruptedFile {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn clear_away(&self) -> io::Result<Cleared> {
+    pub fn clear_away(&self) -> io::Result<CleanupResult> {
         if self.is_old && !exists(&self.place) {
-            return fs::rename(&self.path, &self.place).map(|()| Cleared::PutBack);
+            return fs::rename(&self.path, &self.place).map(|()| CleanupResult::PutBack);
         }
         let is_folder = fs::symlink_metadata(&self.path)?.is_dir();
         let removed = if is_folder { fs::remove_dir_all(&self.path) } else { fs::remove_file(&self.path) };
-        removed.map(|()| Cleared::Removed)
+        removed.map(|()| CleanupResult::Removed)
     }
 }
 
 /// Looks in the environment that a `rankrun shim` without `--python` would change. No Python is started, so that a place
 /// other than a venv's or conda's is not found.
 #[must_use]
-pub fn find_interrupted(argv0: &OsStr, facts: &Facts) -> Interrupted {
+pub fn find_interrupted(argv0: &OsStr, facts: &Facts) -> InterruptedFiles {
     let python = choose_python(None, argv0, facts).ok();
-    let Some(scripts) = python.as_deref().and_then(Path::parent) else { return Interrupted::default() };
+    let Some(scripts) = python.as_deref().and_then(Path::parent) else { return InterruptedFiles::default() };
     let lock = File::open(scripts).ok();
     if let Some(Err(TryLockError::WouldBlock)) = lock.as_ref().map(File::try_lock) {
-        return Interrupted::default();
+        return InterruptedFiles::default();
     }
     let libraries = scripts.parent().map(|prefix| prefix.join("lib"));
     let libraries = libraries.iter().flat_map(|lib| fs::read_dir(lib).into_iter().flatten().flatten());
@@ -79,7 +79,7 @@ pub fn find_interrupted(argv0: &OsStr, facts: &Facts) -> Interrupted {
     let mut places: Vec<PathBuf> = layouts.flat_map(Layout::places).collect();
     places.sort();
     places.dedup();
-    Interrupted { files: places.iter().flat_map(|place| beside_of(place)).collect(), _lock: lock }
+    InterruptedFiles { files: places.iter().flat_map(|place| beside_of(place)).collect(), _lock: lock }
 }
 
 fn beside_of(place: &Path) -> impl Iterator<Item = InterruptedFile> {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::environment::{Environment, quotable};
+use super::environment::{PythonEnvironment, quotable};
 use super::error::ShimError;
 
 /// The line that Python runs at each start: the whole cost of the shim for other programs. The inner text is compiled
@@ -32,7 +32,7 @@ pub(super) struct Layout {
 
 impl Layout {
     #[must_use]
-    pub(super) fn of(environment: &Environment) -> Self {
+    pub(super) fn of(environment: &PythonEnvironment) -> Self {
         Self::at(&environment.scripts, &environment.packages)
     }
 
@@ -78,25 +78,25 @@ pub(super) struct File {
 
 /// The record of the state before the shim, to restore it to the byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct OriginalFiles {
     pub(super) rankrun: String,
-    pub(super) original: Option<Original>,
+    pub(super) original: Option<OriginalScript>,
 }
 
 /// A script as JSON can hold it: one character per byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Original {
+pub(super) struct OriginalScript {
     mode: u32,
     script: String,
 }
 
-impl From<&File> for Original {
+impl From<&File> for OriginalScript {
     fn from(file: &File) -> Self {
         Self { mode: file.mode, script: file.bytes.iter().copied().map(char::from).collect() }
     }
 }
 
-impl Original {
+impl OriginalScript {
     /// The file; `None` if the record was tampered with.
     #[must_use]
     pub(super) fn file(&self) -> Option<File> {
@@ -107,18 +107,18 @@ impl Original {
 
 /// The texts that the shim writes into an environment, whichever rankrun it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Texts {
+pub(super) struct ShimTexts {
     pub(super) torchrun: Vec<u8>,
     pub(super) hook: Vec<u8>,
     pub(super) guard: Vec<u8>,
 }
 
-impl Texts {
+impl ShimTexts {
     /// The texts for this environment.
     ///
     /// # Errors
     /// A script cannot contain one of its paths.
-    pub(super) fn of(environment: &Environment, layout: &Layout) -> Result<Self, ShimError> {
+    pub(super) fn of(environment: &PythonEnvironment, layout: &Layout) -> Result<Self, ShimError> {
         let link = layout.link();
         let torchrun = fill(
             TORCHRUN,

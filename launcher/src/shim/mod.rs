@@ -31,15 +31,15 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 pub use error::ShimError;
-pub use interrupted::{Cleared, InterruptedFile, find_interrupted};
+pub use interrupted::{CleanupResult, InterruptedFile, find_interrupted};
 
 use crate::facts::Facts;
-use environment::Environment;
-use layout::{Layout, Texts};
+use environment::PythonEnvironment;
+use layout::{Layout, ShimTexts};
 use plan::{turn_off, turn_on};
-use state::{State, Torchrun};
-use status::{Outside, Status};
-use words::{Format, Request, Verb};
+use state::{ShimState, Torchrun};
+use status::{OutsideFacts, Status};
+use words::{Format, ShimCommand, ShimRequest};
 
 /// Set to `off`, it makes the shim start PyTorch's own torchrun.
 pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
@@ -54,25 +54,25 @@ pub const WAY_OUT: &str = "      `RANKRUN_SHIM=off` in front of the command runs
 /// The command failed; then nothing was changed.
 pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -> Result<String, ShimError> {
     let (verb, python) = match words::parse(words)? {
-        Request::Help => return Ok(include_str!("help.txt").to_owned()),
-        Request::Act { verb, python } => (verb, python),
+        ShimRequest::Help => return Ok(include_str!("help.txt").to_owned()),
+        ShimRequest::Act { verb, python } => (verb, python),
     };
     let python = environment::choose_python(python.as_deref(), argv0, facts)?;
     let environment = environment::parse(&python, &probe::ask(&python)?)?;
     let layout = Layout::of(&environment);
-    let texts = Texts::of(&environment, &layout)?;
+    let texts = ShimTexts::of(&environment, &layout)?;
     let _lock = match verb {
-        Verb::On | Verb::Off => disk::lock(&environment.scripts),
-        Verb::Status(_) => None,
+        ShimCommand::On | ShimCommand::Off => disk::lock(&environment.scripts),
+        ShimCommand::Status(_) => None,
     };
-    let state = State::of(disk::look(&layout, |path| facts.is_executable(path))?, &texts);
+    let state = ShimState::of(disk::look(&layout, |path| facts.is_executable(path))?, &texts);
     match verb {
-        Verb::On => {
+        ShimCommand::On => {
             let rankrun = environment::own_path(argv0, program, facts);
             on(&environment, &layout, &texts, (&state, &rankrun))
         }
-        Verb::Off => off(&environment, &layout, &state),
-        Verb::Status(format) => {
+        ShimCommand::Off => off(&environment, &layout, &state),
+        ShimCommand::Status(format) => {
             let status = Status::of(&environment, &layout, &state, outside(&layout, facts));
             Ok(match format {
                 Format::Table => status.table(),
@@ -83,10 +83,10 @@ pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -
 }
 
 fn on(
-    environment: &Environment,
+    environment: &PythonEnvironment,
     layout: &Layout,
-    texts: &Texts,
-    (state, rankrun): (&State, &Path),
+    texts: &ShimTexts,
+    (state, rankrun): (&ShimState, &Path),
 ) -> Result<String, ShimError> {
     if environment.torch.is_none() {
         return Err(ShimError::NoTorch { prefix: environment.prefix.clone() });
@@ -104,18 +104,18 @@ fn on(
     ))
 }
 
-fn off(environment: &Environment, layout: &Layout, state: &State) -> Result<String, ShimError> {
+fn off(environment: &PythonEnvironment, layout: &Layout, state: &ShimState) -> Result<String, ShimError> {
     let changes = turn_off(state, layout, environment.torch.is_some());
     disk::apply(&changes)?;
     let already = if changes.is_empty() { "already " } else { "" };
     Ok(format!("the shim is {already}off in `{}`\n", environment.prefix.display()))
 }
 
-fn outside(layout: &Layout, facts: &Facts) -> Outside {
+fn outside(layout: &Layout, facts: &Facts) -> OutsideFacts {
     let resolve = |path: &Path| facts.world().resolve_links(path);
     let in_path = facts.find_in_path(OsStr::new("torchrun")).map(|path| facts.absolute(&path));
     let ours = resolve(&layout.torchrun);
-    Outside {
+    OutsideFacts {
         other_in_path: in_path.filter(|path| resolve(path) != ours),
         switched_off: facts.variable(SWITCH).is_some_and(|value| value == "off"),
     }

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::layout::{File, Layout, Original, Record, Texts};
-use super::state::{Age, State, Torchrun};
+use super::layout::{File, Layout, OriginalFiles, OriginalScript, ShimTexts};
+use super::state::{FileAge, ShimState, Torchrun};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct PathChange {
     pub(super) path: PathBuf,
     pub(super) to: Content,
 }
@@ -19,24 +19,29 @@ pub(super) enum Content {
     File(File),
     /// The very file that is at another path now.
     SameAs(PathBuf),
-    Room(Room),
+    Room(GuardPackage),
 }
 
 /// The package that the guard imports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct GuardPackage {
     pub(super) hook: Vec<u8>,
-    pub(super) record: Record,
+    pub(super) record: OriginalFiles,
     pub(super) rankrun: PathBuf,
 }
 
 /// The changes that make an environment's torchrun ours; none if it is already. A foreign `bin/torchrun` and an
 /// environment without PyTorch were refused before.
 #[must_use]
-pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &Path) -> Vec<Change> {
+pub(super) fn turn_on(
+    state: &ShimState,
+    layout: &Layout,
+    texts: &ShimTexts,
+    rankrun: &Path,
+) -> Vec<PathChange> {
     let mut changes = Vec::new();
-    let mut change = |path: &Path, to: Content| changes.push(Change { path: path.to_owned(), to });
-    let record = Record {
+    let mut change = |path: &Path, to: Content| changes.push(PathChange { path: path.to_owned(), to });
+    let record = OriginalFiles {
         rankrun: env!("CARGO_PKG_VERSION").to_owned(),
         original: match &state.torchrun {
             Torchrun::Original(file) => Some(file.into()),
@@ -45,18 +50,18 @@ pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &P
         },
     };
     let same_link = state.link.as_ref().is_some_and(|link| link.path() == rankrun);
-    if state.hook != Some(Age::Current) || state.record.as_ref() != Some(&record) || !same_link {
-        let room = Room { hook: texts.hook.clone(), record, rankrun: rankrun.to_owned() };
+    if state.hook != Some(FileAge::Current) || state.record.as_ref() != Some(&record) || !same_link {
+        let room = GuardPackage { hook: texts.hook.clone(), record, rankrun: rankrun.to_owned() };
         change(&layout.room, Content::Room(room));
     }
     if let Torchrun::Original(_) = state.torchrun {
         change(&layout.kept, Content::SameAs(layout.torchrun.clone()));
     }
-    if state.torchrun != Torchrun::Shim(Age::Current) {
+    if state.torchrun != Torchrun::Shim(FileAge::Current) {
         let file = File { bytes: texts.torchrun.clone(), mode: 0o755 };
         change(&layout.torchrun, Content::File(file));
     }
-    if state.hook != Some(Age::Current) {
+    if state.hook != Some(FileAge::Current) {
         change(&layout.guard, Content::File(File { bytes: texts.guard.clone(), mode: 0o644 }));
     }
     changes
@@ -65,9 +70,9 @@ pub(super) fn turn_on(state: &State, layout: &Layout, texts: &Texts, rankrun: &P
 /// The changes that restore the previous files; none if the shim is not there. `has_torch` says whether a PyTorch is
 /// there that the old torchrun could start.
 #[must_use]
-pub(super) fn turn_off(state: &State, layout: &Layout, has_torch: bool) -> Vec<Change> {
+pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> Vec<PathChange> {
     let mut changes = Vec::new();
-    let mut change = |path: &Path, to: Content| changes.push(Change { path: path.to_owned(), to });
+    let mut change = |path: &Path, to: Content| changes.push(PathChange { path: path.to_owned(), to });
     if state.has_traces || state.link.is_some() || state.record.is_some() {
         change(&layout.guard, Content::Nothing);
         change(&layout.room, Content::Nothing);
@@ -87,14 +92,14 @@ pub(super) fn turn_off(state: &State, layout: &Layout, has_torch: bool) -> Vec<C
 }
 
 /// The previous file at `bin/torchrun`: from the record, else the kept one.
-fn before(state: &State) -> Option<Original> {
+fn before(state: &ShimState) -> Option<OriginalScript> {
     match &state.record {
         Some(record) => record.original.clone(),
-        None => state.kept.as_ref().map(Original::from),
+        None => state.kept.as_ref().map(OriginalScript::from),
     }
 }
 
-fn restored(state: &State, layout: &Layout) -> Content {
+fn restored(state: &ShimState, layout: &Layout) -> Content {
     let Some(file) = before(state).and_then(|original| original.file()) else { return Content::Nothing };
     // The very file has its owner and its time stamps too; one that was changed since is not it.
     if state.kept.as_ref() == Some(&file) {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::layout::{File, Record, Texts, is_original, is_shim};
+use super::layout::{File, OriginalFiles, ShimTexts, is_original, is_shim};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum PathEntry {
     Missing,
     /// A file, or a link to one, that is no longer than a script.
     File(File),
@@ -15,24 +15,24 @@ pub(super) enum Entry {
 
 /// The raw contents, as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) torchrun: Entry,
-    pub(super) kept: Entry,
-    pub(super) guard: Entry,
-    pub(super) hook: Entry,
-    pub(super) record: Entry,
+pub(super) struct FoundFiles {
+    pub(super) torchrun: PathEntry,
+    pub(super) kept: PathEntry,
+    pub(super) guard: PathEntry,
+    pub(super) hook: PathEntry,
+    pub(super) record: PathEntry,
     /// The target of our room's link.
-    pub(super) link: Option<Target>,
+    pub(super) link: Option<ShimTarget>,
 }
 
 /// The rankrun that a shim starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Target {
+pub(super) enum ShimTarget {
     Works(PathBuf),
     Gone(PathBuf),
 }
 
-impl Target {
+impl ShimTarget {
     #[must_use]
     pub(super) const fn path(&self) -> &PathBuf {
         match self {
@@ -45,13 +45,13 @@ impl Target {
 pub(super) enum Torchrun {
     Missing,
     Original(File),
-    Shim(Age),
+    Shim(FileAge),
     Foreign,
 }
 
 /// Whether a file of ours equals this version's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Age {
+pub(super) enum FileAge {
     Current,
     /// Another version, or another place of the environment.
     Old,
@@ -59,44 +59,46 @@ pub(super) enum Age {
 
 /// An environment as the shim sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ShimState {
     pub(super) torchrun: Torchrun,
     /// The file that is kept beside it.
     pub(super) kept: Option<File>,
-    pub(super) record: Option<Record>,
+    pub(super) record: Option<OriginalFiles>,
     /// The guard and the hook behind it; `None` unless both are there.
-    pub(super) hook: Option<Age>,
+    pub(super) hook: Option<FileAge>,
     /// Whether any part of a hook is present.
     pub(super) has_traces: bool,
-    pub(super) link: Option<Target>,
+    pub(super) link: Option<ShimTarget>,
 }
 
-impl State {
+impl ShimState {
     /// Classifies the files, compared with the texts that would be written.
     #[must_use]
-    pub(super) fn of(found: Found, texts: &Texts) -> Self {
+    pub(super) fn of(found: FoundFiles, texts: &ShimTexts) -> Self {
         let torchrun = match found.torchrun {
-            Entry::Missing => Torchrun::Missing,
-            Entry::File(file) if is_shim(&file.bytes) => Torchrun::Shim(age(&file.bytes, &texts.torchrun)),
-            Entry::File(file) if is_original(&file.bytes) => Torchrun::Original(file),
-            Entry::File(_) | Entry::Other => Torchrun::Foreign,
+            PathEntry::Missing => Torchrun::Missing,
+            PathEntry::File(file) if is_shim(&file.bytes) => {
+                Torchrun::Shim(age(&file.bytes, &texts.torchrun))
+            }
+            PathEntry::File(file) if is_original(&file.bytes) => Torchrun::Original(file),
+            PathEntry::File(_) | PathEntry::Other => Torchrun::Foreign,
         };
-        let has_traces = [&found.guard, &found.hook].into_iter().any(|entry| *entry != Entry::Missing);
+        let has_traces = [&found.guard, &found.hook].into_iter().any(|entry| *entry != PathEntry::Missing);
         let hook = match (&found.guard, &found.hook) {
             // One that was copied with its environment acts in the old place only.
-            (Entry::File(guard), Entry::File(hook)) if texts.are_of_the_place_of(&hook.bytes) => {
+            (PathEntry::File(guard), PathEntry::File(hook)) if texts.are_of_the_place_of(&hook.bytes) => {
                 let ages = [age(&guard.bytes, &texts.guard), age(&hook.bytes, &texts.hook)];
-                Some(if ages == [Age::Current; 2] { Age::Current } else { Age::Old })
+                Some(if ages == [FileAge::Current; 2] { FileAge::Current } else { FileAge::Old })
             }
             _ => None,
         };
         let record = match found.record {
-            Entry::File(file) => serde_json::from_slice(&file.bytes).ok(),
-            Entry::Missing | Entry::Other => None,
+            PathEntry::File(file) => serde_json::from_slice(&file.bytes).ok(),
+            PathEntry::Missing | PathEntry::Other => None,
         };
         let kept = match found.kept {
-            Entry::File(file) => Some(file),
-            Entry::Missing | Entry::Other => None,
+            PathEntry::File(file) => Some(file),
+            PathEntry::Missing | PathEntry::Other => None,
         };
         Self { torchrun, kept, record, hook, has_traces, link: found.link }
     }
@@ -104,10 +106,10 @@ impl State {
     /// Whether a Python that is started as torchrun becomes rankrun.
     #[must_use]
     pub(super) const fn hook_works(&self) -> bool {
-        self.hook.is_some() && matches!(self.link, Some(Target::Works(_)))
+        self.hook.is_some() && matches!(self.link, Some(ShimTarget::Works(_)))
     }
 }
 
-fn age(found: &[u8], current: &[u8]) -> Age {
-    if found == current { Age::Current } else { Age::Old }
+fn age(found: &[u8], current: &[u8]) -> FileAge {
+    if found == current { FileAge::Current } else { FileAge::Old }
 }

@@ -5,19 +5,19 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::environment::Environment;
+use super::environment::PythonEnvironment;
 use super::layout::Layout;
-use super::state::{Age, State, Target, Torchrun};
+use super::state::{FileAge, ShimState, ShimTarget, Torchrun};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Runs {
+pub(super) enum CallTarget {
     Rankrun,
     Torch,
     Foreign,
     Nothing,
 }
 
-impl Runs {
+impl CallTarget {
     const fn word(self) -> &'static str {
         match self {
             Self::Rankrun => "rankrun",
@@ -28,7 +28,7 @@ impl Runs {
     }
 }
 
-impl fmt::Display for Runs {
+impl fmt::Display for CallTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Rankrun => "rankrun",
@@ -40,14 +40,14 @@ impl fmt::Display for Runs {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct CallRoute {
     pub(super) call: String,
-    pub(super) runs: Runs,
+    pub(super) runs: CallTarget,
     pub(super) by: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Health {
+pub(super) enum ShimHealth {
     Off,
     /// All of it, and it works.
     On,
@@ -102,16 +102,16 @@ impl fmt::Display for Note {
 /// The facts of `rankrun shim status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status<'a> {
-    environment: &'a Environment,
-    rankrun: Option<&'a Target>,
-    pub(super) health: Health,
-    pub(super) ways: Vec<Way>,
+    environment: &'a PythonEnvironment,
+    rankrun: Option<&'a ShimTarget>,
+    pub(super) health: ShimHealth,
+    pub(super) ways: Vec<CallRoute>,
     pub(super) notes: Vec<Note>,
 }
 
 /// The facts outside of the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Outside {
+pub(super) struct OutsideFacts {
     /// The torchrun that `PATH` leads to, links resolved, if it is not the environment's.
     pub(super) other_in_path: Option<PathBuf>,
     pub(super) switched_off: bool,
@@ -120,10 +120,10 @@ pub(super) struct Outside {
 impl<'a> Status<'a> {
     #[must_use]
     pub(super) fn of(
-        environment: &'a Environment,
+        environment: &'a PythonEnvironment,
         layout: &Layout,
-        state: &'a State,
-        outside: Outside,
+        state: &'a ShimState,
+        outside: OutsideFacts,
     ) -> Self {
         let health = health(state);
         Self {
@@ -142,14 +142,14 @@ impl<'a> Status<'a> {
             None => "none".to_owned(),
         };
         let rankrun = match self.rankrun {
-            Some(Target::Works(path)) => path.display().to_string(),
-            Some(Target::Gone(path)) => format!("{} (gone)", path.display()),
+            Some(ShimTarget::Works(path)) => path.display().to_string(),
+            Some(ShimTarget::Gone(path)) => format!("{} (gone)", path.display()),
             None => "none".to_owned(),
         };
         let shim = match self.health {
-            Health::Off => "off",
-            Health::On => "on",
-            Health::Partly => "partly on",
+            ShimHealth::Off => "off",
+            ShimHealth::On => "on",
+            ShimHealth::Partly => "partly on",
         };
         let mut text = String::new();
         for (name, value) in [
@@ -163,7 +163,7 @@ impl<'a> Status<'a> {
         }
         let width = self.ways.iter().map(|way| way.call.chars().count()).max().unwrap_or_default();
         text.push_str(&format!("\n{:<width$}  {:<15}  by\n", "call", "runs"));
-        for Way { call, runs, by } in &self.ways {
+        for CallRoute { call, runs, by } in &self.ways {
             text.push_str(&format!("{call:<width$}  {runs:<15}  {by}\n"));
         }
         for note in &self.notes {
@@ -185,9 +185,9 @@ impl<'a> Status<'a> {
             "python": text(&self.environment.python),
             "torch": self.environment.torch.as_ref().map(|torch| &torch.version),
             "shim": match self.health {
-                Health::Off => "off",
-                Health::On => "on",
-                Health::Partly => "partly",
+                ShimHealth::Off => "off",
+                ShimHealth::On => "on",
+                ShimHealth::Partly => "partly",
             },
             "rankrun": self.rankrun.map(|target| text(target.path())),
             "ways": ways,
@@ -197,44 +197,54 @@ impl<'a> Status<'a> {
     }
 }
 
-fn health(state: &State) -> Health {
-    let complete = state.torchrun == Torchrun::Shim(Age::Current) && state.hook == Some(Age::Current);
+fn health(state: &ShimState) -> ShimHealth {
+    let complete = state.torchrun == Torchrun::Shim(FileAge::Current) && state.hook == Some(FileAge::Current);
     match state.torchrun {
-        _ if complete && state.hook_works() => Health::On,
-        Torchrun::Shim(_) => Health::Partly,
-        _ if state.has_traces || state.link.is_some() => Health::Partly,
-        _ => Health::Off,
+        _ if complete && state.hook_works() => ShimHealth::On,
+        Torchrun::Shim(_) => ShimHealth::Partly,
+        _ if state.has_traces || state.link.is_some() => ShimHealth::Partly,
+        _ => ShimHealth::Off,
     }
 }
 
-fn ways(environment: &Environment, layout: &Layout, state: &State, switched_off: bool) -> Vec<Way> {
+fn ways(
+    environment: &PythonEnvironment,
+    layout: &Layout,
+    state: &ShimState,
+    switched_off: bool,
+) -> Vec<CallRoute> {
     let hook = state.hook_works() && !switched_off;
-    let link = matches!(state.link, Some(Target::Works(_))) && !switched_off;
-    let torch = if environment.torch.is_some() { Runs::Torch } else { Runs::Nothing };
+    let link = matches!(state.link, Some(ShimTarget::Works(_))) && !switched_off;
+    let torch = if environment.torch.is_some() { CallTarget::Torch } else { CallTarget::Nothing };
     let script = match state.torchrun {
-        Torchrun::Missing => (Runs::Nothing, "not there"),
-        Torchrun::Foreign => (Runs::Foreign, "the file itself"),
-        Torchrun::Original(_) | Torchrun::Shim(_) if hook => (Runs::Rankrun, "the hook"),
+        Torchrun::Missing => (CallTarget::Nothing, "not there"),
+        Torchrun::Foreign => (CallTarget::Foreign, "the file itself"),
+        Torchrun::Original(_) | Torchrun::Shim(_) if hook => (CallTarget::Rankrun, "the hook"),
         Torchrun::Original(_) => (torch, "the file itself"),
         Torchrun::Shim(_) => (torch, "the kept file"),
     };
     let plain = match state.torchrun {
-        Torchrun::Shim(_) if link => (Runs::Rankrun, "the file itself"),
+        Torchrun::Shim(_) if link => (CallTarget::Rankrun, "the file itself"),
         _ => script,
     };
-    let module = if hook { (Runs::Rankrun, "the hook") } else { (torch, "the module") };
+    let module = if hook { (CallTarget::Rankrun, "the hook") } else { (torch, "the module") };
     let python = environment.python.file_name().unwrap_or_default().to_string_lossy();
     let calls = [
         ("torchrun".to_owned(), plain),
         (format!("{python} {}", layout.torchrun.display()), script),
         (format!("{python} -m torch.distributed.run"), module),
     ];
-    calls.into_iter().map(|(call, (runs, by))| Way { call, runs, by }).collect()
+    calls.into_iter().map(|(call, (runs, by))| CallRoute { call, runs, by }).collect()
 }
 
-fn notes(environment: &Environment, layout: &Layout, state: &State, outside: Outside) -> Vec<Note> {
-    let is_there = health(state) != Health::Off;
-    let is_old = state.torchrun == Torchrun::Shim(Age::Old) || state.hook == Some(Age::Old);
+fn notes(
+    environment: &PythonEnvironment,
+    layout: &Layout,
+    state: &ShimState,
+    outside: OutsideFacts,
+) -> Vec<Note> {
+    let is_there = health(state) != ShimHealth::Off;
+    let is_old = state.torchrun == Torchrun::Shim(FileAge::Old) || state.hook == Some(FileAge::Old);
     let mut notes = Vec::new();
     if environment.torch.is_none() {
         notes.push(Note::NoTorch);
@@ -247,9 +257,9 @@ fn notes(environment: &Environment, layout: &Layout, state: &State, outside: Out
     }
     if is_there {
         match &state.link {
-            Some(Target::Gone(path)) => notes.push(Note::Gone(path.clone())),
-            Some(Target::Works(_)) if state.hook.is_some() => {}
-            Some(Target::Works(_)) | None => notes.push(Note::NoHook),
+            Some(ShimTarget::Gone(path)) => notes.push(Note::Gone(path.clone())),
+            Some(ShimTarget::Works(_)) if state.hook.is_some() => {}
+            Some(ShimTarget::Works(_)) | None => notes.push(Note::NoHook),
         }
     }
     if is_old {

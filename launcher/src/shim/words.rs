@@ -7,17 +7,17 @@ use super::error::ShimError;
 
 /// The request of a `rankrun shim` command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum ShimRequest {
     Help,
     /// Do it, for the environment of this Python or of the one that is found.
     Act {
-        verb: Verb,
+        verb: ShimCommand,
         python: Option<OsString>,
     },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum ShimCommand {
     On,
     Off,
     Status(Format),
@@ -33,13 +33,13 @@ pub(super) enum Format {
 ///
 /// # Errors
 /// A word is unknown or missing.
-pub(super) fn parse(words: &[OsString]) -> Result<Request, ShimError> {
+pub(super) fn parse(words: &[OsString]) -> Result<ShimRequest, ShimError> {
     let (mut verb, mut python, mut json) = (None, None, false);
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let named = word.as_bytes().strip_prefix(b"--python=").map(|path| OsString::from_vec(path.to_vec()));
         match word.to_str() {
-            Some("-h" | "--help") => return Ok(Request::Help),
+            Some("-h" | "--help") => return Ok(ShimRequest::Help),
             Some("--json") => json = true,
             Some("--python") => {
                 python = Some(words.next().cloned().ok_or(ShimError::PythonMissing)?);
@@ -50,14 +50,14 @@ pub(super) fn parse(words: &[OsString]) -> Result<Request, ShimError> {
         }
     }
     let verb = match (verb, json) {
-        (Some("on"), false) => Verb::On,
-        (Some("off"), false) => Verb::Off,
-        (Some("status"), false) => Verb::Status(Format::Table),
-        (Some("status"), true) => Verb::Status(Format::Json),
+        (Some("on"), false) => ShimCommand::On,
+        (Some("off"), false) => ShimCommand::Off,
+        (Some("status"), false) => ShimCommand::Status(Format::Table),
+        (Some("status"), true) => ShimCommand::Status(Format::Json),
         (Some(_), true) => return Err(ShimError::UnknownWord { word: "--json".to_owned() }),
         (None | Some(_), _) => return Err(ShimError::VerbMissing),
     };
-    Ok(Request::Act { verb, python })
+    Ok(ShimRequest::Act { verb, python })
 }
 
 fn shown(word: &OsStr) -> String {
@@ -68,23 +68,23 @@ fn shown(word: &OsStr) -> String {
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<Request, String> {
+    fn read(line: &str) -> Result<ShimRequest, String> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         parse(&words).map_err(|error| error.to_string())
     }
 
-    fn act(verb: Verb, python: Option<&str>) -> Result<Request, String> {
-        Ok(Request::Act { verb, python: python.map(OsString::from) })
+    fn act(verb: ShimCommand, python: Option<&str>) -> Result<ShimRequest, String> {
+        Ok(ShimRequest::Act { verb, python: python.map(OsString::from) })
     }
 
     #[test]
     fn the_words_may_stand_in_any_order() {
-        assert_eq!(read("on"), act(Verb::On, None));
-        assert_eq!(read("off --python /a/python"), act(Verb::Off, Some("/a/python")));
-        assert_eq!(read("--python=/a/python on"), act(Verb::On, Some("/a/python")));
-        assert_eq!(read("--json status"), act(Verb::Status(Format::Json), None));
-        assert_eq!(read("status"), act(Verb::Status(Format::Table), None));
-        assert_eq!(read("on --help"), Ok(Request::Help));
+        assert_eq!(read("on"), act(ShimCommand::On, None));
+        assert_eq!(read("off --python /a/python"), act(ShimCommand::Off, Some("/a/python")));
+        assert_eq!(read("--python=/a/python on"), act(ShimCommand::On, Some("/a/python")));
+        assert_eq!(read("--json status"), act(ShimCommand::Status(Format::Json), None));
+        assert_eq!(read("status"), act(ShimCommand::Status(Format::Table), None));
+        assert_eq!(read("on --help"), Ok(ShimRequest::Help));
     }
 
     #[test]

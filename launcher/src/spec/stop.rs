@@ -67,16 +67,16 @@ pub enum StopReason {
     /// The launcher received a signal to stop.
     Signal,
     /// A worker failed, or could not be started.
-    Failure(Outlook),
+    Failure(AfterStop),
     /// The time limit of the job expired.
     TimeLimit,
     /// A worker has not joined the store in time.
-    StartTimeout(Outlook),
+    StartTimeout(AfterStop),
 }
 
 /// The possible end of a stop after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outlook {
+pub enum AfterStop {
     /// All workers may be started again.
     Restart,
     /// The job ends after this stop.
@@ -112,8 +112,8 @@ impl GraceFor {
     #[must_use]
     pub fn of(&self, reason: StopReason) -> Option<Duration> {
         let failed = |outlook| match outlook {
-            Outlook::Restart => self.restart.or(self.failure),
-            Outlook::End => self.failure,
+            AfterStop::Restart => self.restart.or(self.failure),
+            AfterStop::End => self.failure,
         };
         match reason {
             StopReason::Signal => self.signal,
@@ -189,10 +189,10 @@ mod tests {
         let all = [
             StopReason::Signal,
             StopReason::TimeLimit,
-            StopReason::Failure(Outlook::End),
-            StopReason::Failure(Outlook::Restart),
-            StopReason::StartTimeout(Outlook::End),
-            StopReason::StartTimeout(Outlook::Restart),
+            StopReason::Failure(AfterStop::End),
+            StopReason::Failure(AfterStop::Restart),
+            StopReason::StartTimeout(AfterStop::End),
+            StopReason::StartTimeout(AfterStop::Restart),
         ];
         for (cause, graces) in [
             (None, [30; 6]),

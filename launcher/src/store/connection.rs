@@ -40,7 +40,7 @@ pub(super) const MAX_UNSENT: u64 = 16 * 1024 * 1024;
 const SILENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Closed {
+pub(super) enum CloseReason {
     #[error("the client has gone")]
     ByClient,
     #[error("the connection failed")]
@@ -57,7 +57,7 @@ pub(super) enum Closed {
     Unread,
 }
 
-impl Closed {
+impl CloseReason {
     /// Whether the client, or the kernel of its machine, has ended the connection: a client that is not reached any
     /// more may be alive.
     pub(super) fn is_by_peer(&self) -> bool {
@@ -73,7 +73,7 @@ impl Closed {
 
 /// A reply that is not encoded to its end.
 #[derive(Debug)]
-struct Unsent {
+struct PendingReply {
     writer: ReplyWriter,
     /// The memory that it may hold, in bytes.
     weight: u64,
@@ -87,7 +87,7 @@ pub(super) struct Connection {
     decoder: RequestDecoder,
     /// Bytes that were read and not decoded yet.
     incoming: Vec<u8>,
-    replies: VecDeque<Unsent>,
+    replies: VecDeque<PendingReply>,
     unsent: u64,
     /// The memory of all `replies` beside values.
     own_unsent: u64,
@@ -154,7 +154,7 @@ impl Connection {
         let (weight, own) = (weight(&reply), own_weight(&reply));
         self.unsent += weight;
         self.own_unsent += own;
-        self.replies.push_back(Unsent { writer: ReplyWriter::new(reply), weight, own });
+        self.replies.push_back(PendingReply { writer: ReplyWriter::new(reply), weight, own });
     }
 
     pub(super) fn flush(&mut self) -> io::Result<()> {
@@ -266,7 +266,7 @@ pub(super) struct Requests<'a> {
 }
 
 impl Requests<'_> {
-    pub(super) fn next(&mut self) -> Result<Option<Request>, Closed> {
+    pub(super) fn next(&mut self) -> Result<Option<Request>, CloseReason> {
         let connection = &mut *self.connection;
         if connection.is_full() {
             connection.flush()?;
@@ -316,7 +316,7 @@ fn own_weight(reply: &Reply) -> u64 {
         Reply::Keys(keys) => keys.iter().map(|key| size_of::<Key>() + key.len()).sum(),
         _ => 0,
     };
-    size_of::<Unsent>() as u64 + elements as u64
+    size_of::<PendingReply>() as u64 + elements as u64
 }
 
 /// Frees an empty buffer that has grown large.

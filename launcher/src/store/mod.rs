@@ -29,7 +29,7 @@ use crate::spec::rendezvous::PortRange;
 use bytesize::ByteSize;
 
 use listen::Interfaces;
-use server::{Command, Ends, Kept, Limits, Server};
+use server::{ClientLimits, RetainedClients, Server, ServerChannels, ServerCommand};
 
 /// Reasons why the store cannot be opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +123,7 @@ impl StoreError {
 #[derive(Debug)]
 pub struct StoreServer {
     local_addr: SocketAddr,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ServerCommand>,
     waker: Arc<EventFd>,
     departures: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -138,7 +138,7 @@ impl StoreServer {
     /// # Errors
     /// The address cannot be listened on, or the thread cannot be started.
     pub fn bind(addr: SocketAddr) -> Result<Self, StoreError> {
-        Self::start(listen::on(addr)?, Limits::default())
+        Self::start(listen::on(addr)?, ClientLimits::default())
     }
 
     /// As [`bind`](Self::bind), on all interfaces or one; port 0 is any free one, of `ports` where these are given.
@@ -146,17 +146,18 @@ impl StoreServer {
     /// # Errors
     /// No such port can be listened on, or the thread cannot be started.
     pub fn bind_in(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<Self, StoreError> {
-        Self::start(listen::listener(at, port, ports)?, Limits::default())
+        Self::start(listen::listener(at, port, ports)?, ClientLimits::default())
     }
 
-    fn start(listener: TcpListener, limits: Limits) -> Result<Self, StoreError> {
+    fn start(listener: TcpListener, limits: ClientLimits) -> Result<Self, StoreError> {
         let error = |source| StoreError::Start { source };
         let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let event = || event().map(Arc::new).map_err(|errno| error(errno.into()));
         let (waker, departures) = (event()?, event()?);
         let local_addr = listener.local_addr().map_err(error)?;
         let (sender, commands) = mpsc::channel();
-        let ends = Ends { waker: Arc::clone(&waker), commands, departures: Arc::clone(&departures) };
+        let ends =
+            ServerChannels { waker: Arc::clone(&waker), commands, departures: Arc::clone(&departures) };
         let server = Server::new(listener, ends, limits).map_err(error)?;
         let thread = thread::Builder::new()
             .name("rankrun-store".to_owned())
@@ -190,8 +191,8 @@ impl StoreServer {
     /// As [`reset`](Self::reset).
     pub fn reset_keeping(&self, prefixes: &[&str], nonces: &BTreeSet<u32>) -> Result<(), StoreError> {
         let prefixes = prefixes.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
-        let kept = Kept { prefixes, nonces: nonces.clone() };
-        self.ask(|done| Command::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
+        let kept = RetainedClients { prefixes, nonces: nonces.clone() };
+        self.ask(|done| ServerCommand::Reset { kept, done })?.map_err(|source| StoreError::Reset { source })
     }
 
     /// Holds at most so many bytes of values from now on, and as many of requests and answers that are under way.
@@ -199,7 +200,7 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn limit(&self, size: ByteSize) -> Result<(), StoreError> {
-        self.send(Command::Limit(size.0))
+        self.send(ServerCommand::Limit(size.0))
     }
 
     /// Keeps some room, beyond the limit, for keys that begin with one of the prefixes.
@@ -207,7 +208,7 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn reserve(&self, prefixes: &[String]) -> Result<(), StoreError> {
-        self.send(Command::Reserve(prefixes.iter().map(|prefix| prefix.clone().into_bytes()).collect()))
+        self.send(ServerCommand::Reserve(prefixes.iter().map(|prefix| prefix.clone().into_bytes()).collect()))
     }
 
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
@@ -216,7 +217,7 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn greeted(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(Command::Greeted)
+        self.ask(ServerCommand::Greeted)
     }
 
     /// Client ids of the connections that are open now.
@@ -224,7 +225,7 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn connected(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(Command::Connected)
+        self.ask(ServerCommand::Connected)
     }
 
     /// Number of open connections of clients that have sent their id.
@@ -232,7 +233,7 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended.
     pub fn connections(&self) -> Result<usize, StoreError> {
-        self.ask(Command::Connections)
+        self.ask(ServerCommand::Connections)
     }
 
     /// Readable when there is something for [`departed`](Self::departed).
@@ -249,16 +250,16 @@ impl StoreServer {
     pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
         // Cleared before the question: a client that departs in between is in the answer, and the event stays readable.
         let _ = self.departures.read();
-        self.ask(Command::Departed)
+        self.ask(ServerCommand::Departed)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> Command) -> Result<T, StoreError> {
+    fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> ServerCommand) -> Result<T, StoreError> {
         let (answer, answered) = mpsc::channel();
         self.send(command(answer))?;
         answered.recv().map_err(|mpsc::RecvError| StoreError::Stopped)
     }
 
-    fn send(&self, command: Command) -> Result<(), StoreError> {
+    fn send(&self, command: ServerCommand) -> Result<(), StoreError> {
         self.commands.send(command).map_err(|mpsc::SendError(_)| StoreError::Stopped)?;
         // The only failure is a counter at its maximum, and then the thread is awake already.
         let _ = self.waker.write(1);
@@ -268,7 +269,7 @@ impl StoreServer {
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
-        if self.send(Command::Stop).is_ok()
+        if self.send(ServerCommand::Stop).is_ok()
             && let Some(thread) = self.thread.take()
         {
             // A panic of the thread was printed when it happened, and its connections are closed.

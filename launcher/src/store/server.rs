@@ -23,18 +23,18 @@ use rankrun_contract::store::protocol::{Reply, Request};
 
 use crate::process::reserve::sparingly;
 
-use super::connection::{Closed, Connection, PIECE, is_of_one_connection};
-use memory::Behind;
-pub(super) use register::Kept;
-use register::{Identity, Register};
+use super::connection::{CloseReason, Connection, PIECE, is_of_one_connection};
+use memory::SlowReaders;
+pub(super) use register::RetainedClients;
+use register::{ClientIdentity, ClientRegistry};
 use warnings::Warnings;
 
 /// A request of the agent to the thread.
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum ServerCommand {
     /// Begin a generation: without the keys and connections of the last, except the kept ones.
     Reset {
-        kept: Kept,
+        kept: RetainedClients,
         done: mpsc::Sender<io::Result<()>>,
     },
     /// Hold at most so many bytes of values, and of connections.
@@ -67,7 +67,7 @@ const ACCEPT_RETRY_MS: u16 = 100;
 
 /// Limits for connections without a request, and for incomplete requests.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct ClientLimits {
     /// How long a connection may be without a whole request, where there are more than a few such.
     pub(super) stranger: Duration,
     /// So many of them may take their time: a client may be stopped, or come from far away.
@@ -82,7 +82,7 @@ pub(super) struct Limits {
     pub(super) unread_ticks: u32,
 }
 
-impl Default for Limits {
+impl Default for ClientLimits {
     /// Far above the needs of a job of thousands of workers that all connect at once; bytes as the keyspace itself.
     fn default() -> Self {
         Self {
@@ -98,16 +98,16 @@ impl Default for Limits {
 
 /// Channels to the agent's handle: commands in, departures out.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct ServerChannels {
     pub(super) waker: Arc<EventFd>,
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::Receiver<ServerCommand>,
     pub(super) departures: Arc<EventFd>,
 }
 
 /// A connection and the server's data about it.
-struct Guest {
+struct ClientConnection {
     connection: Connection,
-    identity: Identity,
+    identity: ClientIdentity,
     /// Its part of the memory of all.
     held: u64,
 }
@@ -117,14 +117,14 @@ pub(super) struct Server {
     listener: TcpListener,
     /// Too few descriptors were left for the next connection.
     accept_paused: bool,
-    ends: Ends,
-    limits: Limits,
+    ends: ServerChannels,
+    limits: ClientLimits,
     keyspace: Keyspace,
-    guests: HashMap<ClientId, Guest>,
-    register: Register,
+    guests: HashMap<ClientId, ClientConnection>,
+    register: ClientRegistry,
     /// The memory of all connections themselves, in bytes.
     held: u64,
-    behind: Behind,
+    behind: SlowReaders,
     warnings: Warnings,
     next_client: u64,
     piece: Box<[u8]>,
@@ -135,7 +135,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Takes a `listener` in non-blocking mode.
-    pub(super) fn new(listener: TcpListener, ends: Ends, limits: Limits) -> io::Result<Self> {
+    pub(super) fn new(listener: TcpListener, ends: ServerChannels, limits: ClientLimits) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&*ends.waker, EpollEvent::new(EpollFlags::EPOLLIN, WAKER))?;
         epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -147,9 +147,9 @@ impl Server {
             limits,
             keyspace: Keyspace::default(),
             guests: HashMap::new(),
-            register: Register::default(),
+            register: ClientRegistry::default(),
             held: 0,
-            behind: Behind::default(),
+            behind: SlowReaders::default(),
             warnings: Warnings::default(),
             next_client: FIRST_CLIENT,
             piece: vec![0; PIECE].into_boxed_slice(),
@@ -206,7 +206,7 @@ impl Server {
             && let Some((client, since)) = self.register.oldest_stranger()
             && (self.register.strangers() > self.limits.strangers || since.elapsed() >= self.limits.stranger)
         {
-            self.close(client, &Closed::Silent);
+            self.close(client, &CloseReason::Silent);
         }
     }
 
@@ -215,7 +215,7 @@ impl Server {
         let Some((client, since)) = self.register.oldest_stranger() else { return false };
         let is_old = since.elapsed() >= CROWDED;
         if is_old {
-            self.close(client, &Closed::Silent);
+            self.close(client, &CloseReason::Silent);
         }
         is_old
     }
@@ -226,21 +226,21 @@ impl Server {
         while let Ok(command) = self.ends.commands.try_recv() {
             // A caller that did not wait needs no answer.
             match command {
-                Command::Stop => return std::ops::ControlFlow::Break(()),
-                Command::Reset { kept, done } => drop(done.send(self.reset(&kept))),
-                Command::Limit(bytes) => self.set_limit(bytes),
-                Command::Reserve(prefixes) => self.keyspace.reserve(prefixes),
-                Command::Greeted(answer) => drop(answer.send(self.register.greeted())),
-                Command::Connected(answer) => drop(answer.send(self.register.connected())),
-                Command::Connections(answer) => drop(answer.send(self.register.connections())),
-                Command::Departed(answer) => drop(answer.send(self.register.take_departed())),
+                ServerCommand::Stop => return std::ops::ControlFlow::Break(()),
+                ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
+                ServerCommand::Limit(bytes) => self.set_limit(bytes),
+                ServerCommand::Reserve(prefixes) => self.keyspace.reserve(prefixes),
+                ServerCommand::Greeted(answer) => drop(answer.send(self.register.greeted())),
+                ServerCommand::Connected(answer) => drop(answer.send(self.register.connected())),
+                ServerCommand::Connections(answer) => drop(answer.send(self.register.connections())),
+                ServerCommand::Departed(answer) => drop(answer.send(self.register.take_departed())),
             }
         }
         std::ops::ControlFlow::Continue(())
     }
 
     /// Connections are closed first: that frees the descriptors with which the backlog is emptied.
-    fn reset(&mut self, kept: &Kept) -> io::Result<()> {
+    fn reset(&mut self, kept: &RetainedClients) -> io::Result<()> {
         let old = self.guests.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
         for client in old.map(|(client, _)| *client).collect::<Vec<_>>() {
             if let Some(guest) = self.remove(client) {
@@ -300,7 +300,8 @@ impl Server {
         let connection = Connection::new(stream)?;
         self.epoll.add(&connection, EpollEvent::new(EpollFlags::EPOLLIN, client.0))?;
         self.register.admit(client, Instant::now());
-        self.guests.insert(client, Guest { connection, identity: Identity::default(), held: 0 });
+        self.guests
+            .insert(client, ClientConnection { connection, identity: ClientIdentity::default(), held: 0 });
         Ok(())
     }
 
@@ -320,10 +321,12 @@ impl Server {
     }
 
     /// Everything that one client's readiness makes possible, up to one piece of input.
-    fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), Closed> {
+    fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), CloseReason> {
         let allowed = self.allowed_unsent();
         // A client that was closed by an event before this one is not there any more.
-        let Some(Guest { connection, identity, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+        let Some(ClientConnection { connection, identity, .. }) = self.guests.get_mut(&client) else {
+            return Ok(());
+        };
         connection.allow(allowed);
         connection.flush()?;
         let mut readable = ready != EpollFlags::EPOLLOUT;
@@ -370,8 +373,8 @@ impl Server {
         self.settle(client)
     }
 
-    fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), Closed> {
-        let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+    fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), CloseReason> {
+        let Some(ClientConnection { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         connection.reply(reply);
         connection.flush()?;
         self.account(client);
@@ -379,10 +382,10 @@ impl Server {
     }
 
     /// Waits for the events that the connection needs next, if any.
-    fn settle(&mut self, client: ClientId) -> Result<(), Closed> {
-        let Some(Guest { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+    fn settle(&mut self, client: ClientId) -> Result<(), CloseReason> {
+        let Some(ClientConnection { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
         if connection.has_ended() && !connection.has_output() {
-            return Err(Closed::ByClient);
+            return Err(CloseReason::ByClient);
         }
         if let Some(interest) = connection.changed_interest() {
             let mut event = EpollEvent::new(interest, client.0);
@@ -391,12 +394,12 @@ impl Server {
         Ok(())
     }
 
-    fn close(&mut self, client: ClientId, reason: &Closed) {
+    fn close(&mut self, client: ClientId, reason: &CloseReason) {
         if let Some(text) = self.warnings.of_close(reason, self.limits.held) {
             tracing::warn!("{text}");
         }
         match reason {
-            Closed::ByClient => tracing::trace!(client = client.0, "a client of the store has gone"),
+            CloseReason::ByClient => tracing::trace!(client = client.0, "a client of the store has gone"),
             reason => tracing::debug!(
                 client = client.0,
                 %reason,
@@ -415,7 +418,7 @@ impl Server {
         }
     }
 
-    fn remove(&mut self, client: ClientId) -> Option<Guest> {
+    fn remove(&mut self, client: ClientId) -> Option<ClientConnection> {
         self.keyspace.disconnect(client);
         let guest = self.guests.remove(&client)?;
         self.held -= guest.held;

@@ -9,16 +9,16 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::rank_table::RankTable;
-use super::{Ending, WorkerEnd};
+use super::{RemoteEnd, WorkerEnd};
 use crate::agent::checkup::{DeadDevice, DeviceWarning};
-use crate::agent::policy::Refusal;
-use crate::agent::stuck::Asleep;
-use crate::rendezvous::{Change, FailureNote, NodeName, Round};
+use crate::agent::policy::NoRestart;
+use crate::agent::stuck::UninterruptibleWorker;
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
 use crate::spec::restart::RestartRule;
 
 /// A message for the user while the job runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Happening {
+pub enum JobEvent {
     /// A worker failed, and the others are being stopped.
     WorkerFailed {
         /// The exit of the failed worker.
@@ -31,7 +31,7 @@ pub enum Happening {
     /// A worker was uninterruptible (state `D`) for too long, and all are being stopped.
     Stuck {
         /// The uninterruptible worker and its pid.
-        asleep: Asleep,
+        asleep: UninterruptibleWorker,
         /// How long it has been uninterruptible.
         dwell: Duration,
         /// The limit that the user set.
@@ -55,7 +55,7 @@ pub enum Happening {
     /// Another node caused a new round: all workers start again.
     Changed {
         /// What happened to the other node.
-        change: Change,
+        change: MembershipChange,
         /// The workers that are being stopped.
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
@@ -74,7 +74,7 @@ pub enum Happening {
     /// The job has ended on another node, and all workers are being stopped.
     OverElsewhere {
         /// How the other node ended the job.
-        ending: Ending,
+        ending: RemoteEnd,
         /// The workers that are being stopped.
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
@@ -147,7 +147,7 @@ pub enum Happening {
         /// The workers that have not ended.
         local_ranks: Vec<LocalRank>,
         /// Why SIGKILL is sent now.
-        because: Impatience,
+        because: WaitEnd,
     },
     /// A worker is still there five seconds after SIGKILL.
     CannotEnd {
@@ -180,7 +180,7 @@ pub enum Happening {
     /// The checkpoint folder could not be read, or not in time.
     ProgressUnknown,
     /// The policy refuses a restart, for a reason that is not obvious.
-    RestartRefused(Refusal),
+    RestartRefused(NoRestart),
     /// A rule counts the failure as a success.
     CalledSuccess {
         /// The rule that matched the failure.
@@ -202,7 +202,7 @@ pub enum Happening {
 
 /// Why workers that are being stopped get SIGKILL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Impatience {
+pub enum WaitEnd {
     /// The grace period after this signal is over.
     GraceOver(Signal),
     /// The user sent a second stop signal.

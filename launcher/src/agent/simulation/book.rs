@@ -11,7 +11,7 @@ use super::budget::Record;
 use super::node::Node;
 use super::others::{Known, LONGEST_BLAME, PeerFailure};
 use super::setup::{Setup, millis};
-use crate::agent::message::{Action, Happening, Input, Released, WorkerEnd};
+use crate::agent::message::{Action, Input, JobEvent, ReleaseReason, WorkerEnd};
 use crate::spec::Unhealthy;
 
 /// By how much the machine's actions may be late.
@@ -102,7 +102,7 @@ pub(super) struct Life {
     pub(super) killed_at: Option<Instant>,
     /// Workers that were reported as impossible to kill.
     pub(super) given_up: Vec<LocalRank>,
-    pub(super) released: Option<Released>,
+    pub(super) released: Option<ReleaseReason>,
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
     /// The last question that was answered, and when.
@@ -295,13 +295,13 @@ impl Book {
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,
-            Action::Say(Happening::TimeIsShort { .. }) => {
+            Action::Say(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
                 self.life.warned = Some(now);
             }
-            Action::Say(Happening::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
-            Action::Say(Happening::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
-            Action::Say(Happening::Reseated { workers }) => self.seats = workers.get(),
+            Action::Say(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
+            Action::Say(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
+            Action::Say(JobEvent::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Say(_) => {}
             Action::Join { .. } => self.others.is_joining = true,
@@ -389,12 +389,12 @@ impl Life {
     /// A cause that the machine finds out by itself.
     pub(super) fn found(&self, action: &Action) -> Option<Cause> {
         match action {
-            Action::Say(Happening::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
-            Action::Say(Happening::NotJoined { missing, .. }) => {
+            Action::Say(JobEvent::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+            Action::Say(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
             }
-            Action::Say(Happening::TimeIsUp { .. }) => Some(Cause::TimeLimit),
-            Action::Say(Happening::WorkerFailed { .. }) => {
+            Action::Say(JobEvent::TimeIsUp { .. }) => Some(Cause::TimeLimit),
+            Action::Say(JobEvent::WorkerFailed { .. }) => {
                 self.suspect.map(|suspect| Cause::Failed(suspect.local_rank))
             }
             _ => None,

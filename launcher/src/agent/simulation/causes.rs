@@ -6,8 +6,8 @@ use rankrun_contract::rank::LocalRank;
 
 use super::book::{Book, Cause};
 use super::invariants::{Turn, Verdict, must};
-use crate::agent::failure::{Failure, Lost, Manner};
-use crate::agent::message::{Action, Happening, Released, WorkerEnd};
+use crate::agent::failure::{Failure, FailureKind, LostPeer};
+use crate::agent::message::{Action, JobEvent, ReleaseReason, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 
@@ -29,7 +29,7 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
                 must(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
                 released = Some(*because);
             }
-            Action::Say(Happening::GroupFailed { cause: end }) => {
+            Action::Say(JobEvent::GroupFailed { cause: end }) => {
                 must(blamed.is_none(), || "two causes".to_owned())?;
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);
@@ -49,17 +49,17 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     Ok(())
 }
 
-fn is_released_by(because: &Released, cause: Option<Cause>) -> bool {
+fn is_released_by(because: &ReleaseReason, cause: Option<Cause>) -> bool {
     match because {
-        Released::Failed(end) => {
+        ReleaseReason::Failed(end) => {
             let of = [Cause::Failed, Cause::Stuck, Cause::NotJoined];
             of.iter().any(|of| cause == Some(of(end.local_rank)))
         }
-        Released::Stopped => cause == Some(Cause::User),
-        Released::NotStarted => cause == Some(Cause::NotStarted),
-        Released::TimeLimit => cause == Some(Cause::TimeLimit),
-        Released::Membership => cause == Some(Cause::Others),
-        Released::Over => cause == Some(Cause::Over),
+        ReleaseReason::Stopped => cause == Some(Cause::User),
+        ReleaseReason::NotStarted => cause == Some(Cause::NotStarted),
+        ReleaseReason::TimeLimit => cause == Some(Cause::TimeLimit),
+        ReleaseReason::Membership => cause == Some(Cause::Others),
+        ReleaseReason::Over => cause == Some(Cause::Over),
     }
 }
 
@@ -68,24 +68,25 @@ fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> 
     let manner = failure.map(|failure| failure.manner);
     let is_told = matches!(
         (cause, manner),
-        (Some(Cause::Failed(_)), Some(Manner::Ended | Manner::EndedByStop))
-            | (Some(Cause::Stuck(_)), Some(Manner::Stuck { .. }))
-            | (Some(Cause::NotJoined(_)), Some(Manner::NotJoined { .. }))
+        (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
+            | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
+            | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
             | (
                 Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None,
                 None
             )
     );
     must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
-    let seen_before =
-        |failure: &Failure| matches!(failure.manner, Manner::Stuck { .. } | Manner::NotJoined { .. });
+    let seen_before = |failure: &Failure| {
+        matches!(failure.manner, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
+    };
     let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
     let generation = turn.book.generation;
     must(failure.generation == generation, || format!("it was {generation:?}"))?;
     let ours = failure.others.iter().find(|other| !other.stopped && is_ended_by_us(turn, &other.end));
     must(ours.is_none(), || format!("our stop ended this one, and it is told as a failure: {ours:?}"))?;
     let is_ours = is_ended_by_us(turn, &failure.first);
-    must(!is_ours || failure.manner == Manner::EndedByStop, || {
+    must(!is_ours || failure.manner == FailureKind::EndedByStop, || {
         format!("our stop ended it, and it is told as its own doing: {:?}", failure.first)
     })
 }
@@ -117,7 +118,7 @@ fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
     let ends = book.life.ends_since();
     let Some(seen_first) = ends.first() else { return false };
     let is_lost =
-        |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(Lost::Here(blamed.local_rank)));
+        |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(LostPeer::Here(blamed.local_rank)));
     let crashes = [libc::SIGKILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
     let is_crash = matches!(blamed.exit, Exit::Signal { number, .. } if crashes.contains(&number));
     let is_at_once = blamed.at.duration_since(seen_first.at).is_ok_and(|later| later <= SAME_MOMENT);

@@ -12,7 +12,7 @@ use super::setup::millis;
 use super::world::World;
 use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined};
-use crate::agent::stuck::Asleep;
+use crate::agent::stuck::UninterruptibleWorker;
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 
@@ -26,8 +26,10 @@ impl<M: Machine> World<'_, M> {
             Action::Look { generation, local_ranks } => {
                 let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
                 let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
-                let asleep =
-                    asleep.map(|process| Asleep { local_rank: process.local_rank, pid: process.pid });
+                let asleep = asleep.map(|process| UninterruptibleWorker {
+                    local_rank: process.local_rank,
+                    pid: process.pid,
+                });
                 let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
                 self.queue.push_back(Input::Looked { generation, at, asleep });
             }

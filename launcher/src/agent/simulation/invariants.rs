@@ -22,7 +22,7 @@ use super::node::{Node, Process};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
-use crate::agent::message::{Action, Happening, Input, JobEnd};
+use crate::agent::message::{Action, Input, JobEnd, JobEvent};
 use crate::agent::rules::Interrupt;
 
 /// From SIGKILL until the report that it did not help.
@@ -250,7 +250,7 @@ impl Turn<'_> {
 
     pub(super) fn given_up(&self) -> &[LocalRank] {
         let said = self.actions.iter().find_map(|action| match action {
-            Action::Say(Happening::CannotEnd { local_ranks }) => Some(local_ranks),
+            Action::Say(JobEvent::CannotEnd { local_ranks }) => Some(local_ranks),
             _ => None,
         });
         said.unwrap_or(&self.book.life.given_up)

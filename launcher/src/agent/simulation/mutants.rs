@@ -10,12 +10,12 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use super::book::WINDOW;
 use super::faults::{Fault, misled};
 use super::setup::{MOST_WORKERS, Setup};
-use crate::agent::message::{Action, Farewell, Happening, Input, JobEnd, WorkerEnd};
-use crate::agent::phase::{Phase, Step};
+use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
+use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
-use crate::rendezvous::{Change, FailureNote, NodeName};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -107,38 +107,40 @@ impl Mutant {
 
     /// The same for inputs about other nodes.
     fn mishear_others(&self, input: Input) -> Vec<Input> {
-        let lost = || Input::Changed(Change::PeerLost { node: NodeName::of_host("th2") });
+        let lost = || Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th2") });
         match (self.fault, self.doing, input) {
             (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
-            (Fault::OutlivesTheLease, _, Input::Changed(Change::CutOff { .. })) => vec![lost()],
+            (Fault::OutlivesTheLease, _, Input::Changed(MembershipChange::CutOff { .. })) => vec![lost()],
             (Fault::TakesTheBlame, _, Input::Blamed(_)) => vec![Input::Blamed(None)],
             (Fault::DeafWhileJoining, _, Input::StopRequested { .. })
-                if matches!(self.real.phase, Phase::Joining { .. }) =>
+                if matches!(self.real.phase, JobPhase::Joining { .. }) =>
             {
                 Vec::new()
             }
             (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
-            (Fault::TakesALossForTheCause, _, Input::Changed(Change::PeerFailed(note))) => {
-                vec![Input::Changed(Change::PeerFailed(FailureNote { lost: None, ..note }))]
+            (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::PeerFailed(note))) => {
+                vec![Input::Changed(MembershipChange::PeerFailed(FailureNote { lost: None, ..note }))]
             }
-            (Fault::ForgetsTheJobsRestarts, _, Input::Changed(Change::PeerFailed(_))) => vec![lost()],
+            (Fault::ForgetsTheJobsRestarts, _, Input::Changed(MembershipChange::PeerFailed(_))) => {
+                vec![lost()]
+            }
             (_, _, input) => vec![input],
         }
     }
 
     const fn is_undecided(&self) -> bool {
-        matches!(self.real.phase, Phase::Undecided { .. })
+        matches!(self.real.phase, JobPhase::Undecided { .. })
     }
 
     /// The machine waits for the checkpoint folder and has said so.
     const fn is_looking(&self) -> bool {
-        matches!(self.real.phase, Phase::Checking { step: Step::Progress, say_at: None, .. })
+        matches!(self.real.phase, JobPhase::Checking { step: CheckStep::Progress, say_at: None, .. })
     }
 
     /// True if it waits without a word: the wait comes from the window, not from the back-off.
     fn is_held(&self, actions: &[Action]) -> bool {
-        let is_said = |action: &Action| matches!(action, Action::Say(Happening::Waiting { .. }));
-        matches!(self.real.phase, Phase::Waiting { .. })
+        let is_said = |action: &Action| matches!(action, Action::Say(JobEvent::Waiting { .. }));
+        matches!(self.real.phase, JobPhase::Waiting { .. })
             && !actions.is_empty()
             && !actions.iter().any(is_said)
     }
@@ -161,7 +163,7 @@ impl Mutant {
     /// The actions instead of those that the real machine returned for `input`.
     fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
         let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
-        let is_warning = |action: &Action| matches!(action, Action::Say(Happening::TimeIsShort { .. }));
+        let is_warning = |action: &Action| matches!(action, Action::Say(JobEvent::TimeIsShort { .. }));
         let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
         match self.fault {
             Fault::LeavesLeftovers if starts => actions.retain(|action| !is_leftovers(action)),
@@ -183,7 +185,7 @@ impl Mutant {
             Fault::SpeaksAfterTheEnd
                 if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>
             {
-                actions.push(Action::Say(Happening::CheckingDevices));
+                actions.push(Action::Say(JobEvent::CheckingDevices));
             }
             Fault::SignalsThePerson => self.signal_the_person(&mut actions),
             _ => {}
@@ -202,7 +204,7 @@ impl Mutant {
             _ => None,
         });
         for action in &mut actions {
-            if let (Action::Say(Happening::GroupFailed { cause }), Some(blamed)) = (action, blamed) {
+            if let (Action::Say(JobEvent::GroupFailed { cause }), Some(blamed)) = (action, blamed) {
                 *cause = blamed;
             }
         }
@@ -228,7 +230,7 @@ impl Mutant {
                 (Fault::CountsWhatOthersDo, Action::Start { generation, restart_count, round: Some(_) }) => {
                     restart_count.0 = generation.0;
                 }
-                (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.farewell = Farewell::Failed,
+                (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.farewell = PeerNotice::Failed,
                 _ => {}
             }
         }
@@ -324,7 +326,7 @@ impl Machine for Mutant {
                 deadline.map(|at| at + Duration::from_millis(200))
             }
             (Fault::WaitsForTheFolder, _) if self.is_looking() => None,
-            (Fault::OversleepsTheWait, _) if matches!(self.real.phase, Phase::Waiting { .. }) => None,
+            (Fault::OversleepsTheWait, _) if matches!(self.real.phase, JobPhase::Waiting { .. }) => None,
             _ => deadline,
         }
     }

@@ -11,13 +11,13 @@ use super::history::Random;
 use super::invariants::{Turn, Verdict, must};
 use super::node::{Node, Process};
 use super::setup::millis;
-use crate::agent::failure::Lost;
-use crate::agent::message::{Action, Ending, Farewell, Happening, Input, WorkerEnd};
+use crate::agent::failure::LostPeer;
+use crate::agent::message::{Action, Input, JobEvent, PeerNotice, RemoteEnd, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss, Round};
-use crate::spec::Persona;
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round};
+use crate::spec::CliFlavor;
 
 /// A rank of another node.
 pub(super) const ELSEWHERE: u32 = 7;
@@ -110,26 +110,26 @@ impl Rendezvous {
                 Some(Input::Joined(round(self.rounds)))
             }
             Elsewhere::Completes => None,
-            Elsewhere::PeerFails => change(Change::PeerFailed(note())),
+            Elsewhere::PeerFails => change(MembershipChange::PeerFailed(note())),
             Elsewhere::PeerLoses(rank) => {
                 let lost = Some(PeerLoss::Rank(Rank(rank)));
-                change(Change::PeerFailed(FailureNote { lost, ..note() }))
+                change(MembershipChange::PeerFailed(FailureNote { lost, ..note() }))
             }
-            Elsewhere::PeerIsLost => change(Change::PeerLost { node }),
-            Elsewhere::NodeWaits => change(Change::NodeWaits { node }),
-            Elsewhere::CutsOff(left) => change(Change::CutOff { kill_by: now + millis(left) }),
+            Elsewhere::PeerIsLost => change(MembershipChange::PeerLost { node }),
+            Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
+            Elsewhere::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
-            Elsewhere::Closes => self.over(Ending::Closed { failure: Some(note()) }),
+            Elsewhere::Closes => self.over(RemoteEnd::Closed { failure: Some(note()) }),
             Elsewhere::EndsByRule(then) => {
                 let rule = RuleNote { text: "exit=1".to_owned(), then };
-                self.over(Ending::ByRule { rule, failure: Some(note()) })
+                self.over(RemoteEnd::ByRule { rule, failure: Some(note()) })
             }
-            Elsewhere::NotNeeded => self.over(Ending::NotNeeded),
-            Elsewhere::Fails => self.over(Ending::Failed { kill_by: None }),
+            Elsewhere::NotNeeded => self.over(RemoteEnd::NotNeeded),
+            Elsewhere::Fails => self.over(RemoteEnd::Failed { kill_by: None }),
         }
     }
 
-    fn over(&mut self, ending: Ending) -> Option<Input> {
+    fn over(&mut self, ending: RemoteEnd) -> Option<Input> {
         let is_in = !matches!(self.stance, Stance::Idle | Stance::Out);
         is_in.then(|| {
             self.stance = Stance::Out;
@@ -197,7 +197,7 @@ pub(super) struct Known {
     /// Of the granted restarts, those of this node.
     pub(super) restarts: u32,
     /// How the job has ended on another node.
-    pub(super) over: Option<Ending>,
+    pub(super) over: Option<RemoteEnd>,
     pub(super) all_succeeded: bool,
 }
 
@@ -210,16 +210,16 @@ impl Book {
                 (self.others.is_joining, self.others.round) = (false, Some(round.number));
             }
             // A node that is done has no worker left to kill.
-            Input::Changed(Change::CutOff { .. }) if self.life.settled.is_some() => {}
+            Input::Changed(MembershipChange::CutOff { .. }) if self.life.settled.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
-                if let Change::CutOff { kill_by } = change {
+                if let MembershipChange::CutOff { kill_by } = change {
                     self.life.cut_off =
                         Some(self.life.cut_off.map_or(*kill_by, |before| before.min(*kill_by)));
                     self.life.kill_by = self.life.kill_by.map(|before| before.min(*kill_by));
                 }
                 // Once the cause is known, it stays.
                 let is_open = self.life.answered.is_none();
-                if let Change::PeerFailed(note) = change
+                if let MembershipChange::PeerFailed(note) = change
                     && is_open
                 {
                     self.life.peer_failed(note);
@@ -250,7 +250,7 @@ impl Book {
         };
         let is_stopped = by_us || self.setup.may_be_everybodys(end.exit) || is_interrupt(end.exit);
         let has_written = end.testimony.is_some_and(|it| it.lost.is_none());
-        let lost_another = end.testimony.is_some_and(|it| matches!(it.lost, Some(Lost::Elsewhere(_))));
+        let lost_another = end.testimony.is_some_and(|it| matches!(it.lost, Some(LostPeer::Elsewhere(_))));
         self.life.cause == Some(Cause::Others)
             && self.life.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
             && self.others.over.is_none()
@@ -293,12 +293,12 @@ impl Turn<'_> {
     /// True if the blamed worker reports the loss of a peer on another node.
     fn lost_elsewhere(&self) -> bool {
         let said = self.actions.iter().find_map(|action| match action {
-            Action::Say(Happening::GroupFailed { cause }) => Some(*cause),
+            Action::Say(JobEvent::GroupFailed { cause }) => Some(*cause),
             _ => None,
         });
         let first = || self.book.life.ends_since().first().copied();
         let blamed = said.or(self.book.life.group_failed).or_else(first);
-        blamed.and_then(|end| end.testimony).is_some_and(|it| matches!(it.lost, Some(Lost::Elsewhere(_))))
+        blamed.and_then(|end| end.testimony).is_some_and(|it| matches!(it.lost, Some(LostPeer::Elsewhere(_))))
     }
 
     /// A worker of this node failed by itself, but another node reported its own failure first.
@@ -312,7 +312,7 @@ impl Turn<'_> {
     /// If all start again: whether that is a restart of this node, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
-        let is_jobs = self.setup.persona == Persona::Rankrun && self.book.life.peer.is_some();
+        let is_jobs = self.setup.persona == CliFlavor::Rankrun && self.book.life.peer.is_some();
         (is_own, is_own || is_jobs)
     }
 
@@ -394,9 +394,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
             || end.elsewhere.is_some()
             || end.failure.is_none() && !matches!(turn.cause(), Some(Cause::NotStarted));
         let due = match end.status {
-            ExitStatus::SUCCESS if end.elsewhere.is_none() => Farewell::Succeeded,
-            _ if is_left => Farewell::Left,
-            _ => Farewell::Failed,
+            ExitStatus::SUCCESS if end.elsewhere.is_none() => PeerNotice::Succeeded,
+            _ if is_left => PeerNotice::Left,
+            _ => PeerNotice::Failed,
         };
         must(end.farewell == due, || format!("{:?} is told where {due:?} is due", end.farewell))
     })
@@ -409,7 +409,7 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
     let is_known = turn.book.others.over.is_some() || turn.is_told_elsewhere();
     let is_settled =
-        turn.actions.iter().any(|action| matches!(action, Action::Say(Happening::GroupFailed { .. })));
+        turn.actions.iter().any(|action| matches!(action, Action::Say(JobEvent::GroupFailed { .. })));
     must(!tells || is_own && (!was || is_settled), || {
         format!("a failure is told where the cause is {is:?}")
     })?;

@@ -9,13 +9,13 @@ use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
 use super::book::Cause;
 use super::history::Random;
-use crate::agent::checkup::{Checkup, DeadDevice};
-use crate::agent::rules::{Interrupt, Rules};
+use crate::agent::checkup::{DeadDevice, DeviceReport};
+use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
 use crate::spec::stop::{EarlyWarning, GraceFor, TimeLimit};
-use crate::spec::{Persona, Unhealthy};
+use crate::spec::{CliFlavor, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
 /// The result of the progress check is chosen for this many generations; later ones repeat the last result.
@@ -25,7 +25,7 @@ const GENERATIONS: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is chosen by chance, apart from the others")]
 pub(super) struct Setup {
-    pub(super) persona: Persona,
+    pub(super) persona: CliFlavor,
     pub(super) workers: u32,
     pub(super) max_restarts: u32,
     pub(super) policy: Policy,
@@ -111,7 +111,7 @@ pub(super) const fn millis(millis: u32) -> Duration {
 impl Setup {
     /// The simplest settings.
     pub(super) const PLAIN: Self = Self {
-        persona: Persona::Rankrun,
+        persona: CliFlavor::Rankrun,
         workers: 1,
         max_restarts: 0,
         policy: Policy::PLAIN,
@@ -149,7 +149,7 @@ impl Setup {
         }
         let time_limit = random.one_in(4).then(|| random.pick(&[1, 500, 2_000, 10_000]));
         Self {
-            persona: random.pick(&[Persona::Rankrun, Persona::Torchrun]),
+            persona: random.pick(&[CliFlavor::Rankrun, CliFlavor::Torchrun]),
             workers,
             max_restarts: random.below(4),
             policy: if random.one_in(2) { Policy::random(random) } else { Policy::PLAIN },
@@ -180,12 +180,12 @@ impl Setup {
     }
 
     /// The rules for the machine.
-    pub(super) fn rules(&self) -> Rules {
+    pub(super) fn rules(&self) -> JobRules {
         let limit = |time: u32| {
             let warning = |before| EarlyWarning { signal: WARNING, before: millis(before) };
             TimeLimit { limit: millis(time), warning: self.warning.map(warning) }
         };
-        Rules {
+        JobRules {
             restart: self.policy.for_the_machine(),
             grace: millis(self.grace),
             grace_for: self.grace_for(),
@@ -338,11 +338,11 @@ impl Temper {
 }
 
 /// The result of a device check.
-pub(super) fn checkup(is_dead: bool) -> Checkup {
+pub(super) fn checkup(is_dead: bool) -> DeviceReport {
     let dead = DeadDevice {
         local_ranks: vec![LocalRank(0)],
         device: "one".to_owned(),
         why: "it is gone".to_owned(),
     };
-    Checkup { dead: is_dead.then_some(dead).into_iter().collect(), ..Checkup::default() }
+    DeviceReport { dead: is_dead.then_some(dead).into_iter().collect(), ..DeviceReport::default() }
 }

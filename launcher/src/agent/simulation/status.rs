@@ -6,13 +6,13 @@ use super::book::Cause;
 use super::budget::{Due, Why};
 use super::invariants::{Turn, Verdict, must};
 use super::setup::{Setup, millis};
-use crate::agent::failure::Manner;
-use crate::agent::message::{Ending, Input, JobEnd};
+use crate::agent::failure::FailureKind;
+use crate::agent::message::{Input, JobEnd, RemoteEnd};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
 use crate::rendezvous::note::RuleEnd;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::restart::RuleAction;
 
 pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
@@ -31,14 +31,14 @@ pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
 fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     let (setup, cause) = (turn.setup, turn.cause());
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
-    let of_limit = if setup.persona == Persona::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
+    let of_limit = if setup.persona == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
     let plain = plain_status(setup, turn.book.starts > 0, end);
     let is_up = turn.book.time_is_up_at().is_some_and(|up| up <= turn.now);
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
     match (&turn.book.others.over, end.stopped_by) {
         _ if cause == Some(Cause::TimeLimit) => return both(of_limit),
-        (Some(Ending::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
-        (Some(Ending::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
+        (Some(RemoteEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
+        (Some(RemoteEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
         // A restart is granted, and the other nodes are awaited: only the time limit ends that.
         (None, None) if turn.book.others.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
@@ -79,18 +79,19 @@ const fn due_by(rule: RuleEnd) -> ExitStatus {
 /// The status by a worker's exit, or by the signal that told the launcher to stop.
 fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
     let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
-        Some((Manner::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
-        Some((Manner::Ended, Exit::Signal { number, .. })) => 128 + u8::try_from(number).expect("a signal"),
-        Some((Manner::EndedByStop | Manner::Stuck { .. } | Manner::NotJoined { .. }, _)) | None => {
-            LAUNCHER_FAILED
+        Some((FailureKind::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
+        Some((FailureKind::Ended, Exit::Signal { number, .. })) => {
+            128 + u8::try_from(number).expect("a signal")
         }
+        Some((FailureKind::EndedByStop | FailureKind::Stuck { .. } | FailureKind::NotJoined { .. }, _))
+        | None => LAUNCHER_FAILED,
     };
     let is_exception =
         |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
     match (setup.persona, end.stopped_by) {
-        (Persona::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
-        (Persona::Rankrun, None) => ExitStatus::Code(of_worker()),
-        (Persona::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),
-        (Persona::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
+        (CliFlavor::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
+        (CliFlavor::Rankrun, None) => ExitStatus::Code(of_worker()),
+        (CliFlavor::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),
+        (CliFlavor::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
     }
 }

@@ -18,11 +18,11 @@ use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
 use super::others::{ELSEWHERE, Elsewhere, Rendezvous};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
-use crate::agent::failure::{Lost, Testimony};
+use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::rank_table::{RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
-use crate::agent::policy::Sight;
-use crate::agent::stuck::Asleep;
+use crate::agent::policy::CheckpointFingerprint;
+use crate::agent::stuck::UninterruptibleWorker;
 use crate::process::Exit;
 use crate::rendezvous::NodeName;
 
@@ -172,7 +172,8 @@ impl<M: Machine> World<'_, M> {
                 Input::Reseated { generation, seating }
             }
             Some(Question::Progress) => {
-                let sight = self.setup.files_after(generation).map(|files| Sight(files.into()));
+                let sight =
+                    self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
                 Input::ProgressSeen { generation, sight }
             }
             Some(Question::Blame) => Input::Blamed(dead.then(|| NodeName::of_host("th2"))),
@@ -230,7 +231,9 @@ impl<M: Machine> World<'_, M> {
                 Input::RanksCollected { generation, table }
             }
             Stale::ProgressSeen => Input::ProgressSeen { generation, sight: None },
-            Stale::Looked => Input::Looked { generation, at, asleep: vec![Asleep { local_rank, pid }] },
+            Stale::Looked => {
+                Input::Looked { generation, at, asleep: vec![UninterruptibleWorker { local_rank, pid }] }
+            }
             Stale::StartedByHand => Input::StartedByHand { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
             Stale::DevicesChecked => Input::DevicesChecked { generation, checkup: checkup(false) },
@@ -253,10 +256,11 @@ impl<M: Machine> World<'_, M> {
             let lost = match wrote {
                 Wrote::Nothing => None,
                 Wrote::Own => Some(None),
-                Wrote::Lost(rank) => Some(Some(Lost::Here(LocalRank(rank)))),
-                Wrote::LostElsewhere => Some(Some(Lost::Elsewhere(Rank(ELSEWHERE)))),
+                Wrote::Lost(rank) => Some(Some(LostPeer::Here(LocalRank(rank)))),
+                Wrote::LostElsewhere => Some(Some(LostPeer::Elsewhere(Rank(ELSEWHERE)))),
             };
-            let testimony = lost.filter(|_| !exit.is_success()).map(|lost| Testimony { written: at, lost });
+            let testimony =
+                lost.filter(|_| !exit.is_success()).map(|lost| ErrorFileInfo { written: at, lost });
             let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
             self.queue.push_back(Input::Exited { generation, end });
         }

@@ -10,20 +10,20 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::EarlySuccess;
-use crate::agent::message::{Action, Happening, WorkerEnd};
-use crate::agent::phase::Phase;
+use crate::agent::message::{Action, JobEvent, WorkerEnd};
+use crate::agent::phase::JobPhase;
 
 /// A longer wait for the other workers is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(60);
 
 /// The workers of a generation that have finished.
 #[derive(Debug, Default)]
-pub(super) struct Finished {
+pub(super) struct FinishedWorkers {
     ends: Vec<(WorkerEnd, Instant)>,
     say_at: Option<Instant>,
 }
 
-impl Finished {
+impl FinishedWorkers {
     pub(super) fn push(&mut self, now: Instant, end: WorkerEnd) {
         if self.ends.is_empty() {
             self.say_at = Some(now + SILENT_WAIT);
@@ -51,7 +51,7 @@ impl Finished {
 impl State {
     /// When a long wait is reported. A wait for the external worker is not.
     pub(super) fn finished_told_at(&self) -> Option<Instant> {
-        let Phase::Running { live } = &self.phase else { return None };
+        let JobPhase::Running { live } = &self.phase else { return None };
         self.finished.say_at.filter(|_| !self.ours(live).is_empty())
     }
 
@@ -61,10 +61,10 @@ impl State {
             return None;
         }
         self.finished.say_at = None;
-        let Phase::Running { live } = &self.phase else { return None };
+        let JobPhase::Running { live } = &self.phase else { return None };
         let finished: Vec<LocalRank> = self.finished.ends.iter().map(|(end, _)| end.local_rank).collect();
         let since = self.finished.before(now).first().map(|first| first.before).unwrap_or_default();
         let live = self.ours(live);
-        Some(vec![Action::Say(Happening::SomeFinished { finished, live, since })])
+        Some(vec![Action::Say(JobEvent::SomeFinished { finished, live, since })])
     }
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::State;
-use crate::agent::failure::{Failure, Manner};
-use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::failure::{Failure, FailureKind};
+use crate::agent::phase::{JobPhase, StopCause, StopStage};
 use crate::agent::policy::Decision;
-use crate::spec::stop::{Outlook, StopReason};
+use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
     pub(super) fn grace(&self, reason: StopReason) -> Duration {
@@ -17,13 +17,13 @@ impl State {
         match cause {
             StopCause::User => StopReason::Signal,
             StopCause::TimeLimit => StopReason::TimeLimit,
-            StopCause::NotStarted | StopCause::Over => StopReason::Failure(Outlook::End),
-            StopCause::Membership => StopReason::Failure(Outlook::Restart),
+            StopCause::NotStarted | StopCause::Over => StopReason::Failure(AfterStop::End),
+            StopCause::Membership => StopReason::Failure(AfterStop::Restart),
             StopCause::Failure(failure) => {
                 let outlook = self.outlook(now, failure);
                 match failure.manner {
-                    Manner::NotJoined { .. } => StopReason::StartTimeout(outlook),
-                    Manner::Ended | Manner::EndedByStop | Manner::Stuck { .. } => {
+                    FailureKind::NotJoined { .. } => StopReason::StartTimeout(outlook),
+                    FailureKind::Ended | FailureKind::EndedByStop | FailureKind::Stuck { .. } => {
                         StopReason::Failure(outlook)
                     }
                 }
@@ -33,11 +33,11 @@ impl State {
 
     /// What the policy would decide now. The devices and the job's progress are checked only after the last
     /// reap and may still forbid the restart.
-    pub(super) fn outlook(&self, now: Instant, failure: &Failure) -> Outlook {
+    pub(super) fn outlook(&self, now: Instant, failure: &Failure) -> AfterStop {
         let in_time = |at| !self.timer.is_over() && self.timer.end().is_none_or(|end_at| at < end_at);
         match self.decide(now, failure) {
-            Decision::Restart { at } if in_time(at) => Outlook::Restart,
-            Decision::Restart { .. } | Decision::Fail(_) | Decision::Succeed(_) => Outlook::End,
+            Decision::Restart { at } if in_time(at) => AfterStop::Restart,
+            Decision::Restart { .. } | Decision::Fail(_) | Decision::Succeed(_) => AfterStop::End,
         }
     }
 
@@ -56,7 +56,7 @@ impl State {
     /// Time until SIGKILL; zero if no worker is being stopped.
     pub(super) fn left_of_the_grace(&self, now: Instant) -> Duration {
         match self.phase {
-            Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. } => {
+            JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. } => {
                 kill_at.saturating_duration_since(now)
             }
             _ => Duration::ZERO,

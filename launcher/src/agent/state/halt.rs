@@ -10,28 +10,28 @@ use std::time::Duration;
 
 use super::State;
 use crate::agent::message::Action;
-use crate::agent::phase::{Phase, Stage};
+use crate::agent::phase::{JobPhase, StopStage};
 
 impl State {
     /// All processes of the job were suspended for this long, until now.
     pub(super) fn was_halted(&mut self, lasted: Duration) -> Vec<Action> {
         match &mut self.phase {
-            Phase::Undecided { until: at, .. }
-            | Phase::Observing { until: at, .. }
-            | Phase::Blaming { until: at, .. }
-            | Phase::Stopping {
-                stage: Stage::Asked { kill_at: at, .. } | Stage::Killed { give_up_at: at },
+            JobPhase::Undecided { until: at, .. }
+            | JobPhase::Observing { until: at, .. }
+            | JobPhase::Blaming { until: at, .. }
+            | JobPhase::Stopping {
+                stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
                 ..
             } => *at += lasted,
-            Phase::Checking { say_at, give_up_at, .. } => {
+            JobPhase::Checking { say_at, give_up_at, .. } => {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
-            Phase::Settling { say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
-            Phase::Starting
-            | Phase::Joining { .. }
-            | Phase::Running { .. }
-            | Phase::Waiting { .. }
-            | Phase::Finished => {}
+            JobPhase::Settling { say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
+            JobPhase::Starting
+            | JobPhase::Joining { .. }
+            | JobPhase::Running { .. }
+            | JobPhase::Waiting { .. }
+            | JobPhase::Finished => {}
         }
         if let Some(patience) = &mut self.patience {
             *patience += lasted;

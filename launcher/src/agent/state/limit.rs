@@ -10,8 +10,8 @@ use rankrun_contract::rank::LocalRank;
 use super::{State, with_at};
 use crate::agent::failure::Failure;
 use crate::agent::message::rank_table::TableCause;
-use crate::agent::message::{Action, Happening, OwnStop, WorkerEnd};
-use crate::agent::phase::{Phase, StopCause};
+use crate::agent::message::{Action, JobEvent, LocalStop, WorkerEnd};
+use crate::agent::phase::{JobPhase, StopCause};
 use crate::exit_code::code_of_signal;
 use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
@@ -31,7 +31,7 @@ pub(super) struct Timer {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Strike {
+enum TimerEvent {
     Warning,
     End,
 }
@@ -67,14 +67,14 @@ impl Timer {
     }
 
     /// A warning that is due only with the limit is dropped, as after a suspension.
-    fn strike(&mut self, now: Instant) -> Option<Strike> {
+    fn strike(&mut self, now: Instant) -> Option<TimerEvent> {
         let is_due = |at: &mut Instant| *at <= now;
         if !self.is_over && self.end_at.is_some_and(|end_at| end_at <= now) {
             self.warn_at = None;
             self.is_over = true;
-            return Some(Strike::End);
+            return Some(TimerEvent::End);
         }
-        self.warn_at.take_if(is_due).map(|_| Strike::Warning)
+        self.warn_at.take_if(is_due).map(|_| TimerEvent::Warning)
     }
 }
 
@@ -82,16 +82,16 @@ impl State {
     /// When the time limit or its warning is due, while there is a job to stop.
     pub(super) fn time_limit_at(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Starting | Phase::Finished => None,
-            Phase::Joining { .. }
-            | Phase::Settling { .. }
-            | Phase::Running { .. }
-            | Phase::Undecided { .. }
-            | Phase::Observing { .. }
-            | Phase::Stopping { .. }
-            | Phase::Blaming { .. }
-            | Phase::Checking { .. }
-            | Phase::Waiting { .. } => self.timer.next(),
+            JobPhase::Starting | JobPhase::Finished => None,
+            JobPhase::Joining { .. }
+            | JobPhase::Settling { .. }
+            | JobPhase::Running { .. }
+            | JobPhase::Undecided { .. }
+            | JobPhase::Observing { .. }
+            | JobPhase::Stopping { .. }
+            | JobPhase::Blaming { .. }
+            | JobPhase::Checking { .. }
+            | JobPhase::Waiting { .. } => self.timer.next(),
         }
     }
 
@@ -105,20 +105,21 @@ impl State {
     pub(super) fn time_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
         self.time_limit_at()?;
         match self.timer.strike(now)? {
-            Strike::Warning => Some(self.time_is_short()),
-            Strike::End => Some(self.time_is_up(now)),
+            TimerEvent::Warning => Some(self.time_is_short()),
+            TimerEvent::End => Some(self.time_is_up(now)),
         }
     }
 
     /// Sends the warning like any signal that is passed on; a worker started later gets none.
     fn time_is_short(&mut self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
-        let (Phase::Running { live } | Phase::Undecided { live, .. }, Some(warning)) = (&self.phase, warning)
+        let (JobPhase::Running { live } | JobPhase::Undecided { live, .. }, Some(warning)) =
+            (&self.phase, warning)
         else {
             return Vec::new();
         };
         let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
-        let said = Action::Say(Happening::TimeIsShort { before, signal, live });
+        let said = Action::Say(JobEvent::TimeIsShort { before, signal, live });
         self.timer.warned = Some(signal);
         self.pass(signal).into_iter().chain([said]).collect()
     }
@@ -156,36 +157,36 @@ impl State {
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(Happening::TimeIsUp { limit, by_warning, live: ours, grace });
+        let said = Action::Say(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        let told = self.tell_of_stop(OwnStop::TimeLimit);
+        let told = self.tell_of_stop(LocalStop::TimeLimit);
         told.into_iter().chain(ranks).chain(with_at(actions, at, said)).collect()
     }
 
     fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
         let ranks = self.collect_ranks(TableCause::TimeLimit);
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } => self.stop_for_the_limit(now, live, None, ranks),
-            Phase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Running { live } => self.stop_for_the_limit(now, live, None, ranks),
+            JobPhase::Undecided { live, failure, .. } => self.failed(now, live, failure),
+            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             // The other node's failure came during the question.
-            Phase::Blaming { ref failure, .. } if self.is_others_doing(failure.first) => {
+            JobPhase::Blaming { ref failure, .. } if self.is_others_doing(failure.first) => {
                 self.go_on_with_others(now)
             }
-            Phase::Blaming { failure, .. } | Phase::Checking { failure, .. } => {
+            JobPhase::Blaming { failure, .. } | JobPhase::Checking { failure, .. } => {
                 let decision = self.decide(now, &failure);
                 self.carry_out(now, decision, failure)
             }
-            Phase::Waiting { failure, .. } => self.ended_by_the_limit(now, Some(failure)),
-            Phase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
-            Phase::Settling { .. } => {
+            JobPhase::Waiting { failure, .. } => self.ended_by_the_limit(now, Some(failure)),
+            JobPhase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
+            JobPhase::Settling { .. } => {
                 self.timer.ended_it = true;
                 self.wants_an_end(now, StopReason::TimeLimit);
                 self.settled_badly()
             }
             // A stop continues as it is; it can no longer end in a restart.
-            phase @ (Phase::Starting | Phase::Stopping { .. } | Phase::Finished) => {
+            phase @ (JobPhase::Starting | JobPhase::Stopping { .. } | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }

@@ -8,23 +8,23 @@ use rankrun_contract::rank::Generation;
 use super::State;
 use super::rendezvous::SAME_MOMENT;
 use crate::agent::message::rank_table::{EndedRank, RankTable, TableCause};
-use crate::agent::message::{Action, Ending, Happening};
-use crate::agent::phase::Phase;
-use crate::rendezvous::Change;
-use crate::spec::Persona;
+use crate::agent::message::{Action, JobEvent, RemoteEnd};
+use crate::agent::phase::JobPhase;
+use crate::rendezvous::MembershipChange;
+use crate::spec::CliFlavor;
 
 impl State {
     /// Collects the rows, before the phase changes to a stop. A single rank waits for no other rank, so the
     /// table cannot explain the signal that ends it.
     pub(super) fn collect_ranks(&self, cause: TableCause) -> Option<Action> {
         let (live, failure) = match &self.phase {
-            Phase::Running { live } => (live, None),
-            Phase::Undecided { live, failure, .. } => (live, Some(failure)),
+            JobPhase::Running { live } => (live, None),
+            JobPhase::Undecided { live, failure, .. } => (live, Some(failure)),
             _ => return None,
         };
         let is_alone = self.rules.workers.get() == 1 && !self.rules.has_rendezvous;
         let is_wanted = !live.is_empty() && (!is_alone || cause == TableCause::TimeLimit);
-        if self.rules.persona != Persona::Rankrun || !is_wanted {
+        if self.rules.persona != CliFlavor::Rankrun || !is_wanted {
             return None;
         }
         let failed = failure.into_iter().flat_map(|failure| {
@@ -36,16 +36,20 @@ impl State {
     }
 
     /// The same if another node has ended the job by its own stop.
-    pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &Ending) -> Option<Action> {
-        let Ending::Closed { failure: Some(note) } = ending else { return None };
+    pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &RemoteEnd) -> Option<Action> {
+        let RemoteEnd::Closed { failure: Some(note) } = ending else { return None };
         note.why_node_ended_job()?;
         self.collect_ranks_for_others(now)
     }
 
     /// The same if another node has left and this node stops its workers for that. A scheduler stops all
     /// nodes of a job, and this node may hear of another node first.
-    pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &Change) -> Option<Action> {
-        if matches!(change, Change::PeerLeft { .. }) { self.collect_ranks_for_others(now) } else { None }
+    pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &MembershipChange) -> Option<Action> {
+        if matches!(change, MembershipChange::PeerLeft { .. }) {
+            self.collect_ranks_for_others(now)
+        } else {
+            None
+        }
     }
 
     /// The time limits of all nodes expire at about the same time.
@@ -56,8 +60,8 @@ impl State {
 
     /// Shows the table, unless the job is over meanwhile.
     pub(super) fn ranks_collected(&self, generation: Generation, table: RankTable) -> Vec<Action> {
-        let is_current = generation == self.generation && self.phase != Phase::Finished;
+        let is_current = generation == self.generation && self.phase != JobPhase::Finished;
         let is_shown = is_current && table.is_needed();
-        is_shown.then_some(Action::Say(Happening::RankTable(table))).into_iter().collect()
+        is_shown.then_some(Action::Say(JobEvent::RankTable(table))).into_iter().collect()
     }
 }

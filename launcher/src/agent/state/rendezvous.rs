@@ -14,13 +14,13 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
-use crate::agent::failure::{Failure, Manner};
-use crate::agent::message::{Action, Ending, Farewell, Happening, OwnStop, WorkerEnd};
-use crate::agent::phase::{Phase, Stage, StopCause};
-use crate::agent::policy::{Decision, Place, Refusal};
+use crate::agent::failure::{Failure, FailureKind};
+use crate::agent::message::{Action, JobEvent, LocalStop, PeerNotice, RemoteEnd, WorkerEnd};
+use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::agent::policy::{Decision, NoRestart, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::rendezvous::{Change, FailureNote, NodeName, PeerLoss, Round};
-use crate::spec::Persona;
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round};
+use crate::spec::CliFlavor;
 
 /// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
 const LONGEST_BLAME: Duration = Duration::from_secs(8);
@@ -32,18 +32,18 @@ const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 /// The end of the job on another node.
 #[derive(Debug)]
-struct Over {
-    ending: Ending,
+struct JobEndElsewhere {
+    ending: RemoteEnd,
     /// The failure here is an effect of that node's stop.
     is_their_doing: bool,
 }
 
 /// What this node knows of the other nodes.
 #[derive(Debug, Default)]
-pub(super) struct Others {
+pub(super) struct PeerStatus {
     /// The first failure of this round, if it happened on another node.
     failed_first: Option<FailureNote>,
-    over: Option<Over>,
+    over: Option<JobEndElsewhere>,
     has_started: bool,
     /// This node could not start its workers.
     cannot_start: bool,
@@ -52,13 +52,13 @@ pub(super) struct Others {
 impl State {
     /// Takes part in the next round; no worker of the last round is left.
     pub(super) fn join(&mut self, now: Instant, failure: Option<Failure>) -> Action {
-        self.phase = Phase::Joining { failure, since: now };
+        self.phase = JobPhase::Joining { failure, since: now };
         Action::Join { workers: self.rules.workers }
     }
 
     /// A round is complete, and this node is in it.
     pub(super) fn joined(&mut self, now: Instant, round: Box<Round>) -> Vec<Action> {
-        let Phase::Joining { failure, since } = &mut self.phase else { return Vec::new() };
+        let JobPhase::Joining { failure, since } = &mut self.phase else { return Vec::new() };
         let (failure, since) = (failure.take(), *since);
         let again = std::mem::replace(&mut self.others.has_started, true);
         if again && self.no_time_for_a_restart(now) {
@@ -68,60 +68,60 @@ impl State {
             self.timer.start(self.rules.time_limit, now);
         }
         self.others.failed_first = None;
-        let place = Place { node: round.node_rank, base: round.base_rank };
+        let place = NodeSlot { node: round.node_rank, base: round.base_rank };
         self.history.joined(place, now.saturating_duration_since(since));
-        let said = again.then(|| Action::Say(Happening::Rejoined { round: round.clone() }));
+        let said = again.then(|| Action::Say(JobEvent::Rejoined { round: round.clone() }));
         said.into_iter().chain([self.start(now, Some(round))]).collect()
     }
 
     /// The round is over because of another node or the store.
-    pub(super) fn changed(&mut self, now: Instant, change: Change) -> Vec<Action> {
-        let is_newcomer = matches!(change, Change::NodeWaits { .. });
+    pub(super) fn changed(&mut self, now: Instant, change: MembershipChange) -> Vec<Action> {
+        let is_newcomer = matches!(change, MembershipChange::NodeWaits { .. });
         let kill_by = kill_by(now, &change);
         let ranks = self.collect_ranks_for_change(now, &change);
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } | Phase::Undecided { live, .. } => {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
                 self.remember(&change);
                 ranks.into_iter().chain(self.stop_for_others(now, live, change)).collect()
             }
-            Phase::Stopping { live, cause, stage } => {
+            JobPhase::Stopping { live, cause, stage } => {
                 self.remember(&change);
-                self.phase = Phase::Stopping { live, cause, stage };
+                self.phase = JobPhase::Stopping { live, cause, stage };
                 self.kill_no_later_than(kill_by);
-                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
             }
-            phase @ Phase::Settling { .. }
-                if matches!(change, Change::CutOff { .. } | Change::StoodStill) =>
+            phase @ JobPhase::Settling { .. }
+                if matches!(change, MembershipChange::CutOff { .. } | MembershipChange::StoodStill) =>
             {
                 // No worker is left to kill, and a node that is done stays done.
                 self.phase = phase;
                 Vec::new()
             }
-            Phase::Settling { .. } => {
+            JobPhase::Settling { .. } => {
                 self.remember(&change);
-                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 let swept = Action::KillLeftovers { generation: self.generation };
                 let early = self.finished_before_loss(self.others.failed_first.as_ref());
                 let said = [swept, Action::Say(said)].into_iter().chain(early);
                 said.chain(self.go_on_with_others(now)).collect()
             }
             phase => {
-                let is_blaming = matches!(phase, Phase::Blaming { .. });
+                let is_blaming = matches!(phase, JobPhase::Blaming { .. });
                 self.phase = phase;
-                let Change::PeerFailed(note) = &change else { return Vec::new() };
+                let MembershipChange::PeerFailed(note) = &change else { return Vec::new() };
                 if !is_blaming || self.others.failed_first.as_ref() == Some(note) {
                     return Vec::new();
                 }
                 self.remember(&change);
-                let said = Happening::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+                let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 vec![Action::Say(said)]
             }
         }
     }
 
-    fn remember(&mut self, change: &Change) {
-        if let Change::PeerFailed(note) = change {
+    fn remember(&mut self, change: &MembershipChange) {
+        if let MembershipChange::PeerFailed(note) = change {
             // A note from before a lost node was detected was not the cause, nor is a failure that lost a
             // peer.
             let is_first = self.others.failed_first.as_ref().is_none_or(|told| note.outranks(told));
@@ -149,27 +149,32 @@ impl State {
         if cause != StopCause::Membership || !is_cause || is_over {
             return (cause, None);
         }
-        let manner = if self.was_stopped(end.exit) { Manner::EndedByStop } else { Manner::Ended };
+        let manner = if self.was_stopped(end.exit) { FailureKind::EndedByStop } else { FailureKind::Ended };
         (StopCause::Failure(self.failure(now, end, manner)), self.tell_of(end))
     }
 
-    fn stop_for_others(&mut self, now: Instant, live: BTreeSet<LocalRank>, change: Change) -> Vec<Action> {
+    fn stop_for_others(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        change: MembershipChange,
+    ) -> Vec<Action> {
         let kill_by = kill_by(now, &change);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Membership, Signal::SIGTERM);
         self.kill_no_later_than(kill_by);
         let grace = self.left_of_the_grace(now);
-        told_at_once(actions, Happening::Changed { change, live: ours, grace })
+        told_at_once(actions, JobEvent::Changed { change, live: ours, grace })
     }
 
     /// True if a worker may be alive that must not outlive this node's lease.
     pub const fn has_workers(&self) -> bool {
-        self.is_running() || matches!(self.phase, Phase::Stopping { .. })
+        self.is_running() || matches!(self.phase, JobPhase::Stopping { .. })
     }
 
     /// The other nodes take a cut-off node for dead at this time; none of its workers may then be alive.
     fn kill_no_later_than(&mut self, kill_by: Option<Instant>) {
-        if let (Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
+        if let (JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
             (&mut self.phase, kill_by)
         {
             *kill_at = kill_by.min(*kill_at);
@@ -184,7 +189,7 @@ impl State {
         }
         let by_worker = self.others.failed_first.as_ref().is_some_and(|told| told.pid != 0);
         // Under the name rankrun all nodes share one budget.
-        if by_worker && self.rules.persona == Persona::Rankrun {
+        if by_worker && self.rules.persona == CliFlavor::Rankrun {
             self.history.restarted(now, &self.rules.restart);
             self.restarts_of_job.0 += 1;
         } else {
@@ -202,9 +207,9 @@ impl State {
         if !is_own || is_over || self.no_time_for_a_restart(now) {
             return self.go_on_with_others(now);
         }
-        if self.rules.persona == Persona::Torchrun {
+        if self.rules.persona == CliFlavor::Torchrun {
             let decision = self.decide(now, &failure);
-            if matches!(decision, Decision::Fail(Refusal::Budget | Refusal::Window { .. })) {
+            if matches!(decision, Decision::Fail(NoRestart::Budget | NoRestart::Window { .. })) {
                 return self.carry_out(now, decision, failure);
             }
             self.history.restarted(now, &self.rules.restart);
@@ -235,7 +240,7 @@ impl State {
     }
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
-    pub(super) fn tell_of_stop(&self, because: OwnStop) -> Option<Action> {
+    pub(super) fn tell_of_stop(&self, because: LocalStop) -> Option<Action> {
         let is_news = self.rules.has_rendezvous && self.others.over.is_none();
         is_news.then_some(Action::TellStop { because })
     }
@@ -257,7 +262,7 @@ impl State {
         if !may_go_on {
             return None;
         }
-        self.phase = Phase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
+        self.phase = JobPhase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
         Some(vec![Action::AskBlame])
     }
 
@@ -279,7 +284,7 @@ impl State {
 
     /// The answer to the question whether a lost node caused the failure here.
     pub(super) fn blamed(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
-        let Phase::Blaming { failure, until } = &self.phase else { return Vec::new() };
+        let JobPhase::Blaming { failure, until } = &self.phase else { return Vec::new() };
         // A late answer counts as "not known".
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
         match (self.is_others_doing(failure.first), &lost) {
@@ -288,7 +293,7 @@ impl State {
             (false, _) => {}
         }
         let Some(node) = lost else { return self.look_or_decide(now, failure) };
-        let said = Action::Say(Happening::Blamed { node });
+        let said = Action::Say(JobEvent::Blamed { node });
         [said].into_iter().chain(self.go_on_with_others(now)).collect()
     }
 
@@ -299,7 +304,7 @@ impl State {
         }
         self.history.generation_ended(now);
         self.history.generation_is_gone(now);
-        self.phase = Phase::Settling { say_at: Some(now + SILENT_WAIT) };
+        self.phase = JobPhase::Settling { say_at: Some(now + SILENT_WAIT) };
         vec![Action::TellSuccess]
     }
 
@@ -321,65 +326,67 @@ impl State {
             PeerLoss::Rank(rank) => ours(rank),
             PeerLoss::Unnamed => true,
         };
-        is_ours.then(|| Action::Say(Happening::FinishedBeforeLoss { note: note.clone() }))
+        is_ours.then(|| Action::Say(JobEvent::FinishedBeforeLoss { note: note.clone() }))
     }
 
     /// The workers of all nodes have succeeded.
     pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
         match self.phase {
-            Phase::Settling { .. } => vec![self.succeed(None)],
+            JobPhase::Settling { .. } => vec![self.succeed(None)],
             _ => Vec::new(),
         }
     }
 
     /// The rendezvous is over for this node.
-    pub(super) fn over(&mut self, now: Instant, ending: Ending) -> Vec<Action> {
-        if self.phase == Phase::Finished || self.others.over.is_some() {
+    pub(super) fn over(&mut self, now: Instant, ending: RemoteEnd) -> Vec<Action> {
+        if self.phase == JobPhase::Finished || self.others.over.is_some() {
             return Vec::new();
         }
         let is_their_doing = self.fails_of_that_node(now, &ending);
-        self.others.over = Some(Over { ending: ending.clone(), is_their_doing });
+        self.others.over = Some(JobEndElsewhere { ending: ending.clone(), is_their_doing });
         let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
-            Ending::Failed { kill_by } => *kill_by,
-            Ending::NotNeeded | Ending::Closed { .. } | Ending::ByRule { .. } => None,
+            RemoteEnd::Failed { kill_by } => *kill_by,
+            RemoteEnd::NotNeeded | RemoteEnd::Closed { .. } | RemoteEnd::ByRule { .. } => None,
         };
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Running { live } | Phase::Undecided { live, .. } | Phase::Observing { live, .. } => {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Running { live }
+            | JobPhase::Undecided { live, .. }
+            | JobPhase::Observing { live, .. } => {
                 let ours = self.ours(&live);
                 let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
                 self.kill_no_later_than(kill_by);
                 let grace = self.left_of_the_grace(now);
-                let said = Happening::OverElsewhere { ending, live: ours, grace };
+                let said = JobEvent::OverElsewhere { ending, live: ours, grace };
                 ranks.into_iter().chain(told_at_once(actions, said)).collect()
             }
-            phase @ Phase::Stopping { .. } => {
+            phase @ JobPhase::Stopping { .. } => {
                 self.phase = phase;
                 self.kill_no_later_than(kill_by);
                 Vec::new()
             }
-            Phase::Blaming { failure, .. }
-            | Phase::Checking { failure, .. }
-            | Phase::Waiting { failure, .. } => self.end_for_others(&failure).into_iter().collect(),
-            Phase::Joining { failure, .. } => vec![self.finish_failed(failure)],
-            Phase::Settling { .. } => self.settled_badly(),
-            Phase::Starting | Phase::Finished => vec![self.finish_failed(None)],
+            JobPhase::Blaming { failure, .. }
+            | JobPhase::Checking { failure, .. }
+            | JobPhase::Waiting { failure, .. } => self.end_for_others(&failure).into_iter().collect(),
+            JobPhase::Joining { failure, .. } => vec![self.finish_failed(failure)],
+            JobPhase::Settling { .. } => self.settled_badly(),
+            JobPhase::Starting | JobPhase::Finished => vec![self.finish_failed(None)],
         }
     }
 
-    fn fails_of_that_node(&self, now: Instant, ending: &Ending) -> bool {
-        let Ending::Closed { failure: Some(note) } = ending else { return false };
+    fn fails_of_that_node(&self, now: Instant, ending: &RemoteEnd) -> bool {
+        let RemoteEnd::Closed { failure: Some(note) } = ending else { return false };
         let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
         note.why_node_ended_job().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
     /// How the job ended on another node, and its first failure there.
-    pub(super) fn ended_elsewhere(&self) -> (Option<Ending>, Option<FailureNote>) {
+    pub(super) fn ended_elsewhere(&self) -> (Option<RemoteEnd>, Option<FailureNote>) {
         let over = self.others.over.as_ref().map(|over| over.ending.clone());
         let told = match &over {
             // A failure that a rule counts as success is not the job's cause.
-            Some(Ending::ByRule { rule, .. }) if rule.is_success() => return (over, None),
-            Some(Ending::Closed { failure } | Ending::ByRule { failure, .. }) => failure.clone(),
+            Some(RemoteEnd::ByRule { rule, .. }) if rule.is_success() => return (over, None),
+            Some(RemoteEnd::Closed { failure } | RemoteEnd::ByRule { failure, .. }) => failure.clone(),
             _ => None,
         };
         let first = told.or_else(|| self.others.failed_first.clone()).filter(|_| over.is_some());
@@ -388,12 +395,12 @@ impl State {
 
     /// What the other nodes are told when this node ends badly. A node that leaves does not close the job:
     /// the others may go on.
-    pub(super) const fn farewell(&self, failure: Option<&Failure>) -> Farewell {
+    pub(super) const fn farewell(&self, failure: Option<&Failure>) -> PeerNotice {
         let is_told = self.stopped_by.is_some() || self.timer.ended_it() || self.others.over.is_some();
         if !is_told && (failure.is_some() || self.others.cannot_start) {
-            Farewell::Failed
+            PeerNotice::Failed
         } else {
-            Farewell::Left
+            PeerNotice::Left
         }
     }
 
@@ -409,27 +416,27 @@ impl State {
     /// The exit status of a job that ended on another node.
     pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
         self.others.over.as_ref().map(|over| match over.ending {
-            Ending::NotNeeded => ExitStatus::SUCCESS,
-            Ending::ByRule { ref rule, .. } => rule.then.status(),
-            Ending::Closed { .. } | Ending::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
+            RemoteEnd::NotNeeded => ExitStatus::SUCCESS,
+            RemoteEnd::ByRule { ref rule, .. } => rule.then.status(),
+            RemoteEnd::Closed { .. } | RemoteEnd::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
     }
 }
 
 /// The latest time to kill the workers of a round that ended this way.
-const fn kill_by(now: Instant, change: &Change) -> Option<Instant> {
+const fn kill_by(now: Instant, change: &MembershipChange) -> Option<Instant> {
     match change {
-        Change::CutOff { kill_by } => Some(*kill_by),
-        Change::Removed | Change::StoodStill => Some(now),
-        Change::PeerFailed(_)
-        | Change::PeerLost { .. }
-        | Change::PeerLeft { .. }
-        | Change::NodeWaits { .. } => None,
+        MembershipChange::CutOff { kill_by } => Some(*kill_by),
+        MembershipChange::Removed | MembershipChange::StoodStill => Some(now),
+        MembershipChange::PeerFailed(_)
+        | MembershipChange::PeerLost { .. }
+        | MembershipChange::PeerLeft { .. }
+        | MembershipChange::NodeWaits { .. } => None,
     }
 }
 
 /// Says it at once, but not before the running workers get the stop signal.
-fn told_at_once(actions: Vec<Action>, said: Happening) -> Vec<Action> {
+fn told_at_once(actions: Vec<Action>, said: JobEvent) -> Vec<Action> {
     let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
     with_at(actions, at, Action::Say(said))
 }

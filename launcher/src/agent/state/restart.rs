@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
-use crate::agent::checkup::Checkup;
+use crate::agent::checkup::DeviceReport;
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, Farewell, Happening, JobEnd};
-use crate::agent::phase::{Phase, Step, StopCause};
-use crate::agent::policy::{Decision, Refusal, Sight, Wish};
+use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
+use crate::agent::phase::{CheckStep, JobPhase, StopCause};
+use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart, WorkerDemand};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::rendezvous::note::RuleNote;
-use crate::spec::{Persona, Unhealthy};
+use crate::spec::{CliFlavor, Unhealthy};
 
 /// A longer check is reported.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ impl State {
         if !self.is_worth_a_look() {
             return self.restart_or_finish(now, failure);
         }
-        self.look(now, failure, Step::Condition);
+        self.look(now, failure, CheckStep::Condition);
         vec![Action::CheckDevices { generation: self.generation }]
     }
 
@@ -60,13 +60,18 @@ impl State {
         if failure.first.local_rank != told {
             actions.extend(self.tell_of(failure.first));
         }
-        actions.push(Action::Say(Happening::GroupFailed { cause: failure.first }));
+        actions.push(Action::Say(JobEvent::GroupFailed { cause: failure.first }));
         (StopCause::Failure(failure), actions)
     }
 
     /// The health check is complete. A check without an answer forbids nothing.
-    pub(super) fn checked(&mut self, now: Instant, generation: Generation, checkup: Checkup) -> Vec<Action> {
-        let Some(mut failure) = self.looked_at(generation, Step::Condition) else { return Vec::new() };
+    pub(super) fn checked(
+        &mut self,
+        now: Instant,
+        generation: Generation,
+        checkup: DeviceReport,
+    ) -> Vec<Action> {
+        let Some(mut failure) = self.looked_at(generation, CheckStep::Condition) else { return Vec::new() };
         let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
@@ -77,10 +82,10 @@ impl State {
         if !matches!(decision, Decision::Restart { .. }) {
             actions.extend(self.carry_out(now, decision, failure));
         } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
-            self.look(now, failure, Step::Seats);
+            self.look(now, failure, CheckStep::Seats);
             actions.push(Action::Reseat { generation });
         } else {
-            actions.push(Action::Say(Happening::NoRestart { why: None }));
+            actions.push(Action::Say(JobEvent::NoRestart { why: None }));
             actions.push(self.finish_failed(Some(failure)));
         }
         actions
@@ -93,15 +98,15 @@ impl State {
         generation: Generation,
         seating: Result<LocalWorldSize, String>,
     ) -> Vec<Action> {
-        let Some(failure) = self.looked_at(generation, Step::Seats) else { return Vec::new() };
+        let Some(failure) = self.looked_at(generation, CheckStep::Seats) else { return Vec::new() };
         match seating {
             Ok(workers) => {
                 self.rules.workers = workers;
-                let said = Action::Say(Happening::Reseated { workers });
+                let said = Action::Say(JobEvent::Reseated { workers });
                 [said].into_iter().chain(self.restart_or_finish(now, failure)).collect()
             }
             Err(why) => {
-                let said = Action::Say(Happening::NoRestart { why: Some(why) });
+                let said = Action::Say(JobEvent::NoRestart { why: Some(why) });
                 vec![said, self.finish_failed(Some(failure))]
             }
         }
@@ -112,15 +117,15 @@ impl State {
         &mut self,
         now: Instant,
         generation: Generation,
-        sight: Option<Sight>,
+        sight: Option<CheckpointFingerprint>,
     ) -> Vec<Action> {
-        let Some(failure) = self.looked_at(generation, Step::Progress) else { return Vec::new() };
+        let Some(failure) = self.looked_at(generation, CheckStep::Progress) else { return Vec::new() };
         let said = match sight {
             Some(sight) => {
                 self.history.saw(sight);
                 None
             }
-            None => Some(Action::Say(Happening::ProgressUnknown)),
+            None => Some(Action::Say(JobEvent::ProgressUnknown)),
         };
         let decision = self.decide(now, &failure);
         said.into_iter().chain(self.carry_out(now, decision, failure)).collect()
@@ -130,28 +135,28 @@ impl State {
     pub(super) fn look_lasts(
         &mut self,
         now: Instant,
-        (failure, step, give_up_at): (Failure, Step, Option<Instant>),
+        (failure, step, give_up_at): (Failure, CheckStep, Option<Instant>),
     ) -> Vec<Action> {
-        self.phase = Phase::Checking { failure, step, say_at: None, give_up_at };
+        self.phase = JobPhase::Checking { failure, step, say_at: None, give_up_at };
         if give_up_at.is_some_and(|at| at <= now) {
             return self.progress_seen(now, self.generation, None);
         }
         vec![Action::Say(match step {
-            Step::Condition | Step::Seats => Happening::CheckingDevices,
-            Step::Progress => Happening::LookingForProgress,
+            CheckStep::Condition | CheckStep::Seats => JobEvent::CheckingDevices,
+            CheckStep::Progress => JobEvent::LookingForProgress,
         })]
     }
 
-    fn look(&mut self, now: Instant, failure: Failure, step: Step) {
+    fn look(&mut self, now: Instant, failure: Failure, step: CheckStep) {
         // A device check has its own deadlines.
-        let give_up_at = (step == Step::Progress).then(|| now + LONGEST_LOOK);
-        self.phase = Phase::Checking { failure, step, say_at: Some(now + SILENT_WAIT), give_up_at };
+        let give_up_at = (step == CheckStep::Progress).then(|| now + LONGEST_LOOK);
+        self.phase = JobPhase::Checking { failure, step, say_at: Some(now + SILENT_WAIT), give_up_at };
     }
 
     /// The failure that this check belongs to; `None` if the job no longer waits for the check.
-    fn looked_at(&mut self, generation: Generation, awaited: Step) -> Option<Failure> {
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
+    fn looked_at(&mut self, generation: Generation, awaited: CheckStep) -> Option<Failure> {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
                 Some(failure)
             }
             phase => {
@@ -162,7 +167,7 @@ impl State {
     }
 
     pub(super) fn decide(&self, now: Instant, failure: &Failure) -> Decision {
-        let wish = if self.stopped_by.is_some() { Wish::Stop } else { Wish::GoOn };
+        let wish = if self.stopped_by.is_some() { WorkerDemand::Stop } else { WorkerDemand::GoOn };
         self.history.decide((&self.rules.restart, self.rules.max_restarts), wish, failure, now)
     }
 
@@ -170,7 +175,7 @@ impl State {
         let decision = self.decide(now, &failure);
         let is_restart = matches!(decision, Decision::Restart { .. });
         if self.rules.restart.progress.is_some() && is_restart && !self.timer.is_over() {
-            self.look(now, failure, Step::Progress);
+            self.look(now, failure, CheckStep::Progress);
             return vec![Action::LookForProgress { generation: self.generation }];
         }
         self.carry_out(now, decision, failure)
@@ -180,14 +185,14 @@ impl State {
         match decision {
             Decision::Restart { at } => self.restart_at(now, at, failure),
             Decision::Succeed(rule) => {
-                vec![Action::Say(Happening::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
+                vec![Action::Say(JobEvent::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
             }
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and a user that stopped the job knows.
-                let plain = matches!(refusal, Refusal::Stopped | Refusal::Stuck | Refusal::Budget);
-                let said = (!plain).then_some(Action::Say(Happening::RestartRefused(refusal)));
+                let plain = matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
+                let said = (!plain).then_some(Action::Say(JobEvent::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
-                if let (Action::Finish(end), Refusal::Rule(rule)) = (&mut finish, refusal)
+                if let (Action::Finish(end), NoRestart::Rule(rule)) = (&mut finish, refusal)
                     && let Some(rule) = RuleNote::of(&rule)
                 {
                     end.status = rule.then.status();
@@ -201,17 +206,17 @@ impl State {
     fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
         let until = self.held_until(&failure).map_or(at, |held| held.max(at));
         if self.no_time_for_a_restart(until) {
-            let refusal = Refusal::TooLate { wait: until.saturating_duration_since(now) };
-            let said = (until > now).then_some(Action::Say(Happening::RestartRefused(refusal)));
+            let refusal = NoRestart::TooLate { wait: until.saturating_duration_since(now) };
+            let said = (until > now).then_some(Action::Say(JobEvent::RestartRefused(refusal)));
             return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
         }
         if until <= now {
             return self.restart(now, failure);
         }
-        self.phase = Phase::Waiting { failure, until };
+        self.phase = JobPhase::Waiting { failure, until };
         let used = RestartCount(self.restarts_of_job.0 + 1);
         // Without a back-off the user is not told: the wait is over in half a second.
-        let said = (at > now).then_some(Action::Say(Happening::Waiting { wait: until - now, used }));
+        let said = (at > now).then_some(Action::Say(JobEvent::Waiting { wait: until - now, used }));
         said.into_iter().collect()
     }
 
@@ -233,7 +238,7 @@ impl State {
         self.restarts_used.0 += 1;
         self.restarts_of_job.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Say(Happening::Restarting { used: self.restarts_of_job });
+        let said = Action::Say(JobEvent::Restarting { used: self.restarts_of_job });
         let next =
             if self.rules.has_rendezvous { self.join(now, Some(failure)) } else { self.start(now, None) };
         vec![said, next]
@@ -244,17 +249,17 @@ impl State {
         // A job that has succeeded shows no failure.
         let failure = failure.filter(|_| elsewhere != Some(ExitStatus::SUCCESS));
         let status = match (self.rules.persona, self.stopped_by, &failure) {
-            (Persona::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
-            (Persona::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
+            (CliFlavor::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
+            (CliFlavor::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
             _ if elsewhere.is_some() => elsewhere.unwrap_or(ExitStatus::Code(LAUNCHER_FAILED)),
-            (Persona::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
+            (CliFlavor::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }
-            (Persona::Torchrun, ..) | (Persona::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
-            (Persona::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
-            (Persona::Rankrun, None, Some(failure)) => failure.status(),
+            (CliFlavor::Torchrun, ..) | (CliFlavor::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
+            (CliFlavor::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
+            (CliFlavor::Rankrun, None, Some(failure)) => failure.status(),
         };
-        self.phase = Phase::Finished;
+        self.phase = JobPhase::Finished;
         let limit = self.rules.time_limit.filter(|_| self.timer.ended_it());
         let time_limit = limit.map(|limit| limit.limit);
         let farewell = self.farewell(failure.as_ref());
@@ -275,13 +280,13 @@ impl State {
 
     /// The success of the job, by this rule if not all workers have succeeded.
     pub(super) fn succeed(&mut self, rule: Option<RuleNote>) -> Action {
-        self.phase = Phase::Finished;
+        self.phase = JobPhase::Finished;
         Action::Finish(JobEnd {
             status: ExitStatus::SUCCESS,
             failure: None,
             stopped_by: None,
             time_limit: None,
-            farewell: Farewell::Succeeded,
+            farewell: PeerNotice::Succeeded,
             rule,
             elsewhere: None,
             first_cause: None,

@@ -15,10 +15,10 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::{Failure, FollowingEnd};
-use crate::agent::message::{Action, Input, OwnStop, WorkerEnd};
-use crate::agent::phase::{Phase, Stage, StopCause};
-use crate::spec::Persona;
-use crate::spec::stop::{Outlook, StopReason};
+use crate::agent::message::{Action, Input, LocalStop, WorkerEnd};
+use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::spec::CliFlavor;
+use crate::spec::stop::{AfterStop, StopReason};
 
 /// The poll interval of torchrun 2.15.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
@@ -31,18 +31,18 @@ impl State {
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
-        let is_last = self.outlook(now, &failure) == Outlook::End;
-        if self.rules.persona != Persona::Torchrun || !is_last || self.ours(&live).is_empty() {
+        let is_last = self.outlook(now, &failure) == AfterStop::End;
+        if self.rules.persona != CliFlavor::Torchrun || !is_last || self.ours(&live).is_empty() {
             return self.failed(now, live, failure);
         }
         self.history.generation_ended(now);
         let told = self.tell_of(failure.first);
-        self.phase = Phase::Observing { live, failure, until: now + LOOK };
+        self.phase = JobPhase::Observing { live, failure, until: now + LOOK };
         told.into_iter().collect()
     }
 
     pub(super) fn sibling_ended(&mut self, now: Instant, end: WorkerEnd) -> Vec<Action> {
-        let Phase::Observing { live, failure, .. } = &mut self.phase else { return Vec::new() };
+        let JobPhase::Observing { live, failure, .. } = &mut self.phase else { return Vec::new() };
         live.remove(&end.local_rank);
         failure.followed_by(FollowingEnd { end, stopped: false });
         let live = live.clone();
@@ -70,17 +70,17 @@ impl State {
         let told = self.rules.for_workers(signal);
         let mut actions = self.stop(now, live, StopCause::Failure(failure), told);
         let until = now + self.grace(StopReason::Signal);
-        if let Phase::Stopping { stage: Stage::Asked { kill_at, .. }, .. } = &mut self.phase {
+        if let JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. } = &mut self.phase {
             *kill_at = until.min(*kill_at);
         }
-        actions.extend(self.tell_of_stop(OwnStop::Signal(signal)));
+        actions.extend(self.tell_of_stop(LocalStop::Signal(signal)));
         actions
     }
 
     /// The poll: stops the siblings that are alive.
     pub(super) fn stop_siblings(&mut self, now: Instant) -> Vec<Action> {
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
             phase => {
                 self.phase = phase;
                 Vec::new()

@@ -9,10 +9,10 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, with_at};
 use crate::agent::message::rank_table::TableCause;
-use crate::agent::message::{Action, Farewell, Happening, Impatience, JobEnd, OwnStop};
-use crate::agent::phase::{Phase, Stage, StopCause};
+use crate::agent::message::{Action, JobEnd, JobEvent, LocalStop, PeerNotice, WaitEnd};
+use crate::agent::phase::{JobPhase, StopCause, StopStage};
 use crate::exit_code::ExitStatus;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;
 
 impl State {
@@ -22,53 +22,56 @@ impl State {
         self.stopped_by.get_or_insert(signal);
         self.wants_an_end(now, StopReason::Signal);
         let ranks = self.collect_ranks(TableCause::Signal(signal));
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::Starting => vec![self.stopped_before_the_start(signal)],
-            Phase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
-            Phase::Observing { live, failure, .. } => {
+        match std::mem::replace(&mut self.phase, JobPhase::Finished) {
+            JobPhase::Starting => vec![self.stopped_before_the_start(signal)],
+            JobPhase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
+            JobPhase::Observing { live, failure, .. } => {
                 let ours = live.clone();
                 let actions = self.stop_siblings_by(now, signal, (live, failure));
                 let said = self.stopping(now, signal, &ours);
                 with_at(actions, 1, said)
             }
-            Phase::Running { live } | Phase::Undecided { live, .. } => {
+            JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
                 let ours = live.clone();
                 let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
                 let said = self.stopping(now, signal, &ours);
-                let told = self.tell_of_stop(OwnStop::Signal(signal));
+                let told = self.tell_of_stop(LocalStop::Signal(signal));
                 told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
             }
-            Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } } => {
+            JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal: before, kill_at } } => {
                 if again {
-                    return self.kill(now, (live, cause), Impatience::SecondSignal);
+                    return self.kill(now, (live, cause), WaitEnd::SecondSignal);
                 }
                 // The stop never extends a running grace period.
                 let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
                 if told_before {
                     // One request that came twice: a scheduler signals guard and agent alike.
-                    self.phase =
-                        Phase::Stopping { live, cause, stage: Stage::Asked { signal: before, kill_at } };
+                    self.phase = JobPhase::Stopping {
+                        live,
+                        cause,
+                        stage: StopStage::Asked { signal: before, kill_at },
+                    };
                     return Vec::new();
                 }
-                let stage = Stage::Asked { signal: self.rules.for_workers(signal), kill_at };
+                let stage = StopStage::Asked { signal: self.rules.for_workers(signal), kill_at };
                 let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
-                self.phase = Phase::Stopping { live, cause, stage };
-                let known = self.tell_of_stop(OwnStop::Signal(signal));
+                self.phase = JobPhase::Stopping { live, cause, stage };
+                let known = self.tell_of_stop(LocalStop::Signal(signal));
                 known.into_iter().chain([told, self.stopping(now, signal, &ours)]).collect()
             }
-            Phase::Blaming { failure, .. }
-            | Phase::Checking { failure, .. }
-            | Phase::Waiting { failure, .. } => {
+            JobPhase::Blaming { failure, .. }
+            | JobPhase::Checking { failure, .. }
+            | JobPhase::Waiting { failure, .. } => {
                 vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
             }
-            Phase::Joining { failure, .. } => {
+            JobPhase::Joining { failure, .. } => {
                 vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
             }
-            Phase::Settling { .. } => {
+            JobPhase::Settling { .. } => {
                 let said = self.stopping(now, signal, &BTreeSet::new());
                 [said].into_iter().chain(self.settled_badly()).collect()
             }
-            phase @ (Phase::Stopping { stage: Stage::Killed { .. }, .. } | Phase::Finished) => {
+            phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. } | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -77,15 +80,15 @@ impl State {
 
     fn stopped_before_the_start(&self, signal: Signal) -> Action {
         let status = match self.rules.persona {
-            Persona::Torchrun => ExitStatus::Signal(signal as i32),
-            Persona::Rankrun => ExitStatus::of_signal(signal as i32),
+            CliFlavor::Torchrun => ExitStatus::Signal(signal as i32),
+            CliFlavor::Rankrun => ExitStatus::of_signal(signal as i32),
         };
         Action::Finish(JobEnd {
             status,
             failure: None,
             stopped_by: Some(signal),
             time_limit: None,
-            farewell: Farewell::Left,
+            farewell: PeerNotice::Left,
             rule: None,
             elsewhere: None,
             first_cause: None,
@@ -94,27 +97,27 @@ impl State {
 
     fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
         let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
-        Action::Say(Happening::Stopping { signal, told, live: self.ours(live), grace })
+        Action::Say(JobEvent::Stopping { signal, told, live: self.ours(live), grace })
     }
 
     /// Passes a signal that stops nothing to the live workers, but not to their process groups: a data loader
     /// or a shell's helper that does not expect it would die of it.
     pub(super) fn pass(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
-            Phase::Running { live }
-            | Phase::Undecided { live, .. }
-            | Phase::Observing { live, .. }
-            | Phase::Stopping { live, stage: Stage::Asked { .. }, .. } => {
+            JobPhase::Running { live }
+            | JobPhase::Undecided { live, .. }
+            | JobPhase::Observing { live, .. }
+            | JobPhase::Stopping { live, stage: StopStage::Asked { .. }, .. } => {
                 vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
             }
-            Phase::Stopping { stage: Stage::Killed { .. }, .. }
-            | Phase::Starting
-            | Phase::Joining { .. }
-            | Phase::Blaming { .. }
-            | Phase::Checking { .. }
-            | Phase::Waiting { .. }
-            | Phase::Settling { .. }
-            | Phase::Finished => Vec::new(),
+            JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
+            | JobPhase::Starting
+            | JobPhase::Joining { .. }
+            | JobPhase::Blaming { .. }
+            | JobPhase::Checking { .. }
+            | JobPhase::Waiting { .. }
+            | JobPhase::Settling { .. }
+            | JobPhase::Finished => Vec::new(),
         }
     }
 }

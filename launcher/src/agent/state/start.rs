@@ -7,16 +7,16 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::Generation;
 
 use super::{State, with_at};
-use crate::agent::failure::Manner;
+use crate::agent::failure::FailureKind;
 use crate::agent::message::rank_table::TableCause;
-use crate::agent::message::{Action, Happening, NotJoined, WorkerEnd};
-use crate::agent::phase::{Phase, StopCause};
+use crate::agent::message::{Action, JobEvent, NotJoined, WorkerEnd};
+use crate::agent::phase::{JobPhase, StopCause};
 use crate::process::Exit;
 
 impl State {
     /// When the start limit of the running generation is checked.
     pub(super) const fn start_limit_at(&self) -> Option<Instant> {
-        if matches!(self.phase, Phase::Running { .. }) { self.join_by } else { None }
+        if matches!(self.phase, JobPhase::Running { .. }) { self.join_by } else { None }
     }
 
     /// The query for missing workers, if the limit has expired.
@@ -25,7 +25,7 @@ impl State {
             return None;
         }
         self.join_by = None;
-        let Phase::Running { live } = &self.phase else { return None };
+        let JobPhase::Running { live } = &self.phase else { return None };
         let (generation, local_ranks) = (self.generation, self.ours(live));
         Some(vec![Action::LookWhoJoined { generation, local_ranks }])
     }
@@ -38,7 +38,7 @@ impl State {
         at: SystemTime,
         missing: &[NotJoined],
     ) -> Vec<Action> {
-        let (Phase::Running { live }, Some(limit)) = (&self.phase, self.rules.start_timeout) else {
+        let (JobPhase::Running { live }, Some(limit)) = (&self.phase, self.rules.start_timeout) else {
             return Vec::new();
         };
         let live = live.clone();
@@ -47,7 +47,7 @@ impl State {
         let Some(first) = missing.first().filter(|_| generation == self.generation) else {
             return Vec::new();
         };
-        let mut failure = self.failure(now, first.not_yet_ended(at), Manner::NotJoined { limit });
+        let mut failure = self.failure(now, first.not_yet_ended(at), FailureKind::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
         let ranks = self.collect_ranks(TableCause::StartTimeout);
         let told = self.tell_of(failure.first);
@@ -56,7 +56,7 @@ impl State {
         self.history.generation_never_met();
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(Happening::NotJoined { missing, limit, live: ours, grace });
+        let said = Action::Say(JobEvent::NotJoined { missing, limit, live: ours, grace });
         told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
     }
 }

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalRank;
 
 use super::State;
-use crate::agent::failure::{Failure, FollowingEnd, Manner};
+use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::message::{Action, WorkerEnd};
-use crate::agent::phase::Phase;
+use crate::agent::phase::JobPhase;
 
 /// From a worker's exit to the signal that the launcher gets too.
 pub(super) const WINDOW: Duration = Duration::from_millis(500);
@@ -34,12 +34,12 @@ impl State {
         if self.is_of_the_warning(end.exit) {
             return self.ended_by_warning(now, live, end);
         }
-        let failure = self.failure(now, end, Manner::Ended);
+        let failure = self.failure(now, end, FailureKind::Ended);
         if !self.rules.is_of_a_stop_signal(end.exit) {
             return self.failed_beside(now, live, failure);
         }
         self.history.generation_ended(now);
-        self.phase = Phase::Undecided { live, failure, until: now + WINDOW };
+        self.phase = JobPhase::Undecided { live, failure, until: now + WINDOW };
         Vec::new()
     }
 
@@ -51,7 +51,7 @@ impl State {
 
     /// A worker that ends meanwhile may have got the same signal.
     pub(super) fn ended_undecided(&mut self, end: WorkerEnd) {
-        if let Phase::Undecided { live, failure, .. } = &mut self.phase {
+        if let JobPhase::Undecided { live, failure, .. } = &mut self.phase {
             live.remove(&end.local_rank);
             failure.followed_by(FollowingEnd { end, stopped: false });
         }

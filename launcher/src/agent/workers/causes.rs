@@ -2,17 +2,17 @@
 
 use rankrun_contract::rank::NodeCount;
 
-use super::Workers;
-use crate::agent::failure::Manner;
+use super::WorkerGroup;
+use crate::agent::failure::FailureKind;
 use crate::agent::surroundings::WorkerSurroundings;
 use crate::reporter::causes::{self, Clues, Program};
-use crate::reporter::summary::FailureCard;
+use crate::reporter::summary::FailureReport;
 use crate::spec::Entrypoint;
 
-impl Workers {
+impl WorkerGroup {
     /// The hint of the most certain rule that matches the worker of this report.
-    pub(in crate::agent) fn cause_hint(&self, card: &FailureCard) -> Option<String> {
-        if !matches!(card.manner, Manner::Ended | Manner::EndedByStop) {
+    pub(in crate::agent) fn cause_hint(&self, card: &FailureReport) -> Option<String> {
+        if !matches!(card.manner, FailureKind::Ended | FailureKind::EndedByStop) {
             return None;
         }
         let entrypoint = &self.spec.entrypoint;

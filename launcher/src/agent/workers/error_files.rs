@@ -6,17 +6,17 @@ use std::path::PathBuf;
 
 use rankrun_contract::rank::{LocalRank, Rank};
 
-use super::Workers;
+use super::WorkerGroup;
 use crate::agent::card;
 use crate::logs::tree::LogTree;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
-use crate::reporter::voice::Voice;
+use crate::reporter::voice::UserLog;
 use crate::spec::LogDir;
 
 /// At most this many error files are compared with the report; thousands of restarts may leave more.
 const MOST_FILES: usize = 4096;
 
-impl Workers {
+impl WorkerGroup {
     /// Error reports of the last generation's workers, on a node where none failed first; adds the shown
     /// texts to `shown`. Empty if the files stay.
     pub(in crate::agent) fn reports(&self, shown: &mut ShownTexts) -> Vec<PeerReport> {
@@ -34,7 +34,7 @@ impl Workers {
 
     /// The error files with a text that the report shows. Names any other file to the user. Empty if the
     /// files stay, as in a folder that the user named.
-    pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &Voice) -> Vec<PathBuf> {
+    pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &UserLog) -> Vec<PathBuf> {
         let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.tree) else {
             return Vec::new();
         };

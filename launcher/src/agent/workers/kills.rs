@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
-use super::Workers;
+use super::WorkerGroup;
 use crate::agent::message::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
 use crate::process::child::WorkerExit;
 use crate::process::oom::{OomEvidence, OomKills};
 
-impl Workers {
+impl WorkerGroup {
     /// What is known of a foreign SIGKILL, for each of the workers that were reaped together. Reads the
     /// kernel's counters only if there is such a worker.
     pub(in crate::agent) fn foreign_kills(&mut self, exits: &[WorkerExit]) -> Vec<Option<ForeignKill>> {

@@ -2,13 +2,13 @@
 
 use rankrun_contract::rank::LocalRank;
 
-use super::Workers;
+use super::WorkerGroup;
 use crate::logs::route::chosen;
 use crate::logs::space::{DiskShortage, FullLogFolder};
 use crate::reporter::log_space::LogDisk;
 use crate::spec::{LogDir, Streams};
 
-impl Workers {
+impl WorkerGroup {
     /// Examines the disk when a worker with a log file has failed: at the job's end there may be space again.
     pub(super) fn look_at_log_disk(&mut self, local_rank: LocalRank) {
         let Some(attempt) = &self.attempt else { return };

@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank};
 
-use super::Workers;
-use crate::agent::master::Meeting;
+use super::WorkerGroup;
+use crate::agent::master::LocalTrainingStore;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
@@ -21,7 +21,7 @@ use crate::process::usage::{tree_of, tree_usage};
 /// The stop signal waits at most this long for the examination of the processes.
 const LOOK_LIMIT: Duration = Duration::from_millis(250);
 
-impl Workers {
+impl WorkerGroup {
     /// One row per rank; `None` if no rank may explain a hang and the cause needs no table. `greeted` is as
     /// for [`Workers::not_joined`].
     pub(in crate::agent) fn rank_table(
@@ -63,7 +63,7 @@ impl Workers {
     }
 
     fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
-        let of_meeting = || self.meeting.as_ref().and_then(Meeting::greeted);
+        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::greeted);
         let greeted = greeted.unwrap_or_else(of_meeting);
         let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
         let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();

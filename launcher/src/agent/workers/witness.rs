@@ -8,9 +8,9 @@ use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::{cut, is_cut};
 
-use super::Workers;
-use crate::agent::card::{self, Evidence};
-use crate::agent::failure::{Failure, Lost, Testimony, lost_peer_phrase};
+use super::WorkerGroup;
+use crate::agent::card::{self, FailureContext};
+use crate::agent::failure::{ErrorFileInfo, Failure, LostPeer, lost_peer_phrase};
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::placement::WorkerId;
@@ -32,11 +32,11 @@ fn short(message: &str) -> Option<String> {
     Some(if is_long { cut(message.trim(), NOTE_TEXT).into_owned() } else { last.to_owned() })
 }
 
-impl Workers {
+impl WorkerGroup {
     /// The evidence on a failure of the last generation; call after [`Self::drain`].
-    pub(in crate::agent) fn evidence(&self, failure: &Failure) -> Evidence<'_> {
+    pub(in crate::agent) fn evidence(&self, failure: &Failure) -> FailureContext<'_> {
         let local_rank = failure.first.local_rank;
-        Evidence {
+        FailureContext {
             placements: &self.placements,
             round: self.round.as_ref(),
             started: self.started,
@@ -50,7 +50,7 @@ impl Workers {
     }
 
     /// Reads a failed worker's error file, which is kept until the next generation.
-    pub(in crate::agent) fn testimony(&mut self, exit: &WorkerExit) -> Option<Testimony> {
+    pub(in crate::agent) fn testimony(&mut self, exit: &WorkerExit) -> Option<ErrorFileInfo> {
         let local_rank = exit.worker.local_rank;
         if exit.exit.is_success() {
             return None;
@@ -65,18 +65,18 @@ impl Workers {
         let texts = || [Some(&file.report.message), file.report.callstack.as_ref()].into_iter().flatten();
         let text = || texts().any(|text| lost_peer_phrase(text).is_some());
         let lost = file.report.lost_rank.map(|rank| self.lost(rank));
-        let lost = lost.or_else(|| text().then_some(Lost::Unnamed));
+        let lost = lost.or_else(|| text().then_some(LostPeer::Unnamed));
         self.error_files.insert(local_rank, file);
-        Some(Testimony { written, lost })
+        Some(ErrorFileInfo { written, lost })
     }
 
     /// Finds the loss of a peer in the worker's last lines, if there are other nodes: a script without
     /// torch's `@record` writes no error file.
-    fn last_words(&self, worker: WorkerId) -> Option<Testimony> {
+    fn last_words(&self, worker: WorkerId) -> Option<ErrorFileInfo> {
         self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE)?;
         let lines = self.logs.tail_at_its_end(worker, LAST_LINES);
         let tells = lines.iter().any(|line| lost_peer_phrase(line).is_some());
-        tells.then(|| Testimony { written: SystemTime::now(), lost: Some(Lost::Unnamed) })
+        tells.then(|| ErrorFileInfo { written: SystemTime::now(), lost: Some(LostPeer::Unnamed) })
     }
 
     /// The note on a failure for the other nodes.
@@ -114,9 +114,9 @@ impl Workers {
         note.host == short_hostname() && !is_elsewhere
     }
 
-    fn lost(&self, rank: Rank) -> Lost {
+    fn lost(&self, rank: Rank) -> LostPeer {
         let seat = self.placements.iter().find(|seat| seat.rank == rank);
-        seat.map_or(Lost::Elsewhere(rank), |seat| Lost::Here(seat.local_rank))
+        seat.map_or(LostPeer::Elsewhere(rank), |seat| LostPeer::Here(seat.local_rank))
     }
 
     /// The error file of this worker, and its path.

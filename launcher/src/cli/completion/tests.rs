@@ -19,7 +19,7 @@ fn ask(shell: &str, arguments: &[&str], input: &str) -> Option<String> {
 }
 
 /// What bash offers when the line has been typed so far, split as bash splits it.
-fn offered(persona: Persona, words: &[&str]) -> Vec<String> {
+fn offered(persona: CliFlavor, words: &[&str]) -> Vec<String> {
     let name = Command::of(persona).name;
     let line: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let input = format!(
@@ -34,7 +34,7 @@ fn offered(persona: Persona, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn bash_completes_names_and_values() {
-    let both = [Persona::Rankrun, Persona::Torchrun];
+    let both = [CliFlavor::Rankrun, CliFlavor::Torchrun];
     for persona in both {
         for (words, answer) in [
             (vec!["--nproc"], vec!["--nproc-per-node"]),
@@ -59,16 +59,16 @@ fn bash_completes_names_and_values() {
 
 #[test]
 fn our_own_name_has_words_that_stand_first() {
-    assert_eq!(offered(Persona::Rankrun, &["ru"]), ["run"]);
-    assert_eq!(offered(Persona::Rankrun, &["run", "--gra"]), ["--grace"]);
-    assert_eq!(offered(Persona::Rankrun, &["--standalone", "run", "--gra"]), [""; 0]);
-    assert_eq!(offered(Persona::Torchrun, &["ru"]), [""; 0]);
-    assert_eq!(offered(Persona::Torchrun, &["--gra"]), [""; 0]);
+    assert_eq!(offered(CliFlavor::Rankrun, &["ru"]), ["run"]);
+    assert_eq!(offered(CliFlavor::Rankrun, &["run", "--gra"]), ["--grace"]);
+    assert_eq!(offered(CliFlavor::Rankrun, &["--standalone", "run", "--gra"]), [""; 0]);
+    assert_eq!(offered(CliFlavor::Torchrun, &["ru"]), [""; 0]);
+    assert_eq!(offered(CliFlavor::Torchrun, &["--gra"]), [""; 0]);
 }
 
 #[test]
 fn each_shell_can_read_its_script() {
-    for persona in [Persona::Rankrun, Persona::Torchrun] {
+    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let read = ask("bash", &["-n"], &script(persona, Shell::Bash));
         assert_eq!(read.as_deref(), Some(""), "the tests need bash");
         // These two need not be there.
@@ -79,7 +79,7 @@ fn each_shell_can_read_its_script() {
 
 #[test]
 fn every_option_is_in_every_script() {
-    for persona in [Persona::Rankrun, Persona::Torchrun] {
+    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Tcsh] {
             let text = script(persona, shell);
             for row in tables(persona) {

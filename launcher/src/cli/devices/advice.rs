@@ -5,11 +5,11 @@ use crate::cli::error::{CliError, DeviceError, Origin, SettingError};
 use crate::cli::grammar::tables;
 use crate::cli::option::{Family, Kind};
 use crate::cli::run::{CHECK_DEVICES, DEVICE_VISIBILITY, EXCLUDE_UNHEALTHY, OVERSUBSCRIBE};
-use crate::device::TroubleKind;
-use crate::spec::{Persona, Unhealthy};
+use crate::device::ProbeProblemKind;
+use crate::spec::{CliFlavor, Unhealthy};
 
 /// The error with the hint that fits.
-pub(super) fn advised(error: CliError, wishes: &Wishes, persona: Persona) -> CliError {
+pub(super) fn advised(error: CliError, wishes: &Wishes, persona: CliFlavor) -> CliError {
     let CliError::Setting(SettingError::Devices(error)) = error else { return error };
     let plain = error.hint();
     let hint = match &*error {
@@ -17,8 +17,8 @@ pub(super) fn advised(error: CliError, wishes: &Wishes, persona: Persona) -> Cli
         _ => plain.clone(),
     };
     let hint = match persona {
-        Persona::Rankrun => hint,
-        Persona::Torchrun => as_variables(&hint),
+        CliFlavor::Rankrun => hint,
+        CliFlavor::Torchrun => as_variables(&hint),
     };
     if hint == plain {
         return CliError::Setting(SettingError::Devices(error));
@@ -34,9 +34,9 @@ pub(super) fn in_torchruns_words(error: CliError) -> CliError {
 }
 
 /// How to do without a library's answer, where so much was said.
-fn without_the_answer(what: &TroubleKind, wishes: &Wishes) -> String {
+fn without_the_answer(what: &ProbeProblemKind, wishes: &Wishes) -> String {
     let first = match what {
-        TroubleKind::Hung(_) => "give it more time with `--probe-timeout SECONDS`, or do without it",
+        ProbeProblemKind::Hung(_) => "give it more time with `--probe-timeout SECONDS`, or do without it",
         _ => "repair the driver, or do without its answer",
     };
     let number = match wishes.count {
@@ -109,7 +109,7 @@ fn as_variable(span: &str) -> String {
     let mut said: Vec<String> = Vec::new();
     while let Some(word) = words.next() {
         let row = word.strip_prefix("--").and_then(|name| {
-            tables(Persona::Rankrun).find(|row| row.long == name && row.family == Family::Rankrun)
+            tables(CliFlavor::Rankrun).find(|row| row.long == name && row.family == Family::Rankrun)
         });
         let Some((row, variable)) = row.and_then(|row| Some((row, row.variable()?))) else {
             said.push(word.to_owned());

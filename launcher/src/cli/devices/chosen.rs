@@ -5,11 +5,11 @@ use super::wishes::Count;
 use crate::cli::Verbosity;
 use crate::cli::error::DeviceError;
 use crate::cli::notice::Notice;
-use crate::device::choice::{Choice, ChoiceError, Question, Request, Warning, choose, label};
+use crate::device::choice::{Choice, ChoiceError, ChoiceInput, ChoiceWarning, DeviceRequest, choose, label};
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::reporter::plain::plain;
-use crate::spec::{Persona, Unhealthy};
+use crate::spec::{CliFlavor, Unhealthy};
 
 impl Resolver<'_> {
     pub(super) fn choose(&mut self, machine: &Machine) -> Result<Choice, DeviceError> {
@@ -18,7 +18,7 @@ impl Resolver<'_> {
             None => Vec::new(),
         };
         let listed = self.wishes.devices.as_ref();
-        let request = Request {
+        let request = DeviceRequest {
             devices: listed.map(|listed| listed.value.1.clone()),
             kind: kind_of(&self.wishes.kinds()?, machine),
             order: self.wishes.order.as_ref().map(|order| order.value),
@@ -28,7 +28,7 @@ impl Resolver<'_> {
         let choice = match self.choose_as(machine, &unhealthy, &request) {
             // Which of them torch would take is decided by how it was built; most often it was for the first.
             Err(ChoiceError::SeveralTypes { kinds, .. }) if self.is_passive() => {
-                let request = Request { kind: kinds.first().copied(), ..request };
+                let request = DeviceRequest { kind: kinds.first().copied(), ..request };
                 self.choose_as(machine, &unhealthy, &request)
             }
             choice => choice,
@@ -37,17 +37,17 @@ impl Resolver<'_> {
         self.tell_old_names(&choice);
         let warnings = choice.warnings.iter();
         let warnings =
-            warnings.filter(|warning| !self.is_passive() || matches!(warning, Warning::Dropped { .. }));
+            warnings.filter(|warning| !self.is_passive() || matches!(warning, ChoiceWarning::Dropped { .. }));
         // Each worker is told its own device then, by a name that the order does not change.
         let is_named = self.wishes.visibility == Some(Visibility::Own) && !choice.pinned.is_empty();
         let warnings =
-            warnings.filter(|warning| !(is_named && matches!(warning, Warning::OrderUnknown { .. })));
+            warnings.filter(|warning| !(is_named && matches!(warning, ChoiceWarning::OrderUnknown { .. })));
         // torch's option takes the entry in its place from the list, and checks nothing.
         let is_torchs = choice.kind == DeviceType::Cpu && self.is_virtual();
         // The line about the CPUs says it.
         let is_told = choice.kind == DeviceType::Cpu && self.tells_cpus();
         let warnings = warnings
-            .filter(|warning| !((is_torchs || is_told) && matches!(warning, Warning::Dropped { .. })));
+            .filter(|warning| !((is_torchs || is_told) && matches!(warning, ChoiceWarning::Dropped { .. })));
         let told = warnings.map(|warning| Notice::Device { text: plain(&warning.to_string()) });
         self.notices.extend(told.collect::<Vec<_>>());
         Ok(choice)
@@ -67,19 +67,19 @@ impl Resolver<'_> {
         &self,
         machine: &Machine,
         unhealthy: &[(usize, String)],
-        request: &Request,
+        request: &DeviceRequest,
     ) -> Result<Choice, ChoiceError> {
         let cuda_order = || match self.is_passive() && self.wishes.binding.is_none() {
             true => Err("only their number matters".to_owned()),
             false => self.settings.facts.world().cuda_order(self.wishes.limit),
         };
         let inherited = &self.inherited;
-        choose(&Question { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
+        choose(&ChoiceInput { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
     }
 
     /// Whether devices are only counted or bound near to, as torchrun does, and never chosen.
     pub(super) fn is_passive(&self) -> bool {
-        self.settings.persona == Persona::Torchrun && !self.wishes.about_devices()
+        self.settings.persona == CliFlavor::Torchrun && !self.wishes.about_devices()
     }
 
     /// Who counts what is not there is told so.
@@ -114,8 +114,8 @@ impl Resolver<'_> {
     pub(super) fn tell_findings(&mut self, choice: &Choice) {
         let (severity, advice) = match (self.wishes.check, self.settings.persona) {
             (Some(_), _) => (Severity::Warning, ""),
-            (None, Persona::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
-            (None, Persona::Torchrun) => return,
+            (None, CliFlavor::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
+            (None, CliFlavor::Torchrun) => return,
         };
         let uid = self.settings.facts.world().user_id();
         for chosen in &choice.devices {

@@ -9,12 +9,12 @@ use crate::cli::notice::Notice;
 use crate::cli::settings::Setting;
 use crate::cli::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::cli::virtual_devices::resolve_virtual_devices;
-use crate::device::choice::{Choice, Warning};
-use crate::device::cpu_reason::{CpuReason, Evidence, reason};
+use crate::device::choice::{Choice, ChoiceWarning};
+use crate::device::cpu_reason::{CpuFacts, CpuReason, reason};
 use crate::device::handover::hand_over;
 use crate::device::{Machine, presence};
 use crate::reporter::plain::plain;
-use crate::spec::{Persona, Seat};
+use crate::spec::{CliFlavor, WorkerDevice};
 
 /// What led to the CPUs.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub(super) enum Cause<'a> {
     /// A library failed, and no driver has made a device node.
     LibraryFailed(&'a DeviceError),
     /// The choice among the devices of this machine.
-    Choice(&'a Machine, &'a [Warning]),
+    Choice(&'a Machine, &'a [ChoiceWarning]),
 }
 
 impl Resolver<'_> {
@@ -49,7 +49,8 @@ impl Resolver<'_> {
             return Err(SettingError::NeedsAccelerator { origin, value }.into());
         }
         let workers = self.workers_on_cpus();
-        let mut seats: Vec<Seat> = (0..workers.get()).map(|rank| Seat::cpu(LocalRank(rank))).collect();
+        let mut seats: Vec<WorkerDevice> =
+            (0..workers.get()).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect();
         let visibility = match hide {
             Some(choice) => {
                 let handover = hand_over(choice, &self.inherited, workers.get(), self.asked_visibility()?);
@@ -69,7 +70,7 @@ impl Resolver<'_> {
     pub(super) fn tells_cpus(&self) -> bool {
         let wishes = &self.wishes;
         let requested = wishes.only_cpus() || wishes.count == Count::Cpus;
-        self.settings.persona == Persona::Rankrun && !wishes.quiet && !requested
+        self.settings.persona == CliFlavor::Rankrun && !wishes.quiet && !requested
     }
 
     /// Whether workers get the entries of the inherited list one by one.
@@ -99,9 +100,9 @@ impl Resolver<'_> {
     }
 
     /// Why there is no device; `None` where a variable asks for that.
-    fn reason(&self, machine: Option<&Machine>, warnings: &[Warning]) -> Option<String> {
+    fn reason(&self, machine: Option<&Machine>, warnings: &[ChoiceWarning]) -> Option<String> {
         let facts = self.settings.facts;
-        let evidence = Evidence {
+        let evidence = CpuFacts {
             variable: &|name| facts.variable(name).map(|value| value.to_string_lossy().into_owned()),
             machine,
             warnings,

@@ -10,15 +10,15 @@ use crate::cli::notice::Notice;
 use crate::cli::settings::Setting;
 use crate::cli::virtual_devices::resolve_virtual_devices;
 use crate::device::affinity::Bindings;
-use crate::device::choice::{Choice, Warning};
+use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::handover::{Handover, hand_over};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::placement::Device;
-use crate::spec::Seat;
+use crate::spec::WorkerDevice;
 
 /// Workers on devices.
 pub(super) struct Placed {
-    pub(super) seats: Vec<Seat>,
+    pub(super) seats: Vec<WorkerDevice>,
     /// By local rank: which of the chosen devices.
     pub(super) positions: Vec<Option<usize>>,
     pub(super) visibility: Visibility,
@@ -29,7 +29,7 @@ impl Resolver<'_> {
     pub(super) fn inherit(&self, choice: &Choice, workers: LocalWorldSize) -> Result<Placed, CliError> {
         let positions = (0..choice.devices.len()).map(Some).chain(std::iter::repeat(None));
         let positions: Vec<_> = positions.take(LocalRank(workers.get()).index()).collect();
-        let mut seats: Vec<Seat> = (0..)
+        let mut seats: Vec<WorkerDevice> = (0..)
             .zip(&positions)
             .map(|(rank, at)| seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
             .collect();
@@ -95,7 +95,7 @@ impl Resolver<'_> {
 
 /// Whether the driver decides which device has which number.
 fn is_order_unknown(choice: &Choice) -> bool {
-    choice.warnings.iter().any(|warning| matches!(warning, Warning::OrderUnknown { .. }))
+    choice.warnings.iter().any(|warning| matches!(warning, ChoiceWarning::OrderUnknown { .. }))
 }
 
 /// What one worker sits on: one of the chosen devices, by the number under which it finds that, or the CPUs.
@@ -104,7 +104,7 @@ fn seat(
     at: Option<usize>,
     (local_rank, ordinal): (LocalRank, u32),
     variables: Vec<(&'static str, Option<OsString>)>,
-) -> Seat {
+) -> WorkerDevice {
     let device = match at.and_then(|at| choice.devices.get(at)) {
         Some(chosen) => {
             let card = Some(told::card(chosen));
@@ -112,5 +112,5 @@ fn seat(
         }
         None => Device::cpu(local_rank.0),
     };
-    Seat { device, variables, cpus: None }
+    WorkerDevice { device, variables, cpus: None }
 }

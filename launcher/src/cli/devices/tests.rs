@@ -6,7 +6,9 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalRank;
 
 use crate::cli::{Command, Launch, Notice, interpret};
-use crate::device::{Accelerator, Ask, Condition, DeviceType, Machine, Memory, Part, Trouble, TroubleKind};
+use crate::device::{
+    Accelerator, Condition, DeviceType, Machine, Memory, Part, ProbeProblem, ProbeProblemKind, ProbeScope,
+};
 use crate::facts::fake::{FakeWorld, Question};
 use crate::spec::Unhealthy;
 
@@ -51,13 +53,13 @@ fn unlike(count: u32) -> Machine {
 }
 
 /// NVML in trouble.
-fn trouble(what: TroubleKind) -> Machine {
-    let trouble = Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
+fn trouble(what: ProbeProblemKind) -> Machine {
+    let trouble = ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
     Machine { troubles: vec![trouble], ..Machine::default() }
 }
 
 fn missing() -> Machine {
-    trouble(TroubleKind::Missing("libnvidia-ml.so.1: no such file".to_owned()))
+    trouble(ProbeProblemKind::Missing("libnvidia-ml.so.1: no such file".to_owned()))
 }
 
 fn world() -> FakeWorld {

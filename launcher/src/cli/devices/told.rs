@@ -3,15 +3,15 @@
 use crate::cli::notice::Notice;
 use crate::device::DeviceType;
 use crate::device::affinity::ranges;
-use crate::device::choice::{Chosen, How, noun, number};
-use crate::placement::Card;
+use crate::device::choice::{SelectedDevice, SelectionMethod, noun, number};
+use crate::placement::DeviceIdentity;
 use crate::reporter::plain::plain;
-use crate::spec::Seat;
+use crate::spec::WorkerDevice;
 
 /// What is told of a chosen device.
-pub(super) fn card(chosen: &Chosen) -> Card {
+pub(super) fn card(chosen: &SelectedDevice) -> DeviceIdentity {
     let accelerator = &chosen.accelerator;
-    Card {
+    DeviceIdentity {
         index: number(accelerator),
         noun: noun(accelerator),
         name: plain(&accelerator.name),
@@ -23,10 +23,10 @@ pub(super) fn card(chosen: &Chosen) -> Card {
 }
 
 /// Behind `by`.
-fn how(how: &How) -> String {
+fn how(how: &SelectionMethod) -> String {
     match how {
-        How::Default => "default".to_owned(),
-        How::Ordered { how: inner, order } if **inner == How::Default => {
+        SelectionMethod::Default => "default".to_owned(),
+        SelectionMethod::Ordered { how: inner, order } if **inner == SelectionMethod::Default => {
             format!("--device-order {}", order.word())
         }
         how => plain(&how.to_string()),
@@ -34,7 +34,7 @@ fn how(how: &How) -> String {
 }
 
 /// One line for each worker that has a device, in columns.
-pub(super) fn lines(seats: &[Seat]) -> Vec<Notice> {
+pub(super) fn lines(seats: &[WorkerDevice]) -> Vec<Notice> {
     let rows = (0..).zip(seats).filter_map(|(rank, seat): (u32, _)| {
         let columns = |what: [String; 3]| {
             let [title, name, place] = what;

@@ -17,8 +17,8 @@ use crate::cli::torchrun::{NPROC_PER_NODE, NUMA_BINDING};
 use crate::device::affinity::NumaBinding;
 use crate::device::order::DeviceOrder;
 use crate::device::selector::Selector;
-use crate::device::{Ask, DeviceType, Visibility};
-use crate::spec::{DeviceCheck, Persona, Unhealthy};
+use crate::device::{DeviceType, ProbeScope, Visibility};
+use crate::spec::{CliFlavor, DeviceCheck, Unhealthy};
 
 /// As many processes as Linux can number at most (`PID_MAX_LIMIT`).
 const MOST_WORKERS: i128 = 4_194_304;
@@ -132,7 +132,7 @@ impl Wishes {
     }
 
     /// Who has to look; `sign` is asked only where it decides.
-    pub(super) fn look(&self, persona: Persona, sign: impl FnOnce() -> bool) -> Look {
+    pub(super) fn look(&self, persona: CliFlavor, sign: impl FnOnce() -> bool) -> Look {
         if self.only_cpus() {
             return Look::OnlyCpus;
         }
@@ -140,17 +140,17 @@ impl Wishes {
             return Look::Needed;
         }
         match (&self.count, persona) {
-            (Count::Auto | Count::Of { .. }, _) | (Count::Default, Persona::Rankrun) => Look::Needed,
-            (Count::Number(_), Persona::Rankrun) if sign() => Look::Perhaps,
+            (Count::Auto | Count::Of { .. }, _) | (Count::Default, CliFlavor::Rankrun) => Look::Needed,
+            (Count::Number(_), CliFlavor::Rankrun) if sign() => Look::Perhaps,
             (Count::Number(_) | Count::Cpus | Count::Default, _) => Look::No,
         }
     }
 
     /// What must be found out beside which accelerators there are.
-    pub(super) fn ask(&self) -> Ask {
+    pub(super) fn ask(&self) -> ProbeScope {
         let idle = self.devices.as_ref().is_some_and(|listed| listed.value.1 == Selector::Idle);
         let topology = self.order.as_ref().is_some_and(|order| order.value == DeviceOrder::Topology);
-        Ask { state: self.check.is_some() || idle, links: topology, cpus: self.binding.is_some() }
+        ProbeScope { state: self.check.is_some() || idle, links: topology, cpus: self.binding.is_some() }
     }
 
     /// The types that the words allow; any of them where it is empty.

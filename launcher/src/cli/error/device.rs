@@ -6,7 +6,7 @@ use super::Origin;
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
 use crate::device::selector::{SelectorError, cut};
-use crate::device::{Trouble, TroubleKind};
+use crate::device::{ProbeProblem, ProbeProblemKind};
 
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum DeviceError {
     #[error("the {} devices are not known: {}", trouble.kind, trouble)]
     Trouble {
         /// What went wrong.
-        trouble: Trouble,
+        trouble: ProbeProblem,
     },
     /// Some devices would have several workers.
     #[error("{workers} workers and {}: {}", devices(there.len()), there.join(", "))]
@@ -109,7 +109,7 @@ impl DeviceError {
             Self::Choice(error) => choice_hint(error),
             Self::NoAccelerator { error, .. } => choice_hint(error),
             Self::Contradiction { .. } => "drop one of them".to_owned(),
-            Self::Trouble { trouble: Trouble { what: TroubleKind::Hung(_), .. } } => {
+            Self::Trouble { trouble: ProbeProblem { what: ProbeProblemKind::Hung(_), .. } } => {
                 "give it more time with `--probe-timeout SECONDS`, or do without it: `--nproc-per-node N` or \
                  `--device-type cpu`"
                     .to_owned()

@@ -9,7 +9,7 @@ fn words(text: &str) -> Vec<OsString> {
 }
 
 /// The options as `long=value`, then the entrypoint, then its arguments.
-fn summary(persona: Persona, text: &str) -> Result<String, String> {
+fn summary(persona: CliFlavor, text: &str) -> Result<String, String> {
     match parse(persona, &words(text)) {
         Err(error) => Err(error.argparse()),
         Ok(Parsed::Launch(request)) => {
@@ -72,10 +72,10 @@ fn the_command_line_is_read_as_argparse_reads_it() {
         ("--whatever -mh", "Help"),
         ("--print-completion bash", "Completion(Bash)"),
     ] {
-        assert_eq!(summary(Persona::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
+        assert_eq!(summary(CliFlavor::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
     let spaced = ["--role", "-a b", "-x y"].map(OsString::from);
-    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &spaced) else { panic!("refused") };
+    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &spaced) else { panic!("refused") };
     assert_eq!(
         (request.given[0].value.as_os_str(), request.entrypoint.as_os_str()),
         ("-a b".as_ref(), "-x y".as_ref())
@@ -121,7 +121,7 @@ fn usage_errors_are_worded_as_argparse_words_them() {
             "argument --start-method/--start_method: invalid choice: 'no' (choose from 'spawn', 'fork', 'forkserver')",
         ),
     ] {
-        assert_eq!(summary(Persona::Torchrun, typed), Err(message.to_owned()), "`{typed}`");
+        assert_eq!(summary(CliFlavor::Torchrun, typed), Err(message.to_owned()), "`{typed}`");
     }
 }
 
@@ -195,7 +195,7 @@ fn abbreviations_are_torchruns() {
     for (spelling, shortest) in SHORTEST {
         for end in 3..=spelling.len() {
             let prefix = &spelling[..end];
-            let found = find_long(Persona::Torchrun, prefix.as_bytes(), OsStr::new(prefix));
+            let found = find_long(CliFlavor::Torchrun, prefix.as_bytes(), OsStr::new(prefix));
             if prefix.len() < shortest.len() {
                 assert!(matches!(found, Err(UsageError::Ambiguous { .. })), "`{prefix}` is ambiguous");
             } else {
@@ -225,7 +225,7 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
         ("--devices - x.py", "devices=- | x.py"),
         ("--devices= x.py", "devices= | x.py"),
     ] {
-        assert_eq!(summary(Persona::Rankrun, typed).as_deref(), Ok(read), "`{typed}`");
+        assert_eq!(summary(CliFlavor::Rankrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
     for (typed, message) in [
         ("--rdzv x x.py", "`--rdzv` could be `--rdzv-backend`, `--rdzv_backend`, `--rdzv-endpoint`"),
@@ -242,7 +242,7 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
         ("--stdin two x.py", "`--stdin` is `two`, which is not a local rank, `all` or `none`"),
         ("--restart-factor soon x.py", "`--restart-factor` is `soon`, which is not a number"),
     ] {
-        let error = parse(Persona::Rankrun, &words(typed)).unwrap_err().to_string();
+        let error = parse(CliFlavor::Rankrun, &words(typed)).unwrap_err().to_string();
         assert!(error.starts_with(message), "`{typed}`: {error}");
     }
 }
@@ -251,18 +251,18 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
 fn bytes_that_are_no_text_reach_the_program() {
     let odd = OsString::from_vec(vec![0xff, b'=', 0xfe]);
     let line = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
-    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &line) else { panic!("refused") };
+    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };
     assert_eq!(
         (&request.given[0].value, &request.entrypoint, &request.args),
         (&odd, &odd, &vec![odd.clone()])
     );
     let glued = [OsString::from_vec(b"--log-dir=\xff".to_vec()), OsString::from("x.py")];
-    let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &glued) else { panic!("refused") };
+    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &glued) else { panic!("refused") };
     assert_eq!(request.given[0].value, OsString::from_vec(vec![0xff]));
 }
 
 fn any_word() -> impl Strategy<Value = OsString> {
-    let names: Vec<String> = tables(Persona::Rankrun).flat_map(|row| row.spellings()).collect();
+    let names: Vec<String> = tables(CliFlavor::Rankrun).flat_map(|row| row.spellings()).collect();
     prop_oneof![
         prop::sample::select(names.clone()).prop_map(OsString::from),
         (prop::sample::select(names), "[=a-z0-9:]{0,4}").prop_map(|(name, tail)| (name + &tail).into()),
@@ -275,7 +275,7 @@ fn any_word() -> impl Strategy<Value = OsString> {
 proptest! {
     #[test]
     fn no_command_line_panics(line in prop::collection::vec(any_word(), 0..8)) {
-        for persona in [Persona::Rankrun, Persona::Torchrun] {
+        for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
             let _ = parse(persona, &line).map_err(|error| (error.to_string(), error.argparse()));
         }
     }
@@ -284,7 +284,7 @@ proptest! {
     fn what_stands_behind_the_entrypoint_is_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
         let mut line = words("--standalone -r 3 -- x.py");
         line.extend(args.clone());
-        let Ok(Parsed::Launch(request)) = parse(Persona::Torchrun, &line) else { panic!("refused") };
+        let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };
         prop_assert_eq!(request.args, args);
     }
 }

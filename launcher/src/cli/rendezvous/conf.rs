@@ -9,7 +9,7 @@ use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
 use crate::cli::torchrun::RDZV_CONF;
 use crate::spec::rendezvous::RoundTimes;
-use crate::spec::{LONGEST, Persona};
+use crate::spec::{CliFlavor, LONGEST};
 
 /// Settings of the rendezvous that have options of their own; torchrun fails on them.
 const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];
@@ -112,7 +112,7 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
 
 /// A warning for each key that nothing reads; torchrun takes no notice of it.
 pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
-    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.persona == Persona::Rankrun);
+    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.persona == CliFlavor::Rankrun);
     let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };
     let all = || STATIC_KEYS.iter().chain(C10D_KEYS).map(|(name, _)| *name);
     let items = parse_conf(&value).unwrap_or_default();

@@ -8,7 +8,7 @@ use crate::cli::notice::Notice;
 use crate::cli::python_text::parse_int;
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::NNODES;
-use crate::spec::Persona;
+use crate::spec::CliFlavor;
 use crate::spec::rendezvous::NodeRange;
 
 /// No job has more nodes: their state must fit into one value of the store.
@@ -70,11 +70,11 @@ impl Nodes {
 pub(super) fn must_do_without_id(
     origin: &Origin,
     NodeRange { min, max }: NodeRange,
-    persona: Persona,
+    persona: CliFlavor,
 ) -> Result<(), CliError> {
     let least = match persona {
-        Persona::Rankrun => max,
-        Persona::Torchrun => min,
+        CliFlavor::Rankrun => max,
+        CliFlavor::Torchrun => min,
     };
     if least == NodeCount::ONE {
         return Ok(());

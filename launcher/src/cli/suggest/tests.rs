@@ -35,11 +35,11 @@ fn misspelt_option_is_answered_with_the_nearest_names() {
 
 #[test]
 fn every_option_with_one_slip_is_found() {
-    for row in tables(Persona::Rankrun).filter(|row| row.long.len() > 4) {
+    for row in tables(CliFlavor::Rankrun).filter(|row| row.long.len() > 4) {
         let mut swapped: Vec<u8> = row.long.bytes().collect();
         swapped.swap(2, 3);
         let slips = [format!("{}x", row.long), row.long[1..].to_owned(), String::from_utf8(swapped).unwrap()];
-        for slip in slips.into_iter().filter(|slip| tables(Persona::Rankrun).all(|row| row.long != slip)) {
+        for slip in slips.into_iter().filter(|slip| tables(CliFlavor::Rankrun).all(|row| row.long != slip)) {
             let told = hint(&format!("--{slip}"));
             assert!(told.contains(&format!("`--{}", row.long)), "--{slip}: {told}");
         }
@@ -83,20 +83,23 @@ fn every_answer_names_options_that_exist() {
         let spans = answer.split('`').skip(1).step_by(2).flat_map(|span| span.split([' ', '=']));
         for option in spans.filter(|word| word.starts_with("--")) {
             let is_known =
-                tables(Persona::Rankrun).any(|row| row.spellings().iter().any(|name| name == option));
+                tables(CliFlavor::Rankrun).any(|row| row.spellings().iter().any(|name| name == option));
             assert!(is_known || own.contains(&option), "{option} in: {answer}");
         }
     }
     for (names, _) in FOREIGN {
         for name in *names {
-            assert!(tables(Persona::Rankrun).all(|row| row.long != *name), "`--{name}` is an option of ours");
+            assert!(
+                tables(CliFlavor::Rankrun).all(|row| row.long != *name),
+                "`--{name}` is an option of ours"
+            );
         }
     }
 }
 
 #[test]
 fn every_subcommand_of_the_help_may_be_misspelt() {
-    let usage = help::help(Persona::Rankrun);
+    let usage = help::help(CliFlavor::Rankrun);
     for word in ["explain", "devices", "topo", "shim"] {
         assert!(usage.contains(&format!("rankrun {word}")), "{word}");
         assert_eq!(answer_to_command(&format!("{word}x")), Some(format!("did you mean `rankrun {word}`?")));
@@ -132,7 +135,7 @@ fn unknown_variable_is_warned_of_with_the_nearest_names() {
 
 #[test]
 fn known_and_empty_variables_are_not_warned_of() {
-    let options = tables(Persona::Rankrun).filter_map(OptionRow::variable);
+    let options = tables(CliFlavor::Rankrun).filter_map(OptionRow::variable);
     let others = FOR_USERS.into_iter().chain(FOR_WORKERS).filter(|name| *name != DEVICE).map(str::to_owned);
     let tests = ["RANKRUN_TEST_PYTHON", "RANKRUN_SOAK", "RANKRUN", "PET", "XPET_A"].map(str::to_owned);
     for name in options.chain(others).chain(tests) {

@@ -1,13 +1,13 @@
 //! The device type of the job: the type that the user asks for, or the only one that the machine, the variables and
 //! `--devices` leave.
 
-use super::{ChoiceError, Question, Selector, Warning, no_driver};
-use crate::device::selector::Entry;
-use crate::device::visibility::{self, Asking, Counting, Inherited, Seen};
-use crate::device::{Accelerator, DeviceType, Machine, Part, Trouble, TroubleKind};
+use super::{ChoiceError, ChoiceInput, ChoiceWarning, Selector, no_driver};
+use crate::device::selector::SelectorEntry;
+use crate::device::visibility::{self, IndexOrder, InheritedVariables, VisibilityQuery, VisibleDevices};
+use crate::device::{Accelerator, DeviceType, Machine, Part, ProbeProblem, ProbeProblemKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Target {
+pub(super) enum DeviceTarget {
     /// CPUs, since that was asked for.
     WantedCpus,
     /// CPUs, since no accelerator is visible.
@@ -15,16 +15,16 @@ pub(super) enum Target {
     Of(DeviceType),
 }
 
-pub(super) fn pick(question: &Question<'_>) -> Result<Target, ChoiceError> {
+pub(super) fn pick(question: &ChoiceInput<'_>) -> Result<DeviceTarget, ChoiceError> {
     let (machine, request) = (question.machine, question.request);
     match (request.kind, &request.devices) {
         (_, Some(Selector::None)) | (Some(DeviceType::Cpu), None | Some(Selector::All)) => {
-            Ok(Target::WantedCpus)
+            Ok(DeviceTarget::WantedCpus)
         }
         (Some(DeviceType::Cpu), Some(selector)) => {
             Err(ChoiceError::NotForCpus { selector: selector.to_string() })
         }
-        (Some(kind), _) if present(machine).contains(&kind) => Ok(Target::Of(kind)),
+        (Some(kind), _) if present(machine).contains(&kind) => Ok(DeviceTarget::Of(kind)),
         (Some(kind), _) => Err(no_devices(machine, Some(kind))),
         (None, selector) => by_itself(question, selector.as_ref()),
     }
@@ -39,15 +39,15 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 }
 
 /// The visible devices of a type, in no promised order.
-pub(super) fn glance(kind: DeviceType, question: &Question<'_>) -> Seen {
-    let asking = Asking { counting: Counting::Named, cuda_order: &no_driver };
+pub(super) fn glance(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
+    let asking = VisibilityQuery { counting: IndexOrder::Named, cuda_order: &no_driver };
     visibility::read(kind, question.machine, question.inherited, asking)
 }
 
 /// No device of this type, and the probes' troubles.
 fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
     let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
-    let (absent, telling): (Vec<&Trouble>, Vec<&Trouble>) =
+    let (absent, telling): (Vec<&ProbeProblem>, Vec<&ProbeProblem>) =
         of_kind.partition(|trouble| is_plain_absence(trouble));
     let because = if telling.is_empty() && !absent.is_empty() {
         vec!["no driver is found here".to_owned()]
@@ -58,42 +58,44 @@ fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
 }
 
 /// A library or folder that a machine without such devices lacks. A device without its node is more than that.
-fn is_plain_absence(trouble: &Trouble) -> bool {
-    let TroubleKind::Missing(words) = &trouble.what else { return false };
+fn is_plain_absence(trouble: &ProbeProblem) -> bool {
+    let ProbeProblemKind::Missing(words) = &trouble.what else { return false };
     let is_node = trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu;
     let words = words.to_lowercase();
     !is_node && (words.contains("no such file") || words.contains("the loader finds no"))
 }
 
-fn by_itself(question: &Question<'_>, selector: Option<&Selector>) -> Result<Target, ChoiceError> {
+fn by_itself(question: &ChoiceInput<'_>, selector: Option<&Selector>) -> Result<DeviceTarget, ChoiceError> {
     let present = present(question.machine);
-    let seen: Vec<(DeviceType, Seen)> = present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
-    let mut visible: Vec<(DeviceType, &Seen)> =
+    let seen: Vec<(DeviceType, VisibleDevices)> =
+        present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
+    let mut visible: Vec<(DeviceType, &VisibleDevices)> =
         seen.iter().filter(|(_, seen)| !seen.devices.is_empty()).map(|(kind, seen)| (*kind, seen)).collect();
     let hidden = seen.iter().find_map(|(kind, seen)| {
         let emptied = seen.devices.is_empty() && has_cards(*kind, question.machine);
         Some((*kind, seen.variable.clone().filter(|_| emptied)?))
     });
     // Many machines have an integrated GPU for the screen: it is used only when named explicitly.
-    let is_meant =
-        |(kind, seen): &(DeviceType, &Seen)| !all_integrated(seen) || is_named(*kind, question, selector);
+    let is_meant = |(kind, seen): &(DeviceType, &VisibleDevices)| {
+        !all_integrated(seen) || is_named(*kind, question, selector)
+    };
     if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {
         visible.retain(is_meant);
     }
     match visible.as_slice() {
         [] => match (selector, hidden) {
-            (None, _) => Ok(Target::Cpus),
+            (None, _) => Ok(DeviceTarget::Cpus),
             (Some(_), Some((kind, (variable, value)))) => {
                 Err(ChoiceError::AllHidden { kind, variable, value })
             }
             (Some(_), None) => Err(no_devices(question.machine, None)),
         },
-        [(kind, _)] => Ok(Target::Of(*kind)),
+        [(kind, _)] => Ok(DeviceTarget::Of(*kind)),
         several => one_of(several, question, selector),
     }
 }
 
-fn all_integrated(seen: &Seen) -> bool {
+fn all_integrated(seen: &VisibleDevices) -> bool {
     seen.devices.iter().all(|device| device.accelerator.integrated)
 }
 
@@ -104,11 +106,11 @@ fn has_cards(kind: DeviceType, machine: &Machine) -> bool {
 
 /// Whether the list has one of this type by what it is, or, where no other type's cards are there, a variable of its
 /// vendor's points at it.
-fn is_named(kind: DeviceType, question: &Question<'_>, selector: Option<&Selector>) -> bool {
+fn is_named(kind: DeviceType, question: &ChoiceInput<'_>, selector: Option<&Selector>) -> bool {
     let listed = match selector {
         Some(Selector::List(entries)) => entries.iter().any(|entry| {
             let fits = |device: &Accelerator| device.kind == kind && names(entry, device);
-            !matches!(entry, Entry::Except(_)) && question.machine.accelerators.iter().any(fits)
+            !matches!(entry, SelectorEntry::Except(_)) && question.machine.accelerators.iter().any(fits)
         }),
         _ => false,
     };
@@ -119,11 +121,12 @@ fn is_named(kind: DeviceType, question: &Question<'_>, selector: Option<&Selecto
 
 /// Variables that hide devices of types other than `taken`; each variable is listed once, though several vendors read
 /// it.
-pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>) -> Vec<Warning> {
-    let mut told: Vec<Warning> = Vec::new();
+pub(super) fn lost_elsewhere(question: &ChoiceInput<'_>, taken: Option<DeviceType>) -> Vec<ChoiceWarning> {
+    let mut told: Vec<ChoiceWarning> = Vec::new();
     for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
         let seen = glance(kind, question);
-        let new: Vec<Warning> = seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
+        let new: Vec<ChoiceWarning> =
+            seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
         if taken.is_none() || seen.devices.is_empty() {
             told.extend(new);
         }
@@ -133,19 +136,19 @@ pub(super) fn lost_elsewhere(question: &Question<'_>, taken: Option<DeviceType>)
 
 /// Several vendors' devices are visible: the list or a variable must select one type.
 fn one_of(
-    several: &[(DeviceType, &Seen)],
-    question: &Question<'_>,
+    several: &[(DeviceType, &VisibleDevices)],
+    question: &ChoiceInput<'_>,
     selector: Option<&Selector>,
-) -> Result<Target, ChoiceError> {
+) -> Result<DeviceTarget, ChoiceError> {
     if let Some(Selector::List(entries)) = selector
         && let Some(kind) = named(entries, question.machine)?
     {
-        return Ok(Target::Of(kind));
+        return Ok(DeviceTarget::Of(kind));
     }
     let pointed: Vec<DeviceType> =
         several.iter().map(|(kind, _)| *kind).filter(|kind| points_at(question.inherited, *kind)).collect();
     if let [kind] = pointed.as_slice() {
-        return Ok(Target::Of(*kind));
+        return Ok(DeviceTarget::Of(*kind));
     }
     let there = several.iter().map(|(kind, seen)| format!("{} of type {kind}", seen.devices.len()));
     Err(ChoiceError::SeveralTypes {
@@ -156,8 +159,8 @@ fn one_of(
 
 /// The one type of the devices that a list names by what they are; `None` where it names none so, or one that is not
 /// there, or one that fits devices of several types.
-fn named(entries: &[Entry], machine: &Machine) -> Result<Option<DeviceType>, ChoiceError> {
-    let mut first: Option<(&Entry, DeviceType)> = None;
+fn named(entries: &[SelectorEntry], machine: &Machine) -> Result<Option<DeviceType>, ChoiceError> {
+    let mut first: Option<(&SelectorEntry, DeviceType)> = None;
     for entry in entries {
         let mut kinds: Vec<DeviceType> = machine
             .accelerators
@@ -184,27 +187,27 @@ fn named(entries: &[Entry], machine: &Machine) -> Result<Option<DeviceType>, Cho
 }
 
 /// Whether an entry names a device by UUID, address or MIG id.
-pub(super) fn names(entry: &Entry, device: &Accelerator) -> bool {
+pub(super) fn names(entry: &SelectorEntry, device: &Accelerator) -> bool {
     match entry {
-        Entry::Index(_) | Entry::Range(..) => false,
-        Entry::Except(entry) => names(entry, device),
-        Entry::Uuid(begin) => device
+        SelectorEntry::Index(_) | SelectorEntry::Range(..) => false,
+        SelectorEntry::Except(entry) => names(entry, device),
+        SelectorEntry::Uuid(begin) => device
             .uuid
             .as_deref()
             .and_then(|uuid| uuid.get(..begin.len()))
             .is_some_and(|uuid| uuid.eq_ignore_ascii_case(begin)),
-        Entry::Mig(gpu, instance) => {
+        SelectorEntry::Mig(gpu, instance) => {
             device.part == Part::MigInstance { gpu: *gpu } && device.index == *instance
         }
         // A MIG device has its card's address, and does not count as a PCI device of its own.
-        Entry::Pci(address) => {
+        SelectorEntry::Pci(address) => {
             device.pci == Some(*address) && !matches!(device.part, Part::MigInstance { .. })
         }
     }
 }
 
 /// Whether a variable is set that only programs for this type read.
-fn points_at(inherited: &Inherited, kind: DeviceType) -> bool {
+fn points_at(inherited: &InheritedVariables, kind: DeviceType) -> bool {
     let lists = match kind {
         DeviceType::Cuda => [&inherited.cuda, &inherited.cuda_order],
         DeviceType::Rocm => [&inherited.hip, &inherited.rocr],

@@ -2,51 +2,55 @@
 
 use std::ffi::OsString;
 
-use super::typed::{Picked, Shelf};
+use super::typed::{Candidate, CandidatePool};
 use super::{ChoiceError, label};
-use crate::device::visibility::{Hierarchy, Inherited, hierarchy, ordinal_of, pci_order};
+use crate::device::visibility::{Hierarchy, InheritedVariables, hierarchy, ordinal_of, pci_order};
 use crate::device::{Condition, DeviceType, Part};
 
 /// The names of the devices, in their order.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct DeviceNames {
     pub(super) names: Vec<String>,
     pub(super) pinned: Vec<(&'static str, OsString)>,
 }
 
-pub(super) fn of(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Result<Names, ChoiceError> {
+pub(super) fn of(
+    picked: &[Candidate],
+    shelf: &CandidatePool<'_>,
+    inherited: &InheritedVariables,
+) -> Result<DeviceNames, ChoiceError> {
     // The runtime's own order is not known: only the user's own names are right, beside the user's own settings.
     if shelf.seen.order_unknown.is_some() && shelf.seen.list().is_some() {
-        return Ok(Names { names: as_written(picked), pinned: Vec::new() });
+        return Ok(DeviceNames { names: as_written(picked), pinned: Vec::new() });
     }
-    let index = |picked: &Picked| picked.device.accelerator.index.to_string();
+    let index = |picked: &Candidate| picked.device.accelerator.index.to_string();
     match shelf.kind {
         DeviceType::Cuda => cuda(picked, shelf),
         DeviceType::Xpu => Ok(xpu(picked, shelf, inherited)),
         DeviceType::Hpu => hpu(picked),
         DeviceType::Rocm | DeviceType::Npu => {
-            Ok(Names { names: picked.iter().map(index).collect(), pinned: Vec::new() })
+            Ok(DeviceNames { names: picked.iter().map(index).collect(), pinned: Vec::new() })
         }
         DeviceType::Mps | DeviceType::Cpu => {
-            Ok(Names { names: vec![String::new(); picked.len()], pinned: Vec::new() })
+            Ok(DeviceNames { names: vec![String::new(); picked.len()], pinned: Vec::new() })
         }
     }
 }
 
-fn as_written(picked: &[Picked]) -> Vec<String> {
-    let text = |picked: &Picked| picked.device.entry.as_ref().map(|entry| entry.text.clone());
+fn as_written(picked: &[Candidate]) -> Vec<String> {
+    let text = |picked: &Candidate| picked.device.entry.as_ref().map(|entry| entry.text.clone());
     picked.iter().map(|picked| text(picked).unwrap_or_default()).collect()
 }
 
 /// Indices in PCI order, since many programs read the list with `int()`. UUIDs for MIG devices, if the user wrote
 /// UUIDs, and on a machine with ambiguous indices: no document says whether a card in MIG mode or a lost card counts.
-fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
+fn cuda(picked: &[Candidate], shelf: &CandidatePool<'_>) -> Result<DeviceNames, ChoiceError> {
     let cards = pci_order(shelf.machine);
     let doubtful = cards
         .iter()
         .map(|at| &shelf.machine.accelerators[*at])
         .any(|card| card.part == Part::MigParent || card.condition != Condition::Answers);
-    let is_instance = |picked: &Picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. });
+    let is_instance = |picked: &Candidate| matches!(picked.device.accelerator.part, Part::MigInstance { .. });
     let uuids: Option<Vec<String>> =
         picked.iter().map(|picked| picked.device.accelerator.uuid.clone()).collect();
     if let Some(picked) =
@@ -58,7 +62,7 @@ fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
             because: "the driver does not tell its UUID",
         });
     }
-    let is_lost = |picked: &Picked| picked.device.accelerator.condition != Condition::Answers;
+    let is_lost = |picked: &Candidate| picked.device.accelerator.condition != Condition::Answers;
     if let Some(picked) =
         picked.iter().find(|picked| is_lost(picked) && picked.device.accelerator.uuid.is_none())
     {
@@ -70,17 +74,17 @@ fn cuda(picked: &[Picked], shelf: &Shelf<'_>) -> Result<Names, ChoiceError> {
     }
     let wanted = doubtful || picked.iter().any(is_instance) || picked.iter().all(|picked| picked.by_uuid);
     if let Some(names) = uuids.filter(|_| wanted) {
-        return Ok(Names { names, pinned: Vec::new() });
+        return Ok(DeviceNames { names, pinned: Vec::new() });
     }
-    let ordinal = |picked: &Picked| cards.iter().position(|at| *at == picked.device.at);
+    let ordinal = |picked: &Candidate| cards.iter().position(|at| *at == picked.device.at);
     let names =
         picked.iter().map(|picked| ordinal(picked).map(|ordinal| ordinal.to_string()).unwrap_or_default());
-    Ok(Names { names: names.collect(), pinned: vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into())] })
+    Ok(DeviceNames { names: names.collect(), pinned: vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into())] })
 }
 
-fn xpu(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Names {
+fn xpu(picked: &[Candidate], shelf: &CandidatePool<'_>, inherited: &InheritedVariables) -> DeviceNames {
     let hierarchy = hierarchy(inherited);
-    let name = |picked: &Picked| match (&picked.device.entry, hierarchy) {
+    let name = |picked: &Candidate| match (&picked.device.entry, hierarchy) {
         // Under the inherited mask a card may have lost some of its tiles.
         (Some(entry), Hierarchy::Cards) => entry.text.clone(),
         _ => ordinal_of(shelf.machine, hierarchy, picked.device.at),
@@ -91,11 +95,11 @@ fn xpu(picked: &[Picked], shelf: &Shelf<'_>, inherited: &Inherited) -> Names {
         ("ZE_FLAT_DEVICE_HIERARCHY", value.unwrap_or_else(|| "FLAT".into())),
         ("ZE_ENABLE_PCI_ID_DEVICE_ORDER", "1".into()),
     ];
-    Names { names: picked.iter().map(name).collect(), pinned }
+    DeviceNames { names: picked.iter().map(name).collect(), pinned }
 }
 
-fn hpu(picked: &[Picked]) -> Result<Names, ChoiceError> {
-    let name = |picked: &Picked| {
+fn hpu(picked: &[Candidate]) -> Result<DeviceNames, ChoiceError> {
+    let name = |picked: &Candidate| {
         let module = picked.device.accelerator.module_id.map(|module| module.to_string());
         module.ok_or_else(|| ChoiceError::Nameless {
             device: label(&picked.device.accelerator),
@@ -104,5 +108,5 @@ fn hpu(picked: &[Picked]) -> Result<Names, ChoiceError> {
         })
     };
     let names: Result<Vec<String>, ChoiceError> = picked.iter().map(name).collect();
-    Ok(Names { names: names?, pinned: Vec::new() })
+    Ok(DeviceNames { names: names?, pinned: Vec::new() })
 }

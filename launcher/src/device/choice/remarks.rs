@@ -1,12 +1,12 @@
 //! Warnings about the chosen devices, and about devices that cannot be hidden.
 
-use super::{Chosen, Warning, label};
+use super::{ChoiceWarning, SelectedDevice, label};
 use crate::device::{Accelerator, DeviceType, Machine, Part, health};
 
 /// The modules that Gaudi's documents allow together, beside all.
 const GAUDI_GROUPS: [&[u32]; 6] = [&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[0, 1, 2, 3], &[4, 5, 6, 7]];
 
-pub(super) fn about(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning>) {
+pub(super) fn about(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     small_memory(devices, warnings);
     gaudi_group(devices, machine, warnings);
     if devices.first().is_none_or(|device| device.accelerator.kind == DeviceType::Cuda) {
@@ -16,12 +16,12 @@ pub(super) fn about(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Wa
         };
         let empty =
             machine.accelerators.iter().filter(|card| card.part == Part::MigParent && !has_instance(card));
-        warnings.extend(empty.map(|card| Warning::NoInstances { device: label(card) }));
+        warnings.extend(empty.map(|card| ChoiceWarning::NoInstances { device: label(card) }));
     }
 }
 
 /// Devices that workers on CPUs still see.
-pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<Warning>) {
+pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     for kind in hidden {
         let because = match kind {
             DeviceType::Xpu => "no value of `ZE_AFFINITY_MASK` means none",
@@ -31,21 +31,21 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
         };
         let matters = |device: &&Accelerator| device.kind == *kind && !device.integrated;
         if machine.accelerators.iter().any(|device| matters(&device)) {
-            warnings.push(Warning::StillVisible { kind: *kind, because });
+            warnings.push(ChoiceWarning::StillVisible { kind: *kind, because });
         }
     }
 }
 
-fn small_memory(devices: &[Chosen], warnings: &mut Vec<Warning>) {
+fn small_memory(devices: &[SelectedDevice], warnings: &mut Vec<ChoiceWarning>) {
     let accelerators: Vec<&Accelerator> = devices.iter().map(|device| &device.accelerator).collect();
     let small = health::small_memory(&accelerators);
-    warnings.extend(small.into_iter().map(|(at, finding)| Warning::SmallMemory {
+    warnings.extend(small.into_iter().map(|(at, finding)| ChoiceWarning::SmallMemory {
         device: label(accelerators[at]),
         because: finding.text,
     }));
 }
 
-fn gaudi_group(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning>) {
+fn gaudi_group(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     let Some(mut modules) =
         devices.iter().map(|device| device.accelerator.module_id).collect::<Option<Vec<_>>>()
     else {
@@ -55,7 +55,7 @@ fn gaudi_group(devices: &[Chosen], machine: &Machine, warnings: &mut Vec<Warning
     let there = machine.accelerators.iter().filter(|device| device.kind == DeviceType::Hpu).count();
     let is_part = modules.len() > 1 && modules.len() < there;
     if is_part && !GAUDI_GROUPS.contains(&modules.as_slice()) {
-        warnings.push(Warning::Unsupported {
+        warnings.push(ChoiceWarning::Unsupported {
             kind: DeviceType::Hpu,
             because: "Gaudi supports part of a node only as the modules 0,1 or 2,3 or 4,5 or 6,7 or 0-3 or 4-7",
         });

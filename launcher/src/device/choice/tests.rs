@@ -123,7 +123,8 @@ fn idle_leaves_out_what_somebody_uses() {
         memory.free = Some(memory.total - used);
     }
     machine.accelerators[4].memory = None;
-    let idle = |machine: &Machine| fake::choose(machine, &Inherited::default(), &request("--devices idle"));
+    let idle =
+        |machine: &Machine| fake::choose(machine, &InheritedVariables::default(), &request("--devices idle"));
     let chosen = idle(&machine).unwrap();
     assert_eq!(numbers(chosen.devices.iter().map(|device| &device.accelerator)), "0 3");
     machine.accelerators.drain(..1);

@@ -1,33 +1,33 @@
 //! Resolves `--devices` among the devices that a process sees.
 
 use super::kind::names;
-use super::{ChoiceError, How, Selector, idle, label, line};
-use crate::device::selector::Entry;
-use crate::device::visibility::{Seen, Visible};
+use super::{ChoiceError, SelectionMethod, Selector, idle, label, line};
+use crate::device::selector::SelectorEntry;
+use crate::device::visibility::{Visible, VisibleDevices};
 use crate::device::{DeviceType, Machine, Part};
 
 /// A device on its way to being chosen.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Picked {
+pub(super) struct Candidate {
     pub(super) device: Visible,
-    pub(super) how: How,
+    pub(super) how: SelectionMethod,
     /// Whether the user wrote a UUID for it, typed or in the inherited list.
     pub(super) by_uuid: bool,
 }
 
 /// Where the devices are taken from.
-pub(super) struct Shelf<'a> {
+pub(super) struct CandidatePool<'a> {
     pub(super) kind: DeviceType,
     pub(super) machine: &'a Machine,
-    pub(super) seen: &'a Seen,
+    pub(super) seen: &'a VisibleDevices,
 }
 
-impl Shelf<'_> {
-    pub(super) fn everything(&self) -> Vec<Picked> {
+impl CandidatePool<'_> {
+    pub(super) fn everything(&self) -> Vec<Candidate> {
         self.seen.devices.iter().map(|device| self.pick(device, self.how(device))).collect()
     }
 
-    pub(super) fn take(&self, selector: &Selector) -> Result<Vec<Picked>, ChoiceError> {
+    pub(super) fn take(&self, selector: &Selector) -> Result<Vec<Candidate>, ChoiceError> {
         let mut because = Vec::new();
         let picked = match selector {
             Selector::None => Vec::new(),
@@ -52,16 +52,16 @@ impl Shelf<'_> {
         Ok(picked)
     }
 
-    fn list(&self, entries: &[Entry]) -> Result<Vec<Picked>, ChoiceError> {
+    fn list(&self, entries: &[SelectorEntry]) -> Result<Vec<Candidate>, ChoiceError> {
         let leading: Vec<String> = entries
             .iter()
-            .take_while(|entry| matches!(entry, Entry::Except(_)))
+            .take_while(|entry| matches!(entry, SelectorEntry::Except(_)))
             .map(ToString::to_string)
             .collect();
         let mut picked = if leading.is_empty() { Vec::new() } else { self.all(&leading.join(",")) };
         for entry in entries {
             let text = entry.to_string();
-            if let Entry::Except(name) = entry {
+            if let SelectorEntry::Except(name) = entry {
                 for device in self.excluded(name, &text)? {
                     let place = picked.iter().position(|picked| picked.device.at == device.at);
                     let place = place.ok_or_else(|| ChoiceError::ExcludesNothing {
@@ -78,32 +78,32 @@ impl Shelf<'_> {
                     return Err(ChoiceError::Repeated { entry: text, device });
                 }
                 let mut one = self.typed(device, &text);
-                one.by_uuid |= matches!(entry, Entry::Uuid(_));
+                one.by_uuid |= matches!(entry, SelectorEntry::Uuid(_));
                 picked.push(one);
             }
         }
         Ok(picked)
     }
 
-    fn all(&self, text: &str) -> Vec<Picked> {
+    fn all(&self, text: &str) -> Vec<Candidate> {
         self.seen.devices.iter().map(|device| self.typed(device, text)).collect()
     }
 
-    fn typed(&self, device: &Visible, entry: &str) -> Picked {
-        self.pick(device, How::Typed { entry: entry.to_owned(), within: self.list_variable() })
+    fn typed(&self, device: &Visible, entry: &str) -> Candidate {
+        self.pick(device, SelectionMethod::Typed { entry: entry.to_owned(), within: self.list_variable() })
     }
 
-    fn pick(&self, device: &Visible, how: How) -> Picked {
+    fn pick(&self, device: &Visible, how: SelectionMethod) -> Candidate {
         let by_uuid = device.entry.as_ref().is_some_and(|entry| entry.is_uuid);
-        Picked { device: device.clone(), how, by_uuid }
+        Candidate { device: device.clone(), how, by_uuid }
     }
 
-    fn how(&self, device: &Visible) -> How {
+    fn how(&self, device: &Visible) -> SelectionMethod {
         match &self.seen.variable {
-            None => How::Default,
+            None => SelectionMethod::Default,
             Some((variable, _)) => {
                 let entry = device.entry.as_ref().map(|entry| entry.text.clone());
-                How::Inherited { variable, entry }
+                SelectionMethod::Inherited { variable, entry }
             }
         }
     }
@@ -114,7 +114,7 @@ impl Shelf<'_> {
     }
 
     /// The devices of an exclusion: for a card in MIG mode all of its instances.
-    fn excluded(&self, name: &Entry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
+    fn excluded(&self, name: &SelectorEntry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
         match (self.named(name, text), self.card_in_mig_mode(name)) {
             (Err(ChoiceError::InMigMode { .. }), Some((_, instances))) if !instances.is_empty() => {
                 Ok(instances)
@@ -124,23 +124,23 @@ impl Shelf<'_> {
     }
 
     /// The devices that a name stands for; several for a range and for a card with several tiles.
-    fn named(&self, name: &Entry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
+    fn named(&self, name: &SelectorEntry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
         let devices = &self.seen.devices;
         match name {
-            Entry::Index(index) => Ok(vec![self.indexed(*index, text)?]),
-            Entry::Range(first, last) if first <= last => {
+            SelectorEntry::Index(index) => Ok(vec![self.indexed(*index, text)?]),
+            SelectorEntry::Range(first, last) if first <= last => {
                 (*first..=*last).map(|index| self.indexed(index, text)).collect()
             }
-            Entry::Range(first, last) => {
+            SelectorEntry::Range(first, last) => {
                 (*last..=*first).rev().map(|index| self.indexed(index, text)).collect()
             }
-            Entry::Except(name) => self.named(name, text),
-            Entry::Uuid(_) | Entry::Mig(..) | Entry::Pci(_) => {
+            SelectorEntry::Except(name) => self.named(name, text),
+            SelectorEntry::Uuid(_) | SelectorEntry::Mig(..) | SelectorEntry::Pci(_) => {
                 let fits: Vec<&Visible> =
                     devices.iter().filter(|device| names(name, &device.accelerator)).collect();
                 match (fits.as_slice(), name) {
                     ([], _) => Err(self.not_visible(name, text)),
-                    ([_, _, ..], Entry::Uuid(_)) => Err(ChoiceError::Ambiguous {
+                    ([_, _, ..], SelectorEntry::Uuid(_)) => Err(ChoiceError::Ambiguous {
                         entry: text.to_owned(),
                         fits: fits.iter().map(|device| line(&device.accelerator, device.index)).collect(),
                     }),
@@ -152,7 +152,7 @@ impl Shelf<'_> {
 
     fn indexed(&self, index: u32, text: &str) -> Result<&Visible, ChoiceError> {
         let found = self.seen.devices.iter().find(|device| device.index == Some(index));
-        found.ok_or_else(|| match self.card_in_mig_mode(&Entry::Index(index)) {
+        found.ok_or_else(|| match self.card_in_mig_mode(&SelectorEntry::Index(index)) {
             Some((card, instances)) => in_mig_mode(text, card, &instances),
             None => ChoiceError::NoSuchIndex {
                 entry: text.to_owned(),
@@ -165,7 +165,7 @@ impl Shelf<'_> {
     }
 
     /// The reason why a device named by UUID or address is not available.
-    fn not_visible(&self, name: &Entry, text: &str) -> ChoiceError {
+    fn not_visible(&self, name: &SelectorEntry, text: &str) -> ChoiceError {
         if let Some((card, instances)) = self.card_in_mig_mode(name) {
             return in_mig_mode(text, card, &instances);
         }
@@ -189,10 +189,10 @@ impl Shelf<'_> {
 
     /// The card in MIG mode that a name stands for, with its visible instances. An index within an inherited list
     /// does not stand for a card.
-    fn card_in_mig_mode(&self, name: &Entry) -> Option<(String, Vec<&Visible>)> {
+    fn card_in_mig_mode(&self, name: &SelectorEntry) -> Option<(String, Vec<&Visible>)> {
         let is = |card: &&crate::device::Accelerator| {
             let named = match name {
-                Entry::Index(index) => self.list_variable().is_none() && card.index == *index,
+                SelectorEntry::Index(index) => self.list_variable().is_none() && card.index == *index,
                 name => names(name, card),
             };
             card.kind == self.kind && card.part == Part::MigParent && named

@@ -7,7 +7,7 @@ use crate::device::DeviceType;
 
 /// A property of the choice that may surprise the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Warning {
+pub enum ChoiceWarning {
     /// Entries of an inherited list that the vendor's rules drop.
     Dropped {
         /// The name of the inherited variable.
@@ -68,7 +68,7 @@ pub enum Warning {
     },
 }
 
-impl Warning {
+impl ChoiceWarning {
     /// Whether one of these is about the same inherited variable: several vendors read some.
     pub(super) fn is_told(&self, told: &[Self]) -> bool {
         let variable = |warning: &Self| match warning {
@@ -79,7 +79,7 @@ impl Warning {
     }
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for ChoiceWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dropped { variable, value, because } => {

@@ -3,24 +3,29 @@
 use std::ffi::OsString;
 
 use super::*;
-use crate::device::TroubleKind;
+use crate::device::ProbeProblemKind;
 use crate::device::fake;
 
-fn trouble(kind: DeviceType, source: &str, why: &str) -> Trouble {
-    Trouble { kind, source: source.to_owned(), what: TroubleKind::Missing(why.to_owned()) }
+fn trouble(kind: DeviceType, source: &str, why: &str) -> ProbeProblem {
+    ProbeProblem { kind, source: source.to_owned(), what: ProbeProblemKind::Missing(why.to_owned()) }
 }
 
-fn with_troubles(troubles: Vec<Trouble>) -> Machine {
+fn with_troubles(troubles: Vec<ProbeProblem>) -> Machine {
     Machine { troubles, ..Machine::default() }
 }
 
 /// The reason under `NAME=value|NAME=value` with these device nodes; `quiet` where the CPUs are requested.
-fn said(variables: &str, machine: Option<&Machine>, nodes: &[DeviceType], warnings: &[Warning]) -> String {
+fn said(
+    variables: &str,
+    machine: Option<&Machine>,
+    nodes: &[DeviceType],
+    warnings: &[ChoiceWarning],
+) -> String {
     let variable = |name: &str| {
         let mut set = variables.split('|').filter_map(|variable| variable.split_once('='));
         set.find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
     };
-    let evidence = Evidence {
+    let evidence = CpuFacts {
         variable: &variable,
         machine,
         warnings,
@@ -112,7 +117,7 @@ fn unmet_list_names_driver_and_first_trouble() {
 
 #[test]
 fn dropped_entries_are_named_with_their_rule() {
-    let dropped = |variable, value: &str, because: &str| Warning::Dropped {
+    let dropped = |variable, value: &str, because: &str| ChoiceWarning::Dropped {
         variable,
         value: OsString::from(value),
         because: because.to_owned(),

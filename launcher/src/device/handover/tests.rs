@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::choice::tests::properties::{picks, typed, worlds};
 use crate::device::fake::{self, changed, environment, numbers, request};
-use crate::device::visibility::{self, Asking, Counting};
+use crate::device::visibility::{self, IndexOrder, VisibilityQuery};
 use crate::device::{Accelerator, Machine};
 
 /// Variables as `A=1 -B`, the second taken away.
@@ -167,7 +167,7 @@ fn more_workers_than_devices_are_dealt_in_turn() {
 #[test]
 fn workers_on_cpus_have_no_device() {
     let handover = handed("none", "", "", 2, Visibility::Whole);
-    let nothing = |ordinal| Handed { device: None, ordinal, variables: Vec::new() };
+    let nothing = |ordinal| WorkerVariables { device: None, ordinal, variables: Vec::new() };
     assert_eq!(handover.workers, [nothing(0), nothing(1)]);
 }
 
@@ -175,7 +175,7 @@ fn workers_on_cpus_have_no_device() {
 fn an_index_is_in_doubt_where_a_card_is_lost() {
     let mut machine = fake::cuda(3);
     machine.accelerators[0].condition = crate::device::Condition::Lost { why: "GPU is lost".to_owned() };
-    let inherited = Inherited::default();
+    let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 2")).unwrap();
     let handover = hand_over(&choice, &inherited, 1, Visibility::Whole);
     let expected = "CUDA_VISIBLE_DEVICES=GPU-a0003030-1111-2222-3333-444455556666";
@@ -186,7 +186,7 @@ fn an_index_is_in_doubt_where_a_card_is_lost() {
 fn an_index_of_nvml_that_is_not_in_pci_order_is_written_in_pci_order() {
     let mut machine = fake::cuda(3);
     machine.accelerators[0].pci = Some("0000:f0:00.0".parse().unwrap());
-    let inherited = Inherited::default();
+    let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 0,1")).unwrap();
     let handover = hand_over(&choice, &inherited, 2, Visibility::Whole);
     let expected = "CUDA_VISIBLE_DEVICES=2,0 CUDA_DEVICE_ORDER=PCI_BUS_ID";
@@ -194,9 +194,9 @@ fn an_index_of_nvml_that_is_not_in_pci_order_is_written_in_pci_order() {
 }
 
 /// The devices that a process with these variables sees, and whether its vendor would drop or reorder any of them.
-fn reread(machine: &Machine, inherited: &Inherited, kind: DeviceType) -> (Vec<Accelerator>, bool) {
+fn reread(machine: &Machine, inherited: &InheritedVariables, kind: DeviceType) -> (Vec<Accelerator>, bool) {
     let cuda_order = || Ok(fake::mixed_cuda_order(machine));
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &cuda_order };
     let seen = visibility::read(kind, machine, inherited, asking);
     let smooth = seen.warnings.is_empty();
     (seen.devices.into_iter().map(|device| device.accelerator).collect(), smooth)

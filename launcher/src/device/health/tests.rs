@@ -6,7 +6,7 @@ use crate::device::DeviceType;
 const GIB: u64 = 1 << 30;
 const OWN: u32 = 1000;
 
-fn card(state: State) -> Accelerator {
+fn card(state: DeviceState) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
         index: 0,
@@ -27,12 +27,23 @@ fn process(pid: u32, uid: Option<u32>) -> DeviceProcess {
     DeviceProcess { pid, name: Some("python".to_owned()), uid, memory: Some(12 * GIB + GIB / 2) }
 }
 
-fn hot(temperature: u32, throttle: Vec<Throttle>) -> State {
-    State { temperature: Some(temperature), slowdown_temperature: Some(92), throttle, ..State::default() }
+fn hot(temperature: u32, throttle: Vec<Throttle>) -> DeviceState {
+    DeviceState {
+        temperature: Some(temperature),
+        slowdown_temperature: Some(92),
+        throttle,
+        ..DeviceState::default()
+    }
 }
 
-fn powered(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> State {
-    State { power, power_limit: limit, default_power_limit: Some(400_000), throttle, ..State::default() }
+fn powered(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> DeviceState {
+    DeviceState {
+        power,
+        power_limit: limit,
+        default_power_limit: Some(400_000),
+        throttle,
+        ..DeviceState::default()
+    }
 }
 
 fn told(accelerator: &Accelerator) -> Vec<String> {
@@ -44,7 +55,7 @@ fn told(accelerator: &Accelerator) -> Vec<String> {
 
 #[test]
 fn a_healthy_card_has_nothing_to_tell() {
-    let mut idle = card(State { throttle: vec![Throttle::Idle], ..hot(88, Vec::new()) });
+    let mut idle = card(DeviceState { throttle: vec![Throttle::Idle], ..hot(88, Vec::new()) });
     assert_eq!(told(&idle), [""; 0]);
     idle.state = None;
     assert_eq!(told(&idle), [""; 0]);
@@ -64,13 +75,16 @@ fn each_state_has_its_words() {
             hot(95, vec![HardwareSlowdown, HardwareThermal]),
             "warning: 95 °C, slowed down by heat; the hardware steps in at 92 °C",
         ),
-        (State { throttle: vec![HardwareThermal], ..State::default() }, "warning: slowed down by heat"),
         (
-            State { throttle: vec![HardwareSlowdown, PowerBrake], ..State::default() },
+            DeviceState { throttle: vec![HardwareThermal], ..DeviceState::default() },
+            "warning: slowed down by heat",
+        ),
+        (
+            DeviceState { throttle: vec![HardwareSlowdown, PowerBrake], ..DeviceState::default() },
             "warning: slowed down by the power brake: the supply of the machine is at its limit",
         ),
         (
-            State { throttle: vec![HardwareSlowdown], ..State::default() },
+            DeviceState { throttle: vec![HardwareSlowdown], ..DeviceState::default() },
             "warning: slowed down by the hardware: heat, power brake or a bad supply",
         ),
         (
@@ -84,16 +98,19 @@ fn each_state_has_its_words() {
             "warning: power limit set to 300 W; it came with 400 W",
         ),
         (
-            State { uncorrected_ecc: Some(1), ..State::default() },
+            DeviceState { uncorrected_ecc: Some(1), ..DeviceState::default() },
             "fatal: 1 uncorrected ECC error since the driver was loaded",
         ),
         (
-            State { uncorrected_ecc: Some(7), ..State::default() },
+            DeviceState { uncorrected_ecc: Some(7), ..DeviceState::default() },
             "fatal: 7 uncorrected ECC errors since the driver was loaded",
         ),
-        (State { retired: Some(1), ..State::default() }, "warning: 1 page or row of its memory is retired"),
         (
-            State { retired: Some(2), retirement_pending: true, ..State::default() },
+            DeviceState { retired: Some(1), ..DeviceState::default() },
+            "warning: 1 page or row of its memory is retired",
+        ),
+        (
+            DeviceState { retired: Some(2), retirement_pending: true, ..DeviceState::default() },
             "warning: 2 pages or rows of its memory are retired; bad memory waits for a reset to be retired",
         ),
     ] {
@@ -105,10 +122,10 @@ fn each_state_has_its_words() {
 fn what_is_as_it_should_be_is_not_told() {
     for state in [
         hot(88, vec![Throttle::ApplicationClocks, Throttle::SyncBoost, Throttle::DisplayClocks]),
-        State { slowdown_temperature: Some(0), temperature: Some(40), ..State::default() },
+        DeviceState { slowdown_temperature: Some(0), temperature: Some(40), ..DeviceState::default() },
         powered(Some(120_000), Some(400_000), vec![Throttle::PowerCap]),
         powered(Some(450_000), Some(450_000), vec![]),
-        State { uncorrected_ecc: Some(0), retired: Some(0), ..State::default() },
+        DeviceState { uncorrected_ecc: Some(0), retired: Some(0), ..DeviceState::default() },
     ] {
         assert_eq!(told(&card(state.clone())), [""; 0], "{state:?}");
     }
@@ -123,13 +140,13 @@ fn a_lost_card_has_only_that_to_tell() {
 
 #[test]
 fn users_are_told_apart() {
-    let state = State {
+    let state = DeviceState {
         processes: vec![
             process(1, Some(OWN)),
             process(2, Some(0)),
             DeviceProcess { pid: 3, name: None, uid: None, memory: None },
         ],
-        ..State::default()
+        ..DeviceState::default()
     };
     assert_eq!(
         told(&card(state)),
@@ -139,7 +156,10 @@ fn users_are_told_apart() {
             "note: busy with your own process: pid 1 `python`, 12.5 GiB",
         ]
     );
-    let crowd = State { processes: (1..=5).map(|pid| process(pid, Some(7))).collect(), ..State::default() };
+    let crowd = DeviceState {
+        processes: (1..=5).map(|pid| process(pid, Some(7))).collect(),
+        ..DeviceState::default()
+    };
     let text = told(&card(crowd)).remove(0);
     assert!(text.starts_with("warning: busy with another user's processes: pid 1 `python`"), "{text}");
     assert!(text.ends_with("pid 3 `python`, 12.5 GiB; and 2 more"), "{text}");
@@ -148,7 +168,7 @@ fn users_are_told_apart() {
 #[test]
 fn memory_that_nobody_seems_to_use_is_told() {
     let used = |free, part, processes| {
-        let state = State { processes, ..State::default() };
+        let state = DeviceState { processes, ..DeviceState::default() };
         let memory = Some(Memory { total: 80 * GIB, free: Some(free) });
         told(&Accelerator { memory, part, ..card(state) })
     };
@@ -182,18 +202,18 @@ fn a_card_much_smaller_than_the_largest_is_named() {
     let of = |total: u64, part| Accelerator {
         memory: Some(Memory { total, free: None }),
         part,
-        ..card(State::default())
+        ..card(DeviceState::default())
     };
     let cards = [
         of(80 * GIB, Part::Whole),
         of(24 * GIB, Part::Whole),
         of(40 * GIB, Part::Whole),
         of(5 * GIB, Part::MigInstance { gpu: 0 }),
-        Accelerator { memory: None, ..card(State::default()) },
+        Accelerator { memory: None, ..card(DeviceState::default()) },
     ];
     let all: Vec<&Accelerator> = cards.iter().collect();
     let text = "24.0 GiB of memory, less than half of the largest's 80.0 GiB".to_owned();
-    assert_eq!(small_memory(&all), [(1, Finding { severity: Severity::Warning, text })]);
+    assert_eq!(small_memory(&all), [(1, HealthFinding { severity: Severity::Warning, text })]);
     assert_eq!(small_memory(&all[4..]), []);
 }
 

@@ -34,14 +34,14 @@ pub fn order() -> Result<Vec<CudaDevice>, String> {
         if !unsafe { is_culib_present() } {
             return Err("there is no CUDA driver: the loader finds no `libcuda.so.1`".to_owned());
         }
-        let driver = Driver::load()?;
+        let driver = CudaDriver::load()?;
         driver.init()?;
         (0..driver.count()?).map(|ordinal| driver.device(ordinal)).collect()
     })
 }
 
 /// The functions that are called. `CUdevice` and `CUresult` are C ints.
-struct Driver {
+struct CudaDriver {
     init: unsafe extern "C" fn(c_uint) -> c_int,
     count: unsafe extern "C" fn(*mut c_int) -> c_int,
     get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
@@ -52,7 +52,7 @@ struct Driver {
     error: Option<unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int>,
 }
 
-impl Driver {
+impl CudaDriver {
     fn load() -> Result<Self, String> {
         // SAFETY: each type is that of the driver's header for this name, with ints for its enums.
         unsafe {

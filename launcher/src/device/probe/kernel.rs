@@ -23,12 +23,13 @@ mod tree;
 use std::io::ErrorKind;
 use std::path::Path;
 
-pub use cpu_list::{NoCpuList, parse_cpu_list};
+pub use cpu_list::{CpuListError, parse_cpu_list};
 
 use crate::device::{
-    Accelerator, Ask, Condition, DeviceType, Link, LinkKind, Machine, Part, Trouble, TroubleKind,
+    Accelerator, Condition, DeviceLink, DeviceType, LinkKind, Machine, Part, ProbeProblem, ProbeProblemKind,
+    ProbeScope,
 };
-use pci::Way;
+use pci::PciPath;
 use tree::Tree;
 
 /// More cards of one vendor than this are not believed.
@@ -38,9 +39,9 @@ const MOST_TROUBLES: usize = 64;
 
 /// Everything but what only NVML knows. What was not asked for is not read.
 #[must_use]
-pub fn look(root: &Path, ask: Ask) -> Machine {
+pub fn look(root: &Path, ask: ProbeScope) -> Machine {
     let tree = Tree::new(root);
-    let mut report = Report::default();
+    let mut report = KernelReport::default();
     nvidia::find(&tree, &mut report);
     amd::find(&tree, ask.state, &mut report);
     intel::find(&tree, ask.state, &mut report);
@@ -61,14 +62,14 @@ pub fn look(root: &Path, ask: Ask) -> Machine {
 }
 
 #[derive(Debug, Default)]
-struct Report {
+struct KernelReport {
     accelerators: Vec<Accelerator>,
     /// Positions in `accelerators`, each with the number of its xGMI hive.
     hives: Vec<(usize, u64)>,
-    troubles: Vec<Trouble>,
+    troubles: Vec<ProbeProblem>,
 }
 
-impl Report {
+impl KernelReport {
     /// The folder, or whatever else the vendor is found by, is not there, or not readable.
     fn absent(&mut self, kind: DeviceType, source: &str, error: &std::io::Error) {
         if error.kind() == ErrorKind::NotFound {
@@ -88,16 +89,16 @@ impl Report {
     }
 
     fn missing(&mut self, kind: DeviceType, source: &str, why: &str) {
-        self.trouble(kind, source, TroubleKind::Missing(why.to_owned()));
+        self.trouble(kind, source, ProbeProblemKind::Missing(why.to_owned()));
     }
 
     fn failed(&mut self, kind: DeviceType, source: &str, why: &str) {
-        self.trouble(kind, source, TroubleKind::Failed(why.to_owned()));
+        self.trouble(kind, source, ProbeProblemKind::Failed(why.to_owned()));
     }
 
-    fn trouble(&mut self, kind: DeviceType, source: &str, what: TroubleKind) {
+    fn trouble(&mut self, kind: DeviceType, source: &str, what: ProbeProblemKind) {
         if self.troubles.len() < MOST_TROUBLES {
-            self.troubles.push(Trouble { kind, source: source.to_owned(), what });
+            self.troubles.push(ProbeProblem { kind, source: source.to_owned(), what });
         }
     }
 
@@ -139,14 +140,14 @@ const fn card(kind: DeviceType, name: String) -> Accelerator {
 }
 
 /// The way between every two cards of which the kernel can tell it.
-fn links(ways: &[Option<Way>], hives: &[(usize, u64)]) -> Vec<Link> {
+fn links(ways: &[Option<PciPath>], hives: &[(usize, u64)]) -> Vec<DeviceLink> {
     let hive = |at: usize| hives.iter().find(|(position, _)| *position == at).map(|(_, hive)| *hive);
     let kind = |a: usize, b: usize| match (hive(a), hive(b)) {
         (Some(one), Some(other)) if one == other => Some(LinkKind::Xgmi),
         _ => Some(pci::between(ways[a].as_ref()?, ways[b].as_ref()?)),
     };
     let pairs = (0..ways.len()).flat_map(|a| (a + 1..ways.len()).map(move |b| (a, b)));
-    pairs.filter_map(|(a, b)| Some(Link { a, b, kind: kind(a, b)? })).collect()
+    pairs.filter_map(|(a, b)| Some(DeviceLink { a, b, kind: kind(a, b)? })).collect()
 }
 
 #[cfg(test)]

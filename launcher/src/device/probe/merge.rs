@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::device::{
-    Accelerator, DeviceType, Link, LinkKind, Machine, Nic, NumaNode, Part, PciAddress, Trouble,
+    Accelerator, DeviceLink, DeviceType, LinkKind, Machine, Nic, NumaNode, Part, PciAddress, ProbeProblem,
 };
 
 /// One accelerator of the merged picture.
-struct Entry {
+struct MergeEntry {
     accelerator: Accelerator,
     nvml: Option<usize>,
     /// The position of its card there: for a MIG instance its GPU.
@@ -21,7 +21,7 @@ struct Entry {
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
     let troubles = troubles(&nvidia, &kernel);
-    let ways = Ways::new(&nvidia, &kernel);
+    let ways = KnownLinks::new(&nvidia, &kernel);
     let entries = entries(nvidia.accelerators, kernel.accelerators);
     let links = if ways.were_asked { ways.links(&entries) } else { Vec::new() };
     let nodes = kernel.cpus.as_ref().map_or(0, |cpus| count_with_cpus(&cpus.nodes));
@@ -35,15 +35,15 @@ fn count_with_cpus(nodes: &[NumaNode]) -> usize {
 }
 
 /// The kernel's words on NVIDIA's cards are of interest only where they are all there is.
-fn troubles(nvidia: &Machine, kernel: &Machine) -> Vec<Trouble> {
-    let of_fallback = |trouble: &&Trouble| trouble.kind == DeviceType::Cuda;
+fn troubles(nvidia: &Machine, kernel: &Machine) -> Vec<ProbeProblem> {
+    let of_fallback = |trouble: &&ProbeProblem| trouble.kind == DeviceType::Cuda;
     let superseded = !nvidia.accelerators.is_empty();
     let of_kernel = kernel.troubles.iter().filter(|trouble| !(superseded && of_fallback(trouble)));
     nvidia.troubles.iter().chain(of_kernel).cloned().collect()
 }
 
 /// By type, then by index; MIG instances behind their card.
-fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<Entry> {
+fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<MergeEntry> {
     let fallback = nvidia.is_empty();
     let is_nvidia = |card: &(usize, &Accelerator)| card.1.kind == DeviceType::Cuda;
     let by_address: BTreeMap<PciAddress, (usize, Option<u32>)> = kernel
@@ -56,16 +56,16 @@ fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<Entry> {
     let of_nvml = nvidia.into_iter().zip(cards).enumerate().map(|(at, (mut accelerator, card))| {
         let seen = accelerator.pci.and_then(|address| by_address.get(&address));
         accelerator.numa_node = accelerator.numa_node.or_else(|| seen?.1);
-        Entry { accelerator, nvml: Some(at), nvml_card: Some(card), kernel: seen.map(|seen| seen.0) }
+        MergeEntry { accelerator, nvml: Some(at), nvml_card: Some(card), kernel: seen.map(|seen| seen.0) }
     });
-    let of_kernel = kernel.into_iter().enumerate().map(|(at, accelerator)| Entry {
+    let of_kernel = kernel.into_iter().enumerate().map(|(at, accelerator)| MergeEntry {
         accelerator,
         nvml: None,
         nvml_card: None,
         kernel: Some(at),
     });
     let of_kernel = of_kernel.filter(|entry| fallback || entry.accelerator.kind != DeviceType::Cuda);
-    let mut entries: Vec<Entry> = of_nvml.chain(of_kernel).collect();
+    let mut entries: Vec<MergeEntry> = of_nvml.chain(of_kernel).collect();
     entries.sort_by_key(|entry| place(&entry.accelerator));
     entries
 }
@@ -93,13 +93,13 @@ fn card_of(accelerators: &[Accelerator], at: usize) -> usize {
 }
 
 /// The ways that both pictures know.
-struct Ways {
+struct KnownLinks {
     nvml: BTreeMap<(usize, usize), LinkKind>,
     kernel: BTreeMap<(usize, usize), LinkKind>,
     were_asked: bool,
 }
 
-impl Ways {
+impl KnownLinks {
     fn new(nvidia: &Machine, kernel: &Machine) -> Self {
         let table =
             |machine: &Machine| machine.links.iter().map(|link| (pair(link.a, link.b), link.kind)).collect();
@@ -107,15 +107,15 @@ impl Ways {
         Self { nvml: table(nvidia), kernel: table(kernel), were_asked }
     }
 
-    fn links(&self, entries: &[Entry]) -> Vec<Link> {
+    fn links(&self, entries: &[MergeEntry]) -> Vec<DeviceLink> {
         let pairs = (0..entries.len()).flat_map(|a| (a + 1..entries.len()).map(move |b| (a, b)));
         pairs
-            .filter_map(|(a, b)| Some(Link { a, b, kind: self.between(&entries[a], &entries[b])? }))
+            .filter_map(|(a, b)| Some(DeviceLink { a, b, kind: self.between(&entries[a], &entries[b])? }))
             .collect()
     }
 
     /// NVML's word counts first; parts of one card are as near as can be.
-    fn between(&self, a: &Entry, b: &Entry) -> Option<LinkKind> {
+    fn between(&self, a: &MergeEntry, b: &MergeEntry) -> Option<LinkKind> {
         let look = |table: &BTreeMap<(usize, usize), LinkKind>, a: Option<usize>, b: Option<usize>| {
             table.get(&pair(a?, b?)).copied()
         };
@@ -133,14 +133,14 @@ const fn pair(a: usize, b: usize) -> (usize, usize) {
 
 /// A network card with its link to each accelerator. For a card that the kernel's driver does not list, only the NUMA
 /// nodes are known: on a machine of one node there is no link between two.
-fn seen_from(mut nic: Nic, entries: &[Entry], nodes: usize) -> Nic {
-    let by_node = |entry: &Entry| match (nic.numa_node, entry.accelerator.numa_node) {
+fn seen_from(mut nic: Nic, entries: &[MergeEntry], nodes: usize) -> Nic {
+    let by_node = |entry: &MergeEntry| match (nic.numa_node, entry.accelerator.numa_node) {
         (Some(one), Some(other)) if one != other => LinkKind::Sys,
         (Some(_), Some(_)) => LinkKind::Node,
         _ if nodes == 1 => LinkKind::Node,
         _ => LinkKind::Sys,
     };
-    let known = |entry: &Entry| nic.links.get(entry.kernel?).copied();
+    let known = |entry: &MergeEntry| nic.links.get(entry.kernel?).copied();
     nic.links = entries.iter().map(|entry| known(entry).unwrap_or_else(|| by_node(entry))).collect();
     nic
 }

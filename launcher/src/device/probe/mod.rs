@@ -11,7 +11,7 @@ pub mod nvidia;
 
 use std::path::Path;
 
-use super::{Ask, CudaDevice, Machine};
+use super::{CudaDevice, Machine, ProbeScope};
 
 /// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
 pub const WORD: &str = "--rankrun-probe=";
@@ -21,9 +21,9 @@ pub const WORD: &str = "--rankrun-probe=";
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
     /// NVIDIA's cards through NVML, or through the CUDA driver where there is no NVML.
-    Nvidia(Ask),
+    Nvidia(ProbeScope),
     /// Everything that the kernel shows by itself: other vendors' cards, CPUs, network cards, PCI paths.
-    Kernel(Ask),
+    Kernel(ProbeScope),
     /// The CUDA driver's order of its devices under `CUDA_DEVICE_ORDER=FASTEST_FIRST`.
     CudaOrder,
 }

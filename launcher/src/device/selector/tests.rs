@@ -2,19 +2,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn list(text: &str) -> Vec<Entry> {
+fn list(text: &str) -> Vec<SelectorEntry> {
     match text.parse() {
         Ok(Selector::List(entries)) => entries,
         other => panic!("`{text}` is no list: {other:?}"),
     }
 }
 
-fn except(entry: Entry) -> Entry {
-    Entry::Except(Box::new(entry))
+fn except(entry: SelectorEntry) -> SelectorEntry {
+    SelectorEntry::Except(Box::new(entry))
 }
 
-fn pci(text: &str) -> Entry {
-    Entry::Pci(text.parse().unwrap())
+fn pci(text: &str) -> SelectorEntry {
+    SelectorEntry::Pci(text.parse().unwrap())
 }
 
 #[test]
@@ -22,15 +22,18 @@ fn every_form_is_read() {
     assert_eq!("all".parse(), Ok(Selector::All));
     assert_eq!(" idle ".parse(), Ok(Selector::Idle));
     assert_eq!("none".parse(), Ok(Selector::None));
-    assert_eq!(list("3,1"), [Entry::Index(3), Entry::Index(1)]);
-    assert_eq!(list("0-3, 7-5"), [Entry::Range(0, 3), Entry::Range(7, 5)]);
-    assert_eq!(list("-2"), [except(Entry::Index(2))]);
-    assert_eq!(list("-2-4"), [except(Entry::Range(2, 4))]);
-    assert_eq!(list("0-7,-3"), [Entry::Range(0, 7), except(Entry::Index(3))]);
-    assert_eq!(list("1:0,-1:2"), [Entry::Mig(1, 0), except(Entry::Mig(1, 2))]);
-    assert_eq!(list("GPU-4f8a,MIG-0c"), [Entry::Uuid("GPU-4f8a".into()), Entry::Uuid("MIG-0c".into())]);
-    assert_eq!(list("-gpu-4F"), [except(Entry::Uuid("gpu-4F".into()))]);
-    assert_eq!(list("MIG-GPU-4f8a-11/1/0"), [Entry::Uuid("MIG-GPU-4f8a-11/1/0".into())]);
+    assert_eq!(list("3,1"), [SelectorEntry::Index(3), SelectorEntry::Index(1)]);
+    assert_eq!(list("0-3, 7-5"), [SelectorEntry::Range(0, 3), SelectorEntry::Range(7, 5)]);
+    assert_eq!(list("-2"), [except(SelectorEntry::Index(2))]);
+    assert_eq!(list("-2-4"), [except(SelectorEntry::Range(2, 4))]);
+    assert_eq!(list("0-7,-3"), [SelectorEntry::Range(0, 7), except(SelectorEntry::Index(3))]);
+    assert_eq!(list("1:0,-1:2"), [SelectorEntry::Mig(1, 0), except(SelectorEntry::Mig(1, 2))]);
+    assert_eq!(
+        list("GPU-4f8a,MIG-0c"),
+        [SelectorEntry::Uuid("GPU-4f8a".into()), SelectorEntry::Uuid("MIG-0c".into())]
+    );
+    assert_eq!(list("-gpu-4F"), [except(SelectorEntry::Uuid("gpu-4F".into()))]);
+    assert_eq!(list("MIG-GPU-4f8a-11/1/0"), [SelectorEntry::Uuid("MIG-GPU-4f8a-11/1/0".into())]);
     for text in ["0000:1b:00.0", "1b:00.0", "00000000:1B:00.0"] {
         assert_eq!(list(text), [pci("0000:1b:00.0")]);
     }

@@ -5,20 +5,20 @@
 
 use std::ffi::OsString;
 
-use super::{Inherited, Seen, Visible, of_kind};
+use super::{InheritedVariables, Visible, VisibleDevices, of_kind};
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
-pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
     let devices = of_kind(machine, DeviceType::Npu);
     match &inherited.ascend {
-        None => Seen::all(devices),
+        None => VisibleDevices::all(devices),
         Some(value) => listed(&devices, value),
     }
 }
 
-fn listed(devices: &[Visible], value: &OsString) -> Seen {
+fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let end = text.find(|character: char| !character.is_ascii_digit() && character != ',');
@@ -42,5 +42,5 @@ fn listed(devices: &[Visible], value: &OsString) -> Seen {
         }
         named.push(device.clone().named(entry, false));
     }
-    Seen::listed(named, VARIABLE, value, &dropped)
+    VisibleDevices::listed(named, VARIABLE, value, &dropped)
 }

@@ -7,13 +7,17 @@
 
 use std::ffi::OsStr;
 
-use super::{Asking, Counting, Inherited, Seen, Visible};
+use super::{IndexOrder, InheritedVariables, VisibilityQuery, Visible, VisibleDevices};
 use crate::device::{Accelerator, Condition, CudaDevice, DeviceType, Machine, Part};
 
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-pub(super) fn read(machine: &Machine, inherited: &Inherited, asking: Asking<'_>) -> Seen {
-    let cards = Cards { machine, inherited };
+pub(super) fn read(
+    machine: &Machine,
+    inherited: &InheritedVariables,
+    asking: VisibilityQuery<'_>,
+) -> VisibleDevices {
+    let cards = CardList { machine, inherited };
     match &inherited.cuda {
         None => cards.unlisted(asking),
         Some(value) => cards.listed(value, asking),
@@ -58,16 +62,16 @@ fn match_driver(machine: &Machine, cards: &[usize], driver: &[CudaDevice]) -> Re
     Ok(order)
 }
 
-struct Cards<'a> {
+struct CardList<'a> {
     machine: &'a Machine,
-    inherited: &'a Inherited,
+    inherited: &'a InheritedVariables,
 }
 
 /// Cards in CUDA's order, or in PCI order where that is not known, with the reason.
-type Order = (Vec<usize>, Option<String>);
+type EnumerationOrder = (Vec<usize>, Option<String>);
 
-impl Cards<'_> {
-    fn order(&self, asking: Asking<'_>) -> Order {
+impl CardList<'_> {
+    fn order(&self, asking: VisibilityQuery<'_>) -> EnumerationOrder {
         let cards = pci_order(self.machine);
         let names = || {
             let cards = cards.iter().map(|at| &self.machine.accelerators[*at]);
@@ -106,15 +110,15 @@ impl Cards<'_> {
         }
     }
 
-    fn unlisted(&self, asking: Asking<'_>) -> Seen {
-        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.counting != Counting::Named);
+    fn unlisted(&self, asking: VisibilityQuery<'_>) -> VisibleDevices {
+        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.counting != IndexOrder::Named);
         let has_instances =
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
         // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
         let counts = match asking.counting {
-            Counting::Runtime | Counting::Torch => !has_instances,
-            Counting::Typed => variable.is_some(),
-            Counting::Named => false,
+            IndexOrder::Runtime | IndexOrder::Torch => !has_instances,
+            IndexOrder::Typed => variable.is_some(),
+            IndexOrder::Named => false,
         };
         let (cards, order_unknown) = if counts {
             self.order(asking)
@@ -123,9 +127,9 @@ impl Cards<'_> {
             cards.sort_by_key(|at| self.machine.accelerators[*at].index);
             (cards, None)
         };
-        let mut seen = Seen::all(Vec::new());
+        let mut seen = VisibleDevices::all(Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
-            if asking.counting == Counting::Torch {
+            if asking.counting == IndexOrder::Torch {
                 // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
                 let at = self.device_of(card).unwrap_or(card);
                 seen.devices.push(Visible::of(self.machine, at));
@@ -145,7 +149,7 @@ impl Cards<'_> {
         seen
     }
 
-    fn listed(&self, value: &OsStr, asking: Asking<'_>) -> Seen {
+    fn listed(&self, value: &OsStr, asking: VisibilityQuery<'_>) -> VisibleDevices {
         let text = value.to_string_lossy();
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
@@ -153,7 +157,7 @@ impl Cards<'_> {
             Some(form) => {
                 let old = self.by_old_names(&text);
                 let mut devices = old.unwrap_or_else(|| self.by_uuid(&text, form, &mut dropped));
-                if form == "MIG-" && asking.counting == Counting::Torch {
+                if form == "MIG-" && asking.counting == IndexOrder::Torch {
                     devices.truncate(1);
                 }
                 (devices, None)
@@ -164,7 +168,7 @@ impl Cards<'_> {
         if matches!(text.trim(), "" | "-1" | "NoDevFiles") {
             dropped.clear();
         }
-        let mut seen = Seen::listed(devices, VARIABLE, value, &dropped);
+        let mut seen = VisibleDevices::listed(devices, VARIABLE, value, &dropped);
         seen.order_unknown = order_unknown;
         seen
     }
@@ -256,7 +260,7 @@ impl Cards<'_> {
     fn by_number(
         &self,
         text: &str,
-        asking: Asking<'_>,
+        asking: VisibilityQuery<'_>,
         dropped: &mut Vec<String>,
     ) -> (Vec<Visible>, Option<String>) {
         let mut numbers: Vec<(u64, &str)> = Vec::new();

@@ -6,13 +6,17 @@
 
 use std::ffi::OsString;
 
-use super::{Counting, Inherited, Seen, Visible, not_empty, of_kind};
-use crate::device::choice::Warning;
+use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, not_empty, of_kind};
+use crate::device::choice::ChoiceWarning;
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "HABANA_VISIBLE_MODULES";
 
-pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting) -> Seen {
+pub(super) fn read(
+    machine: &Machine,
+    inherited: &InheritedVariables,
+    counting: IndexOrder,
+) -> VisibleDevices {
     let mut devices = of_kind(machine, DeviceType::Hpu);
     let numbered = devices.iter().all(|device| device.accelerator.module_id.is_some());
     let mut seen = match not_empty(inherited.habana.as_ref()) {
@@ -22,7 +26,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
                 // The vendor's PyTorch bridge gives a process the module of its local rank.
                 devices.sort_by_key(|device| device.accelerator.module_id);
             }
-            Seen::all(devices)
+            VisibleDevices::all(devices)
         }
     };
     let counts_modules = seen.variable.is_some() || counting.is_runtimes();
@@ -33,7 +37,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
 }
 
 /// Where the driver does not tell the modules' numbers, they are taken to be the devices'.
-fn listed(devices: &[Visible], value: &OsString) -> Seen {
+fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
     let module = |device: &Visible| device.accelerator.module_id.unwrap_or(device.accelerator.index);
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
@@ -49,10 +53,10 @@ fn listed(devices: &[Visible], value: &OsString) -> Seen {
         }
     }
     let ascending = named.is_sorted_by_key(module);
-    let mut seen = Seen::listed(named, VARIABLE, value, &dropped);
+    let mut seen = VisibleDevices::listed(named, VARIABLE, value, &dropped);
     if !ascending {
         let because = "the vendor promises no order of the modules in it";
-        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: value.clone(), because });
+        seen.warnings.push(ChoiceWarning::NoOrder { variable: VARIABLE, value: value.clone(), because });
     }
     seen
 }

@@ -6,8 +6,8 @@
 
 use std::ffi::OsStr;
 
-use super::{Counting, Inherited, Seen, Visible, not_empty};
-use crate::device::choice::Warning;
+use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, not_empty};
+use crate::device::choice::ChoiceWarning;
 use crate::device::{Accelerator, DeviceType, Machine, Memory, Part};
 
 const VARIABLE: &str = "ZE_AFFINITY_MASK";
@@ -23,7 +23,7 @@ pub(in crate::device) enum Hierarchy {
 }
 
 /// The hierarchy of the inherited variable, or else the drivers' default.
-pub(in crate::device) fn hierarchy(inherited: &Inherited) -> Hierarchy {
+pub(in crate::device) fn hierarchy(inherited: &InheritedVariables) -> Hierarchy {
     match inherited.ze_hierarchy.as_deref().and_then(OsStr::to_str) {
         Some("COMPOSITE") => Hierarchy::Cards,
         _ => Hierarchy::Tiles,
@@ -40,7 +40,11 @@ pub(in crate::device) fn ordinal_of(machine: &Machine, hierarchy: Hierarchy, at:
     }
 }
 
-pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting) -> Seen {
+pub(super) fn read(
+    machine: &Machine,
+    inherited: &InheritedVariables,
+    counting: IndexOrder,
+) -> VisibleDevices {
     let cards = cards(machine);
     let hierarchy = hierarchy(inherited);
     let mask = not_empty(inherited.ze_mask.as_ref());
@@ -66,8 +70,8 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
         }
     };
     let mut seen = match mask {
-        Some(mask) => Seen::listed(devices, VARIABLE, mask, &dropped),
-        None => Seen::all(devices),
+        Some(mask) => VisibleDevices::listed(devices, VARIABLE, mask, &dropped),
+        None => VisibleDevices::all(devices),
     };
     if has_several_cards && !pinned {
         seen.order_unknown = Some(ORDER_UNKNOWN.to_owned());
@@ -76,7 +80,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited, counting: Counting)
         && !entries.is_sorted_by_key(|entry| entry.tiles.first())
     {
         let because = "a mask is a set, and its devices come in the order of their numbers";
-        seen.warnings.push(Warning::NoOrder { variable: VARIABLE, value: mask.clone(), because });
+        seen.warnings.push(ChoiceWarning::NoOrder { variable: VARIABLE, value: mask.clone(), because });
     }
     seen
 }

@@ -2,11 +2,11 @@
 
 use std::ffi::OsStr;
 
-use super::{Inherited, Seen, Visible, not_empty, of_kind};
+use super::{InheritedVariables, Visible, VisibleDevices, not_empty, of_kind};
 use crate::device::{DeviceType, Machine};
 
-pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
-    let mut seen = Seen::all(of_kind(machine, DeviceType::Rocm));
+pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
+    let mut seen = VisibleDevices::all(of_kind(machine, DeviceType::Rocm));
     if let Some(value) = &inherited.rocr {
         seen = rocr(&seen.devices, value);
     }
@@ -21,7 +21,7 @@ pub(super) fn read(machine: &Machine, inherited: &Inherited) -> Seen {
 }
 
 /// Reads the list as ROCr's parser does (`amd_filter_device.cpp`).
-fn rocr(devices: &[Visible], value: &OsStr) -> Seen {
+fn rocr(devices: &[Visible], value: &OsStr) -> VisibleDevices {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let mut named: Vec<Visible> = Vec::new();
@@ -45,7 +45,7 @@ fn rocr(devices: &[Visible], value: &OsStr) -> Seen {
         }
         break;
     }
-    Seen::listed(named, "ROCR_VISIBLE_DEVICES", value, &dropped)
+    VisibleDevices::listed(named, "ROCR_VISIBLE_DEVICES", value, &dropped)
 }
 
 /// `GPU-` and up to 16 hex digits that fit one device.
@@ -72,7 +72,7 @@ fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
 }
 
 /// Reads the list as HIP's parser does (`Device::init` of ROCclr).
-fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> Seen {
+fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> VisibleDevices {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let mut named: Vec<Visible> = Vec::new();
@@ -100,5 +100,5 @@ fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> Seen {
             Some(device) => named.push(device.clone().named(entry, is_uuid)),
         }
     }
-    Seen::listed(named, variable, value, &dropped)
+    VisibleDevices::listed(named, variable, value, &dropped)
 }

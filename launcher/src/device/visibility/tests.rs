@@ -3,14 +3,14 @@ use crate::device::fake::{self, environment, numbers};
 
 /// The devices that a process with these variables sees, and the number of warnings if there are any.
 fn sees(machine: &str, variables: &str) -> String {
-    sees_counting(machine, variables, Counting::Runtime)
+    sees_counting(machine, variables, IndexOrder::Runtime)
 }
 
-fn sees_counting(machine: &str, variables: &str, counting: Counting) -> String {
+fn sees_counting(machine: &str, variables: &str, counting: IndexOrder) -> String {
     let machine = fake::machine(machine);
     let kind = machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
-    let asking = Asking { counting, cuda_order: &cuda_order };
+    let asking = VisibilityQuery { counting, cuda_order: &cuda_order };
     let seen = read(kind, &machine, &environment(variables), asking);
     let devices = match numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
         "cpu" => "none".to_owned(),
@@ -110,21 +110,21 @@ fn every_variable_is_read_with_its_vendors_rules() {
 /// GPU 0 has two MIG devices, GPU 1 is whole, GPU 2 has none.
 #[test]
 fn torch_counts_cards_in_mig_mode() {
-    let sees = |variables: &str| sees_counting("mig", variables, Counting::Torch);
+    let sees = |variables: &str| sees_counting("mig", variables, IndexOrder::Torch);
     assert_eq!(sees(""), "0:0 1 2");
     let [first, second] = [0, 1].map(|index| format!("MIG-{index}0000000-aaaa-bbbb-cccc-dddddddddddd"));
     assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={second},{first}")), "0:1");
     assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={first}")), "0:0");
     assert_eq!(sees("CUDA_VISIBLE_DEVICES=1,0"), "1 0:0");
     for (machine, variables, expected) in VECTORS.iter().filter(|(machine, ..)| *machine != "mig") {
-        assert_eq!(sees_counting(machine, variables, Counting::Torch), *expected, "{machine}, {variables}");
+        assert_eq!(sees_counting(machine, variables, IndexOrder::Torch), *expected, "{machine}, {variables}");
     }
 }
 
 #[test]
 fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
     let machine = fake::xpu(2, 2);
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let seen = read(DeviceType::Xpu, &machine, &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"), asking);
     let memory = seen.devices[0].accelerator.memory.unwrap();
     assert_eq!((memory.total, memory.free), (160 << 30, Some(160 << 30)));
@@ -137,7 +137,7 @@ fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
 #[test]
 fn a_tile_that_is_left_of_a_card_is_told_from_a_card() {
     let machine = fake::xpu(2, 2);
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let mask = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0.1,1");
     let seen = read(DeviceType::Xpu, &machine, &mask, asking);
     let labels: Vec<String> =
@@ -150,7 +150,7 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
     machine.accelerators[0].integrated = true;
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let at = |variables: &str| {
         let seen = read(DeviceType::Xpu, &machine, &environment(variables), asking);
         seen.devices.iter().map(|device| device.at).collect::<Vec<_>>()
@@ -163,26 +163,26 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
 #[test]
 fn the_driver_is_asked_only_where_its_order_matters() {
     let machine = fake::mixed_cuda();
-    let asked = |variables: &str, counting: Counting| {
+    let asked = |variables: &str, counting: IndexOrder| {
         let asked = std::cell::Cell::new(false);
         let cuda_order = || {
             asked.set(true);
             Err("it hangs".to_owned())
         };
-        let asking = Asking { counting, cuda_order: &cuda_order };
+        let asking = VisibilityQuery { counting, cuda_order: &cuda_order };
         let seen = read(DeviceType::Cuda, &machine, &environment(variables), asking);
         assert_eq!(seen.order_unknown, asked.get().then(|| "it hangs".to_owned()), "{variables}");
         asked.get()
     };
-    assert!(asked("", Counting::Runtime));
-    assert!(asked("CUDA_VISIBLE_DEVICES=0,2", Counting::Named));
-    assert!(asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", Counting::Typed));
-    assert!(!asked("", Counting::Typed));
-    assert!(!asked("", Counting::Named));
-    assert!(!asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", Counting::Named));
-    assert!(!asked("CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", Counting::Runtime));
-    assert!(!asked("CUDA_VISIBLE_DEVICES=GPU-a0001", Counting::Runtime));
-    assert!(!asked("CUDA_VISIBLE_DEVICES=", Counting::Runtime));
+    assert!(asked("", IndexOrder::Runtime));
+    assert!(asked("CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Named));
+    assert!(asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Typed));
+    assert!(!asked("", IndexOrder::Typed));
+    assert!(!asked("", IndexOrder::Named));
+    assert!(!asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Named));
+    assert!(!asked("CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Runtime));
+    assert!(!asked("CUDA_VISIBLE_DEVICES=GPU-a0001", IndexOrder::Runtime));
+    assert!(!asked("CUDA_VISIBLE_DEVICES=", IndexOrder::Runtime));
 }
 
 #[test]
@@ -191,30 +191,35 @@ fn the_driver_is_matched_by_uuid_and_else_by_address() {
     let mut driver = fake::cuda_order(&machine, &[2, 3]);
     driver[0].uuid = "GPU-of-another-spelling".to_owned();
     let cuda_order = || Ok(driver.clone());
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &cuda_order };
-    let seen = read(DeviceType::Cuda, &machine, &Inherited::default(), asking);
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &cuda_order };
+    let seen = read(DeviceType::Cuda, &machine, &InheritedVariables::default(), asking);
     // Those that it does not name come last, in PCI order.
     assert_eq!(seen.devices.iter().map(|device| device.at).collect::<Vec<_>>(), [2, 3, 0, 1]);
     let stranger = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
-    let asking = Asking { counting: Counting::Runtime, cuda_order: &stranger };
+    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &stranger };
     let mut elsewhere = machine.clone();
     elsewhere.accelerators.iter_mut().for_each(|card| card.pci = None);
-    assert!(read(DeviceType::Cuda, &elsewhere, &Inherited::default(), asking).order_unknown.is_some());
+    assert!(
+        read(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), asking).order_unknown.is_some()
+    );
 }
 
 #[test]
 fn intel_cards_have_an_order_of_their_driver() {
     let machine = fake::xpu(2, 1);
-    let unknown = |variables: &str, counting: Counting| {
-        let asking = Asking { counting, cuda_order: &|| Err(String::new()) };
+    let unknown = |variables: &str, counting: IndexOrder| {
+        let asking = VisibilityQuery { counting, cuda_order: &|| Err(String::new()) };
         read(DeviceType::Xpu, &machine, &environment(variables), asking).order_unknown.is_some()
     };
-    assert!(unknown("", Counting::Runtime));
-    assert!(unknown("ZE_AFFINITY_MASK=1", Counting::Named));
-    assert!(!unknown("", Counting::Typed));
-    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", Counting::Runtime));
-    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1|ZE_AFFINITY_MASK=1", Counting::Runtime));
-    let tiles = Asking { counting: Counting::Runtime, cuda_order: &|| Err(String::new()) };
-    assert_eq!(read(DeviceType::Xpu, &fake::xpu(1, 2), &Inherited::default(), tiles).order_unknown, None);
-    assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", Counting::Runtime));
+    assert!(unknown("", IndexOrder::Runtime));
+    assert!(unknown("ZE_AFFINITY_MASK=1", IndexOrder::Named));
+    assert!(!unknown("", IndexOrder::Typed));
+    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));
+    assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1|ZE_AFFINITY_MASK=1", IndexOrder::Runtime));
+    let tiles = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    assert_eq!(
+        read(DeviceType::Xpu, &fake::xpu(1, 2), &InheritedVariables::default(), tiles).order_unknown,
+        None
+    );
+    assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));
 }

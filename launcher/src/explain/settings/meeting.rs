@@ -4,49 +4,49 @@ use std::time::Duration;
 
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT};
 
-use super::{Setting, Source, Sources, setting, time};
+use super::{SettingLine, SettingOrigin, SettingOrigins, setting, time};
 use crate::explain::nodes::{is_agreed_on, nodes_of};
-use crate::explain::{Pending, Value, port};
+use crate::explain::{LaunchValue, Pending, port};
 use crate::spec::rendezvous::RoundTimes;
 use crate::spec::{LaunchSpec, RendezvousSpec, StoreHost};
 
 const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
-impl Sources<'_> {
-    pub(super) fn address(&self) -> Source {
+impl SettingOrigins<'_> {
+    pub(super) fn address(&self) -> SettingOrigin {
         match &self.spec.rendezvous {
             RendezvousSpec::Static { .. } => self.of_static("master-addr"),
             RendezvousSpec::Standalone { local_addr: None, .. }
-            | RendezvousSpec::C10d { local_addr: None, .. } => Source::Default,
+            | RendezvousSpec::C10d { local_addr: None, .. } => SettingOrigin::Default,
             RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
                 self.said(&["local-addr"], &[])
             }
         }
     }
 
-    pub(super) fn port(&self) -> Source {
+    pub(super) fn port(&self) -> SettingOrigin {
         match &self.spec.rendezvous {
             RendezvousSpec::Static { .. } => self.of_static("master-port"),
-            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => Source::Default,
+            RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => SettingOrigin::Default,
         }
     }
 
     /// An endpoint sets both parts of a static rendezvous.
-    fn of_static(&self, part: &str) -> Source {
+    fn of_static(&self, part: &str) -> SettingOrigin {
         match self.origins.of_setting(&["rdzv-endpoint"]) {
             Some(endpoint) => endpoint.into(),
             None => self.said(&[part], &[]),
         }
     }
 
-    pub(super) fn store_host(&self) -> Source {
+    pub(super) fn store_host(&self) -> SettingOrigin {
         match self.spec.rendezvous.store().host {
-            StoreHost::Agent => Source::Default,
+            StoreHost::Agent => SettingOrigin::Default,
             StoreHost::Worker => self.said(&[], &[WORKER_STORE]),
         }
     }
 
-    pub(super) fn of_the_store(&self) -> [Setting; 4] {
+    pub(super) fn of_the_store(&self) -> [SettingLine; 4] {
         let (kind, said) = match &self.spec.rendezvous {
             RendezvousSpec::Standalone { .. } => ("standalone", self.said(&["standalone"], &[])),
             RendezvousSpec::C10d { .. } => ("c10d", self.said(&["rdzv-backend"], &[])),
@@ -59,22 +59,22 @@ impl Sources<'_> {
         };
         let place = |name, variable, value, source| {
             let is_agreed = is_agreed_on(self.spec, variable);
-            Setting {
+            SettingLine {
                 name,
-                value: Some(if is_agreed { Value::AtLaunch(Pending::Agreed) } else { value }),
+                value: Some(if is_agreed { LaunchValue::AtLaunch(Pending::Agreed) } else { value }),
                 source,
             }
         };
         [
             setting("rendezvous", Some(kind.to_owned()), said),
-            place("master-addr", MASTER_ADDR, Value::Known(store.addr.into()), self.address()),
+            place("master-addr", MASTER_ADDR, LaunchValue::Known(store.addr.into()), self.address()),
             place("master-port", MASTER_PORT, port(store.port), self.port()),
             setting("store", Some(opened_by.to_owned()), self.store_host()),
         ]
     }
 
     /// The rendezvous settings: nodes, time limits and network; a job of one node has fewer of them.
-    pub(super) fn of_the_nodes(&self) -> Vec<Setting> {
+    pub(super) fn of_the_nodes(&self) -> Vec<SettingLine> {
         let LaunchSpec { rendezvous, network, .. } = self.spec;
         let option = |name, value| setting(name, value, self.said(&[name], &[]));
         let mut settings = vec![option("nnodes", Some(rendezvous.nodes().to_string()))];
@@ -86,7 +86,7 @@ impl Sources<'_> {
             let by_conf_too = |name, value: Option<Duration>, usual: Duration| {
                 let by_conf = value.is_some_and(|value| value != usual);
                 let source = match self.said(&[name], &[]) {
-                    Source::Default if by_conf => self.said(&["rdzv-conf"], &[]),
+                    SettingOrigin::Default if by_conf => self.said(&["rdzv-conf"], &[]),
                     source => source,
                 };
                 setting(name, value.map(time), source)

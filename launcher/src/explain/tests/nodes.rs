@@ -2,13 +2,13 @@
 
 use super::*;
 
-const AGREED: Value = Value::AtLaunch(Pending::Agreed);
+const AGREED: LaunchValue = LaunchValue::AtLaunch(Pending::Agreed);
 const FIXED: &str = "rankrun explain --nnodes 3 --node-rank 1 --master-addr h --nproc-per-node 2 x.py";
 const DYNAMIC: &str = "rankrun explain --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint h:7 --rdzv-id 7 --lease 2 \
                        --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 --store-limit 2GiB x.py";
 
 /// The settings of these names, as text.
-fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<Value>, Source)> {
+fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<LaunchValue>, SettingOrigin)> {
     let of = |name: &&str| explanation.settings.iter().find(|setting| setting.name == *name);
     let found = names.iter().map(|name| of(name).unwrap_or_else(|| panic!("no {name}")));
     found.map(|setting| (setting.value.clone(), setting.source.clone())).collect()
@@ -18,15 +18,15 @@ fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<Value>, Source
 fn what_the_nodes_agree_on_is_said_so() {
     let fixed = explained(FIXED, &[]);
     for (name, value, source) in [
-        ("RANK", AGREED, Source::Launcher),
-        ("ROLE_RANK", AGREED, Source::Launcher),
-        ("RANKRUN_ROUND", AGREED, Source::Launcher),
+        ("RANK", AGREED, SettingOrigin::Launcher),
+        ("ROLE_RANK", AGREED, SettingOrigin::Launcher),
+        ("RANKRUN_ROUND", AGREED, SettingOrigin::Launcher),
         ("WORLD_SIZE", AGREED, option("--nproc-per-node")),
         ("LOCAL_WORLD_SIZE", known("2"), option("--nproc-per-node")),
         ("GROUP_RANK", known("1"), option("--node-rank")),
         ("GROUP_WORLD_SIZE", known("3"), option("--nnodes")),
         ("MASTER_ADDR", known("h"), option("--master-addr")),
-        ("MASTER_PORT", known("29500"), Source::Default),
+        ("MASTER_PORT", known("29500"), SettingOrigin::Default),
     ] {
         let found = variable(&fixed, name);
         assert_eq!((found.value, found.source), (value, source), "{name}");
@@ -52,7 +52,7 @@ fn what_the_nodes_agree_on_is_said_so() {
     let interface = variable(&dynamic, "GLOO_SOCKET_IFNAME");
     assert_eq!((interface.value, interface.source), (known("eth0"), option("--iface")));
     assert_eq!(variable(&dynamic, "TP_SOCKET_IFNAME").value, known("eth0"));
-    let agreed = (Some(AGREED), Source::Default);
+    let agreed = (Some(AGREED), SettingOrigin::Default);
     assert_eq!(said(&dynamic, &["master-addr", "master-port"]), [agreed.clone(), agreed]);
     assert_eq!((&dynamic.store.host, &dynamic.store.port), (&AGREED, &AGREED));
     let same = explained(&DYNAMIC.replace("2:4", "2"), &[]);
@@ -67,8 +67,8 @@ fn interfaces_of_several_hosts_are_listed_with_their_reason() {
         let explanation = explained(line, &[("GLOO_SOCKET_IFNAME", "")]);
         for name in names {
             let found = variable(&explanation, name);
-            assert_eq!(found.value, Value::AtLaunch(Pending::Interface), "{name}");
-            let Source::Because { reason } = found.source else { panic!("{:?}", found.source) };
+            assert_eq!(found.value, LaunchValue::AtLaunch(Pending::Interface), "{name}");
+            let SettingOrigin::Because { reason } = found.source else { panic!("{:?}", found.source) };
             assert!(reason.starts_with("several hosts"), "{reason}");
         }
         let text = text::render(&explanation, Style::Plain);
@@ -89,7 +89,7 @@ fn interfaces_of_several_hosts_are_listed_with_their_reason() {
 fn each_setting_of_the_nodes_has_its_source() {
     let names =
         ["nnodes", "node-rank", "join-timeout", "last-call", "lease", "iface", "port-range", "store-limit"];
-    let values = |values: [(Option<&str>, Source); 8]| {
+    let values = |values: [(Option<&str>, SettingOrigin); 8]| {
         values.map(|(value, source)| (value.map(known), source)).to_vec()
     };
     let environment = [("RANKRUN_JOIN_TIMEOUT", "1m")];
@@ -97,7 +97,7 @@ fn each_setting_of_the_nodes_has_its_source() {
         said(&explained(DYNAMIC, &environment), &names),
         values([
             (Some("2:4"), option("--nnodes")),
-            (None, Source::Default),
+            (None, SettingOrigin::Default),
             (Some("1m"), by_variable("RANKRUN_JOIN_TIMEOUT")),
             (Some("4s"), option("--rdzv-conf")),
             (Some("2s"), option("--lease")),
@@ -111,16 +111,16 @@ fn each_setting_of_the_nodes_has_its_source() {
         values([
             (Some("3"), option("--nnodes")),
             (Some("1"), option("--node-rank")),
-            (Some("15m"), Source::Default),
-            (None, Source::Default),
-            (Some("5s"), Source::Default),
-            (None, Source::Default),
-            (None, Source::Default),
-            (None, Source::Default),
+            (Some("15m"), SettingOrigin::Default),
+            (None, SettingOrigin::Default),
+            (Some("5s"), SettingOrigin::Default),
+            (None, SettingOrigin::Default),
+            (None, SettingOrigin::Default),
+            (None, SettingOrigin::Default),
         ])[..5]
     );
     let alone = explained("rankrun explain x.py", &[]);
-    assert_eq!(said(&alone, &["nnodes"]), [(Some(known("1")), Source::Default)]);
+    assert_eq!(said(&alone, &["nnodes"]), [(Some(known("1")), SettingOrigin::Default)]);
     assert!(alone.settings.iter().all(|setting| !names[1..].contains(&setting.name)));
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::example::{bare, busy, card, lost, machine, mig, picture};
 use super::*;
-use crate::device::{LinkKind, TroubleKind};
+use crate::device::{LinkKind, ProbeProblemKind};
 use crate::explain::Style;
 
 fn text(machine: Machine, kind: Option<DeviceType>) -> String {
@@ -83,7 +83,7 @@ rocm  /sys/class/kfd is not there: no such folder
 #[test]
 fn a_library_that_hangs_is_told() {
     let source = "NVML".to_owned();
-    let trouble = Trouble { kind: DeviceType::Cuda, source, what: TroubleKind::Hung(20) };
+    let trouble = ProbeProblem { kind: DeviceType::Cuda, source, what: ProbeProblemKind::Hung(20) };
     let hung = Machine { troubles: vec![trouble], ..Machine::default() };
     assert!(picture(hung.clone(), None, None).is_blind());
     assert_eq!(

@@ -12,7 +12,7 @@ fn only_one_type_keeps_its_links() {
     all.nics = vec![nic("eth0", 1, 0, vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Phb])];
     let found = picture(all, Some(DeviceType::Rocm), None).machine;
     assert_eq!(found.accelerators, [rocm(0), rocm(1)]);
-    assert_eq!(found.links, [Link { a: 0, b: 1, kind: LinkKind::Xgmi }]);
+    assert_eq!(found.links, [DeviceLink { a: 0, b: 1, kind: LinkKind::Xgmi }]);
     assert_eq!(found.nics[0].links, [LinkKind::Pix, LinkKind::Phb]);
 }
 
@@ -30,8 +30,8 @@ fn each_order_is_told_for_each_type() {
 
 #[test]
 fn nobody_is_asked_for_the_order_of_one_device() {
-    let inherited = Inherited::default();
-    let seen = Picture::of(
+    let inherited = InheritedVariables::default();
+    let seen = MachineSnapshot::of(
         machine(vec![card(0)], LinkKind::Sys),
         None,
         &context(&inherited, &|| panic!("the driver was asked")),
@@ -56,11 +56,11 @@ fn findings_and_small_cards_are_warned_of() {
 
 #[test]
 fn variables_of_the_type_may_hide() {
-    let set = Inherited {
+    let set = InheritedVariables {
         cuda: Some("".into()),
         hip: Some("0".into()),
         rocr: Some("1".into()),
-        ..Inherited::default()
+        ..InheritedVariables::default()
     };
     assert_eq!(variables(DeviceType::Cuda, &set).as_deref(), Some("CUDA_VISIBLE_DEVICES"));
     assert_eq!(

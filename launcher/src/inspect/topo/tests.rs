@@ -2,7 +2,7 @@
 
 use super::super::example::{bare, card, machine, mig, nic, pci};
 use super::*;
-use crate::device::Link;
+use crate::device::DeviceLink;
 use crate::explain::Style;
 
 fn matrix(machine: &Machine) -> String {
@@ -108,7 +108,7 @@ fn instances_are_where_their_card_is_and_vendors_are_told_apart() {
     let mut accelerators = mig(0).to_vec();
     accelerators.push(Accelerator { kind: DeviceType::Rocm, ..card(0) });
     let machine = Machine {
-        links: vec![Link { a: 0, b: 2, kind: LinkKind::Node }],
+        links: vec![DeviceLink { a: 0, b: 2, kind: LinkKind::Node }],
         ..machine(accelerators, LinkKind::Sys)
     };
     assert_eq!(

@@ -1,5 +1,5 @@
 use super::*;
-use crate::spec::Duplicates;
+use crate::spec::LineFilters;
 use std::collections::BTreeSet;
 
 const NONE: Streams = Streams { stdout: false, stderr: false };
@@ -14,14 +14,14 @@ fn spec(redirects: Streams, tee: Streams) -> LogSpec {
         tee: StreamMap::All(tee),
         console: None,
         prefix: None,
-        duplicates: Duplicates::default(),
+        duplicates: LineFilters::default(),
     }
 }
 
-fn of(spec: &LogSpec, persona: Persona, folder: Option<&str>) -> Routes {
+fn of(spec: &LogSpec, persona: CliFlavor, folder: Option<&str>) -> Routes {
     let (rank, local_rank) = (Rank(9), LocalRank(1));
     let hostname = || panic!("no prefix asked for it");
-    let speaker = Speaker {
+    let speaker = StreamOwner {
         persona,
         role: "trn",
         rank,
@@ -43,13 +43,13 @@ fn captured(file: Option<&str>, prefix: Option<&str>) -> Route {
 #[test]
 fn a_stream_that_nobody_named_is_inherited_only_by_torchrun() {
     let spec = spec(NONE, NONE);
-    assert_eq!(of(&spec, Persona::Torchrun, Some("/l/1")).stdout, Route::Inherit);
-    assert_eq!(of(&spec, Persona::Rankrun, Some("/l/1")).stdout, captured(None, None));
+    assert_eq!(of(&spec, CliFlavor::Torchrun, Some("/l/1")).stdout, Route::Inherit);
+    assert_eq!(of(&spec, CliFlavor::Rankrun, Some("/l/1")).stdout, captured(None, None));
 }
 
 #[test]
 fn redirects_go_to_files_and_tee_to_both() {
-    for persona in [Persona::Torchrun, Persona::Rankrun] {
+    for persona in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
         let both = of(&spec(BOTH, OUT), persona, Some("/l/1"));
         assert_eq!(both.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
         assert_eq!(both.stderr, Route::File("/l/1/stderr.log".into()));
@@ -60,7 +60,7 @@ fn redirects_go_to_files_and_tee_to_both() {
 fn a_rank_is_looked_up_in_the_list_and_the_last_choice_counts() {
     let ranks = vec![(LocalRank(1), BOTH), (LocalRank(0), BOTH), (LocalRank(1), OUT)];
     let spec = LogSpec { redirects: StreamMap::Ranks(ranks), ..spec(NONE, NONE) };
-    let routes = of(&spec, Persona::Torchrun, Some("/l/1"));
+    let routes = of(&spec, CliFlavor::Torchrun, Some("/l/1"));
     assert_eq!(routes.stdout, Route::File("/l/1/stdout.log".into()));
     assert_eq!(routes.stderr, Route::Inherit);
 }
@@ -68,28 +68,28 @@ fn a_rank_is_looked_up_in_the_list_and_the_last_choice_counts() {
 #[test]
 fn without_a_log_dir_torchrun_ignores_both_options() {
     let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
-    let routes = of(&spec, Persona::Torchrun, None);
+    let routes = of(&spec, CliFlavor::Torchrun, None);
     assert_eq!((routes.stdout, routes.stderr), (Route::Inherit, Route::Inherit));
 }
 
 #[test]
 fn without_a_log_dir_we_redirect_to_nowhere() {
     let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
-    let routes = of(&spec, Persona::Rankrun, None);
+    let routes = of(&spec, CliFlavor::Rankrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
     assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
 }
 
 #[test]
 fn where_no_tree_could_be_made_nothing_is_lost() {
-    let routes = of(&spec(BOTH, OUT), Persona::Torchrun, None);
+    let routes = of(&spec(BOTH, OUT), CliFlavor::Torchrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
     assert_eq!(routes.stderr, Route::Inherit);
 }
 
 #[test]
 fn a_rank_that_is_not_heard_writes_to_its_files_alone() {
-    for persona in [Persona::Torchrun, Persona::Rankrun] {
+    for persona in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
         for others in [&[0, 2][..], &[], &[17]] {
             let spec = |redirects, tee| LogSpec { console: heard(others), ..spec(redirects, tee) };
             let teed = of(&spec(NONE, OUT), persona, Some("/l/1"));
@@ -108,23 +108,23 @@ fn a_rank_that_is_not_heard_writes_to_its_files_alone() {
 #[test]
 fn without_a_log_dir_torchrun_hears_everybody() {
     let spec = LogSpec { dir: LogDir::Off, console: heard(&[0]), ..spec(BOTH, OUT) };
-    assert_eq!(of(&spec, Persona::Torchrun, None).stdout, Route::Inherit);
-    assert_eq!(of(&spec, Persona::Rankrun, None).stdout, Route::File(NOWHERE.into()));
+    assert_eq!(of(&spec, CliFlavor::Torchrun, None).stdout, Route::Inherit);
+    assert_eq!(of(&spec, CliFlavor::Rankrun, None).stdout, Route::File(NOWHERE.into()));
 }
 
 #[test]
 fn where_no_tree_could_be_made_even_a_silenced_rank_loses_nothing() {
     let spec = LogSpec { console: heard(&[0]), ..spec(NONE, OUT) };
-    let routes = of(&spec, Persona::Torchrun, None);
+    let routes = of(&spec, CliFlavor::Torchrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
     assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
 }
 
 #[test]
 fn a_prefix_is_filled_in() {
-    let (persona, rank, local_rank) = (Persona::Torchrun, Rank(9), LocalRank(1));
+    let (persona, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
-    let speaker = Speaker {
+    let speaker = StreamOwner {
         persona,
         role: "trn",
         rank,
@@ -145,8 +145,8 @@ fn a_prefix_is_filled_in() {
 
 #[test]
 fn label_is_the_prefix_where_several_workers_share_the_console() {
-    let speaker = |workers| Speaker {
-        persona: Persona::Rankrun,
+    let speaker = |workers| StreamOwner {
+        persona: CliFlavor::Rankrun,
         role: "trn",
         rank: Rank(9),
         local_rank: LocalRank(1),

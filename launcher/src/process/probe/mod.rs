@@ -24,10 +24,10 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
 use crate::device::probe::{self, Answer, Probe, WORD, merge};
-use crate::device::{Ask, CudaDevice, DeviceType, Machine, Trouble, TroubleKind};
+use crate::device::{CudaDevice, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use crate::exit_code::{USAGE, code_of_signal};
 use crate::process::Exit;
-use crate::process::command::Command;
+use crate::process::command::WorkerCommand;
 use crate::process::signal::{SignalInbox, die_by};
 
 use run::GIVE_UP_AFTER_KILL;
@@ -51,7 +51,7 @@ pub type TellOfWait = fn(&str, Duration);
 ///
 /// Blocks for `limit` at most, and a little longer where a probe cannot be killed.
 #[must_use]
-pub fn discover(ask: Ask, limit: Duration, tell_of_wait: TellOfWait) -> Machine {
+pub fn discover(ask: ProbeScope, limit: Duration, tell_of_wait: TellOfWait) -> Machine {
     let mut probes = Probes::discovery(ask, limit, Instant::now());
     wait_for_all(&mut probes, limit, tell_of_wait);
     probes.into_machine()
@@ -71,12 +71,12 @@ pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaD
 /// zombie would count as a child from before the job.
 #[derive(Debug, Default)]
 pub struct Probes {
-    asked: Vec<(Probe, Progress)>,
+    asked: Vec<(Probe, ProbeProgress)>,
 }
 
 /// How far one of them is.
 #[derive(Debug)]
-enum Progress {
+enum ProbeProgress {
     Running(ProbeRun),
     Answered(Result<Answer, ProbeFailed>),
 }
@@ -88,8 +88,8 @@ impl Probes {
         let start = |&probe| {
             let run = command(probe).and_then(|command| ProbeRun::start(&command, limit, now));
             let progress = match run {
-                Ok(run) => Progress::Running(run),
-                Err(error) => Progress::Answered(Err(ProbeFailed::not_started(&error))),
+                Ok(run) => ProbeProgress::Running(run),
+                Err(error) => ProbeProgress::Answered(Err(ProbeFailed::not_started(&error))),
             };
             (probe, progress)
         };
@@ -98,7 +98,7 @@ impl Probes {
 
     /// Everything that there is to ask about the accelerators.
     #[must_use]
-    pub fn discovery(ask: Ask, limit: Duration, now: Instant) -> Self {
+    pub fn discovery(ask: ProbeScope, limit: Duration, now: Instant) -> Self {
         Self::start(&[Probe::Nvidia(ask), Probe::Kernel(ask)], limit, now)
     }
 
@@ -116,7 +116,7 @@ impl Probes {
     /// Records that another part of the agent has reaped this child, a probe or not.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
         for (_, progress) in &mut self.asked {
-            if let Progress::Running(run) = progress {
+            if let ProbeProgress::Running(run) = progress {
                 run.reaped(pid, exit);
             }
         }
@@ -125,10 +125,10 @@ impl Probes {
     /// Handles the events so far; `true` once every question has its answer.
     pub fn advance(&mut self, now: Instant) -> bool {
         for (_, progress) in &mut self.asked {
-            if let Progress::Running(run) = progress
+            if let ProbeProgress::Running(run) = progress
                 && let Some(answer) = run.advance(now)
             {
-                *progress = Progress::Answered(answer);
+                *progress = ProbeProgress::Answered(answer);
             }
         }
         self.running().next().is_none()
@@ -137,7 +137,7 @@ impl Probes {
     /// The sources without an answer so far, in words.
     #[must_use]
     pub fn waiting_for(&self) -> String {
-        let waiting = self.asked.iter().filter(|(_, progress)| matches!(progress, Progress::Running(_)));
+        let waiting = self.asked.iter().filter(|(_, progress)| matches!(progress, ProbeProgress::Running(_)));
         let sources: Vec<&str> = waiting.map(|(probe, _)| source(*probe)).collect();
         sources.join(" and ")
     }
@@ -190,22 +190,22 @@ impl Probes {
 
     fn running(&self) -> impl Iterator<Item = &ProbeRun> {
         self.asked.iter().filter_map(|(_, progress)| match progress {
-            Progress::Running(run) => Some(run),
-            Progress::Answered(_) => None,
+            ProbeProgress::Running(run) => Some(run),
+            ProbeProgress::Answered(_) => None,
         })
     }
 
     fn running_mut(&mut self) -> impl Iterator<Item = &mut ProbeRun> {
         self.asked.iter_mut().filter_map(|(_, progress)| match progress {
-            Progress::Running(run) => Some(run),
-            Progress::Answered(_) => None,
+            ProbeProgress::Running(run) => Some(run),
+            ProbeProgress::Answered(_) => None,
         })
     }
 
     fn into_answers(mut self) -> impl Iterator<Item = (Probe, Result<Answer, ProbeFailed>)> {
         std::mem::take(&mut self.asked).into_iter().filter_map(|(probe, progress)| match progress {
-            Progress::Answered(answer) => Some((probe, answer)),
-            Progress::Running(_) => None,
+            ProbeProgress::Answered(answer) => Some((probe, answer)),
+            ProbeProgress::Running(_) => None,
         })
     }
 }
@@ -222,8 +222,8 @@ impl Drop for Probes {
         let until = Instant::now() + GIVE_UP_AFTER_KILL;
         loop {
             self.asked.retain_mut(|(_, progress)| match progress {
-                Progress::Running(run) => !run.reap(),
-                Progress::Answered(_) => false,
+                ProbeProgress::Running(run) => !run.reap(),
+                ProbeProgress::Answered(_) => false,
             });
             let left = until.saturating_duration_since(Instant::now());
             if self.asked.is_empty() || left.is_zero() {
@@ -249,8 +249,8 @@ fn without(probe: Probe, failed: &ProbeFailed) -> Machine {
         Probe::Nvidia(_) | Probe::CudaOrder => &[DeviceType::Cuda],
         Probe::Kernel(_) => &KERNEL_ONLY,
     };
-    let what: TroubleKind = failed.to_trouble();
-    let trouble = |&kind| Trouble { kind, source: source(probe).to_owned(), what: what.clone() };
+    let what: ProbeProblemKind = failed.to_trouble();
+    let trouble = |&kind| ProbeProblem { kind, source: source(probe).to_owned(), what: what.clone() };
     Machine { troubles: kinds.iter().map(trouble).collect(), ..Machine::default() }
 }
 
@@ -296,7 +296,7 @@ fn own_name() -> OsString {
 
 /// This program under its own name, as the probe of one question. The environment is kept, since libraries are found
 /// through it, except for the question with an answer that depends on it.
-fn command(probe: Probe) -> io::Result<Command> {
+fn command(probe: Probe) -> io::Result<WorkerCommand> {
     let question = serde_json::to_string(&probe)?;
     let order = match probe {
         Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
@@ -312,7 +312,7 @@ fn command(probe: Probe) -> io::Result<Command> {
         .collect::<Result<Vec<_>, _>>()?;
     envp.extend(order.map(ToOwned::to_owned));
     let argv = vec![CString::new(own_name().into_vec())?, CString::new(format!("{WORD}{question}"))?];
-    Ok(Command { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
+    Ok(WorkerCommand { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
 }
 
 /// The question, if this word makes the process a probe; the first on its command line.

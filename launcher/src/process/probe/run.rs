@@ -10,14 +10,14 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
-use crate::device::TroubleKind;
+use crate::device::ProbeProblemKind;
 use crate::device::probe::Answer;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for};
-use crate::process::command::Command;
+use crate::process::command::WorkerCommand;
 use crate::process::proc::proc_is_mounted;
 use crate::process::signal::{HandledSignals, hear_of_children};
-use crate::process::spawn::{Original, Stdio, spawn};
+use crate::process::spawn::{InheritedState, Stdio, spawn};
 use crate::reporter::plain::plain;
 
 /// The full answer for a machine of 16 cards is far below it.
@@ -72,11 +72,11 @@ impl ProbeFailed {
 
     /// Converts the failure to an entry of [`Machine::troubles`](crate::device::Machine::troubles).
     #[must_use]
-    pub fn to_trouble(&self) -> TroubleKind {
+    pub fn to_trouble(&self) -> ProbeProblemKind {
         match self {
-            Self::Hung { limit } => TroubleKind::Hung(limit.as_secs_f64().ceil() as u64),
-            Self::Crashed { .. } => TroubleKind::Crashed(self.to_string()),
-            Self::Stuck { .. } | Self::Failed(_) => TroubleKind::Failed(self.to_string()),
+            Self::Hung { limit } => ProbeProblemKind::Hung(limit.as_secs_f64().ceil() as u64),
+            Self::Crashed { .. } => ProbeProblemKind::Crashed(self.to_string()),
+            Self::Stuck { .. } | Self::Failed(_) => ProbeProblemKind::Failed(self.to_string()),
         }
     }
 }
@@ -111,8 +111,8 @@ pub struct ProbeRun {
     pid: Pid,
     pidfd: Option<OwnedFd>,
     limit: Duration,
-    stage: Stage,
-    end: End,
+    stage: ProbeStage,
+    end: ProbeProcess,
     /// `None` once the probe has closed its output.
     stdout: Option<PipeReader>,
     stderr: Option<PipeReader>,
@@ -121,7 +121,7 @@ pub struct ProbeRun {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum ProbeStage {
     Asked {
         deadline: Instant,
     },
@@ -135,7 +135,7 @@ enum Stage {
 
 /// Whether its process is still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ProbeProcess {
     NotYet,
     Reaped(Exit),
     ReapedBySomebody,
@@ -147,7 +147,7 @@ impl ProbeRun {
     ///
     /// # Errors
     /// The kernel's refusal; then no process is left.
-    pub fn start(command: &Command, limit: Duration, now: Instant) -> io::Result<Self> {
+    pub fn start(command: &WorkerCommand, limit: Duration, now: Instant) -> io::Result<Self> {
         hear_of_children()?;
         let no_input = File::open("/dev/null")?;
         let (stdout, its_stdout) = io::pipe()?;
@@ -161,14 +161,14 @@ impl ProbeRun {
             stderr: Some(its_stderr.as_fd()),
         };
         let original =
-            Original { mask: SigSet::empty(), handled: HandledSignals::every(), file_limits: None };
+            InheritedState { mask: SigSet::empty(), handled: HandledSignals::every(), file_limits: None };
         let spawned = spawn(command, stdio, &original)?;
         Ok(Self {
             pid: spawned.pid,
             pidfd: spawned.pidfd,
             limit,
-            stage: Stage::Asked { deadline: now + limit },
-            end: End::NotYet,
+            stage: ProbeStage::Asked { deadline: now + limit },
+            end: ProbeProcess::NotYet,
             stdout: Some(stdout),
             stderr: Some(stderr),
             answer: Vec::new(),
@@ -184,15 +184,15 @@ impl ProbeRun {
 
     /// Readable when the process of the probe has ended.
     pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().filter(|_| self.end == End::NotYet).map(AsFd::as_fd)
+        self.pidfd.as_ref().filter(|_| self.end == ProbeProcess::NotYet).map(AsFd::as_fd)
     }
 
     /// When [`Self::advance`] has something to do, if nothing becomes readable before.
     #[must_use]
     pub const fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Asked { deadline: at } | Stage::Killed { give_up_at: at, .. } => Some(at),
-            Stage::Over => None,
+            ProbeStage::Asked { deadline: at } | ProbeStage::Killed { give_up_at: at, .. } => Some(at),
+            ProbeStage::Over => None,
         }
     }
 
@@ -204,8 +204,8 @@ impl ProbeRun {
 
     /// Records that another part of the process has reaped this child, the probe or not.
     pub fn reaped(&mut self, pid: Pid, exit: Exit) {
-        if pid == self.pid && self.end == End::NotYet {
-            self.end = End::Reaped(exit);
+        if pid == self.pid && self.end == ProbeProcess::NotYet {
+            self.end = ProbeProcess::Reaped(exit);
         }
     }
 
@@ -214,22 +214,22 @@ impl ProbeRun {
         // In this order: all output of a dead process can be read.
         self.reap();
         self.read();
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Asked { deadline } => match self.verdict(now >= deadline) {
-                Some(verdict) if self.end != End::NotYet => return Some(verdict),
+        match std::mem::replace(&mut self.stage, ProbeStage::Over) {
+            ProbeStage::Asked { deadline } => match self.verdict(now >= deadline) {
+                Some(verdict) if self.end != ProbeProcess::NotYet => return Some(verdict),
                 Some(verdict) => {
                     self.kill();
-                    self.stage = Stage::Killed { verdict, give_up_at: now + GIVE_UP_AFTER_KILL };
+                    self.stage = ProbeStage::Killed { verdict, give_up_at: now + GIVE_UP_AFTER_KILL };
                     // Mostly it was ending by itself.
                     self.reap();
                 }
-                None => self.stage = Stage::Asked { deadline },
+                None => self.stage = ProbeStage::Asked { deadline },
             },
             stage => self.stage = stage,
         }
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Killed { verdict, .. } if self.end != End::NotYet => Some(verdict),
-            Stage::Killed { verdict, give_up_at } if give_up_at <= now => Some(self.given_up(verdict)),
+        match std::mem::replace(&mut self.stage, ProbeStage::Over) {
+            ProbeStage::Killed { verdict, .. } if self.end != ProbeProcess::NotYet => Some(verdict),
+            ProbeStage::Killed { verdict, give_up_at } if give_up_at <= now => Some(self.given_up(verdict)),
             stage => {
                 self.stage = stage;
                 None
@@ -243,10 +243,10 @@ impl ProbeRun {
             return Some(Err(ProbeFailed::unread(format_args!("it is longer than {ANSWER_LIMIT} bytes"))));
         }
         let exit = match self.end {
-            End::NotYet if self.stdout.is_none() => return self.read_early(is_late),
-            End::NotYet => return is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
-            End::Reaped(exit) => Some(exit),
-            End::ReapedBySomebody => None,
+            ProbeProcess::NotYet if self.stdout.is_none() => return self.read_early(is_late),
+            ProbeProcess::NotYet => return is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
+            ProbeProcess::Reaped(exit) => Some(exit),
+            ProbeProcess::ReapedBySomebody => None,
         };
         let answer = serde_json::from_slice(&self.answer);
         Some(answer.map_err(|error| match exit {
@@ -273,14 +273,14 @@ impl ProbeRun {
 
     /// Looks for its end, without waiting; `true` where nothing more can be hoped for.
     pub(super) fn reap(&mut self) -> bool {
-        if self.end == End::NotYet {
+        if self.end == ProbeProcess::NotYet {
             match wait_for(self.pid) {
-                Reaped::Child { exit, .. } => self.end = End::Reaped(exit),
-                Reaped::NoChildren => self.end = End::ReapedBySomebody,
+                Reaped::Child { exit, .. } => self.end = ProbeProcess::Reaped(exit),
+                Reaped::NoChildren => self.end = ProbeProcess::ReapedBySomebody,
                 Reaped::AllAlive => {}
             }
         }
-        self.end != End::NotYet || matches!(self.stage, Stage::Over)
+        self.end != ProbeProcess::NotYet || matches!(self.stage, ProbeStage::Over)
     }
 
     fn read(&mut self) {
@@ -315,7 +315,7 @@ impl ProbeRun {
 
     /// Kills the probe's group; the probe is unreaped, so no other group can have its number.
     pub(super) fn kill(&self) {
-        if self.end == End::NotYet {
+        if self.end == ProbeProcess::NotYet {
             let _ = killpg(self.pid, Signal::SIGKILL);
         }
     }

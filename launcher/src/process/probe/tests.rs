@@ -12,9 +12,9 @@ const LONG: Duration = Duration::from_secs(60);
 fn shell(script: &str, limit: Duration) -> Probes {
     let argv = ["sh", "-c", script].map(|word| CString::new(word).unwrap()).to_vec();
     let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
-    let command = Command { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
+    let command = WorkerCommand { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
     let run = ProbeRun::start(&command, limit, Instant::now()).unwrap();
-    Probes { asked: vec![(Probe::CudaOrder, Progress::Running(run))] }
+    Probes { asked: vec![(Probe::CudaOrder, ProbeProgress::Running(run))] }
 }
 
 /// The result of one probe; no other process is waited for.
@@ -53,7 +53,7 @@ fn junk_is_no_answer() {
     for script in ["echo '{\"cuda_order\": 7}'", "true", "printf '\\377\\000'"] {
         let failed = outcome(script, LONG).unwrap_err();
         assert!(matches!(&failed, ProbeFailed::Failed(why) if why.contains("makes no sense")), "{failed}");
-        assert!(matches!(failed.to_trouble(), TroubleKind::Failed(_)));
+        assert!(matches!(failed.to_trouble(), ProbeProblemKind::Failed(_)));
     }
 }
 
@@ -68,7 +68,7 @@ fn a_crash_is_told_with_the_last_line() {
     let failed =
         outcome("echo first >&2; printf '\\033[31mlast\\033[0m\\n\\n' >&2; kill -SEGV $$", LONG).unwrap_err();
     assert_eq!(failed.to_string(), "killed by SIGSEGV; its last line: `last`");
-    assert!(matches!(failed.to_trouble(), TroubleKind::Crashed(_)));
+    assert!(matches!(failed.to_trouble(), ProbeProblemKind::Crashed(_)));
     assert_eq!(outcome("exit 3", LONG).unwrap_err().to_string(), "exit code 3");
 }
 
@@ -79,14 +79,14 @@ fn who_does_not_answer_in_time_is_killed() {
     for script in ["sleep 1000", "trap '' TERM INT; sleep 1000", "exec >&-; sleep 1000", "yes >&2"] {
         let failed = outcome(script, limit).unwrap_err();
         assert_eq!(failed, ProbeFailed::Hung { limit }, "{script}");
-        assert_eq!(failed.to_trouble(), TroubleKind::Hung(1));
+        assert_eq!(failed.to_trouble(), ProbeProblemKind::Hung(1));
     }
 }
 
 #[test]
 fn an_end_that_somebody_else_has_reaped_is_taken_in() {
     let mut probes = shell("exit 3", LONG);
-    let Progress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+    let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
     let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
     readable(&pidfd);
     let (pid, exit) = run.reaped_elsewhere();
@@ -100,7 +100,7 @@ fn an_end_that_somebody_else_has_reaped_is_taken_in() {
 fn a_probe_dies_with_the_thread_that_started_it() {
     let starter = thread::spawn(|| {
         let mut probes = shell("sleep 1000", LONG);
-        let Progress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+        let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
         let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
         // As where the launcher is killed: nothing of ours cleans up.
         std::mem::forget(probes);
@@ -112,7 +112,7 @@ fn a_probe_dies_with_the_thread_that_started_it() {
 #[test]
 fn who_is_dropped_is_killed() {
     let mut probes = shell("trap '' TERM; sleep 1000", LONG);
-    let Progress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+    let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
     let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
     drop(probes);
     readable(&pidfd);
@@ -141,12 +141,12 @@ fn readable(pidfd: &impl AsFd) {
 
 #[test]
 fn only_the_question_about_the_order_changes_the_environment() {
-    let ask = command(Probe::Kernel(Ask::default())).unwrap();
+    let ask = command(Probe::Kernel(ProbeScope::default())).unwrap();
     assert_eq!(ask.envp.len(), std::env::vars_os().count());
     assert_eq!(ask.path.as_c_str(), OWN_PROGRAM);
     let word = OsStr::from_bytes(ask.argv[1].as_bytes());
     let asked: Probe = serde_json::from_slice(question(word).unwrap()).unwrap();
-    assert_eq!(asked, Probe::Kernel(Ask::default()));
+    assert_eq!(asked, Probe::Kernel(ProbeScope::default()));
 
     let ask = command(Probe::CudaOrder).unwrap();
     let of_cuda: Vec<&str> = ask
@@ -164,6 +164,6 @@ fn a_probe_that_fails_is_a_trouble_of_what_it_looks_for() {
     let failed = ProbeFailed::Hung { limit: LONG };
     let kinds =
         |probe| without(probe, &failed).troubles.iter().map(|trouble| trouble.kind).collect::<Vec<_>>();
-    assert_eq!(kinds(Probe::Nvidia(Ask::default())), [DeviceType::Cuda]);
-    assert_eq!(kinds(Probe::Kernel(Ask::default())), KERNEL_ONLY);
+    assert_eq!(kinds(Probe::Nvidia(ProbeScope::default())), [DeviceType::Cuda]);
+    assert_eq!(kinds(Probe::Kernel(ProbeScope::default())), KERNEL_ONLY);
 }

@@ -1,7 +1,7 @@
 //! Messages between agents besides the shared state: descriptors, heartbeats, failures, successes, and reasons for
 //! leaving. This module writes and reads their keys through the backend; `note` and `descriptor` define the texts.
 
-use super::{Backend, number};
+use super::{C10dBackend, number};
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::state::Node;
@@ -24,14 +24,14 @@ pub struct Introduction {
 
 /// Which agent reported the first failure of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FirstBy {
+pub enum FailureAuthor {
     /// This node reported it.
     Us,
     /// Another node reported it earlier.
     Another,
 }
 
-impl Backend {
+impl C10dBackend {
     /// Increments this node's heartbeat counter.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ impl Backend {
         round: u64,
         note: &FailureNote,
         before: Option<&FailureNote>,
-    ) -> Result<(FailureNote, FirstBy), ClientError> {
+    ) -> Result<(FailureNote, FailureAuthor), ClientError> {
         let (key, ours) = (self.keys.failure(round), note.to_json());
         let mut expected = before.map(FailureNote::to_json).unwrap_or_default();
         let mut found = self.calls.compare_set(&key, &expected, &ours)?;
@@ -103,7 +103,7 @@ impl Backend {
             found = self.calls.compare_set(&key, &expected, &ours)?;
         }
         self.ring()?;
-        let by = if found == ours { FirstBy::Us } else { FirstBy::Another };
+        let by = if found == ours { FailureAuthor::Us } else { FailureAuthor::Another };
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
 
@@ -213,7 +213,7 @@ mod tests {
     use rankrun_contract::rank::RunId;
 
     use super::*;
-    use crate::rendezvous::keys::Keys;
+    use crate::rendezvous::keys::RendezvousKeys;
     use crate::store::StoreServer;
     use crate::store::client::{Client, ClientSettings};
 
@@ -222,7 +222,7 @@ mod tests {
     struct Seen {
         _store: StoreServer,
         other: Client,
-        backend: Backend,
+        backend: C10dBackend,
         node: Node,
     }
 
@@ -234,8 +234,8 @@ mod tests {
             let settings = ClientSettings { nonce: 1, answer, silence: answer };
             let deadline = Instant::now() + settings.answer;
             let addresses = [store.local_addr()];
-            let keys = Keys::dynamic(&RunId("job".to_owned()));
-            let backend = Backend::connect(&addresses, &settings, keys, answer).unwrap();
+            let keys = RendezvousKeys::dynamic(&RunId("job".to_owned()));
+            let backend = C10dBackend::connect(&addresses, &settings, keys, answer).unwrap();
             let other = Client::connect(&addresses, settings, deadline).unwrap();
             let node = Node { addr: "th1".to_owned(), pid: 1, local_id: 0 };
             Self { _store: store, other, backend, node }

@@ -6,8 +6,8 @@ fn range(min: u32, max: u32) -> NodeRange {
     NodeRange { min: NodeCount::new(min).unwrap(), max: NodeCount::new(max).unwrap() }
 }
 
-fn descriptor() -> Descriptor {
-    Descriptor {
+fn descriptor() -> AgentDescriptor {
+    AgentDescriptor {
         protocol: PROTOCOL,
         version: "0.1.0".to_owned(),
         host: "th1".to_owned(),
@@ -24,7 +24,7 @@ fn descriptor() -> Descriptor {
 #[test]
 fn agents_of_one_job_belong_together() {
     let ours = descriptor();
-    let theirs = Descriptor {
+    let theirs = AgentDescriptor {
         version: "0.1.1".to_owned(),
         host: "th2".to_owned(),
         node_rank: None,
@@ -41,19 +41,19 @@ fn every_difference_is_said_with_both_values() {
     let ours = descriptor();
     let cases = [
         (
-            Descriptor { protocol: 2, version: "0.9.0".to_owned(), ..descriptor() },
+            AgentDescriptor { protocol: 2, version: "0.9.0".to_owned(), ..descriptor() },
             "this agent is rankrun 0.1.0 (protocol 1), that one 0.9.0 (protocol 2)",
         ),
         (
-            Descriptor { nodes: range(3, 3), ..descriptor() },
+            AgentDescriptor { nodes: range(3, 3), ..descriptor() },
             "this agent was started with `--nnodes 2:4`, that one with `--nnodes 3`",
         ),
         (
-            Descriptor { lease: Duration::from_millis(2_500), ..descriptor() },
+            AgentDescriptor { lease: Duration::from_millis(2_500), ..descriptor() },
             "this agent was started with `--lease 5s`, that one with `--lease 2s 500ms`",
         ),
         (
-            Descriptor { entrypoint: "eval.py".to_owned(), ..descriptor() },
+            AgentDescriptor { entrypoint: "eval.py".to_owned(), ..descriptor() },
             "this agent runs `train.py`, that one `eval.py`",
         ),
     ];
@@ -74,7 +74,7 @@ fn another_protocol_is_told_by_its_version_whatever_else_it_says() {
 #[test]
 fn what_no_agent_writes_is_refused() {
     let good = String::from_utf8(descriptor().to_json()).unwrap();
-    assert!(Descriptor::from_json(good.as_bytes()).is_ok());
+    assert!(AgentDescriptor::from_json(good.as_bytes()).is_ok());
     let bad = [
         String::new(),
         "{}".to_owned(),
@@ -92,7 +92,7 @@ fn what_no_agent_writes_is_refused() {
     for text in bad {
         let shown = &text[..text.len().min(80)];
         assert_ne!(text, good);
-        assert_eq!(Descriptor::from_json(text.as_bytes()), Err(NotADescriptor::Unreadable), "{shown}");
+        assert_eq!(AgentDescriptor::from_json(text.as_bytes()), Err(DescriptorError::Unreadable), "{shown}");
     }
 }
 
@@ -107,7 +107,7 @@ fn an_entrypoint_is_bounded_and_fit_for_a_terminal() {
 proptest! {
     #[test]
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = Descriptor::from_json(&bytes);
+        let _ = AgentDescriptor::from_json(&bytes);
     }
 
     #[test]
@@ -117,7 +117,7 @@ proptest! {
         (min, more, rank, workers) in (1_u32..1000, 0_u32..1000, proptest::option::of(any::<u32>()), 1_u32..),
         nonce in any::<u32>(),
     ) {
-        let descriptor = Descriptor {
+        let descriptor = AgentDescriptor {
             host,
             nodes: range(min, min + more),
             node_rank: rank.map(NodeRank),
@@ -126,6 +126,6 @@ proptest! {
             nonce,
             ..descriptor()
         };
-        prop_assert_eq!(Descriptor::from_json(&descriptor.to_json()), Ok(descriptor));
+        prop_assert_eq!(AgentDescriptor::from_json(&descriptor.to_json()), Ok(descriptor));
     }
 }

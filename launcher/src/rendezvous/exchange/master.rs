@@ -11,7 +11,9 @@ use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name};
 use crate::rendezvous::NodeName;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::RoundKeys;
-use crate::rendezvous::torch_peer::{Choice, Memory, Place, Refusal, deputy};
+use crate::rendezvous::torch_peer::{
+    MasterAddressCache, MasterChoice, PublishedAddress, StaleMasterAddress, deputy,
+};
 use crate::store::client::{Client, ClientError, ClientSettings};
 
 /// Rounds before this one in which an address is looked for.
@@ -34,7 +36,7 @@ pub(super) enum Refresh {
     /// Resets this node's store.
     Own,
     /// Deletes every key of another member's store.
-    Of(Place),
+    Of(PublishedAddress),
 }
 
 impl Refresh {
@@ -57,7 +59,7 @@ pub(super) fn agree(
     plan: &Exchange<'_>,
     talk: &mut Talk<'_, '_>,
     agent_store: &mut dyn AgentStore,
-    memory: &mut Memory,
+    memory: &mut MasterAddressCache,
 ) -> Result<(Master, Refresh), ExchangeError> {
     let is_rank_zero = plan.node_rank == NodeRank(0);
     let shared = match &plan.meeting {
@@ -71,7 +73,7 @@ pub(super) fn agree(
     if !shared {
         let master = if is_rank_zero { agent_store.open()? } else { read(plan, talk, &keys)?.master(false) };
         if is_rank_zero {
-            publish(talk, &keys, &Place::from(&master))?;
+            publish(talk, &keys, &PublishedAddress::from(&master))?;
         }
         return Ok((master, Refresh::No));
     }
@@ -106,19 +108,19 @@ pub(super) fn agree(
 fn decide(
     plan: &Exchange<'_>,
     agent_store: &mut dyn AgentStore,
-    memory: &Memory,
-) -> Result<(Place, Refresh), ExchangeError> {
+    memory: &MasterAddressCache,
+) -> Result<(PublishedAddress, Refresh), ExchangeError> {
     let here = || name(plan.members, 0);
     match memory.choose(&plan.members[0].0, plan.members) {
-        Ok(Choice::Own) => {
-            let place = Place::from(&agent_store.open()?);
+        Ok(MasterChoice::Own) => {
+            let place = PublishedAddress::from(&agent_store.open()?);
             // Before anybody reads it.
             memory
                 .check(plan.members, &place)
                 .map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
             Ok((place, Refresh::Own))
         }
-        Ok(Choice::Stay(place)) => Ok((place.clone(), Refresh::Of(place))),
+        Ok(MasterChoice::Stay(place)) => Ok((place.clone(), Refresh::Of(place))),
         Err(refusal) => Err(moved(plan, &refusal, &here().to_string()).into()),
     }
 }
@@ -128,8 +130,8 @@ fn stand_in(
     plan: &Exchange<'_>,
     talk: &mut Talk<'_, '_>,
     keys: &RoundKeys,
-    memory: &Memory,
-) -> Result<Place, ExchangeError> {
+    memory: &MasterAddressCache,
+) -> Result<PublishedAddress, ExchangeError> {
     // What it publishes, if anything, it publishes before this.
     if !talk.wait(&[&keys.role_info(NodeRank(0))], plan.read_timeout)? {
         return Err(silent(plan, "number of workers").into());
@@ -147,19 +149,24 @@ fn stand_in(
     Ok(place)
 }
 
-fn publish(talk: &mut Talk<'_, '_>, keys: &RoundKeys, place: &Place) -> Result<(), ClientError> {
+fn publish(talk: &mut Talk<'_, '_>, keys: &RoundKeys, place: &PublishedAddress) -> Result<(), ClientError> {
     talk.store.set(&keys.master_addr(), place.addr.as_bytes())?;
     talk.store.set(&keys.master_port(), place.port.to_string().as_bytes())
 }
 
-fn read(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, keys: &RoundKeys) -> Result<Place, ExchangeError> {
+fn read(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    keys: &RoundKeys,
+) -> Result<PublishedAddress, ExchangeError> {
     let (addr, port) = (keys.master_addr(), keys.master_port());
     let what = "address of the workers' store";
     if !talk.wait(&[&addr, &port], plan.read_timeout)? {
         return Err(silent(plan, what).into());
     }
     let values = talk.store.multi_get(&[&addr, &port])?;
-    let place = values.first().zip(values.get(1)).and_then(|(addr, port)| Place::parse(addr, port));
+    let place =
+        values.first().zip(values.get(1)).and_then(|(addr, port)| PublishedAddress::parse(addr, port));
     let unreadable = RendezvousError::Unreadable {
         what: "the address of the workers' store",
         node: name(plan.members, 0),
@@ -168,7 +175,10 @@ fn read(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, keys: &RoundKeys) -> Resul
 }
 
 /// What was published in the rounds before this one.
-fn history(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>) -> Result<BTreeMap<u64, Place>, ExchangeError> {
+fn history(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+) -> Result<BTreeMap<u64, PublishedAddress>, ExchangeError> {
     let listed = talk.store.list_keys()?;
     let mut rounds: Vec<u64> = listed.iter().filter_map(|key| plan.keys.round_of_master_addr(key)).collect();
     rounds.retain(|round| *round < plan.round);
@@ -183,13 +193,17 @@ fn history(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>) -> Result<BTreeMap<u64,
         return Ok(BTreeMap::new());
     }
     let values = talk.store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let places = values.chunks_exact(2).map(|pair| Place::parse(&pair[0], &pair[1]));
+    let places = values.chunks_exact(2).map(|pair| PublishedAddress::parse(&pair[0], &pair[1]));
     Ok(past.iter().zip(places).filter_map(|(round, place)| Some((*round, place?))).collect())
 }
 
 /// Deletes every key of another member's store: no worker uses it, since every member has joined the new round. Tried
 /// again while the member is not known to be dead, which whoever is called between the tries finds out.
-fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<(), ExchangeError> {
+fn empty(
+    plan: &Exchange<'_>,
+    talk: &mut Talk<'_, '_>,
+    place: &PublishedAddress,
+) -> Result<(), ExchangeError> {
     let deadline = Instant::now() + plan.read_timeout;
     let mut limit = SLICE;
     loop {
@@ -210,7 +224,7 @@ fn empty(plan: &Exchange<'_>, talk: &mut Talk<'_, '_>, place: &Place) -> Result<
 fn try_to_empty(
     plan: &Exchange<'_>,
     talk: &mut Talk<'_, '_>,
-    place: &Place,
+    place: &PublishedAddress,
     limit: Duration,
 ) -> Result<Result<(), ClientError>, ExchangeError> {
     let listed = (plan.resolve)(&place.addr, place.port).map_err(ClientError::from).and_then(|addresses| {
@@ -242,7 +256,7 @@ fn silent(plan: &Exchange<'_>, what: &'static str) -> RendezvousError {
     RendezvousError::NoAnswer { what, nodes, waited: plan.read_timeout }
 }
 
-fn moved(plan: &Exchange<'_>, refusal: &Refusal, now: &str) -> RendezvousError {
+fn moved(plan: &Exchange<'_>, refusal: &StaleMasterAddress, now: &str) -> RendezvousError {
     let index = plan.members.iter().position(|(node, _)| *node == refusal.peer);
     let of_peer = || NodeName::of_node(&refusal.peer, None, None);
     RendezvousError::MasterMoved {

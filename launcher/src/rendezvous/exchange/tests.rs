@@ -11,17 +11,17 @@ use std::thread;
 use rankrun_contract::rank::RunId;
 
 use super::*;
-use crate::rendezvous::descriptor::{Descriptor, PROTOCOL};
+use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
 use crate::rendezvous::state::Node;
-use crate::rendezvous::torch_peer::Place;
+use crate::rendezvous::torch_peer::PublishedAddress;
 use crate::spec::rendezvous::NodeRange;
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn keys() -> Keys {
-    Keys::dynamic(&RunId("job".to_owned()))
+fn keys() -> RendezvousKeys {
+    RendezvousKeys::dynamic(&RunId("job".to_owned()))
 }
 
 fn serve() -> StoreServer {
@@ -38,8 +38,8 @@ fn node(name: &str) -> Node {
 }
 
 /// Members by name: a capital is of torchrun.
-fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
-    let descriptor = |host: &str| Descriptor {
+fn members(names: &str) -> Vec<(Node, Option<AgentDescriptor>)> {
+    let descriptor = |host: &str| AgentDescriptor {
         protocol: PROTOCOL,
         version: "0.1.0".to_owned(),
         host: host.to_owned(),
@@ -70,8 +70,8 @@ impl OwnStore {
         Self { name: name.to_owned(), server: serve(), watched: None, resets: Vec::new() }
     }
 
-    fn place(&self) -> Place {
-        Place { addr: self.name.clone(), port: self.server.local_addr().port() }
+    fn place(&self) -> PublishedAddress {
+        PublishedAddress { addr: self.name.clone(), port: self.server.local_addr().port() }
     }
 
     /// A worker's keys of some round.
@@ -105,7 +105,7 @@ impl AgentStore for OwnStore {
 struct Agent {
     name: String,
     store: OwnStore,
-    memory: Memory,
+    memory: MasterAddressCache,
     workers: u32,
     role: &'static str,
     read_timeout: Duration,
@@ -117,7 +117,7 @@ impl Agent {
         Self {
             name: name.to_owned(),
             store: OwnStore::new(name),
-            memory: Memory::default(),
+            memory: MasterAddressCache::default(),
             workers: 1,
             role: "default",
             read_timeout: LIMIT,

@@ -3,13 +3,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 
 /// Longest text that is parsed, in bytes: the longest value that a client can write.
 const MAX_JSON: usize = 8 * 1024 * 1024;
 
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct FirstRoundWire {
     /// Address, pid and counter of each node, by node rank.
     nodes: Vec<(String, i64, i64)>,
     /// Time of the note in microseconds since 1970.
@@ -17,24 +17,24 @@ struct Wire {
 }
 
 /// The state of the complete first round.
-pub(super) fn state<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, wall: Timestamp) -> State {
-    State {
+pub(super) fn state<'a>(nodes: impl Iterator<Item = &'a Node> + Clone, wall: Timestamp) -> RendezvousState {
+    RendezvousState {
         complete: true,
         participants: nodes.clone().zip(0..).map(|(node, rank)| (node.clone(), rank)).collect(),
         last_heartbeats: nodes.map(|node| (node.clone(), wall)).collect(),
-        ..State::default()
+        ..RendezvousState::default()
     }
 }
 
 /// The note as JSON for the store.
 pub(super) fn to_json<'a>(nodes: impl Iterator<Item = &'a Node>, wall: Timestamp) -> Vec<u8> {
     let nodes = nodes.map(|node| (node.addr.clone(), node.pid, node.local_id)).collect();
-    serde_json::to_vec(&Wire { nodes, wall: wall.0 }).expect("texts and numbers are JSON")
+    serde_json::to_vec(&FirstRoundWire { nodes, wall: wall.0 }).expect("texts and numbers are JSON")
 }
 
 /// Parses the nodes by rank and rank 0's time; `None` if the text is malformed, or for another number of nodes.
 pub(super) fn from_json(text: &[u8], count: usize) -> Option<(Vec<Node>, Timestamp)> {
-    let wire: Wire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
+    let wire: FirstRoundWire = (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())??;
     let node = |(addr, pid, local_id)| Node { addr, pid, local_id };
     let nodes: Vec<Node> = wire.nodes.into_iter().map(node).collect();
     (nodes.len() == count).then_some((nodes, Timestamp(wire.wall)))

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rankrun_contract::rank::NodeRank;
 
-use super::{Job, claim};
+use super::{StaticJob, claim};
 use crate::rendezvous::NodeName;
 use crate::rendezvous::descriptor::{Mismatch, meet};
 use crate::rendezvous::error::RendezvousError;
@@ -14,13 +14,13 @@ use crate::rendezvous::exchange::{ExchangeError, Ready, Talk};
 use crate::store::client::Client;
 
 /// A node with a claim for another job than that of node rank 0.
-pub(super) struct Misfit {
+pub(super) struct ClaimMismatch {
     node: NodeName,
     mismatch: Mismatch,
 }
 
-impl From<Misfit> for ExchangeError {
-    fn from(Misfit { node, mismatch }: Misfit) -> Self {
+impl From<ClaimMismatch> for ExchangeError {
+    fn from(ClaimMismatch { node, mismatch }: ClaimMismatch) -> Self {
         RendezvousError::Mismatch { node: Box::new(node), mismatch }.into()
     }
 }
@@ -35,7 +35,7 @@ pub(super) enum Authority {
 }
 
 impl Authority {
-    pub(super) fn of(job: &Job<'_>) -> Self {
+    pub(super) fn of(job: &StaticJob<'_>) -> Self {
         if job.setup.node_rank == NodeRank(0) { Self::Met } else { Self::Awaited }
     }
 
@@ -44,7 +44,7 @@ impl Authority {
     ///
     /// # Errors
     /// This node belongs to another job, or the store fails.
-    pub(super) fn check(&mut self, job: &Job<'_>, store: &mut Client) -> Result<(), ExchangeError> {
+    pub(super) fn check(&mut self, job: &StaticJob<'_>, store: &mut Client) -> Result<(), ExchangeError> {
         if *self == Self::Met {
             return Ok(());
         }
@@ -61,27 +61,27 @@ impl Authority {
     }
 }
 
-impl Job<'_> {
+impl StaticJob<'_> {
     /// The first node with a claim for another job or version.
-    pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<Misfit>, ExchangeError> {
+    pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<ClaimMismatch>, ExchangeError> {
         Ok(self.misfit_among(&self.claim_texts(store)?))
     }
 
-    pub(super) fn misfit_among(&self, claims: &[Vec<u8>]) -> Option<Misfit> {
+    pub(super) fn misfit_among(&self, claims: &[Vec<u8>]) -> Option<ClaimMismatch> {
         claims.iter().filter(|text| is_claim(text)).find_map(|text| self.compare(text))
     }
 
-    pub(super) fn compare(&self, claim: &[u8]) -> Option<Misfit> {
+    pub(super) fn compare(&self, claim: &[u8]) -> Option<ClaimMismatch> {
         let (node, agent) = claim::outer(claim);
         let mismatch = meet(self.setup.descriptor, agent.as_bytes()).err()?;
-        Some(Misfit { node, mismatch })
+        Some(ClaimMismatch { node, mismatch })
     }
 
     /// On node rank 0: waits until a misfit has failed itself, or until a leaving node has released its rank.
     pub(super) fn wait_for_rank(
         &self,
         talk: &mut Talk<'_, '_>,
-        misfit: Option<Misfit>,
+        misfit: Option<ClaimMismatch>,
         since: &mut Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
         let deadline = *since.get_or_insert_with(Instant::now) + self.setup.timeout;

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 use serde::{Deserialize, Serialize};
 
-use super::Job;
+use super::StaticJob;
 use super::authority::Authority;
 use crate::rendezvous::NodeName;
-use crate::rendezvous::descriptor::Descriptor;
+use crate::rendezvous::descriptor::AgentDescriptor;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Talk};
-use crate::rendezvous::keys::{Keys, RoundKeys};
+use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use crate::rendezvous::pickle;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::text::harmless;
@@ -37,7 +37,7 @@ pub(super) const TAKEN_BACK: &[u8] = b"taken back";
 
 /// The result of watching another agent's claim to this node's rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum ClaimOutcome {
     /// The agent lives and keeps its claim.
     Stands,
     /// The agent is dead; its claim may be replaced.
@@ -50,12 +50,12 @@ enum Fate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) node: Node,
-    pub(super) agent: Descriptor,
+    pub(super) agent: AgentDescriptor,
 }
 
 /// The wire format is the same in every version, so that agents of two versions can name each other.
 #[derive(Serialize, Deserialize)]
-struct Wire {
+struct ClaimWire {
     host: String,
     addr: String,
     pid: i64,
@@ -66,7 +66,7 @@ struct Wire {
 
 impl Claim {
     fn to_json(&self) -> Vec<u8> {
-        let wire = Wire {
+        let wire = ClaimWire {
             host: self.agent.host.clone(),
             addr: self.node.addr.clone(),
             pid: self.node.pid,
@@ -79,7 +79,7 @@ impl Claim {
     /// Parses a claim; `None` unless an agent of this protocol wrote it.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
         let wire = read(text)?;
-        let agent = Descriptor::from_json(wire.agent.as_bytes()).ok()?;
+        let agent = AgentDescriptor::from_json(wire.agent.as_bytes()).ok()?;
         Some(Self { node: wire.node(), agent })
     }
 
@@ -88,13 +88,13 @@ impl Claim {
     }
 }
 
-impl Wire {
+impl ClaimWire {
     fn node(&self) -> Node {
         Node { addr: harmless(&self.addr, MAX_NAME), pid: self.pid, local_id: self.local_id }
     }
 }
 
-fn read(text: &[u8]) -> Option<Wire> {
+fn read(text: &[u8]) -> Option<ClaimWire> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
@@ -108,14 +108,15 @@ pub fn claim_name(text: &[u8]) -> Option<NodeName> {
 pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
     match read(text) {
         Some(wire) => {
-            let rank = Descriptor::from_json(wire.agent.as_bytes()).ok().and_then(|agent| agent.node_rank);
+            let rank =
+                AgentDescriptor::from_json(wire.agent.as_bytes()).ok().and_then(|agent| agent.node_rank);
             (NodeName::of_node(&wire.node(), Some(&wire.host), rank), wire.agent)
         }
         None => (NodeName::default(), String::new()),
     }
 }
 
-impl Job<'_> {
+impl StaticJob<'_> {
     /// Writes this node's claim if the rank is free, or if the agent that holds it is dead.
     pub(super) fn claim(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
         let setup = self.setup;
@@ -135,9 +136,9 @@ impl Job<'_> {
                 continue;
             }
             match self.watch(talk, (&key, &found))? {
-                Fate::Falls => expected = found,
-                Fate::Changed => expected.clear(),
-                Fate::Stands => {
+                ClaimOutcome::Falls => expected = found,
+                ClaimOutcome::Changed => expected.clear(),
+                ClaimOutcome::Stands => {
                     if let Some(misfit) = self.compare(&found) {
                         return Err(misfit.into());
                     }
@@ -150,30 +151,34 @@ impl Job<'_> {
     }
 
     /// Watches a claim until it changes, its agent sends a heartbeat, or the heartbeat is missing for too long.
-    fn watch(&self, talk: &mut Talk<'_, '_>, (key, claim): (&str, &[u8])) -> Result<Fate, ExchangeError> {
+    fn watch(
+        &self,
+        talk: &mut Talk<'_, '_>,
+        (key, claim): (&str, &[u8]),
+    ) -> Result<ClaimOutcome, ExchangeError> {
         if claim == TAKEN_BACK {
             // The pause is no longer than the host needs for two requests.
             talk.pause()?;
-            return Ok(Fate::Changed);
+            return Ok(ClaimOutcome::Changed);
         }
         // An unreadable claim is never taken over.
-        let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(Fate::Stands) };
+        let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(ClaimOutcome::Stands) };
         let (beat, left) = (self.keys.beat(&node), self.keys.left(&node));
         let first = talk.store.get(&beat)?;
         let started = Instant::now();
         loop {
             if talk.wait_slice(&left, started + self.setup.lease)? {
-                return Ok(Fate::Falls);
+                return Ok(ClaimOutcome::Falls);
             }
             let values = talk.store.multi_get(&[key, &beat, self.keys.state()])?;
             let [now, beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
             if now != claim {
-                return Ok(Fate::Changed);
+                return Ok(ClaimOutcome::Changed);
             }
             // Before the first round the store has no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
             match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
-                Some(is_dead) => return Ok(if is_dead { Fate::Falls } else { Fate::Stands }),
+                Some(is_dead) => return Ok(if is_dead { ClaimOutcome::Falls } else { ClaimOutcome::Stands }),
                 None => talk.pause()?,
             }
         }
@@ -191,7 +196,7 @@ pub fn take_back(
     departed: &BTreeSet<u32>,
     is_back: impl Fn(u32) -> bool,
 ) -> Result<(), ClientError> {
-    let (keys, round) = (Keys::fixed(run_id), RoundKeys::first_of_static(run_id));
+    let (keys, round) = (RendezvousKeys::fixed(run_id), RoundKeys::first_of_static(run_id));
     let names: Vec<String> = (0..nodes.get()).map(|rank| keys.claim(NodeRank(rank))).collect();
     let texts = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
     for (rank, (name, text)) in (0..).map(NodeRank).zip(names.iter().zip(texts)) {

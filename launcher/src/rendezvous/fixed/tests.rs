@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::*;
 use crate::rendezvous::descriptor::PROTOCOL;
 use crate::rendezvous::exchange::Aborted;
-use crate::rendezvous::roles::{Assigned, RoleInfo, assign};
+use crate::rendezvous::roles::{RankAssignment, RoleInfo, assign};
 use crate::spec::rendezvous::NodeRange;
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
@@ -28,9 +28,9 @@ fn connect(store: &StoreServer) -> Client {
     Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
 }
 
-fn keys() -> (Keys, RoundKeys) {
+fn keys() -> (RendezvousKeys, RoundKeys) {
     let run_id = RunId("job".to_owned());
-    (Keys::fixed(&run_id), RoundKeys::first_of_static(&run_id))
+    (RendezvousKeys::fixed(&run_id), RoundKeys::first_of_static(&run_id))
 }
 
 /// One rankrun agent with its settings.
@@ -38,7 +38,7 @@ fn keys() -> (Keys, RoundKeys) {
 struct Agent {
     run_id: RunId,
     node: Node,
-    descriptor: Descriptor,
+    descriptor: AgentDescriptor,
     master: Master,
     nodes: NodeCount,
     timeout: Duration,
@@ -52,7 +52,7 @@ impl Agent {
         Self {
             run_id: RunId("job".to_owned()),
             node: Node { addr: host.clone(), pid: 1, local_id: 0 },
-            descriptor: Descriptor {
+            descriptor: AgentDescriptor {
                 protocol: PROTOCOL,
                 version: "0.1.0".to_owned(),
                 host,
@@ -80,7 +80,7 @@ impl Agent {
     }
 
     fn join(&self, store: &StoreServer, between: &mut Between<'_>) -> Result<FirstRound, ExchangeError> {
-        let setup = Setup {
+        let setup = StaticSetup {
             run_id: &self.run_id,
             node: &self.node,
             descriptor: &self.descriptor,
@@ -106,7 +106,7 @@ fn join_all(agents: &[Agent], store: &StoreServer) -> Vec<Result<FirstRound, Exc
 }
 
 /// The keys that a torchrun agent writes and reads.
-fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> Assigned {
+fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> RankAssignment {
     let (_, keys) = keys();
     let mut client = connect(store);
     client.add("init/", 1).unwrap();
@@ -127,7 +127,7 @@ fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> Assigned {
     }
     let own = keys.assigned_ranks(NodeRank(rank));
     assert!(client.wait(&[&own], Instant::now() + LIMIT).unwrap());
-    Assigned::from_json(&client.get(&own).unwrap(), LocalWorldSize::ONE).unwrap()
+    RankAssignment::from_json(&client.get(&own).unwrap(), LocalWorldSize::ONE).unwrap()
 }
 
 fn failure(result: Result<FirstRound, ExchangeError>) -> String {
@@ -214,13 +214,13 @@ fn who_is_missing_is_named() {
     assert_eq!(roll.holder, None);
 }
 
-fn roll_of(agent: &Agent, store: &StoreServer) -> RollCall {
+fn roll_of(agent: &Agent, store: &StoreServer) -> JoinProgress {
     let own = (agent.descriptor.node_rank.unwrap(), &agent.node);
     let own_name = NodeName::of_host(agent.descriptor.host.clone());
     roll_call(&mut connect(store), (&agent.run_id, agent.nodes), own, own_name).unwrap()
 }
 
-fn hosts(roll: &RollCall) -> Vec<&str> {
+fn hosts(roll: &JoinProgress) -> Vec<&str> {
     roll.here.iter().filter_map(|name| name.host.as_deref()).collect()
 }
 

@@ -18,7 +18,7 @@ mod writer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::state::State;
+use super::state::RendezvousState;
 
 /// Longest text, in bytes: torch's limit for a value in its store.
 const MAX_TEXT: usize = 8 * 1024 * 1024;
@@ -49,7 +49,7 @@ const NODE_FIELDS: [&str; 3] = ["addr", "pid", "local_id"];
 
 /// Why a text is not the state of a rendezvous. Offsets count bytes of the pickle.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NotAState {
+pub enum StateParseError {
     /// The text is longer than a value of torch's store may be.
     #[error("{length} bytes are more than a state has")]
     TooLarge {
@@ -132,18 +132,18 @@ pub enum NotAState {
 ///
 /// # Errors
 /// The text is not the state of a rendezvous.
-pub fn decode(text: &[u8]) -> Result<State, NotAState> {
+pub fn decode(text: &[u8]) -> Result<RendezvousState, StateParseError> {
     if text.len() > MAX_TEXT {
-        return Err(NotAState::TooLarge { length: text.len() });
+        return Err(StateParseError::TooLarge { length: text.len() });
     }
-    let pickle = STANDARD.decode(text).map_err(|_| NotAState::NotBase64)?;
+    let pickle = STANDARD.decode(text).map_err(|_| StateParseError::NotBase64)?;
     machine::load(&pickle)
 }
 
 /// Writes a state as torch's text. Python has only the years 1 to 9999: an earlier or later time becomes the nearest
 /// valid one.
 #[must_use]
-pub fn encode(state: &State) -> Vec<u8> {
+pub fn encode(state: &RendezvousState) -> Vec<u8> {
     STANDARD.encode(writer::dump(state)).into_bytes()
 }
 

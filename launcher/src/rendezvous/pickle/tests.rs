@@ -34,58 +34,68 @@ fn ranks(nodes: &[Node]) -> Participants {
     nodes.iter().cloned().zip(0..).collect()
 }
 
-fn many() -> State {
+fn many() -> RendezvousState {
     let nodes: Vec<_> = (0..60).map(|index| node(&format!("node{index:02}"), 1000 + index, 0)).collect();
     let times = (0..).map(|index| Timestamp(NOON + index * 1_000_000));
-    State {
+    RendezvousState {
         complete: true,
         participants: ranks(&nodes),
         last_heartbeats: nodes.into_iter().zip(times).collect(),
-        ..State::default()
+        ..RendezvousState::default()
     }
 }
 
 /// The states of the fixtures, by name.
-fn expected() -> BTreeMap<&'static str, State> {
+fn expected() -> BTreeMap<&'static str, RendezvousState> {
     let mut states = BTreeMap::new();
-    states.insert("empty", State::default());
-    states.insert("closed", State { round: 3, complete: true, closed: true, ..State::default() });
-    let one = State {
+    states.insert("empty", RendezvousState::default());
+    states.insert(
+        "closed",
+        RendezvousState { round: 3, complete: true, closed: true, ..RendezvousState::default() },
+    );
+    let one = RendezvousState {
         participants: ranks(&[numbered(1)]),
         last_heartbeats: [(numbered(1), Timestamp(NOON))].into(),
-        ..State::default()
+        ..RendezvousState::default()
     };
     states.insert("one_node", one);
     let numbers = [(node("10.0.0.1", 4_194_304, 70_000), -1), (node("x", 5_000_000_000, 255), 300)];
-    let numbers = State { round: 70_000, participants: numbers.into_iter().collect(), ..State::default() };
+    let numbers = RendezvousState {
+        round: 70_000,
+        participants: numbers.into_iter().collect(),
+        ..RendezvousState::default()
+    };
     states.insert("numbers", numbers);
     for (name, addr) in
         [("non_ascii", "knoten-größe-節点.example".to_owned()), ("long_address", "a".repeat(300))]
     {
-        states.insert(name, State { participants: ranks(&[node(&addr, 1, 0)]), ..State::default() });
+        states.insert(
+            name,
+            RendezvousState { participants: ranks(&[node(&addr, 1, 0)]), ..RendezvousState::default() },
+        );
     }
     let nodes = [2, 10, 0].map(numbered);
-    let last_call = State {
+    let last_call = RendezvousState {
         participants: nodes.iter().map(|node| (node.clone(), 0)).collect(),
         deadline: Some(Timestamp(NOON + 30_000_000)),
         last_heartbeats: nodes.iter().cloned().zip((NOON..).map(Timestamp)).collect(),
-        ..State::default()
+        ..RendezvousState::default()
     };
     states.insert("last_call", last_call);
     let all = [2, 10, 0, 7, 8].map(numbered);
-    let waiting = State {
+    let waiting = RendezvousState {
         round: 5,
         complete: true,
         participants: ranks(&nodes),
         wait_list: [numbered(7)].into(),
         redundancy_list: [numbered(8)].into(),
         last_heartbeats: all.into_iter().map(|node| (node, Timestamp(NOON))).collect(),
-        ..State::default()
+        ..RendezvousState::default()
     };
     states.insert("waiting_and_spare", waiting);
     let times = [-62_135_596_800_000_000, 253_402_300_799_999_999, 1_709_251_199_000_000, 0];
     let times = (0..).map(numbered).zip(times.map(Timestamp)).collect();
-    states.insert("times", State { last_heartbeats: times, ..State::default() });
+    states.insert("times", RendezvousState { last_heartbeats: times, ..RendezvousState::default() });
     for name in ["many", "many_again", "protocol_5"] {
         states.insert(name, many());
     }
@@ -113,11 +123,11 @@ fn we_write_what_torch_writes() {
 fn more_nodes_than_a_batch_or_a_frame_are_read_back() {
     for count in [999, 1000, 1001, 2500] {
         let nodes: Vec<_> = (0..count).map(numbered).collect();
-        let state = State {
+        let state = RendezvousState {
             participants: ranks(&nodes),
             wait_list: nodes.iter().cloned().collect(),
             last_heartbeats: nodes.into_iter().map(|node| (node, Timestamp(NOON))).collect(),
-            ..State::default()
+            ..RendezvousState::default()
         };
         assert_eq!(decode(&encode(&state)).as_ref(), Ok(&state), "{count}");
     }
@@ -125,7 +135,7 @@ fn more_nodes_than_a_batch_or_a_frame_are_read_back() {
 
 #[test]
 fn a_time_that_python_does_not_have_becomes_the_nearest() {
-    let written = |time| State { deadline: Some(Timestamp(time)), ..State::default() };
+    let written = |time| RendezvousState { deadline: Some(Timestamp(time)), ..RendezvousState::default() };
     let read = |time| decode(&encode(&written(time))).map(|state| state.deadline);
     assert_eq!(read(i64::MIN), Ok(Some(Timestamp(-62_135_596_800_000_000))));
     assert_eq!(read(i64::MAX), Ok(Some(Timestamp(253_402_300_799_999_999))));
@@ -149,9 +159,9 @@ prop_compose! {
         wait_list in btree_set(any_node(), 0..4),
         redundancy_list in btree_set(any_node(), 0..4),
         last_heartbeats in btree_map(any_node(), any_time(), 0..8),
-    ) -> State {
+    ) -> RendezvousState {
         let participants = participants.into_iter().collect();
-        State { round, complete, deadline, closed, participants, wait_list, redundancy_list, last_heartbeats }
+        RendezvousState { round, complete, deadline, closed, participants, wait_list, redundancy_list, last_heartbeats }
     }
 }
 

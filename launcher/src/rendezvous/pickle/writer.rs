@@ -7,14 +7,14 @@ use std::collections::HashMap;
 
 use super::machine::opcode;
 use super::{MODULE, NODE_FIELDS, STATE_FIELDS, time};
-use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 
 /// CPython writes this many elements at a time.
 const BATCH: usize = 1000;
 
 /// Returns the pickle of a state.
-pub(super) fn dump(state: &State) -> Vec<u8> {
-    let mut writer = Writer::default();
+pub(super) fn dump(state: &RendezvousState) -> Vec<u8> {
+    let mut writer = PickleWriter::default();
     writer.state(state);
     let body = writer.body;
     let mut pickle = vec![opcode::PROTO, 4, opcode::FRAME];
@@ -24,7 +24,7 @@ pub(super) fn dump(state: &State) -> Vec<u8> {
 }
 
 #[derive(Default)]
-struct Writer<'a> {
+struct PickleWriter<'a> {
     body: Vec<u8>,
     /// Number of memo entries so far.
     remembered: u32,
@@ -35,7 +35,7 @@ struct Writer<'a> {
     utc: Option<u32>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> PickleWriter<'a> {
     fn put(&mut self, code: u8) {
         self.body.push(code);
     }
@@ -123,7 +123,7 @@ impl<'a> Writer<'a> {
         self.body.extend_from_slice(&bytes[..length.into()]);
     }
 
-    fn state(&mut self, state: &'a State) {
+    fn state(&mut self, state: &'a RendezvousState) {
         let [round, complete, deadline, closed, participants, wait_list, redundancy_list, last_heartbeats] =
             STATE_FIELDS;
         self.object("_RendezvousState");

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 
 use super::{Ranks, assign};
-use crate::rendezvous::descriptor::Descriptor;
+use crate::rendezvous::descriptor::AgentDescriptor;
 use crate::rendezvous::state::Node;
 use crate::spec::rendezvous::NodeRange;
 
@@ -17,8 +17,8 @@ fn nodes(names: &str) -> Vec<Node> {
     names.split(' ').map(node).collect()
 }
 
-pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
-    Descriptor {
+pub(super) fn descriptor(node_rank: Option<u32>) -> AgentDescriptor {
+    AgentDescriptor {
         protocol: 1,
         version: "0.1.0".to_owned(),
         host: "host".to_owned(),
@@ -32,11 +32,11 @@ pub(super) fn descriptor(node_rank: Option<u32>) -> Descriptor {
     }
 }
 
-fn agents(given: &[(&str, Option<u32>)]) -> BTreeMap<Node, Descriptor> {
+fn agents(given: &[(&str, Option<u32>)]) -> BTreeMap<Node, AgentDescriptor> {
     given.iter().map(|(name, rank)| (node(name), descriptor(*rank))).collect()
 }
 
-fn ours(names: &str) -> BTreeMap<Node, Descriptor> {
+fn ours(names: &str) -> BTreeMap<Node, AgentDescriptor> {
     nodes(names).into_iter().map(|node| (node, descriptor(None))).collect()
 }
 
@@ -45,7 +45,7 @@ fn before(names: &str) -> Ranks {
 }
 
 /// The names of the members, ordered by rank.
-fn order(names: &str, agents: &BTreeMap<Node, Descriptor>, before: Option<&Ranks>) -> String {
+fn order(names: &str, agents: &BTreeMap<Node, AgentDescriptor>, before: Option<&Ranks>) -> String {
     let participants = assign(&nodes(names), agents, before);
     assert_eq!(participants.nodes().cloned().collect::<Vec<_>>(), nodes(names), "the order of joining stays");
     let mut ranked: Vec<(i64, &str)> =

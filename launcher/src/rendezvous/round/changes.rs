@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::rendezvous::state::{Node, Participants, State};
+use crate::rendezvous::state::{Node, Participants, RendezvousState};
 
 /// Whether two states differ in more than heartbeats.
-pub(super) fn differ(one: &State, other: &State) -> bool {
-    let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
+pub(super) fn differ(one: &RendezvousState, other: &RendezvousState) -> bool {
+    let plain = |state: &RendezvousState| (state.round, state.complete, state.deadline, state.closed);
     plain(one) != plain(other)
         || one.participants != other.participants
         || one.wait_list != other.wait_list
@@ -16,8 +16,8 @@ pub(super) fn differ(one: &State, other: &State) -> bool {
 
 /// Whether the other agents must be notified of a change. A node that only joins, or changes lists after another node
 /// did, is handled when the round turns. In a large job, a notification of every change would keep all agents busy.
-pub(super) fn is_news(before: &State, after: &State) -> bool {
-    let plain = |state: &State| (state.round, state.complete, state.deadline, state.closed);
+pub(super) fn is_news(before: &RendezvousState, after: &RendezvousState) -> bool {
+    let plain = |state: &RendezvousState| (state.round, state.complete, state.deadline, state.closed);
     let leaves = after.participants.len() < before.participants.len();
     let remain: BTreeSet<&Node> = after.listed().collect();
     plain(before) != plain(after)
@@ -33,7 +33,7 @@ fn is_whole(participants: &Participants) -> bool {
 }
 
 /// Removes a node from the participants.
-pub(super) fn leave(state: &mut State, node: &Node, min: usize) {
+pub(super) fn leave(state: &mut RendezvousState, node: &Node, min: usize) {
     state.last_heartbeats.remove(node);
     if state.participants.remove(node) {
         participants_went(state, min);
@@ -41,14 +41,14 @@ pub(super) fn leave(state: &mut State, node: &Node, min: usize) {
 }
 
 /// Removes a node from all lists.
-pub(super) fn forget(state: &mut State, node: &Node, min: usize) {
+pub(super) fn forget(state: &mut RendezvousState, node: &Node, min: usize) {
     state.wait_list.remove(node);
     state.redundancy_list.remove(node);
     leave(state, node, min);
 }
 
 /// Removes dead nodes, and the heartbeats of nodes that are in no list.
-pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node) -> bool) {
+pub(super) fn remove_dead(state: &mut RendezvousState, min: usize, is_dead: impl Fn(&Node) -> bool) {
     let dead: Vec<Node> = state.listed().filter(|node| is_dead(node)).cloned().collect();
     let mut took_part = false;
     for node in &dead {
@@ -67,7 +67,7 @@ pub(super) fn remove_dead(state: &mut State, min: usize, is_dead: impl Fn(&Node)
 }
 
 /// Adjusts round and deadline after participants were removed.
-fn participants_went(state: &mut State, min: usize) {
+fn participants_went(state: &mut RendezvousState, min: usize) {
     if state.complete && state.participants.is_empty() {
         state.complete = false;
         state.round += 1;

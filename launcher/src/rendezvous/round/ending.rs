@@ -3,7 +3,7 @@
 
 use crate::rendezvous::state::Node;
 
-use super::{Me, View, is_spare};
+use super::{LocalNode, RoundView, is_spare};
 
 /// Live rankrun agents in the running round, which must end before this node can join. Each of them stops its workers,
 /// then joins the next round by itself. None of them counts as missing, however long its grace period is.
@@ -11,8 +11,8 @@ use super::{Me, View, is_spare};
 /// Empty if this node is not on the wait list. torchrun's agents are never included, because they do not always stop
 /// for other nodes.
 #[must_use]
-pub fn ending<'a>(view: &View<'a>, me: &Node) -> Vec<&'a Node> {
-    let View { state, sightings, agents, .. } = *view;
+pub fn ending<'a>(view: &RoundView<'a>, me: &Node) -> Vec<&'a Node> {
+    let RoundView { state, sightings, agents, .. } = *view;
     let waits = state.complete && !state.closed && state.wait_list.contains(me);
     let is_ending = |node: &&Node| agents.contains_key(*node) && !sightings.is_dead(node);
     state.participants.nodes().filter(|_| waits).filter(is_ending).collect()
@@ -20,7 +20,7 @@ pub fn ending<'a>(view: &View<'a>, me: &Node) -> Vec<&'a Node> {
 
 /// Whether the join timeout does not count now: this node is a spare, or waits for nodes that stop their workers.
 #[must_use]
-pub fn has_time(view: &View<'_>, me: &Me) -> bool {
+pub fn has_time(view: &RoundView<'_>, me: &LocalNode) -> bool {
     is_spare(view.state, &me.node) || !ending(view, &me.node).is_empty()
 }
 
@@ -30,9 +30,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::rendezvous::descriptor::Descriptor;
-    use crate::rendezvous::sightings::Sightings;
-    use crate::rendezvous::state::State;
+    use crate::rendezvous::descriptor::AgentDescriptor;
+    use crate::rendezvous::sightings::FailureDetector;
+    use crate::rendezvous::state::RendezvousState;
     use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
     fn node(name: &str) -> Node {
@@ -42,7 +42,7 @@ mod tests {
     /// A round of `members`, with `waiting` on the wait list. `t` is a torchrun agent. `dead` has been silent for a
     /// lease.
     fn told(members: &[&str], waiting: &str) -> Vec<String> {
-        let descriptor = Descriptor {
+        let descriptor = AgentDescriptor {
             protocol: 1,
             version: String::new(),
             host: String::new(),
@@ -54,11 +54,11 @@ mod tests {
             nonce: 0,
             max_restarts: None,
         };
-        let mut state = State { complete: true, ..State::default() };
+        let mut state = RendezvousState { complete: true, ..RendezvousState::default() };
         state.participants = members.iter().copied().map(node).zip(0..).collect();
         state.wait_list.insert(node(waiting));
         let agents = ["a", "b", "dead", "m"].map(|name| (node(name), descriptor.clone())).into();
-        let mut sightings = Sightings::new(&RoundTimes::default());
+        let mut sightings = FailureDetector::new(&RoundTimes::default());
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         for second in 0..=5 {
@@ -67,7 +67,7 @@ mod tests {
                 ["a", "b", "dead", "m"].map(|name| (node(name), beat(name))).into();
             sightings.saw(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
         }
-        let view = View { state: &state, sightings: &sightings, agents: &agents, ranks: None };
+        let view = RoundView { state: &state, sightings: &sightings, agents: &agents, ranks: None };
         ending(&view, &node("m")).into_iter().map(|node| node.addr.clone()).collect()
     }
 

@@ -1,14 +1,14 @@
 //! How a round forms: which nodes enter, how long the last call lasts, and when the round is complete. Changes only a
 //! draft of the state; the caller writes it.
 
-use super::Look;
+use super::StateSnapshot;
 use crate::rendezvous::ranks::assign;
-use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 
-impl Look<'_> {
+impl StateSnapshot<'_> {
     /// Enters nodes into the incomplete round, and completes it if it is due (contract 5.4, rows 11 and 12, for all
     /// waiting nodes).
-    pub(super) fn form(&self, draft: &mut State) {
+    pub(super) fn form(&self, draft: &mut RendezvousState) {
         let mut with_all = draft.clone();
         self.enter_all(&mut with_all, |_| true);
         self.complete_if_due(&mut with_all);
@@ -22,7 +22,7 @@ impl Look<'_> {
         }
     }
 
-    fn complete_if_due(&self, draft: &mut State) {
+    fn complete_if_due(&self, draft: &mut RendezvousState) {
         if draft.participants.len() < self.min() {
             return;
         }
@@ -47,7 +47,7 @@ impl Look<'_> {
 
     /// Enters the wait list, the spares that `may_enter`, and this node, while there are free places. Members of the
     /// previous round enter first.
-    fn enter_all(&self, draft: &mut State, may_enter: impl Fn(&Node) -> bool) {
+    fn enter_all(&self, draft: &mut RendezvousState, may_enter: impl Fn(&Node) -> bool) {
         let node = &self.me.node;
         let rank_before = |node: &Node| {
             let before = self.view.ranks.and_then(|ranks| ranks.of.get(node));
@@ -78,7 +78,7 @@ impl Look<'_> {
 
     /// Whether all nodes of the previous round are here, so that the last call can end. A rankrun agent in no list has
     /// left for good. A torchrun agent may be changing lists until its heartbeat limit is over.
-    fn is_nobody_missing(&self, draft: &State) -> bool {
+    fn is_nobody_missing(&self, draft: &RendezvousState) -> bool {
         let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
             return false;
         };
@@ -89,7 +89,7 @@ impl Look<'_> {
         })
     }
 
-    fn complete(&self, draft: &mut State) {
+    fn complete(&self, draft: &mut RendezvousState) {
         let order: Vec<Node> = draft.participants.nodes().cloned().collect();
         draft.participants = assign(&order, self.view.agents, self.view.ranks);
         draft.complete = true;
@@ -99,7 +99,7 @@ impl Look<'_> {
 
     /// Makes every node that waits for a full round a spare. torchrun agents would otherwise stop their workers for it
     /// again and again.
-    pub(super) fn seat_the_rest(&self, draft: &mut State) {
+    pub(super) fn seat_the_rest(&self, draft: &mut RendezvousState) {
         if draft.complete && draft.participants.len() >= self.max() {
             draft.redundancy_list.append(&mut draft.wait_list);
         }

@@ -3,11 +3,11 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 
-use super::{Goal, Me, Step, Upheaval, View, next};
-use crate::rendezvous::descriptor::Descriptor;
+use super::{LocalNode, RoundEnd, RoundGoal, RoundStep, RoundView, next};
+use crate::rendezvous::descriptor::AgentDescriptor;
 use crate::rendezvous::ranks::Ranks;
-use crate::rendezvous::sightings::Sightings;
-use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::rendezvous::sightings::FailureDetector;
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 fn node(name: &str) -> Node {
@@ -18,9 +18,9 @@ fn nodes(names: &str) -> Vec<Node> {
     names.split_whitespace().map(node).collect()
 }
 
-fn descriptor(node_rank: Option<u32>) -> Descriptor {
+fn descriptor(node_rank: Option<u32>) -> AgentDescriptor {
     let nodes = NodeRange { min: NodeCount::ONE, max: NodeCount::ONE };
-    Descriptor {
+    AgentDescriptor {
         protocol: 1,
         version: String::new(),
         host: String::new(),
@@ -36,10 +36,10 @@ fn descriptor(node_rank: Option<u32>) -> Descriptor {
 
 /// One agent's view. The agent is `m`, in a job of `2:3` nodes; `t` and `u` are torchrun agents.
 struct Stage {
-    me: Me,
-    state: State,
-    sightings: Sightings,
-    agents: BTreeMap<Node, Descriptor>,
+    me: LocalNode,
+    state: RendezvousState,
+    sightings: FailureDetector,
+    agents: BTreeMap<Node, AgentDescriptor>,
     ranks: Option<Ranks>,
     origin: Instant,
 }
@@ -54,10 +54,10 @@ impl Stage {
         let count = |number| NodeCount::new(number).unwrap();
         let times = RoundTimes::default();
         let nodes_asked = NodeRange { min: count(2), max: count(3) };
-        let me = Me { node: node("m"), nodes: nodes_asked, node_rank: None, times };
+        let me = LocalNode { node: node("m"), nodes: nodes_asked, node_rank: None, times };
         let agents = nodes("a b c m z").into_iter().map(|node| (node, descriptor(None))).collect();
-        let sightings = Sightings::new(&times);
-        Self { me, state: State::default(), sightings, agents, ranks: None, origin }
+        let sightings = FailureDetector::new(&times);
+        Self { me, state: RendezvousState::default(), sightings, agents, ranks: None, origin }
     }
 
     /// A state with these members by rank, wait list and spares.
@@ -87,27 +87,27 @@ impl Stage {
         self.sightings.saw(&self.state, &beats, self.at(seconds));
     }
 
-    fn view(&self) -> View<'_> {
+    fn view(&self) -> RoundView<'_> {
         let ranks = self.ranks.as_ref();
-        View { state: &self.state, sightings: &self.sightings, agents: &self.agents, ranks }
+        RoundView { state: &self.state, sightings: &self.sightings, agents: &self.agents, ranks }
     }
 
-    fn next(&mut self, goal: Goal<'_>, seconds: f64) -> Step {
+    fn next(&mut self, goal: RoundGoal<'_>, seconds: f64) -> RoundStep {
         self.look(seconds);
         let view = self.view();
         let wall = Timestamp(WALL.0 + (seconds * 1e6) as i64);
         next(&view, &self.me, goal, self.at(seconds), wall)
     }
 
-    fn join(&mut self, before: Option<u64>, seconds: f64) -> Step {
+    fn join(&mut self, before: Option<u64>, seconds: f64) -> RoundStep {
         let deadline = self.at(DEADLINE);
-        self.next(Goal::Join { deadline, before }, seconds)
+        self.next(RoundGoal::Join { deadline, before }, seconds)
     }
 }
 
 /// A written state in one line: round, flags, members with ranks, wait list, spares.
-fn told(step: Step) -> String {
-    let Step::Write { state, rings } = step else { return format!("{step:?}") };
+fn told(step: RoundStep) -> String {
+    let RoundStep::Write { state, rings } = step else { return format!("{step:?}") };
     let names = |nodes: &mut dyn Iterator<Item = &Node>| {
         nodes.map(|node| node.addr.clone()).collect::<Vec<_>>().join(" ")
     };
@@ -126,17 +126,17 @@ fn told(step: Step) -> String {
     )
 }
 
-fn waits(step: &Step) -> bool {
-    matches!(step, Step::Wait { .. })
+fn waits(step: &RoundStep) -> bool {
+    matches!(step, RoundStep::Wait { .. })
 }
 
 #[test]
 fn rows_1_and_2_a_closed_rendezvous_takes_nobody() {
     let mut stage = Stage::with(["a b c", "", "m"]).complete(0);
     stage.state.closed = true;
-    assert_eq!(stage.join(None, 0.0), Step::NotNeeded);
+    assert_eq!(stage.join(None, 0.0), RoundStep::NotNeeded);
     stage.state.redundancy_list.clear();
-    assert_eq!(stage.join(None, 0.0), Step::Closed);
+    assert_eq!(stage.join(None, 0.0), RoundStep::Closed);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn rows_3_and_4_a_spare_waits_for_a_seat_without_end() {
 #[test]
 fn row_5_a_complete_round_is_joined_as_it_was_completed() {
     let mut stage = Stage::with(["a m", "", ""]).complete(4);
-    assert_eq!(stage.join(Some(3), 0.0), Step::Joined);
+    assert_eq!(stage.join(Some(3), 0.0), RoundStep::Joined);
     stage.state.participants.insert(node("m"), 2);
     assert_eq!(
         told(stage.join(Some(3), 0.0)),
@@ -170,7 +170,7 @@ fn row_5_a_complete_round_is_joined_as_it_was_completed() {
     let mut stage = Stage::with(["a m", "z", ""]).complete(4);
     assert_eq!(told(stage.join(None, 0.0)), "4 complete [a0] [m z] []", "it would be over at once");
     let mut stage = Stage::with(["t m", "z", ""]).complete(4);
-    assert_eq!(stage.join(None, 0.0), Step::Joined, "a torchrun agent waits for all in the exchange");
+    assert_eq!(stage.join(None, 0.0), RoundStep::Joined, "a torchrun agent waits for all in the exchange");
 }
 
 #[test]
@@ -212,10 +212,10 @@ fn rows_6_to_8_whoever_is_out_of_time_takes_itself_out_first() {
     stage.state.deadline = Some(WALL);
     assert_eq!(told(stage.join(None, 601.0)), "0 [a1] [] []", "and below min there is no last call");
     stage.state.participants.remove(&node("m"));
-    assert_eq!(stage.join(None, 601.0), Step::TimedOut);
+    assert_eq!(stage.join(None, 601.0), RoundStep::TimedOut);
     let mut stage = Stage::with(["a b", "m", ""]).complete(0);
     assert_eq!(told(stage.join(None, 604.0)), "0 complete [a0 b1] [] []");
-    assert_eq!(stage.join(None, 605.5), Step::TimedOut, "whatever is left of it is found dead");
+    assert_eq!(stage.join(None, 605.5), RoundStep::TimedOut, "whatever is left of it is found dead");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn row_12_minimum_starts_last_call_and_maximum_completes() {
     assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] []");
     let mut stage = Stage::with(["z", "", ""]);
     let step = stage.join(None, 0.0);
-    let Step::Write { state, .. } = &step else { panic!("{step:?}") };
+    let RoundStep::Write { state, .. } = &step else { panic!("{step:?}") };
     assert_eq!(state.deadline, Some(Timestamp(WALL.0 + 30_000_000)));
     assert_eq!(told(step), "0 last call [z0 m0] [] []");
     let mut stage = Stage::with(["z t", "", ""]);
@@ -292,7 +292,7 @@ fn later_round_completes_once_torchrun_agent_is_dead_to_us_too() {
             assert!(!told(step).contains("complete"), "it may be on its way after {tenths} tenths");
             stage.state.last_heartbeats.insert(node("m"), Timestamp(tenths as i64));
         }
-        assert_eq!(stage.join(Some(0), dies - 0.01), Step::Wait { until: stage.at(dies) });
+        assert_eq!(stage.join(Some(0), dies - 0.01), RoundStep::Wait { until: stage.at(dies) });
         assert_eq!(told(stage.join(Some(0), dies)), "1 complete [m1 a0] [] []", "not when the call is over");
     }
 }
@@ -301,12 +301,12 @@ fn later_round_completes_once_torchrun_agent_is_dead_to_us_too() {
 fn the_dead_are_taken_out_with_torchs_after_effects() {
     let mut stage = Stage::with(["a b m", "", ""]).complete(3);
     let members = nodes("a b m");
-    let goal = Goal::Stay { round: 3, members: &members };
+    let goal = RoundGoal::Stay { round: 3, members: &members };
     stage.look(0.0);
     stage.sightings.gone(&node("b"));
     assert_eq!(told(stage.next(goal, 0.1)), "3 complete [a0 m2] [] []");
     stage.state.participants.remove(&node("b"));
-    assert_eq!(stage.next(goal, 0.2), Step::Changed(Upheaval::Gone(node("b"))));
+    assert_eq!(stage.next(goal, 0.2), RoundStep::Changed(RoundEnd::Gone(node("b"))));
     let mut stage = Stage::with(["a m", "", ""]);
     stage.state.deadline = Some(WALL);
     stage.look(0.0);
@@ -321,27 +321,31 @@ fn the_dead_are_taken_out_with_torchs_after_effects() {
 #[test]
 fn a_member_is_told_what_ends_its_round_and_only_that() {
     let members = nodes("a b m");
-    let goal = Goal::Stay { round: 3, members: &members };
+    let goal = RoundGoal::Stay { round: 3, members: &members };
     let stay = |lists: [&str; 3]| {
         let mut stage = Stage::with(lists).complete(3);
         stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
         stage.next(goal, 0.0)
     };
     assert!(waits(&stay(["a b m", "", "z t"])));
-    assert_eq!(stay(["a b", "", ""]), Step::Changed(Upheaval::Removed));
-    assert_eq!(stay(["a m", "", ""]), Step::Changed(Upheaval::Gone(node("b"))));
-    assert_eq!(stay(["a m", "b", ""]), Step::Changed(Upheaval::Rejoins(node("b"))));
-    assert_eq!(stay(["m", "b", ""]), Step::Changed(Upheaval::Gone(node("a"))), "what is worse comes first");
+    assert_eq!(stay(["a b", "", ""]), RoundStep::Changed(RoundEnd::Removed));
+    assert_eq!(stay(["a m", "", ""]), RoundStep::Changed(RoundEnd::Gone(node("b"))));
+    assert_eq!(stay(["a m", "b", ""]), RoundStep::Changed(RoundEnd::Rejoins(node("b"))));
+    assert_eq!(
+        stay(["m", "b", ""]),
+        RoundStep::Changed(RoundEnd::Gone(node("a"))),
+        "what is worse comes first"
+    );
     assert_eq!(
         told(stay(["a b m", "t", "z"])),
         "(quietly) 3 complete [a0 b1 m2] [] [t z]",
         "there is no seat"
     );
     let pair = nodes("a m");
-    let goal = Goal::Stay { round: 3, members: &pair };
+    let goal = RoundGoal::Stay { round: 3, members: &pair };
     let mut stage = Stage::with(["a m", "t", ""]).complete(3);
-    assert_eq!(stage.next(goal, 0.0), Step::Changed(Upheaval::Waits(node("t"))));
-    assert!(waits(&stage.next(Goal::Hold, 0.0)), "it keeps its place while its workers stop");
+    assert_eq!(stage.next(goal, 0.0), RoundStep::Changed(RoundEnd::Waits(node("t"))));
+    assert!(waits(&stage.next(RoundGoal::Hold, 0.0)), "it keeps its place while its workers stop");
     stage.state.closed = true;
     assert!(waits(&stage.next(goal, 0.0)), "what a closed rendezvous means is not said here");
 }
@@ -349,28 +353,28 @@ fn a_member_is_told_what_ends_its_round_and_only_that() {
 #[test]
 fn leaving_is_not_closing() {
     let mut stage = Stage::with(["a m", "b", "z"]).complete(3);
-    assert_eq!(told(stage.next(Goal::Leave, 0.0)), "3 complete [a0] [b] [z]");
+    assert_eq!(told(stage.next(RoundGoal::Leave, 0.0)), "3 complete [a0] [b] [z]");
     stage.state.participants.remove(&node("m"));
-    assert_eq!(stage.next(Goal::Leave, 0.0), Step::Done);
+    assert_eq!(stage.next(RoundGoal::Leave, 0.0), RoundStep::Done);
     let mut stage = Stage::with(["m", "", ""]).complete(3);
-    assert_eq!(told(stage.next(Goal::Leave, 0.0)), "4 [] [] []");
-    assert_eq!(told(stage.next(Goal::Close, 0.0)), "3 complete closed [m0] [] []");
+    assert_eq!(told(stage.next(RoundGoal::Leave, 0.0)), "4 [] [] []");
+    assert_eq!(told(stage.next(RoundGoal::Close, 0.0)), "3 complete closed [m0] [] []");
     stage.state.closed = true;
-    assert_eq!(stage.next(Goal::Close, 0.0), Step::Done);
-    assert_eq!(stage.next(Goal::Leave, 0.0), Step::Done);
+    assert_eq!(stage.next(RoundGoal::Close, 0.0), RoundStep::Done);
+    assert_eq!(stage.next(RoundGoal::Leave, 0.0), RoundStep::Done);
 }
 
 #[test]
 fn heartbeats_are_written_by_one_agent_with_a_torchrun_clock() {
     let members = nodes("a m t");
-    let goal = Goal::Stay { round: 0, members: &members };
+    let goal = RoundGoal::Stay { round: 0, members: &members };
     let mut stage = Stage::with(["a m t", "", ""]).complete(0);
     let ahead = Timestamp(WALL.0 + 20_000_000);
     stage.state.last_heartbeats.insert(node("t"), ahead);
     stage.look(0.0);
     assert!(waits(&stage.next(goal, 4.4)), "a is due before");
     let step = stage.next(goal, 4.5);
-    let Step::Write { state, rings: false } = step else { panic!("{step:?}") };
+    let RoundStep::Write { state, rings: false } = step else { panic!("{step:?}") };
     let now = Timestamp(ahead.0 + 4_500_000);
     assert_eq!(
         state.last_heartbeats,
@@ -384,11 +388,12 @@ fn two_agents_with_one_node_rank_the_newcomer_goes_if_the_other_lives() {
     stage.me.node_rank = Some(NodeRank(1));
     stage.agents.insert(node("a"), descriptor(Some(1)));
     assert!(waits(&stage.join(None, 0.0)), "it may be dead");
-    assert_eq!(stage.join(None, 1.0), Step::Taken { by: node("a") });
+    assert_eq!(stage.join(None, 1.0), RoundStep::Taken { by: node("a") });
     stage.sightings.gone(&node("a"));
     let beats = BTreeMap::from([(node("a"), 1_000)]);
     stage.sightings.saw(&stage.state, &beats, stage.at(1.0));
     let deadline = stage.at(DEADLINE);
-    let step = next(&stage.view(), &stage.me, Goal::Join { deadline, before: None }, stage.at(1.0), WALL);
+    let step =
+        next(&stage.view(), &stage.me, RoundGoal::Join { deadline, before: None }, stage.at(1.0), WALL);
     assert_eq!(told(step), "0 [m0] [] []");
 }

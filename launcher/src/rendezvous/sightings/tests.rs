@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::Sightings;
-use crate::rendezvous::state::{Node, State, Timestamp};
+use super::FailureDetector;
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
 fn node(name: &str) -> Node {
@@ -11,8 +11,8 @@ fn node(name: &str) -> Node {
 
 /// The agent `ours` has a heartbeat counter; `torch` has its heartbeat in the state.
 struct Stage {
-    sightings: Sightings,
-    state: State,
+    sightings: FailureDetector,
+    state: RendezvousState,
     origin: Instant,
 }
 
@@ -20,9 +20,9 @@ impl Stage {
     fn new() -> Self {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
-        let mut state = State::default();
+        let mut state = RendezvousState::default();
         state.wait_list.extend([node("ours"), node("torch")]);
-        Self { sightings: Sightings::new(&RoundTimes::default()), state, origin }
+        Self { sightings: FailureDetector::new(&RoundTimes::default()), state, origin }
     }
 
     fn at(&self, seconds: f64) -> Instant {

@@ -6,17 +6,17 @@ use std::rc::Rc;
 
 use super::history::LEASE;
 use crate::rendezvous::ranks::Ranks;
-use crate::rendezvous::round::{Goal, Me};
-use crate::rendezvous::sightings::Sightings;
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::round::{LocalNode, RoundGoal};
+use crate::rendezvous::sightings::FailureDetector;
+use crate::rendezvous::state::{Node, RendezvousState};
 
 /// An agent that runs or has run. All times are in milliseconds of the virtual clock.
 #[derive(Debug)]
 pub(super) struct Agent {
-    pub(super) me: Me,
+    pub(super) me: LocalNode,
     pub(super) phase: Phase,
-    pub(super) sightings: Sightings,
-    pub(super) known: Rc<State>,
+    pub(super) sightings: FailureDetector,
+    pub(super) known: Rc<RendezvousState>,
     pub(super) version: u64,
     pub(super) ranks: Option<Rc<Ranks>>,
     /// The last round of this agent.
@@ -83,8 +83,8 @@ const LATE: u64 = LEASE * 3 / 5;
 const DOUBT: u64 = LEASE * 2 / 5;
 
 impl Agent {
-    pub(super) fn new(me: Me, now: u64, deadline: u64) -> Self {
-        let sightings = Sightings::new(&me.times);
+    pub(super) fn new(me: LocalNode, now: u64, deadline: u64) -> Self {
+        let sightings = FailureDetector::new(&me.times);
         Self {
             me,
             phase: Phase::Joining { deadline },
@@ -170,13 +170,15 @@ impl Agent {
         }
     }
 
-    pub(super) fn goal(&self, at: impl Fn(u64) -> std::time::Instant) -> Option<Goal<'_>> {
+    pub(super) fn goal(&self, at: impl Fn(u64) -> std::time::Instant) -> Option<RoundGoal<'_>> {
         match &self.phase {
-            Phase::Joining { deadline } => Some(Goal::Join { deadline: at(*deadline), before: self.before }),
-            Phase::Running { round, members } => Some(Goal::Stay { round: *round, members }),
-            Phase::Stopping { .. } => Some(Goal::Hold),
-            Phase::Parting { closes: true } => Some(Goal::Close),
-            Phase::Parting { closes: false } => Some(Goal::Leave),
+            Phase::Joining { deadline } => {
+                Some(RoundGoal::Join { deadline: at(*deadline), before: self.before })
+            }
+            Phase::Running { round, members } => Some(RoundGoal::Stay { round: *round, members }),
+            Phase::Stopping { .. } => Some(RoundGoal::Hold),
+            Phase::Parting { closes: true } => Some(RoundGoal::Close),
+            Phase::Parting { closes: false } => Some(RoundGoal::Leave),
             Phase::Ended(_) => None,
         }
     }

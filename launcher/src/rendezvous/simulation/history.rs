@@ -3,7 +3,7 @@
 //!
 //! Every list of events is valid: an event without a target, such as a crash without a live agent, does nothing.
 
-use crate::rendezvous::round::Me;
+use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
@@ -158,7 +158,7 @@ impl Setup {
     }
 
     /// The parameters of an agent: the `life`-th one on this seat.
-    pub(super) fn me(&self, seat: usize, life: u32) -> Me {
+    pub(super) fn me(&self, seat: usize, life: u32) -> LocalNode {
         let count = |number| NodeCount::new(number).expect("not zero");
         let place = u32::try_from(seat).expect("few");
         let node_rank = match self.given {
@@ -166,7 +166,7 @@ impl Setup {
             Given::Backwards => Some(100 - place),
             Given::Twice => Some(place.max(1)),
         };
-        Me {
+        LocalNode {
             node: Node { addr: format!("n{seat}"), pid: i64::from(life), local_id: 0 },
             nodes: NodeRange { min: count(self.min), max: count(self.max) },
             node_rank: node_rank.map(NodeRank),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::agent::{Agent, Phase, Why};
 use super::history::{Given, JOIN, LEASE, MOST};
 use super::world::{TICK, World};
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::state::{Node, RendezvousState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Invariant {
@@ -84,7 +84,7 @@ macro_rules! hold {
     };
 }
 
-fn ranks(state: &State) -> BTreeMap<Node, i64> {
+fn ranks(state: &RendezvousState) -> BTreeMap<Node, i64> {
     state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect()
 }
 
@@ -95,7 +95,7 @@ impl World<'_> {
     }
 
     /// Checks a write before the store applies it.
-    pub(super) fn judge_write(&mut self, new: &State) -> Result<(), Broken> {
+    pub(super) fn judge_write(&mut self, new: &RendezvousState) -> Result<(), Broken> {
         let old = &self.store.state;
         let count = new.participants.len();
         hold!("R4", new.closed || !old.closed, "it is open again");
@@ -115,7 +115,7 @@ impl World<'_> {
         if new.complete && (!old.complete || is_next) { self.judge_completion(new) } else { Ok(()) }
     }
 
-    fn judge_completion(&mut self, new: &State) -> Result<(), Broken> {
+    fn judge_completion(&mut self, new: &RendezvousState) -> Result<(), Broken> {
         let (round, count) = (new.round, new.participants.len());
         hold!("R2", count >= self.setup.min as usize, "{count} take part");
         hold!("R4", !new.closed, "round {round} is complete, and closed");
@@ -136,7 +136,7 @@ impl World<'_> {
     }
 
     /// An agent that a write removes from all lists must have ended, or want to leave.
-    fn judge_removed(&self, new: &State) -> Result<(), Broken> {
+    fn judge_removed(&self, new: &RendezvousState) -> Result<(), Broken> {
         let old = &self.store.state;
         let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
         for (seat, agent) in self.living().filter(|(_, agent)| is_there(agent)) {

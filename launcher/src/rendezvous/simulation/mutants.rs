@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::NodeCount;
 
 use super::torch;
-use crate::rendezvous::round::{Goal, Me, Step, Upheaval, View, next};
-use crate::rendezvous::state::{Node, Participants, State, Timestamp};
+use crate::rendezvous::round::{LocalNode, RoundEnd, RoundGoal, RoundStep, RoundView, next};
+use crate::rendezvous::state::{Node, Participants, RendezvousState, Timestamp};
 
 /// The round logic of the simulated agents, with at most one fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -97,66 +97,73 @@ impl Machine {
 
     pub(super) fn next(
         self,
-        view: &View<'_>,
-        me: &Me,
-        goal: Goal<'_>,
+        view: &RoundView<'_>,
+        me: &LocalNode,
+        goal: RoundGoal<'_>,
         (now, wall): (Instant, Timestamp),
-    ) -> Step {
+    ) -> RoundStep {
         let Some(fault) = self.fault else { return next(view, me, goal, now, wall) };
         let ranks = view.ranks.filter(|_| fault != Fault::SortsRanks);
         let seen = misread(fault, view.state, me, wall);
-        let view = View { state: &seen, sightings: view.sightings, agents: view.agents, ranks };
+        let view = RoundView { state: &seen, sightings: view.sightings, agents: view.agents, ranks };
         if let Some(step) = mistake(fault, &view, me, goal, wall) {
             return step;
         }
         let step = next(&view, &misled(fault, me, goal), misdirected(fault, goal, now), now, wall);
-        misspeak(fault, &view, me, goal, step).unwrap_or(Step::Wait { until: now + Duration::from_secs(1) })
+        misspeak(fault, &view, me, goal, step)
+            .unwrap_or(RoundStep::Wait { until: now + Duration::from_secs(1) })
     }
 }
 
-fn misread(fault: Fault, state: &State, me: &Me, wall: Timestamp) -> State {
+fn misread(fault: Fault, state: &RendezvousState, me: &LocalNode, wall: Timestamp) -> RendezvousState {
     match fault {
         Fault::BelievesClocks => torch::cleaned(state, me, wall),
-        Fault::IgnoresTheEnd => State { closed: false, ..state.clone() },
+        Fault::IgnoresTheEnd => RendezvousState { closed: false, ..state.clone() },
         _ => state.clone(),
     }
 }
 
 /// The wrong step of a fault that ignores the round logic's answer.
-fn mistake(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, wall: Timestamp) -> Option<Step> {
+fn mistake(
+    fault: Fault,
+    view: &RoundView<'_>,
+    me: &LocalNode,
+    goal: RoundGoal<'_>,
+    wall: Timestamp,
+) -> Option<RoundStep> {
     let (state, node) = (view.state, &me.node);
     let is_member = state.complete && state.participants.contains(node);
     match (fault, goal) {
-        (Fault::StartsInTheRest, Goal::Join { before, .. })
+        (Fault::StartsInTheRest, RoundGoal::Join { before, .. })
             if is_member && !state.closed && before != Some(state.round) =>
         {
-            Some(Step::Joined)
+            Some(RoundStep::Joined)
         }
-        (Fault::RefusesForTheDead, Goal::Join { before: None, .. }) if !state.closed => {
+        (Fault::RefusesForTheDead, RoundGoal::Join { before: None, .. }) if !state.closed => {
             let has_mine = |other: &&Node| {
                 let given = view.agents.get(*other).and_then(|agent| agent.node_rank);
                 *other != node && given.is_some() && given == me.node_rank
             };
             let other = state.participants.nodes().find(has_mine)?;
-            (!state.participants.contains(node)).then(|| Step::Taken { by: other.clone() })
+            (!state.participants.contains(node)).then(|| RoundStep::Taken { by: other.clone() })
         }
-        (Fault::RefreshesByTheClock, Goal::Stay { .. }) => {
+        (Fault::RefreshesByTheClock, RoundGoal::Stay { .. }) => {
             let beat = state.last_heartbeats.get(node)?;
             let is_old = beat.0 + 3_000_000 < wall.0;
             let mut state = state.clone();
             state.last_heartbeats.insert(node.clone(), wall);
-            is_old.then_some(Step::Write { state, rings: false })
+            is_old.then_some(RoundStep::Write { state, rings: false })
         }
         _ => None,
     }
 }
 
-fn misled(fault: Fault, me: &Me, goal: Goal<'_>) -> Me {
+fn misled(fault: Fault, me: &LocalNode, goal: RoundGoal<'_>) -> LocalNode {
     let mut me = me.clone();
     match fault {
         Fault::NeverEndsTheLastCall => me.times.last_call = Duration::from_secs(600),
         Fault::ForgetsMin => me.nodes.min = NodeCount::ONE,
-        Fault::ForgetsMax if matches!(goal, Goal::Join { .. }) => {
+        Fault::ForgetsMax if matches!(goal, RoundGoal::Join { .. }) => {
             me.nodes.max = NodeCount::new(me.nodes.max.get() + 1).expect("not zero");
         }
         _ => {}
@@ -164,40 +171,56 @@ fn misled(fault: Fault, me: &Me, goal: Goal<'_>) -> Me {
     me
 }
 
-fn misdirected(fault: Fault, goal: Goal<'_>, now: Instant) -> Goal<'_> {
+fn misdirected(fault: Fault, goal: RoundGoal<'_>, now: Instant) -> RoundGoal<'_> {
     match (fault, goal) {
-        (Fault::RejoinsTheOld, Goal::Join { deadline, .. }) => Goal::Join { deadline, before: None },
-        (Fault::ClosesWhenItLeaves, Goal::Leave) => Goal::Close,
-        (Fault::NeverTimesOut, Goal::Join { before, .. }) => {
-            Goal::Join { deadline: now + Duration::from_secs(600), before }
+        (Fault::RejoinsTheOld, RoundGoal::Join { deadline, .. }) => {
+            RoundGoal::Join { deadline, before: None }
+        }
+        (Fault::ClosesWhenItLeaves, RoundGoal::Leave) => RoundGoal::Close,
+        (Fault::NeverTimesOut, RoundGoal::Join { before, .. }) => {
+            RoundGoal::Join { deadline: now + Duration::from_secs(600), before }
         }
         (_, goal) => goal,
     }
 }
 
 /// The wrong step in place of `step`; `None` if the fault waits instead.
-fn misspeak(fault: Fault, view: &View<'_>, me: &Me, goal: Goal<'_>, step: Step) -> Option<Step> {
+fn misspeak(
+    fault: Fault,
+    view: &RoundView<'_>,
+    me: &LocalNode,
+    goal: RoundGoal<'_>,
+    step: RoundStep,
+) -> Option<RoundStep> {
     let (old, node) = (view.state, &me.node);
     Some(match (fault, step) {
-        (Fault::LeavesWithoutAWord, Step::Write { .. }) if goal == Goal::Leave => Step::Done,
-        (Fault::IgnoresTheLost, Step::Changed(Upheaval::Gone(_)))
-        | (Fault::IgnoresWhoWaits, Step::Changed(Upheaval::Waits(_))) => return None,
-        (Fault::NeverRefreshes, Step::Write { state, .. })
-            if (State { last_heartbeats: old.last_heartbeats.clone(), ..state.clone() }) == *old =>
+        (Fault::LeavesWithoutAWord, RoundStep::Write { .. }) if goal == RoundGoal::Leave => RoundStep::Done,
+        (Fault::IgnoresTheLost, RoundStep::Changed(RoundEnd::Gone(_)))
+        | (Fault::IgnoresWhoWaits, RoundStep::Changed(RoundEnd::Waits(_))) => return None,
+        (Fault::NeverRefreshes, RoundStep::Write { state, .. })
+            if (RendezvousState { last_heartbeats: old.last_heartbeats.clone(), ..state.clone() })
+                == *old =>
         {
             return None;
         }
-        (Fault::StaysASpare, Step::Write { state, .. })
+        (Fault::StaysASpare, RoundStep::Write { state, .. })
             if old.redundancy_list.contains(node) && !state.redundancy_list.contains(node) =>
         {
             return None;
         }
-        (_, Step::Write { state, rings }) => Step::Write { state: miswritten(fault, old, state, me), rings },
+        (_, RoundStep::Write { state, rings }) => {
+            RoundStep::Write { state: miswritten(fault, old, state, me), rings }
+        }
         (_, step) => step,
     })
 }
 
-fn miswritten(fault: Fault, old: &State, mut new: State, me: &Me) -> State {
+fn miswritten(
+    fault: Fault,
+    old: &RendezvousState,
+    mut new: RendezvousState,
+    me: &LocalNode,
+) -> RendezvousState {
     let is_next = new.round > old.round;
     match fault {
         Fault::SkipsARound => new.round += u64::from(is_next),

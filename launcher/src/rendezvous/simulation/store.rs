@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::rendezvous::ranks::Ranks;
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::state::{Node, RendezvousState};
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    pub(super) state: Rc<State>,
+    pub(super) state: Rc<RendezvousState>,
     /// Counts the writes; equal versions mean equal states.
     pub(super) version: u64,
     pub(super) beats: Rc<BTreeMap<Node, i64>>,
@@ -21,13 +21,13 @@ pub(super) enum Request {
     /// Reads the state, and the heartbeats too if this agent's heartbeat is due.
     Look { beat: bool },
     /// Replaces the state if it still has the `expected` version.
-    Write { state: Rc<State>, expected: u64, rings: bool },
+    Write { state: Rc<RendezvousState>, expected: u64, rings: bool },
 }
 
 /// The store's answer to a request.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
-    pub(super) state: Rc<State>,
+    pub(super) state: Rc<RendezvousState>,
     pub(super) version: u64,
     pub(super) beats: Option<Rc<BTreeMap<Node, i64>>>,
     pub(super) ranks: Option<Rc<Ranks>>,
@@ -39,7 +39,7 @@ impl Store {
         self.version == expected
     }
 
-    pub(super) fn write(&mut self, state: Rc<State>) {
+    pub(super) fn write(&mut self, state: Rc<RendezvousState>) {
         let completes = state.complete && (!self.state.complete || self.state.round != state.round);
         if completes {
             let of = state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect();

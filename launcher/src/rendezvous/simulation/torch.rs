@@ -1,8 +1,8 @@
 //! A simulated torchrun agent, after torch's tables (contract 5.5, 5.7, 5.8). It ages other nodes by wall clocks, reads
 //! the state once a second, and does not know rankrun's heartbeats and notifications.
 
-use crate::rendezvous::round::Me;
-use crate::rendezvous::state::{Node, State, Timestamp};
+use crate::rendezvous::round::LocalNode;
+use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 
 /// What a torchrun agent remembers between two reads.
 #[derive(Debug, Clone, Copy, Default)]
@@ -14,7 +14,7 @@ pub(super) struct Times {
 /// The next action of a torchrun agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Move {
-    Write(State),
+    Write(RendezvousState),
     /// Sleeps for a second, then reads again.
     Sleep,
     Finish,
@@ -37,7 +37,7 @@ fn micros(duration: std::time::Duration) -> i64 {
 }
 
 /// The state as this agent sees it: without dead nodes.
-pub(super) fn cleaned(state: &State, me: &Me, wall: Timestamp) -> State {
+pub(super) fn cleaned(state: &RendezvousState, me: &LocalNode, wall: Timestamp) -> RendezvousState {
     let mut local = state.clone();
     let limit = wall.0 - micros(me.times.keep_alive) * i64::from(me.times.keep_alive_attempts);
     let dead = state.last_heartbeats.iter().filter(|(_, at)| at.0 < limit).map(|(node, _)| node);
@@ -54,7 +54,7 @@ pub(super) fn cleaned(state: &State, me: &Me, wall: Timestamp) -> State {
     local
 }
 
-fn after_removal(state: &mut State, me: &Me) {
+fn after_removal(state: &mut RendezvousState, me: &LocalNode) {
     if state.complete {
         if state.participants.is_empty() {
             state.complete = false;
@@ -66,11 +66,17 @@ fn after_removal(state: &mut State, me: &Me) {
 }
 
 /// The next action of this agent in a cleaned state.
-pub(super) fn next(local: &State, me: &Me, task: Task, times: &mut Times, wall: Timestamp) -> Move {
+pub(super) fn next(
+    local: &RendezvousState,
+    me: &LocalNode,
+    task: Task,
+    times: &mut Times,
+    wall: Timestamp,
+) -> Move {
     let node = &me.node;
     match task {
         Task::Close if local.closed => Move::Finish,
-        Task::Close => Move::Write(State { closed: true, ..local.clone() }),
+        Task::Close => Move::Write(RendezvousState { closed: true, ..local.clone() }),
         Task::Run if is_due(local, me, wall) => keep_alive(local.clone(), node, wall),
         Task::Run => Move::Sleep,
         Task::Join { left } => {
@@ -87,16 +93,16 @@ pub(super) fn next(local: &State, me: &Me, task: Task, times: &mut Times, wall: 
     }
 }
 
-fn is_due(local: &State, me: &Me, wall: Timestamp) -> bool {
+fn is_due(local: &RendezvousState, me: &LocalNode, wall: Timestamp) -> bool {
     local.last_heartbeats.get(&me.node).is_some_and(|at| at.0 <= wall.0 - micros(me.times.keep_alive))
 }
 
-fn keep_alive(mut draft: State, node: &Node, wall: Timestamp) -> Move {
+fn keep_alive(mut draft: RendezvousState, node: &Node, wall: Timestamp) -> Move {
     draft.last_heartbeats.insert(node.clone(), wall);
     Move::Write(draft)
 }
 
-fn join(local: &State, me: &Me, left: i64, wall: Timestamp) -> Move {
+fn join(local: &RendezvousState, me: &LocalNode, left: i64, wall: Timestamp) -> Move {
     let node = &me.node;
     let (min, max) = (me.nodes.min.get() as usize, me.nodes.max.get() as usize);
     let count = local.participants.len();
@@ -159,7 +165,7 @@ fn join(local: &State, me: &Me, left: i64, wall: Timestamp) -> Move {
     }
 }
 
-fn complete(draft: &mut State) {
+fn complete(draft: &mut RendezvousState) {
     let mut sorted: Vec<Node> = draft.participants.nodes().cloned().collect();
     sorted.sort();
     for (rank, node) in (0..).zip(sorted) {

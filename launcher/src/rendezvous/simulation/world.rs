@@ -17,8 +17,8 @@ use super::history::{History, JOIN, LEASE, MOST, Random, Setup, What};
 use super::invariants::{Book, Broken};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
-use crate::rendezvous::descriptor::Descriptor;
-use crate::rendezvous::sightings::Sightings;
+use crate::rendezvous::descriptor::AgentDescriptor;
+use crate::rendezvous::sightings::FailureDetector;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
@@ -43,7 +43,7 @@ pub(super) struct World<'a> {
     /// The newest agent of each seat.
     pub(super) agents: [Option<Agent>; MOST],
     lives: [u32; MOST],
-    descriptors: BTreeMap<Node, Descriptor>,
+    descriptors: BTreeMap<Node, AgentDescriptor>,
     pub(super) cut_until: [u64; MOST],
     pub(super) losing_until: u64,
     pub(super) resending_until: u64,
@@ -282,7 +282,7 @@ impl World<'_> {
         let me = self.setup.me(seat, self.lives[seat]);
         let is_torch = self.setup.is_torch(seat);
         if !is_torch {
-            let descriptor = Descriptor {
+            let descriptor = AgentDescriptor {
                 protocol: 1,
                 version: String::new(),
                 host: String::new(),
@@ -304,7 +304,7 @@ impl World<'_> {
             machine if machine.has(Fault::IgnoresTheDead) => lease * 100,
             _ => lease,
         };
-        agent.sightings = Sightings::new(&RoundTimes { lease, ..agent.me.times });
+        agent.sightings = FailureDetector::new(&RoundTimes { lease, ..agent.me.times });
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
         let who = self.who(seat);

@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use crate::rendezvous::c10d::Backend;
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::c10d::C10dBackend;
+use crate::rendezvous::keys::RendezvousKeys;
 use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, stranger};
 
 /// How long the driver waits for a try before it looks for commands again.
@@ -19,7 +19,7 @@ const ASK: Duration = Duration::from_millis(500);
 /// Bounds of the longest try; between the two it is the lease. Each try looks up the host's name again.
 const LONGEST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 
-type Outcome = Result<Backend, ClientError>;
+type Outcome = Result<C10dBackend, ClientError>;
 
 /// The try that runs, and how long the next one may take.
 #[derive(Debug)]
@@ -50,13 +50,13 @@ impl Attempts {
         &mut self,
         addresses: Vec<SocketAddr>,
         settings: ClientSettings,
-        keys: Keys,
+        keys: RendezvousKeys,
         asks: bool,
     ) -> Result<(), ClientError> {
         let (outcome, running) = mpsc::channel();
         let limit = self.limit;
         thread::Builder::new().name("store-connect".to_owned()).spawn(move || {
-            let connected = Backend::connect(&addresses, &settings, keys, limit).map_err(|error| {
+            let connected = C10dBackend::connect(&addresses, &settings, keys, limit).map_err(|error| {
                 let is_silent = asks && matches!(error, ClientError::Silent { .. });
                 let said = if is_silent { stranger::ask(&addresses, ASK) } else { None };
                 said.unwrap_or(error)

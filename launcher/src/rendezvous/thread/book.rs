@@ -6,24 +6,24 @@ use std::time::Instant;
 use rankrun_contract::rank::{NodeRank, RestartCount};
 
 use crate::rendezvous::NodeName;
-use crate::rendezvous::descriptor::{Descriptor, Mismatch, meet};
+use crate::rendezvous::descriptor::{AgentDescriptor, Mismatch, meet};
 use crate::rendezvous::ranks::Ranks;
-use crate::rendezvous::round::View;
-use crate::rendezvous::sightings::Sightings;
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::round::RoundView;
+use crate::rendezvous::sightings::FailureDetector;
+use crate::rendezvous::state::{Node, RendezvousState};
 use crate::spec::rendezvous::RoundTimes;
 
 /// Everything known about the other agents. Pure.
 #[derive(Debug)]
 pub(super) struct Book {
     /// What rankrun agents say of themselves, this one included.
-    pub(super) agents: BTreeMap<Node, Descriptor>,
+    pub(super) agents: BTreeMap<Node, AgentDescriptor>,
     /// Those that say nothing we understand: torchrun's, and such as will be refused.
     strangers: BTreeSet<Node>,
     /// This agent, once it has a name.
     own: Option<Node>,
     /// When each was last seen alive.
-    pub(super) sightings: Sightings,
+    pub(super) sightings: FailureDetector,
     /// The newest ranks that are known.
     pub(super) ranks: Option<Ranks>,
     /// Restart budgets of other nodes that are not ours, and were told.
@@ -36,25 +36,25 @@ impl Book {
             agents: BTreeMap::new(),
             strangers: BTreeSet::new(),
             own: None,
-            sightings: Sightings::new(times),
+            sightings: FailureDetector::new(times),
             ranks: None,
             other_budgets: BTreeSet::new(),
         }
     }
 
     /// Takes note of what this agent says of itself.
-    pub(super) fn introduce(&mut self, node: &Node, descriptor: Descriptor) {
+    pub(super) fn introduce(&mut self, node: &Node, descriptor: AgentDescriptor) {
         self.own = Some(node.clone());
         self.agents.insert(node.clone(), descriptor);
     }
 
     /// What this agent says of itself, once it does.
-    pub(super) fn own(&self) -> Option<&Descriptor> {
+    pub(super) fn own(&self) -> Option<&AgentDescriptor> {
         self.agents.get(self.own.as_ref()?)
     }
 
     /// Nodes of the state of which nothing is known.
-    pub(super) fn unknown(&self, state: &State) -> Vec<Node> {
+    pub(super) fn unknown(&self, state: &RendezvousState) -> Vec<Node> {
         let is_known = |node: &&Node| self.agents.contains_key(*node) || self.strangers.contains(*node);
         state.listed().filter(|node| !is_known(node)).cloned().collect()
     }
@@ -97,7 +97,7 @@ impl Book {
     }
 
     /// Takes note of a look at the state.
-    pub(super) fn saw(&mut self, state: &State, beats: &BTreeMap<Node, i64>, now: Instant) {
+    pub(super) fn saw(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
         self.sightings.saw(state, beats, now);
         let of_last_round =
             |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
@@ -115,14 +115,14 @@ impl Book {
     }
 
     /// The rankrun agents of the state.
-    pub(super) fn rankrun(&self, state: &State) -> Vec<Node> {
+    pub(super) fn rankrun(&self, state: &RendezvousState) -> Vec<Node> {
         state.listed().filter(|node| self.agents.contains_key(*node)).cloned().collect()
     }
 
     /// What is known beside a state.
-    pub(super) fn view<'a>(&'a self, state: &'a State) -> View<'a> {
+    pub(super) fn view<'a>(&'a self, state: &'a RendezvousState) -> RoundView<'a> {
         let ranks = self.ranks.as_ref();
-        View { state, sightings: &self.sightings, agents: &self.agents, ranks }
+        RoundView { state, sightings: &self.sightings, agents: &self.agents, ranks }
     }
 
     /// What messages call a node; its rank is that of the newest known round, or the one that it was given.
@@ -147,13 +147,13 @@ impl Book {
 }
 
 /// The ranks of a complete round.
-pub(super) fn ranks_of(state: &State) -> Ranks {
+pub(super) fn ranks_of(state: &RendezvousState) -> Ranks {
     let of = state.participants.iter().map(|(node, rank)| (node.clone(), rank)).collect();
     Ranks { round: state.round, of }
 }
 
 /// The members of a complete round by rank.
-pub(super) fn by_rank(state: &State) -> Vec<Node> {
+pub(super) fn by_rank(state: &RendezvousState) -> Vec<Node> {
     let mut members: Vec<_> = state.participants.iter().collect();
     members.sort_by_key(|(_, rank)| *rank);
     members.into_iter().map(|(node, _)| node.clone()).collect()

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::rendezvous::address::{self, Known, Why};
-use crate::rendezvous::c10d::{Awaited, Backend, Trouble};
+use crate::rendezvous::address::{self, AddressFacts, AddressReason};
+use crate::rendezvous::c10d::{C10dBackend, StoreChange, StoreFailure};
 use crate::rendezvous::descriptor::Mismatch;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::own_addresses;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::port_owner::PortOwner;
-use crate::rendezvous::round::Me;
+use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::unreached::WaitingLines;
-use crate::rendezvous::{News, NodeName, Over};
+use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent};
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
 use super::attempt::Attempts;
@@ -161,16 +161,17 @@ impl Driver {
     }
 
     /// The connection, or what came over it, is of no use.
-    pub(super) fn stumble(&mut self, trouble: Trouble) -> Instant {
+    pub(super) fn stumble(&mut self, trouble: StoreFailure) -> Instant {
         let now = Instant::now();
         match trouble {
-            Trouble::NotAState { key, source } => {
-                self.over(Over::Failed(RendezvousError::NotAState { key, source }));
+            StoreFailure::NotAState { key, source } => {
+                self.over(RendezvousEnd::Failed(RendezvousError::NotAState { key, source }));
             }
-            Trouble::Store(error) => {
+            StoreFailure::Store(error) => {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
                 // What has arrived before the end still counts.
-                if let Some(Ok(Some(Awaited::Success(round)))) = self.backend.as_mut().map(Backend::has_rung)
+                if let Some(Ok(Some(StoreChange::Success(round)))) =
+                    self.backend.as_mut().map(C10dBackend::has_rung)
                 {
                     self.all_succeeded(round);
                 }
@@ -214,7 +215,7 @@ impl Driver {
             match &self.phase {
                 // Nobody needs the store any more.
                 Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
-                _ => self.over(Over::Failed(error)),
+                _ => self.over(RendezvousEnd::Failed(error)),
             }
         } else if !self.is_over() {
             self.say_unreached(now);
@@ -245,7 +246,7 @@ impl Driver {
             let ip = backend.local_ip().map_err(Failure::Store)?;
             match self.name_ourselves(ip) {
                 Ok(me) => self.me = Some(me),
-                Err(error) => self.over(Over::Failed(error)),
+                Err(error) => self.over(RendezvousEnd::Failed(error)),
             }
         }
         if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
@@ -268,7 +269,7 @@ impl Driver {
         }
         self.bond.is_far_told = true;
         let (millis, endpoint) = (round_trip.as_millis(), &self.plan.endpoint);
-        self.outlet.tell(News::Note(format!(
+        self.outlet.tell(RendezvousEvent::Note(format!(
             "a round trip to the rendezvous store at `{endpoint}` takes {millis}ms, and the lease is {}: a lost packet can \
              cost this node its place; a longer `--lease`, the same on every node, prevents it",
             humantime::format_duration(lease)
@@ -309,7 +310,7 @@ impl Driver {
     }
 
     /// Sees to it that this is the store that we have joined.
-    fn recognise(&mut self, backend: &mut Backend) -> Result<(), ClientError> {
+    fn recognise(&mut self, backend: &mut C10dBackend) -> Result<(), ClientError> {
         let Some(joined) = self.bond.identity.clone() else {
             let fresh = format!("{:016x}{:016x}", random(), random());
             self.bond.identity = Some(backend.identity(&fresh)?);
@@ -318,17 +319,17 @@ impl Driver {
         let found = backend.known_identity()?;
         if found != joined {
             let endpoint = self.plan.endpoint.to_string();
-            self.over(Over::Failed(RendezvousError::AnotherStore { endpoint, joined, found }));
+            self.over(RendezvousEnd::Failed(RendezvousError::AnotherStore { endpoint, joined, found }));
         }
         Ok(())
     }
 
     /// Which address the others are told, and who we are in the state.
-    fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<Me, RendezvousError> {
+    fn name_ourselves(&mut self, connection: std::net::IpAddr) -> Result<LocalNode, RendezvousError> {
         /// torch counts the rendezvous of a process.
         static COUNT: LazyLock<AtomicI64> = LazyLock::new(|| AtomicI64::new(first_id(random())));
         let interfaces = interfaces()?;
-        let known = Known {
+        let known = AddressFacts {
             local_addr: self.plan.local_addr.as_deref(),
             iface: self.plan.network.iface.as_deref(),
             interfaces: &interfaces,
@@ -338,29 +339,29 @@ impl Driver {
         };
         let chosen = address::choose(&known)?;
         if let Some(doubt) = address::doubt(&known) {
-            self.outlet.tell(News::Note(doubt));
+            self.outlet.tell(RendezvousEvent::Note(doubt));
         }
         if !self.plan.is_alone() {
             let host = match self.own_store() {
                 Some(store) => format!("this node hosts the rendezvous store at `{store}`"),
                 None => format!("the rendezvous store is at `{}`", self.plan.endpoint),
             };
-            self.outlet.tell(News::Note(format!("{host}; {chosen}")));
+            self.outlet.tell(RendezvousEvent::Note(format!("{host}; {chosen}")));
         }
         self.interface = address::workers_interface(&known, &chosen);
         if let Some(hint) =
             self.interface.as_deref().and_then(|own| address::several_networks(&interfaces, own))
             && self.plan.network.nccl_chooses
         {
-            self.outlet.tell(News::Note(hint));
+            self.outlet.tell(RendezvousEvent::Note(hint));
         }
         let addr = chosen.addr;
         if let Some(store) = &mut self.workers_store {
-            let is_of_interface = matches!(chosen.why, Why::OfGivenInterface { .. });
+            let is_of_interface = matches!(chosen.why, AddressReason::OfGivenInterface { .. });
             store.at(&addr, is_of_interface.then(|| addr.parse().ok()).flatten());
         }
         let (pid, local_id) = (i64::from(std::process::id()), COUNT.fetch_add(1, Ordering::Relaxed));
-        Ok(Me {
+        Ok(LocalNode {
             node: Node { addr, pid, local_id },
             nodes: self.plan.nodes,
             node_rank: self.plan.node_rank,
@@ -370,15 +371,15 @@ impl Driver {
 
     /// An agent of the job is not like us: whoever came later goes.
     pub(super) fn differs(&mut self, node: &Node, mismatch: Mismatch) {
-        let is_in = |me: &Me| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
+        let is_in = |me: &LocalNode| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
         if matches!(self.phase, Phase::Joining(_)) && !self.me.as_ref().is_some_and(is_in) {
             let node = Box::new(self.book.name(node));
-            self.over(Over::Failed(RendezvousError::Mismatch { node, mismatch }));
+            self.over(RendezvousEnd::Failed(RendezvousError::Mismatch { node, mismatch }));
         }
     }
 
     /// Notes whose connections to our store are gone: they are dead, whatever their lease.
-    pub(super) fn take_gone(&mut self, now: Instant) -> Result<(), Trouble> {
+    pub(super) fn take_gone(&mut self, now: Instant) -> Result<(), StoreFailure> {
         let Some(store) = &self.store else { return Ok(()) };
         if !is_readable(store.departures()) {
             return Ok(());

@@ -14,13 +14,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::LaunchError;
 use crate::rendezvous::address::{self, Interface, is_confined};
-use crate::rendezvous::c10d::{Awaited, Backend, Introduction, Look, Trouble, Wants};
+use crate::rendezvous::c10d::{
+    C10dBackend, Introduction, SnapshotQuery, StoreChange, StoreFailure, StoreSnapshot,
+};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::host::{self, Guests};
-use crate::rendezvous::round::Me;
+use crate::rendezvous::host::{self, AllowedClients};
+use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::{Node, Timestamp};
-use crate::rendezvous::torch_peer::Memory;
-use crate::rendezvous::{News, Over, Parting, Round, Wish};
+use crate::rendezvous::torch_peer::MasterAddressCache;
+use crate::rendezvous::{RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind};
 use crate::store::StoreServer;
 
 use super::Setup;
@@ -74,21 +76,21 @@ pub(super) struct Driver {
     pub(super) workers_store: Option<WorkersStore>,
     pub(super) greeted: Greeted,
     /// What torchrun's agents believe.
-    pub(super) memory: Memory,
-    pub(super) backend: Option<Backend>,
+    pub(super) memory: MasterAddressCache,
+    pub(super) backend: Option<C10dBackend>,
     /// The connections before, which are of no use any more.
-    pub(super) worn: Option<Backend>,
+    pub(super) worn: Option<C10dBackend>,
     pub(super) bond: Bond,
     pub(super) fencepost: Fencepost,
     pub(super) heard: Heard,
     pub(super) pulse: Option<Pulse>,
-    pub(super) me: Option<Me>,
+    pub(super) me: Option<LocalNode>,
     /// By which this node reaches the others.
     pub(super) interface: Option<String>,
     pub(super) book: Book,
     pub(super) phase: Phase,
     pub(super) standing: Standing,
-    pub(super) ending: Option<(Parting, Instant)>,
+    pub(super) ending: Option<(ShutdownKind, Instant)>,
     /// When to look at the store.
     pub(super) next_look: Instant,
     /// When to give, and to look for, signs of life.
@@ -135,7 +137,7 @@ impl Driver {
             begun: Begun::NotYet,
             workers_store: Some(workers_store),
             greeted,
-            memory: Memory::default(),
+            memory: MasterAddressCache::default(),
             backend: None,
             worn: None,
             me: None,
@@ -185,26 +187,26 @@ impl Driver {
         }
     }
 
-    fn grant(&mut self, wish: Wish) {
+    fn grant(&mut self, wish: RendezvousCommand) {
         let now = Instant::now();
         self.next_look = now;
         if self.is_over() {
             return;
         }
-        if matches!(wish, Wish::Join { .. })
+        if matches!(wish, RendezvousCommand::Join { .. })
             && let Err(trouble) = self.tell()
         {
             // The round before is over for this node all the same.
             self.stumble(trouble);
         }
         match (wish, &mut self.phase) {
-            (Wish::Stopping { why }, _) => {
+            (RendezvousCommand::Stopping { why }, _) => {
                 // Otherwise it is said at the parting.
                 if let Err(trouble) = self.end_with_the_store(&why) {
                     self.stumble(trouble);
                 }
             }
-            (Wish::Join { workers }, phase) => {
+            (RendezvousCommand::Join { workers }, phase) => {
                 let before = match std::mem::replace(phase, Phase::Idle) {
                     Phase::Member(membership) => Some(membership.into_past()),
                     Phase::Joining(joining) => joining.before,
@@ -212,21 +214,21 @@ impl Driver {
                 };
                 self.phase = Phase::Joining(Joining::new(workers, before, now, &self.plan.times));
             }
-            (Wish::Failed(note), Phase::Member(membership)) => membership.fails(note),
-            (Wish::Succeeded, Phase::Member(membership)) => membership.succeeds(),
-            (Wish::Blame, Phase::Member(membership)) => {
+            (RendezvousCommand::Failed(note), Phase::Member(membership)) => membership.fails(note),
+            (RendezvousCommand::Succeeded, Phase::Member(membership)) => membership.succeeds(),
+            (RendezvousCommand::Blame, Phase::Member(membership)) => {
                 membership.asks_for_blame(now);
                 // Who lives shows it after this look.
                 self.next_tick = now;
             }
             // There is no round, so nobody was lost from it.
-            (Wish::Blame, _) => self.outlet.tell(News::Blamed(None)),
-            (Wish::Failed(_) | Wish::Succeeded, _) => {}
+            (RendezvousCommand::Blame, _) => self.outlet.tell(RendezvousEvent::Blamed(None)),
+            (RendezvousCommand::Failed(_) | RendezvousCommand::Succeeded, _) => {}
         }
     }
 
     /// Does what is due; until when nothing else is.
-    fn turn(&mut self) -> Result<Instant, Trouble> {
+    fn turn(&mut self) -> Result<Instant, StoreFailure> {
         let now = Instant::now();
         if self.is_over() {
             return Ok(now + NEVER);
@@ -235,9 +237,9 @@ impl Driver {
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        match self.backend.as_mut().map(Backend::has_rung).transpose()?.flatten() {
-            Some(Awaited::Ring(_)) => self.next_look = self.next_look.min(now),
-            Some(Awaited::Success(round)) => self.all_succeeded(round),
+        match self.backend.as_mut().map(C10dBackend::has_rung).transpose()?.flatten() {
+            Some(StoreChange::Ring(_)) => self.next_look = self.next_look.min(now),
+            Some(StoreChange::Success(round)) => self.all_succeeded(round),
             None => {}
         }
         self.introduce()?;
@@ -270,7 +272,7 @@ impl Driver {
     }
 
     /// Says who we are before anybody can see us in a list, and again when it has changed.
-    fn introduce(&mut self) -> Result<(), Trouble> {
+    fn introduce(&mut self) -> Result<(), StoreFailure> {
         let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
         else {
             return Ok(());
@@ -288,12 +290,12 @@ impl Driver {
     }
 
     /// A sign of life, in the midst of what may take long.
-    pub(super) fn beat_if_due(&mut self) -> Result<(), Trouble> {
+    pub(super) fn beat_if_due(&mut self) -> Result<(), StoreFailure> {
         if Instant::now() >= self.next_tick { self.beat() } else { Ok(()) }
     }
 
     /// One sign of life.
-    pub(super) fn beat(&mut self) -> Result<(), Trouble> {
+    pub(super) fn beat(&mut self) -> Result<(), StoreFailure> {
         let sent = Instant::now();
         (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
@@ -303,7 +305,7 @@ impl Driver {
         Ok(())
     }
 
-    fn look_and_act(&mut self) -> Result<Instant, Trouble> {
+    fn look_and_act(&mut self) -> Result<Instant, StoreFailure> {
         let look = self.look()?;
         let now = Instant::now();
         match &self.phase {
@@ -322,15 +324,15 @@ impl Driver {
     }
 
     /// Looks at the store, and takes note of everybody who is there.
-    pub(super) fn look(&mut self) -> Result<Look, Trouble> {
-        let Some(backend) = &mut self.backend else { return Ok(Look::default()) };
+    pub(super) fn look(&mut self) -> Result<StoreSnapshot, StoreFailure> {
+        let Some(backend) = &mut self.backend else { return Ok(StoreSnapshot::default()) };
         let beats = if self.counts_beats { self.book.rankrun(backend.state()) } else { Vec::new() };
         self.counts_beats = false;
         let (round, done) = match &self.phase {
             Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
-        let look = backend.look(&Wants { round, done, beats: &beats })?;
+        let look = backend.look(&SnapshotQuery { round, done, beats: &beats })?;
         self.heard.now(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
@@ -340,7 +342,7 @@ impl Driver {
     }
 
     /// Takes note of the state as it is known now.
-    pub(super) fn meet(&mut self, mut beats: BTreeMap<Node, i64>) -> Result<(), Trouble> {
+    pub(super) fn meet(&mut self, mut beats: BTreeMap<Node, i64>) -> Result<(), StoreFailure> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let unknown = self.book.unknown(backend.state());
         if !unknown.is_empty() {
@@ -348,7 +350,7 @@ impl Driver {
             for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
                 let introduced = self.book.introduced(node.clone(), &text);
                 if let Some(difference) = self.book.compare_budgets(&node) {
-                    self.outlet.tell(News::Note(difference));
+                    self.outlet.tell(RendezvousEvent::Note(difference));
                 }
                 match introduced {
                     Ok(()) => beats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
@@ -363,30 +365,32 @@ impl Driver {
     }
 
     /// Tells that there is nothing to take part in any more.
-    pub(super) fn over(&mut self, over: Over) {
+    pub(super) fn over(&mut self, over: RendezvousEnd) {
         // Where a node or a rule has ended the job, that is the answer.
         let says_it = match &over {
-            Over::Closed { failure: Some(note) } => note.why_node_ended_job().is_some(),
-            Over::ByRule { .. } => true,
-            Over::Closed { failure: None } | Over::NotNeeded | Over::Failed(_) => false,
+            RendezvousEnd::Closed { failure: Some(note) } => note.why_node_ended_job().is_some(),
+            RendezvousEnd::ByRule { .. } => true,
+            RendezvousEnd::Closed { failure: None } | RendezvousEnd::NotNeeded | RendezvousEnd::Failed(_) => {
+                false
+            }
         };
         if !says_it {
             self.answer_blame(None);
         }
-        let is_closed = matches!(over, Over::Closed { .. } | Over::ByRule { .. });
+        let is_closed = matches!(over, RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. });
         self.standing = if is_closed { Standing::Over } else { Standing::Out };
         self.phase = Phase::Idle;
         self.pulse = None;
-        if !matches!(over, Over::Failed(_)) {
+        if !matches!(over, RendezvousEnd::Failed(_)) {
             // There is no other round.
             self.fencepost.take_down();
         }
-        self.outlet.tell(News::Over(over));
+        self.outlet.tell(RendezvousEvent::Over(over));
     }
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(Backend::bell).filter(|_| !self.is_over());
+        let bell = self.backend.as_ref().and_then(C10dBackend::bell).filter(|_| !self.is_over());
         let gone = self.gone_fd().filter(|_| !self.is_over());
         let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
@@ -404,21 +408,22 @@ impl Driver {
 
 /// The addresses that reach the rendezvous store, if it is ours. Agents of this machine alone: where the job has one node, or the
 /// endpoint and what the user says about this node's address are of the loopback. By one address alone: with `--iface`.
-fn guests(plan: &Plan, may_host: bool) -> Result<Guests, RendezvousError> {
+fn guests(plan: &Plan, may_host: bool) -> Result<AllowedClients, RendezvousError> {
     let iface = plan.network.iface.as_deref();
     let known = if iface.is_some() { interfaces()? } else { Vec::new() };
     let is_confined = is_confined(plan.local_addr.as_deref(), iface, &known)?;
     let stays_here =
         plan.is_alone() || plan.is_on_this_machine() || (is_confined && plan.endpoint.is_loopback());
     if stays_here {
-        return Ok(Guests::ThisMachine);
+        return Ok(AllowedClients::ThisMachine);
     }
     // Where another node hosts, no name is looked up.
-    let Some(name) = iface.filter(|_| may_host) else { return Ok(Guests::Others) };
+    let Some(name) = iface.filter(|_| may_host) else { return Ok(AllowedClients::Others) };
     let meant = host::meant_by(&plan.endpoint);
     // The workers of a static job on this machine look for the store at the endpoint.
     let needs_endpoint = plan.fixed.is_some();
-    Ok(address::listen_at(&known, name, &meant, needs_endpoint).map_or(Guests::Others, Guests::At))
+    Ok(address::listen_at(&known, name, &meant, needs_endpoint)
+        .map_or(AllowedClients::Others, AllowedClients::At))
 }
 
 /// This machine's.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::process::watchdog::Watch;
+use crate::process::watchdog::Watchdog;
 
 /// What follows from the last sign of life that was acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ impl Signs {
 #[derive(Debug, Default)]
 struct Post {
     signs: Signs,
-    watch: Option<Watch>,
+    watch: Option<Watchdog>,
 }
 
 impl Post {
@@ -113,7 +113,7 @@ impl Fencepost {
     }
 
     /// Workers may run, and that one is told until when; or none do.
-    pub(super) fn watched_by(&self, watch: Option<Watch>) {
+    pub(super) fn watched_by(&self, watch: Option<Watchdog>) {
         let mut post = self.post();
         if let Some(before) = std::mem::replace(&mut post.watch, watch) {
             before.expect(None);
@@ -192,7 +192,7 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         let at = |millis| origin + Duration::from_millis(millis);
-        let (post, watch) = (Fencepost::default(), Watch::open(origin).unwrap());
+        let (post, watch) = (Fencepost::default(), Watchdog::open(origin).unwrap());
         post.put_up(at(0), LEASE);
         assert_eq!(watch.kill_by(), None, "nobody runs");
         post.watched_by(Some(watch.clone()));

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use rankrun_contract::env::Master;
 
-use crate::rendezvous::c10d::Trouble;
+use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::exchange::{Aborted, ExchangeError};
-use crate::rendezvous::fixed::{FirstRound, RollCall, Setup, first_round, roll_call, take_back};
+use crate::rendezvous::fixed::{FirstRound, JoinProgress, StaticSetup, first_round, roll_call, take_back};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Awaited, News, NodeName, Over, Round, Waiting};
+use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent, Round, WaitReason, WaitStatus};
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
@@ -39,7 +39,7 @@ impl Driver {
     }
 
     /// Takes part in the first round of a job with given ranks.
-    pub(super) fn begin(&mut self) -> Result<Instant, Trouble> {
+    pub(super) fn begin(&mut self) -> Result<Instant, StoreFailure> {
         let (Phase::Joining(joining), Some(me), Some(fixed), Some(backend)) =
             (&self.phase, &self.me, self.plan.fixed.clone(), &mut self.backend)
         else {
@@ -50,7 +50,7 @@ impl Driver {
         let Some(mut bell) = backend.lend()? else { return Ok(Instant::now()) };
         let master = self.told_master(&fixed);
         let role = self.plan.role.clone();
-        let setup = Setup {
+        let setup = StaticSetup {
             run_id: &fixed.run_id,
             node: &node,
             descriptor: &descriptor,
@@ -76,7 +76,7 @@ impl Driver {
         }
         match result {
             Err(ExchangeError::Store(error)) => return Err(error.into()),
-            Err(ExchangeError::Failed(error)) => self.over(Over::Failed(error)),
+            Err(ExchangeError::Failed(error)) => self.over(RendezvousEnd::Failed(error)),
             Err(ExchangeError::Aborted) => {}
             Ok(first) => self.begun(first)?,
         }
@@ -86,7 +86,7 @@ impl Driver {
         Ok(Instant::now())
     }
 
-    fn begun(&mut self, first: FirstRound) -> Result<(), Trouble> {
+    fn begun(&mut self, first: FirstRound) -> Result<(), StoreFailure> {
         match first {
             FirstRound::Running => {
                 self.begun = Begun::Alone;
@@ -117,11 +117,11 @@ impl Driver {
         self.greeted.used(round.node_rank.0 == 0 && own_port == Some(round.master.port));
         self.phase =
             Phase::Member(Box::new(Membership::new(round.number, nodes, round.nodes.get() as usize)));
-        self.outlet.tell(News::Joined(Box::new(round)));
+        self.outlet.tell(RendezvousEvent::Joined(Box::new(round)));
     }
 
     /// What goes on while it is waited for the others of the first round.
-    fn meanwhile(&mut self) -> Result<(), Option<Trouble>> {
+    fn meanwhile(&mut self) -> Result<(), Option<StoreFailure>> {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
@@ -133,7 +133,7 @@ impl Driver {
 
     /// In a job with given ranks, as the host of the store: whose connections have closed need not keep their ranks from
     /// those who come in their places.
-    pub(super) fn free_ranks(&mut self, departed: &BTreeSet<u32>) -> Result<(), Trouble> {
+    pub(super) fn free_ranks(&mut self, departed: &BTreeSet<u32>) -> Result<(), StoreFailure> {
         let (Some(fixed), Some(store), Some(backend)) = (&self.plan.fixed, &self.store, &mut self.backend)
         else {
             return Ok(());
@@ -145,7 +145,7 @@ impl Driver {
     }
 
     /// Tells people now and then who is missing.
-    fn call_the_roll(&mut self, now: Instant) -> Result<(), Trouble> {
+    fn call_the_roll(&mut self, now: Instant) -> Result<(), StoreFailure> {
         let (Phase::Joining(joining), Some(fixed)) = (&mut self.phase, &self.plan.fixed) else {
             return Ok(());
         };
@@ -154,19 +154,19 @@ impl Driver {
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let own = NodeName::of_node(&me.node, Some(&self.plan.host), Some(fixed.node_rank));
         let (job, us) = ((&fixed.run_id, nodes.max), (fixed.node_rank, &me.node));
-        let RollCall { here, missing, holder } = roll_call(backend.calls(), job, us, own)?;
+        let JoinProgress { here, missing, holder } = roll_call(backend.calls(), job, us, own)?;
         if let Some(holder) = holder {
             let lease = humantime::format_duration(self.plan.times.lease);
-            self.outlet.tell(News::Note(format!(
+            self.outlet.tell(RendezvousEvent::Note(format!(
                 "node rank {} is held by an agent on {holder}: it is taken over unless that one gives a sign of life within {lease}",
                 fixed.node_rank
             )));
             return Ok(());
         }
-        let awaited = if missing.is_empty() { Awaited::Ranks } else { Awaited::Enough };
+        let awaited = if missing.is_empty() { WaitReason::Ranks } else { WaitReason::Enough };
         let missing = missing.into_iter().map(NodeName::of_rank).collect();
-        let waiting = Waiting { here, missing, min: nodes.min, max: nodes.max, left, awaited };
-        self.outlet.tell(News::Waiting(waiting));
+        let waiting = WaitStatus { here, missing, min: nodes.min, max: nodes.max, left, awaited };
+        self.outlet.tell(RendezvousEvent::Waiting(waiting));
         Ok(())
     }
 }

@@ -10,17 +10,17 @@ use std::time::Instant;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::{News, Over, Parting, Wish};
+use crate::rendezvous::{RendezvousCommand, RendezvousEnd, RendezvousEvent, ShutdownKind};
 
 /// What the thread is told.
 #[derive(Debug)]
 pub(super) enum Command {
     /// What the agent wants.
-    Wish(Wish),
+    Wish(RendezvousCommand),
     /// To go.
     End {
         /// How.
-        parting: Parting,
+        parting: ShutdownKind,
         /// Nobody waits for the thread any longer.
         until: Instant,
     },
@@ -85,7 +85,7 @@ impl<T> Counted<T> {
 #[derive(Debug)]
 pub(super) struct Mailbox {
     commands: Counting<Command>,
-    news: Counted<News>,
+    news: Counted<RendezvousEvent>,
     /// The agent knows that the thread is gone.
     is_gone: Cell<bool>,
 }
@@ -95,14 +95,14 @@ impl Mailbox {
         self.commands.send(command);
     }
 
-    pub(super) fn receive(&self) -> Option<News> {
+    pub(super) fn receive(&self) -> Option<RendezvousEvent> {
         match self.news.next() {
             Next::Item(news) => Some(news),
             Next::Nothing => None,
             // Only after a fault of ours; the agent must not wait for ever.
             Next::Never => (!self.is_gone.replace(true)).then(|| {
                 let source = io::Error::other("its thread has ended");
-                News::Over(Over::Failed(RendezvousError::System {
+                RendezvousEvent::Over(RendezvousEnd::Failed(RendezvousError::System {
                     what: "go on with the rendezvous",
                     source,
                 }))
@@ -129,7 +129,7 @@ impl Drop for Mailbox {
 #[derive(Debug)]
 pub(super) struct Outlet {
     commands: Counted<Command>,
-    news: Counting<News>,
+    news: Counting<RendezvousEvent>,
 }
 
 impl Outlet {
@@ -137,7 +137,7 @@ impl Outlet {
         self.commands.next()
     }
 
-    pub(super) fn tell(&self, news: News) {
+    pub(super) fn tell(&self, news: RendezvousEvent) {
         self.news.send(news);
     }
 }
@@ -172,16 +172,16 @@ mod tests {
     #[test]
     fn whoever_waits_learns_that_the_other_end_is_gone() {
         let (mailbox, outlet) = channels().unwrap();
-        outlet.tell(News::AllSucceeded);
+        outlet.tell(RendezvousEvent::AllSucceeded);
         drop(outlet);
-        assert!(matches!(mailbox.receive(), Some(News::AllSucceeded)));
-        assert!(matches!(mailbox.receive(), Some(News::Over(Over::Failed(_)))));
+        assert!(matches!(mailbox.receive(), Some(RendezvousEvent::AllSucceeded)));
+        assert!(matches!(mailbox.receive(), Some(RendezvousEvent::Over(RendezvousEnd::Failed(_)))));
         assert!(mailbox.receive().is_none());
 
         let (mailbox, outlet) = channels().unwrap();
-        mailbox.send(Command::Wish(Wish::Succeeded));
+        mailbox.send(Command::Wish(RendezvousCommand::Succeeded));
         drop(mailbox);
-        assert!(matches!(outlet.next(), Next::Item(Command::Wish(Wish::Succeeded))));
+        assert!(matches!(outlet.next(), Next::Item(Command::Wish(RendezvousCommand::Succeeded))));
         assert!(matches!(outlet.next(), Next::Never));
     }
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{LocalWorldSize, NodeRank};
 
-use crate::rendezvous::c10d::{Backend, Look, Trouble, Wants};
+use crate::rendezvous::c10d::{C10dBackend, SnapshotQuery, StoreFailure, StoreSnapshot};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
-use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::round::{Goal, Step, has_time, next};
-use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{News, Over};
+use crate::rendezvous::host::StoreEndpoint;
+use crate::rendezvous::round::{RoundGoal, RoundStep, has_time, next};
+use crate::rendezvous::state::{Node, RendezvousState};
+use crate::rendezvous::{RendezvousEnd, RendezvousEvent};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::client::Client;
 
@@ -39,7 +39,7 @@ pub(super) struct Joining {
     since: Instant,
     next_line: Instant,
     /// The state as it was a little before the deadline.
-    in_time: Option<Box<State>>,
+    in_time: Option<Box<RendezvousState>>,
 }
 
 impl Joining {
@@ -65,7 +65,7 @@ impl Joining {
 
 impl Driver {
     /// Goes on with joining; until when there is nothing else to do.
-    pub(super) fn join(&mut self) -> Result<Instant, Trouble> {
+    pub(super) fn join(&mut self) -> Result<Instant, StoreFailure> {
         let mut turn = None;
         loop {
             let now = Instant::now();
@@ -84,40 +84,40 @@ impl Driver {
             self.memory.saw(backend.state());
             let view = self.book.view(backend.state());
             let before = joining.before.as_ref().map(|past| past.number);
-            let goal = Goal::Join { deadline: joining.deadline, before };
+            let goal = RoundGoal::Join { deadline: joining.deadline, before };
             let step = next(&view, me, goal, now, wall());
-            if !matches!(step, Step::Write { .. }) {
+            if !matches!(step, RoundStep::Write { .. }) {
                 self.pass_turn(turn.take())?;
             }
             match step {
-                Step::Write { state, rings } => {
+                RoundStep::Write { state, rings } => {
                     let won = self.try_to_write(&state, rings)?;
                     self.pass_turn(turn.take())?;
                     turn = if won { None } else { self.take_turn()? };
                 }
-                Step::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
-                Step::Joined => {
+                RoundStep::Wait { until } => return Ok(until.min(self.say_who_is_missing(now))),
+                RoundStep::Joined => {
                     if let Some(until) = self.fencepost.doubted_until(now) {
                         return Ok(until);
                     }
                     return self.take_seats();
                 }
-                Step::TimedOut => self.too_few(now),
-                Step::Closed => self.closed(false)?,
-                Step::NotNeeded => self.closed(true)?,
-                Step::Taken { by } => self.taken(&by),
+                RoundStep::TimedOut => self.too_few(now),
+                RoundStep::Closed => self.closed(false)?,
+                RoundStep::NotNeeded => self.closed(true)?,
+                RoundStep::Taken { by } => self.taken(&by),
                 // Answers to other goals.
-                Step::Changed(_) | Step::Done => return Ok(now + self.plan.tick()),
+                RoundStep::Changed(_) | RoundStep::Done => return Ok(now + self.plan.tick()),
             }
         }
     }
 
     /// Writes the state, or finds another; afterwards the one that is known is the one that is there.
-    pub(super) fn write(&mut self, state: &State, rings: bool) -> Result<(), Trouble> {
+    pub(super) fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<(), StoreFailure> {
         self.try_to_write(state, rings).map(drop)
     }
 
-    fn try_to_write(&mut self, state: &State, rings: bool) -> Result<bool, Trouble> {
+    fn try_to_write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         // At once: a round trip between the look and the write is a chance for another node to write first.
@@ -157,7 +157,7 @@ impl Driver {
         if let Some(left) = joining.line_is_due(now) {
             let waiting =
                 watch::waiting((backend.state(), now), me, &self.book, joining.before.as_ref(), left);
-            self.outlet.tell(News::Waiting(waiting));
+            self.outlet.tell(RendezvousEvent::Waiting(waiting));
         }
         joining.next_line
     }
@@ -168,12 +168,12 @@ impl Driver {
             return;
         };
         // As it was in time: whoever else gives up has taken itself out of it.
-        let too_few = |state: &&State| state.participants.len() < me.nodes.min.get() as usize;
+        let too_few = |state: &&RendezvousState| state.participants.len() < me.nodes.min.get() as usize;
         let state = joining.in_time.as_deref().filter(too_few).unwrap_or(backend.state());
         let waiting = watch::waiting((state, now), me, &self.book, joining.before.as_ref(), Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(waiting.here.len()).unwrap_or(u32::MAX);
-        self.over(Over::Failed(RendezvousError::TooFew {
+        self.over(RendezvousEnd::Failed(RendezvousError::TooFew {
             here,
             needed: waiting.min.get(),
             waited: Duration::from_secs(waited),
@@ -185,11 +185,11 @@ impl Driver {
         let theirs = Box::new(self.book.name(by).without_rank());
         let ours = Box::new(self.own_name().without_rank());
         let node_rank = self.plan.node_rank.unwrap_or_default();
-        self.over(Over::Failed(RendezvousError::SameNodeRank { node_rank, ours, theirs }));
+        self.over(RendezvousEnd::Failed(RendezvousError::SameNodeRank { node_rank, ours, theirs }));
     }
 
     /// There are no more rounds: why, as far as it was told.
-    fn closed(&mut self, was_spare: bool) -> Result<(), Trouble> {
+    fn closed(&mut self, was_spare: bool) -> Result<(), StoreFailure> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let last = match &self.phase {
             Phase::Joining(joining) => joining.before.as_ref(),
@@ -198,23 +198,24 @@ impl Driver {
         let last_number = last.map_or(backend.state().round, |past| past.number);
         let round = if was_spare { backend.state().round } else { last_number };
         let nodes = last.filter(|_| !was_spare).map_or([].as_slice(), |past| past.nodes.as_slice());
-        let look: Look = backend.look(&Wants { round: Some(round), done: nodes, ..Wants::default() })?;
+        let look: StoreSnapshot =
+            backend.look(&SnapshotQuery { round: Some(round), done: nodes, ..SnapshotQuery::default() })?;
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
         // A member that was taken for lost has come back and said that its workers have succeeded too.
         let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
         let (told, rule) = look.end.map_or((None, None), |end| (end.failure, end.rule));
         let failure = told.or(look.failure);
         let over = match rule {
-            _ if succeeded && (was_spare || was_done) => Over::NotNeeded,
-            Some(rule) => Over::ByRule { rule, failure },
-            None => Over::Closed { failure },
+            _ if succeeded && (was_spare || was_done) => RendezvousEnd::NotNeeded,
+            Some(rule) => RendezvousEnd::ByRule { rule, failure },
+            None => RendezvousEnd::Closed { failure },
         };
         self.over(over);
         Ok(())
     }
 
     /// The round is complete: tells the other members what they want to know, and learns what we do.
-    fn take_seats(&mut self) -> Result<Instant, Trouble> {
+    fn take_seats(&mut self) -> Result<Instant, StoreFailure> {
         let (Phase::Joining(joining), Some(me), Some(backend)) = (&self.phase, &self.me, &mut self.backend)
         else {
             return Ok(Instant::now());
@@ -227,7 +228,7 @@ impl Driver {
         let members: Vec<_> =
             nodes.iter().map(|node| (node.clone(), self.book.agents.get(node).cloned())).collect();
         let node_rank = nodes.iter().position(|member| *member == node).unwrap_or_default();
-        let resolve = |host: &str, port: u16| Endpoint { host: host.to_owned(), port }.resolve(RESOLVE);
+        let resolve = |host: &str, port: u16| StoreEndpoint { host: host.to_owned(), port }.resolve(RESOLVE);
         let (keys, role) = (self.plan.keys.clone(), self.plan.role.clone());
         let meeting = match &self.plan.fixed {
             Some(fixed) => Meeting::Told(self.told_master(fixed)),
@@ -270,7 +271,7 @@ impl Driver {
                 self.missed(number, nodes);
             }
             Err(ExchangeError::Store(error)) => return Err(error.into()),
-            Err(ExchangeError::Failed(error)) => self.over(Over::Failed(error)),
+            Err(ExchangeError::Failed(error)) => self.over(RendezvousEnd::Failed(error)),
         }
         Ok(Instant::now())
     }
@@ -289,7 +290,7 @@ impl Driver {
     }
 
     /// What goes on while the ranks are exchanged. Breaks where the round cannot come about, with the trouble if it is one.
-    fn between(&mut self, number: u64, nodes: &[Node]) -> Result<(), Option<Trouble>> {
+    fn between(&mut self, number: u64, nodes: &[Node]) -> Result<(), Option<StoreFailure>> {
         if self.obey().is_break() || self.ending.is_some() {
             return Err(None);
         }
@@ -300,16 +301,16 @@ impl Driver {
         self.say_who_is_missing(now);
         let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Err(None) };
         let view = self.book.view(backend.state());
-        if let Step::Write { state, rings } = next(&view, me, Goal::Hold, now, wall()) {
+        if let RoundStep::Write { state, rings } = next(&view, me, RoundGoal::Hold, now, wall()) {
             self.write(&state, rings).map_err(Some)?;
         }
-        let stands = |state: &State| {
+        let stands = |state: &RendezvousState| {
             state.round == number
                 && state.complete
                 && !state.closed
                 && nodes.iter().all(|node| state.participants.contains(node))
         };
-        let state = self.backend.as_ref().map(Backend::state);
+        let state = self.backend.as_ref().map(C10dBackend::state);
         if state.is_some_and(stands) { Ok(()) } else { Err(None) }
     }
 }

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use rankrun_contract::rank::NodeRank;
 
-use crate::rendezvous::c10d::{FirstBy, Look, Trouble};
+use crate::rendezvous::c10d::{FailureAuthor, StoreFailure, StoreSnapshot};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::why_left;
-use crate::rendezvous::round::{Goal, Step, Upheaval, next};
+use crate::rendezvous::round::{RoundEnd, RoundGoal, RoundStep, next};
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{Change, FailureNote, News, NodeName, Over};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd, RendezvousEvent};
 
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
@@ -132,7 +132,7 @@ impl Membership {
 
 impl Driver {
     /// Tells what is to be told, and looks whether the round goes on; until when nothing is to be done.
-    pub(super) fn watch(&mut self, look: &Look) -> Result<Instant, Trouble> {
+    pub(super) fn watch(&mut self, look: &StoreSnapshot) -> Result<Instant, StoreFailure> {
         let tells = matches!(&self.phase, Phase::Member(membership) if membership.has_to_tell());
         let others_have_told = self.others_have_told(&look.done);
         self.tell()?;
@@ -164,11 +164,11 @@ impl Driver {
                 return Ok(Instant::now() + self.plan.tick());
             }
             Verdict::Closed(failure) => {
-                self.over(Over::Closed { failure });
+                self.over(RendezvousEnd::Closed { failure });
                 return Ok(Instant::now());
             }
             Verdict::ByRule(rule, failure) => {
-                self.over(Over::ByRule { rule, failure });
+                self.over(RendezvousEnd::ByRule { rule, failure });
                 return Ok(Instant::now());
             }
         }
@@ -190,7 +190,7 @@ impl Driver {
     }
 
     /// Beside torchrun's agents with given ranks nobody says that it has failed, or lives.
-    fn wait_for_strangers(&mut self, look: &Look) -> Instant {
+    fn wait_for_strangers(&mut self, look: &StoreSnapshot) -> Instant {
         let now = Instant::now();
         if let Phase::Member(membership) = &self.phase
             && let Some(told) = membership.succeeded
@@ -199,13 +199,13 @@ impl Driver {
             let nodes = membership.size;
             let left = nodes.saturating_sub(look.successes).max(1);
             let waited = self.plan.exit_barrier;
-            self.over(Over::Failed(RendezvousError::NotFinished { left, nodes, waited }));
+            self.over(RendezvousEnd::Failed(RendezvousError::NotFinished { left, nodes, waited }));
         }
         now + self.plan.tick()
     }
 
     /// Tells the others what has happened here. What could not be told is told over the next connection.
-    pub(super) fn tell(&mut self) -> Result<(), Trouble> {
+    pub(super) fn tell(&mut self) -> Result<(), StoreFailure> {
         let beside_torch = self.is_beside_torch();
         let (Phase::Member(membership), Some(me), Some(backend)) =
             (&mut self.phase, &self.me, &mut self.backend)
@@ -218,10 +218,10 @@ impl Driver {
         }
         if let Some(note) = &membership.untold {
             let (first, by) = backend.tell_failure(membership.number, note, membership.told.as_deref())?;
-            membership.told = membership.untold.take().filter(|_| by == FirstBy::Us);
+            membership.told = membership.untold.take().filter(|_| by == FailureAuthor::Us);
             membership.failure = Some(first.clone());
-            if by == FirstBy::Another {
-                self.outlet.tell(News::Changed(Change::PeerFailed(first)));
+            if by == FailureAuthor::Another {
+                self.outlet.tell(RendezvousEvent::Changed(MembershipChange::PeerFailed(first)));
             }
         }
         if membership.untold_success {
@@ -254,7 +254,7 @@ impl Driver {
             && membership.number == round
         {
             membership.stage = Stage::Over;
-            self.outlet.tell(News::AllSucceeded);
+            self.outlet.tell(RendezvousEvent::AllSucceeded);
         }
     }
 
@@ -264,7 +264,7 @@ impl Driver {
         (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
         if membership.stop() || was_consequence || note.is_of_lost_node() {
-            self.outlet.tell(News::Changed(Change::PeerFailed(note)));
+            self.outlet.tell(RendezvousEvent::Changed(MembershipChange::PeerFailed(note)));
         }
         if was_consequence {
             self.answer_blame(None);
@@ -272,7 +272,7 @@ impl Driver {
     }
 
     /// Keeps our place in the round, and takes the dead out of it.
-    fn keep(&mut self, look: &Look) -> Result<Instant, Trouble> {
+    fn keep(&mut self, look: &StoreSnapshot) -> Result<Instant, StoreFailure> {
         loop {
             let now = Instant::now();
             let (Phase::Member(membership), Some(me), Some(backend)) = (&self.phase, &self.me, &self.backend)
@@ -284,22 +284,22 @@ impl Driver {
             let members: Vec<Node> = membership.nodes.iter().filter(waited_for).cloned().collect();
             let goal = match membership.stage {
                 Stage::Running | Stage::Succeeded => {
-                    Goal::Stay { round: membership.number, members: &members }
+                    RoundGoal::Stay { round: membership.number, members: &members }
                 }
-                Stage::Stopping | Stage::Over => Goal::Hold,
+                Stage::Stopping | Stage::Over => RoundGoal::Hold,
             };
             let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
-                Step::Write { state, rings } => self.write(&state, rings)?,
-                Step::Wait { until } => return Ok(until),
-                Step::Changed(upheaval) => self.upset(&upheaval)?,
+                RoundStep::Write { state, rings } => self.write(&state, rings)?,
+                RoundStep::Wait { until } => return Ok(until),
+                RoundStep::Changed(upheaval) => self.upset(&upheaval)?,
                 // Answers to other goals.
-                Step::Joined
-                | Step::TimedOut
-                | Step::Closed
-                | Step::NotNeeded
-                | Step::Done
-                | Step::Taken { .. } => {
+                RoundStep::Joined
+                | RoundStep::TimedOut
+                | RoundStep::Closed
+                | RoundStep::NotNeeded
+                | RoundStep::Done
+                | RoundStep::Taken { .. } => {
                     return Ok(now + self.plan.tick());
                 }
             }
@@ -307,35 +307,35 @@ impl Driver {
     }
 
     /// The round is over: tells the agent why.
-    fn upset(&mut self, upheaval: &Upheaval) -> Result<(), Trouble> {
+    fn upset(&mut self, upheaval: &RoundEnd) -> Result<(), StoreFailure> {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(());
         };
         let change = match upheaval {
-            Upheaval::Removed => Change::Removed,
-            Upheaval::Gone(node) => {
+            RoundEnd::Removed => MembershipChange::Removed,
+            RoundEnd::Gone(node) => {
                 let name = self.book.name(node);
                 let why = why_left(&backend.why_left(node)?);
                 let rank = membership.nodes.iter().position(|member| member == node).unwrap_or_default();
                 membership.lost = Some((rank, name.clone()));
                 if why.is_empty() {
-                    Change::PeerLost { node: name }
+                    MembershipChange::PeerLost { node: name }
                 } else {
-                    Change::PeerLeft { node: name, why }
+                    MembershipChange::PeerLeft { node: name, why }
                 }
             }
-            Upheaval::Rejoins(node) => match backend.failure(membership.number)? {
-                Some(note) => Change::PeerFailed(note),
+            RoundEnd::Rejoins(node) => match backend.failure(membership.number)? {
+                Some(note) => MembershipChange::PeerFailed(note),
                 // It makes way for somebody who was not in the round, where there is one.
                 None => {
                     let is_new = |other: &&Node| !membership.nodes.contains(other);
                     let newcomer = backend.state().wait_list.iter().find(is_new);
-                    Change::NodeWaits { node: self.book.name(newcomer.unwrap_or(node)) }
+                    MembershipChange::NodeWaits { node: self.book.name(newcomer.unwrap_or(node)) }
                 }
             },
-            Upheaval::Waits(node) => Change::NodeWaits { node: self.book.name(node) },
+            RoundEnd::Waits(node) => MembershipChange::NodeWaits { node: self.book.name(node) },
         };
-        if let Change::PeerFailed(note) = &change {
+        if let MembershipChange::PeerFailed(note) = &change {
             membership.failure = Some(note.clone());
         }
         membership.stop();
@@ -343,7 +343,7 @@ impl Driver {
         // Whoever asks for whom to blame learns it in one answer.
         let is_answer = membership.blame.is_some() && lost.is_some();
         if !is_answer {
-            self.outlet.tell(News::Changed(change));
+            self.outlet.tell(RendezvousEvent::Changed(change));
         }
         self.answer_blame(lost);
         Ok(())
@@ -355,7 +355,7 @@ impl Driver {
         until: Instant,
         done: &[Node],
         others_have_told: bool,
-    ) -> Result<Instant, Trouble> {
+    ) -> Result<Instant, StoreFailure> {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(until);
         };
@@ -402,7 +402,7 @@ impl Driver {
         if let Phase::Member(membership) = &mut self.phase
             && membership.blame.take().is_some()
         {
-            self.outlet.tell(News::Blamed(lost));
+            self.outlet.tell(RendezvousEvent::Blamed(lost));
         }
     }
 }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use crate::rendezvous::c10d::Trouble;
+use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::note::ClosingNote;
-use crate::rendezvous::round::{Goal, Me, Step, next};
-use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{FailureNote, NodeName, Parting};
+use crate::rendezvous::round::{LocalNode, RoundGoal, RoundStep, next};
+use crate::rendezvous::state::{Node, RendezvousState};
+use crate::rendezvous::{FailureNote, NodeName, ShutdownKind};
 
 use super::driver::{Driver, Phase, Standing, wall};
 
@@ -23,11 +23,11 @@ const LOOK: Duration = Duration::from_millis(10);
 
 impl Driver {
     /// Goes. All is over by `until`.
-    pub(super) fn part(mut self, parting: Parting, until: Instant) {
+    pub(super) fn part(mut self, parting: ShutdownKind, until: Instant) {
         let linger = match &parting {
-            Parting::Close { succeeded: true, .. } => AFTER_SUCCESS,
-            Parting::Close { .. } => AFTER_FAILURE,
-            Parting::Leave { .. } => AFTER_LEAVING,
+            ShutdownKind::Close { succeeded: true, .. } => AFTER_SUCCESS,
+            ShutdownKind::Close { .. } => AFTER_FAILURE,
+            ShutdownKind::Leave { .. } => AFTER_LEAVING,
         };
         let deadline = until.min(Instant::now() + self.plan.times.close);
         let is_told = loop {
@@ -41,7 +41,7 @@ impl Driver {
             }
             let Err(trouble) = self.say_farewell(&parting, deadline) else { break true };
             tracing::debug!(%trouble, "the rendezvous store was not told how this node goes");
-            let is_worth_another = matches!(trouble, Trouble::Store(_)) && !self.is_over();
+            let is_worth_another = matches!(trouble, StoreFailure::Store(_)) && !self.is_over();
             if !is_worth_another || Instant::now() >= deadline {
                 break false;
             }
@@ -59,7 +59,7 @@ impl Driver {
 
     /// As the host of the store, without which nobody goes on: tells the others why the job ends, also where it is for an
     /// error of this node alone. To be said once, and long enough before the store is gone.
-    pub(super) fn end_with_the_store(&mut self, why: &str) -> Result<(), Trouble> {
+    pub(super) fn end_with_the_store(&mut self, why: &str) -> Result<(), StoreFailure> {
         if self.store.is_none() || self.standing == Standing::Over {
             return Ok(());
         }
@@ -73,7 +73,7 @@ impl Driver {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let failure = Some(FailureNote::of_leaving_host(rank, node, why.to_owned()));
         backend.tell_end(&ClosingNote { succeeded: false, failure, rule: None })?;
-        self.write_until_done(Goal::Close, Instant::now() + self.plan.times.close)?;
+        self.write_until_done(RoundGoal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
         (self.standing, self.phase) = (Standing::Over, Phase::Idle);
         self.fencepost.take_down();
@@ -89,12 +89,12 @@ impl Driver {
 
     /// What messages call this node.
     pub(super) fn own_name(&self) -> NodeName {
-        let of_me = |me: &Me| NodeName::of_node(&me.node, Some(&self.plan.host), self.plan.node_rank);
+        let of_me = |me: &LocalNode| NodeName::of_node(&me.node, Some(&self.plan.host), self.plan.node_rank);
         self.me.as_ref().map_or_else(|| NodeName::of_host(self.plan.host.clone()), of_me)
     }
 
-    fn say_farewell(&mut self, parting: &Parting, deadline: Instant) -> Result<(), Trouble> {
-        if let Parting::Leave { why } = parting {
+    fn say_farewell(&mut self, parting: &ShutdownKind, deadline: Instant) -> Result<(), StoreFailure> {
+        if let ShutdownKind::Leave { why } = parting {
             self.end_with_the_store(why)?;
         }
         if !self.is_over() {
@@ -107,32 +107,32 @@ impl Driver {
         };
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let goal = match parting {
-            Parting::Close { succeeded, failure, rule }
+            ShutdownKind::Close { succeeded, failure, rule }
                 if self.standing != Standing::Out && may_close(backend.state(), &me.node, &self.phase) =>
             {
                 let has_cause = !*succeeded || rule.is_some();
                 let failure = first.or_else(|| failure.clone()).filter(|_| has_cause);
                 let rule = rule.clone();
                 backend.tell_end(&ClosingNote { succeeded: *succeeded, failure, rule })?;
-                Goal::Close
+                RoundGoal::Close
             }
             // What has failed for this node alone goes on for the others.
-            Parting::Close { .. } => Goal::Leave,
-            Parting::Leave { why } => {
+            ShutdownKind::Close { .. } => RoundGoal::Leave,
+            ShutdownKind::Leave { why } => {
                 backend.tell_left(&me.node, why)?;
-                Goal::Leave
+                RoundGoal::Leave
             }
         };
         self.write_until_done(goal, deadline)
     }
 
-    fn write_until_done(&mut self, goal: Goal<'_>, deadline: Instant) -> Result<(), Trouble> {
+    fn write_until_done(&mut self, goal: RoundGoal<'_>, deadline: Instant) -> Result<(), StoreFailure> {
         loop {
             let now = Instant::now();
             let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Ok(()) };
             let view = self.book.view(backend.state());
             match next(&view, me, goal, now, wall()) {
-                Step::Write { state, rings } if now < deadline => self.write(&state, rings)?,
+                RoundStep::Write { state, rings } if now < deadline => self.write(&state, rings)?,
                 _ => return Ok(()),
             }
         }
@@ -152,7 +152,7 @@ impl Driver {
 }
 
 /// Whether the job is this node's to end: not where others have taken it for dead and run on without it.
-fn may_close(state: &State, node: &Node, phase: &Phase) -> bool {
+fn may_close(state: &RendezvousState, node: &Node, phase: &Phase) -> bool {
     let Phase::Member(membership) = phase else { return true };
     !state.complete || state.round <= membership.number || state.participants.contains(node)
 }

@@ -7,9 +7,9 @@ use rankrun_contract::rank::{LocalWorldSize, NodeRank, RestartCount, RunId};
 
 use crate::facts::short_hostname;
 use crate::rendezvous::address::loopback;
-use crate::rendezvous::descriptor::{Descriptor, PROTOCOL};
-use crate::rendezvous::host::Endpoint;
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
+use crate::rendezvous::host::StoreEndpoint;
+use crate::rendezvous::keys::RendezvousKeys;
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 
@@ -27,10 +27,10 @@ const EXIT_BARRIER: Duration = Duration::from_secs(300);
 /// What does not change.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: StoreEndpoint,
     /// What names its host, as messages show it.
     pub(super) named_by: Option<String>,
-    pub(super) keys: Keys,
+    pub(super) keys: RendezvousKeys,
     pub(super) nodes: NodeRange,
     pub(super) node_rank: Option<NodeRank>,
     pub(super) times: RoundTimes,
@@ -63,12 +63,12 @@ impl Plan {
     /// What was asked for, and whether this node was told to host.
     pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
         let Setup { spec, network, role, workers: _, entrypoint, version, max_restarts } = setup;
-        let standalone = || Endpoint { host: "localhost".to_owned(), port: 0 };
+        let standalone = || StoreEndpoint { host: "localhost".to_owned(), port: 0 };
         let nonce = u32::try_from(random() & 0xffff_ffff).unwrap_or(0);
         let mut plan = Self {
             endpoint: standalone(),
             named_by: None,
-            keys: Keys::dynamic(spec.run_id()),
+            keys: RendezvousKeys::dynamic(spec.run_id()),
             nodes: NodeRange::ONE,
             node_rank: None,
             times: RoundTimes::default(),
@@ -97,14 +97,14 @@ impl Plan {
                 node_rank,
                 times,
             } => {
-                (plan.endpoint, plan.named_by) = (Endpoint { host, port }, named_by);
+                (plan.endpoint, plan.named_by) = (StoreEndpoint { host, port }, named_by);
                 (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
                 (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
                 is_host
             }
             RendezvousSpec::Static { run_id, addr, port, named_by, local_addr, nodes, node_rank, times } => {
-                (plan.endpoint, plan.named_by) = (Endpoint { host: addr.clone(), port }, named_by);
-                plan.keys = Keys::fixed(&run_id);
+                (plan.endpoint, plan.named_by) = (StoreEndpoint { host: addr.clone(), port }, named_by);
+                plan.keys = RendezvousKeys::fixed(&run_id);
                 (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
                 (plan.local_addr, plan.times) = (local_addr, times);
                 let master = Master { addr, port, agent_store: true };
@@ -139,8 +139,8 @@ impl Plan {
     }
 
     /// What this agent says of itself.
-    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> Descriptor {
-        Descriptor {
+    pub(super) fn descriptor(&self, workers: LocalWorldSize) -> AgentDescriptor {
+        AgentDescriptor {
             protocol: PROTOCOL,
             version: self.version.clone(),
             host: self.host.clone(),

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::c10d::known_identity;
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::keys::RendezvousKeys;
 use crate::rendezvous::state::Node;
 use crate::store::client::{Client, ClientError, ClientSettings};
 
@@ -29,7 +29,7 @@ pub(super) struct Heart {
     /// Where the store is.
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) settings: ClientSettings,
-    pub(super) keys: Keys,
+    pub(super) keys: RendezvousKeys,
     /// The store that was joined: another one knows nobody.
     pub(super) identity: String,
     /// Who lives.

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::Over;
+use crate::rendezvous::RendezvousEnd;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::text::harmless_bytes;
 use crate::store::client::{Client, ClientError, Unanswered};
@@ -88,7 +88,7 @@ impl Driver {
             Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
             _ => {
                 let error = self.refusal();
-                self.over(Over::Failed(error));
+                self.over(RendezvousEnd::Failed(error));
             }
         }
     }

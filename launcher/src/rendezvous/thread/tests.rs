@@ -7,7 +7,7 @@ use rankrun_contract::rank::{NodeCount, NodeRank, Rank, RunId, WorldSize};
 
 use super::*;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::{Awaited, Change, FailureNote, Over};
+use crate::rendezvous::{FailureNote, MembershipChange, RendezvousEnd, WaitReason};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
@@ -79,7 +79,7 @@ fn success_of_all_is_success() {
     agents[0].succeed();
     agents[1].succeed();
     for agent in &agents {
-        assert!(matches!(agent.news(), News::AllSucceeded));
+        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
     }
     for agent in agents {
         agent.close(true, None);
@@ -94,10 +94,10 @@ fn round_with_all_succeeded_is_success_for_restarting_agents() {
     agents[0].succeed();
     agents[0].join();
     agents[1].succeed();
-    assert!(matches!(agents[1].news(), News::AllSucceeded));
+    assert!(matches!(agents[1].news(), RendezvousEvent::AllSucceeded));
     let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
     ends.close(true, None);
-    assert!(matches!(repeats.over(), Over::NotNeeded));
+    assert!(matches!(repeats.over(), RendezvousEnd::NotNeeded));
 }
 
 /// What others read of a note is made fit for a terminal; whose it is is told by what was written.
@@ -107,9 +107,9 @@ fn whoever_tells_a_failure_first_knows_that_it_is_its_own() {
     let agents = Job::at(&store, 2, 2).round(2);
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
     agents[1].fail(&FailureNote { message: Some(message), ..note(1) });
-    assert!(matches!(agents[0].changed(), Change::PeerFailed(told) if told.rank == Rank(1)));
-    agents[1].rendezvous.wish(Wish::Blame);
-    assert!(matches!(agents[1].news(), News::Blamed(None)));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerFailed(told) if told.rank == Rank(1)));
+    agents[1].rendezvous.wish(RendezvousCommand::Blame);
+    assert!(matches!(agents[1].news(), RendezvousEvent::Blamed(None)));
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_failure_is_told_to_all_and_the_next_round_begins() {
     let agents = Job::at(&store, 3, 3).round(3);
     agents[1].fail(&note(1));
     for agent in [&agents[0], &agents[2]] {
-        assert_eq!(agent.changed(), Change::PeerFailed(note(1)));
+        assert_eq!(agent.changed(), MembershipChange::PeerFailed(note(1)));
     }
     agents.iter().for_each(Agent::join);
     for agent in &agents {
@@ -131,14 +131,17 @@ fn two_failures_have_one_first_cause() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));
-    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)));
+    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)));
     agents[1].fail(&note(1));
-    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)), "the first one stands");
+    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)), "the first one stands");
     for agent in agents {
         agent.close(false, Some(note(1)));
     }
     let closed = Job::at(&store, 2, 2).agent().over();
-    assert!(matches!(&closed, Over::Closed { failure: Some(first) } if *first == note(0)), "{closed:?}");
+    assert!(
+        matches!(&closed, RendezvousEnd::Closed { failure: Some(first) } if *first == note(0)),
+        "{closed:?}"
+    );
 }
 
 #[test]
@@ -151,10 +154,13 @@ fn a_final_failure_ends_everybody_in_every_phase() {
     agents.remove(0).close(false, Some(note(1)));
     for agent in [&running, &spare] {
         let over = agent.over();
-        assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+        assert!(
+            matches!(&over, RendezvousEnd::Closed { failure: Some(first) } if *first == note(1)),
+            "{over:?}"
+        );
     }
     let late = job.agent();
-    assert!(matches!(late.over(), Over::Closed { failure: Some(_) }));
+    assert!(matches!(late.over(), RendezvousEnd::Closed { failure: Some(_) }));
 }
 
 #[test]
@@ -176,10 +182,13 @@ fn below_the_smallest_number_it_is_waited_and_said_who_is_missing() {
     job.times.join = Duration::from_secs(4);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), Change::PeerLost { .. } | Change::NodeWaits { .. }));
+    assert!(matches!(
+        agents[0].changed(),
+        MembershipChange::PeerLost { .. } | MembershipChange::NodeWaits { .. }
+    ));
     agents[0].join();
     let waiting = agents[0].waiting();
-    assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.awaited), (1, 1, Awaited::Enough));
+    assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.awaited), (1, 1, WaitReason::Enough));
     let error = agents[0].failed();
     assert!(matches!(&error, RendezvousError::TooFew { here: 1, needed: 2, .. }), "{error}");
 }
@@ -191,7 +200,7 @@ fn in_the_last_call_it_is_said_until_when_it_lasts() {
     let mut job = Job::at(&store, 1, 2);
     job.times.last_call = Duration::from_secs(100);
     let waiting = job.agent().waiting();
-    let Awaited::More { starts_in } = waiting.awaited else { panic!("{waiting:?}") };
+    let WaitReason::More { starts_in } = waiting.awaited else { panic!("{waiting:?}") };
     assert!(starts_in <= job.times.last_call && !starts_in.is_zero(), "{waiting:?}");
     assert_eq!((waiting.here.len(), waiting.missing.len()), (1, 0));
 }
@@ -202,7 +211,7 @@ fn a_second_node_is_let_in() {
     let job = Job::at(&store, 1, 2);
     let first = job.round(1).remove(0);
     let second = job.agent();
-    assert!(matches!(first.changed(), Change::NodeWaits { .. }));
+    assert!(matches!(first.changed(), MembershipChange::NodeWaits { .. }));
     first.join();
     let (one, two) = (first.joined(), second.joined());
     assert_eq!((one.number, one.nodes.get(), one.node_rank), (1, 2, NodeRank(0)));
@@ -215,7 +224,7 @@ fn a_spare_waits_and_takes_over() {
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
     let spare = job.agent();
-    assert_eq!(spare.waiting().awaited, Awaited::Place);
+    assert_eq!(spare.waiting().awaited, WaitReason::Place);
     first.leave("SIGTERM");
     assert_eq!(spare.joined().nodes.get(), 1);
     spare.close(true, None);
@@ -227,11 +236,11 @@ fn a_spare_is_not_needed_when_the_job_has_succeeded() {
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
     let spare = job.agent();
-    assert_eq!(spare.waiting().awaited, Awaited::Place);
+    assert_eq!(spare.waiting().awaited, WaitReason::Place);
     first.succeed();
-    assert!(matches!(first.news(), News::AllSucceeded));
+    assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
     first.close(true, None);
-    assert!(matches!(spare.over(), Over::NotNeeded));
+    assert!(matches!(spare.over(), RendezvousEnd::NotNeeded));
 }
 
 #[test]
@@ -241,7 +250,7 @@ fn a_node_that_leaves_says_why() {
     let mut agents = job.round(2);
     agents.remove(0).leave("SIGTERM");
     let change = agents[0].changed();
-    assert!(matches!(&change, Change::PeerLeft { why, .. } if why == "SIGTERM"), "{change:?}");
+    assert!(matches!(&change, MembershipChange::PeerLeft { why, .. } if why == "SIGTERM"), "{change:?}");
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }

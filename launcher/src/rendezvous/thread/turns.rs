@@ -2,7 +2,7 @@
 //! the square of their number. Who has lost takes a number and writes when the one before has. The compare-and-set decides
 //! as ever; whoever does not pass on its turn is waited for no longer than until the next sign of life is due.
 
-use crate::rendezvous::c10d::Trouble;
+use crate::rendezvous::c10d::StoreFailure;
 
 use super::driver::Driver;
 
@@ -13,7 +13,7 @@ pub(super) struct Turn(i64);
 
 impl Driver {
     /// Waits until it is our turn, and looks at the state again.
-    pub(super) fn take_turn(&mut self) -> Result<Option<Turn>, Trouble> {
+    pub(super) fn take_turn(&mut self) -> Result<Option<Turn>, StoreFailure> {
         // Among many it may take a while, and the others judge by the signs of life alone.
         self.beat_if_due()?;
         let until = self.next_tick;
@@ -30,7 +30,7 @@ impl Driver {
     }
 
     /// Lets the next one write.
-    pub(super) fn pass_turn(&mut self, turn: Option<Turn>) -> Result<(), Trouble> {
+    pub(super) fn pass_turn(&mut self, turn: Option<Turn>) -> Result<(), StoreFailure> {
         if let (Some(Turn(number)), Some(backend)) = (turn, &mut self.backend) {
             backend.calls().set(&self.plan.keys.turn(number), b"1")?;
         }

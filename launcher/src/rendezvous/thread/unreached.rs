@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::News;
+use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::port_owner::{PortOwner, port_owner};
 use crate::rendezvous::unreached::Unreached;
@@ -62,7 +62,7 @@ impl Driver {
             let Some(line) = self.bond.waiting.line(waited, reason, (left, has_master_port)) else { return };
             format!("waiting for the rendezvous store at `{endpoint}`: {line}")
         };
-        self.outlet.tell(News::Note(line));
+        self.outlet.tell(RendezvousEvent::Note(line));
     }
 
     /// Why it is not tried any longer.

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use crate::rendezvous::c10d::Look;
+use crate::rendezvous::c10d::StoreSnapshot;
 use crate::rendezvous::note::{ClosingNote, RuleNote};
-use crate::rendezvous::round::{Me, ending, is_spare};
-use crate::rendezvous::state::{Node, State};
-use crate::rendezvous::{Awaited, FailureNote, NodeName, Waiting};
+use crate::rendezvous::round::{LocalNode, ending, is_spare};
+use crate::rendezvous::state::{Node, RendezvousState};
+use crate::rendezvous::{FailureNote, NodeName, WaitReason, WaitStatus};
 
 use crate::spec::rendezvous::RoundTimes;
 
@@ -53,7 +53,7 @@ pub(super) struct Known<'a> {
 }
 
 /// Judges a look.
-pub(super) fn judge(known: &Known<'_>, look: &Look) -> Verdict {
+pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
     let Known { stage, nodes, told, is_closed, all_gone } = *known;
     let is_done = look.all_succeeded || (!nodes.is_empty() && look.done.len() == nodes.len());
     if stage == Stage::Succeeded && is_done {
@@ -79,7 +79,7 @@ pub(super) fn judge(known: &Known<'_>, look: &Look) -> Verdict {
 
 /// Only torchrun's agents close without a word: one that has failed for good, or one that has succeeded and has waited long
 /// enough for the others (contract 3.8, 5.8). Which of both is not said, but those that succeed are counted.
-fn may_go_on(stage: Stage, look: &Look, all_gone: bool) -> bool {
+fn may_go_on(stage: Stage, look: &StoreSnapshot, all_gone: bool) -> bool {
     match stage {
         Stage::Running => look.successes > look.done.len(),
         Stage::Succeeded => look.failure.is_none() && !all_gone,
@@ -120,12 +120,12 @@ pub(crate) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times
 
 /// What people are told while it is waited for nodes.
 pub(super) fn waiting(
-    (state, now): (&State, Instant),
-    me: &Me,
+    (state, now): (&RendezvousState, Instant),
+    me: &LocalNode,
     book: &Book,
     before: Option<&Past>,
     left: Duration,
-) -> Waiting {
+) -> WaitStatus {
     let is_spare = is_spare(state, &me.node);
     let ending = ending(&book.view(state), &me.node);
     let mut here: Vec<&Node> = match (state.complete, is_spare) {
@@ -155,13 +155,15 @@ pub(super) fn waiting(
         (None, _) => Vec::new(),
     };
     let awaited = match (is_spare, ending.is_empty()) {
-        (true, _) => Awaited::Place,
+        (true, _) => WaitReason::Place,
         (false, true) => awaited(state, me, book, now),
-        (false, false) => Awaited::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() },
+        (false, false) => {
+            WaitReason::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() }
+        }
     };
     // Of a spare's nodes the ranks are known.
     let name = |node: &Node| if is_spare { book.name(node) } else { book.newcomer(node) };
-    Waiting {
+    WaitStatus {
         here: here.into_iter().map(name).collect(),
         missing,
         min: me.nodes.min,
@@ -172,17 +174,17 @@ pub(super) fn waiting(
 }
 
 /// Of a node that is no spare.
-fn awaited(state: &State, me: &Me, book: &Book, now: Instant) -> Awaited {
+fn awaited(state: &RendezvousState, me: &LocalNode, book: &Book, now: Instant) -> WaitReason {
     if state.complete && state.participants.contains(&me.node) {
-        return Awaited::Ranks;
+        return WaitReason::Ranks;
     }
     let is_enough = !state.complete && state.participants.len() >= me.nodes.min.get() as usize;
     match book.sightings.deadline_seen(state).filter(|_| is_enough) {
         Some(seen) => {
             let starts_in = (seen + me.times.last_call).saturating_duration_since(now);
-            Awaited::More { starts_in }
+            WaitReason::More { starts_in }
         }
-        None => Awaited::Enough,
+        None => WaitReason::Enough,
     }
 }
 
@@ -211,7 +213,7 @@ mod tests {
         Node { addr: addr.to_owned(), pid: 1, local_id: 0 }
     }
 
-    fn judged(stage: Stage, look: &Look, is_closed: bool) -> Verdict {
+    fn judged(stage: Stage, look: &StoreSnapshot, is_closed: bool) -> Verdict {
         let nodes = [node("a"), node("b")];
         judge(&Known { stage, nodes: &nodes, told: None, is_closed, all_gone: false }, look)
     }
@@ -260,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_failure_elsewhere_is_told_once() {
-        let look = Look { failure: Some(note(3)), ..Look::default() };
+        let look = StoreSnapshot { failure: Some(note(3)), ..StoreSnapshot::default() };
         for stage in [Stage::Running, Stage::Succeeded] {
             assert_eq!(judged(stage, &look, false), Verdict::Failed(note(3)));
             let told = note(3);
@@ -271,9 +273,9 @@ mod tests {
 
     #[test]
     fn all_have_succeeded_when_torchs_key_or_all_of_ours_are_there() {
-        let torch = Look { all_succeeded: true, ..Look::default() };
-        let ours = Look { done: vec![node("a"), node("b")], ..Look::default() };
-        let half = Look { done: vec![node("a")], ..Look::default() };
+        let torch = StoreSnapshot { all_succeeded: true, ..StoreSnapshot::default() };
+        let ours = StoreSnapshot { done: vec![node("a"), node("b")], ..StoreSnapshot::default() };
+        let half = StoreSnapshot { done: vec![node("a")], ..StoreSnapshot::default() };
         assert_eq!(judged(Stage::Succeeded, &torch, true), Verdict::Succeeded);
         assert_eq!(judged(Stage::Succeeded, &ours, false), Verdict::Succeeded);
         assert_eq!(judged(Stage::Succeeded, &half, false), Verdict::Nothing);
@@ -282,11 +284,16 @@ mod tests {
     #[test]
     fn a_closing_note_has_the_first_cause() {
         let end = |succeeded, failure| Some(ClosingNote { succeeded, failure, rule: None });
-        let failed = Look { end: end(false, Some(note(3))), failure: Some(note(4)), ..Look::default() };
+        let failed = StoreSnapshot {
+            end: end(false, Some(note(3))),
+            failure: Some(note(4)),
+            ..StoreSnapshot::default()
+        };
         assert_eq!(judged(Stage::Running, &failed, true), Verdict::Closed(Some(note(3))));
-        let left = Look { end: end(false, None), failure: Some(note(4)), ..Look::default() };
+        let left =
+            StoreSnapshot { end: end(false, None), failure: Some(note(4)), ..StoreSnapshot::default() };
         assert_eq!(judged(Stage::Succeeded, &left, true), Verdict::Closed(Some(note(4))));
-        let over = Look { end: end(true, None), ..Look::default() };
+        let over = StoreSnapshot { end: end(true, None), ..StoreSnapshot::default() };
         assert_eq!(judged(Stage::Succeeded, &over, true), Verdict::Succeeded);
     }
 
@@ -296,7 +303,7 @@ mod tests {
             let rule = RuleNote { text: "exit=5".to_owned(), then };
             let succeeded = rule.is_success();
             let end = Some(ClosingNote { succeeded, failure: Some(note(3)), rule: Some(rule.clone()) });
-            let look = Look { end, failure: Some(note(3)), ..Look::default() };
+            let look = StoreSnapshot { end, failure: Some(note(3)), ..StoreSnapshot::default() };
             for stage in [Stage::Running, Stage::Stopping] {
                 assert_eq!(judged(stage, &look, true), Verdict::ByRule(rule.clone(), Some(note(3))));
             }
@@ -305,12 +312,12 @@ mod tests {
 
     #[test]
     fn a_torchrun_agent_closes_without_a_word() {
-        let silent = Look::default();
+        let silent = StoreSnapshot::default();
         assert_eq!(judged(Stage::Running, &silent, true), Verdict::Closed(None));
-        let one_succeeded = Look { successes: 1, ..Look::default() };
+        let one_succeeded = StoreSnapshot { successes: 1, ..StoreSnapshot::default() };
         assert_eq!(judged(Stage::Running, &one_succeeded, true), Verdict::RunOn);
         assert_eq!(judged(Stage::Stopping, &one_succeeded, true), Verdict::Closed(None));
-        let ours = Look { done: vec![node("a")], ..one_succeeded };
+        let ours = StoreSnapshot { done: vec![node("a")], ..one_succeeded };
         assert_eq!(
             judged(Stage::Running, &ours, true),
             Verdict::Closed(None),
@@ -321,8 +328,8 @@ mod tests {
     #[test]
     fn succeeded_agent_waits_for_live_peers_after_torchrun_close() {
         let nodes = [node("a"), node("b")];
-        let look = Look { done: vec![node("a")], successes: 1, ..Look::default() };
-        let judged = |all_gone, look: &Look| {
+        let look = StoreSnapshot { done: vec![node("a")], successes: 1, ..StoreSnapshot::default() };
+        let judged = |all_gone, look: &StoreSnapshot| {
             judge(
                 &Known { stage: Stage::Succeeded, nodes: &nodes, told: None, is_closed: true, all_gone },
                 look,
@@ -330,7 +337,7 @@ mod tests {
         };
         assert_eq!(judged(false, &look), Verdict::RunOn);
         assert_eq!(judged(true, &look), Verdict::Closed(None));
-        let failed = Look { failure: Some(note(3)), ..look };
+        let failed = StoreSnapshot { failure: Some(note(3)), ..look };
         assert_eq!(judged(false, &failed), Verdict::Closed(Some(note(3))));
     }
 }

@@ -10,7 +10,7 @@ use rankrun_contract::env::Master;
 use crate::rendezvous::address;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::AgentStore;
-use crate::rendezvous::worker_store::WorkerStore;
+use crate::rendezvous::worker_store::WorkerHostedStore;
 use crate::spec::rendezvous::PortRange;
 use crate::store::StoreServer;
 use crate::store::listen::Interfaces;
@@ -60,7 +60,7 @@ pub(super) enum WorkersStore {
     /// The agent.
     Agent(AgentHosted),
     /// Worker rank 0.
-    Worker(WorkerStore),
+    Worker(WorkerHostedStore),
     /// Nobody besides: the workers meet in the rendezvous store, which is ours.
     Shared(SharedStore),
 }
@@ -92,7 +92,7 @@ impl WorkersStore {
 
     /// Not open yet.
     pub(super) fn of_worker(ports: Option<PortRange>) -> Self {
-        Self::Worker(WorkerStore::new(String::new(), ports))
+        Self::Worker(WorkerHostedStore::new(String::new(), ports))
     }
 
     /// Open already.

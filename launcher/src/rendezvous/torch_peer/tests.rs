@@ -11,8 +11,8 @@ fn node(name: &str) -> Node {
     Node { addr: name.to_owned(), pid: 1, local_id: 0 }
 }
 
-fn descriptor(host: &str) -> Descriptor {
-    Descriptor {
+fn descriptor(host: &str) -> AgentDescriptor {
+    AgentDescriptor {
         protocol: PROTOCOL,
         version: "0.1.0".to_owned(),
         host: host.to_owned(),
@@ -27,7 +27,7 @@ fn descriptor(host: &str) -> Descriptor {
 }
 
 /// Members by name; a capital letter is a torchrun agent.
-fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
+fn members(names: &str) -> Vec<(Node, Option<AgentDescriptor>)> {
     let member = |name: &str| {
         let is_ours = name.chars().all(char::is_lowercase);
         (node(name), is_ours.then(|| descriptor(name)))
@@ -35,18 +35,18 @@ fn members(names: &str) -> Vec<(Node, Option<Descriptor>)> {
     names.split(' ').map(member).collect()
 }
 
-fn place(host: &str) -> Place {
-    Place { addr: host.to_owned(), port: 29500 }
+fn place(host: &str) -> PublishedAddress {
+    PublishedAddress { addr: host.to_owned(), port: 29500 }
 }
 
-fn complete(round: u64, names: &str) -> State {
+fn complete(round: u64, names: &str) -> RendezvousState {
     let participants: Participants = names.split(' ').map(node).zip(0..).collect();
-    State { round, complete: true, participants, ..State::default() }
+    RendezvousState { round, complete: true, participants, ..RendezvousState::default() }
 }
 
 /// The knowledge of an agent that was in these rounds, each with the place where its workers met.
-fn after(rounds: &[(&str, &str)]) -> Memory {
-    let mut memory = Memory::default();
+fn after(rounds: &[(&str, &str)]) -> MasterAddressCache {
+    let mut memory = MasterAddressCache::default();
     for (names, at) in rounds {
         memory.met(&members(names), &place(at), None);
     }
@@ -55,8 +55,8 @@ fn after(rounds: &[(&str, &str)]) -> Memory {
 
 #[test]
 fn an_address_is_read_only_if_it_is_one() {
-    assert_eq!(Place::parse(b"th1", b"29500"), Some(place("th1")));
-    assert_eq!(Place::parse(b"fe80::1", b"1").unwrap().to_string(), "[fe80::1]:1");
+    assert_eq!(PublishedAddress::parse(b"th1", b"29500"), Some(place("th1")));
+    assert_eq!(PublishedAddress::parse(b"fe80::1", b"1").unwrap().to_string(), "[fe80::1]:1");
     let bad: [(&[u8], &[u8]); 9] = [
         (b"", b"29500"),
         (b"th1\n", b"29500"),
@@ -69,21 +69,21 @@ fn an_address_is_read_only_if_it_is_one() {
         (b"th1", b"+5"),
     ];
     for (addr, port) in bad {
-        assert_eq!(Place::parse(addr, port), None, "{addr:?} {port:?}");
+        assert_eq!(PublishedAddress::parse(addr, port), None, "{addr:?} {port:?}");
     }
 }
 
 #[test]
 fn where_the_workers_meet_whose_rank_zero_is_ours() {
-    let stay = |at: &str| Ok(Choice::Stay(place(at)));
-    let refuse = |peer: &str, at: &str| Err(Refusal { peer: node(peer), believed: place(at) });
+    let stay = |at: &str| Ok(MasterChoice::Stay(place(at)));
+    let refuse = |peer: &str, at: &str| Err(StaleMasterAddress { peer: node(peer), believed: place(at) });
     let cases = [
         // Without torchrun members, rank 0's own store always works.
-        (vec![("a b", "a")], "b a", Ok(Choice::Own)),
+        (vec![("a b", "a")], "b a", Ok(MasterChoice::Own)),
         // New torchrun members read the published address.
-        (vec![("a b", "a")], "b T", Ok(Choice::Own)),
-        (vec![("a T", "a")], "a T", Ok(Choice::Own)),
-        (vec![("a T", "a")], "a b T U", Ok(Choice::Own)),
+        (vec![("a b", "a")], "b T", Ok(MasterChoice::Own)),
+        (vec![("a T", "a")], "a T", Ok(MasterChoice::Own)),
+        (vec![("a T", "a")], "a b T U", Ok(MasterChoice::Own)),
         // Rank 0 has moved. The store where the torchrun member meets still exists: first ours, then its own.
         (vec![("a T", "a")], "b a T", stay("a")),
         (vec![("T a", "T")], "a T", stay("T")),
@@ -94,7 +94,7 @@ fn where_the_workers_meet_whose_rank_zero_is_ours() {
         // The node came back, but its store did not.
         (vec![("T U a", "T"), ("a T", "a")], "a U T", refuse("T", "a")),
         // All members that knew the old address are gone.
-        (vec![("T a", "T")], "a U", Ok(Choice::Own)),
+        (vec![("T a", "T")], "a U", Ok(MasterChoice::Own)),
     ];
     for (rounds, now, expected) in cases {
         let members = members(now);
@@ -124,33 +124,33 @@ fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
 #[test]
 fn the_past_of_others_is_learned_from_what_they_published() {
     // torchrun agents alone run rounds 0 and 2. This agent sees round 2 before it joins round 3.
-    let mut memory = Memory::default();
+    let mut memory = MasterAddressCache::default();
     memory.saw(&complete(2, "T U"));
     let published = BTreeMap::from([(0, place("T")), (3, place("x"))]);
     let now = members("a T U V");
     assert!(memory.needs_history(3, &now));
     memory.learn_history(3, &published);
     assert!(!memory.needs_history(3, &now));
-    assert_eq!(memory.choose(&node("a"), &now), Ok(Choice::Stay(place("T"))));
+    assert_eq!(memory.choose(&node("a"), &now), Ok(MasterChoice::Stay(place("T"))));
     // Without the member that hosts the store.
     let now = members("a U V");
-    let refusal = Refusal { peer: node("U"), believed: place("T") };
+    let refusal = StaleMasterAddress { peer: node("U"), believed: place("T") };
     assert_eq!(memory.choose(&node("a"), &now), Err(refusal));
-    assert_eq!(memory.choose(&node("a"), &members("a V")), Ok(Choice::Own));
+    assert_eq!(memory.choose(&node("a"), &members("a V")), Ok(MasterChoice::Own));
 }
 
 #[test]
 fn a_round_that_did_not_come_to_an_address_taught_nobody() {
-    let mut memory = Memory::default();
+    let mut memory = MasterAddressCache::default();
     memory.saw(&complete(1, "T U"));
     memory.learn_history(2, &BTreeMap::new());
-    assert_eq!(memory.choose(&node("a"), &members("a T U")), Ok(Choice::Own));
+    assert_eq!(memory.choose(&node("a"), &members("a T U")), Ok(MasterChoice::Own));
 }
 
 #[test]
 fn states_that_are_not_complete_and_rounds_to_come_say_nothing() {
-    let mut memory = Memory::default();
-    memory.saw(&State { complete: false, ..complete(0, "T") });
+    let mut memory = MasterAddressCache::default();
+    memory.saw(&RendezvousState { complete: false, ..complete(0, "T") });
     memory.saw(&complete(1, "a T"));
     assert!(!memory.needs_history(1, &members("a T")));
     assert!(!memory.needs_history(0, &members("a T")));
@@ -159,7 +159,7 @@ fn states_that_are_not_complete_and_rounds_to_come_say_nothing() {
 
 #[test]
 fn only_so_many_rounds_are_remembered() {
-    let mut memory = Memory::default();
+    let mut memory = MasterAddressCache::default();
     (0..1000).for_each(|round| memory.saw(&complete(round, "T")));
     assert_eq!(memory.seen.len(), MAX_SEEN);
     assert!(memory.seen.contains_key(&999));
@@ -170,14 +170,17 @@ fn the_store_of_a_torchrun_rank_zero_is_found() {
     let published = BTreeMap::from([
         (0, place("T")),
         (1, place("U")),
-        (2, Place { port: 1, ..place("T") }),
-        (3, Place { port: 2, ..place("T") }),
+        (2, PublishedAddress { port: 1, ..place("T") }),
+        (3, PublishedAddress { port: 2, ..place("T") }),
     ]);
     let memory = after(&[("T a", "T")]);
     assert_eq!(memory.store_of(&node("T"), 5, &published), Some(place("T")));
-    let stranger = Memory::default();
+    let stranger = MasterAddressCache::default();
     // The newest published address before this round with the same host.
-    assert_eq!(stranger.store_of(&node("T"), 3, &published), Some(Place { port: 1, ..place("T") }));
+    assert_eq!(
+        stranger.store_of(&node("T"), 3, &published),
+        Some(PublishedAddress { port: 1, ..place("T") })
+    );
     assert_eq!(stranger.store_of(&node("U"), 3, &published), Some(place("U")));
     assert_eq!(stranger.store_of(&node("V"), 3, &published), None);
     assert_eq!(stranger.store_of(&node("T"), 0, &published), None);

@@ -17,8 +17,8 @@ fn rest(mut reader: File) -> String {
 fn messages_are_whole_lines_on_the_stream_that_was_named() {
     let ((out, stdout), (err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    console.message(Stream::Stdout, b"data\n");
-    console.message(Stream::Stderr, b"for people");
+    console.message(OutputStream::Stdout, b"data\n");
+    console.message(OutputStream::Stderr, b"for people");
     console.make_writer().write_all(b"an event\n").unwrap();
     drop(console);
     assert_eq!((rest(out).as_str(), rest(err).as_str()), ("data\n", "for people\nan event\n"));
@@ -29,7 +29,7 @@ fn two_names_of_one_file_are_one_output() {
     let (out, stdout) = pipe();
     let stderr = stdout.try_clone().unwrap();
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    assert!(Arc::ptr_eq(console.output(Stream::Stdout), console.output(Stream::Stderr)));
+    assert!(Arc::ptr_eq(console.output(OutputStream::Stdout), console.output(OutputStream::Stderr)));
     drop((console, out));
 }
 
@@ -37,13 +37,13 @@ fn two_names_of_one_file_are_one_output() {
 fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    let output = Arc::clone(console.output(Stream::Stdout));
+    let output = Arc::clone(console.output(OutputStream::Stdout));
     let (screen, _) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
     assert!(output.attach(Arc::new(EventFd::new().unwrap())).is_none());
-    console.message(Stream::Stdout, b"first");
-    console.message(Stream::Stdout, &vec![b'x'; QUEUE_LIMIT]);
+    console.message(OutputStream::Stdout, b"first");
+    console.message(OutputStream::Stdout, &vec![b'x'; QUEUE_LIMIT]);
     output.detach(screen);
-    console.message(Stream::Stdout, b"last");
+    console.message(OutputStream::Stdout, b"last");
     drop((console, output));
     let lines = rest(out);
     assert_eq!(
@@ -56,13 +56,13 @@ fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
 fn report_that_exceeds_the_queue_is_not_dropped() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    let output = Arc::clone(console.output(Stream::Stdout));
+    let output = Arc::clone(console.output(OutputStream::Stdout));
     let long = "y".repeat(2 * QUEUE_LIMIT);
     let reader = std::thread::spawn(move || rest(out));
     let (screen, _) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
-    console.report(Stream::Stdout, long.as_bytes());
+    console.report(OutputStream::Stdout, long.as_bytes());
     output.detach(screen);
-    console.report(Stream::Stdout, long.as_bytes());
+    console.report(OutputStream::Stdout, long.as_bytes());
     console.flush(Duration::from_secs(60));
     drop((console, output));
     assert_eq!(reader.join().unwrap().lines().collect::<Vec<_>>(), [&long, &long]);
@@ -73,15 +73,15 @@ fn a_message_to_nobody_is_no_fault() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     drop(out);
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    console.message(Stream::Stdout, b"hello");
-    assert_eq!(console.output(Stream::Stdout).write(b"x"), Err(WriteError::Gone));
+    console.message(OutputStream::Stdout, b"hello");
+    assert_eq!(console.output(OutputStream::Stdout).write(b"x"), Err(WriteError::Gone));
 }
 
 #[test]
 fn a_full_disk_is_not_the_end() {
     let full = || OwnedFd::from(File::options().write(true).open("/dev/full").unwrap());
     let console = Console::new(full(), full(), Cursor::Moves);
-    assert_eq!(console.output(Stream::Stdout).write(b"x"), Err(WriteError::Lost(Errno::ENOSPC)));
+    assert_eq!(console.output(OutputStream::Stdout).write(b"x"), Err(WriteError::Lost(Errno::ENOSPC)));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_output_that_somebody_made_non_blocking_is_waited_for() {
     nix::fcntl::fcntl(&stdout, flags).unwrap();
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let reader = std::thread::spawn(move || rest(out).len());
-    console.output(Stream::Stdout).write(&vec![b'x'; 1_000_000]).unwrap();
+    console.output(OutputStream::Stdout).write(&vec![b'x'; 1_000_000]).unwrap();
     drop(console);
     assert_eq!(reader.join().unwrap(), 1_000_000);
 }
@@ -103,12 +103,12 @@ fn a_reader_that_does_not_read_delays_nobody_and_gets_all_in_order_later() {
     let line = vec![b'x'; 1000];
     // More than a pipe holds: the test ends only if no write waits.
     for _ in 0..100 {
-        console.message(Stream::Stdout, &line);
+        console.message(OutputStream::Stdout, &line);
     }
-    console.message(Stream::Stdout, &vec![b'y'; QUEUE_LIMIT]);
+    console.message(OutputStream::Stdout, &vec![b'y'; QUEUE_LIMIT]);
     console.flush(Duration::ZERO);
     for _ in 0..100 {
-        console.message(Stream::Stdout, &line);
+        console.message(OutputStream::Stdout, &line);
     }
     let reader = std::thread::spawn(move || {
         let mut text = Vec::new();

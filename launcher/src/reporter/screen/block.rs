@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::row::width;
 use super::progress::{ProgressArea, ProgressRow};
-use super::{PROMPT_AGE, Screen, ScreenKind, SpeakerId, speaker::Speaker};
+use super::{PROMPT_AGE, Screen, ScreenKind, StreamId, speaker::WorkerStream};
 
 /// The block is drawn at most so often for changes of its own.
 const FRAME: Duration = Duration::from_millis(50);
@@ -63,7 +63,7 @@ impl Block {
 
 impl Screen {
     /// As [`Self::pass_on`], for a speaker with tracked rewritten lines.
-    pub(super) fn follow(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+    pub(super) fn follow(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         while !rest.is_empty() {
             let Some(speaker) = self.speakers.get(&id) else { return };
@@ -86,7 +86,7 @@ impl Screen {
     }
 
     /// Blank lines at the end are held for a moment: they may be the room that a nested bar makes for itself.
-    fn pass_on_but_blank(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) {
+    fn pass_on_but_blank(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let Some(speaker) = self.speakers.get(&id) else { return };
         let (end, blank) = (speaker.end_of(bytes), speaker.blank_lines_before(bytes));
         let is_line_ended = bytes.ends_with(b"\n");
@@ -103,7 +103,7 @@ impl Screen {
     }
 
     /// From here on the speaker's lines are followed, with the present part of its current line.
-    fn open_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+    fn open_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
         self.step_aside(out);
         let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
         let mut text = speaker.shown_text();
@@ -116,7 +116,7 @@ impl Screen {
         self.follow(id, &text, out);
     }
 
-    fn feed_area(&mut self, id: SpeakerId, bytes: &[u8], out: &mut Vec<u8>) -> usize {
+    fn feed_area(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) -> usize {
         let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return bytes.len() };
         let Some(area) = &mut speaker.area else { return 0 };
         let mut finished = Vec::new();
@@ -131,7 +131,7 @@ impl Screen {
     }
 
     /// Blank lines that were held, or a picture that was finished by its carriage return.
-    pub(super) fn show_whole_rows(&mut self, id: SpeakerId, out: &mut Vec<u8>) -> bool {
+    pub(super) fn show_whole_rows(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
         let Some(speaker) = self.speakers.get(&id).filter(|speaker| speaker.holds_whole_rows()) else {
             return false;
         };
@@ -144,7 +144,7 @@ impl Screen {
     }
 
     /// The stream ended: its last rewritten rows become its last lines.
-    pub(super) fn end_area(&mut self, id: SpeakerId, out: &mut Vec<u8>) {
+    pub(super) fn end_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
         let area = self.speakers.get_mut(&id).and_then(|speaker| speaker.area.take());
         if let Some(area) = area {
             // The thread may end before the next frame.
@@ -156,7 +156,7 @@ impl Screen {
 
     /// Writes the rows that time has finished, and pictures where they cannot be taken back.
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
-        let ids: Vec<SpeakerId> = self.with_areas().map(|(id, _, _)| id).collect();
+        let ids: Vec<StreamId> = self.with_areas().map(|(id, _, _)| id).collect();
         for id in ids {
             let Some(speaker) = self.speakers.get_mut(&id) else { continue };
             let Some(area) = &mut speaker.area else { continue };
@@ -170,7 +170,7 @@ impl Screen {
         }
     }
 
-    fn write_due_picture(&mut self, id: SpeakerId, now: Instant, out: &mut Vec<u8>) {
+    fn write_due_picture(&mut self, id: StreamId, now: Instant, out: &mut Vec<u8>) {
         let Some(speaker) = self.speakers.get_mut(&id) else { return };
         if picture_due(self.kind, speaker).is_none_or(|due| due > now) {
             return;
@@ -188,7 +188,7 @@ impl Screen {
         self.redraw(out);
     }
 
-    fn write_rows(&mut self, id: SpeakerId, rows: &[ProgressRow], out: &mut Vec<u8>) {
+    fn write_rows(&mut self, id: StreamId, rows: &[ProgressRow], out: &mut Vec<u8>) {
         if rows.is_empty() {
             return;
         }
@@ -205,7 +205,7 @@ impl Screen {
         self.block.is_stale = true;
     }
 
-    fn with_areas(&self) -> impl Iterator<Item = (SpeakerId, &Speaker, &ProgressArea)> {
+    fn with_areas(&self) -> impl Iterator<Item = (StreamId, &WorkerStream, &ProgressArea)> {
         self.speakers.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
     }
 
@@ -245,7 +245,7 @@ impl Screen {
             || self.with_areas().flat_map(|(_, speaker, area)| area.visible().map(move |row| (speaker, row)));
         let count = all().count();
         let shown = if count > budget { budget - 1 } else { count };
-        let draw = |(speaker, row): (&Speaker, &ProgressRow)| {
+        let draw = |(speaker, row): (&WorkerStream, &ProgressRow)| {
             let mut text = speaker.label.clone().unwrap_or_default();
             let mut used = width(&text).filter(|used| used * 2 <= columns).unwrap_or_else(|| {
                 text.clear();
@@ -289,7 +289,7 @@ impl Screen {
 }
 
 /// When the next picture of this speaker's lines is written as lines.
-fn picture_due(kind: ScreenKind, speaker: &Speaker) -> Option<Instant> {
+fn picture_due(kind: ScreenKind, speaker: &WorkerStream) -> Option<Instant> {
     let area = speaker.area.as_deref()?;
     let is_wanted = kind == ScreenKind::Plain && speaker.is_unseen && area.visible().next().is_some();
     is_wanted.then_some(speaker.picture_due)

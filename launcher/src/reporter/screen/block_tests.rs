@@ -32,15 +32,15 @@ impl Bench {
         Self::new(ScreenKind::Terminal { columns: COLUMNS, rows: ROWS })
     }
 
-    fn bare(&mut self, label: &str) -> SpeakerId {
+    fn bare(&mut self, label: &str) -> StreamId {
         self.screen.add(("", Some(label)), 4096, self.now)
     }
 
-    fn teed(&mut self, prefix: &str) -> SpeakerId {
+    fn teed(&mut self, prefix: &str) -> StreamId {
         self.screen.add((prefix, Some(prefix)), 4096, self.now)
     }
 
-    fn feed(&mut self, id: SpeakerId, text: &str) {
+    fn feed(&mut self, id: StreamId, text: &str) {
         self.screen.feed(id, text.as_bytes(), self.now, &mut self.out);
     }
 
@@ -60,7 +60,7 @@ impl Bench {
         self.terminal.process(bytes.as_bytes());
     }
 
-    fn end(&mut self, id: SpeakerId) {
+    fn end(&mut self, id: StreamId) {
         self.screen.end(id, &mut self.out);
         self.turn();
     }

@@ -9,15 +9,15 @@ pub(super) const CELL_LIMIT: usize = 2048;
 const CUT_MARK: u8 = b'>';
 
 /// The escape sequences that set colours, together; `None` for the terminal's own.
-pub(super) type Style = Option<Arc<[u8]>>;
+pub(super) type CellStyle = Option<Arc<[u8]>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Cell {
+struct ScreenCell {
     character: char,
-    style: Style,
+    style: CellStyle,
 }
 
-impl Cell {
+impl ScreenCell {
     const fn is_blank(&self) -> bool {
         self.character == ' ' && self.style.is_none()
     }
@@ -25,7 +25,7 @@ impl Cell {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct CellRow {
-    cells: Vec<Cell>,
+    cells: Vec<ScreenCell>,
 }
 
 impl CellRow {
@@ -40,14 +40,14 @@ impl CellRow {
     }
 
     /// Puts a character at a column. Beyond the limit it is lost.
-    pub(super) fn put(&mut self, column: usize, character: char, style: &Style) {
+    pub(super) fn put(&mut self, column: usize, character: char, style: &CellStyle) {
         if column >= CELL_LIMIT {
             return;
         }
         if self.cells.len() <= column {
-            self.cells.resize(column + 1, Cell { character: ' ', style: None });
+            self.cells.resize(column + 1, ScreenCell { character: ' ', style: None });
         }
-        self.cells[column] = Cell { character, style: style.clone() };
+        self.cells[column] = ScreenCell { character, style: style.clone() };
     }
 
     /// Erases the row from this column on.
@@ -58,7 +58,7 @@ impl CellRow {
     /// Erases the row up to this column, which is included.
     pub(super) fn erase_to(&mut self, column: usize) {
         let end = self.cells.len().min(column.saturating_add(1));
-        self.cells[..end].fill(Cell { character: ' ', style: None });
+        self.cells[..end].fill(ScreenCell { character: ' ', style: None });
     }
 
     /// Writes the row in at most `columns` columns, and returns how many it takes.
@@ -86,7 +86,7 @@ impl CellRow {
     }
 }
 
-fn set_style<'a>(current: &mut &'a Style, wanted: &'a Style, out: &mut Vec<u8>) {
+fn set_style<'a>(current: &mut &'a CellStyle, wanted: &'a CellStyle, out: &mut Vec<u8>) {
     if *current != wanted {
         if current.is_some() {
             out.extend_from_slice(b"\x1b[0m");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cells::Style;
+use super::cells::CellStyle;
 
 /// A longer escape sequence has no effect.
 const SEQUENCE_LIMIT: usize = 64;
@@ -33,7 +33,7 @@ pub(super) enum Token {
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum DecoderState {
     #[default]
     Ground,
     Escape,
@@ -46,52 +46,52 @@ enum State {
 
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
-    state: State,
+    state: DecoderState,
     parameters: Vec<u8>,
     /// The beginning of a character of several bytes.
     partial: Vec<u8>,
-    style: Style,
+    style: CellStyle,
 }
 
 impl Decoder {
     /// Whether no sequence and no character is unfinished.
     pub(super) fn is_idle(&self) -> bool {
-        self.state == State::Ground && self.partial.is_empty()
+        self.state == DecoderState::Ground && self.partial.is_empty()
     }
 
     /// The colours of the next character.
-    pub(super) const fn style(&self) -> &Style {
+    pub(super) const fn style(&self) -> &CellStyle {
         &self.style
     }
 
     /// The tokens that a byte completes: a broken character is replaced, and the byte behind it may be one itself.
     pub(super) fn push(&mut self, byte: u8) -> [Option<Token>; 2] {
         match self.state {
-            State::Ground => self.in_ground(byte),
-            State::Escape => {
+            DecoderState::Ground => self.in_ground(byte),
+            DecoderState::Escape => {
                 self.state = match byte {
-                    b'[' => State::Sequence,
-                    b']' | b'P' | b'X' | b'^' | b'_' => State::Text,
-                    _ => State::Ground,
+                    b'[' => DecoderState::Sequence,
+                    b']' | b'P' | b'X' | b'^' | b'_' => DecoderState::Text,
+                    _ => DecoderState::Ground,
                 };
                 [None, None]
             }
-            State::Sequence => self.in_sequence(byte),
-            State::Text => {
+            DecoderState::Sequence => self.in_sequence(byte),
+            DecoderState::Text => {
                 match byte {
-                    0x07 => self.state = State::Ground,
-                    0x1b => self.state = State::TextEscape,
+                    0x07 => self.state = DecoderState::Ground,
+                    0x1b => self.state = DecoderState::TextEscape,
                     // A newline ends a text that its writer left open.
                     b'\n' => {
-                        self.state = State::Ground;
+                        self.state = DecoderState::Ground;
                         return [Some(Token::Control(Control::Newline)), None];
                     }
                     _ => {}
                 }
                 [None, None]
             }
-            State::TextEscape => {
-                self.state = State::Ground;
+            DecoderState::TextEscape => {
+                self.state = DecoderState::Ground;
                 [None, None]
             }
         }
@@ -109,7 +109,7 @@ impl Decoder {
             b'\t' => Some(Token::Control(Control::Tab)),
             0x08 => Some(Token::Control(Control::Left(1))),
             0x1b => {
-                self.state = State::Escape;
+                self.state = DecoderState::Escape;
                 None
             }
             b' '..=b'~' => Some(Token::Character(char::from(byte))),
@@ -132,7 +132,7 @@ impl Decoder {
     fn in_sequence(&mut self, byte: u8) -> [Option<Token>; 2] {
         match byte {
             b'@'..=b'~' => {
-                self.state = State::Ground;
+                self.state = DecoderState::Ground;
                 let parameters = std::mem::take(&mut self.parameters);
                 if parameters.len() >= SEQUENCE_LIMIT {
                     return [None, None];
@@ -142,7 +142,7 @@ impl Decoder {
                 [self.control_of(byte, &parameters).map(Token::Control), and_return]
             }
             b'\n' => {
-                self.state = State::Ground;
+                self.state = DecoderState::Ground;
                 self.parameters.clear();
                 [Some(Token::Control(Control::Newline)), None]
             }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use memchr::{memchr, memrchr};
 
-use super::Row;
+use super::TerminalRow;
 use super::decoder::first_rewrite;
 use super::progress::ProgressArea;
 
@@ -13,20 +13,20 @@ const SEAM: usize = 16;
 
 /// Where in its line the speaker is, as far as the prefix is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Column {
+enum LinePosition {
     Start,
     Within,
 }
 
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(super) struct WorkerStream {
     prefix: Vec<u8>,
-    column: Column,
+    column: LinePosition,
     /// A read of so many bytes may end in the middle of a write.
     brim: usize,
-    pub(super) held: Held,
+    pub(super) held: PendingLine,
     /// The visible part of its unfinished line.
-    pub(super) row: Row,
+    pub(super) row: TerminalRow,
     /// The prefix of rewritten lines. Without it lines are passed on unchanged.
     pub(super) label: Option<Vec<u8>>,
     /// The rewritten lines, from the first one on until the last one is finished.
@@ -39,25 +39,25 @@ pub(super) struct Speaker {
 
 /// The unfinished line, or its bytes since it was last shown.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct PendingLine {
     pub(super) bytes: Vec<u8>,
     /// When its first byte came, or the last of which we know that more is on its way.
     pub(super) since: Instant,
-    pub(super) end: End,
+    pub(super) end: LineEnd,
     has_return: bool,
 }
 
 /// The circumstances of the last byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum LineEnd {
     Written,
     /// The pipe was full: its writer has more, and goes on now that there is room.
     Cut,
 }
 
-impl Held {
+impl PendingLine {
     const fn nothing(now: Instant) -> Self {
-        Self { bytes: Vec::new(), since: now, end: End::Written, has_return: false }
+        Self { bytes: Vec::new(), since: now, end: LineEnd::Written, has_return: false }
     }
 
     pub(super) const fn is_empty(&self) -> bool {
@@ -71,18 +71,18 @@ impl Held {
 
     /// Whether the line is rewritten in place: no progress bar comes in chunks that fill a pipe.
     pub(super) fn is_progress(&self) -> bool {
-        self.has_return && self.end == End::Written
+        self.has_return && self.end == LineEnd::Written
     }
 }
 
-impl Speaker {
+impl WorkerStream {
     pub(super) fn new(prefix: &str, label: Option<&str>, brim: usize, now: Instant) -> Self {
         Self {
             prefix: prefix.into(),
-            column: Column::Start,
+            column: LinePosition::Start,
             brim,
-            held: Held::nothing(now),
-            row: Row::default(),
+            held: PendingLine::nothing(now),
+            row: TerminalRow::default(),
             label: label.map(Into::into),
             area: None,
             is_unseen: false,
@@ -106,7 +106,7 @@ impl Speaker {
     pub(super) fn blank_lines_before(&self, lines: &[u8]) -> usize {
         let last = lines.iter().rposition(|byte| *byte != b'\n');
         let is_at_start =
-            if self.held.is_empty() { self.column == Column::Start } else { self.held.is_blank() };
+            if self.held.is_empty() { self.column == LinePosition::Start } else { self.held.is_blank() };
         match last {
             // The first newline ends the line before.
             Some(last) => lines.len().min(last + 2),
@@ -121,13 +121,13 @@ impl Speaker {
     }
 
     /// How the bytes end that came at once.
-    pub(super) const fn end_of(&self, bytes: &[u8]) -> End {
-        if bytes.len() >= self.brim { End::Cut } else { End::Written }
+    pub(super) const fn end_of(&self, bytes: &[u8]) -> LineEnd {
+        if bytes.len() >= self.brim { LineEnd::Cut } else { LineEnd::Written }
     }
 
     /// Keeps more of an unfinished line.
-    pub(super) fn hold(&mut self, bytes: &[u8], end: End, now: Instant) {
-        if self.held.is_empty() || end == End::Cut {
+    pub(super) fn hold(&mut self, bytes: &[u8], end: LineEnd, now: Instant) {
+        if self.held.is_empty() || end == LineEnd::Cut {
             self.held.since = now;
         }
         self.held.bytes.extend_from_slice(bytes);
@@ -142,13 +142,13 @@ impl Speaker {
             out.extend_from_slice(bytes);
         } else {
             for line in Lines(bytes) {
-                if std::mem::replace(&mut self.column, Column::Start) == Column::Start {
+                if std::mem::replace(&mut self.column, LinePosition::Start) == LinePosition::Start {
                     out.extend_from_slice(&self.prefix);
                 }
                 out.extend_from_slice(line);
             }
         }
-        self.column = if *last == b'\n' { Column::Start } else { Column::Within };
+        self.column = if *last == b'\n' { LinePosition::Start } else { LinePosition::Within };
     }
 
     /// Writes the held bytes; nothing is held then.
@@ -159,7 +159,7 @@ impl Speaker {
 
     /// Nothing is held any more: it goes elsewhere.
     pub(super) fn take_held(&mut self) -> Vec<u8> {
-        let nothing = Held::nothing(self.held.since);
+        let nothing = PendingLine::nothing(self.held.since);
         std::mem::replace(&mut self.held, nothing).bytes
     }
 
@@ -176,8 +176,8 @@ impl Speaker {
 
     /// The launcher ended the line: it goes on in a new one.
     pub(super) fn forget(&mut self) {
-        self.column = Column::Start;
-        self.row = Row::default();
+        self.column = LinePosition::Start;
+        self.row = TerminalRow::default();
     }
 }
 

@@ -21,11 +21,11 @@ impl Bench {
         Self { screen: Screen::new(kind), start, now: start, out: Vec::new() }
     }
 
-    fn add(&mut self, prefix: &str) -> SpeakerId {
+    fn add(&mut self, prefix: &str) -> StreamId {
         self.screen.add((prefix, None), BRIM, self.now)
     }
 
-    fn feed(&mut self, id: SpeakerId, text: &str) {
+    fn feed(&mut self, id: StreamId, text: &str) {
         self.screen.feed(id, text.as_bytes(), self.now, &mut self.out);
     }
 
@@ -38,7 +38,7 @@ impl Bench {
         self.screen.message(text.as_bytes(), &mut self.out);
     }
 
-    fn end(&mut self, id: SpeakerId) {
+    fn end(&mut self, id: StreamId) {
         self.screen.end(id, &mut self.out);
     }
 
@@ -432,7 +432,7 @@ fn play(
     bench: &mut Bench,
     speakers: &[Vec<Vec<u8>>],
     turns: &[(usize, bool)],
-    ids: &[SpeakerId],
+    ids: &[StreamId],
     waits: bool,
 ) {
     let mut left: Vec<_> = speakers.iter().map(|chunks| chunks.iter()).collect();

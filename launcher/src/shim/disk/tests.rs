@@ -1,5 +1,5 @@
 use super::*;
-use crate::shim::layout::{Original, Record};
+use crate::shim::layout::{OriginalFiles, OriginalScript};
 
 struct Scratch(PathBuf);
 
@@ -46,8 +46,8 @@ impl Drop for Scratch {
     }
 }
 
-fn change(path: PathBuf, to: Content) -> Change {
-    Change { path, to }
+fn change(path: PathBuf, to: Content) -> PathChange {
+    PathChange { path, to }
 }
 
 fn text(text: &str) -> Content {
@@ -55,9 +55,9 @@ fn text(text: &str) -> Content {
 }
 
 fn room() -> Content {
-    let original = Original::from(&File { bytes: b"pip".to_vec(), mode: 0o755 });
-    let record = Record { rankrun: "1".to_owned(), original: Some(original) };
-    Content::Room(Room { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
+    let original = OriginalScript::from(&File { bytes: b"pip".to_vec(), mode: 0o755 });
+    let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(original) };
+    Content::Room(GuardPackage { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
 }
 
 #[test]
@@ -143,11 +143,11 @@ fn what_is_there_is_read_as_what_it_is() {
     fs::create_dir(scratch.at("kept")).unwrap();
     fs::write(scratch.at("guard"), vec![b'x'; LONGEST_SCRIPT + 1]).unwrap();
     let found = look(&layout, |_| false).unwrap();
-    assert_eq!([&found.torchrun, &found.kept, &found.guard], [&Entry::Other; 3]);
-    assert_eq!((&found.hook, &found.record, &found.link), (&Entry::Missing, &Entry::Missing, &None));
+    assert_eq!([&found.torchrun, &found.kept, &found.guard], [&PathEntry::Other; 3]);
+    assert_eq!((&found.hook, &found.record, &found.link), (&PathEntry::Missing, &PathEntry::Missing, &None));
     apply(&[change(layout.room.clone(), room())]).unwrap();
     let found = look(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
-    assert_eq!(found.hook, Entry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
-    assert_eq!(found.link, Some(Target::Works("/env/bin/rankrun".into())));
-    assert_eq!(look(&layout, |_| false).unwrap().link, Some(Target::Gone("/env/bin/rankrun".into())));
+    assert_eq!(found.hook, PathEntry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
+    assert_eq!(found.link, Some(ShimTarget::Works("/env/bin/rankrun".into())));
+    assert_eq!(look(&layout, |_| false).unwrap().link, Some(ShimTarget::Gone("/env/bin/rankrun".into())));
 }

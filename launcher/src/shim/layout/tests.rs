@@ -4,9 +4,9 @@ use std::path::Path;
 
 use super::*;
 
-fn environment(prefix: &OsStr) -> Environment {
+fn environment(prefix: &OsStr) -> PythonEnvironment {
     let prefix = Path::new(prefix);
-    Environment {
+    PythonEnvironment {
         python: prefix.join("bin/python"),
         prefix: prefix.to_owned(),
         scripts: prefix.join("bin"),
@@ -15,9 +15,9 @@ fn environment(prefix: &OsStr) -> Environment {
     }
 }
 
-fn texts(prefix: &OsStr) -> Result<Texts, ShimError> {
+fn texts(prefix: &OsStr) -> Result<ShimTexts, ShimError> {
     let environment = environment(prefix);
-    Texts::of(&environment, &Layout::of(&environment))
+    ShimTexts::of(&environment, &Layout::of(&environment))
 }
 
 #[test]
@@ -76,11 +76,11 @@ fn the_scripts_of_installers_are_told_from_ours_and_from_others() {
 #[test]
 fn a_record_brings_back_every_byte() {
     let file = File { bytes: (0..=255).collect(), mode: 0o750 };
-    let record = Record { rankrun: "1".to_owned(), original: Some(Original::from(&file)) };
+    let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(OriginalScript::from(&file)) };
     let text = serde_json::to_string(&record).unwrap();
-    let read: Record = serde_json::from_str(&text).unwrap();
+    let read: OriginalFiles = serde_json::from_str(&text).unwrap();
     assert_eq!(read.original.unwrap().file(), Some(file));
-    let forged: Original = serde_json::from_str(r#"{"mode": 493, "script": "€"}"#).unwrap();
+    let forged: OriginalScript = serde_json::from_str(r#"{"mode": 493, "script": "€"}"#).unwrap();
     assert_eq!(forged.file(), None);
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::shim::state::Target;
+use crate::shim::state::ShimTarget;
 
 const RANKRUN: &str = "/env/bin/rankrun";
 
@@ -12,44 +12,47 @@ fn layout() -> Layout {
     }
 }
 
-fn texts() -> Texts {
-    Texts { torchrun: b"shim".to_vec(), hook: b"hook".to_vec(), guard: b"guard".to_vec() }
+fn texts() -> ShimTexts {
+    ShimTexts { torchrun: b"shim".to_vec(), hook: b"hook".to_vec(), guard: b"guard".to_vec() }
 }
 
 fn script(text: &str) -> File {
     File { bytes: text.into(), mode: 0o755 }
 }
 
-fn record(original: Option<&File>) -> Option<Record> {
-    Some(Record { rankrun: env!("CARGO_PKG_VERSION").to_owned(), original: original.map(Original::from) })
+fn record(original: Option<&File>) -> Option<OriginalFiles> {
+    Some(OriginalFiles {
+        rankrun: env!("CARGO_PKG_VERSION").to_owned(),
+        original: original.map(OriginalScript::from),
+    })
 }
 
-fn before(torchrun: Torchrun) -> State {
-    State { torchrun, kept: None, record: None, hook: None, has_traces: false, link: None }
+fn before(torchrun: Torchrun) -> ShimState {
+    ShimState { torchrun, kept: None, record: None, hook: None, has_traces: false, link: None }
 }
 
 /// All of ours, over pip's script.
-fn on() -> State {
-    State {
-        torchrun: Torchrun::Shim(Age::Current),
+fn on() -> ShimState {
+    ShimState {
+        torchrun: Torchrun::Shim(FileAge::Current),
         kept: Some(script("pip")),
         record: record(Some(&script("pip"))),
-        hook: Some(Age::Current),
+        hook: Some(FileAge::Current),
         has_traces: true,
-        link: Some(Target::Works(RANKRUN.into())),
+        link: Some(ShimTarget::Works(RANKRUN.into())),
     }
 }
 
 /// The changes as words, in their order.
-fn words(changes: &[Change]) -> Vec<String> {
-    let change = |change: &Change| {
+fn words(changes: &[PathChange]) -> Vec<String> {
+    let change = |change: &PathChange| {
         let name = change.path.file_name().unwrap_or_default().to_string_lossy();
         match &change.to {
             Content::Nothing => format!("- {name}"),
             Content::File(file) => format!("{name}: {}", String::from_utf8_lossy(&file.bytes)),
             Content::SameAs(path) => format!("{name} = {}", path.file_name().unwrap().to_string_lossy()),
             Content::Room(room) => {
-                let original = room.record.original.as_ref().and_then(Original::file);
+                let original = room.record.original.as_ref().and_then(OriginalScript::file);
                 let original = original.map(|file| String::from_utf8(file.bytes).unwrap());
                 format!("{name} for {} over {original:?}", room.rankrun.display())
             }
@@ -58,11 +61,11 @@ fn words(changes: &[Change]) -> Vec<String> {
     changes.iter().map(change).collect()
 }
 
-fn turned_on(state: &State) -> Vec<String> {
+fn turned_on(state: &ShimState) -> Vec<String> {
     words(&turn_on(state, &layout(), &texts(), Path::new(RANKRUN)))
 }
 
-fn turned_off(state: &State) -> Vec<String> {
+fn turned_off(state: &ShimState) -> Vec<String> {
     words(&turn_off(state, &layout(), true))
 }
 
@@ -95,7 +98,7 @@ fn what_is_on_needs_no_change() {
 #[test]
 fn on_repairs_what_is_not_as_it_should_be() {
     let room = "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")";
-    let reinstalled = State { torchrun: Torchrun::Original(script("new")), ..on() };
+    let reinstalled = ShimState { torchrun: Torchrun::Original(script("new")), ..on() };
     assert_eq!(
         turned_on(&reinstalled),
         [
@@ -104,14 +107,14 @@ fn on_repairs_what_is_not_as_it_should_be() {
             "torchrun: shim"
         ]
     );
-    let old = State { torchrun: Torchrun::Shim(Age::Old), hook: Some(Age::Old), ..on() };
+    let old = ShimState { torchrun: Torchrun::Shim(FileAge::Old), hook: Some(FileAge::Old), ..on() };
     assert_eq!(turned_on(&old), [room, "torchrun: shim", "rankrun_shim.pth: guard"]);
-    let deleted = State { torchrun: Torchrun::Missing, ..on() };
+    let deleted = ShimState { torchrun: Torchrun::Missing, ..on() };
     assert_eq!(turned_on(&deleted), ["torchrun: shim"]);
-    let elsewhere = State { link: Some(Target::Gone("/old/rankrun".into())), ..on() };
+    let elsewhere = ShimState { link: Some(ShimTarget::Gone("/old/rankrun".into())), ..on() };
     assert_eq!(turned_on(&elsewhere), [room]);
     // The room was deleted: the kept file shows the previous state.
-    let no_room = State { record: None, hook: None, link: None, ..on() };
+    let no_room = ShimState { record: None, hook: None, link: None, ..on() };
     assert_eq!(turned_on(&no_room), [room, "rankrun_shim.pth: guard"]);
 }
 
@@ -131,15 +134,15 @@ fn off_takes_the_guard_away_first() {
 #[test]
 fn off_brings_back_what_the_record_says() {
     let hooks = ["- rankrun_shim.pth", "- _rankrun_shim"];
-    let tampered = State { kept: Some(script("other")), ..on() };
+    let tampered = ShimState { kept: Some(script("other")), ..on() };
     assert_eq!(turned_off(&tampered)[2..], ["torchrun: pip", "- torchrun.rankrun-original"]);
-    let lost = State { kept: None, ..on() };
+    let lost = ShimState { kept: None, ..on() };
     assert_eq!(turned_off(&lost), [hooks[0], hooks[1], "torchrun: pip"]);
-    let none_before = State { kept: None, record: record(None), ..on() };
+    let none_before = ShimState { kept: None, record: record(None), ..on() };
     assert_eq!(turned_off(&none_before), [hooks[0], hooks[1], "- torchrun"]);
-    let no_room = State { record: None, hook: None, has_traces: false, link: None, ..on() };
+    let no_room = ShimState { record: None, hook: None, has_traces: false, link: None, ..on() };
     assert_eq!(turned_off(&no_room), ["torchrun = torchrun.rankrun-original", "- torchrun.rankrun-original"]);
-    let deleted = State { torchrun: Torchrun::Missing, ..on() };
+    let deleted = ShimState { torchrun: Torchrun::Missing, ..on() };
     assert_eq!(turned_off(&deleted)[2], "torchrun = torchrun.rankrun-original");
 }
 
@@ -147,10 +150,10 @@ fn off_brings_back_what_the_record_says() {
 fn off_leaves_a_torchrun_that_came_later() {
     let hooks = ["- rankrun_shim.pth", "- _rankrun_shim", "- torchrun.rankrun-original"];
     for torchrun in [Torchrun::Original(script("new")), Torchrun::Foreign] {
-        assert_eq!(turned_off(&State { torchrun, ..on() }), hooks);
+        assert_eq!(turned_off(&ShimState { torchrun, ..on() }), hooks);
     }
     // PyTorch was uninstalled, and its torchrun with it.
-    let uninstalled = State { torchrun: Torchrun::Missing, ..on() };
+    let uninstalled = ShimState { torchrun: Torchrun::Missing, ..on() };
     assert_eq!(words(&turn_off(&uninstalled, &layout(), false)), hooks);
 }
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::store::keyspace::ClientId;
 
-use super::{Guest, Server};
-use crate::store::connection::{Closed, MAX_UNSENT};
+use super::{ClientConnection, Server};
+use crate::store::connection::{CloseReason, MAX_UNSENT};
 
 /// A client that has read nothing for so many ticks is closed before clients that read.
 const STALLED_TICKS: u32 = 2;
@@ -19,12 +19,12 @@ const STALLED_TICKS: u32 = 2;
 ///
 /// Time is counted in ticks: where this process was stopped, its clients were not slow.
 #[derive(Debug, Default)]
-pub(super) struct Behind {
+pub(super) struct SlowReaders {
     clients: BTreeSet<ClientId>,
     next_tick: Option<Instant>,
 }
 
-impl Behind {
+impl SlowReaders {
     /// Whether the client has answers that are not sent; true where the last such client has none any more.
     fn set(&mut self, client: ClientId, is_behind: bool, tick: Duration) -> bool {
         if is_behind {
@@ -51,7 +51,7 @@ impl Behind {
 
 /// The facts that decide which connection is closed first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Load {
+pub(super) struct ConnectionLoad {
     pub(super) client: ClientId,
     /// Bytes that closing it may free.
     pub(super) bytes: u64,
@@ -60,7 +60,7 @@ pub(super) struct Load {
 }
 
 /// The connection that is closed first where all hold too much. Pure.
-pub(super) fn first_to_close(loads: impl Iterator<Item = Load>) -> Option<ClientId> {
+pub(super) fn first_to_close(loads: impl Iterator<Item = ConnectionLoad>) -> Option<ClientId> {
     let held = loads.filter(|load| load.bytes > 0);
     held.max_by_key(|load| (load.unread_ticks >= STALLED_TICKS, load.bytes)).map(|load| load.client)
 }
@@ -82,7 +82,7 @@ impl Server {
 
     /// Records the memory that a connection holds now.
     pub(super) fn account(&mut self, client: ClientId) {
-        let Some(Guest { connection, held, .. }) = self.guests.get_mut(&client) else { return };
+        let Some(ClientConnection { connection, held, .. }) = self.guests.get_mut(&client) else { return };
         let before = std::mem::replace(held, connection.held());
         self.held = self.held - before + *held;
         let is_behind = connection.has_output();
@@ -102,13 +102,13 @@ impl Server {
         }
         // Some room is made at once, so that the next request is not the next to come here.
         while self.memory() > self.limits.held / 8 * 7 {
-            let load = |(client, guest): (&ClientId, &Guest)| Load {
+            let load = |(client, guest): (&ClientId, &ClientConnection)| ConnectionLoad {
                 client: *client,
                 bytes: guest.connection.load(),
                 unread_ticks: guest.connection.unread_ticks(),
             };
             let Some(client) = first_to_close(self.guests.iter().map(load)) else { return };
-            self.close(client, &Closed::TooMuch);
+            self.close(client, &CloseReason::TooMuch);
             self.keyspace.sweep_detached();
         }
     }
@@ -123,13 +123,13 @@ impl Server {
         self.keyspace.sweep_detached();
         let mut unread = Vec::new();
         for client in &self.behind.clients {
-            let Some(Guest { connection, .. }) = self.guests.get_mut(client) else { continue };
+            let Some(ClientConnection { connection, .. }) = self.guests.get_mut(client) else { continue };
             if connection.tick() >= self.limits.unread_ticks && connection.is_paused() {
                 unread.push(*client);
             }
         }
         for client in unread {
-            self.close(client, &Closed::Unread);
+            self.close(client, &CloseReason::Unread);
         }
     }
 }
@@ -138,13 +138,13 @@ impl Server {
 mod tests {
     use super::*;
 
-    fn load(client: u64, bytes: u64, unread_ticks: u32) -> Load {
-        Load { client: ClientId(client), bytes, unread_ticks }
+    fn load(client: u64, bytes: u64, unread_ticks: u32) -> ConnectionLoad {
+        ConnectionLoad { client: ClientId(client), bytes, unread_ticks }
     }
 
     #[test]
     fn client_that_does_not_read_is_closed_before_a_larger_one_that_reads() {
-        let close = |loads: &[Load]| first_to_close(loads.iter().copied()).map(|client| client.0);
+        let close = |loads: &[ConnectionLoad]| first_to_close(loads.iter().copied()).map(|client| client.0);
         assert_eq!(close(&[load(1, 900, 0), load(2, 10, 2), load(3, 20, 9)]), Some(3));
         assert_eq!(close(&[load(1, 900, 1), load(2, 10, 0)]), Some(1));
         assert_eq!(close(&[load(1, 0, 99)]), None);
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn ticks_run_only_while_a_client_is_behind() {
-        let (mut behind, tick) = (Behind::default(), Duration::from_secs(1));
+        let (mut behind, tick) = (SlowReaders::default(), Duration::from_secs(1));
         assert!(!behind.set(ClientId(1), false, tick) && behind.next_tick().is_none());
         assert!(!behind.set(ClientId(1), true, tick) && behind.next_tick().is_some());
         assert!(!behind.set(ClientId(2), true, tick));

@@ -15,7 +15,7 @@ const MAX_ROOT: usize = 64;
 
 /// The identity that a connection has sent.
 #[derive(Debug, Default)]
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     /// It has sent a whole request.
     known: bool,
     /// The number in its first greeting.
@@ -26,19 +26,19 @@ pub(super) struct Identity {
 
 /// The parts of the keyspace and the connections that a new generation keeps.
 #[derive(Debug, Default)]
-pub(in crate::store) struct Kept {
+pub(in crate::store) struct RetainedClients {
     /// Keys that begin with one of these, and the connections that have used such keys.
     pub(in crate::store) prefixes: Vec<Vec<u8>>,
     /// Connections that have greeted with one of these.
     pub(in crate::store) nonces: BTreeSet<u32>,
 }
 
-impl Kept {
+impl RetainedClients {
     pub(super) fn key(&self, key: &[u8]) -> bool {
         self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
-    pub(super) fn connection(&self, identity: &Identity) -> bool {
+    pub(super) fn connection(&self, identity: &ClientIdentity) -> bool {
         let greeted = identity.nonce.is_some_and(|nonce| self.nonces.contains(&nonce));
         greeted
             || self.prefixes.iter().any(|prefix| identity.roots.iter().any(|known| **known == *root(prefix)))
@@ -74,7 +74,7 @@ fn keys(request: &Request) -> Vec<&[u8]> {
 
 /// All connections, by the identity that they have sent.
 #[derive(Debug, Default)]
-pub(super) struct Register {
+pub(super) struct ClientRegistry {
     /// Client ids since the last reset, also of clients that have gone.
     greeted: BTreeSet<u32>,
     /// The count of open connections, per client id.
@@ -85,13 +85,13 @@ pub(super) struct Register {
     strangers: BTreeMap<ClientId, Instant>,
 }
 
-impl Register {
+impl ClientRegistry {
     pub(super) fn admit(&mut self, client: ClientId, now: Instant) {
         self.strangers.insert(client, now);
     }
 
     /// A connection has sent a request.
-    pub(super) fn note(&mut self, client: ClientId, identity: &mut Identity, request: &Request) {
+    pub(super) fn note(&mut self, client: ClientId, identity: &mut ClientIdentity, request: &Request) {
         if !std::mem::replace(&mut identity.known, true) {
             self.strangers.remove(&client);
         }
@@ -115,7 +115,7 @@ impl Register {
     }
 
     /// A connection has closed; whether it was the last one of its number.
-    pub(super) fn leave(&mut self, client: ClientId, identity: &Identity) -> bool {
+    pub(super) fn leave(&mut self, client: ClientId, identity: &ClientIdentity) -> bool {
         self.strangers.remove(&client);
         let Some(nonce) = identity.nonce else { return false };
         let open = self.open.get_mut(&nonce).map_or(0, |open| {
@@ -130,7 +130,7 @@ impl Register {
     }
 
     /// The server has closed a connection of an old generation: this does not count as a departure.
-    pub(super) fn dismiss(&mut self, client: ClientId, identity: &Identity) {
+    pub(super) fn dismiss(&mut self, client: ClientId, identity: &ClientIdentity) {
         if self.leave(client, identity)
             && let Some(nonce) = identity.nonce
         {

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use rankrun_contract::store::keyspace::KeyspaceError;
 
-use crate::store::connection::Closed;
+use crate::store::connection::CloseReason;
 use bytesize::ByteSize;
 
 /// Longest part of a key that is shown, in bytes.
 const MAX_SHOWN: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum WarningKind {
     Full,
     TooMuch,
     Unread,
@@ -20,7 +20,7 @@ enum Kind {
 /// The kinds of warnings already written.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
-    said: BTreeSet<Kind>,
+    said: BTreeSet<WarningKind>,
 }
 
 impl Warnings {
@@ -28,7 +28,7 @@ impl Warnings {
     pub(super) fn of_full(&mut self, error: &KeyspaceError, request: &str) -> Option<String> {
         let KeyspaceError::Full { key, used, more, limit } = error else { return None };
         let key = key[..key.len().min(MAX_SHOWN)].escape_ascii();
-        self.said.insert(Kind::Full).then(|| {
+        self.said.insert(WarningKind::Full).then(|| {
             format!(
                 "the store is full: it holds {} of {}, and `{request}` of key `{key}` with {} more is refused; \
                  `--store-limit SIZE` raises the limit",
@@ -40,16 +40,16 @@ impl Warnings {
     }
 
     /// A connection was closed for a limit; its text, where it is the first one.
-    pub(super) fn of_close(&mut self, reason: &Closed, limit: u64) -> Option<String> {
+    pub(super) fn of_close(&mut self, reason: &CloseReason, limit: u64) -> Option<String> {
         let limit = ByteSize(limit);
         match reason {
-            Closed::TooMuch => self.said.insert(Kind::TooMuch).then(|| {
+            CloseReason::TooMuch => self.said.insert(WarningKind::TooMuch).then(|| {
                 format!(
                     "the store's clients leave more than {limit} of requests and answers unfinished: the store closes \
                      the connection with the most; `--store-limit SIZE` raises the limit"
                 )
             }),
-            Closed::Unread => self.said.insert(Kind::Unread).then(|| {
+            CloseReason::Unread => self.said.insert(WarningKind::Unread).then(|| {
                 "a client of the store has read none of its answers for a minute: the store closes its connection"
                     .to_owned()
             }),
@@ -75,10 +75,10 @@ mod tests {
         assert!(text.contains("x` with 1000 B more is refused; `--store-limit SIZE`"), "{text}");
         assert_eq!(warnings.of_full(&full, "SET"), None);
         assert_eq!(warnings.of_full(&KeyspaceError::AlreadyWaiting, "WAIT"), None);
-        for reason in [Closed::TooMuch, Closed::Unread] {
+        for reason in [CloseReason::TooMuch, CloseReason::Unread] {
             assert!(warnings.of_close(&reason, 1 << 30).is_some());
             assert_eq!(warnings.of_close(&reason, 1 << 30), None);
         }
-        assert_eq!(warnings.of_close(&Closed::Silent, 1 << 30), None);
+        assert_eq!(warnings.of_close(&CloseReason::Silent, 1 << 30), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Clients that leave their answers unread: all together are bounded, and clients that read go on.
 
-use super::super::server::Limits;
+use super::super::server::ClientLimits;
 use super::strangers::limited;
 use super::*;
 use bytesize::ByteSize;
@@ -37,7 +37,7 @@ fn replaced_values(key: &str, rounds: u8) -> Vec<u8> {
 
 #[test]
 fn unread_answers_above_the_limit_close_clients_that_do_not_read() {
-    let server = limited(Limits::default());
+    let server = limited(ClientLimits::default());
     server.limit(ByteSize(32 * MIB as u64)).unwrap();
     let mut reader = Client::greeted(&server, 7);
     reader.set("mine", &"v".repeat(MIB));
@@ -56,7 +56,7 @@ fn unread_answers_above_the_limit_close_clients_that_do_not_read() {
 
 #[test]
 fn one_value_in_the_answers_of_many_clients_is_held_once() {
-    let server = limited(Limits::default());
+    let server = limited(ClientLimits::default());
     server.limit(ByteSize(32 * MIB as u64)).unwrap();
     let large = "v".repeat(8 * MIB);
     let mut writer = Client::new(&server);
@@ -73,7 +73,11 @@ fn one_value_in_the_answers_of_many_clients_is_held_once() {
 
 #[test]
 fn paused_client_is_closed_and_slow_reader_stays() {
-    let server = limited(Limits { tick: Duration::from_millis(50), unread_ticks: 40, ..Limits::default() });
+    let server = limited(ClientLimits {
+        tick: Duration::from_millis(50),
+        unread_ticks: 40,
+        ..ClientLimits::default()
+    });
     let mut writer = Client::new(&server);
     writer.set("k", &"v".repeat(MIB));
     writer.assert_nothing_came();
@@ -98,7 +102,7 @@ fn paused_client_is_closed_and_slow_reader_stays() {
 
 #[test]
 fn wait_that_does_not_fit_is_answered_as_cancelled() {
-    let server = limited(Limits::default());
+    let server = limited(ClientLimits::default());
     server.limit(ByteSize(300)).unwrap();
     let mut client = Client::new(&server);
     client.set("k", &"v".repeat(100));

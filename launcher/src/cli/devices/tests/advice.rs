@@ -6,8 +6,8 @@ const GIVEN: &str = "rankrun --nproc-per-node 2 --devices 0,1";
 
 #[test]
 fn a_hint_names_nothing_that_was_given_or_is_refused() {
-    let hung = || with_sign(trouble(TroubleKind::Hung(30)));
-    let failed = || with_sign(trouble(TroubleKind::Failed("mismatch".to_owned())));
+    let hung = || with_sign(trouble(ProbeProblemKind::Hung(30)));
+    let failed = || with_sign(trouble(ProbeProblemKind::Failed("mismatch".to_owned())));
     let hint = |world: FakeWorld, line: &str, environment: &[_]| refusal(world, line, environment).2;
     assert_eq!(
         hint(failed(), GIVEN, &[]),

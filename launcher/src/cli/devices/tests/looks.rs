@@ -37,7 +37,7 @@ fn nobody_looks_at_hardware_that_does_not_matter() {
 
 #[test]
 fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
-    let plain = Ask::default();
+    let plain = ProbeScope::default();
     for (line, ask, limit) in [
         ("rankrun", plain, LIMIT),
         ("rankrun --nproc-per-node auto", plain, LIMIT),
@@ -47,14 +47,14 @@ fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
         ("rankrun --nproc-per-node 1 --device-type cuda", plain, LIMIT),
         ("rankrun --nproc-per-node 1 --devices all", plain, LIMIT),
         ("rankrun --nproc-per-node 1 --oversubscribe", plain, LIMIT),
-        ("rankrun --devices idle", Ask { state: true, ..plain }, LIMIT),
-        ("rankrun --check-devices", Ask { state: true, ..plain }, LIMIT),
-        ("rankrun --exclude-unhealthy", Ask { state: true, ..plain }, LIMIT),
-        ("rankrun --device-order topology", Ask { links: true, ..plain }, LIMIT),
-        ("rankrun --nproc-per-node 1 --numa-binding node", Ask { cpus: true, ..plain }, LIMIT),
+        ("rankrun --devices idle", ProbeScope { state: true, ..plain }, LIMIT),
+        ("rankrun --check-devices", ProbeScope { state: true, ..plain }, LIMIT),
+        ("rankrun --exclude-unhealthy", ProbeScope { state: true, ..plain }, LIMIT),
+        ("rankrun --device-order topology", ProbeScope { links: true, ..plain }, LIMIT),
+        ("rankrun --nproc-per-node 1 --numa-binding node", ProbeScope { cpus: true, ..plain }, LIMIT),
         ("torchrun --nproc-per-node auto", plain, LIMIT),
         ("torchrun --nproc-per-node gpu", plain, LIMIT),
-        ("torchrun --nproc-per-node 1 --numa-binding node", Ask { cpus: true, ..plain }, LIMIT),
+        ("torchrun --nproc-per-node 1 --numa-binding node", ProbeScope { cpus: true, ..plain }, LIMIT),
     ] {
         assert_eq!(questions(world().machine(gpus(4)), line), [Question::Discover(ask, limit)], "{line}");
     }
@@ -69,10 +69,14 @@ fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
 #[test]
 fn a_library_that_does_not_answer_stops_who_depends_on_it() {
     for (what, words, hint) in [
-        (TroubleKind::Hung(30), "NVML did not answer within 30 seconds", "--probe-timeout"),
-        (TroubleKind::Failed("Driver/library version mismatch".to_owned()), "mismatch", "--device-type cpu"),
+        (ProbeProblemKind::Hung(30), "NVML did not answer within 30 seconds", "--probe-timeout"),
         (
-            TroubleKind::Crashed("killed by SIGSEGV".to_owned()),
+            ProbeProblemKind::Failed("Driver/library version mismatch".to_owned()),
+            "mismatch",
+            "--device-type cpu",
+        ),
+        (
+            ProbeProblemKind::Crashed("killed by SIGSEGV".to_owned()),
             "NVML crashed: killed by SIGSEGV",
             "--nproc-per-node N",
         ),
@@ -99,7 +103,7 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
     }
     // Of another type.
     let (_, text, _) =
-        refusal(world().machine(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node xpu", &[]);
+        refusal(world().machine(trouble(ProbeProblemKind::Hung(1))), "rankrun --nproc-per-node xpu", &[]);
     assert_eq!(text, "`--nproc-per-node` is `xpu`: there is no xpu device");
 }
 
@@ -175,7 +179,7 @@ fn workers_that_nobody_looked_for_are_told_no_device() {
     assert_eq!(known(with_sign(gpus(2)), "torchrun --nproc-per-node 2"), [false, false]);
     assert_eq!(known(world(), "torchrun --nproc-per-node 2"), [true, true]);
     assert_eq!(known(with_sign(gpus(2)), "rankrun --nproc-per-node 2"), [true, true]);
-    assert_eq!(known(with_sign(trouble(TroubleKind::Hung(1))), "rankrun --nproc-per-node 1"), [false]);
+    assert_eq!(known(with_sign(trouble(ProbeProblemKind::Hung(1))), "rankrun --nproc-per-node 1"), [false]);
     assert_eq!(known(with_sign(gpus(2)), "rankrun --nproc-per-node 1 --devices none"), [true]);
 }
 
@@ -184,7 +188,7 @@ fn workers_that_nobody_looked_for_are_told_no_device() {
 fn a_library_alone_refuses_no_launch() {
     let image = || world().cpus(3).file("/usr/lib/libnvidia-ml.so.1", b"");
     for (line, workers) in [("rankrun", 1), ("rankrun --nproc-per-node auto", 3)] {
-        let launch = launch(image().machine(trouble(TroubleKind::Hung(1))), line, &[]);
+        let launch = launch(image().machine(trouble(ProbeProblemKind::Hung(1))), line, &[]);
         assert_eq!(launch.spec.workers.get(), workers, "{line}");
     }
 }
@@ -192,7 +196,7 @@ fn a_library_alone_refuses_no_launch() {
 #[test]
 fn a_source_that_another_stands_in_for_is_told_once() {
     let mut machine = gpus(2);
-    machine.made_good = trouble(TroubleKind::Failed("Driver Not Loaded".to_owned())).troubles;
+    machine.made_good = trouble(ProbeProblemKind::Failed("Driver Not Loaded".to_owned())).troubles;
     let launch = launch(with_sign(machine), "rankrun --quiet", &[]);
     let told = said(&launch);
     assert_eq!(launch.spec.workers.get(), 2);

@@ -1,7 +1,7 @@
 //! Which worker has which device, what it is told of it, and what is said.
 
 use super::*;
-use crate::device::choice::{How, label};
+use crate::device::choice::{SelectionMethod, label};
 use crate::device::fake;
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
@@ -17,7 +17,7 @@ fn map(launch: &Launch) -> String {
 
 /// One variable of each worker, `-` where it is taken away and `.` where it is as it was.
 fn variable(launch: &Launch, name: &str) -> String {
-    let of = |seat: &Seat| {
+    let of = |seat: &WorkerDevice| {
         let found = seat.variables.iter().find(|(set, _)| *set == name);
         match found {
             None => ".".to_owned(),
@@ -141,7 +141,7 @@ fn more_workers_than_devices_is_a_decision() {
 
 #[test]
 fn a_number_of_workers_needs_no_driver() {
-    for what in [TroubleKind::Hung(2), TroubleKind::Failed("no permission".to_owned())] {
+    for what in [ProbeProblemKind::Hung(2), ProbeProblemKind::Failed("no permission".to_owned())] {
         let launch =
             launch(with_sign(trouble(what)), "rankrun --nproc-per-node 2", &[("OMP_NUM_THREADS", "1")]);
         assert_eq!(map(&launch), "not looked at not looked at");
@@ -256,7 +256,8 @@ fn a_device_is_called_the_same_everywhere() {
     for (kind, part, title) in parts {
         let accelerator = Accelerator { part, ..gpu(kind, 1) };
         let label = label(&accelerator);
-        let card = told::card(&Chosen { accelerator, how: How::Default, name: String::new() });
+        let card =
+            told::card(&SelectedDevice { accelerator, how: SelectionMethod::Default, name: String::new() });
         assert_eq!((card.title().as_str(), card.to_string()), (title, label));
     }
 }

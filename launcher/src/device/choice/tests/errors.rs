@@ -1,7 +1,7 @@
 //! Refused requests, and the text of their errors.
 
 use super::*;
-use crate::device::{Condition, Trouble, TroubleKind};
+use crate::device::{Condition, ProbeProblem, ProbeProblemKind};
 
 fn refused(machine: &str, variables: &str, words: &str) -> ChoiceError {
     refused_on(&fake::machine(machine), variables, words)
@@ -162,8 +162,11 @@ fn the_error_lists_what_is_there() {
 #[test]
 fn missing_device_type_reports_problems_and_alternatives() {
     let mut machine = fake::rocm(1);
-    machine.troubles =
-        vec![Trouble { kind: DeviceType::Cuda, source: "NVML".to_owned(), what: TroubleKind::Hung(5) }];
+    machine.troubles = vec![ProbeProblem {
+        kind: DeviceType::Cuda,
+        source: "NVML".to_owned(),
+        what: ProbeProblemKind::Hung(5),
+    }];
     let error = refused_on(&machine, "", "--device-type cuda");
     assert_eq!(error.to_string(), "there is no cuda device\n  NVML did not answer within 5 seconds");
     assert_eq!(error.hint().unwrap(), "devices of another type are here: `--device-type rocm`");
@@ -173,7 +176,7 @@ fn missing_device_type_reports_problems_and_alternatives() {
 fn an_order_that_only_the_driver_knows_is_refused_where_it_matters() {
     let machine = fake::mixed_cuda();
     let choose_with = |variables: &str, words: &str| {
-        choose(&Question {
+        choose(&ChoiceInput {
             machine: &machine,
             inherited: &environment(variables),
             request: &request(words),
@@ -201,7 +204,7 @@ fn the_driver_is_asked_once() {
     };
     let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
     let request = request("--devices 1,0 --device-order fastest");
-    let question = Question {
+    let question = ChoiceInput {
         machine: &machine,
         inherited: &inherited,
         request: &request,
@@ -218,9 +221,9 @@ fn a_dead_device_is_refused_or_left_out() {
     let machine = fake::cuda(3);
     let unhealthy = [(1, "GPU is lost".to_owned())];
     let with = |words: &str, unhealthy: &[(usize, String)]| {
-        choose(&Question {
+        choose(&ChoiceInput {
             machine: &machine,
-            inherited: &Inherited::default(),
+            inherited: &InheritedVariables::default(),
             request: &request(words),
             unhealthy,
             cuda_order: &no_driver,
@@ -236,7 +239,7 @@ fn a_dead_device_is_refused_or_left_out() {
     let choice = with("--exclude-unhealthy", &unhealthy).unwrap();
     assert_eq!(numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
     assert!(!choice.untouched);
-    assert_eq!(choice.warnings, [Warning::LeftOut { device, because }]);
+    assert_eq!(choice.warnings, [ChoiceWarning::LeftOut { device, because }]);
     let all: Vec<(usize, String)> = (0..3).map(|at| (at, "GPU is lost".to_owned())).collect();
     assert!(
         matches!(with("--exclude-unhealthy", &all), Err(ChoiceError::AllUnhealthy { because }) if because.len() == 3)
@@ -250,7 +253,7 @@ fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
         let unhealthy = [(at, "it is lost".to_owned())];
         let request = request("--exclude-unhealthy");
         let inherited = environment(variables);
-        let question = Question {
+        let question = ChoiceInput {
             machine,
             inherited: &inherited,
             request: &request,
@@ -279,7 +282,8 @@ fn a_lost_card_without_a_name_is_refused_with_the_ways_to_leave_it_out() {
         error.hint().unwrap(),
         "`--exclude-unhealthy` goes on without it, and so does `-5` at the end of `--devices`"
     );
-    let without = fake::choose(&machine, &Inherited::default(), &request("--devices -0-3,-5")).unwrap();
+    let without =
+        fake::choose(&machine, &InheritedVariables::default(), &request("--devices -0-3,-5")).unwrap();
     assert_eq!(numbers(without.devices.iter().map(|device| &device.accelerator)), "4 6 7");
 }
 
@@ -289,6 +293,7 @@ fn a_device_that_its_variable_cannot_name_is_refused() {
     machine.accelerators.iter_mut().for_each(|card| card.module_id = None);
     let error = refused_on(&machine, "", "--devices 1");
     assert!(matches!(error, ChoiceError::Nameless { variable: "HABANA_VISIBLE_MODULES", .. }), "{error:?}");
-    let untouched = fake::choose(&machine, &Inherited::default(), &Request::default()).unwrap();
-    assert!(matches!(untouched.warnings.as_slice(), [Warning::OrderUnknown { .. }]));
+    let untouched =
+        fake::choose(&machine, &InheritedVariables::default(), &DeviceRequest::default()).unwrap();
+    assert!(matches!(untouched.warnings.as_slice(), [ChoiceWarning::OrderUnknown { .. }]));
 }

@@ -55,10 +55,10 @@ fn what_a_variable_drops_is_told_once() {
     ] {
         let mut machine = fake::machine(machine);
         machine.accelerators.last_mut().unwrap().integrated = true;
-        let choice = fake::choose(&machine, &environment(variables), &Request::default()).unwrap();
+        let choice = fake::choose(&machine, &environment(variables), &DeviceRequest::default()).unwrap();
         assert_eq!(fake::numbers(choice.devices.iter().map(|chosen| &chosen.accelerator)), taken);
         let dropped =
-            choice.warnings.iter().filter(|warning| matches!(warning, Warning::Dropped { .. })).count();
+            choice.warnings.iter().filter(|warning| matches!(warning, ChoiceWarning::Dropped { .. })).count();
         assert_eq!(dropped, 1, "{variables}: {:?}", choice.warnings);
     }
 }

@@ -3,13 +3,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::visibility::Counting;
+use crate::device::visibility::IndexOrder;
 
 /// A machine with what is inherited on it.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
     pub(crate) machine: Machine,
-    pub(crate) inherited: Inherited,
+    pub(crate) inherited: InheritedVariables,
 }
 
 /// Machines of every vendor with good and bad lists.
@@ -34,7 +34,7 @@ fn inherited(
     [first, second]: [Option<Vec<u32>>; 2],
     [order, hierarchy]: [Option<&str>; 2],
     by_uuid: bool,
-) -> Inherited {
+) -> InheritedVariables {
     let uuid = |index: &u32| {
         let uuid =
             machine.accelerators.get(usize::try_from(*index).unwrap()).and_then(|card| card.uuid.clone());
@@ -42,7 +42,7 @@ fn inherited(
     };
     let text =
         |list: Option<Vec<u32>>| list.map(|list| list.iter().map(uuid).collect::<Vec<_>>().join(",").into());
-    let mut inherited = Inherited::default();
+    let mut inherited = InheritedVariables::default();
     match machine.accelerators[0].kind {
         DeviceType::Cuda => (inherited.cuda, inherited.cuda_order) = (text(first), order.map(Into::into)),
         DeviceType::Rocm => (inherited.rocr, inherited.hip) = (text(first), text(second)),
@@ -63,10 +63,10 @@ pub(crate) fn picks() -> impl Strategy<Value = Vec<usize>> {
 }
 
 /// A request for some of the devices that are visible, and the devices in the order of its entries.
-pub(crate) fn typed(world: &World, picks: &[usize]) -> (Request, Vec<Accelerator>) {
+pub(crate) fn typed(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
-    let asking = Asking { counting: Counting::Typed, cuda_order: &cuda_order };
+    let asking = VisibilityQuery { counting: IndexOrder::Typed, cuda_order: &cuda_order };
     let mut visible = visibility::read(kind, &world.machine, &world.inherited, asking).devices;
     let (mut entries, mut devices) = (Vec::new(), Vec::new());
     for pick in picks {
@@ -75,13 +75,13 @@ pub(crate) fn typed(world: &World, picks: &[usize]) -> (Request, Vec<Accelerator
         }
         let device = visible.remove(pick % visible.len());
         entries.push(match device.index {
-            Some(index) => Entry::Index(index),
-            None => Entry::Uuid(device.accelerator.uuid.clone().unwrap()),
+            Some(index) => SelectorEntry::Index(index),
+            None => SelectorEntry::Uuid(device.accelerator.uuid.clone().unwrap()),
         });
         devices.push(device.accelerator);
     }
     let devices_option = (!entries.is_empty()).then_some(Selector::List(entries));
-    (Request { devices: devices_option, ..Request::default() }, devices)
+    (DeviceRequest { devices: devices_option, ..DeviceRequest::default() }, devices)
 }
 
 fn chosen(choice: &Choice) -> Vec<Accelerator> {
@@ -91,7 +91,7 @@ fn chosen(choice: &Choice) -> Vec<Accelerator> {
 proptest! {
     #[test]
     fn the_map_is_injective_and_as_asked_and_within_what_is_inherited(world in worlds(), picks in picks()) {
-        let all = fake::choose(&world.machine, &world.inherited, &Request::default()).unwrap();
+        let all = fake::choose(&world.machine, &world.inherited, &DeviceRequest::default()).unwrap();
         let visible = chosen(&all);
         let (request, asked) = typed(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
@@ -121,11 +121,11 @@ proptest! {
     fn no_list_and_no_request_make_it_panic(list in "[-0-9GPUMI,. x]{0,12}", words in "[-0-9GPUMI,.:x]{1,8}") {
         for machine in ["cuda 4", "mixed", "mig", "rocm 4", "xpu 2x2", "hpu 8", "npu 8", "cuda 1+rocm 1", "none"] {
             let value: Option<OsString> = Some(list.clone().into());
-            let inherited = Inherited {
+            let inherited = InheritedVariables {
                 cuda: value.clone(), rocr: value.clone(), ze_mask: value.clone(), habana: value.clone(), ascend: value,
-                ..Inherited::default()
+                ..InheritedVariables::default()
             };
-            let request = Request { devices: words.parse().ok(), ..Request::default() };
+            let request = DeviceRequest { devices: words.parse().ok(), ..DeviceRequest::default() };
             if let Err(error) = fake::choose(&fake::machine(machine), &inherited, &request) {
                 prop_assert!(!error.to_string().is_empty() && error.hint().is_some());
             }

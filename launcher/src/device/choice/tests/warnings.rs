@@ -29,8 +29,8 @@ fn junk_in_an_inherited_list_is_one_warning() {
 fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
     let machine = fake::mixed_cuda();
     let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
-    let request = Request::default();
-    let question = Question {
+    let request = DeviceRequest::default();
+    let question = ChoiceInput {
         machine: &machine,
         inherited: &inherited,
         request: &request,
@@ -40,7 +40,7 @@ fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
     let choice = choose(&question).unwrap();
     assert_eq!(
         choice.warnings,
-        [Warning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
+        [ChoiceWarning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
     );
     // A worker that sees one device gets the user's own number for it.
     let names: Vec<&str> = choice.devices.iter().map(|device| device.name.as_str()).collect();

@@ -2,10 +2,10 @@
 
 use std::io::ErrorKind;
 
-use crate::device::{Accelerator, DeviceType, Memory, PciAddress, State};
+use crate::device::{Accelerator, DeviceState, DeviceType, Memory, PciAddress};
 
 use super::tree::Tree;
-use super::{Report, card, hwmon, pci, processes};
+use super::{KernelReport, card, hwmon, pci, processes};
 
 /// The runtime opens it before any card.
 const DRIVER: &str = "/dev/kfd";
@@ -16,7 +16,7 @@ const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 const LEAST_OF_A_CARD: u64 = 2 << 30;
 
 /// Adds the nodes that the runtime would count: GPUs with compute units and a render node that can be opened.
-pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
+pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut KernelReport) {
     let nodes = match tree.numbered(NODES, "") {
         Ok(nodes) => nodes,
         Err(error) => return report.absent(DeviceType::Rocm, NODES, &error),
@@ -33,7 +33,7 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
     }
 }
 
-fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut Report) {
+fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut KernelReport) {
     // A CPU's is 0; of a GPU that a scheduler's rules hide it cannot be read.
     let id = tree.number(&format!("{node}/gpu_id")).unwrap_or(0_u32);
     if id == 0 {
@@ -60,7 +60,7 @@ fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut Report) {
     let mut card = found(tree, node, &properties);
     card.state = card.pci.filter(|_| state).map(|address| {
         let processes = processes::on(tree, id);
-        Box::new(State { processes, ..hwmon::state(tree, &pci::folder(address)) })
+        Box::new(DeviceState { processes, ..hwmon::state(tree, &pci::folder(address)) })
     });
     report.add_to_hive(card, hive);
 }

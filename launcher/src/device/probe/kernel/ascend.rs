@@ -3,7 +3,7 @@
 use crate::device::{Accelerator, DeviceType, PciAddress};
 
 use super::tree::Tree;
-use super::{Report, card, pci};
+use super::{KernelReport, card, pci};
 
 const DEVICES: &str = "/dev";
 const HUAWEI: u32 = 0x19e5;
@@ -11,7 +11,7 @@ const HUAWEI: u32 = 0x19e5;
 const ACCELERATORS: u32 = 0x1200;
 
 /// Adds `/dev/davinci0` and so on. In a container they need not begin at 0; the logical ids do.
-pub(super) fn find(tree: &Tree<'_>, report: &mut Report) {
+pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let numbers = match tree.numbered(DEVICES, "davinci") {
         Ok(numbers) => numbers,
         Err(error) => return report.absent(DeviceType::Npu, DEVICES, &error),

@@ -6,13 +6,13 @@ const MOST_CPUS: u32 = 8192;
 /// The text is not a list of CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a list of CPUs looks like `0-3,8,10-11`, with numbers below 8192")]
-pub struct NoCpuList;
+pub struct CpuListError;
 
 /// The CPUs of a list, in ascending order, each once; an empty text is an empty list.
 ///
 /// # Errors
 /// The text is not a list, or has a number that no CPU can have.
-pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
+pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
     let text = text.trim();
     let items = text.split(',').filter(|_| !text.is_empty());
     let mut runs = items.map(run).collect::<Result<Vec<_>, _>>()?;
@@ -28,16 +28,16 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, NoCpuList> {
 }
 
 /// The CPUs of one item: `8` or `0-3`.
-fn run(item: &str) -> Result<(u32, u32), NoCpuList> {
+fn run(item: &str) -> Result<(u32, u32), CpuListError> {
     let (first, last) = item.split_once('-').unwrap_or((item, item));
     let (first, last) = (number(first)?, number(last)?);
-    if first <= last { Ok((first, last)) } else { Err(NoCpuList) }
+    if first <= last { Ok((first, last)) } else { Err(CpuListError) }
 }
 
-fn number(text: &str) -> Result<u32, NoCpuList> {
+fn number(text: &str) -> Result<u32, CpuListError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number = if digits { text.parse().ok() } else { None };
-    number.filter(|number| *number < MOST_CPUS).ok_or(NoCpuList)
+    number.filter(|number| *number < MOST_CPUS).ok_or(CpuListError)
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
         for text in
             ["a", "1,", ",", "-", "1-", "-1", "3-2", "0-3:1/2", "1 2", "+1", "8192", "0-4294967295", "0x1"]
         {
-            assert_eq!(parse_cpu_list(text), Err(NoCpuList), "{text:?}");
+            assert_eq!(parse_cpu_list(text), Err(CpuListError), "{text:?}");
         }
     }
 

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use crate::device::{Cpu, CpuLayout, DeviceType, NumaNode};
 
 use super::tree::Tree;
-use super::{Report, parse_cpu_list};
+use super::{KernelReport, parse_cpu_list};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
 
 /// The CPUs that are online. A kernel without NUMA has one node, 0. A node that has only memory has no CPUs.
-pub(super) fn layout(tree: &Tree<'_>, report: &mut Report) -> Option<CpuLayout> {
+pub(super) fn layout(tree: &Tree<'_>, report: &mut KernelReport) -> Option<CpuLayout> {
     let path = format!("{CPUS}/online");
     let online = match tree.read(&path) {
         Ok(text) => parse_cpu_list(&text),

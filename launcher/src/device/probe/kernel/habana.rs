@@ -3,12 +3,12 @@
 use crate::device::{Accelerator, Condition, DeviceType};
 
 use super::tree::{Tree, presentable};
-use super::{Report, card, pci};
+use super::{KernelReport, card, pci};
 
 const CLASS: &str = "/sys/class/accel";
 
 /// Adds the cards. Other vendors' devices are of the same class; they have no `device_type`.
-pub(super) fn find(tree: &Tree<'_>, report: &mut Report) {
+pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let numbers = match tree.numbered(CLASS, "accel") {
         Ok(numbers) => numbers,
         Err(error) => return report.absent(DeviceType::Hpu, CLASS, &error),

@@ -1,12 +1,12 @@
 //! The state of a card as its driver shows it by the kernel's own interface for sensors (Linux
 //! `Documentation/hwmon/sysfs-interface.rst`, and amdgpu's additions).
 
-use crate::device::State;
+use crate::device::DeviceState;
 
 use super::tree::Tree;
 
 /// The sensor values of the PCI device in `folder`.
-pub(super) fn state(tree: &Tree<'_>, folder: &str) -> State {
+pub(super) fn state(tree: &Tree<'_>, folder: &str) -> DeviceState {
     let sensors = tree.numbered(&format!("{folder}/hwmon"), "hwmon").unwrap_or_default();
     let sensors = sensors.first().map(|number| format!("{folder}/hwmon/hwmon{number}"));
     let sensor = |name: &str| -> Option<u64> { tree.number(&format!("{}/{name}", sensors.as_ref()?)) };
@@ -14,7 +14,7 @@ pub(super) fn state(tree: &Tree<'_>, folder: &str) -> State {
     let degrees = |name| sensor(name).and_then(|value| u32::try_from(value / 1000).ok());
     let milliwatts = |name| sensor(name).map(|value| value / 1000);
     let megahertz = |name| sensor(name).and_then(|value| u32::try_from(value / 1_000_000).ok());
-    State {
+    DeviceState {
         temperature: degrees("temp1_input"),
         slowdown_temperature: degrees("temp1_crit"),
         power: milliwatts("power1_average").or_else(|| milliwatts("power1_input")),
@@ -24,7 +24,7 @@ pub(super) fn state(tree: &Tree<'_>, folder: &str) -> State {
         memory_clock: megahertz("freq2_input"),
         utilisation: tree.number(&format!("{folder}/gpu_busy_percent")).filter(|busy| *busy <= 100),
         uncorrected_ecc: uncorrected(tree, folder),
-        ..State::default()
+        ..DeviceState::default()
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use crate::device::{Accelerator, DeviceType, Memory, Part, PciAddress};
 
 use super::tree::Tree;
-use super::{Report, card, hwmon, pci};
+use super::{KernelReport, card, hwmon, pci};
 
 const DRIVERS: [&str; 2] = ["/sys/bus/pci/drivers/xe", "/sys/bus/pci/drivers/i915"];
 
@@ -17,7 +17,7 @@ struct Gpu {
 
 /// Adds the cards; each tile of a card with several is a device. Discrete cards come first, so their numbers are
 /// PyTorch's; an integrated GPU beside them is kept since `ZE_AFFINITY_MASK` counts it.
-pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut Report) {
+pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut KernelReport) {
     let mut addresses = Vec::new();
     let mut drivers = 0;
     for driver in DRIVERS {
@@ -59,7 +59,7 @@ const fn is_discrete(address: PciAddress) -> bool {
 }
 
 /// A display or 3D controller of Intel's that this process may open.
-fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut Report) -> Option<Gpu> {
+fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut KernelReport) -> Option<Gpu> {
     let folder = pci::folder(address);
     let class = tree.hex(&format!("{folder}/class"))? >> 8;
     if tree.hex(&format!("{folder}/vendor"))? != 0x8086 || !matches!(class, 0x0300 | 0x0380) {
@@ -100,7 +100,7 @@ fn tiles(tree: &Tree<'_>, folder: &str, discrete: bool) -> Vec<u32> {
     card.and_then(|card| tree.numbered(&format!("{drm}/card{card}/gt"), "gt").ok()).unwrap_or_default()
 }
 
-fn add(tree: &Tree<'_>, number: u32, gpu: &Gpu, state: bool, report: &mut Report) {
+fn add(tree: &Tree<'_>, number: u32, gpu: &Gpu, state: bool, report: &mut KernelReport) {
     let id = tree.hex(&format!("{}/device", gpu.folder));
     let whole = Accelerator {
         pci: Some(gpu.address),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::device::{Accelerator, LinkKind, Nic, PciAddress};
 
-use super::pci::{self, Way};
+use super::pci::{self, PciPath};
 use super::tree::{Tree, presentable};
 
 const RDMA: &str = "/sys/class/infiniband";
@@ -14,7 +14,7 @@ const INTERFACES: &str = "/sys/class/net";
 const MOST_NICS: usize = 128;
 
 /// The cards on the PCI bus: by their RDMA devices, and the rest by their interfaces.
-pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option<Way>]) -> Vec<Nic> {
+pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option<PciPath>]) -> Vec<Nic> {
     let rdma = of_class(tree, RDMA);
     let with_rdma: BTreeSet<PciAddress> = rdma.iter().map(|(_, address)| *address).collect();
     let interfaces = of_class(tree, INTERFACES);
@@ -22,7 +22,7 @@ pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option
     let nic = |(name, address): (String, PciAddress)| {
         let way = pci::way(tree, address);
         let numa_node = pci::numa_node(tree, address);
-        let link = |(card, of_card): (&Accelerator, &Option<Way>)| match (&way, of_card) {
+        let link = |(card, of_card): (&Accelerator, &Option<PciPath>)| match (&way, of_card) {
             (Some(way), Some(of_card)) => pci::between(way, of_card),
             _ if numa_node.is_some() => pci::by_numa_node(numa_node, card.numa_node),
             _ => LinkKind::Sys,

@@ -3,12 +3,12 @@
 use crate::device::{Accelerator, DeviceType, PciAddress};
 
 use super::tree::{Tree, plain_number, presentable};
-use super::{Report, card, pci};
+use super::{KernelReport, card, pci};
 
 const CARDS: &str = "/proc/driver/nvidia/gpus";
 
 /// Adds the cards in PCI order, which is NVML's. A container may list more than it is given.
-pub(super) fn find(tree: &Tree<'_>, report: &mut Report) {
+pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let names = match tree.names(CARDS) {
         Ok(names) => names,
         Err(error) => return report.absent(DeviceType::Cuda, CARDS, &error),

@@ -12,7 +12,7 @@ const LONGEST: usize = 64;
 
 /// The way from the processor to a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct PciPath {
     pub(super) address: PciAddress,
     /// Its host bridge, such as `pci0000:00`, with the folders before it.
     pub(super) host: String,
@@ -32,9 +32,9 @@ pub(super) fn numa_node(tree: &Tree<'_>, address: PciAddress) -> Option<u32> {
 }
 
 /// The way to a device, where the kernel shows it.
-pub(super) fn way(tree: &Tree<'_>, address: PciAddress) -> Option<Way> {
+pub(super) fn way(tree: &Tree<'_>, address: PciAddress) -> Option<PciPath> {
     let (host, bridges) = split(&tree.target(&folder(address))?, address)?;
-    Some(Way { address, host, bridges, numa_node: numa_node(tree, address) })
+    Some(PciPath { address, host, bridges, numa_node: numa_node(tree, address) })
 }
 
 /// The host bridge and the bridges in the path of a device's own folder. Pure.
@@ -58,8 +58,8 @@ fn is_host_bridge(folder: &str) -> bool {
 }
 
 /// How far two devices are from each other. Pure.
-pub(super) fn between(a: &Way, b: &Way) -> LinkKind {
-    let card = |way: &Way| (way.address.domain, way.address.bus, way.address.device);
+pub(super) fn between(a: &PciPath, b: &PciPath) -> LinkKind {
+    let card = |way: &PciPath| (way.address.domain, way.address.bus, way.address.device);
     if card(a) == card(b) {
         return LinkKind::Pix;
     }
@@ -87,11 +87,11 @@ mod tests {
     use super::*;
 
     /// The way of a path below `/sys/devices`; the NUMA node is the first digit of the host bridge's bus, over 8.
-    fn at(path: &str) -> Way {
+    fn at(path: &str) -> PciPath {
         let address = path.rsplit('/').next().unwrap().parse().unwrap();
         let (host, bridges) = split(&format!("../../../devices/{path}"), address).unwrap();
         let numa_node = Some(u32::from(host.rsplit(':').next().unwrap() >= "80"));
-        Way { address, host, bridges, numa_node }
+        PciPath { address, host, bridges, numa_node }
     }
 
     #[test]

@@ -8,19 +8,19 @@ use super::*;
 use crate::device::Memory;
 use folder::Folder;
 
-fn everything() -> Ask {
-    Ask { state: true, links: true, cpus: true }
+fn everything() -> ProbeScope {
+    ProbeScope { state: true, links: true, cpus: true }
 }
 
 fn cards(folder: &Folder) -> Vec<Accelerator> {
-    look(folder.path(), Ask::default()).accelerators
+    look(folder.path(), ProbeScope::default()).accelerators
 }
 
 /// The troubles with devices of a type: where, and whether more than a mere absence.
 fn troubles(folder: &Folder, kind: DeviceType) -> Vec<(String, bool)> {
-    let troubles = look(folder.path(), Ask::default()).troubles;
+    let troubles = look(folder.path(), ProbeScope::default()).troubles;
     let of_kind = troubles.into_iter().filter(|trouble| trouble.kind == kind);
-    of_kind.map(|trouble| (trouble.source, matches!(trouble.what, TroubleKind::Failed(_)))).collect()
+    of_kind.map(|trouble| (trouble.source, matches!(trouble.what, ProbeProblemKind::Failed(_)))).collect()
 }
 
 fn addresses(cards: &[Accelerator]) -> Vec<String> {
@@ -51,7 +51,7 @@ fn nothing_at_all() {
         "/sys/devices/system/cpu/online",
     ];
     assert_eq!(sources, expected);
-    let missing = TroubleKind::Missing("no such file or folder".to_owned());
+    let missing = ProbeProblemKind::Missing("no such file or folder".to_owned());
     assert!(machine.troubles.iter().all(|trouble| trouble.what == missing), "{:?}", machine.troubles);
 }
 

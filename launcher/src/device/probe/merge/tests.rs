@@ -1,7 +1,7 @@
 //! Pictures of NVML and the kernel, and the merged result.
 
 use super::*;
-use crate::device::{Condition, TroubleKind};
+use crate::device::{Condition, ProbeProblemKind};
 
 fn card(kind: DeviceType, index: u32, pci: &str) -> Accelerator {
     Accelerator {
@@ -20,8 +20,12 @@ fn card(kind: DeviceType, index: u32, pci: &str) -> Accelerator {
     }
 }
 
-fn trouble(kind: DeviceType, source: &str) -> Trouble {
-    Trouble { kind, source: source.to_owned(), what: TroubleKind::Missing("no such file".to_owned()) }
+fn trouble(kind: DeviceType, source: &str) -> ProbeProblem {
+    ProbeProblem {
+        kind,
+        source: source.to_owned(),
+        what: ProbeProblemKind::Missing("no such file".to_owned()),
+    }
 }
 
 /// The devices as `type index`, in order.
@@ -47,9 +51,9 @@ fn kernel() -> Machine {
     accelerators[0].numa_node = Some(0);
     accelerators[1].numa_node = Some(1);
     let links = vec![
-        Link { a: 0, b: 1, kind: LinkKind::Sys },
-        Link { a: 0, b: 2, kind: LinkKind::Phb },
-        Link { a: 1, b: 2, kind: LinkKind::Node },
+        DeviceLink { a: 0, b: 1, kind: LinkKind::Sys },
+        DeviceLink { a: 0, b: 2, kind: LinkKind::Phb },
+        DeviceLink { a: 1, b: 2, kind: LinkKind::Node },
     ];
     let nic = Nic {
         name: "mlx5_0".to_owned(),
@@ -79,7 +83,7 @@ fn cards_are_matched_by_address_and_not_by_number() {
             card(DeviceType::Cuda, 0, "00000000:02:00.0"),
             card(DeviceType::Cuda, 1, "00000000:01:00.0"),
         ],
-        links: vec![Link { a: 0, b: 1, kind: LinkKind::Nvlink(4) }],
+        links: vec![DeviceLink { a: 0, b: 1, kind: LinkKind::Nvlink(4) }],
         ..Machine::default()
     };
     nvidia.accelerators[1].numa_node = Some(7);
@@ -109,7 +113,7 @@ fn mig_instances_stand_behind_their_card_and_have_its_ways() {
             instance(0, 1, "0000:01:00.0"),
             instance(0, 0, "0000:01:00.0"),
         ],
-        links: vec![Link { a: 0, b: 1, kind: LinkKind::Phb }],
+        links: vec![DeviceLink { a: 0, b: 1, kind: LinkKind::Phb }],
         ..Machine::default()
     };
     let merged = merge(nvidia, kernel());
@@ -149,7 +153,7 @@ fn links_that_nobody_asked_for_are_not_made_up() {
 fn positions_out_of_range_are_harmless() {
     let mut kernel = kernel();
     kernel.nics[0].links.clear();
-    kernel.links.push(Link { a: 50, b: 99, kind: LinkKind::Pix });
+    kernel.links.push(DeviceLink { a: 50, b: 99, kind: LinkKind::Pix });
     let merged = merge(Machine::default(), kernel);
     assert_eq!(merged.links.len(), 3);
     assert_eq!(merged.nics[0].links.len(), 3);

@@ -4,7 +4,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
 use super::{processes, raw, state, words};
-use crate::device::{Accelerator, Ask, Condition, DeviceType, Memory, Part, PciAddress, State};
+use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Memory, Part, PciAddress, ProbeScope};
 
 /// The name of a card that does not tell it.
 const NAMELESS: &str = "unknown";
@@ -17,11 +17,11 @@ const NUMA_NODE_SCOPE: u32 = 0;
 
 /// Collects a card's answers: an error leaves a field empty, and an error about a lost card is remembered.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(super) struct CardQuery {
     loss: Option<String>,
 }
 
-impl Answers {
+impl CardQuery {
     pub(super) fn take<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {
@@ -58,14 +58,14 @@ pub(super) fn lost(index: u32, why: String) -> Accelerator {
     Accelerator { condition: Condition::Lost { why }, ..blank(index, Part::Whole) }
 }
 
-pub(super) fn look(device: &Device<'_>, index: u32, ask: Ask) -> Accelerator {
-    let mut answers = Answers::default();
+pub(super) fn look(device: &Device<'_>, index: u32, ask: ProbeScope) -> Accelerator {
+    let mut answers = CardQuery::default();
     let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
     let name = answers.take(device.name()).and_then(|name| clean(&name));
     let pci = answers.take(device.pci_info()).and_then(|pci| pci.bus_id.parse::<PciAddress>().ok());
     let memory = memory(device, &mut answers);
     let is_mig = answers.take(device.mig_mode()).is_some_and(|mode| mode.current == 1);
-    let numa_node = if ask == Ask::default() { None } else { numa_node(device, &mut answers) };
+    let numa_node = if ask == ProbeScope::default() { None } else { numa_node(device, &mut answers) };
     let state = ask.state.then(|| Box::new(state::look(device, &mut answers)));
     let condition = answers.condition();
     Accelerator {
@@ -81,15 +81,15 @@ pub(super) fn look(device: &Device<'_>, index: u32, ask: Ask) -> Accelerator {
 }
 
 /// The MIG device `number` of `card`. Heat, power and errors are those of the card; use is its own.
-pub(super) fn instance(device: &Device<'_>, number: u32, card: &Accelerator, ask: Ask) -> Accelerator {
-    let mut answers = Answers::default();
+pub(super) fn instance(device: &Device<'_>, number: u32, card: &Accelerator, ask: ProbeScope) -> Accelerator {
+    let mut answers = CardQuery::default();
     let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
     let name = answers.take(device.name()).and_then(|name| clean(&name));
     let memory = memory(device, &mut answers);
     let state = ask.state.then(|| {
         let state = card.state.as_deref().cloned().unwrap_or_default();
         let utilisation = answers.take(device.utilization_rates()).map(|rates| rates.gpu);
-        Box::new(State { utilisation, processes: processes::look(device, &mut answers), ..state })
+        Box::new(DeviceState { utilisation, processes: processes::look(device, &mut answers), ..state })
     });
     let condition = match &card.condition {
         Condition::Answers => answers.condition(),
@@ -124,7 +124,7 @@ fn blank(index: u32, part: Part) -> Accelerator {
     }
 }
 
-fn memory(device: &Device<'_>, answers: &mut Answers) -> Option<Memory> {
+fn memory(device: &Device<'_>, answers: &mut CardQuery) -> Option<Memory> {
     let memory = match device.memory_info() {
         // Beside drivers that lack it, one may refuse this version of its structure.
         Err(error) if !words::is_loss(&error) => raw::memory(device),
@@ -135,7 +135,7 @@ fn memory(device: &Device<'_>, answers: &mut Answers) -> Option<Memory> {
 
 /// The NUMA node with the memory nearest to the card. Not `nvmlDeviceGetNumaNodeId`, which is the node that the
 /// card's own memory makes on Grace, and which has no CPUs.
-fn numa_node(device: &Device<'_>, answers: &mut Answers) -> Option<u32> {
+fn numa_node(device: &Device<'_>, answers: &mut CardQuery) -> Option<u32> {
     let mask = answers.take(device.memory_affinity(NUMA_WORDS, NUMA_NODE_SCOPE))?;
     only_bit(&mask)
 }
@@ -197,17 +197,17 @@ mod tests {
 
     #[test]
     fn a_card_is_lost_by_an_error_that_says_so_and_by_a_missing_identity() {
-        let mut answers = Answers::default();
+        let mut answers = CardQuery::default();
         assert_eq!(answers.take::<u32>(Err(NvmlError::NotSupported)), None);
         assert_eq!(answers.take::<u32>(Err(NvmlError::Unknown)), None);
         assert_eq!(answers.must::<u32>(Err(NvmlError::NotSupported)), None);
         assert_eq!(answers.condition(), Condition::Answers);
 
-        let mut answers = Answers::default();
+        let mut answers = CardQuery::default();
         answers.must::<u32>(Err(NvmlError::Unknown));
         assert_eq!(answers.condition(), Condition::Lost { why: "Unknown Error".to_owned() });
 
-        let mut answers = Answers::default();
+        let mut answers = CardQuery::default();
         answers.take::<u32>(Err(NvmlError::GpuLost));
         answers.take::<u32>(Err(NvmlError::ResetRequired));
         assert_eq!(answers.condition(), Condition::Lost { why: "GPU is lost".to_owned() });

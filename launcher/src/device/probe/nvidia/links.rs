@@ -5,7 +5,7 @@ use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
 use super::{Handle, raw, words};
-use crate::device::{Link, LinkKind, PciAddress};
+use crate::device::{DeviceLink, LinkKind, PciAddress};
 
 /// The value of `NVML_NVLINK_MAX_LINKS` in NVML's header.
 const MOST_LINKS: u32 = 18;
@@ -17,7 +17,7 @@ const REMOTE_SWITCH: u32 = 2;
 
 /// The device at the other end of an active link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Remote {
+enum LinkPeer {
     Card(PciAddress),
     /// An `NVSwitch`, which leads to all other cards.
     Switch,
@@ -26,33 +26,35 @@ enum Remote {
 }
 
 #[derive(Debug)]
-struct Ports {
+struct ActiveLinks {
     pci: Option<PciAddress>,
-    remotes: Vec<Remote>,
+    remotes: Vec<LinkPeer>,
 }
 
-impl Ports {
-    fn count(&self, to: Remote) -> u32 {
+impl ActiveLinks {
+    fn count(&self, to: LinkPeer) -> u32 {
         // At most [`MOST_LINKS`].
         self.remotes.iter().map(|remote| u32::from(*remote == to)).sum()
     }
 
     fn to_card(&self, other: &Self) -> u32 {
-        other.pci.map_or(0, |pci| self.count(Remote::Card(pci)))
+        other.pci.map_or(0, |pci| self.count(LinkPeer::Card(pci)))
     }
 }
 
 /// The best link between each two cards; a pair without an answer of NVML is left out.
-pub(super) fn between(cards: &[Handle<'_>]) -> Vec<Link> {
+pub(super) fn between(cards: &[Handle<'_>]) -> Vec<DeviceLink> {
     let here: Vec<PciAddress> = cards.iter().filter_map(|card| card.pci).collect();
-    let ports: Vec<Ports> =
-        cards.iter().map(|card| Ports { pci: card.pci, remotes: remotes(&card.device, &here) }).collect();
+    let ports: Vec<ActiveLinks> = cards
+        .iter()
+        .map(|card| ActiveLinks { pci: card.pci, remotes: remotes(&card.device, &here) })
+        .collect();
     let mut links = Vec::new();
     for (first, a) in cards.iter().enumerate() {
         for (second, b) in cards.iter().enumerate().skip(first + 1) {
             let kind = nvlinks(&ports[first], &ports[second]).map(LinkKind::Nvlink);
             if let Some(kind) = kind.or_else(|| pcie(&a.device, &b.device)) {
-                links.push(Link { a: a.position, b: b.position, kind });
+                links.push(DeviceLink { a: a.position, b: b.position, kind });
             }
         }
     }
@@ -60,7 +62,7 @@ pub(super) fn between(cards: &[Handle<'_>]) -> Vec<Link> {
 }
 
 /// Where each active link of a card leads.
-fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<Remote> {
+fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<LinkPeer> {
     let mut remotes = Vec::new();
     for number in 0..MOST_LINKS {
         let link = device.link_wrapper_for(number);
@@ -80,23 +82,23 @@ fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<Remote> {
 
 /// The target of a link, from the address at its other end, and from the kind only if the address is not a card of
 /// `here`.
-fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() -> Option<u32>) -> Remote {
+fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() -> Option<u32>) -> LinkPeer {
     if let Some(address) = address.filter(|address| here.contains(address)) {
-        return Remote::Card(address);
+        return LinkPeer::Card(address);
     }
     match kind() {
-        Some(REMOTE_SWITCH) => Remote::Switch,
-        Some(REMOTE_GPU | REMOTE_NPU) => Remote::Elsewhere,
-        _ if address.is_some() => Remote::Switch,
-        _ => Remote::Elsewhere,
+        Some(REMOTE_SWITCH) => LinkPeer::Switch,
+        Some(REMOTE_GPU | REMOTE_NPU) => LinkPeer::Elsewhere,
+        _ if address.is_some() => LinkPeer::Switch,
+        _ => LinkPeer::Elsewhere,
     }
 }
 
 /// How many `NVLink`s join two cards, as `nvidia-smi topo -m` counts: the direct ones, or else the ones from each
 /// card to the switch.
-fn nvlinks(a: &Ports, b: &Ports) -> Option<u32> {
+fn nvlinks(a: &ActiveLinks, b: &ActiveLinks) -> Option<u32> {
     let direct = a.to_card(b).max(b.to_card(a));
-    let switched = a.count(Remote::Switch).min(b.count(Remote::Switch));
+    let switched = a.count(LinkPeer::Switch).min(b.count(LinkPeer::Switch));
     [direct, switched].into_iter().find(|count| *count > 0)
 }
 
@@ -122,27 +124,27 @@ mod tests {
         PciAddress { domain: 0, bus, device: 0, function: 0 }
     }
 
-    fn ports(bus: u8, remotes: &[Remote]) -> Ports {
-        Ports { pci: Some(pci(bus)), remotes: remotes.to_vec() }
+    fn ports(bus: u8, remotes: &[LinkPeer]) -> ActiveLinks {
+        ActiveLinks { pci: Some(pci(bus)), remotes: remotes.to_vec() }
     }
 
     #[test]
     fn a_link_leads_to_a_card_of_this_machine_without_asking_further() {
         let asked = || panic!("the kind must not be asked for");
-        assert_eq!(remote(Some(pci(2)), &[pci(1), pci(2)], asked), Remote::Card(pci(2)));
+        assert_eq!(remote(Some(pci(2)), &[pci(1), pci(2)], asked), LinkPeer::Card(pci(2)));
     }
 
     #[test]
     fn what_is_no_card_of_this_machine_is_a_switch_unless_it_says_otherwise() {
         let here = [pci(1)];
         let kinds = [
-            (Some(pci(9)), Some(2), Remote::Switch),
-            (Some(pci(9)), Some(255), Remote::Switch),
-            (Some(pci(9)), None, Remote::Switch),
-            (Some(pci(9)), Some(0), Remote::Elsewhere),
-            (Some(pci(9)), Some(1), Remote::Elsewhere),
-            (None, Some(2), Remote::Switch),
-            (None, None, Remote::Elsewhere),
+            (Some(pci(9)), Some(2), LinkPeer::Switch),
+            (Some(pci(9)), Some(255), LinkPeer::Switch),
+            (Some(pci(9)), None, LinkPeer::Switch),
+            (Some(pci(9)), Some(0), LinkPeer::Elsewhere),
+            (Some(pci(9)), Some(1), LinkPeer::Elsewhere),
+            (None, Some(2), LinkPeer::Switch),
+            (None, None, LinkPeer::Elsewhere),
         ];
         for (address, kind, expected) in kinds {
             assert_eq!(remote(address, &here, || kind), expected, "{address:?} {kind:?}");
@@ -151,9 +153,9 @@ mod tests {
 
     #[test]
     fn links_between_two_cards_are_counted_for_that_pair_alone() {
-        let a = ports(1, &[Remote::Card(pci(2)), Remote::Card(pci(2)), Remote::Card(pci(3))]);
-        let b = ports(2, &[Remote::Card(pci(1)), Remote::Card(pci(1))]);
-        let c = ports(3, &[Remote::Card(pci(1))]);
+        let a = ports(1, &[LinkPeer::Card(pci(2)), LinkPeer::Card(pci(2)), LinkPeer::Card(pci(3))]);
+        let b = ports(2, &[LinkPeer::Card(pci(1)), LinkPeer::Card(pci(1))]);
+        let c = ports(3, &[LinkPeer::Card(pci(1))]);
         assert_eq!(nvlinks(&a, &b), Some(2));
         assert_eq!(nvlinks(&a, &c), Some(1));
         assert_eq!(nvlinks(&b, &c), None);
@@ -162,19 +164,19 @@ mod tests {
     #[test]
     fn one_side_that_sees_the_links_is_enough() {
         let a = ports(1, &[]);
-        let b = ports(2, &[Remote::Card(pci(1)); 4]);
+        let b = ports(2, &[LinkPeer::Card(pci(1)); 4]);
         assert_eq!(nvlinks(&a, &b), Some(4));
     }
 
     #[test]
     fn through_a_switch_each_pair_has_what_each_card_has_to_it() {
-        let a = ports(1, &[Remote::Switch; 18]);
-        let b = ports(2, &[Remote::Switch; 18]);
-        let lame = ports(3, &[Remote::Switch; 17]);
+        let a = ports(1, &[LinkPeer::Switch; 18]);
+        let b = ports(2, &[LinkPeer::Switch; 18]);
+        let lame = ports(3, &[LinkPeer::Switch; 17]);
         assert_eq!(nvlinks(&a, &b), Some(18));
         assert_eq!(nvlinks(&a, &lame), Some(17));
         assert_eq!(nvlinks(&a, &ports(4, &[])), None);
-        assert_eq!(nvlinks(&a, &ports(4, &[Remote::Elsewhere; 6])), None);
+        assert_eq!(nvlinks(&a, &ports(4, &[LinkPeer::Elsewhere; 6])), None);
     }
 
     #[test]

@@ -32,7 +32,8 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::cuda_driver;
 use crate::device::{
-    Accelerator, Ask, Condition, CudaDevice, DeviceType, Machine, Part, PciAddress, Trouble, TroubleKind,
+    Accelerator, Condition, CudaDevice, DeviceType, Machine, Part, PciAddress, ProbeProblem,
+    ProbeProblemKind, ProbeScope,
 };
 
 /// Where the library is looked for: by name with the loader's own rules, then where Windows' Linux keeps it.
@@ -59,7 +60,7 @@ struct Handle<'nvml> {
 
 /// The cards that NVML shows, in its order, which is that of `nvidia-smi`.
 #[must_use]
-pub fn look(ask: Ask) -> Machine {
+pub fn look(ask: ProbeScope) -> Machine {
     let mut machine = Machine::default();
     match open(&LIBRARIES) {
         Ok(nvml) => {
@@ -87,7 +88,7 @@ fn is_node(name: &OsStr) -> bool {
 /// of PCI, so its numbers are those of `nvidia-smi`.
 fn add_from_driver(
     machine: &mut Machine,
-    what: TroubleKind,
+    what: ProbeProblemKind,
     driver: Result<Vec<CudaDevice>, String>,
     has_nodes: bool,
 ) {
@@ -109,10 +110,10 @@ fn add_from_driver(
             state: None,
         }
     };
-    let is_missing = matches!(what, TroubleKind::Missing(_));
+    let is_missing = matches!(what, ProbeProblemKind::Missing(_));
     // Nothing of NVIDIA's is here but files of an image.
     let is_nowhere = |what| match what {
-        TroubleKind::Failed(words) if !has_nodes => TroubleKind::Missing(words),
+        ProbeProblemKind::Failed(words) if !has_nodes => ProbeProblemKind::Missing(words),
         what => what,
     };
     let nvml = |what| trouble(SOURCE.to_owned(), what);
@@ -127,33 +128,33 @@ fn add_from_driver(
     };
     machine.troubles.push(nvml(is_nowhere(what)));
     // With NVML in trouble that is the one to tell; without NVML this is most often a machine without a card.
-    machine.troubles.push(trouble("the CUDA driver".to_owned(), TroubleKind::Missing(words)));
+    machine.troubles.push(trouble("the CUDA driver".to_owned(), ProbeProblemKind::Missing(words)));
 }
 
 /// The first library of `paths` that exists, initialised.
-fn open(paths: &[&str]) -> Result<Nvml, TroubleKind> {
+fn open(paths: &[&str]) -> Result<Nvml, ProbeProblemKind> {
     let mut missing = None;
     for path in paths {
         match Nvml::builder().lib_path(OsStr::new(path)).init() {
             Ok(nvml) => return Ok(nvml),
             Err(error) => match words::trouble(&error, path) {
-                what @ TroubleKind::Missing(_) => _ = missing.get_or_insert(what),
+                what @ ProbeProblemKind::Missing(_) => _ = missing.get_or_insert(what),
                 what => return Err(what),
             },
         }
     }
-    Err(missing.unwrap_or_else(|| TroubleKind::Missing("no library was looked for".to_owned())))
+    Err(missing.unwrap_or_else(|| ProbeProblemKind::Missing("no library was looked for".to_owned())))
 }
 
-fn fill(machine: &mut Machine, nvml: &Nvml, ask: Ask) {
+fn fill(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
     let count = match nvml.device_count() {
         Ok(count) if count <= MOST_CARDS => count,
         Ok(count) => {
-            let what = TroubleKind::Failed(format!("it counts `{count}` GPUs"));
+            let what = ProbeProblemKind::Failed(format!("it counts `{count}` GPUs"));
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
         Err(error) => {
-            let what = TroubleKind::Failed(words::of(&error));
+            let what = ProbeProblemKind::Failed(words::of(&error));
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
     };
@@ -164,7 +165,7 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: Ask) {
             // NVML also counts the cards that a cgroup keeps from us. No tool and no program here sees them, and they
             // take no index.
             Err(error @ NvmlError::NoPermission) => {
-                let what = TroubleKind::Missing(words::of(&error));
+                let what = ProbeProblemKind::Missing(words::of(&error));
                 machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));
                 continue;
             }
@@ -187,7 +188,7 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: Ask) {
 }
 
 /// The MIG devices of a card in MIG mode.
-fn instances(device: &Device<'_>, card: &Accelerator, ask: Ask) -> Vec<Accelerator> {
+fn instances(device: &Device<'_>, card: &Accelerator, ask: ProbeScope) -> Vec<Accelerator> {
     if card.part != Part::MigParent {
         return Vec::new();
     }
@@ -200,8 +201,8 @@ fn instances(device: &Device<'_>, card: &Accelerator, ask: Ask) -> Vec<Accelerat
         .collect()
 }
 
-fn trouble(source: String, what: TroubleKind) -> Trouble {
-    Trouble { kind: DeviceType::Cuda, source, what }
+fn trouble(source: String, what: ProbeProblemKind) -> ProbeProblem {
+    ProbeProblem { kind: DeviceType::Cuda, source, what }
 }
 
 #[cfg(test)]
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_there_is_missing_in_the_loaders_words() {
-        let Err(TroubleKind::Missing(words)) = open(&["libnvidia-ml-missing.so.1", "/nowhere/lib.so.1"])
+        let Err(ProbeProblemKind::Missing(words)) = open(&["libnvidia-ml-missing.so.1", "/nowhere/lib.so.1"])
         else {
             panic!("it must be missing");
         };
@@ -224,8 +225,8 @@ mod tests {
             pci: format!("0000:{bus}:00.0").parse().ok(),
             name: "A".to_owned(),
         };
-        let missing = || TroubleKind::Missing("no such file".to_owned());
-        let failed = || TroubleKind::Failed("Driver Not Loaded".to_owned());
+        let missing = || ProbeProblemKind::Missing("no such file".to_owned());
+        let failed = || ProbeProblemKind::Failed("Driver Not Loaded".to_owned());
         let cards = || Ok(vec![device("GPU-1", "1b"), device("MIG-2", "43")]);
         let look = |nvml, driver, has_nodes| {
             let mut machine = Machine::default();
@@ -245,10 +246,10 @@ mod tests {
             };
             assert!(matches!(
                 &kinds(missing(), true)[..],
-                [TroubleKind::Missing(_), TroubleKind::Missing(_)]
+                [ProbeProblemKind::Missing(_), ProbeProblemKind::Missing(_)]
             ));
             assert_eq!(kinds(failed(), true)[0], failed());
-            assert_eq!(kinds(failed(), false)[0], TroubleKind::Missing("Driver Not Loaded".to_owned()));
+            assert_eq!(kinds(failed(), false)[0], ProbeProblemKind::Missing("Driver Not Loaded".to_owned()));
         }
     }
 
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_library_fails() {
-        let Err(TroubleKind::Failed(words)) = open(&["/proc/self/status"]) else {
+        let Err(ProbeProblemKind::Failed(words)) = open(&["/proc/self/status"]) else {
             panic!("it must fail");
         };
         assert!(words.contains("/proc/self/status"), "{words}");

@@ -8,7 +8,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use super::card::Answers;
+use super::card::CardQuery;
 use crate::device::DeviceProcess;
 
 /// More processes than share a card; a higher count is not a valid answer.
@@ -18,7 +18,7 @@ const MOST_PROCESSES: u32 = 4096;
 const MOST_STATUS: u64 = 16 * 1024;
 
 /// The processes that compute or draw on it, each once.
-pub(super) fn look(device: &Device<'_>, answers: &mut Answers) -> Vec<DeviceProcess> {
+pub(super) fn look(device: &Device<'_>, answers: &mut CardQuery) -> Vec<DeviceProcess> {
     let compute = list(device.running_compute_processes_count(), || device.running_compute_processes());
     let graphics = list(device.running_graphics_processes_count(), || device.running_graphics_processes());
     let both = [compute, graphics].into_iter().filter_map(|answer| answers.take(answer)).flatten();

@@ -6,20 +6,20 @@ use nvml_wrapper::enum_wrappers::device::{
     Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold,
 };
 
-use super::card::Answers;
+use super::card::CardQuery;
 use super::{processes, raw};
-use crate::device::{State, Throttle};
+use crate::device::{DeviceState, Throttle};
 
 /// NVML's two causes for which a page is retired.
 const RETIREMENT_CAUSES: [u32; 2] = [0, 1];
 
 /// Everything that NVML tells of it.
-pub(super) fn look(device: &Device<'_>, answers: &mut Answers) -> State {
+pub(super) fn look(device: &Device<'_>, answers: &mut CardQuery) -> DeviceState {
     let capability = answers.take(device.cuda_compute_capability());
     let rows = answers.take(raw::remapped_rows(device));
     let pages = RETIREMENT_CAUSES.map(|cause| answers.take(raw::retired_pages(device, cause)));
     let pages_pending = answers.take(device.are_pages_pending_retired()).unwrap_or(false);
-    State {
+    DeviceState {
         compute_capability: capability
             .and_then(|version| Some((version.major.try_into().ok()?, version.minor.try_into().ok()?))),
         temperature: answers.take(device.temperature(TemperatureSensor::Gpu)),

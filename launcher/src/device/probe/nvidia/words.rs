@@ -2,7 +2,7 @@
 
 use nvml_wrapper::error::NvmlError;
 
-use crate::device::TroubleKind;
+use crate::device::ProbeProblemKind;
 
 /// The error in `nvidia-smi`'s words where it has some, else in nvml-wrapper's; one line.
 pub(super) fn of(error: &NvmlError) -> String {
@@ -28,11 +28,11 @@ pub(super) fn of(error: &NvmlError) -> String {
 }
 
 /// The trouble for a library at `path` that cannot be opened or initialised.
-pub(super) fn trouble(error: &NvmlError, path: &str) -> TroubleKind {
+pub(super) fn trouble(error: &NvmlError, path: &str) -> ProbeProblemKind {
     let words = of(error);
     match error {
-        NvmlError::LibloadingError(_) if is_missing(&words, path) => TroubleKind::Missing(words),
-        _ => TroubleKind::Failed(words),
+        NvmlError::LibloadingError(_) if is_missing(&words, path) => ProbeProblemKind::Missing(words),
+        _ => ProbeProblemKind::Failed(words),
     }
 }
 
@@ -82,6 +82,6 @@ mod tests {
         assert_eq!(of(&NvmlError::LibRmVersionMismatch), "Driver/library version mismatch");
         assert_eq!(of(&NvmlError::UnexpectedVariant(1234)), "error 1234");
         let what = trouble(&NvmlError::DriverNotLoaded, "libnvidia-ml.so.1");
-        assert_eq!(what, TroubleKind::Failed("Driver Not Loaded".to_owned()));
+        assert_eq!(what, ProbeProblemKind::Failed("Driver Not Loaded".to_owned()));
     }
 }

@@ -7,7 +7,7 @@ fn torchrun(
     store: &StoreServer,
     round: u64,
     (rank, nodes): (u32, u32),
-    believed: &mut Option<Place>,
+    believed: &mut Option<PublishedAddress>,
     own: Option<&OwnStore>,
 ) -> [u32; 4] {
     let keys = keys().round(round);
@@ -18,7 +18,7 @@ fn torchrun(
     };
     if believed.is_none() && own.is_none() {
         let (addr, port) = (get(&keys.master_addr()), get(&keys.master_port()));
-        *believed = Some(Place::parse(&addr, &port).unwrap());
+        *believed = Some(PublishedAddress::parse(&addr, &port).unwrap());
     }
     let mut client = connect(store);
     if let (None, Some(own)) = (&believed, own) {
@@ -118,7 +118,11 @@ fn a_new_rank_zero_of_ours_stays_where_torchrun_believes() {
     let mut b = Agent::new("b");
     // As an agent that has seen the round before joins it.
     let participants = [(node("T"), 0), (node("a"), 1)].into_iter().collect();
-    b.memory.saw(&crate::rendezvous::state::State { complete: true, participants, ..Default::default() });
+    b.memory.saw(&crate::rendezvous::state::RendezvousState {
+        complete: true,
+        participants,
+        ..Default::default()
+    });
     thread::scope(|scope| {
         scope.spawn(|| torchrun(&store, 1, (2, 3), &mut believed, Some(&theirs)));
         for joined in join_all(&mut [&mut b, &mut a], &store, 1, "b a T") {
@@ -158,8 +162,8 @@ fn a_store_that_workers_open_is_another_one_in_every_round() {
     let store = serve();
     let keys = keys();
     let mut ports = BTreeSet::new();
-    let given = Mutex::new(crate::rendezvous::worker_store::WorkerStore::new("th1".to_owned(), None));
-    let (all, mut memory) = (members("a T"), Memory::default());
+    let given = Mutex::new(crate::rendezvous::worker_store::WorkerHostedStore::new("th1".to_owned(), None));
+    let (all, mut memory) = (members("a T"), MasterAddressCache::default());
     for round in 0..2 {
         // It reads the address in every round.
         let mut believed = None;
@@ -181,7 +185,7 @@ fn a_store_that_workers_open_is_another_one_in_every_round() {
             exchange(&mut connect(&store), &plan, &mut *given, &mut memory, &mut |_| Ok(())).unwrap()
         });
         assert!(!joined.master.agent_store);
-        assert_eq!(believed, Some(Place::from(&joined.master)));
+        assert_eq!(believed, Some(PublishedAddress::from(&joined.master)));
         ports.insert(joined.master.port);
     }
     assert_eq!(ports.len(), 2);

@@ -37,7 +37,7 @@ fn stand_in(
         nonce: 7,
         resolve,
     };
-    exchange(&mut connect(store), &plan, &mut OwnStore::new("a"), &mut Memory::default(), between)
+    exchange(&mut connect(store), &plan, &mut OwnStore::new("a"), &mut MasterAddressCache::default(), between)
 }
 
 fn at(port: u16) -> Vec<SocketAddr> {

@@ -45,7 +45,7 @@ impl Hand {
             .raw(b"ub")
     }
 
-    pub(super) fn read(self) -> Result<State, NotAState> {
+    pub(super) fn read(self) -> Result<RendezvousState, StateParseError> {
         decode(STANDARD.encode(self.0).as_bytes())
     }
 }
@@ -64,7 +64,7 @@ fn fields_in_any_order_are_a_state() {
     let participants = [b"}", &node[..], b"K\x05s"].concat();
     let read = Hand::new().state(&[("participants", &participants), ("round", b"K\x07")]).raw(b".").read();
     let participants = [(self::node("a", 1, 0), 5)].into_iter().collect();
-    assert_eq!(read, Ok(State { round: 7, participants, ..State::default() }));
+    assert_eq!(read, Ok(RendezvousState { round: 7, participants, ..RendezvousState::default() }));
 }
 
 #[test]
@@ -72,22 +72,24 @@ fn code_is_named_and_never_run() {
     // `pickle.dumps` of an object with the `__reduce__` value `(os.system, ("touch /tmp/x",))`, in three protocols.
     let reduce = |hand: Hand| hand.text("touch /tmp/x").raw(b"\x85R.").read();
     for (module, name) in [("posix", "system"), ("builtins", "eval"), ("torch", "load"), (MODULE, "pickle")] {
-        let refused =
-            NotAState::Global { name: format!("{module}.{name}"), offset: 2 + 4 + module.len() + name.len() };
+        let refused = StateParseError::Global {
+            name: format!("{module}.{name}"),
+            offset: 2 + 4 + module.len() + name.len(),
+        };
         assert_eq!(reduce(Hand::new().global(module, name)), Err(refused));
     }
     let old = reduce(Hand::new().raw(b"cposix\nsystem\n"));
-    assert_eq!(old, Err(NotAState::Opcode { opcode: b'c', offset: 2 }));
+    assert_eq!(old, Err(StateParseError::Opcode { opcode: b'c', offset: 2 }));
     // Opcodes that call, build or fetch in other ways: INST, OBJ, NEWOBJ_EX, EXT1, PERSID, BINPERSID, DUP, POP.
     for opcode in *b"io\x92\x82PQ20" {
         let read = Hand::new().raw(&[opcode, b'.']).read();
-        assert_eq!(read, Err(NotAState::Opcode { opcode, offset: 2 }), "{opcode:#x}");
+        assert_eq!(read, Err(StateParseError::Opcode { opcode, offset: 2 }), "{opcode:#x}");
     }
 }
 
 #[test]
 fn the_five_classes_are_called_only_as_a_state_calls_them() {
-    let misplaced = |result| matches!(result, Err(NotAState::Misplaced { .. }));
+    let misplaced = |result| matches!(result, Err(StateParseError::Misplaced { .. }));
     for (name, arguments) in [
         ("timedelta", &b"K\0K\0K\x01\x87R."[..]),
         ("timedelta", b"K\0K\0\x86R."),
@@ -120,16 +122,16 @@ fn the_five_classes_are_called_only_as_a_state_calls_them() {
 
 #[test]
 fn a_field_more_less_or_of_another_type_is_named() {
-    let unknown = NotAState::UnknownField { name: "secret".to_owned() };
+    let unknown = StateParseError::UnknownField { name: "secret".to_owned() };
     assert_eq!(Hand::new().state(&[("secret", b"N")]).raw(b".").read(), Err(unknown.clone()));
     let node = Hand::new().node(&[GOOD[0], GOOD[1], GOOD[2], ("secret", b"N")]);
     assert_eq!(node.raw(b".").read(), Err(unknown));
     assert_eq!(
         Hand::new().node(&GOOD[..2]).raw(b".").read(),
-        Err(NotAState::MissingField { name: "local_id" })
+        Err(StateParseError::MissingField { name: "local_id" })
     );
     let empty = Hand::new().global(MODULE, "_RendezvousState").raw(b")\x81}b.").read();
-    assert_eq!(empty, Err(NotAState::MissingField { name: "round" }));
+    assert_eq!(empty, Err(StateParseError::MissingField { name: "round" }));
     for (name, values) in [
         ("round", [&b"N"[..], b"\x88", b"\x8c\x010"]),
         ("round", [b"J\xff\xff\xff\xff", b"\x8a\x01\xff", b"}"]),
@@ -143,12 +145,12 @@ fn a_field_more_less_or_of_another_type_is_named() {
     ] {
         for value in values {
             let read = Hand::new().state(&[(name, value)]).raw(b".").read();
-            assert_eq!(read, Err(NotAState::WrongField { name }), "{value:?}");
+            assert_eq!(read, Err(StateParseError::WrongField { name }), "{value:?}");
         }
     }
     for (name, value) in [("addr", &b"N"[..]), ("addr", b"K\x01"), ("pid", b"N"), ("local_id", b"\x88")] {
         let fields = GOOD.map(|good| if good.0 == name { (name, value) } else { good });
-        assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(NotAState::WrongField { name }));
+        assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(StateParseError::WrongField { name }));
     }
 }
 
@@ -156,7 +158,7 @@ fn a_field_more_less_or_of_another_type_is_named() {
 fn keys_that_python_could_not_look_up_are_refused() {
     let unbuilt = bytes(Hand::new().global(MODULE, "_NodeDesc").raw(b")\x81"));
     for key in [&b"}"[..], b"\x8f", b"N", b"K\x01", &unbuilt] {
-        let refused = |read| matches!(read, Err(NotAState::Misplaced { .. }));
+        let refused = |read| matches!(read, Err(StateParseError::Misplaced { .. }));
         let dict = [b"}", key, b"K\x05s"].concat();
         assert!(refused(Hand::new().state(&[("participants", &dict)]).raw(b".").read()), "{key:?}");
         let set = [b"\x8f(", key, b"\x90"].concat();
@@ -189,43 +191,45 @@ fn times_that_no_calendar_has_are_refused() {
         &[7, 234, 1, 1, 0, 0, 0, 0, 0],
         &[7, 234, 1, 1, 0, 0, 0, 0, 0, 0, 0],
     ] {
-        assert!(matches!(time(bytes), Err(NotAState::Time { .. })), "{bytes:?}");
+        assert!(matches!(time(bytes), Err(StateParseError::Time { .. })), "{bytes:?}");
     }
 }
 
 #[test]
 fn what_is_no_pickle_or_not_whole_or_too_much_is_refused() {
-    assert_eq!(decode(b"Y2FuaW1hZGFt"), Err(NotAState::NotAPickle), "torch's word for no state");
-    assert_eq!(decode(b""), Err(NotAState::NotAPickle));
-    assert_eq!(decode(b"no base64"), Err(NotAState::NotBase64));
-    assert_eq!(decode(b"gAQ\n"), Err(NotAState::NotBase64));
+    assert_eq!(decode(b"Y2FuaW1hZGFt"), Err(StateParseError::NotAPickle), "torch's word for no state");
+    assert_eq!(decode(b""), Err(StateParseError::NotAPickle));
+    assert_eq!(decode(b"no base64"), Err(StateParseError::NotBase64));
+    assert_eq!(decode(b"gAQ\n"), Err(StateParseError::NotBase64));
     for version in [0, 1, 6, 255] {
-        assert_eq!(Hand(vec![0x80, version, b'.']).read(), Err(NotAState::NotAPickle));
+        assert_eq!(Hand(vec![0x80, version, b'.']).read(), Err(StateParseError::NotAPickle));
     }
     let length = MAX_TEXT + 1;
-    assert_eq!(decode(&vec![b'A'; length]), Err(NotAState::TooLarge { length }));
+    assert_eq!(decode(&vec![b'A'; length]), Err(StateParseError::TooLarge { length }));
     let whole = STANDARD.decode(fixture("waiting_and_spare")).unwrap();
     for length in 0..whole.len() {
         let cut = decode(STANDARD.encode(&whole[..length]).as_bytes());
         assert!(
             matches!(
                 cut,
-                Err(NotAState::Truncated { .. } | NotAState::NotAPickle | NotAState::Misplaced { .. })
+                Err(StateParseError::Truncated { .. }
+                    | StateParseError::NotAPickle
+                    | StateParseError::Misplaced { .. })
             ),
             "{length}: {cut:?}"
         );
     }
     let trailing = Hand::new().state(&[]).raw(b".N");
     let offset = trailing.0.len() - 1;
-    assert_eq!(trailing.read(), Err(NotAState::Trailing { offset }));
+    assert_eq!(trailing.read(), Err(StateParseError::Trailing { offset }));
     // A valid state, but its frame ends after the last byte.
     let framed = Hand::new().raw(b"\x95\0\0\0\x10\0\0\0\0").state(&[]).raw(b".");
-    assert!(matches!(framed.read(), Err(NotAState::Truncated { .. })));
+    assert!(matches!(framed.read(), Err(StateParseError::Truncated { .. })));
 }
 
 #[test]
 fn bombs_are_refused_before_they_go_off() {
-    let too_many = |hand: Hand| matches!(hand.read(), Err(NotAState::TooMany { .. }));
+    let too_many = |hand: Hand| matches!(hand.read(), Err(StateParseError::TooMany { .. }));
     let million = |bytes: &[u8]| Hand::new().raw(&bytes.repeat(1_000_000));
     assert!(too_many(million(b"(")), "marks");
     assert!(too_many(million(b"N")), "values");
@@ -238,11 +242,11 @@ fn bombs_are_refused_before_they_go_off() {
     // A long address, which a naive decoder copies for each of very many nodes.
     let long = [b"X\0\0\x01\0", &b"a".repeat(65_536)[..]].concat();
     let fields = [("addr", &long[..]), GOOD[1], GOOD[2]];
-    assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(NotAState::WrongField { name: "addr" }));
+    assert_eq!(Hand::new().node(&fields).raw(b".").read(), Err(StateParseError::WrongField { name: "addr" }));
     // A dict that contains itself, and a length of 4 GiB.
     let own = Hand::new().state(&[("participants", b"}\x94\x8c\x01ah\0s")]).raw(b".").read();
-    assert_eq!(own, Err(NotAState::WrongField { name: "participants" }));
-    assert!(matches!(Hand::new().raw(b"X\xff\xff\xff\xffa").read(), Err(NotAState::Truncated { .. })));
+    assert_eq!(own, Err(StateParseError::WrongField { name: "participants" }));
+    assert!(matches!(Hand::new().raw(b"X\xff\xff\xff\xffa").read(), Err(StateParseError::Truncated { .. })));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::words::{brief, moved};
 use super::{Happening, JOIN, Who, World, at, origin};
-use crate::rendezvous::round::{Step, View, is_spare};
+use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
 use crate::rendezvous::simulation::agent::{Phase, Then, Why};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::Request;
@@ -81,54 +81,54 @@ impl World<'_> {
         let Some(goal) = agent.goal(at) else { return Ok(()) };
         let ranks = agent.ranks.as_deref();
         let view =
-            View { state: &agent.known, sightings: &agent.sightings, agents: &self.descriptors, ranks };
+            RoundView { state: &agent.known, sightings: &agent.sightings, agents: &self.descriptors, ranks };
         let step = self.machine.next(&view, &agent.me, goal, (at(now), wall));
         self.note(seat, &step);
         self.perform(seat, step)
     }
 
-    fn perform(&mut self, seat: usize, step: Step) -> Result<(), Broken> {
+    fn perform(&mut self, seat: usize, step: RoundStep) -> Result<(), Broken> {
         let now = self.now;
         let agent = self.agents[seat].as_mut().expect("it acts");
         let end = match step {
-            Step::Write { state, rings } => {
+            RoundStep::Write { state, rings } => {
                 let request = Request::Write { state: Rc::new(state), expected: agent.version, rings };
                 self.ask(seat, request);
                 return Ok(());
             }
-            Step::Wait { until } => {
+            RoundStep::Wait { until } => {
                 let until = until.saturating_duration_since(origin()).as_millis();
                 self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
             // Others may have continued without it: the agent must read again that it is a member.
-            Step::Joined if agent.doubted_until > now && !agent.is_cut_off(now) => {
+            RoundStep::Joined if agent.doubted_until > now && !agent.is_cut_off(now) => {
                 let until = agent.doubted_until;
                 self.wake_at(seat, until);
                 return Ok(());
             }
-            Step::Joined if agent.is_cut_off(now) => {
+            RoundStep::Joined if agent.is_cut_off(now) => {
                 self.look(seat, true);
                 return Ok(());
             }
-            Step::Joined => return self.start(seat),
-            Step::Changed(_) => {
+            RoundStep::Joined => return self.start(seat),
+            RoundStep::Changed(_) => {
                 agent.stop(now, u64::from(self.setup.stops[seat]), Then::Join);
                 self.wait_for_workers(seat);
                 return self.act(seat);
             }
-            Step::TimedOut => {
+            RoundStep::TimedOut => {
                 self.judge_timeout()?;
                 Why::TimedOut
             }
-            Step::Closed => Why::Closed,
-            Step::NotNeeded => Why::NotNeeded,
-            Step::Taken { ref by } => {
+            RoundStep::Closed => Why::Closed,
+            RoundStep::NotNeeded => Why::NotNeeded,
+            RoundStep::Taken { ref by } => {
                 self.judge_refusal(by)?;
                 Why::Taken
             }
-            Step::Done if matches!(agent.phase, Phase::Parting { closes: true }) => Why::HasClosed,
-            Step::Done => {
+            RoundStep::Done if matches!(agent.phase, Phase::Parting { closes: true }) => Why::HasClosed,
+            RoundStep::Done => {
                 self.judge_left(seat)?;
                 Why::Left
             }

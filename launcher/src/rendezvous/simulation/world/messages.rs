@@ -6,7 +6,7 @@ use super::{Happening, MOST, TIMEOUT, Who, World, at};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::{Answer, Request};
 use crate::rendezvous::simulation::torch;
-use crate::rendezvous::state::State;
+use crate::rendezvous::state::RendezvousState;
 
 impl World<'_> {
     pub(super) fn look(&mut self, seat: usize, beat: bool) {
@@ -117,7 +117,7 @@ impl World<'_> {
 }
 
 /// Whether a torchrun agent changed more than heartbeats.
-fn is_news(old: &State, new: &State) -> bool {
+fn is_news(old: &RendezvousState, new: &RendezvousState) -> bool {
     let last_heartbeats = &old.last_heartbeats;
-    *old != State { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
+    *old != RendezvousState { last_heartbeats: last_heartbeats.clone(), ..new.clone() }
 }

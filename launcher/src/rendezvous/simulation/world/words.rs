@@ -1,22 +1,22 @@
 //! Records the decisions of a run, as a hash and as a readable transcript.
 
 use super::World;
-use crate::rendezvous::round::Step;
+use crate::rendezvous::round::RoundStep;
 use crate::rendezvous::simulation::agent::Phase;
 use crate::rendezvous::simulation::torch::Move;
-use crate::rendezvous::state::{Node, State};
+use crate::rendezvous::state::{Node, RendezvousState};
 
 impl World<'_> {
-    pub(super) fn note(&mut self, seat: usize, step: &Step) {
+    pub(super) fn note(&mut self, seat: usize, step: &RoundStep) {
         let agent = self.agents[seat].as_ref().expect("it acts");
         let what = match step {
-            Step::Write { state, rings } => {
+            RoundStep::Write { state, rings } => {
                 let lists = state.participants.len() * 64 + state.wait_list.len() * 8;
                 1 + 2 * u64::from(*rings) + 4 * (lists + state.redundancy_list.len()) as u64
             }
-            Step::Wait { .. } => 2,
-            Step::Joined => 4,
-            Step::Changed(_) => 6,
+            RoundStep::Wait { .. } => 2,
+            RoundStep::Joined => 4,
+            RoundStep::Changed(_) => 6,
             _ => 8,
         };
         let round = agent.known.round * 2 + u64::from(agent.known.complete);
@@ -30,8 +30,8 @@ impl World<'_> {
                 phase => format!("{phase:?}"),
             };
             let step = match step {
-                Step::Wait { .. } => "waits".to_owned(),
-                Step::Write { state, .. } => format!("writes {}", brief(state)),
+                RoundStep::Wait { .. } => "waits".to_owned(),
+                RoundStep::Write { state, .. } => format!("writes {}", brief(state)),
                 step => format!("{step:?}"),
             };
             format!("{} {phase} in {}: {step}", agent.me.node, brief(&agent.known))
@@ -54,7 +54,7 @@ pub(super) fn moved(step: &Move) -> String {
 }
 
 /// A state in one line of text.
-pub(super) fn brief(state: &State) -> String {
+pub(super) fn brief(state: &RendezvousState) -> String {
     let names =
         |nodes: &mut dyn Iterator<Item = &Node>| nodes.map(Node::to_string).collect::<Vec<_>>().join(" ");
     let members: Vec<_> = state.participants.iter().map(|(node, rank)| format!("{node}={rank}")).collect();

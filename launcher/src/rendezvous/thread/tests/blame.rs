@@ -7,12 +7,12 @@ fn a_lost_node_is_to_blame() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(Wish::Blame);
-    assert!(matches!(agents[0].news(), News::Blamed(None)));
+    agents[0].rendezvous.wish(RendezvousCommand::Blame);
+    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(None)));
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
-    agents[0].rendezvous.wish(Wish::Blame);
-    assert!(matches!(agents[0].news(), News::Blamed(Some(_))));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
+    agents[0].rendezvous.wish(RendezvousCommand::Blame);
+    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(Some(_))));
 }
 
 /// The store is another program's, as torchrun's, and says nothing of closed connections.
@@ -22,12 +22,12 @@ fn blame_without_closed_connections_waits_for_the_silent_lease() {
     let mut job = Job::at(&store, 1, 2);
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(Wish::Blame);
-    assert!(matches!(agents[0].news(), News::Blamed(None)), "the other lives");
+    agents[0].rendezvous.wish(RendezvousCommand::Blame);
+    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(None)), "the other lives");
     drop(agents.remove(1));
-    agents[0].rendezvous.wish(Wish::Blame);
+    agents[0].rendezvous.wish(RendezvousCommand::Blame);
     let answer = agents[0].news();
-    assert!(matches!(&answer, News::Blamed(Some(_))), "{answer:?}");
+    assert!(matches!(&answer, RendezvousEvent::Blamed(Some(_))), "{answer:?}");
 }
 
 #[test]
@@ -37,15 +37,15 @@ fn failure_reported_before_its_cause_stays_the_lost_nodes() {
     let mut agents = job.round(2);
     let first = agents.remove(0);
     first.fail(&note(0));
-    assert_eq!(agents[0].changed(), Change::PeerFailed(note(0)));
+    assert_eq!(agents[0].changed(), MembershipChange::PeerFailed(note(0)));
     drop(agents);
     let blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(Wish::Blame);
+        first.rendezvous.wish(RendezvousCommand::Blame);
         first.news()
     });
     // The end of the other's connections may come after the first question.
-    let answer = blamed.into_iter().find(|answer| !matches!(answer, News::Blamed(None)));
-    assert!(matches!(&answer, Some(News::Blamed(Some(_)))), "{answer:?}");
+    let answer = blamed.into_iter().find(|answer| !matches!(answer, RendezvousEvent::Blamed(None)));
+    assert!(matches!(&answer, Some(RendezvousEvent::Blamed(Some(_)))), "{answer:?}");
 }
 
 #[test]
@@ -55,16 +55,16 @@ fn all_learn_that_a_lost_node_was_the_cause_of_what_was_told_before() {
     let mut agents = job.round(3);
     let (first, second, lost) = (agents.remove(0), agents.remove(0), agents.remove(0));
     first.fail(&note(0));
-    assert_eq!(second.changed(), Change::PeerFailed(note(0)));
-    assert_eq!(lost.changed(), Change::PeerFailed(note(0)));
+    assert_eq!(second.changed(), MembershipChange::PeerFailed(note(0)));
+    assert_eq!(lost.changed(), MembershipChange::PeerFailed(note(0)));
     drop(lost);
     let mut blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(Wish::Blame);
+        first.rendezvous.wish(RendezvousCommand::Blame);
         first.news()
     });
-    let answer = blamed.find(|answer| !matches!(answer, News::Blamed(None)));
-    assert!(matches!(&answer, Some(News::Blamed(Some(_)))), "{answer:?}");
-    assert!(matches!(second.changed(), Change::PeerFailed(told) if told.is_of_lost_node()));
+    let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::Blamed(None)));
+    assert!(matches!(&answer, Some(RendezvousEvent::Blamed(Some(_)))), "{answer:?}");
+    assert!(matches!(second.changed(), MembershipChange::PeerFailed(told) if told.is_of_lost_node()));
     first.leave("the test is over");
 }
 
@@ -74,7 +74,7 @@ fn what_is_told_just_before_the_next_round_is_told() {
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));
     agents[0].join();
-    assert_eq!(agents[1].changed(), Change::PeerFailed(note(0)));
+    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)));
     agents[1].join();
     assert!(agents.iter().all(|agent| agent.joined().number == 1));
 }

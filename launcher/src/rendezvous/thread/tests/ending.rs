@@ -9,7 +9,7 @@ const JOIN: Duration = Duration::from_millis(1_900);
 #[track_caller]
 fn waits_for_stops(agent: &Agent, count: usize) -> usize {
     let waiting = agent.waiting();
-    let Awaited::Stops { nodes } = &waiting.awaited else { panic!("{waiting:?}") };
+    let WaitReason::Stops { nodes } = &waiting.awaited else { panic!("{waiting:?}") };
     assert_eq!((nodes.len(), waiting.missing.len()), (count, 0), "{waiting:?}");
     waiting.here.len()
 }
@@ -23,7 +23,7 @@ fn a_node_that_stops_its_workers_is_not_missing() {
     agents[0].fail(&note(0));
     agents[0].join();
     for slow in &agents[1..] {
-        assert_eq!(slow.changed(), Change::PeerFailed(note(0)));
+        assert_eq!(slow.changed(), MembershipChange::PeerFailed(note(0)));
     }
     assert_eq!(waits_for_stops(&agents[0], 2), 1);
     agents[1].join();
@@ -40,7 +40,7 @@ fn a_newcomer_waits_for_the_nodes_that_make_way_for_it() {
     let agents = job.round(2);
     let newcomer = job.agent();
     for slow in &agents {
-        assert!(matches!(slow.changed(), Change::NodeWaits { .. }));
+        assert!(matches!(slow.changed(), MembershipChange::NodeWaits { .. }));
     }
     assert_eq!(waits_for_stops(&newcomer, 2), 1);
     agents.iter().for_each(Agent::join);

@@ -9,7 +9,7 @@ fn a_node_that_drops_is_noticed_within_its_lease() {
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
@@ -38,7 +38,7 @@ fn the_fence_outlives_the_store_but_not_the_job() {
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
     agents.remove(0).close(true, None);
-    assert!(matches!(agents[0].over(), Over::Closed { .. }));
+    assert!(matches!(agents[0].over(), RendezvousEnd::Closed { .. }));
     assert_eq!(agents[0].rendezvous.fence(), None, "nobody goes on");
 
     job.run_id = RunId("other".to_owned());
@@ -96,7 +96,7 @@ fn success_is_told_although_the_heartbeat_is_refused() {
     agents[0].succeed();
     agents[1].succeed();
     for agent in &agents {
-        assert!(matches!(agent.news(), News::AllSucceeded));
+        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
     }
     for agent in agents {
         agent.close(true, None);

@@ -56,7 +56,7 @@ fn all_nodes_meet_and_succeed() {
     let agents = Static::new(3).round();
     agents.iter().for_each(Agent::succeed);
     for agent in &agents {
-        assert!(matches!(agent.news(), News::AllSucceeded));
+        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
     }
     // The last one hosts the store.
     for agent in agents {
@@ -69,7 +69,7 @@ fn a_failure_restarts_all_nodes_with_the_same_ranks() {
     let agents = Static::new(2).round();
     for number in 1..=3 {
         agents[0].fail(&note(1));
-        assert_eq!(agents[1].changed(), Change::PeerFailed(note(1)));
+        assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(1)));
         agents.iter().for_each(Agent::join);
         for (agent, rank) in agents.iter().zip([1, 0]) {
             let round = agent.joined();
@@ -83,7 +83,7 @@ fn a_final_failure_ends_all() {
     let mut agents = Static::new(2).round();
     agents.remove(0).close(false, Some(note(1)));
     let over = agents[0].over();
-    assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+    assert!(matches!(&over, RendezvousEnd::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_dead_node_is_replaced_by_one_with_its_rank() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round();
     drop(agents.remove(0));
-    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
     agents[0].join();
     let newcomer = job.agent(1);
     assert_eq!(agents[0].joined().node_rank, NodeRank(0));
@@ -128,7 +128,7 @@ fn who_dies_while_others_are_awaited_is_replaced_at_once() {
     }
     // Nobody of this round is dead.
     comes.fail(&note(1));
-    assert_eq!(first.changed(), Change::PeerFailed(note(1)));
+    assert_eq!(first.changed(), MembershipChange::PeerFailed(note(1)));
 }
 
 /// The death may become known before the round begins or after: it is known at once either way.

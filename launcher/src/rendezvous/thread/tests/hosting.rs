@@ -8,7 +8,7 @@ fn the_first_agent_hosts() {
     let agents = job.round(2);
     agents.iter().for_each(Agent::succeed);
     for agent in agents.into_iter().rev() {
-        assert!(matches!(agent.news(), News::AllSucceeded));
+        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
         agent.close(true, None);
     }
 }
@@ -20,7 +20,7 @@ fn the_host_notices_at_once() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), Change::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
@@ -36,7 +36,7 @@ fn the_host_that_leaves_ends_the_job_and_says_why() {
     other.rejoined();
     host.leave("it was told to stop by SIGTERM");
     let over = std::iter::repeat_with(|| other.news()).find_map(|news| match news {
-        News::Over(over) => Some(over),
+        RendezvousEvent::Over(over) => Some(over),
         _ => None,
     });
     assert_eq!(why_node_ended_job(&over.unwrap()), (NodeRank(1), "it was told to stop by SIGTERM"));
@@ -48,7 +48,7 @@ fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let agents = job.round(2);
-    agents[0].rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    agents[0].rendezvous.wish(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
     assert_eq!(why_node_ended_job(&agents[1].over()).1, "its time limit is over");
     // What fails here now is the stop's doing.
     agents[0].fail(&note(0));
@@ -66,7 +66,7 @@ fn the_host_stays_until_the_others_have_heard() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     let host = agents.remove(0);
-    host.rendezvous.wish(Wish::Stopping { why: "its time limit is over".to_owned() });
+    host.rendezvous.wish(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
     assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
     let before = Instant::now();
     host.leave("its time limit is over");
@@ -79,7 +79,7 @@ fn who_stops_without_the_store_leaves_the_others_alone() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     let stops = agents.remove(1);
-    stops.rendezvous.wish(Wish::Stopping { why: "SIGTERM".to_owned() });
+    stops.rendezvous.wish(RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
     stops.leave("SIGTERM");
-    assert!(matches!(agents[0].changed(), Change::PeerLeft { why, .. } if why == "SIGTERM"));
+    assert!(matches!(agents[0].changed(), MembershipChange::PeerLeft { why, .. } if why == "SIGTERM"));
 }

@@ -85,14 +85,14 @@ fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
     let (one, other) = (job.agent(), behind.agent());
     assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
     wall.closes();
-    assert!(matches!(one.changed(), Change::PeerLost { .. }));
+    assert!(matches!(one.changed(), MembershipChange::PeerLost { .. }));
     one.join();
     assert_eq!(one.joined().nodes.get(), 1);
     // Its way to the store is mended in the moment in which it goes.
     wall.opens();
     other.close(false, Some(note(1)));
     one.succeed();
-    assert!(matches!(one.news(), News::AllSucceeded));
+    assert!(matches!(one.news(), RendezvousEvent::AllSucceeded));
 }
 
 #[test]
@@ -106,5 +106,5 @@ fn the_end_is_told_over_a_new_connection_where_the_old_one_is_lost() {
     wall.breaks();
     other.close(false, Some(note(1)));
     let over = one.over();
-    assert!(matches!(&over, Over::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
+    assert!(matches!(&over, RendezvousEnd::Closed { failure: Some(first) } if *first == note(1)), "{over:?}");
 }

@@ -1,12 +1,12 @@
 //! What does not belong into the store, and agents that do not belong into the job.
 
 use super::*;
-use crate::rendezvous::keys::Keys;
+use crate::rendezvous::keys::RendezvousKeys;
 
 fn with_state(text: &[u8]) -> RendezvousError {
     let store = store();
     let job = Job::at(&store, 1, 1);
-    client(&store).compare_set(Keys::dynamic(&job.run_id).state(), b"", text).unwrap();
+    client(&store).compare_set(RendezvousKeys::dynamic(&job.run_id).state(), b"", text).unwrap();
     job.agent().failed()
 }
 
@@ -51,7 +51,7 @@ fn another_program_or_size_is_refused_and_the_job_goes_on() {
         agent.close(false, None);
     }
     first.succeed();
-    assert!(matches!(first.news(), News::AllSucceeded));
+    assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
 }
 
 #[test]

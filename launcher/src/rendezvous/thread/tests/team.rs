@@ -9,8 +9,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId};
 
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::thread::{NetworkSpec, News, Parting, Rendezvous, RendezvousSpec, Setup, Wish};
-use crate::rendezvous::{Change, FailureNote, Over, Round, Waiting};
+use crate::rendezvous::thread::{
+    NetworkSpec, Rendezvous, RendezvousCommand, RendezvousEvent, RendezvousSpec, Setup, ShutdownKind,
+};
+use crate::rendezvous::{FailureNote, MembershipChange, RendezvousEnd, Round, WaitStatus};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
@@ -112,27 +114,27 @@ impl Agent {
     }
 
     pub(super) fn join(&self) {
-        self.rendezvous.wish(Wish::Join { workers: self.workers });
+        self.rendezvous.wish(RendezvousCommand::Join { workers: self.workers });
     }
 
     /// The next news that are no mere words.
-    pub(super) fn news(&self) -> News {
+    pub(super) fn news(&self) -> RendezvousEvent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
-                Some(News::Note(_) | News::Waiting(_)) => {}
+                Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
                 Some(news) => return news,
                 None => self.wait(deadline),
             }
         }
     }
 
-    pub(super) fn waiting(&self) -> Waiting {
+    pub(super) fn waiting(&self) -> WaitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
-                Some(News::Waiting(waiting)) => return waiting,
-                Some(News::Note(_)) => {}
+                Some(RendezvousEvent::Waiting(waiting)) => return waiting,
+                Some(RendezvousEvent::Note(_)) => {}
                 Some(news) => panic!("{news:?}"),
                 None => self.wait(deadline),
             }
@@ -143,7 +145,7 @@ impl Agent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
-                Some(News::Note(note)) => return note,
+                Some(RendezvousEvent::Note(note)) => return note,
                 Some(news) => panic!("{news:?}"),
                 None => self.wait(deadline),
             }
@@ -159,7 +161,7 @@ impl Agent {
 
     pub(super) fn joined(&self) -> Round {
         match self.news() {
-            News::Joined(round) => *round,
+            RendezvousEvent::Joined(round) => *round,
             news => panic!("{news:?}"),
         }
     }
@@ -168,8 +170,8 @@ impl Agent {
     pub(super) fn rejoined(&self) -> Round {
         loop {
             match self.news() {
-                News::Joined(round) => return *round,
-                News::Changed(_) => {}
+                RendezvousEvent::Joined(round) => return *round,
+                RendezvousEvent::Changed(_) => {}
                 news => panic!("{news:?}"),
             }
         }
@@ -179,48 +181,48 @@ impl Agent {
     pub(super) fn goes_on_until_the_end(self) {
         loop {
             match self.news() {
-                News::Over(_) => return,
-                News::Changed(_) => self.join(),
+                RendezvousEvent::Over(_) => return,
+                RendezvousEvent::Changed(_) => self.join(),
                 _ => {}
             }
         }
     }
 
-    pub(super) fn changed(&self) -> Change {
+    pub(super) fn changed(&self) -> MembershipChange {
         match self.news() {
-            News::Changed(change) => change,
+            RendezvousEvent::Changed(change) => change,
             news => panic!("{news:?}"),
         }
     }
 
-    pub(super) fn over(&self) -> Over {
+    pub(super) fn over(&self) -> RendezvousEnd {
         match self.news() {
-            News::Over(over) => over,
+            RendezvousEvent::Over(over) => over,
             news => panic!("{news:?}"),
         }
     }
 
     pub(super) fn failed(&self) -> RendezvousError {
         match self.over() {
-            Over::Failed(error) => error,
+            RendezvousEnd::Failed(error) => error,
             over => panic!("{over:?}"),
         }
     }
 
     pub(super) fn succeed(&self) {
-        self.rendezvous.wish(Wish::Succeeded);
+        self.rendezvous.wish(RendezvousCommand::Succeeded);
     }
 
     pub(super) fn fail(&self, note: &FailureNote) {
-        self.rendezvous.wish(Wish::Failed(note.clone()));
+        self.rendezvous.wish(RendezvousCommand::Failed(note.clone()));
     }
 
     pub(super) fn close(self, succeeded: bool, failure: Option<FailureNote>) {
-        self.rendezvous.end(Parting::Close { succeeded, failure, rule: None }, PATIENCE);
+        self.rendezvous.end(ShutdownKind::Close { succeeded, failure, rule: None }, PATIENCE);
     }
 
     pub(super) fn leave(self, why: &str) {
-        self.rendezvous.end(Parting::Leave { why: why.to_owned() }, PATIENCE);
+        self.rendezvous.end(ShutdownKind::Leave { why: why.to_owned() }, PATIENCE);
     }
 }
 
@@ -253,7 +255,7 @@ pub(super) fn note(rank: u32) -> FailureNote {
 
 /// Why the job is over, in the words of the node that has ended it.
 #[track_caller]
-pub(super) fn why_node_ended_job(over: &Over) -> (NodeRank, &str) {
-    let Over::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
+pub(super) fn why_node_ended_job(over: &RendezvousEnd) -> (NodeRank, &str) {
+    let RendezvousEnd::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
     (note.node_rank, note.why_node_ended_job().expect("it tells of a node"))
 }

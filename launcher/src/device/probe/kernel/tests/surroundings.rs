@@ -64,7 +64,7 @@ fn what_is_not_asked_for_is_not_there() {
         "eth0",
         "pci0000:00/0000:09:00.0",
     );
-    let machine = look(folder.path(), Ask::default());
+    let machine = look(folder.path(), ProbeScope::default());
     assert_eq!((machine.cpus, machine.links, machine.nics), (None, vec![], vec![]));
     assert_eq!(machine.accelerators[0].state, None);
     let machine = all(&folder);
