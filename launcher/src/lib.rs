@@ -52,7 +52,7 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::AgentSetup;
-use crate::agent::reseat::Invocation;
+use crate::agent::reassign::Invocation;
 use crate::cli::{Attach, Command, Explain, Inspect, Launch};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
@@ -71,7 +71,7 @@ use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
 use crate::reporter::console::{Console, Cursor};
 use crate::reporter::program::foreign_python;
-use crate::reporter::voice::UserLog;
+use crate::reporter::user_log::UserLog;
 use crate::spec::{CliFlavor, LaunchSpec};
 
 /// The whole program: reads the command line, runs the job, and returns the exit status.

@@ -18,7 +18,7 @@ fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert_eq!(actions.last(), Some(&Action::AskBlame));
     let actions = job.handle(at(3), Input::Blamed(None));
-    assert!(matches!(actions[0], Action::Say(JobEvent::Restarting { .. })) && joins(&actions));
+    assert!(matches!(actions[0], Action::Emit(JobEvent::Restarting { .. })) && joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 1, 1)), "its own failure is its own restart");
 
     let _ = job.handle(at(5), exited(1, 1, Exit::Code(7)));
@@ -37,7 +37,7 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
     let actions = job.handle(at(3), Input::Blamed(Some(NodeName::of_host("th1"))));
     assert!(
-        matches!(&actions[0], Action::Say(JobEvent::Blamed { node }) if *node == NodeName::of_host("th1"))
+        matches!(&actions[0], Action::Emit(JobEvent::Blamed { node }) if *node == NodeName::of_host("th1"))
     );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
@@ -50,7 +50,7 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let said = job.handle(at(2), peer_failed());
-    assert!(matches!(&said[..], [Action::Say(JobEvent::Changed { .. })]), "{said:?}");
+    assert!(matches!(&said[..], [Action::Emit(JobEvent::Changed { .. })]), "{said:?}");
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert!(joins(&actions) && !actions.contains(&Action::AskBlame), "{actions:?}");
     let actions = job.handle(at(4), Input::Over(RemoteEnd::Closed { failure: None }));

@@ -1,7 +1,7 @@
 //! Transcripts with a health check of the devices after a failure.
 
 use super::*;
-use crate::agent::checkup::{DeadDevice, DeviceReport};
+use crate::agent::device_report::{DeadDevice, DeviceReport};
 use crate::spec::Unhealthy;
 
 /// A job of two workers with device checks.
@@ -35,7 +35,7 @@ fn checks(actions: &[Action]) -> bool {
 }
 
 fn says(actions: &[Action], wanted: impl Fn(&JobEvent) -> bool) -> bool {
-    actions.iter().any(|action| matches!(action, Action::Say(said) if wanted(said)))
+    actions.iter().any(|action| matches!(action, Action::Emit(said) if wanted(said)))
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn a_look_that_takes_long_is_told_once() {
     let _ = fails(&mut job, (0, 7), at(1));
     assert_eq!(job.deadline(), Some(at(3)));
     assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "not yet");
-    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(JobEvent::CheckingDevices)]);
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::CheckingDevices)]);
     assert_eq!(job.deadline(), None);
     assert_eq!(job.handle(at(4), Input::SignalPassed { signal: Signal::SIGUSR1 }), []);
     assert_eq!(started(&job.handle(at(5), checked(0, DeviceReport::default()))), Some(1));

@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank, RestartCount};
 
-use crate::agent::checkup::DeadDevice;
+use crate::agent::device_report::DeadDevice;
 use crate::agent::message::WorkerEnd;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::Exit;

@@ -7,7 +7,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn told(actions: &[Action]) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
     let numbers = |ranks: &[LocalRank]| ranks.iter().map(|rank| rank.0).collect();
     let line = |action: &Action| match action {
-        Action::Say(JobEvent::SomeFinished { finished, live, since }) => {
+        Action::Emit(JobEvent::SomeFinished { finished, live, since }) => {
             Some((numbers(finished), numbers(live), since.as_secs()))
         }
         _ => None,

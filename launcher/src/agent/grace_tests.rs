@@ -34,7 +34,7 @@ fn missing() -> Input {
 /// The grace period that the user is told, in seconds.
 fn told(actions: &[Action]) -> Option<u64> {
     actions.iter().find_map(|action| match action {
-        Action::Say(
+        Action::Emit(
             JobEvent::WorkerFailed { grace, .. }
             | JobEvent::Stopping { grace, .. }
             | JobEvent::NotJoined { grace, .. }

@@ -1,4 +1,4 @@
-//! Ctrl-Z, `fg` and `bg`: the agent's side. The guard's, and why the agent itself goes on, is in `process/halt.rs`.
+//! Ctrl-Z, `fg` and `bg`: the agent's side. The guard's, and why the agent itself goes on, is in `process/job_control.rs`.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a halt lasted")]
 
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::agent::check::DeviceCheckRun;
+use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::others::Others;
 use crate::agent::{Agent, AgentAbort};
 use crate::process::descendants::{continue_all, halt_all, kill_unreaped};

@@ -29,7 +29,7 @@ fn it_is_waited_for_without_end() {
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(0))), []);
     assert_eq!(job.deadline(), None);
     let said = job.handle(at(90_000), started_by_hand(0));
-    assert!(matches!(said[..], [Action::Say(JobEvent::StartedByHand { .. })]), "{said:?}");
+    assert!(matches!(said[..], [Action::Emit(JobEvent::StartedByHand { .. })]), "{said:?}");
     let actions = job.handle(at(100_000), exited(0, 1, Exit::Code(0)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
 }
@@ -58,7 +58,7 @@ fn the_failure_of_another_is_told_to_it_and_nobody_waits_for_it() {
     let _ = job.handle(at(1), started_by_hand(0));
     let actions = job.handle(at(2), exited(0, 0, Exit::Code(5)));
     assert_eq!(signals(&actions), [(vec![2], Signal::SIGTERM)], "it is the person's");
-    let Action::Say(JobEvent::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
+    let Action::Emit(JobEvent::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
     assert_eq!(others, &[LocalRank(2)]);
     assert!(matches!(released(&actions), Some(ReleaseReason::Failed(end)) if end.local_rank == LocalRank(0)));
     let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
@@ -92,7 +92,7 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
-    assert!(actions.contains(&Action::Say(JobEvent::Stopping { signal, told: signal, live, grace: GRACE })));
+    assert!(actions.contains(&Action::Emit(JobEvent::Stopping { signal, told: signal, live, grace: GRACE })));
     assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
     let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));

@@ -1,7 +1,7 @@
 //! The time limit and its warning, in every phase.
 
 use super::*;
-use crate::agent::checkup::DeviceReport;
+use crate::agent::device_report::DeviceReport;
 use crate::exit_code::TIME_LIMIT;
 use crate::spec::Unhealthy;
 use crate::spec::restart::{Conditions, RestartRule, RuleAction};

@@ -1,7 +1,7 @@
 //! The messages between the agent's loop and its pure state: inputs (what happened) and actions (what to do).
 //! This module owns the types only; `state` and the loop give them meaning.
 
-mod happening;
+mod job_event;
 pub mod rank_table;
 
 use std::time::{Duration, Instant, SystemTime};
@@ -11,16 +11,16 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount};
 
-use crate::agent::checkup::DeviceReport;
+use crate::agent::device_report::DeviceReport;
+use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, Failure};
 use crate::agent::policy::CheckpointFingerprint;
-use crate::agent::stuck::UninterruptibleWorker;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
-pub use happening::{JobEvent, WaitEnd};
+pub use job_event::{JobEvent, WaitEnd};
 use rank_table::{EndedRank, RankTable, TableCause};
 
 /// An event, as input of the state.

@@ -6,28 +6,28 @@
 //! reporter's.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
-mod card;
-mod check;
-pub mod checkup;
+mod device_check;
+pub mod device_report;
 mod drain;
+pub mod dstate;
 mod events;
+mod external_worker;
 pub mod failure;
+mod failure_context;
+mod final_report;
 mod halt;
 mod host;
 mod inputs;
-mod last_words;
-mod left_out;
 pub mod leftovers;
-mod master;
+mod local_store;
 pub mod message;
 mod others;
 mod phase;
 pub mod policy;
 mod progress;
-pub mod reseat;
+pub mod reassign;
 pub mod rules;
 pub mod state;
-pub mod stuck;
 mod surroundings;
 mod sweep;
 mod workers;
@@ -43,15 +43,15 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
 use rankrun_contract::report::ErrorReport;
 
-use crate::agent::check::DeviceCheckRun;
+use crate::agent::device_check::DeviceCheckRun;
+use crate::agent::final_report::FinalReport;
 use crate::agent::halt::Halts;
 use crate::agent::inputs::wait;
-use crate::agent::last_words::FinalReport;
 use crate::agent::message::rank_table::{EndedRank, TableCause};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent};
 use crate::agent::others::Others;
 use crate::agent::progress::ProgressProbe;
-use crate::agent::reseat::Invocation;
+use crate::agent::reassign::Invocation;
 use crate::agent::rules::JobRules;
 use crate::agent::state::State;
 use crate::agent::workers::{RoundContext, WorkerGroup, error_files};
@@ -62,8 +62,8 @@ use crate::process::proc::ProcessScanError;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
-use crate::reporter::voice::UserLog;
-use crate::reporter::{happening, parent_file};
+use crate::reporter::user_log::UserLog;
+use crate::reporter::{job_event_text, parent_file};
 use crate::spec::{CliFlavor, LaunchSpec};
 
 /// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
@@ -96,7 +96,7 @@ pub fn run(setup: AgentSetup, link: &GuardLink, voice: UserLog) {
     let status = drive(setup, link, &voice).unwrap_or_else(|error| {
         voice.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
-            last_words::record(&path, &died_of(&error), &voice);
+            final_report::record(&path, &died_of(&error), &voice);
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -242,7 +242,7 @@ impl<'a> Agent<'a> {
             }
             Action::Release { because } => {
                 if let Some(left_out) = self.workers.left_out() {
-                    left_out.release(&happening::released(&because));
+                    left_out.release(&job_event_text::released(&because));
                 }
             }
             Action::KillLeftovers { generation } => {
@@ -271,7 +271,7 @@ impl<'a> Agent<'a> {
             Action::Reseat { .. } => {
                 return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);
             }
-            Action::Say(said) => {
+            Action::Emit(said) => {
                 self.voice.happening(&said, self.workers.group());
                 if matches!(said, JobEvent::Reseated { .. }) {
                     self.workers.next_seats().iter().for_each(|line| self.voice.say(line));
@@ -317,7 +317,7 @@ impl<'a> Agent<'a> {
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();
         let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
-        let elsewhere = last_words::of_others(end, failed.as_ref());
+        let elsewhere = final_report::of_others(end, failed.as_ref());
         let died_of =
             self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(died_of)).or_else(|| {
                 let launcher = self.last_words.launcher();

@@ -28,7 +28,7 @@ use crate::rendezvous::{
     FailureNote, MembershipChange, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
 };
 use crate::reporter::nodes;
-use crate::reporter::voice::UserLog;
+use crate::reporter::user_log::UserLog;
 use crate::spec::{Entrypoint, LaunchSpec};
 
 /// A wait that is longer says what it waits for.

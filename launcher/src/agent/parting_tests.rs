@@ -147,7 +147,7 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
     let mut job = running(3, &at);
     let actions = job.handle(at(2), closed());
     assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-    assert!(matches!(&actions[1], Action::Say(JobEvent::OverElsewhere { .. })));
+    assert!(matches!(&actions[1], Action::Emit(JobEvent::OverElsewhere { .. })));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(5)));
     let actions = job.handle(at(3), exited(0, 1, killed_by(15)));
     assert_eq!(status(&actions), ExitStatus::Code(1), "invariant 7: the job is closed");

@@ -49,7 +49,7 @@ fn ranks_are_collected_before_the_signal_and_shown_where_one_is_missing() {
         assert_eq!(actions[0], collected(SIGTERM, Vec::new()));
         assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
         let table = table(SIGTERM, &joined);
-        let said = is_shown.then(|| Action::Say(JobEvent::RankTable(table.clone())));
+        let said = is_shown.then(|| Action::Emit(JobEvent::RankTable(table.clone())));
         assert_eq!(job.handle(at(1), answer(&table, 7)), [], "of another generation");
         assert_eq!(job.handle(at(1), answer(&table, 0)), Vec::from_iter(said), "{joined:?}");
         assert!(!is_collected(&job.handle(at(2), stop(Signal::SIGINT, true))), "once");
@@ -97,7 +97,7 @@ fn time_limit_shows_joined_ranks_and_a_single_one() {
         let actions = job.handle(at(5), Input::DeadlinePassed);
         assert_eq!(actions[0], collected(TableCause::TimeLimit, Vec::new()));
         let table = table(TableCause::TimeLimit, &[JoinState::Joined]);
-        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Say(JobEvent::RankTable(table.clone()))]);
+        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Emit(JobEvent::RankTable(table.clone()))]);
     }
 }
 

@@ -91,7 +91,7 @@ fn workers_are_started_for_a_completed_round_and_once() {
     assert_eq!(job.handle(at(6), joined(0)), [], "invariant 2");
     let _ = job.handle(at(7), exited(0, 0, Exit::Code(0)));
     assert_eq!(job.handle(at(8), exited(0, 1, Exit::Code(0))), [Action::TellSuccess]);
-    assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Say(JobEvent::Settling)]);
+    assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Emit(JobEvent::Settling)]);
     let actions = job.handle(at(11), Input::AllSucceeded);
     let end = end(&actions).unwrap();
     assert_eq!((end.status, end.farewell), (ExitStatus::SUCCESS, PeerNotice::Succeeded));
@@ -113,7 +113,7 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
         let mut job = running(0, &at);
         let actions = job.handle(at(2), change);
         assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGTERM)]);
-        assert!(matches!(actions[1], Action::Say(JobEvent::Changed { .. })), "{actions:?}");
+        assert!(matches!(actions[1], Action::Emit(JobEvent::Changed { .. })), "{actions:?}");
         assert_eq!(job.deadline(), Some(at(2) + by));
         assert!(!joins(&job.handle(at(3), exited(0, 0, killed_by(15)))), "invariant 1: one is left");
         let actions = job.handle(at(3), exited(0, 1, Exit::Code(1)));
@@ -258,7 +258,7 @@ fn loses(lost: PeerLoss) -> FailureNote {
 }
 
 fn says_early_end(actions: &[Action]) -> bool {
-    actions.iter().any(|action| matches!(action, Action::Say(JobEvent::FinishedBeforeLoss { .. })))
+    actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::FinishedBeforeLoss { .. })))
 }
 
 #[test]

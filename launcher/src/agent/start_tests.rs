@@ -39,7 +39,7 @@ fn who_is_missing_has_failed_and_all_start_again() {
         let actions = job.handle(at(began + 5), missing(generation, &[1, 3]));
         assert_eq!(signals(&actions), [(vec![0, 1, 2, 3], Signal::SIGTERM)]);
         assert!(actions.iter().any(
-            |action| matches!(action, Action::Say(JobEvent::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
+            |action| matches!(action, Action::Emit(JobEvent::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
         ));
         let mut last = Vec::new();
         for rank in 0..4 {

@@ -15,7 +15,6 @@
 
 mod finished;
 mod grace;
-mod halt;
 mod limit;
 mod rank_table;
 mod rendezvous;
@@ -23,6 +22,7 @@ mod restart;
 mod siblings;
 mod signals;
 mod start;
+mod suspend;
 mod window;
 
 use std::collections::BTreeSet;
@@ -32,12 +32,12 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
+use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::message::{Action, Input, JobEvent, WaitEnd, WorkerEnd};
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopCause, StopStage};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
-use crate::agent::stuck::{DStateWatch, UninterruptibleWorker};
 use crate::process::Exit;
 use crate::rendezvous::Round;
 
@@ -141,7 +141,7 @@ impl State {
             Input::StartedByHand { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
                 let said = is_current.then_some(JobEvent::StartedByHand { local_rank, pid });
-                said.map(Action::Say).into_iter().collect()
+                said.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
             Input::SignalPassed { signal } => self.pass(signal),
@@ -278,7 +278,7 @@ impl State {
         let (end, others) = (failure.first, self.ours(&live));
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(JobEvent::WorkerFailed { end, others, grace });
+        let said = Action::Emit(JobEvent::WorkerFailed { end, others, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         with_at(actions, at, said)
@@ -305,7 +305,7 @@ impl State {
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(JobEvent::Stuck { asleep, dwell, limit, live: ours, grace });
+        let said = Action::Emit(JobEvent::Stuck { asleep, dwell, limit, live: ours, grace });
         told.into_iter().chain(with_at(actions, 1, said)).collect()
     }
 
@@ -323,7 +323,7 @@ impl State {
             }
             JobPhase::Stopping { live, cause, stage: StopStage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
-                let said = Action::Say(JobEvent::CannotEnd { local_ranks });
+                let said = Action::Emit(JobEvent::CannotEnd { local_ranks });
                 let (cause, ended) = self.ended(cause);
                 let end = self.end_without_restart(now, cause.into_failure());
                 [said].into_iter().chain(ended).chain(end).collect()
@@ -348,7 +348,7 @@ impl State {
             }
             JobPhase::Settling { .. } => {
                 self.phase = JobPhase::Settling { say_at: None };
-                vec![Action::Say(JobEvent::Settling)]
+                vec![Action::Emit(JobEvent::Settling)]
             }
             phase @ (JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished) => {
                 self.phase = phase;
@@ -388,7 +388,7 @@ impl State {
     ) -> Vec<Action> {
         self.patience = self.patience.map(|until| until.min(now));
         let local_ranks = live.iter().copied().collect();
-        let said = Action::Say(JobEvent::Killing { local_ranks, because });
+        let said = Action::Emit(JobEvent::Killing { local_ranks, because });
         let told = self.signal(&live, Signal::SIGKILL);
         let stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         self.phase = JobPhase::Stopping { live, cause, stage };

@@ -191,7 +191,7 @@ fn a_stop_ends_even_where_sigkill_does_not_help() {
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(31), Input::DeadlinePassed);
     let actions = job.handle(at(36), Input::DeadlinePassed);
-    assert!(matches!(&actions[0], Action::Say(JobEvent::CannotEnd { .. })), "invariant 4");
+    assert!(matches!(&actions[0], Action::Emit(JobEvent::CannotEnd { .. })), "invariant 4");
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
     assert_eq!(job.deadline(), None);
 }

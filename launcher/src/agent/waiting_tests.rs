@@ -21,7 +21,7 @@ fn ruled_job(then: RuleAction) -> (State, RestartRule) {
 }
 
 fn says(actions: &[Action], said: &JobEvent) -> bool {
-    actions.iter().any(|action| matches!(action, Action::Say(what) if what == said))
+    actions.iter().any(|action| matches!(action, Action::Emit(what) if what == said))
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_job_without_progress_is_given_up() {
     let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     assert_eq!(actions.last(), Some(&Action::LookForProgress { generation: Generation(0) }));
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
-    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Say(JobEvent::LookingForProgress)]);
+    assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::LookingForProgress)]);
     let seen = |generation, sight| Input::ProgressSeen {
         generation: Generation(generation),
         sight: Some(CheckpointFingerprint(sight)),

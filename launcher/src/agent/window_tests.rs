@@ -123,7 +123,7 @@ fn restarts_after(ends: [Exit; 2]) -> Duration {
     if started(&actions).is_some() {
         return Duration::ZERO;
     }
-    assert!(!actions.iter().any(|action| matches!(action, Action::Say(JobEvent::Waiting { .. }))));
+    assert!(!actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::Waiting { .. }))));
     let until = job.deadline().unwrap();
     assert_eq!(started(&job.handle(until, Input::DeadlinePassed)), Some(1));
     until - at(1)

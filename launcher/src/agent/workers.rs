@@ -3,11 +3,11 @@
 
 mod causes;
 pub(super) mod error_files;
+mod failure_info;
 mod kills;
 mod log_disk;
 mod look;
 mod rank_table;
-mod witness;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -26,10 +26,10 @@ use rankrun_contract::report::ErrorFile;
 
 use crate::agent::AgentSetup;
 use crate::agent::events::{self, EventSink};
-use crate::agent::left_out::ExternalWorker;
-use crate::agent::master::LocalTrainingStore;
+use crate::agent::external_worker::ExternalWorker;
+use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::{Input, JobEnd};
-use crate::agent::reseat::DeviceAssignment;
+use crate::agent::reassign::DeviceAssignment;
 use crate::error::{LaunchError, SpawnError};
 use crate::facts::short_hostname;
 use crate::logs::route::{StreamOwner, routes};
@@ -37,7 +37,7 @@ use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
-use crate::process::by_hand::AttachReport;
+use crate::process::attach_listener::AttachReport;
 use crate::process::child::{Children, ReapedWorkers, WorkerExit};
 use crate::process::command::{self, GenerationContext};
 use crate::process::oom::OomLedger;

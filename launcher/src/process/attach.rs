@@ -20,7 +20,7 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::process::by_hand::{AttachMessage, knock, receive, tell, tell_exit};
+use crate::process::attach_listener::{AttachMessage, knock, receive, tell, tell_exit};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{CliFlavor, SignalSpec};

@@ -26,7 +26,7 @@ use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::descendants::{KillScope, kill_all};
-use crate::process::halt::JobControl;
+use crate::process::job_control::JobControl;
 use crate::process::job_limit;
 use crate::process::link::{self, GuardLink, LinkMessage, ToAgent, ToGuard};
 use crate::process::proc::ProcessScanError;

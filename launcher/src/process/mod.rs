@@ -14,16 +14,16 @@
 //! other nodes count as dead ([`watchdog`]).
 
 pub mod attach;
-pub mod by_hand;
+pub mod attach_listener;
 pub mod child;
 pub mod command;
 pub mod descendants;
 pub mod exec_problem;
 pub mod gc;
 pub mod guard;
-mod halt;
 pub mod heap;
 pub mod inherited;
+mod job_control;
 pub mod job_limit;
 pub mod link;
 pub mod listener;

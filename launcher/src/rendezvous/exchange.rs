@@ -19,7 +19,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 use super::error::RendezvousError;
 use super::keys::{RendezvousKeys, RoundKeys};
 use super::roles::{RankAssignment, RoleInfo, assign};
-use super::torch_peer::{MasterAddressCache, Members};
+use super::torchrun_compat::{MasterAddressCache, Members};
 use super::{Member, NodeName, Round};
 use crate::store::client::{Client, ClientError};
 

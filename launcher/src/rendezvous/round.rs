@@ -21,8 +21,8 @@ use rankrun_contract::rank::NodeRank;
 use self::changes::{differ, forget, is_news, leave, remove_dead};
 pub use self::ending::{ending, has_time};
 use super::descriptor::AgentDescriptor;
+use super::failure_detector::FailureDetector;
 use super::ranks::Ranks;
-use super::sightings::FailureDetector;
 use super::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 

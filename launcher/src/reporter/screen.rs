@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 
 use memchr::memrchr;
 
-use super::row::TerminalRow;
+use super::terminal_row::TerminalRow;
 use block::Block;
-use speaker::{LineEnd, WorkerStream};
+use worker_stream::{LineEnd, WorkerStream};
 
 mod block;
 #[cfg(test)]
@@ -31,9 +31,9 @@ mod block_tests;
 mod cells;
 mod decoder;
 mod progress;
-mod speaker;
 #[cfg(test)]
 mod tests;
+mod worker_stream;
 
 /// An unfinished line is shown after this long.
 const PATIENCE: Duration = Duration::from_millis(50);

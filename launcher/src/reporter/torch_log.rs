@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{happening, program};
+use super::{job_event_text, program};
 use crate::agent::message::{JobEvent, WaitEnd, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
@@ -128,7 +128,7 @@ pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLin
         JobEvent::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
         JobEvent::GroupFailed { cause } => vec![failed(cause, group)],
         JobEvent::StartedByHand { local_rank, pid } => {
-            let text = happening::started_by_hand(*local_rank, *pid);
+            let text = job_event_text::started_by_hand(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }
         JobEvent::Stuck { live, .. } => {
@@ -156,7 +156,7 @@ pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLin
         | JobEvent::FinishedBeforeLoss { .. } => of_nodes(happening, group),
         JobEvent::SomeFinished { finished, live, since } => {
             // torchrun is silent here.
-            let text = happening::some_finished(finished, live, *since, group.round);
+            let text = job_event_text::some_finished(finished, live, *since, group.round);
             vec![LogLine::of_ours(Level::Info, text)]
         }
         JobEvent::Killing { local_ranks, because: WaitEnd::GraceOver(told) } => {
@@ -173,13 +173,13 @@ pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLin
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
-        | JobEvent::Waiting { .. } => warning(happening::of_policy(happening, group.spec)),
+        | JobEvent::Waiting { .. } => warning(job_event_text::of_policy(happening, group.spec)),
         JobEvent::CheckingDevices
         | JobEvent::DevicesUnchecked { .. }
         | JobEvent::DeviceWarning(_)
         | JobEvent::DeviceDead(_)
         | JobEvent::NoRestart { .. }
-        | JobEvent::Reseated { .. } => warning(happening::of_devices(happening, group.spec)),
+        | JobEvent::Reseated { .. } => warning(job_event_text::of_devices(happening, group.spec)),
     }
 }
 
@@ -202,7 +202,7 @@ fn killing(local_ranks: &[LocalRank], told: Signal, group: EventSubject<'_>) -> 
 
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
 fn of_nodes(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    let said = happening::of_nodes(happening, group.spec);
+    let said = job_event_text::of_nodes(happening, group.spec);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
         JobEvent::Changed { live, .. } | JobEvent::OverElsewhere { live, .. } => {
@@ -215,7 +215,7 @@ fn of_nodes(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
 
 /// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
 fn of_limits(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    let said = happening::of_limits(happening);
+    let said = job_event_text::of_limits(happening);
     let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
     let told = match happening {
         JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
@@ -383,7 +383,7 @@ mod tests {
             ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
         );
         let asleep =
-            crate::agent::stuck::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
+            crate::agent::dstate::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
             told(&JobEvent::Stuck { asleep, dwell, limit, live: vec![], grace }),

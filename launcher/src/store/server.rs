@@ -6,7 +6,7 @@
 #![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
 
 mod memory;
-mod register;
+mod registry;
 mod warnings;
 
 use std::collections::{BTreeSet, HashMap};
@@ -25,8 +25,8 @@ use crate::process::reserve::sparingly;
 
 use super::connection::{CloseReason, Connection, PIECE, is_of_one_connection};
 use memory::SlowReaders;
-pub(super) use register::RetainedClients;
-use register::{ClientIdentity, ClientRegistry};
+pub(super) use registry::RetainedClients;
+use registry::{ClientIdentity, ClientRegistry};
 use warnings::Warnings;
 
 /// A request of the agent to the thread.

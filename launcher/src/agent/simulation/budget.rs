@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::book::{Book, Cause, Life, WINDOW};
 use super::invariants::{Turn, Verdict, must};
+use super::oracle::{Book, Cause, Life, WINDOW};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::process::Exit;
@@ -173,7 +173,7 @@ impl Turn<'_> {
 /// The worker that counts as the cause, and its exit unless our own stop ended it.
 fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
     let said = turn.actions.iter().find_map(|action| match action {
-        Action::Say(JobEvent::GroupFailed { cause }) => Some(*cause),
+        Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
         _ => None,
     });
     let end = said.or(turn.book.life.group_failed)?;

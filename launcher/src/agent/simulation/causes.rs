@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::book::{Book, Cause};
 use super::invariants::{Turn, Verdict, must};
+use super::oracle::{Book, Cause};
 use crate::agent::failure::{Failure, FailureKind, LostPeer};
 use crate::agent::message::{Action, JobEvent, ReleaseReason, WorkerEnd};
 use crate::exit_code::ExitStatus;
@@ -29,7 +29,7 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
                 must(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
                 released = Some(*because);
             }
-            Action::Say(JobEvent::GroupFailed { cause: end }) => {
+            Action::Emit(JobEvent::GroupFailed { cause: end }) => {
                 must(blamed.is_none(), || "two causes".to_owned())?;
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);

@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::book::{Book, Cause, LENIENCY, Question};
 use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
 use super::causes::invariant_5;
 use super::limits::{limits_strike, ranks_are_collected_before_the_stop, the_window_is_kept};
 use super::node::{Node, Process};
+use super::oracle::{Book, Cause, LENIENCY, Question};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
@@ -250,7 +250,7 @@ impl Turn<'_> {
 
     pub(super) fn given_up(&self) -> &[LocalRank] {
         let said = self.actions.iter().find_map(|action| match action {
-            Action::Say(JobEvent::CannotEnd { local_ranks }) => Some(local_ranks),
+            Action::Emit(JobEvent::CannotEnd { local_ranks }) => Some(local_ranks),
             _ => None,
         });
         said.unwrap_or(&self.book.life.given_up)

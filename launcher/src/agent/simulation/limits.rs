@@ -5,8 +5,8 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::book::{Cause, WINDOW};
 use super::invariants::{Turn, Verdict, must};
+use super::oracle::{Cause, WINDOW};
 use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Input, JobEvent};
 
@@ -23,10 +23,10 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let until = suspect.at + WINDOW;
     let until = turn.book.time_is_up_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
-        Action::Pass { .. } | Action::Say(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => {
+        Action::Pass { .. } | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => {
             false
         }
-        Action::Say(_)
+        Action::Emit(_)
         | Action::Start { .. }
         | Action::Join { .. }
         | Action::TellFailure { .. }
@@ -61,9 +61,9 @@ pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
 }
 
 fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
-    let is_up = |action: &Action| matches!(action, Action::Say(JobEvent::TimeIsUp { by_warning: None, .. }));
+    let is_up = |action: &Action| matches!(action, Action::Emit(JobEvent::TimeIsUp { by_warning: None, .. }));
     let is_blamed = turn.actions.iter().any(
-        |action| matches!(action, Action::Say(JobEvent::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_of_the_warning(end.exit)),
+        |action| matches!(action, Action::Emit(JobEvent::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_of_the_warning(end.exit)),
     );
     must(!is_blamed, || "the warning has ended no worker".to_owned())?;
     let is_said = turn.actions.iter().any(is_up);
@@ -85,7 +85,7 @@ fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
 fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
     let book = turn.book;
     let said =
-        turn.actions.iter().filter(|action| matches!(action, Action::Say(JobEvent::TimeIsShort { .. })));
+        turn.actions.iter().filter(|action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. })));
     let said = said.count();
     let Some(warned_at) = book.warned_at() else {
         return must(said == 0, || "no warning was asked for".to_owned());
@@ -144,7 +144,7 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
         _ => Vec::new(),
     };
     let told = turn.actions.iter().find_map(|action| match action {
-        Action::Say(JobEvent::NotJoined { missing, .. }) => Some(missing.as_slice()),
+        Action::Emit(JobEvent::NotJoined { missing, .. }) => Some(missing.as_slice()),
         _ => None,
     });
     must(told.unwrap_or_default() == missing, || {

@@ -8,16 +8,16 @@
 //! own.
 #![expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
 
-mod book;
+mod actions;
 mod budget;
 mod causes;
-mod deeds;
 mod faults;
 mod history;
 mod invariants;
 mod limits;
 mod mutants;
 mod node;
+mod oracle;
 mod others;
 mod report;
 mod setup;

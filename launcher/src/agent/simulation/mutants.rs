@@ -7,8 +7,8 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::book::WINDOW;
 use super::faults::{Fault, misled};
+use super::oracle::WINDOW;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
@@ -139,7 +139,7 @@ impl Mutant {
 
     /// True if it waits without a word: the wait comes from the window, not from the back-off.
     fn is_held(&self, actions: &[Action]) -> bool {
-        let is_said = |action: &Action| matches!(action, Action::Say(JobEvent::Waiting { .. }));
+        let is_said = |action: &Action| matches!(action, Action::Emit(JobEvent::Waiting { .. }));
         matches!(self.real.phase, JobPhase::Waiting { .. })
             && !actions.is_empty()
             && !actions.iter().any(is_said)
@@ -163,7 +163,7 @@ impl Mutant {
     /// The actions instead of those that the real machine returned for `input`.
     fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
         let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
-        let is_warning = |action: &Action| matches!(action, Action::Say(JobEvent::TimeIsShort { .. }));
+        let is_warning = |action: &Action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. }));
         let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
         match self.fault {
             Fault::LeavesLeftovers if starts => actions.retain(|action| !is_leftovers(action)),
@@ -185,7 +185,7 @@ impl Mutant {
             Fault::SpeaksAfterTheEnd
                 if self.doing == Doing::Nothing && self.was_ready && actions.is_empty() =>
             {
-                actions.push(Action::Say(JobEvent::CheckingDevices));
+                actions.push(Action::Emit(JobEvent::CheckingDevices));
             }
             Fault::SignalsThePerson => self.signal_the_person(&mut actions),
             _ => {}
@@ -204,7 +204,7 @@ impl Mutant {
             _ => None,
         });
         for action in &mut actions {
-            if let (Action::Say(JobEvent::GroupFailed { cause }), Some(blamed)) = (action, blamed) {
+            if let (Action::Emit(JobEvent::GroupFailed { cause }), Some(blamed)) = (action, blamed) {
                 *cause = blamed;
             }
         }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 
-use super::book::{Book, Cause, Life, Question};
 use super::history::Random;
 use super::invariants::{Turn, Verdict, must};
 use super::node::{Node, Process};
+use super::oracle::{Book, Cause, Life, Question};
 use super::setup::millis;
 use crate::agent::failure::LostPeer;
 use crate::agent::message::{Action, Input, JobEvent, PeerNotice, RemoteEnd, WorkerEnd};
@@ -293,7 +293,7 @@ impl Turn<'_> {
     /// True if the blamed worker reports the loss of a peer on another node.
     fn lost_elsewhere(&self) -> bool {
         let said = self.actions.iter().find_map(|action| match action {
-            Action::Say(JobEvent::GroupFailed { cause }) => Some(*cause),
+            Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
             _ => None,
         });
         let first = || self.book.life.ends_since().first().copied();
@@ -409,7 +409,7 @@ fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
     let is_known = turn.book.others.over.is_some() || turn.is_told_elsewhere();
     let is_settled =
-        turn.actions.iter().any(|action| matches!(action, Action::Say(JobEvent::GroupFailed { .. })));
+        turn.actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::GroupFailed { .. })));
     must(!tells || is_own && (!was || is_settled), || {
         format!("a failure is told where the cause is {is:?}")
     })?;

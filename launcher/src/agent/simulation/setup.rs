@@ -7,9 +7,9 @@ use nix::sys::signal::{SigSet, Signal};
 
 use rankrun_contract::rank::{Generation, LocalRank, Rank};
 
-use super::book::Cause;
 use super::history::Random;
-use crate::agent::checkup::{DeadDevice, DeviceReport};
+use super::oracle::Cause;
+use crate::agent::device_report::{DeadDevice, DeviceReport};
 use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;

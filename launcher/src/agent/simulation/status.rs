@@ -2,9 +2,9 @@
 
 use nix::sys::signal::Signal;
 
-use super::book::Cause;
 use super::budget::{Due, Why};
 use super::invariants::{Turn, Verdict, must};
+use super::oracle::Cause;
 use super::setup::{Setup, millis};
 use crate::agent::failure::FailureKind;
 use crate::agent::message::{Input, JobEnd, RemoteEnd};

@@ -10,19 +10,19 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
-use super::book::{Book, Question};
-use super::deeds::missing_rank;
+use super::actions::missing_rank;
 use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, judge};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
+use super::oracle::{Book, Question};
 use super::others::{ELSEWHERE, Elsewhere, Rendezvous};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
+use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::rank_table::{RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::CheckpointFingerprint;
-use crate::agent::stuck::UninterruptibleWorker;
 use crate::process::Exit;
 use crate::rendezvous::NodeName;
 

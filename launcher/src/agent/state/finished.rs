@@ -65,6 +65,6 @@ impl State {
         let finished: Vec<LocalRank> = self.finished.ends.iter().map(|(end, _)| end.local_rank).collect();
         let since = self.finished.before(now).first().map(|first| first.before).unwrap_or_default();
         let live = self.ours(live);
-        Some(vec![Action::Say(JobEvent::SomeFinished { finished, live, since })])
+        Some(vec![Action::Emit(JobEvent::SomeFinished { finished, live, since })])
     }
 }

@@ -119,7 +119,7 @@ impl State {
             return Vec::new();
         };
         let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
-        let said = Action::Say(JobEvent::TimeIsShort { before, signal, live });
+        let said = Action::Emit(JobEvent::TimeIsShort { before, signal, live });
         self.timer.warned = Some(signal);
         self.pass(signal).into_iter().chain([said]).collect()
     }
@@ -157,7 +157,7 @@ impl State {
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
+        let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
         let told = self.tell_of_stop(LocalStop::TimeLimit);

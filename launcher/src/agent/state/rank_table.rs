@@ -62,6 +62,6 @@ impl State {
     pub(super) fn ranks_collected(&self, generation: Generation, table: RankTable) -> Vec<Action> {
         let is_current = generation == self.generation && self.phase != JobPhase::Finished;
         let is_shown = is_current && table.is_needed();
-        is_shown.then_some(Action::Say(JobEvent::RankTable(table))).into_iter().collect()
+        is_shown.then_some(Action::Emit(JobEvent::RankTable(table))).into_iter().collect()
     }
 }

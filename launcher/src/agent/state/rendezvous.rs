@@ -70,7 +70,7 @@ impl State {
         self.others.failed_first = None;
         let place = NodeSlot { node: round.node_rank, base: round.base_rank };
         self.history.joined(place, now.saturating_duration_since(since));
-        let said = again.then(|| Action::Say(JobEvent::Rejoined { round: round.clone() }));
+        let said = again.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
         said.into_iter().chain([self.start(now, Some(round))]).collect()
     }
 
@@ -89,7 +89,7 @@ impl State {
                 self.phase = JobPhase::Stopping { live, cause, stage };
                 self.kill_no_later_than(kill_by);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                (!is_newcomer).then_some(Action::Say(said)).into_iter().collect()
+                (!is_newcomer).then_some(Action::Emit(said)).into_iter().collect()
             }
             phase @ JobPhase::Settling { .. }
                 if matches!(change, MembershipChange::CutOff { .. } | MembershipChange::StoodStill) =>
@@ -103,7 +103,7 @@ impl State {
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 let swept = Action::KillLeftovers { generation: self.generation };
                 let early = self.finished_before_loss(self.others.failed_first.as_ref());
-                let said = [swept, Action::Say(said)].into_iter().chain(early);
+                let said = [swept, Action::Emit(said)].into_iter().chain(early);
                 said.chain(self.go_on_with_others(now)).collect()
             }
             phase => {
@@ -115,7 +115,7 @@ impl State {
                 }
                 self.remember(&change);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                vec![Action::Say(said)]
+                vec![Action::Emit(said)]
             }
         }
     }
@@ -293,7 +293,7 @@ impl State {
             (false, _) => {}
         }
         let Some(node) = lost else { return self.look_or_decide(now, failure) };
-        let said = Action::Say(JobEvent::Blamed { node });
+        let said = Action::Emit(JobEvent::Blamed { node });
         [said].into_iter().chain(self.go_on_with_others(now)).collect()
     }
 
@@ -326,7 +326,7 @@ impl State {
             PeerLoss::Rank(rank) => ours(rank),
             PeerLoss::Unnamed => true,
         };
-        is_ours.then(|| Action::Say(JobEvent::FinishedBeforeLoss { note: note.clone() }))
+        is_ours.then(|| Action::Emit(JobEvent::FinishedBeforeLoss { note: note.clone() }))
     }
 
     /// The workers of all nodes have succeeded.
@@ -438,5 +438,5 @@ const fn kill_by(now: Instant, change: &MembershipChange) -> Option<Instant> {
 /// Says it at once, but not before the running workers get the stop signal.
 fn told_at_once(actions: Vec<Action>, said: JobEvent) -> Vec<Action> {
     let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-    with_at(actions, at, Action::Say(said))
+    with_at(actions, at, Action::Emit(said))
 }

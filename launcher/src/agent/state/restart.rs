@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 
 use super::State;
-use crate::agent::checkup::DeviceReport;
+use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
 use crate::agent::phase::{CheckStep, JobPhase, StopCause};
@@ -60,7 +60,7 @@ impl State {
         if failure.first.local_rank != told {
             actions.extend(self.tell_of(failure.first));
         }
-        actions.push(Action::Say(JobEvent::GroupFailed { cause: failure.first }));
+        actions.push(Action::Emit(JobEvent::GroupFailed { cause: failure.first }));
         (StopCause::Failure(failure), actions)
     }
 
@@ -72,7 +72,7 @@ impl State {
         checkup: DeviceReport,
     ) -> Vec<Action> {
         let Some(mut failure) = self.looked_at(generation, CheckStep::Condition) else { return Vec::new() };
-        let mut actions: Vec<Action> = checkup.told().map(Action::Say).collect();
+        let mut actions: Vec<Action> = checkup.told().map(Action::Emit).collect();
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
             actions.extend(self.restart_or_finish(now, failure));
@@ -85,7 +85,7 @@ impl State {
             self.look(now, failure, CheckStep::Seats);
             actions.push(Action::Reseat { generation });
         } else {
-            actions.push(Action::Say(JobEvent::NoRestart { why: None }));
+            actions.push(Action::Emit(JobEvent::NoRestart { why: None }));
             actions.push(self.finish_failed(Some(failure)));
         }
         actions
@@ -102,11 +102,11 @@ impl State {
         match seating {
             Ok(workers) => {
                 self.rules.workers = workers;
-                let said = Action::Say(JobEvent::Reseated { workers });
+                let said = Action::Emit(JobEvent::Reseated { workers });
                 [said].into_iter().chain(self.restart_or_finish(now, failure)).collect()
             }
             Err(why) => {
-                let said = Action::Say(JobEvent::NoRestart { why: Some(why) });
+                let said = Action::Emit(JobEvent::NoRestart { why: Some(why) });
                 vec![said, self.finish_failed(Some(failure))]
             }
         }
@@ -125,7 +125,7 @@ impl State {
                 self.history.saw(sight);
                 None
             }
-            None => Some(Action::Say(JobEvent::ProgressUnknown)),
+            None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
         let decision = self.decide(now, &failure);
         said.into_iter().chain(self.carry_out(now, decision, failure)).collect()
@@ -141,7 +141,7 @@ impl State {
         if give_up_at.is_some_and(|at| at <= now) {
             return self.progress_seen(now, self.generation, None);
         }
-        vec![Action::Say(match step {
+        vec![Action::Emit(match step {
             CheckStep::Condition | CheckStep::Seats => JobEvent::CheckingDevices,
             CheckStep::Progress => JobEvent::LookingForProgress,
         })]
@@ -185,12 +185,12 @@ impl State {
         match decision {
             Decision::Restart { at } => self.restart_at(now, at, failure),
             Decision::Succeed(rule) => {
-                vec![Action::Say(JobEvent::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
+                vec![Action::Emit(JobEvent::CalledSuccess { rule }), self.succeed(RuleNote::of(&rule))]
             }
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and a user that stopped the job knows.
                 let plain = matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
-                let said = (!plain).then_some(Action::Say(JobEvent::RestartRefused(refusal)));
+                let said = (!plain).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
                 if let (Action::Finish(end), NoRestart::Rule(rule)) = (&mut finish, refusal)
                     && let Some(rule) = RuleNote::of(&rule)
@@ -207,7 +207,7 @@ impl State {
         let until = self.held_until(&failure).map_or(at, |held| held.max(at));
         if self.no_time_for_a_restart(until) {
             let refusal = NoRestart::TooLate { wait: until.saturating_duration_since(now) };
-            let said = (until > now).then_some(Action::Say(JobEvent::RestartRefused(refusal)));
+            let said = (until > now).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
             return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
         }
         if until <= now {
@@ -216,7 +216,7 @@ impl State {
         self.phase = JobPhase::Waiting { failure, until };
         let used = RestartCount(self.restarts_of_job.0 + 1);
         // Without a back-off the user is not told: the wait is over in half a second.
-        let said = (at > now).then_some(Action::Say(JobEvent::Waiting { wait: until - now, used }));
+        let said = (at > now).then_some(Action::Emit(JobEvent::Waiting { wait: until - now, used }));
         said.into_iter().collect()
     }
 
@@ -238,7 +238,7 @@ impl State {
         self.restarts_used.0 += 1;
         self.restarts_of_job.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Say(JobEvent::Restarting { used: self.restarts_of_job });
+        let said = Action::Emit(JobEvent::Restarting { used: self.restarts_of_job });
         let next =
             if self.rules.has_rendezvous { self.join(now, Some(failure)) } else { self.start(now, None) };
         vec![said, next]

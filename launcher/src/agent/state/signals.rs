@@ -97,7 +97,7 @@ impl State {
 
     fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
         let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
-        Action::Say(JobEvent::Stopping { signal, told, live: self.ours(live), grace })
+        Action::Emit(JobEvent::Stopping { signal, told, live: self.ours(live), grace })
     }
 
     /// Passes a signal that stops nothing to the live workers, but not to their process groups: a data loader

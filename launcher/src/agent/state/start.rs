@@ -56,7 +56,7 @@ impl State {
         self.history.generation_never_met();
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
         let grace = self.left_of_the_grace(now);
-        let said = Action::Say(JobEvent::NotJoined { missing, limit, live: ours, grace });
+        let said = Action::Emit(JobEvent::NotJoined { missing, limit, live: ours, grace });
         told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
     }
 }

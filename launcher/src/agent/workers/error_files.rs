@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::WorkerGroup;
-use crate::agent::card;
+use crate::agent::failure_context;
 use crate::logs::tree::LogTree;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
-use crate::reporter::voice::UserLog;
+use crate::reporter::user_log::UserLog;
 use crate::spec::LogDir;
 
 /// At most this many error files are compared with the report; thousands of restarts may leave more.
@@ -40,7 +40,7 @@ impl WorkerGroup {
         };
         let files = LogTree::error_files(tree, MOST_FILES);
         let (reported, others): (Vec<_>, Vec<_>) =
-            files.into_iter().partition(|file| card::is_shown(file, shown));
+            files.into_iter().partition(|file| failure_context::is_shown(file, shown));
         if !others.is_empty() {
             voice.say(&format!(
                 "error files that no report shows are kept in `{}`; `rankrun gc` removes them",

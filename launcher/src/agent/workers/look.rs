@@ -7,9 +7,9 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
-use crate::agent::master::LocalTrainingStore;
+use crate::agent::dstate::UninterruptibleWorker;
+use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::NotJoined;
-use crate::agent::stuck::UninterruptibleWorker;
 use crate::process::descendants::{everybody_below, sits_in_the_kernel};
 
 impl WorkerGroup {

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::WorkerGroup;
-use crate::agent::master::LocalTrainingStore;
+use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;

@@ -11,7 +11,7 @@ use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name};
 use crate::rendezvous::NodeName;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::RoundKeys;
-use crate::rendezvous::torch_peer::{
+use crate::rendezvous::torchrun_compat::{
     MasterAddressCache, MasterChoice, PublishedAddress, StaleMasterAddress, deputy,
 };
 use crate::store::client::{Client, ClientError, ClientSettings};

@@ -13,7 +13,7 @@ use rankrun_contract::rank::RunId;
 use super::*;
 use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
 use crate::rendezvous::state::Node;
-use crate::rendezvous::torch_peer::PublishedAddress;
+use crate::rendezvous::torchrun_compat::PublishedAddress;
 use crate::spec::rendezvous::NodeRange;
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;

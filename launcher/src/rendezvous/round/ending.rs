@@ -31,7 +31,7 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::descriptor::AgentDescriptor;
-    use crate::rendezvous::sightings::FailureDetector;
+    use crate::rendezvous::failure_detector::FailureDetector;
     use crate::rendezvous::state::RendezvousState;
     use crate::spec::rendezvous::{NodeRange, RoundTimes};
 

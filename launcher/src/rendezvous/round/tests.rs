@@ -5,8 +5,8 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank};
 
 use super::{LocalNode, RoundEnd, RoundGoal, RoundStep, RoundView, next};
 use crate::rendezvous::descriptor::AgentDescriptor;
+use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::ranks::Ranks;
-use crate::rendezvous::sightings::FailureDetector;
 use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::history::LEASE;
+use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::round::{LocalNode, RoundGoal};
-use crate::rendezvous::sightings::FailureDetector;
 use crate::rendezvous::state::{Node, RendezvousState};
 
 /// An agent that runs or has run. All times are in milliseconds of the virtual clock.

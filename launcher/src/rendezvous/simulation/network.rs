@@ -2,7 +2,7 @@
 
 use super::invariants::Broken;
 use super::mutants::Fault;
-use super::world::{Happening, TIMEOUT, Who, World};
+use super::world::{JobEvent, TIMEOUT, Who, World};
 
 /// Time until a lost packet is sent again, in milliseconds.
 const RESENT: u32 = 300;
@@ -50,7 +50,7 @@ impl World<'_> {
         agent.pulse = Some(now);
         if !self.is_lost(who.0) {
             let arrives = now + self.delay();
-            self.later(arrives, Happening::PulseArrives { who, sent: now });
+            self.later(arrives, JobEvent::PulseArrives { who, sent: now });
         }
     }
 
@@ -62,7 +62,7 @@ impl World<'_> {
         self.store.beat(&node);
         if !self.is_lost(who.0) {
             let answered = self.now + self.delay();
-            self.later(answered, Happening::PulseAnswered { who, sent });
+            self.later(answered, JobEvent::PulseAnswered { who, sent });
         }
     }
 

@@ -2,8 +2,8 @@
 //! every write, every start of workers and every read.
 
 mod acting;
+mod hashing;
 mod messages;
-mod words;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,7 +18,7 @@ use super::invariants::{Book, Broken};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
 use crate::rendezvous::descriptor::AgentDescriptor;
-use crate::rendezvous::sightings::FailureDetector;
+use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::spec::rendezvous::RoundTimes;
 
@@ -51,7 +51,7 @@ pub(super) struct World<'a> {
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    happenings: Vec<Option<Happening>>,
+    happenings: Vec<Option<JobEvent>>,
     pub(super) random: Random,
     pub(super) book: Book,
     /// Hash of all decisions of all agents, and their transcript.
@@ -60,7 +60,7 @@ pub(super) struct World<'a> {
 }
 
 #[derive(Debug)]
-pub(super) enum Happening {
+pub(super) enum JobEvent {
     Chosen(What, usize),
     Arrives { who: Who, id: u64, request: Request, sent: u64 },
     Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
@@ -125,7 +125,7 @@ impl World<'_> {
         for seat in 0..history.setup.nodes as usize {
             let boots = u64::from(history.setup.boots[seat]);
             quiet = quiet.max(boots);
-            self.later(boots, Happening::Chosen(What::Boot, seat));
+            self.later(boots, JobEvent::Chosen(What::Boot, seat));
         }
         for event in &history.events {
             moment += u64::from(event.after);
@@ -134,12 +134,12 @@ impl World<'_> {
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
-            self.later(moment, Happening::Chosen(event.what, event.seat));
+            self.later(moment, JobEvent::Chosen(event.what, event.seat));
         }
         quiet
     }
 
-    pub(super) fn later(&mut self, moment: u64, happening: Happening) {
+    pub(super) fn later(&mut self, moment: u64, happening: JobEvent) {
         self.happenings.push(Some(happening));
         let id = self.happenings.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
@@ -152,7 +152,7 @@ impl World<'_> {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
             self.now = moment;
             let happening = self.happenings[id].take().expect("everything happens once");
-            let is_news = matches!(happening, Happening::Answered { .. });
+            let is_news = matches!(happening, JobEvent::Answered { .. });
             self.happen(happening)?;
             if self.now <= quiet || !is_news {
                 continue;
@@ -173,17 +173,17 @@ impl World<'_> {
         Err(Broken::new("R5", format!("{MOST_TURNS} turns, and no end")))
     }
 
-    fn happen(&mut self, happening: Happening) -> Result<(), Broken> {
+    fn happen(&mut self, happening: JobEvent) -> Result<(), Broken> {
         match happening {
-            Happening::Chosen(what, seat) => self.choose(what, seat),
-            Happening::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
-            Happening::Answered { who, id, answer, sent } => {
+            JobEvent::Chosen(what, seat) => self.choose(what, seat),
+            JobEvent::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
+            JobEvent::Answered { who, id, answer, sent } => {
                 if self.is_cut(who.0) {
                     return Ok(());
                 }
                 self.answered(who, id, answer, sent)
             }
-            Happening::TimesOut { who, id } => {
+            JobEvent::TimesOut { who, id } => {
                 let now = self.now;
                 let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
                     return Ok(());
@@ -193,28 +193,28 @@ impl World<'_> {
                 self.ask(who.0, Request::Look { beat: true });
                 Ok(())
             }
-            Happening::PulseArrives { who, sent } => {
+            JobEvent::PulseArrives { who, sent } => {
                 self.pulse_arrives(who, sent);
                 Ok(())
             }
-            Happening::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
-            Happening::Rings { seat } => {
+            JobEvent::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
+            JobEvent::Rings { seat } => {
                 if self.is_cut(seat) {
                     return Ok(());
                 }
                 self.look(seat, false);
                 Ok(())
             }
-            Happening::Ticks { who } => {
+            JobEvent::Ticks { who } => {
                 if self.agent(who).is_some() {
-                    self.later(self.now + TICK, Happening::Ticks { who });
+                    self.later(self.now + TICK, JobEvent::Ticks { who });
                     self.pulse(who);
                     self.look(who.0, true);
                 }
                 Ok(())
             }
-            Happening::Wakes { who } => self.wake(who),
-            Happening::Gone(node) => {
+            JobEvent::Wakes { who } => self.wake(who),
+            JobEvent::Gone(node) => {
                 let host = self.agents[0].as_mut().filter(|host| host.lives());
                 let Some(host) = host else { return Ok(()) };
                 host.sightings.gone(&node);
@@ -308,7 +308,7 @@ impl World<'_> {
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
         let who = self.who(seat);
-        self.later(self.now + TICK, Happening::Ticks { who });
+        self.later(self.now + TICK, JobEvent::Ticks { who });
         self.ask(seat, Request::Look { beat: true });
     }
 
@@ -319,7 +319,7 @@ impl World<'_> {
         self.book.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
             // The store sees the closed connection after all messages of that connection.
-            self.later(self.all_arrived(), Happening::Gone(node));
+            self.later(self.all_arrived(), JobEvent::Gone(node));
         }
     }
 

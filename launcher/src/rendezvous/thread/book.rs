@@ -7,9 +7,9 @@ use rankrun_contract::rank::{NodeRank, RestartCount};
 
 use crate::rendezvous::NodeName;
 use crate::rendezvous::descriptor::{AgentDescriptor, Mismatch, meet};
+use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::round::RoundView;
-use crate::rendezvous::sightings::FailureDetector;
 use crate::rendezvous::state::{Node, RendezvousState};
 use crate::spec::rendezvous::RoundTimes;
 

@@ -21,7 +21,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, AllowedClients};
 use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::{Node, Timestamp};
-use crate::rendezvous::torch_peer::MasterAddressCache;
+use crate::rendezvous::torchrun_compat::MasterAddressCache;
 use crate::rendezvous::{RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind};
 use crate::store::StoreServer;
 

@@ -9,9 +9,11 @@ use rankrun_contract::env::Master;
 
 use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::exchange::{Aborted, ExchangeError};
-use crate::rendezvous::fixed::{FirstRound, JoinProgress, StaticSetup, first_round, roll_call, take_back};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
+use crate::rendezvous::static_rdzv::{
+    FirstRound, JoinProgress, StaticSetup, first_round, roll_call, take_back,
+};
 use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent, Round, WaitReason, WaitStatus};
 use crate::store::client::Client;
 

@@ -8,8 +8,8 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::error::LaunchError;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::fixed::claim_name;
 use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::static_rdzv::claim_name;
 use crate::rendezvous::{NodeName, port_owner};
 use crate::store::StoreError;
 use crate::store::client::{Client, ClientError, ClientSettings};

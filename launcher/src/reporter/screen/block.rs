@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::row::width;
+use super::super::terminal_row::width;
 use super::progress::{ProgressArea, ProgressRow};
-use super::{PROMPT_AGE, Screen, ScreenKind, StreamId, speaker::WorkerStream};
+use super::{PROMPT_AGE, Screen, ScreenKind, StreamId, worker_stream::WorkerStream};
 
 /// The block is drawn at most so often for changes of its own.
 const FRAME: Duration = Duration::from_millis(50);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::row::char_width;
+use super::super::terminal_row::char_width;
 
 pub(super) const CELL_LIMIT: usize = 2048;
 /// Stands for the rest of a row that is wider than the terminal.

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use super::words::{brief, moved};
-use super::{Happening, JOIN, Who, World, at, origin};
+use super::hashing::{brief, moved};
+use super::{JOIN, JobEvent, Who, World, at, origin};
 use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
 use crate::rendezvous::simulation::agent::{Phase, Then, Why};
 use crate::rendezvous::simulation::invariants::Broken;
@@ -27,7 +27,7 @@ impl World<'_> {
         if agent.wakes < now || agent.wakes > moment || agent.wakes == now && moment > now {
             agent.wakes = moment;
             let who = self.who(seat);
-            self.later(moment, Happening::Wakes { who });
+            self.later(moment, JobEvent::Wakes { who });
         }
     }
 

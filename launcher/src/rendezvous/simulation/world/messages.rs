@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{Happening, MOST, TIMEOUT, Who, World, at};
+use super::{JobEvent, MOST, TIMEOUT, Who, World, at};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::{Answer, Request};
 use crate::rendezvous::simulation::torch;
@@ -28,13 +28,13 @@ impl World<'_> {
         }
         let who = self.who(seat);
         if let Some(away) = self.gives_up() {
-            return self.later(self.now + away, Happening::TimesOut { who, id });
+            return self.later(self.now + away, JobEvent::TimesOut { who, id });
         }
-        self.later(self.now + TIMEOUT, Happening::TimesOut { who, id });
+        self.later(self.now + TIMEOUT, JobEvent::TimesOut { who, id });
         if !self.is_lost(seat) {
             let sent = self.now;
             let arrives = sent + self.delay();
-            self.later(arrives, Happening::Arrives { who, id, request, sent });
+            self.later(arrives, JobEvent::Arrives { who, id, request, sent });
         }
     }
 
@@ -58,7 +58,7 @@ impl World<'_> {
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
                         let rings_at = self.now + self.delay();
-                        self.later(rings_at, Happening::Rings { seat: other });
+                        self.later(rings_at, JobEvent::Rings { seat: other });
                     }
                 }
             }
@@ -69,7 +69,7 @@ impl World<'_> {
             let sent = is_beat.then_some(sent);
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
-            self.later(answered, Happening::Answered { who, id, answer, sent });
+            self.later(answered, JobEvent::Answered { who, id, answer, sent });
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::agent::message::JobEvent;
 use crate::cli::{Notice, Verbosity};
 use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::file_limit::{cause_in_words, hint_of};
-use crate::reporter::happening;
+use crate::reporter::job_event_text;
 use crate::reporter::local_time::LocalTime;
 use crate::reporter::plain::{plain, with_bidi_escaped};
 use crate::reporter::rank_table;
@@ -96,7 +96,7 @@ impl UserLog {
                     let setting = rank_table::TableSetting::of(group.spec, group.round, self.columns());
                     self.say(&rank_table::render(table, &setting));
                 }
-                if let Some(line) = happening::render(happening, group.spec, group.round) {
+                if let Some(line) = job_event_text::render(happening, group.spec, group.round) {
                     self.say(&line);
                 }
             }

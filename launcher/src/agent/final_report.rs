@@ -18,7 +18,7 @@ use crate::process::Exit;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
 use crate::reporter::summary::peers::{self, ShownTexts};
-use crate::reporter::voice::UserLog;
+use crate::reporter::user_log::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{CliFlavor, LaunchSpec};
 

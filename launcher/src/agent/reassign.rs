@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalWorldSize;
 
-use crate::agent::checkup;
+use crate::agent::device_report;
 use crate::cli::{self, Command, Notice};
 use crate::device::choice::number;
 use crate::device::{CudaDevice, Machine, ProbeScope, Visibility};
@@ -92,7 +92,7 @@ fn read(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment, String> {
 fn has_same_numbers(before: &[WorkerDevice], machine: &Machine) -> bool {
     before.iter().all(|seat| {
         let Some(card) = &seat.device.card else { return true };
-        checkup::find(machine, &seat.device, card).is_none_or(|found| number(found) == card.index)
+        device_report::find(machine, &seat.device, card).is_none_or(|found| number(found) == card.index)
     })
 }
 

@@ -5,14 +5,14 @@ use std::time::Duration;
 use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
-use super::book::Question;
 use super::mutants::Machine;
+use super::oracle::Question;
 use super::others::Elsewhere;
 use super::setup::millis;
 use super::world::World;
+use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined};
-use crate::agent::stuck::UninterruptibleWorker;
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 
@@ -58,7 +58,7 @@ impl<M: Machine> World<'_, M> {
             | Action::Pass { .. }
             | Action::Release { .. }
             | Action::KillLeftovers { .. }
-            | Action::Say(_)
+            | Action::Emit(_)
             | Action::Finish(_) => {}
         }
     }

@@ -295,15 +295,15 @@ impl Book {
             Action::CheckDevices { .. } => self.open = Some(Question::Devices),
             Action::Reseat { .. } => self.open = Some(Question::Seats),
             Action::LookWhoJoined { .. } => self.life.join_looks += 1,
-            Action::Say(JobEvent::TimeIsShort { .. }) => {
+            Action::Emit(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
                 self.life.warned = Some(now);
             }
-            Action::Say(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
-            Action::Say(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
-            Action::Say(JobEvent::Reseated { workers }) => self.seats = workers.get(),
+            Action::Emit(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
+            Action::Emit(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
+            Action::Emit(JobEvent::Reseated { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
-            Action::Say(_) => {}
+            Action::Emit(_) => {}
             Action::Join { .. } => self.others.is_joining = true,
             Action::TellFailure { .. } => self.life.is_failure_told = true,
             Action::AskBlame => (self.open, self.asked_at) = (Some(Question::Blame), Some(now)),
@@ -389,12 +389,12 @@ impl Life {
     /// A cause that the machine finds out by itself.
     pub(super) fn found(&self, action: &Action) -> Option<Cause> {
         match action {
-            Action::Say(JobEvent::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
-            Action::Say(JobEvent::NotJoined { missing, .. }) => {
+            Action::Emit(JobEvent::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+            Action::Emit(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
             }
-            Action::Say(JobEvent::TimeIsUp { .. }) => Some(Cause::TimeLimit),
-            Action::Say(JobEvent::WorkerFailed { .. }) => {
+            Action::Emit(JobEvent::TimeIsUp { .. }) => Some(Cause::TimeLimit),
+            Action::Emit(JobEvent::WorkerFailed { .. }) => {
                 self.suspect.map(|suspect| Cause::Failed(suspect.local_rank))
             }
             _ => None,

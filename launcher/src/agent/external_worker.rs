@@ -17,7 +17,7 @@ use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
 use crate::explain::script::{Script, ScriptValue, binding};
 use crate::placement::WorkerId;
-use crate::process::by_hand::{AttachListener, AttachReport, socket_name};
+use crate::process::attach_listener::{AttachListener, AttachReport, socket_name};
 use crate::process::command::WorkerCommand;
 
 /// An external worker of one generation. Its script is removed on drop.

@@ -10,9 +10,9 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::Generation;
 use rustix::process::getuid;
 
-use crate::agent::checkup::judge;
+use crate::agent::device_report::judge;
 use crate::agent::message::Input;
-use crate::agent::reseat::{self, Invocation, Reassignment};
+use crate::agent::reassign::{self, Invocation, Reassignment};
 use crate::agent::workers::WorkerGroup;
 use crate::device::probe::Probe;
 use crate::device::{Machine, ProbeScope};
@@ -92,9 +92,9 @@ impl DeviceCheckRun {
         &mut self,
         words: &Invocation,
         workers: &mut WorkerGroup,
-        order: Option<reseat::CudaOrder>,
+        order: Option<reassign::CudaOrder>,
     ) -> Option<Input> {
-        let seating = match reseat::seats(words, &workers.spec().seats, self.machine.clone(), order) {
+        let seating = match reassign::seats(words, &workers.spec().seats, self.machine.clone(), order) {
             Reassignment::NeedsOrder => {
                 let probes = Probes::start(&[Probe::CudaOrder], self.settings.limit, Instant::now());
                 self.probes = Some((PendingProbe::Order, probes));

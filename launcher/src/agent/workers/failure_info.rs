@@ -9,8 +9,8 @@ use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::{cut, is_cut};
 
 use super::WorkerGroup;
-use crate::agent::card::{self, FailureContext};
 use crate::agent::failure::{ErrorFileInfo, Failure, LostPeer, lost_peer_phrase};
+use crate::agent::failure_context::{self, FailureContext};
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
 use crate::placement::WorkerId;
@@ -58,7 +58,7 @@ impl WorkerGroup {
         self.look_at_log_disk(local_rank);
         let attempt = self.attempt.as_ref();
         let Some((file, written)) =
-            attempt.and_then(|attempt| card::error_file(&attempt.error_file(local_rank)))
+            attempt.and_then(|attempt| failure_context::error_file(&attempt.error_file(local_rank)))
         else {
             return self.last_words(exit.worker);
         };

@@ -10,9 +10,9 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
 use super::rank_table::RankTable;
 use super::{RemoteEnd, WorkerEnd};
-use crate::agent::checkup::{DeadDevice, DeviceWarning};
+use crate::agent::device_report::{DeadDevice, DeviceWarning};
+use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::policy::NoRestart;
-use crate::agent::stuck::UninterruptibleWorker;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
 use crate::spec::restart::RestartRule;
 
