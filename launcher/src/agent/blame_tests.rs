@@ -16,14 +16,14 @@ fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     assert_eq!(position(&actions, told), Some(0), "before any worker is stopped");
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
-    assert_eq!(actions.last(), Some(&Action::AskBlame));
-    let actions = job.handle(at(3), Input::Blamed(None));
+    assert_eq!(actions.last(), Some(&Action::FindLostNode));
+    let actions = job.handle(at(3), Input::LostNodeFound(None));
     assert!(matches!(actions[0], Action::Emit(JobEvent::Restarting { .. })) && joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 1, 1)), "its own failure is its own restart");
 
     let _ = job.handle(at(5), exited(1, 1, Exit::Code(7)));
     let _ = job.handle(at(6), exited(1, 0, killed_by(15)));
-    let actions = job.handle(at(6), Input::Blamed(None));
+    let actions = job.handle(at(6), Input::LostNodeFound(None));
     let end = end(&actions).unwrap();
     assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), PeerNotice::Failed));
     assert_eq!((&end.elsewhere, &end.first_cause), (&None, &None));
@@ -35,13 +35,17 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
-    let actions = job.handle(at(3), Input::Blamed(Some(NodeName::of_host("th1"))));
+    let actions = job.handle(at(3), Input::LostNodeFound(Some(NodeName::of_host("th1"))));
     assert!(
         matches!(&actions[0], Action::Emit(JobEvent::Blamed { node }) if *node == NodeName::of_host("th1"))
     );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
-    assert_eq!(job.handle(at(4), Input::Blamed(Some(NodeName::of_host("th1")))), [], "no question was open");
+    assert_eq!(
+        job.handle(at(4), Input::LostNodeFound(Some(NodeName::of_host("th1")))),
+        [],
+        "no question was open"
+    );
 }
 
 #[test]
@@ -52,7 +56,7 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     let said = job.handle(at(2), peer_failed());
     assert!(matches!(&said[..], [Action::Emit(JobEvent::Changed { .. })]), "{said:?}");
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
-    assert!(joins(&actions) && !actions.contains(&Action::AskBlame), "{actions:?}");
+    assert!(joins(&actions) && !actions.contains(&Action::FindLostNode), "{actions:?}");
     let actions = job.handle(at(4), Input::Over(RemoteEnd::Closed { failure: None }));
     let end = end(&actions).unwrap();
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
@@ -67,7 +71,7 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, killed_by(15)));
     let _ = job.handle(at(3), peer_failed());
-    assert!(joins(&job.handle(at(3), Input::Blamed(None))), "it came while the question was open");
+    assert!(joins(&job.handle(at(3), Input::LostNodeFound(None))), "it came while the question was open");
 }
 
 #[test]

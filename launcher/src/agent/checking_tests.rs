@@ -18,7 +18,7 @@ fn fails(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Ac
 }
 
 fn checked(generation: u32, checkup: DeviceReport) -> Input {
-    Input::DevicesChecked { generation: Generation(generation), checkup }
+    Input::DevicesProbed { generation: Generation(generation), checkup }
 }
 
 fn one_is_dead() -> DeviceReport {
@@ -31,7 +31,7 @@ fn one_is_dead() -> DeviceReport {
 }
 
 fn checks(actions: &[Action]) -> bool {
-    actions.contains(&Action::CheckDevices { generation: Generation(0) })
+    actions.contains(&Action::ProbeDevices { generation: Generation(0) })
 }
 
 fn says(actions: &[Action], wanted: impl Fn(&JobEvent) -> bool) -> bool {
@@ -46,7 +46,7 @@ fn healthy_devices_let_the_workers_start_again() {
     let actions = fails(&mut job, (0, 7), at(1));
     assert!(checks(&actions) && started(&actions).is_none() && end(&actions).is_none());
     let leftovers = actions.iter().position(|action| matches!(action, Action::KillLeftovers { .. }));
-    assert!(leftovers < actions.iter().position(|action| matches!(action, Action::CheckDevices { .. })));
+    assert!(leftovers < actions.iter().position(|action| matches!(action, Action::ProbeDevices { .. })));
     let actions = job.handle(at(2), checked(0, DeviceReport::default()));
     assert_eq!(started(&actions), Some(1));
     assert_eq!(job.handle(at(3), checked(0, one_is_dead())), [], "an old generation changes nothing");
@@ -120,13 +120,13 @@ fn a_look_that_takes_long_is_told_once() {
     assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "not yet");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::CheckingDevices)]);
     assert_eq!(job.deadline(), None);
-    assert_eq!(job.handle(at(4), Input::SignalPassed { signal: Signal::SIGUSR1 }), []);
+    assert_eq!(job.handle(at(4), Input::SignalForwarded { signal: Signal::SIGUSR1 }), []);
     assert_eq!(started(&job.handle(at(5), checked(0, DeviceReport::default()))), Some(1));
 }
 
 fn reseated(generation: u32, seating: Result<u32, &str>) -> Input {
     let seating = seating.map(|workers| LocalWorldSize::new(workers).unwrap()).map_err(ToOwned::to_owned);
-    Input::Reseated { generation: Generation(generation), seating }
+    Input::DevicesReassigned { generation: Generation(generation), seating }
 }
 
 /// A job of two workers; one device is found dead and may be excluded.
@@ -143,7 +143,7 @@ fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (State, Vec
 fn the_next_generation_sits_on_the_devices_that_are_left() {
     let at = clock();
     let (mut job, actions) = reseating_job(1, &at);
-    assert_eq!(actions.last(), Some(&Action::Reseat { generation: Generation(0) }));
+    assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
     assert_eq!(job.handle(at(2), checked(0, DeviceReport::default())), [], "that was asked before");
     assert_eq!(job.deadline(), Some(at(4)), "what takes long is told");
     let actions = job.handle(at(3), reseated(0, Ok(1)));
@@ -161,7 +161,7 @@ fn without_seats_there_is_no_restart() {
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
     let (_, actions) = reseating_job(0, &at);
     assert!(
-        !actions.contains(&Action::Reseat { generation: Generation(0) }),
+        !actions.contains(&Action::ReassignDevices { generation: Generation(0) }),
         "no worker would get the devices"
     );
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));

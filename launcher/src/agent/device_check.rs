@@ -80,7 +80,7 @@ impl DeviceCheckRun {
             PendingProbe::Devices => {
                 self.machine = probes.into_machine();
                 let checkup = judge(&self.machine, &workers.spec().seats, getuid().as_raw());
-                Some(Input::DevicesChecked { generation: self.generation, checkup })
+                Some(Input::DevicesProbed { generation: self.generation, checkup })
             }
             PendingProbe::Order => self.reseat(words, workers, Some(probes.into_cuda_order())),
         }
@@ -107,6 +107,6 @@ impl DeviceCheckRun {
             }
             Reassignment::Refused(why) => Err(why),
         };
-        Some(Input::Reseated { generation: self.generation, seating })
+        Some(Input::DevicesReassigned { generation: self.generation, seating })
     }
 }

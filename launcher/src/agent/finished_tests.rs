@@ -60,7 +60,7 @@ fn halted_job_is_not_told_before_a_minute_of_its_own_time() {
     let mut job = state(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), exited(0, 1, Exit::Code(0)));
-    let _ = job.handle(at(50), Input::Halted { lasted: Duration::from_secs(40) });
+    let _ = job.handle(at(50), Input::Resumed { lasted: Duration::from_secs(40) });
     assert_eq!(job.deadline(), Some(at(100)));
     assert_eq!(told(&job.handle(at(100), Input::DeadlinePassed)), [(vec![1], vec![0], 60)]);
     let actions = job.handle(at(101), exited(0, 0, Exit::Code(1)));

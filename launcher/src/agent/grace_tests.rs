@@ -28,7 +28,7 @@ fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instan
 
 fn missing() -> Input {
     let missing = vec![NotJoined { local_rank: LocalRank(0), pid: Pid::from_raw(100) }];
-    Input::JoinsSeen { generation: Generation(0), at: SystemTime::UNIX_EPOCH, missing }
+    Input::JoinedProbed { generation: Generation(0), at: SystemTime::UNIX_EPOCH, missing }
 }
 
 /// The grace period that the user is told, in seconds.

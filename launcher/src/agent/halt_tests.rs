@@ -6,7 +6,7 @@ use crate::spec::stop::TimeLimit;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn halted(lasted: Duration) -> Input {
-    Input::Halted { lasted }
+    Input::Resumed { lasted }
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn input() -> impl Strategy<Value = (u64, Input)> {
     let what = prop_oneof![
         3 => (0..3_u32, 0..3_u32, exit).prop_map(|(generation, rank, exit)| exited(generation, rank, exit)),
         1 => any::<bool>().prop_map(|again| stop(Signal::SIGTERM, again)),
-        1 => (0..3_u32, asleep).prop_map(|(generation, asleep)| Input::Looked {
+        1 => (0..3_u32, asleep).prop_map(|(generation, asleep)| Input::DStateProbed {
             generation: Generation(generation),
             at: SystemTime::UNIX_EPOCH,
             asleep,

@@ -53,7 +53,7 @@ impl Agent<'_> {
         }
         // First, so that the other inputs meet deadlines that are already put off.
         if let Some(lasted) = self.halts.take() {
-            inputs.push_front(Input::Halted { lasted });
+            inputs.push_front(Input::Resumed { lasted });
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
@@ -89,7 +89,7 @@ impl Agent<'_> {
         if self.handled.stops(signal as i32) {
             Input::StopRequested { signal, again }
         } else {
-            Input::SignalPassed { signal }
+            Input::SignalForwarded { signal }
         }
     }
 

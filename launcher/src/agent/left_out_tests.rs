@@ -11,12 +11,12 @@ fn state(workers: u32, max_restarts: u32) -> State {
 
 fn started_by_hand(generation: u32) -> Input {
     let (local_rank, pid) = (LocalRank(1), Pid::from_raw(7));
-    Input::StartedByHand { generation: Generation(generation), local_rank, pid }
+    Input::ExternalWorkerStarted { generation: Generation(generation), local_rank, pid }
 }
 
 fn released(actions: &[Action]) -> Option<ReleaseReason> {
     actions.iter().find_map(|action| match action {
-        Action::Release { because } => Some(*because),
+        Action::ReleaseExternalWorker { because } => Some(*because),
         _ => None,
     })
 }
@@ -85,9 +85,12 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let mut job = state(2, 5);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), started_by_hand(0));
-    let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
-    let told =
-        Action::Pass { generation: Generation(0), local_ranks: vec![LocalRank(0)], signal: Signal::SIGUSR1 };
+    let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
+    let told = Action::ForwardSignal {
+        generation: Generation(0),
+        local_ranks: vec![LocalRank(0)],
+        signal: Signal::SIGUSR1,
+    };
     assert_eq!(job.handle(at(1), passed), [told]);
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);

@@ -19,7 +19,7 @@ fn limited(max_restarts: u32, persona: CliFlavor) -> State {
 
 fn passed(actions: &[Action]) -> Vec<Signal> {
     let of = |action: &Action| match action {
-        Action::Pass { signal, .. } => Some(*signal),
+        Action::ForwardSignal { signal, .. } => Some(*signal),
         _ => None,
     };
     actions.iter().filter_map(of).collect()
@@ -98,7 +98,7 @@ fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
     let _ = job.handle(at(99), exited(0, 1, killed_by(15)));
     let actions = job.handle(at(100), Input::DeadlinePassed);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
-    let checked = Input::DevicesChecked { generation: Generation(0), checkup: DeviceReport::default() };
+    let checked = Input::DevicesProbed { generation: Generation(0), checkup: DeviceReport::default() };
     assert_eq!(job.handle(at(101), checked), []);
 }
 

@@ -43,7 +43,7 @@ pub enum Input {
         end: WorkerEnd,
     },
     /// The user has started the external worker.
-    StartedByHand {
+    ExternalWorkerStarted {
         /// The generation that the worker belongs to.
         generation: Generation,
         /// The local rank of the worker.
@@ -59,12 +59,12 @@ pub enum Input {
         again: bool,
     },
     /// The launcher got a signal that is for the workers.
-    SignalPassed {
+    SignalForwarded {
         /// The signal to pass on to the workers.
         signal: Signal,
     },
     /// The answer to [`Action::Look`]: a snapshot of process states.
-    Looked {
+    DStateProbed {
         /// The generation that was looked at.
         generation: Generation,
         /// Time of the snapshot on the wall clock.
@@ -73,7 +73,7 @@ pub enum Input {
         asleep: Vec<UninterruptibleWorker>,
     },
     /// The answer to [`Action::LookWhoJoined`]: a snapshot of the store's clients.
-    JoinsSeen {
+    JoinedProbed {
         /// The generation that was looked at.
         generation: Generation,
         /// Time of the snapshot on the wall clock.
@@ -89,28 +89,28 @@ pub enum Input {
         table: RankTable,
     },
     /// The answer to [`Action::CheckDevices`]: the condition of the devices.
-    DevicesChecked {
+    DevicesProbed {
         /// The generation that used the devices.
         generation: Generation,
         /// The judged condition of each device.
         checkup: DeviceReport,
     },
     /// The answer to [`Action::Reseat`]: a new assignment, or none.
-    Reseated {
+    DevicesReassigned {
         /// The generation that has ended before it.
         generation: Generation,
         /// The number of workers from now on, or in words why the remaining devices cannot be assigned.
         seating: Result<LocalWorldSize, String>,
     },
     /// The answer to [`Action::LookForProgress`]: the state of the checkpoint folder.
-    ProgressSeen {
+    ProgressProbed {
         /// The generation that has ended before it.
         generation: Generation,
         /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
         sight: Option<CheckpointFingerprint>,
     },
     /// All processes of the job were suspended (Ctrl-Z) and run again.
-    Halted {
+    Resumed {
         /// How long the suspension lasted.
         lasted: Duration,
     },
@@ -119,7 +119,7 @@ pub enum Input {
     /// The round is over because of another node or the store.
     Changed(MembershipChange),
     /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
-    Blamed(Option<NodeName>),
+    LostNodeFound(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous is over for this node.
@@ -230,7 +230,7 @@ pub enum Action {
         end: WorkerEnd,
     },
     /// Find out whether a lost node caused the failure here; signals are answered meanwhile.
-    AskBlame,
+    FindLostNode,
     /// Tell the other nodes that all workers of this node have succeeded.
     TellSuccess,
     /// Tell the other nodes that this node is being stopped, where the job ends with it.
@@ -248,7 +248,7 @@ pub enum Action {
         signal: Signal,
     },
     /// Signal these workers themselves, but not their child processes.
-    Pass {
+    ForwardSignal {
         /// The generation of the workers.
         generation: Generation,
         /// The local ranks of the workers.
@@ -257,14 +257,14 @@ pub enum Action {
         signal: Signal,
     },
     /// Find out which of these workers are uninterruptible (state `D`).
-    Look {
+    ProbeDState {
         /// The generation of the workers.
         generation: Generation,
         /// The local ranks of the workers.
         local_ranks: Vec<LocalRank>,
     },
     /// Find out which of these workers have joined the store.
-    LookWhoJoined {
+    ProbeJoined {
         /// The generation of the workers.
         generation: Generation,
         /// The local ranks of the workers.
@@ -281,22 +281,22 @@ pub enum Action {
         cause: TableCause,
     },
     /// Check the devices of the workers, none of which is left; signals are answered meanwhile.
-    CheckDevices {
+    ProbeDevices {
         /// The generation that used the devices.
         generation: Generation,
     },
     /// Assign the remaining devices for the next generation; signals are answered meanwhile.
-    Reseat {
+    ReassignDevices {
         /// The generation that has ended before it.
         generation: Generation,
     },
     /// Read the state of the checkpoint folder; signals are answered meanwhile.
-    LookForProgress {
+    ProbeProgress {
         /// The generation that has ended before it.
         generation: Generation,
     },
     /// Tell the external worker, running or not, that the job no longer waits for it.
-    Release {
+    ReleaseExternalWorker {
         /// Why the job no longer waits.
         because: ReleaseReason,
     },
@@ -306,7 +306,7 @@ pub enum Action {
         generation: Generation,
     },
     /// Print a message for the user.
-    Say(JobEvent),
+    Emit(JobEvent),
     /// End the job with this result.
     Finish(JobEnd),
 }

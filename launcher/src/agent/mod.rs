@@ -231,16 +231,16 @@ impl<'a> Agent<'a> {
             }
             Action::Join { .. }
             | Action::TellFailure { .. }
-            | Action::AskBlame
+            | Action::FindLostNode
             | Action::TellSuccess
             | Action::TellStop { .. } => self.speak_to_others(&action),
-            Action::Pass { generation, local_ranks, signal } => {
+            Action::ForwardSignal { generation, local_ranks, signal } => {
                 self.workers.pass(generation, &local_ranks, signal);
             }
             Action::Signal { generation, local_ranks, signal } => {
                 self.workers.signal(generation, &local_ranks, signal);
             }
-            Action::Release { because } => {
+            Action::ReleaseExternalWorker { because } => {
                 if let Some(left_out) = self.workers.left_out() {
                     left_out.release(&job_event_text::released(&because));
                 }
@@ -249,31 +249,31 @@ impl<'a> Agent<'a> {
                 self.workers.ended(generation);
                 self.kill_leftovers();
             }
-            Action::Look { generation, local_ranks } => {
+            Action::ProbeDState { generation, local_ranks } => {
                 let asleep = self.workers.asleep(&local_ranks);
-                return Some(Input::Looked { generation, at: SystemTime::now(), asleep });
+                return Some(Input::DStateProbed { generation, at: SystemTime::now(), asleep });
             }
-            Action::LookWhoJoined { generation, local_ranks } => {
+            Action::ProbeJoined { generation, local_ranks } => {
                 let greeted = self.others.as_ref().map(Others::greeted);
                 let missing = self.workers.not_joined(&local_ranks, greeted);
-                return Some(Input::JoinsSeen { generation, at: SystemTime::now(), missing });
+                return Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing });
             }
             Action::CollectRanks { generation, ended, cause } => {
                 return self.collect_ranks((generation, cause), &ended);
             }
-            Action::CheckDevices { generation } => {
+            Action::ProbeDevices { generation } => {
                 let settings = self.workers.spec().device_check;
                 self.check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
             }
-            Action::LookForProgress { generation } => {
+            Action::ProbeProgress { generation } => {
                 return self.look_for_progress(generation);
             }
-            Action::Reseat { .. } => {
+            Action::ReassignDevices { .. } => {
                 return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);
             }
             Action::Emit(said) => {
                 self.voice.happening(&said, self.workers.group());
-                if matches!(said, JobEvent::Reseated { .. }) {
+                if matches!(said, JobEvent::DevicesReassigned { .. }) {
                     self.workers.next_seats().iter().for_each(|line| self.voice.say(line));
                 }
             }

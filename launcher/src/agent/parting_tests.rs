@@ -40,7 +40,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
         for mut job in [
             run(&[lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
             run(&[failed.clone(), stopped.clone()]),
-            run(&[failed.clone(), stopped.clone(), Input::Blamed(None)]),
+            run(&[failed.clone(), stopped.clone(), Input::LostNodeFound(None)]),
             run(&[succeeded(0), succeeded(1)]),
         ] {
             assert_eq!(end_of(&mut job), after, "{:?}", job.phase);

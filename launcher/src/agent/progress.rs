@@ -32,10 +32,10 @@ impl Agent<'_> {
         let limit = self.workers.spec().restart.progress.as_ref()?;
         if self.progress.is_some() {
             // The thread before hangs: a second thread would hang beside it.
-            return Some(Input::ProgressSeen { generation, sight: None });
+            return Some(Input::ProgressProbed { generation, sight: None });
         }
         self.progress = ProgressProbe::start(generation, limit.folder.clone());
-        self.progress.is_none().then_some(Input::ProgressSeen { generation, sight: None })
+        self.progress.is_none().then_some(Input::ProgressProbed { generation, sight: None })
     }
 }
 
@@ -83,7 +83,7 @@ impl ProgressProbe {
             Ok(ANSWER) => Some(CheckpointFingerprint(u64::from_ne_bytes(bytes))),
             Ok(_) | Err(_) => None,
         };
-        Some(Input::ProgressSeen { generation: self.generation, sight })
+        Some(Input::ProgressProbed { generation: self.generation, sight })
     }
 }
 

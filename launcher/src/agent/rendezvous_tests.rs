@@ -220,8 +220,8 @@ fn any_news() -> impl Strategy<Value = Input> {
         6 => any_input(),
         4 => (0u64..5).prop_map(joined),
         3 => change,
-        2 => Just(Input::Blamed(None)),
-        1 => Just(Input::Blamed(Some(NodeName::of_host("th1")))),
+        2 => Just(Input::LostNodeFound(None)),
+        1 => Just(Input::LostNodeFound(Some(NodeName::of_host("th1")))),
         1 => Just(Input::AllSucceeded),
         1 => Just(Input::Over(RemoteEnd::Closed { failure: None })),
     ]

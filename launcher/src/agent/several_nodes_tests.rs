@@ -171,7 +171,7 @@ impl World<'_> {
                 let expected = one.told.clone();
                 self.later(delay, Event::Tells { node, note, expected });
             }
-            Action::AskBlame => {
+            Action::FindLostNode => {
                 self.nodes[node].asked = Some(self.now);
                 self.later(delay, Event::Asks(node));
             }
@@ -307,7 +307,7 @@ impl World<'_> {
                 self.input(node, self.peer_failed(note));
             }
             if is_better && self.nodes[node].asked.take().is_some() {
-                return self.input(node, Input::Blamed(None));
+                return self.input(node, Input::LostNodeFound(None));
             }
         }
         let Some(asked) = self.nodes[node].asked else { return };
@@ -322,7 +322,7 @@ impl World<'_> {
         let until = blamed_until(self.at(asked), true, shown, &RoundTimes::default());
         if until <= self.at(self.now) {
             self.nodes[node].asked = None;
-            return self.input(node, Input::Blamed(None));
+            return self.input(node, Input::LostNodeFound(None));
         }
         let wait = until.duration_since(self.at(self.now)).as_millis();
         let delay = self.history.delays[node];

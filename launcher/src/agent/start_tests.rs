@@ -14,7 +14,7 @@ fn limited(max_restarts: u32) -> State {
 fn missing(generation: u32, local_ranks: &[u32]) -> Input {
     let worker = |rank: &u32| NotJoined { local_rank: LocalRank(*rank), pid: Pid::from_raw(100) };
     let missing = local_ranks.iter().map(worker).collect();
-    Input::JoinsSeen { generation: Generation(generation), at: SystemTime::UNIX_EPOCH, missing }
+    Input::JoinedProbed { generation: Generation(generation), at: SystemTime::UNIX_EPOCH, missing }
 }
 
 fn ranks(numbers: &[u32]) -> Vec<LocalRank> {
@@ -33,7 +33,7 @@ fn who_is_missing_has_failed_and_all_start_again() {
         assert_eq!(job.deadline(), Some(at(began) + LIMIT), "anew in each generation");
         assert_eq!(job.handle(at(began + 4), Input::DeadlinePassed), [], "not yet");
         let look =
-            Action::LookWhoJoined { generation: Generation(generation), local_ranks: ranks(&[0, 1, 2, 3]) };
+            Action::ProbeJoined { generation: Generation(generation), local_ranks: ranks(&[0, 1, 2, 3]) };
         assert_eq!(job.handle(at(began + 5), Input::DeadlinePassed), [look]);
         assert_eq!(job.deadline(), None, "once");
         let actions = job.handle(at(began + 5), missing(generation, &[1, 3]));

@@ -138,28 +138,28 @@ impl State {
             Input::Ready => self.ready(now),
             Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.exited(now, generation, end),
-            Input::StartedByHand { generation, local_rank, pid } => {
+            Input::ExternalWorkerStarted { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
                 let said = is_current.then_some(JobEvent::StartedByHand { local_rank, pid });
                 said.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
-            Input::SignalPassed { signal } => self.pass(signal),
-            Input::Looked { generation, at, asleep } if generation == self.generation => {
+            Input::SignalForwarded { signal } => self.pass(signal),
+            Input::DStateProbed { generation, at, asleep } if generation == self.generation => {
                 self.looked(now, at, &asleep)
             }
-            Input::Looked { .. } => Vec::new(),
-            Input::JoinsSeen { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
+            Input::DStateProbed { .. } => Vec::new(),
+            Input::JoinedProbed { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
             Input::RanksCollected { generation, table } => self.ranks_collected(generation, table),
-            Input::DevicesChecked { generation, checkup } => self.checked(now, generation, checkup),
-            Input::Reseated { generation, seating } => self.reseated(now, generation, seating),
-            Input::ProgressSeen { generation, sight } => self.progress_seen(now, generation, sight),
+            Input::DevicesProbed { generation, checkup } => self.checked(now, generation, checkup),
+            Input::DevicesReassigned { generation, seating } => self.reseated(now, generation, seating),
+            Input::ProgressProbed { generation, sight } => self.progress_seen(now, generation, sight),
             Input::Joined(round) => self.joined(now, round),
             Input::Changed(change) => self.changed(now, change),
-            Input::Blamed(lost) => self.blamed(now, lost),
+            Input::LostNodeFound(lost) => self.blamed(now, lost),
             Input::AllSucceeded => self.all_succeeded(),
             Input::Over(ending) => self.over(now, ending),
-            Input::Halted { lasted } => self.was_halted(lasted),
+            Input::Resumed { lasted } => self.was_halted(lasted),
             Input::DeadlinePassed => self.deadline_passed(now),
         }
     }
@@ -334,7 +334,7 @@ impl State {
                 if let Some(watch) = &mut self.watch {
                     watch.look(now);
                 }
-                vec![Action::Look { generation: self.generation, local_ranks }]
+                vec![Action::ProbeDState { generation: self.generation, local_ranks }]
             }
             JobPhase::Undecided { live, failure, .. } => self.failed(now, live, failure),
             JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
@@ -369,7 +369,7 @@ impl State {
         self.history.generation_ended(now);
         let mut live = live;
         let left_out = self.rules.left_out.filter(|local_rank| live.remove(local_rank));
-        let released = left_out.map(|_| Action::Release { because: cause.released() });
+        let released = left_out.map(|_| Action::ReleaseExternalWorker { because: cause.released() });
         if live.is_empty() {
             return released.into_iter().chain(self.stopped(now, cause)).collect();
         }

@@ -361,10 +361,10 @@ proptest! {
 fn a_signal_for_the_workers_changes_nothing() {
     let at = clock();
     let mut job = state(2, 0, CliFlavor::Rankrun);
-    let passed = Input::SignalPassed { signal: Signal::SIGUSR1 };
+    let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
     assert_eq!(job.handle(at(0), passed.clone()), []);
     let _ = job.handle(at(0), Input::Ready);
-    let told = Action::Pass {
+    let told = Action::ForwardSignal {
         generation: Generation(0),
         local_ranks: vec![LocalRank(0), LocalRank(1)],
         signal: Signal::SIGUSR1,
@@ -401,14 +401,15 @@ fn who_sits_in_the_kernel_ends_the_job_for_good() {
         job.rules.stuck_limit = Some(Duration::from_secs(2));
         let _ = job.handle(at(0), Input::Ready);
         let asleep = vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
-        let looked = || Input::Looked {
+        let looked = || Input::DStateProbed {
             generation: Generation(0),
             at: SystemTime::UNIX_EPOCH,
             asleep: asleep.clone(),
         };
         assert_eq!(job.deadline(), Some(at(0)), "the first look is due");
         let actions = job.handle(at(0), Input::DeadlinePassed);
-        let looks = Action::Look { generation: Generation(0), local_ranks: vec![LocalRank(0), LocalRank(1)] };
+        let looks =
+            Action::ProbeDState { generation: Generation(0), local_ranks: vec![LocalRank(0), LocalRank(1)] };
         assert_eq!(actions, [looks]);
         assert!(job.deadline() > Some(at(0)));
         assert_eq!(job.handle(at(1), looked()), []);

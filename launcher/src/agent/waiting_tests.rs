@@ -65,10 +65,10 @@ fn nothing_else_ends_the_wait() {
     let (mut job, _) = waiting_job(&at);
     for input in [
         Input::Ready,
-        Input::SignalPassed { signal: Signal::SIGUSR1 },
+        Input::SignalForwarded { signal: Signal::SIGUSR1 },
         exited(0, 0, Exit::Code(0)),
         exited(1, 0, Exit::Code(1)),
-        Input::ProgressSeen { generation: Generation(0), sight: None },
+        Input::ProgressProbed { generation: Generation(0), sight: None },
     ] {
         assert_eq!(job.handle(at(11), input), []);
     }
@@ -146,10 +146,10 @@ fn a_job_without_progress_is_given_up() {
     let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
-    assert_eq!(actions.last(), Some(&Action::LookForProgress { generation: Generation(0) }));
+    assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::LookingForProgress)]);
-    let seen = |generation, sight| Input::ProgressSeen {
+    let seen = |generation, sight| Input::ProgressProbed {
         generation: Generation(generation),
         sight: Some(CheckpointFingerprint(sight)),
     };
@@ -173,7 +173,7 @@ fn a_signal_ends_the_look_for_progress() {
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
-    assert_eq!(job.handle(at(3), Input::ProgressSeen { generation: Generation(0), sight: None }), []);
+    assert_eq!(job.handle(at(3), Input::ProgressProbed { generation: Generation(0), sight: None }), []);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_look_that_gives_no_answer_changes_nothing() {
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
-    let seen = |generation, sight: Option<u64>| Input::ProgressSeen {
+    let seen = |generation, sight: Option<u64>| Input::ProgressProbed {
         generation: Generation(generation),
         sight: sight.map(CheckpointFingerprint),
     };

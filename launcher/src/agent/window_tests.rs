@@ -103,8 +103,10 @@ fn meanwhile_signals_go_on_and_the_time_limit_counts() {
     job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
-    let passed = job.handle(at(1), Input::SignalPassed { signal: Signal::SIGUSR1 });
-    assert!(matches!(&passed[..], [Action::Pass { local_ranks, .. }] if *local_ranks == [LocalRank(1)]));
+    let passed = job.handle(at(1), Input::SignalForwarded { signal: Signal::SIGUSR1 });
+    assert!(
+        matches!(&passed[..], [Action::ForwardSignal { local_ranks, .. }] if *local_ranks == [LocalRank(1)])
+    );
     assert_eq!(job.deadline(), Some(at(0) + limit));
     let actions = job.handle(at(0) + limit, Input::DeadlinePassed);
     assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);

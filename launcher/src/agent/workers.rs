@@ -321,7 +321,7 @@ impl WorkerGroup {
         let input = |reported| match reported {
             AttachReport::Started(pid) => {
                 self.pids.insert(local_rank, pid);
-                Input::StartedByHand { generation, local_rank, pid }
+                Input::ExternalWorkerStarted { generation, local_rank, pid }
             }
             AttachReport::Ended { pid, exit } => {
                 let (peak, is_killed) = (None, false);

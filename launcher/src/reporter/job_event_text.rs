@@ -73,7 +73,7 @@ pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) ->
         | JobEvent::DeviceWarning(_)
         | JobEvent::DeviceDead(_)
         | JobEvent::NoRestart { .. }
-        | JobEvent::Reseated { .. } => return of_devices(happening, spec),
+        | JobEvent::DevicesReassigned { .. } => return of_devices(happening, spec),
         JobEvent::Restarting { used } => {
             format!("starting all workers again ({})", restart(*used, spec))
         }
@@ -174,7 +174,7 @@ pub fn of_devices(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
             "no restart on a dead device; `--exclude-unhealthy` goes on without it".to_owned()
         }
         JobEvent::NoRestart { why: Some(why) } => format!("no restart without it: {}", plain(why)),
-        JobEvent::Reseated { workers } => {
+        JobEvent::DevicesReassigned { workers } => {
             let workers = workers.get();
             let plural = if workers == 1 { "" } else { "s" };
             format!("going on with {workers} worker{plural} on the devices that are left")

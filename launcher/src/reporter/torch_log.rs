@@ -179,7 +179,7 @@ pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLin
         | JobEvent::DeviceWarning(_)
         | JobEvent::DeviceDead(_)
         | JobEvent::NoRestart { .. }
-        | JobEvent::Reseated { .. } => warning(job_event_text::of_devices(happening, group.spec)),
+        | JobEvent::DevicesReassigned { .. } => warning(job_event_text::of_devices(happening, group.spec)),
     }
 }
 

@@ -171,7 +171,7 @@ pub enum JobEvent {
         why: Option<String>,
     },
     /// The workers were assigned to the remaining devices.
-    Reseated {
+    DevicesReassigned {
         /// The number of workers from now on.
         workers: LocalWorldSize,
     },

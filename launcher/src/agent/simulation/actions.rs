@@ -23,7 +23,7 @@ impl<M: Machine> World<'_, M> {
             Action::Signal { generation, local_ranks, signal } => {
                 self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
             }
-            Action::Look { generation, local_ranks } => {
+            Action::ProbeDState { generation, local_ranks } => {
                 let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
                 let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
                 let asleep = asleep.map(|process| UninterruptibleWorker {
@@ -31,15 +31,13 @@ impl<M: Machine> World<'_, M> {
                     pid: process.pid,
                 });
                 let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
-                self.queue.push_back(Input::Looked { generation, at, asleep });
+                self.queue.push_back(Input::DStateProbed { generation, at, asleep });
             }
-            Action::LookWhoJoined { generation, local_ranks } => {
-                self.look_who_joined(*generation, local_ranks)
-            }
+            Action::ProbeJoined { generation, local_ranks } => self.look_who_joined(*generation, local_ranks),
             Action::CollectRanks { generation, cause, .. } => self.collect_ranks(*generation, *cause),
-            Action::CheckDevices { .. } => self.ask(Question::Devices),
-            Action::Reseat { .. } => self.ask(Question::Seats),
-            Action::LookForProgress { .. } => self.ask(Question::Progress),
+            Action::ProbeDevices { .. } => self.ask(Question::Devices),
+            Action::ReassignDevices { .. } => self.ask(Question::Seats),
+            Action::ProbeProgress { .. } => self.ask(Question::Progress),
             Action::Join { .. } => {
                 self.rendezvous.join();
                 if self.setup.meets {
@@ -52,11 +50,11 @@ impl<M: Machine> World<'_, M> {
                     self.happen_elsewhere(Elsewhere::AllSucceed);
                 }
             }
-            Action::AskBlame => self.ask(Question::Blame),
+            Action::FindLostNode => self.ask(Question::Blame),
             Action::TellFailure { .. }
             | Action::TellStop { .. }
-            | Action::Pass { .. }
-            | Action::Release { .. }
+            | Action::ForwardSignal { .. }
+            | Action::ReleaseExternalWorker { .. }
             | Action::KillLeftovers { .. }
             | Action::Emit(_)
             | Action::Finish(_) => {}
@@ -78,7 +76,7 @@ impl<M: Machine> World<'_, M> {
         let missing = asked.filter(|process| !has_joined(process.local_rank));
         let missing =
             missing.map(|process| NotJoined { local_rank: process.local_rank, pid: process.pid }).collect();
-        self.queue.push_back(Input::JoinsSeen { generation, at: self.wall_clock(), missing });
+        self.queue.push_back(Input::JoinedProbed { generation, at: self.wall_clock(), missing });
     }
 
     fn collect_ranks(&mut self, generation: Generation, cause: TableCause) {

@@ -223,11 +223,14 @@ pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
 pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
     let book = turn.book;
     let asks = |action: &Action| {
-        matches!(action, Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. })
+        matches!(
+            action,
+            Action::ProbeDevices { .. } | Action::ReassignDevices { .. } | Action::ProbeProgress { .. }
+        )
     };
     let moves = |action: &Action| {
         let is_done = matches!(action, Action::Start { .. } | Action::Join { .. } | Action::Finish(_));
-        is_done || asks(action) || *action == Action::AskBlame
+        is_done || asks(action) || *action == Action::FindLostNode
     };
     if book.finished || book.others.is_joining || turn.actions.iter().any(moves) {
         return Ok(());

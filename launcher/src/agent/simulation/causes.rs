@@ -22,7 +22,7 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let mut blamed = turn.book.life.group_failed;
     for action in turn.actions {
         match action {
-            Action::Release { because } => {
+            Action::ReleaseExternalWorker { because } => {
                 must(released.is_none(), || {
                     format!("released because of {released:?}, then of {because:?}")
                 })?;

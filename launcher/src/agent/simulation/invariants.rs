@@ -271,9 +271,9 @@ fn invariant_2(turn: &Turn<'_>) -> Verdict {
     let asks = |action: &Action| {
         let looks = matches!(
             action,
-            Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. }
+            Action::ProbeDevices { .. } | Action::ReassignDevices { .. } | Action::ProbeProgress { .. }
         );
-        looks || *action == Action::AskBlame
+        looks || *action == Action::FindLostNode
     };
     for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
         must(turn.book.ready, || "a start before anything was ready".to_owned())?;
@@ -409,7 +409,7 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
 fn the_persons_worker_is_spared(turn: &Turn<'_>) -> Verdict {
     let Some(spared) = turn.setup.left_out.map(LocalRank) else { return Ok(()) };
     let is_touched = turn.actions.iter().any(|action| match action {
-        Action::Signal { local_ranks, .. } | Action::Pass { local_ranks, .. } => {
+        Action::Signal { local_ranks, .. } | Action::ForwardSignal { local_ranks, .. } => {
             local_ranks.contains(&spared)
         }
         _ => false,

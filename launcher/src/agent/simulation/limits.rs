@@ -23,24 +23,23 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
     let until = suspect.at + WINDOW;
     let until = turn.book.time_is_up_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
-        Action::Pass { .. } | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => {
-            false
-        }
+        Action::ForwardSignal { .. }
+        | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => false,
         Action::Emit(_)
         | Action::Start { .. }
         | Action::Join { .. }
         | Action::TellFailure { .. }
-        | Action::AskBlame
+        | Action::FindLostNode
         | Action::TellSuccess
         | Action::TellStop { .. }
         | Action::Signal { .. }
-        | Action::Look { .. }
-        | Action::LookWhoJoined { .. }
+        | Action::ProbeDState { .. }
+        | Action::ProbeJoined { .. }
         | Action::CollectRanks { .. }
-        | Action::CheckDevices { .. }
-        | Action::Reseat { .. }
-        | Action::LookForProgress { .. }
-        | Action::Release { .. }
+        | Action::ProbeDevices { .. }
+        | Action::ReassignDevices { .. }
+        | Action::ProbeProgress { .. }
+        | Action::ReleaseExternalWorker { .. }
         | Action::KillLeftovers { .. }
         | Action::Finish(_) => true,
     });
@@ -107,7 +106,7 @@ fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
 
 fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
     turn.actions.iter().any(|action| match action {
-        Action::Pass { generation, local_ranks, signal } => {
+        Action::ForwardSignal { generation, local_ranks, signal } => {
             *generation == turn.book.generation && *signal == WARNING && local_ranks.contains(&local_rank)
         }
         _ => false,
@@ -116,7 +115,7 @@ fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
 
 fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
-    let looks = turn.actions.iter().filter(|action| matches!(action, Action::LookWhoJoined { .. })).count();
+    let looks = turn.actions.iter().filter(|action| matches!(action, Action::ProbeJoined { .. })).count();
     let Some(join_by) =
         life.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
     else {
@@ -137,7 +136,7 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let is_running = life.cause.is_none() && life.suspect.is_none();
     let missing: Vec<LocalRank> = match turn.input {
-        Some(Input::JoinsSeen { missing, .. }) if is_running && !turn.stale => {
+        Some(Input::JoinedProbed { missing, .. }) if is_running && !turn.stale => {
             let is_there = |rank: LocalRank| turn.workers().any(|it| it.local_rank == rank && !it.is_known());
             missing.iter().map(|it| it.local_rank).filter(|rank| is_there(*rank)).collect()
         }

@@ -76,21 +76,21 @@ impl Mutant {
             | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { again: false, .. }) => {
                 Vec::new()
             }
-            (Fault::ForgetsTheHalt, _, Input::Halted { .. }) => Vec::new(),
+            (Fault::ForgetsTheHalt, _, Input::Resumed { .. }) => Vec::new(),
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, again: true }]
             }
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, again: false }]
             }
-            (Fault::BelievesTheOld, _, Input::StartedByHand { local_rank, pid, .. }) => {
-                vec![Input::StartedByHand { generation: self.generation, local_rank, pid }]
+            (Fault::BelievesTheOld, _, Input::ExternalWorkerStarted { local_rank, pid, .. }) => {
+                vec![Input::ExternalWorkerStarted { generation: self.generation, local_rank, pid }]
             }
-            (Fault::BelievesTheOld, _, Input::DevicesChecked { checkup, .. }) => {
-                vec![Input::DevicesChecked { generation: self.generation, checkup }]
+            (Fault::BelievesTheOld, _, Input::DevicesProbed { checkup, .. }) => {
+                vec![Input::DevicesProbed { generation: self.generation, checkup }]
             }
-            (Fault::ForgivesTheMissing, _, Input::JoinsSeen { generation, at, .. }) => {
-                vec![Input::JoinsSeen { generation, at, missing: Vec::new() }]
+            (Fault::ForgivesTheMissing, _, Input::JoinedProbed { generation, at, .. }) => {
+                vec![Input::JoinedProbed { generation, at, missing: Vec::new() }]
             }
             (Fault::BlamesTheWarned, Doing::Running, Input::Exited { generation, mut end })
                 if self.setup.is_of_the_warning(end.exit) =>
@@ -111,7 +111,7 @@ impl Mutant {
         match (self.fault, self.doing, input) {
             (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
             (Fault::OutlivesTheLease, _, Input::Changed(MembershipChange::CutOff { .. })) => vec![lost()],
-            (Fault::TakesTheBlame, _, Input::Blamed(_)) => vec![Input::Blamed(None)],
+            (Fault::TakesTheBlame, _, Input::LostNodeFound(_)) => vec![Input::LostNodeFound(None)],
             (Fault::DeafWhileJoining, _, Input::StopRequested { .. })
                 if matches!(self.real.phase, JobPhase::Joining { .. }) =>
             {
@@ -175,7 +175,7 @@ impl Mutant {
             Fault::SwallowsTheKill if *input == Input::DeadlinePassed => {
                 actions.retain(|action| !matches!(action, Action::Signal { signal: Signal::SIGKILL, .. }));
             }
-            Fault::StopsForNothing if matches!(input, Input::SignalPassed { .. }) => {
+            Fault::StopsForNothing if matches!(input, Input::SignalForwarded { .. }) => {
                 actions.push(self.stop_of_all());
             }
             Fault::CollectsRanksLate => {
@@ -306,9 +306,9 @@ impl Mutant {
                 }
                 Action::Signal { signal: Signal::SIGKILL, .. } => Doing::Killing,
                 Action::Signal { .. } => Doing::Stopping,
-                Action::CheckDevices { .. } | Action::Reseat { .. } | Action::LookForProgress { .. } => {
-                    Doing::Checking
-                }
+                Action::ProbeDevices { .. }
+                | Action::ReassignDevices { .. }
+                | Action::ProbeProgress { .. } => Doing::Checking,
                 Action::Finish(_) => Doing::Nothing,
                 _ => self.doing,
             };

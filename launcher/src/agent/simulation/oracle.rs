@@ -158,22 +158,22 @@ impl Book {
         let about = match input {
             Input::StartFailed { generation, .. }
             | Input::Exited { generation, .. }
-            | Input::StartedByHand { generation, .. }
-            | Input::Looked { generation, .. }
-            | Input::JoinsSeen { generation, .. }
+            | Input::ExternalWorkerStarted { generation, .. }
+            | Input::DStateProbed { generation, .. }
+            | Input::JoinedProbed { generation, .. }
             | Input::RanksCollected { generation, .. }
-            | Input::DevicesChecked { generation, .. }
-            | Input::Reseated { generation, .. }
-            | Input::ProgressSeen { generation, .. } => *generation,
+            | Input::DevicesProbed { generation, .. }
+            | Input::DevicesReassigned { generation, .. }
+            | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready
             | Input::StopRequested { .. }
-            | Input::SignalPassed { .. }
+            | Input::SignalForwarded { .. }
             | Input::Joined(_)
             | Input::Changed(_)
-            | Input::Blamed(_)
+            | Input::LostNodeFound(_)
             | Input::AllSucceeded
             | Input::Over(_)
-            | Input::Halted { .. }
+            | Input::Resumed { .. }
             | Input::DeadlinePassed => return false,
         };
         about != self.generation
@@ -209,16 +209,16 @@ impl Book {
                 }
                 self.life.ends.push(*end);
             }
-            Input::Halted { lasted } => self.halted(*lasted, now),
+            Input::Resumed { lasted } => self.halted(*lasted, now),
             Input::StopRequested { signal, .. } => self.wished(*signal, now),
-            Input::DevicesChecked { checkup, .. } if self.answered(Question::Devices, now) => {
+            Input::DevicesProbed { checkup, .. } if self.answered(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
             }
-            Input::Reseated { seating, .. } if self.answered(Question::Seats, now) => {
+            Input::DevicesReassigned { seating, .. } if self.answered(Question::Seats, now) => {
                 self.life.is_without_devices = seating.is_err();
             }
-            Input::ProgressSeen { .. } if self.answered(Question::Progress, now) => self.saw_files(),
+            Input::ProgressProbed { .. } if self.answered(Question::Progress, now) => self.saw_files(),
             Input::DeadlinePassed if self.look_ends_at().is_some_and(|end| end <= now) => {
                 if let Some(open) = self.open {
                     self.answered(open, now);
@@ -226,17 +226,17 @@ impl Book {
             }
             Input::Joined(_)
             | Input::Changed(_)
-            | Input::Blamed(_)
+            | Input::LostNodeFound(_)
             | Input::AllSucceeded
             | Input::Over(_) => self.enter_elsewhere(input, now),
-            Input::DevicesChecked { .. }
-            | Input::Reseated { .. }
-            | Input::ProgressSeen { .. }
-            | Input::SignalPassed { .. }
-            | Input::Looked { .. }
-            | Input::JoinsSeen { .. }
+            Input::DevicesProbed { .. }
+            | Input::DevicesReassigned { .. }
+            | Input::ProgressProbed { .. }
+            | Input::SignalForwarded { .. }
+            | Input::DStateProbed { .. }
+            | Input::JoinedProbed { .. }
             | Input::RanksCollected { .. }
-            | Input::StartedByHand { .. }
+            | Input::ExternalWorkerStarted { .. }
             | Input::DeadlinePassed => {}
         }
     }
@@ -287,33 +287,33 @@ impl Book {
                     self.life.killed_at.get_or_insert(now);
                 }
             }
-            Action::Release { because } => self.life.released = Some(*because),
+            Action::ReleaseExternalWorker { because } => self.life.released = Some(*because),
             Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
-            Action::LookForProgress { .. } => {
+            Action::ProbeProgress { .. } => {
                 (self.open, self.asked_at) = (Some(Question::Progress), Some(now))
             }
-            Action::CheckDevices { .. } => self.open = Some(Question::Devices),
-            Action::Reseat { .. } => self.open = Some(Question::Seats),
-            Action::LookWhoJoined { .. } => self.life.join_looks += 1,
+            Action::ProbeDevices { .. } => self.open = Some(Question::Devices),
+            Action::ReassignDevices { .. } => self.open = Some(Question::Seats),
+            Action::ProbeJoined { .. } => self.life.join_looks += 1,
             Action::Emit(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
                 self.life.warned = Some(now);
             }
             Action::Emit(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Emit(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
-            Action::Emit(JobEvent::Reseated { workers }) => self.seats = workers.get(),
+            Action::Emit(JobEvent::DevicesReassigned { workers }) => self.seats = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Emit(_) => {}
             Action::Join { .. } => self.others.is_joining = true,
             Action::TellFailure { .. } => self.life.is_failure_told = true,
-            Action::AskBlame => (self.open, self.asked_at) = (Some(Question::Blame), Some(now)),
+            Action::FindLostNode => (self.open, self.asked_at) = (Some(Question::Blame), Some(now)),
             Action::TellSuccess => {
                 self.life.settled = Some(now);
                 self.life.ended.get_or_insert(now);
             }
             Action::TellStop { .. }
-            | Action::Pass { .. }
-            | Action::Look { .. }
+            | Action::ForwardSignal { .. }
+            | Action::ProbeDState { .. }
             | Action::CollectRanks { .. } => {}
         }
         if let Some(cause) = self.life.found(action) {

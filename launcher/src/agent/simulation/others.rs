@@ -226,7 +226,7 @@ impl Book {
                 }
                 self.life.because(Cause::Others, now);
             }
-            Input::Blamed(node) if self.answered(Question::Blame, now) => {
+            Input::LostNodeFound(node) if self.answered(Question::Blame, now) => {
                 self.life.is_blamed_elsewhere |= node.is_some();
             }
             Input::AllSucceeded => self.others.all_succeeded = true,
@@ -380,7 +380,7 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
     if matches!(turn.input, Some(Input::AllSucceeded)) && book.life.cause.is_none() && book.wish.is_none() {
         must(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
     }
-    if matches!(turn.input, Some(Input::Blamed(Some(_)))) && book.life.is_blamed_elsewhere && !is_up {
+    if matches!(turn.input, Some(Input::LostNodeFound(Some(_)))) && book.life.is_blamed_elsewhere && !is_up {
         must(turn.goes_on() || finish.is_some(), || {
             "it is another node's doing, and nothing is done".to_owned()
         })?;

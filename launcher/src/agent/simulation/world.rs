@@ -119,7 +119,7 @@ impl<M: Machine> World<'_, M> {
                 self.signalled |= by == Way::Guard;
                 self.queue.push_back(Input::StopRequested { signal, again });
             }
-            What::Pass(signal) => self.queue.push_back(Input::SignalPassed { signal }),
+            What::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
             What::FallsAsleep(worker) => {
                 if let Some(process) = self.node.living(worker, |process| !process.is_asleep()) {
                     process.being = Being::Asleep;
@@ -141,7 +141,7 @@ impl<M: Machine> World<'_, M> {
     fn halt(&mut self, lasted: Duration) {
         self.now += lasted;
         self.node.was_halted(lasted);
-        self.queue.push_back(Input::Halted { lasted });
+        self.queue.push_back(Input::Resumed { lasted });
     }
 
     fn hit_all(&mut self, (signal, code): (Signal, Option<i32>), launcher: i32) -> Result<(), Vec<Broken>> {
@@ -166,17 +166,17 @@ impl<M: Machine> World<'_, M> {
     pub(super) fn answer(&mut self, dead: bool, seats: Option<u32>) {
         let generation = self.book.generation;
         let input = match self.unanswered.take() {
-            Some(Question::Devices) => Input::DevicesChecked { generation, checkup: checkup(dead) },
+            Some(Question::Devices) => Input::DevicesProbed { generation, checkup: checkup(dead) },
             Some(Question::Seats) => {
                 let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
-                Input::Reseated { generation, seating }
+                Input::DevicesReassigned { generation, seating }
             }
             Some(Question::Progress) => {
                 let sight =
                     self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
-                Input::ProgressSeen { generation, sight }
+                Input::ProgressProbed { generation, sight }
             }
-            Some(Question::Blame) => Input::Blamed(dead.then(|| NodeName::of_host("th2"))),
+            Some(Question::Blame) => Input::LostNodeFound(dead.then(|| NodeName::of_host("th2"))),
             None => return,
         };
         self.queue.push_back(input);
@@ -196,7 +196,7 @@ impl<M: Machine> World<'_, M> {
         let is_prepared = self.book.starts > 0 && local_rank < self.first_missing(generation);
         if is_prepared && !is_there && life.swept_at.is_none() && life.released.is_none() {
             let pid = self.node.spawn(generation, local_rank, true);
-            self.queue.push_back(Input::StartedByHand { generation, local_rank, pid });
+            self.queue.push_back(Input::ExternalWorkerStarted { generation, local_rank, pid });
         }
     }
 
@@ -223,21 +223,23 @@ impl<M: Machine> World<'_, M> {
                 Input::Exited { generation, end }
             }
             Stale::JoinsSeen => {
-                Input::JoinsSeen { generation, at, missing: vec![NotJoined { local_rank, pid }] }
+                Input::JoinedProbed { generation, at, missing: vec![NotJoined { local_rank, pid }] }
             }
             Stale::RanksCollected => {
                 let rows = vec![missing_rank((local_rank, pid))];
                 let table = RankTable { cause: TableCause::Signal(Signal::SIGTERM), rows };
                 Input::RanksCollected { generation, table }
             }
-            Stale::ProgressSeen => Input::ProgressSeen { generation, sight: None },
-            Stale::Looked => {
-                Input::Looked { generation, at, asleep: vec![UninterruptibleWorker { local_rank, pid }] }
-            }
-            Stale::StartedByHand => Input::StartedByHand { generation, local_rank, pid },
+            Stale::ProgressSeen => Input::ProgressProbed { generation, sight: None },
+            Stale::Looked => Input::DStateProbed {
+                generation,
+                at,
+                asleep: vec![UninterruptibleWorker { local_rank, pid }],
+            },
+            Stale::StartedByHand => Input::ExternalWorkerStarted { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
-            Stale::DevicesChecked => Input::DevicesChecked { generation, checkup: checkup(false) },
-            Stale::Reseated => Input::Reseated { generation, seating: Err("late".to_owned()) },
+            Stale::DevicesChecked => Input::DevicesProbed { generation, checkup: checkup(false) },
+            Stale::Reseated => Input::DevicesReassigned { generation, seating: Err("late".to_owned()) },
         });
     }
 

@@ -263,7 +263,7 @@ impl State {
             return None;
         }
         self.phase = JobPhase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
-        Some(vec![Action::AskBlame])
+        Some(vec![Action::FindLostNode])
     }
 
     /// The result of a job that ended on another node. A failure that another node caused is not a failure of

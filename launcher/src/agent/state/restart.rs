@@ -43,7 +43,7 @@ impl State {
             return self.restart_or_finish(now, failure);
         }
         self.look(now, failure, CheckStep::Condition);
-        vec![Action::CheckDevices { generation: self.generation }]
+        vec![Action::ProbeDevices { generation: self.generation }]
     }
 
     /// True if devices are checked after a failure and a restart may follow.
@@ -83,7 +83,7 @@ impl State {
             actions.extend(self.carry_out(now, decision, failure));
         } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
             self.look(now, failure, CheckStep::Seats);
-            actions.push(Action::Reseat { generation });
+            actions.push(Action::ReassignDevices { generation });
         } else {
             actions.push(Action::Emit(JobEvent::NoRestart { why: None }));
             actions.push(self.finish_failed(Some(failure)));
@@ -102,7 +102,7 @@ impl State {
         match seating {
             Ok(workers) => {
                 self.rules.workers = workers;
-                let said = Action::Emit(JobEvent::Reseated { workers });
+                let said = Action::Emit(JobEvent::DevicesReassigned { workers });
                 [said].into_iter().chain(self.restart_or_finish(now, failure)).collect()
             }
             Err(why) => {
@@ -176,7 +176,7 @@ impl State {
         let is_restart = matches!(decision, Decision::Restart { .. });
         if self.rules.restart.progress.is_some() && is_restart && !self.timer.is_over() {
             self.look(now, failure, CheckStep::Progress);
-            return vec![Action::LookForProgress { generation: self.generation }];
+            return vec![Action::ProbeProgress { generation: self.generation }];
         }
         self.carry_out(now, decision, failure)
     }

@@ -108,7 +108,11 @@ impl State {
             | JobPhase::Undecided { live, .. }
             | JobPhase::Observing { live, .. }
             | JobPhase::Stopping { live, stage: StopStage::Asked { .. }, .. } => {
-                vec![Action::Pass { generation: self.generation, local_ranks: self.ours(live), signal }]
+                vec![Action::ForwardSignal {
+                    generation: self.generation,
+                    local_ranks: self.ours(live),
+                    signal,
+                }]
             }
             JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
             | JobPhase::Starting

@@ -27,7 +27,7 @@ impl State {
         self.join_by = None;
         let JobPhase::Running { live } = &self.phase else { return None };
         let (generation, local_ranks) = (self.generation, self.ours(live));
-        Some(vec![Action::LookWhoJoined { generation, local_ranks }])
+        Some(vec![Action::ProbeJoined { generation, local_ranks }])
     }
 
     /// A missing worker is a failure of the generation; a worker that has exited with 0 is not missing.
