@@ -87,7 +87,7 @@ pub fn main() -> ExitCode {
     let by_hand = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
     let begun = if by_hand { Startup::untouched() } else { Startup::now() };
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let facts = Facts::gather(tell_of_wait(&argv));
+    let facts = Facts::gather(announce_wait(&argv));
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(launch)) => {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
@@ -95,8 +95,8 @@ pub fn main() -> ExitCode {
         }
         Ok(Command::Explain(question)) => explain(&question, &facts),
         Ok(Command::Inspect(question)) => inspect(&question, &facts),
-        Ok(Command::Gc(request)) => collect_garbage(&request, &argv[0], &facts),
-        Ok(Command::Attach(attach)) => be_attached(&attach, &facts),
+        Ok(Command::Gc(request)) => run_gc(&request, &argv[0], &facts),
+        Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
         Err(error) => {
@@ -128,9 +128,9 @@ impl Startup {
 }
 
 /// Under the name torchrun only torchrun's own lines are expected.
-fn tell_of_wait(argv: &[OsString]) -> TellOfWait {
+fn announce_wait(argv: &[OsString]) -> TellOfWait {
     match cli::persona(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
-        CliFlavor::Rankrun => reporter::tell_of_wait,
+        CliFlavor::Rankrun => reporter::announce_wait,
         CliFlavor::Torchrun => |_, _| {},
     }
 }
@@ -195,7 +195,7 @@ fn inspect(question: &Inspect, facts: &Facts) -> ExitCode {
     }
 }
 
-fn collect_garbage(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
+fn run_gc(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     match process::gc::collect(request) {
         Ok(mut collected) => {
             // The processes first: they may still write into these folders.
@@ -208,7 +208,7 @@ fn collect_garbage(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> Exi
 }
 
 /// Runs the wrapper of a worker that is started by hand.
-fn be_attached(attach: &Attach, facts: &Facts) -> ExitCode {
+fn run_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     if let Some(job) = facts.filled_variable(JOB).and_then(OsStr::to_str) {
         job_limit::set(&JobId(job.to_owned()));
     }

@@ -82,13 +82,13 @@ impl DeviceCheckRun {
                 let checkup = judge(&self.machine, &workers.spec().seats, getuid().as_raw());
                 Some(Input::DevicesProbed { generation: self.generation, checkup })
             }
-            PendingProbe::Order => self.reseat(words, workers, Some(probes.into_cuda_order())),
+            PendingProbe::Order => self.reassign(words, workers, Some(probes.into_cuda_order())),
         }
     }
 
     /// Assigns the remaining devices to the workers. Returns `None` while the CUDA driver still has to
     /// answer.
-    pub(super) fn reseat(
+    pub(super) fn reassign(
         &mut self,
         words: &Invocation,
         workers: &mut WorkerGroup,
@@ -102,7 +102,7 @@ impl DeviceCheckRun {
             }
             Reassignment::Seated(seating) => {
                 let count = seating.workers;
-                workers.sit_down_next(*seating);
+                workers.set_pending_assignment(*seating);
                 Ok(count)
             }
             Reassignment::Refused(why) => Err(why),

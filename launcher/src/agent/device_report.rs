@@ -45,7 +45,7 @@ pub struct DeviceWarning {
 
 impl DeviceReport {
     /// One message for the user per unchecked source, warning and dead device.
-    pub(super) fn told(&self) -> impl Iterator<Item = JobEvent> + use<> {
+    pub(super) fn events(&self) -> impl Iterator<Item = JobEvent> + use<> {
         let unchecked = self.unchecked.clone().into_iter().map(|why| JobEvent::DevicesUnchecked { why });
         let warnings = self.warnings.clone().into_iter().map(JobEvent::DeviceWarning);
         unchecked.chain(warnings).chain(self.dead.clone().into_iter().map(JobEvent::DeviceDead))

@@ -59,12 +59,12 @@ const TORCH_REPORT_TEXT: usize = 1024 * 1024;
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
 
 impl FailureContext<'_> {
-    fn seat(&self, local_rank: LocalRank) -> Option<&Placement> {
+    fn placement(&self, local_rank: LocalRank) -> Option<&Placement> {
         self.placements.get(local_rank.index())
     }
 
     fn rank(&self, local_rank: LocalRank) -> Rank {
-        self.seat(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
+        self.placement(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
     }
 
     /// The report of one failure, and the texts of error files that the report shows.
@@ -113,7 +113,7 @@ impl FailureContext<'_> {
             local_rank: first.local_rank,
             pid: first.pid,
             device: self
-                .seat(first.local_rank)
+                .placement(first.local_rank)
                 .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
             node: NodeName { host: Some(short_hostname()), ..self.node_among_others() },
             exit: first.exit,

@@ -18,7 +18,7 @@ use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 impl Agent<'_> {
     /// Everything that has happened since the last call, as inputs for the state.
     pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
-        inputs.extend(self.workers.by_hand(SystemTime::now()));
+        inputs.extend(self.workers.external_worker_inputs(SystemTime::now()));
         while let Some(signal) = self.own_signal()? {
             if signal == libc::SIGCHLD {
                 self.reap(inputs);

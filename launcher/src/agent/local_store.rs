@@ -83,9 +83,9 @@ impl LocalTrainingStore {
 impl LocalTrainingStore {
     /// Pids of the clients that connected to the training store in this generation; `None` where the agent
     /// does not own the store.
-    pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
+    pub(super) fn client_pids(&self) -> Option<BTreeSet<u32>> {
         match &self.workers {
-            StoreOwner::Agent { store, .. } => store.greeted().ok(),
+            StoreOwner::Agent { store, .. } => store.client_ids().ok(),
             StoreOwner::Worker(_) => None,
         }
     }

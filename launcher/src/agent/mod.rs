@@ -96,7 +96,7 @@ pub fn run(setup: AgentSetup, link: &GuardLink, voice: UserLog) {
     let status = drive(setup, link, &voice).unwrap_or_else(|error| {
         voice.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
-            final_report::record(&path, &died_of(&error), &voice);
+            final_report::record(&path, &error_report(&error), &voice);
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -122,7 +122,7 @@ fn drive(setup: AgentSetup, link: &GuardLink, voice: &UserLog) -> Result<ExitSta
     }
 }
 
-fn died_of(error: &LaunchError) -> ErrorReport {
+fn error_report(error: &LaunchError) -> ErrorReport {
     parent_file::of_error("LaunchError", error, SystemTime::now())
 }
 
@@ -241,7 +241,7 @@ impl<'a> Agent<'a> {
                 self.workers.signal(generation, &local_ranks, signal);
             }
             Action::ReleaseExternalWorker { because } => {
-                if let Some(left_out) = self.workers.left_out() {
+                if let Some(left_out) = self.workers.external_worker() {
                     left_out.release(&job_event_text::released(&because));
                 }
             }
@@ -250,7 +250,7 @@ impl<'a> Agent<'a> {
                 self.kill_leftovers();
             }
             Action::ProbeDState { generation, local_ranks } => {
-                let asleep = self.workers.asleep(&local_ranks);
+                let asleep = self.workers.uninterruptible(&local_ranks);
                 return Some(Input::DStateProbed { generation, at: SystemTime::now(), asleep });
             }
             Action::ProbeJoined { generation, local_ranks } => {
@@ -266,15 +266,15 @@ impl<'a> Agent<'a> {
                 self.check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
             }
             Action::ProbeProgress { generation } => {
-                return self.look_for_progress(generation);
+                return self.probe_progress(generation);
             }
             Action::ReassignDevices { .. } => {
-                return self.check.as_mut()?.reseat(&self.words, &mut self.workers, None);
+                return self.check.as_mut()?.reassign(&self.words, &mut self.workers, None);
             }
             Action::Emit(said) => {
-                self.voice.happening(&said, self.workers.group());
+                self.voice.event(&said, self.workers.group());
                 if matches!(said, JobEvent::DevicesReassigned { .. }) {
-                    self.workers.next_seats().iter().for_each(|line| self.voice.say(line));
+                    self.workers.pending_device_lines().iter().for_each(|line| self.voice.say(line));
                 }
             }
             Action::Finish(_) => {}
@@ -296,11 +296,11 @@ impl<'a> Agent<'a> {
     ) -> Option<Input> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
             self.voice.error(&failed.error, failed.error.hint().as_deref());
-            self.died_of = Some(died_of(&failed.error));
+            self.died_of = Some(error_report(&failed.error));
             self.others.iter_mut().for_each(|others| others.cannot_start(&failed.error));
             return Some(Input::StartFailed { generation, failed: failed.at });
         }
-        if let Some(left_out) = self.workers.left_out() {
+        if let Some(left_out) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.
             self.voice.print(&left_out.hint());
         }
@@ -319,7 +319,7 @@ impl<'a> Agent<'a> {
         let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
         let elsewhere = final_report::of_others(end, failed.as_ref());
         let died_of =
-            self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(died_of)).or_else(|| {
+            self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(error_report)).or_else(|| {
                 let launcher = self.last_words.launcher();
                 end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
             });

@@ -28,7 +28,7 @@ const ANSWER: usize = 8;
 
 impl Agent<'_> {
     /// Starts a check; returns the answer at once if the check cannot run.
-    pub(super) fn look_for_progress(&mut self, generation: Generation) -> Option<Input> {
+    pub(super) fn probe_progress(&mut self, generation: Generation) -> Option<Input> {
         let limit = self.workers.spec().restart.progress.as_ref()?;
         if self.progress.is_some() {
             // The thread before hangs: a second thread would hang beside it.

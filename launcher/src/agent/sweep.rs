@@ -7,7 +7,7 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
-use crate::agent::{Agent, AgentAbort, died_of};
+use crate::agent::{Agent, AgentAbort, error_report};
 use crate::error::LaunchError;
 use crate::process::descendants::{FoundProcess, KillScope, kill_all, leftovers};
 use crate::process::proc::ProcessScanError;
@@ -78,7 +78,7 @@ impl Agent<'_> {
         let Some(source) = self.unswept else { return false };
         let error = LaunchError::Unswept { source };
         self.voice.error(&error, error.hint().as_deref());
-        self.died_of = Some(died_of(&error));
+        self.died_of = Some(error_report(&error));
         true
     }
 

@@ -155,11 +155,11 @@ impl WorkerGroup {
     }
 
     /// Sets the assignment of the next generation; reports about this generation keep the old one.
-    pub(super) fn sit_down_next(&mut self, seating: DeviceAssignment) {
+    pub(super) fn set_pending_assignment(&mut self, seating: DeviceAssignment) {
         self.next_seating = Some(seating);
     }
 
-    fn sit_down(&mut self) {
+    fn apply_assignment(&mut self) {
         let Some(seating) = self.next_seating.take() else { return };
         self.spec.workers = seating.workers;
         self.spec.seats = seating.seats;
@@ -168,7 +168,7 @@ impl WorkerGroup {
     }
 
     /// Lines for the user about the next assignment.
-    pub(super) fn next_seats(&self) -> &[String] {
+    pub(super) fn pending_device_lines(&self) -> &[String] {
         self.next_seating.as_ref().map_or(&[], |seating| &seating.lines)
     }
 
@@ -180,7 +180,7 @@ impl WorkerGroup {
         joined: Option<RoundContext>,
         now: SystemTime,
     ) -> Result<(), StartFailed> {
-        self.sit_down();
+        self.apply_assignment();
         self.started = now;
         self.pids.clear();
         self.error_files.clear();
@@ -314,7 +314,7 @@ impl WorkerGroup {
     }
 
     /// What the external worker has reported.
-    pub(super) fn by_hand(&mut self, at: SystemTime) -> Vec<Input> {
+    pub(super) fn external_worker_inputs(&mut self, at: SystemTime) -> Vec<Input> {
         let Some(left_out) = &mut self.left_out else { return Vec::new() };
         let (worker, reported) = (left_out.worker(), left_out.receive());
         let WorkerId { generation, local_rank } = worker;
@@ -333,7 +333,7 @@ impl WorkerGroup {
     }
 
     /// The external worker, while its generation lives.
-    pub(super) const fn left_out(&mut self) -> Option<&mut ExternalWorker> {
+    pub(super) const fn external_worker(&mut self) -> Option<&mut ExternalWorker> {
         self.left_out.as_mut()
     }
 

@@ -306,7 +306,7 @@ pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Ve
     match question.form {
         Form::Text => text::render(explanation, style).into_bytes(),
         Form::Json => json::render(explanation),
-        Form::Script(local_rank) => script::by_hand(explanation, local_rank).render(),
+        Form::Script(local_rank) => script::worker_script(explanation, local_rank).render(),
     }
 }
 

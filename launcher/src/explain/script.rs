@@ -46,7 +46,7 @@ pub enum ScriptValue {
 
 /// The script for one of the workers that would be launched.
 #[must_use]
-pub fn by_hand(explanation: &Explanation, local_rank: LocalRank) -> Script {
+pub fn worker_script(explanation: &Explanation, local_rank: LocalRank) -> Script {
     let worker = explanation.ranks.get(local_rank.index());
     let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
     let environment = entries.iter().map(|entry| (entry.name.0.clone(), word(&entry.name.0, &entry.value)));

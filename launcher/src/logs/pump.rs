@@ -195,7 +195,7 @@ impl Pump {
     /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
     fn give_floor(&mut self) {
         // Without a reader the screen holds no stream back.
-        let floor = self.screen.floor().filter(|_| self.health != OutputHealth::Gone);
+        let floor = self.screen.exclusive_stream().filter(|_| self.health != OutputHealth::Gone);
         if floor == self.floor {
             return;
         }

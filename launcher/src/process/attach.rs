@@ -20,7 +20,7 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::process::attach_listener::{AttachMessage, knock, receive, tell, tell_exit};
+use crate::process::attach_listener::{AttachMessage, connect_to_agent, receive, tell, tell_exit};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{CliFlavor, SignalSpec};
@@ -84,7 +84,7 @@ impl AttachError {
 /// The worker did not run.
 pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<ExitStatus, AttachError> {
     let (program, args) = command.split_first().ok_or(AttachError::NoCommand)?;
-    let agent = knock(socket).map_err(|source| AttachError::NobodyWaits { source })?;
+    let agent = connect_to_agent(socket).map_err(|source| AttachError::NobodyWaits { source })?;
     match receive(agent.as_fd()) {
         AttachMessage::Record(b'w', _) => {}
         AttachMessage::Record(_, why) => return Err(AttachError::Refused { why }),

@@ -235,7 +235,7 @@ pub(super) enum AttachMessage {
 ///
 /// # Errors
 /// No agent of this user listens there. After the agent's end any user can take the name.
-pub(super) fn knock(name: &str) -> io::Result<OwnedFd> {
+pub(super) fn connect_to_agent(name: &str) -> io::Result<OwnedFd> {
     let agent = new_socket(SockFlag::empty())?;
     connect(agent.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     // Root may start a worker of any user.
@@ -306,7 +306,7 @@ mod tests {
 
     /// Connects, and returns the agent's answer.
     fn call(door: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
-        let wrapper = knock(name).unwrap();
+        let wrapper = connect_to_agent(name).unwrap();
         assert_eq!(door.receive(), []);
         let answer = receive(wrapper.as_fd());
         (wrapper, answer)
@@ -402,6 +402,6 @@ mod tests {
         let refused = AttachMessage::Record(b'r', "rank 0 failed".to_owned());
         assert_eq!(call(&mut door, &name).1, refused);
         drop(door);
-        assert!(knock(&name).is_err());
+        assert!(connect_to_agent(&name).is_err());
     }
 }

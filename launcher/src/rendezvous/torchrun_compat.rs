@@ -147,7 +147,7 @@ impl MasterAddressCache {
     /// # Errors
     /// No address suits all torchrun members.
     pub fn choose(&self, me: &Node, members: &Members) -> Result<MasterChoice, StaleMasterAddress> {
-        let mut believers = self.believers(members);
+        let mut believers = self.cached_by(members);
         let Some((peer, place)) = believers.next() else { return Ok(MasterChoice::Own) };
         let refusal = |peer: &Node, place: &PublishedAddress| StaleMasterAddress {
             peer: peer.clone(),
@@ -170,7 +170,7 @@ impl MasterAddressCache {
     ///
     /// # Errors
     /// No address suits all torchrun members.
-    pub fn foresee(&self, rank_zero: &Node, members: &Members) -> Result<(), StaleMasterAddress> {
+    pub fn predict(&self, rank_zero: &Node, members: &Members) -> Result<(), StaleMasterAddress> {
         match self.choose(rank_zero, members) {
             // Without the host of that store, this agent knows too little to decide.
             Err(refusal) if self.hosts.contains_key(&refusal.believed) => Err(refusal),
@@ -199,7 +199,7 @@ impl MasterAddressCache {
     /// A torchrun member has cached another address.
     pub fn check(&self, members: &Members, place: &PublishedAddress) -> Result<(), StaleMasterAddress> {
         let rank_zero = members.first().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
-        match self.believers(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
+        match self.cached_by(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
         {
             Some((peer, believed)) => {
                 Err(StaleMasterAddress { peer: peer.clone(), believed: believed.clone() })
@@ -224,7 +224,7 @@ impl MasterAddressCache {
         }
     }
 
-    fn believers<'a>(
+    fn cached_by<'a>(
         &'a self,
         members: &'a Members,
     ) -> impl Iterator<Item = (&'a Node, &'a PublishedAddress)> {
@@ -235,7 +235,7 @@ impl MasterAddressCache {
 
 /// The rankrun member that does for all what a torchrun rank 0 does not do. `None` if rank 0 is a rankrun agent.
 #[must_use]
-pub fn deputy(members: &Members) -> Option<usize> {
+pub fn delegate(members: &Members) -> Option<usize> {
     members.iter().position(|(_, descriptor)| descriptor.is_some()).filter(|first| *first > 0)
 }
 

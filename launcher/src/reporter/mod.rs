@@ -72,7 +72,7 @@ pub fn tell_by_hand(text: &str) {
 }
 
 /// Announces a long wait before the launch, and the awaited answer.
-pub fn tell_of_wait(whom: &str, limit: Duration) {
+pub fn announce_wait(whom: &str, limit: Duration) {
     complain(&format!("rankrun: waiting up to {} s for {whom}\n", limit.as_secs_f64()));
 }
 
@@ -129,7 +129,7 @@ pub fn refuse(error: &CliError, way_out: Option<&str>, parent_file: Option<&Path
     let way_out = way_out.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
     complain(&(error.render() + &way_out.unwrap_or_default()));
     if let CliError::Setting(error) = error {
-        leave_word(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
+        write_parent_file(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
     }
     ExitCode::from(error.exit_code())
 }
@@ -145,7 +145,7 @@ pub fn refuse_shim(error: &ShimError) -> ExitCode {
 #[must_use]
 pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
     complain(&with_cause(error, error.hint().as_deref()));
-    leave_word(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
+    write_parent_file(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
@@ -175,7 +175,7 @@ pub fn agent_lost(
         text.push_str("\nhint: if no user killed it, the kernel ran out of memory: see `dmesg`\n");
     }
     complain(&text);
-    leave_word(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
+    write_parent_file(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
 }
 
 fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
@@ -186,7 +186,7 @@ fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
 }
 
 /// Records the error in the parent's error file, if the parent asked for one.
-fn leave_word(parent_file: Option<&Path>, died_of: &ErrorReport) {
+fn write_parent_file(parent_file: Option<&Path>, died_of: &ErrorReport) {
     if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, died_of)) {
         complain(&format!("warning: {error}\n"));
     }

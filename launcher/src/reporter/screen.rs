@@ -154,7 +154,7 @@ impl Screen {
 
     /// When unfinished lines take much memory: the only speaker that may be fed until that changes.
     #[must_use]
-    pub fn floor(&self) -> Option<StreamId> {
+    pub fn exclusive_stream(&self) -> Option<StreamId> {
         let held = |(id, speaker): (StreamId, &WorkerStream)| (speaker.held.bytes.len(), id);
         let total: usize = self.waiting().map(|entry| held(entry).0).sum();
         self.waiting().map(held).max().filter(|_| total > CROWD_LIMIT).map(|(_, id)| id)

@@ -123,7 +123,7 @@ pub struct EventSubject<'a> {
 
 /// What torchrun says about one happening.
 #[must_use]
-pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
+pub fn lines_of(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     match happening {
         JobEvent::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
         JobEvent::GroupFailed { cause } => vec![failed(cause, group)],
@@ -132,7 +132,7 @@ pub fn of_happening(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLin
             vec![LogLine::of_ours(Level::Warning, text)]
         }
         JobEvent::Stuck { live, .. } => {
-            let said = stuck(happening, group);
+            let said = dstate_line(happening, group);
             said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()
         }
         JobEvent::Stopping { signal, told, live, .. } => {
@@ -249,7 +249,7 @@ fn failed(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
     LogLine { level: Level::Error, source: LogSource::torch(PROCESSES, 1002), text }
 }
 
-fn stuck(happening: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
+fn dstate_line(happening: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
     let JobEvent::Stuck { asleep, dwell, limit, .. } = happening else { return None };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
@@ -332,7 +332,7 @@ mod tests {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
         let pids = pids.into_iter().collect();
-        let lines = of_happening(happening, EventSubject { spec: &spec, pids: &pids, round: None });
+        let lines = lines_of(happening, EventSubject { spec: &spec, pids: &pids, round: None });
         lines.into_iter().map(|line| format!("{}{}", line.level.letter(), line.text)).collect()
     }
 

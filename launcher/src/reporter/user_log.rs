@@ -89,7 +89,7 @@ impl UserLog {
     }
 
     /// Writes the lines of one event of the job.
-    pub fn happening(&self, happening: &JobEvent, group: EventSubject<'_>) {
+    pub fn event(&self, happening: &JobEvent, group: EventSubject<'_>) {
         match self.manner {
             LogStyle::Ours => {
                 if let JobEvent::RankTable(table) = happening {
@@ -100,7 +100,7 @@ impl UserLog {
                     self.say(&line);
                 }
             }
-            LogStyle::Torch { .. } => self.log(&torch_log::of_happening(happening, group)),
+            LogStyle::Torch { .. } => self.log(&torch_log::lines_of(happening, group)),
         }
     }
 

@@ -216,7 +216,7 @@ impl StoreServer {
     ///
     /// # Errors
     /// The thread has ended.
-    pub fn greeted(&self) -> Result<BTreeSet<u32>, StoreError> {
+    pub fn client_ids(&self) -> Result<BTreeSet<u32>, StoreError> {
         self.ask(ServerCommand::Greeted)
     }
 

@@ -191,7 +191,8 @@ impl Server {
         if self.accept_paused {
             return ACCEPT_RETRY_MS.into();
         }
-        let oldest = self.register.oldest_stranger().filter(|_| self.register.strangers() > self.limits.few);
+        let oldest =
+            self.register.oldest_stranger().filter(|_| self.register.idle_connections() > self.limits.few);
         let dismissal = oldest.map(|(_, since)| since + self.limits.stranger);
         let Some(next) = dismissal.into_iter().chain(self.behind.next_tick()).min() else {
             return EpollTimeout::NONE;
@@ -202,9 +203,10 @@ impl Server {
     }
 
     fn dismiss_strangers(&mut self) {
-        while self.register.strangers() > self.limits.few
+        while self.register.idle_connections() > self.limits.few
             && let Some((client, since)) = self.register.oldest_stranger()
-            && (self.register.strangers() > self.limits.strangers || since.elapsed() >= self.limits.stranger)
+            && (self.register.idle_connections() > self.limits.strangers
+                || since.elapsed() >= self.limits.stranger)
         {
             self.close(client, &CloseReason::Silent);
         }
@@ -230,7 +232,7 @@ impl Server {
                 ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
                 ServerCommand::Limit(bytes) => self.set_limit(bytes),
                 ServerCommand::Reserve(prefixes) => self.keyspace.reserve(prefixes),
-                ServerCommand::Greeted(answer) => drop(answer.send(self.register.greeted())),
+                ServerCommand::Greeted(answer) => drop(answer.send(self.register.client_ids())),
                 ServerCommand::Connected(answer) => drop(answer.send(self.register.connected())),
                 ServerCommand::Connections(answer) => drop(answer.send(self.register.connections())),
                 ServerCommand::Departed(answer) => drop(answer.send(self.register.take_departed())),
@@ -244,7 +246,7 @@ impl Server {
         let old = self.guests.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
         for client in old.map(|(client, _)| *client).collect::<Vec<_>>() {
             if let Some(guest) = self.remove(client) {
-                self.register.dismiss(client, &guest.identity);
+                self.register.close_client(client, &guest.identity);
             }
         }
         self.keyspace.retain(|key| kept.key(key));
@@ -411,7 +413,7 @@ impl Server {
         // Answers before the request that ends the connection still belong to the client, if the socket takes them.
         let _ = guest.connection.flush();
         if !reason.is_by_peer() {
-            self.register.dismiss(client, &guest.identity);
+            self.register.close_client(client, &guest.identity);
         } else if self.register.leave(client, &guest.identity) {
             // The only failure is a counter at its maximum, and then the reader is awake already.
             let _ = self.ends.departures.write(1);

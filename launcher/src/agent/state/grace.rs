@@ -42,7 +42,7 @@ impl State {
     }
 
     /// The user or the time limit wants the job to end.
-    pub(super) fn wants_an_end(&mut self, now: Instant, reason: StopReason) {
+    pub(super) fn limit_wait(&mut self, now: Instant, reason: StopReason) {
         let until = now + self.grace(reason);
         self.patience = Some(self.patience.map_or(until, |before| before.min(until)));
     }

@@ -152,7 +152,7 @@ impl State {
         ranks: Option<Action>,
     ) -> Vec<Action> {
         self.timer.ended_it = true;
-        self.wants_an_end(now, StopReason::TimeLimit);
+        self.limit_wait(now, StopReason::TimeLimit);
         let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
@@ -182,7 +182,7 @@ impl State {
             JobPhase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
             JobPhase::Settling { .. } => {
                 self.timer.ended_it = true;
-                self.wants_an_end(now, StopReason::TimeLimit);
+                self.limit_wait(now, StopReason::TimeLimit);
                 self.settled_badly()
             }
             // A stop continues as it is; it can no longer end in a restart.
@@ -195,7 +195,7 @@ impl State {
 
     fn ended_by_the_limit(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
         self.timer.ended_it = true;
-        self.wants_an_end(now, StopReason::TimeLimit);
+        self.limit_wait(now, StopReason::TimeLimit);
         vec![self.finish_failed(failure)]
     }
 

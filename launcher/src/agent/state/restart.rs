@@ -72,7 +72,7 @@ impl State {
         checkup: DeviceReport,
     ) -> Vec<Action> {
         let Some(mut failure) = self.looked_at(generation, CheckStep::Condition) else { return Vec::new() };
-        let mut actions: Vec<Action> = checkup.told().map(Action::Emit).collect();
+        let mut actions: Vec<Action> = checkup.events().map(Action::Emit).collect();
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
             actions.extend(self.restart_or_finish(now, failure));

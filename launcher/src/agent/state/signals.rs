@@ -20,7 +20,7 @@ impl State {
     pub(super) fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
         let told_before = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
-        self.wants_an_end(now, StopReason::Signal);
+        self.limit_wait(now, StopReason::Signal);
         let ranks = self.collect_ranks(TableCause::Signal(signal));
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Starting => vec![self.stopped_before_the_start(signal)],

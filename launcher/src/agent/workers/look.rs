@@ -14,7 +14,7 @@ use crate::process::descendants::{everybody_below, sits_in_the_kernel};
 
 impl WorkerGroup {
     /// Those of the workers that are uninterruptible.
-    pub(in crate::agent) fn asleep(&self, local_ranks: &[LocalRank]) -> Vec<UninterruptibleWorker> {
+    pub(in crate::agent) fn uninterruptible(&self, local_ranks: &[LocalRank]) -> Vec<UninterruptibleWorker> {
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let asleep = workers.map(|(&local_rank, &pid)| UninterruptibleWorker { local_rank, pid });
         asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
@@ -27,7 +27,7 @@ impl WorkerGroup {
         local_ranks: &[LocalRank],
         greeted: Option<Option<BTreeSet<u32>>>,
     ) -> Vec<NotJoined> {
-        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::greeted);
+        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::client_pids);
         let Some(greeted) = greeted.unwrap_or_else(of_meeting) else { return Vec::new() };
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));

@@ -63,7 +63,7 @@ impl WorkerGroup {
     }
 
     fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
-        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::greeted);
+        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::client_pids);
         let greeted = greeted.unwrap_or_else(of_meeting);
         let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
         let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();

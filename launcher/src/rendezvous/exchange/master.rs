@@ -12,7 +12,7 @@ use crate::rendezvous::NodeName;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::torchrun_compat::{
-    MasterAddressCache, MasterChoice, PublishedAddress, StaleMasterAddress, deputy,
+    MasterAddressCache, MasterChoice, PublishedAddress, StaleMasterAddress, delegate,
 };
 use crate::store::client::{Client, ClientError, ClientSettings};
 
@@ -86,14 +86,14 @@ pub(super) fn agree(
         publish(talk, &keys, &place)?;
         let host = matches!(refresh, Refresh::Own).then_some(&rank_zero.0);
         (place, refresh, host)
-    } else if rank_zero.1.is_none() && deputy(plan.members) == Some(plan.node_rank.index()) {
+    } else if rank_zero.1.is_none() && delegate(plan.members) == Some(plan.node_rank.index()) {
         let place = stand_in(plan, talk, &keys, memory)?;
         memory.check(plan.members, &place).map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
         empty(plan, talk, &place)?;
         (place, Refresh::No, Some(&rank_zero.0))
     } else {
         if rank_zero.1.is_some() {
-            let foreseen = memory.foresee(&rank_zero.0, plan.members);
+            let foreseen = memory.predict(&rank_zero.0, plan.members);
             foreseen.map_err(|refusal| moved(plan, &refusal, &name(plan.members, 0).to_string()))?;
         }
         let host = rank_zero.1.is_none().then_some(&rank_zero.0);

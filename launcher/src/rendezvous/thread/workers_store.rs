@@ -35,7 +35,7 @@ impl Greeted {
     /// The numbers in the greetings of this round; nothing where the workers meet elsewhere.
     pub(super) fn ask(&self) -> Option<BTreeSet<u32>> {
         let is_used = self.shared.is_used.load(Ordering::Acquire);
-        self.shared.server.get().filter(|_| is_used)?.greeted().ok()
+        self.shared.server.get().filter(|_| is_used)?.client_ids().ok()
     }
 
     /// Whether the workers of the round that begins meet in it.

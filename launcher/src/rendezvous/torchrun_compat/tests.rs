@@ -188,7 +188,7 @@ fn the_store_of_a_torchrun_rank_zero_is_found() {
 
 #[test]
 fn one_rankrun_member_acts_for_a_torchrun_rank_zero() {
-    assert_eq!(deputy(&members("T U a b")), Some(2));
-    assert_eq!(deputy(&members("a T b")), None);
-    assert_eq!(deputy(&members("T U")), None);
+    assert_eq!(delegate(&members("T U a b")), Some(2));
+    assert_eq!(delegate(&members("a T b")), None);
+    assert_eq!(delegate(&members("T U")), None);
 }

@@ -347,11 +347,11 @@ fn when_memory_is_short_the_longest_line_goes_on_alone() {
     let half = "x".repeat(CROWD_LIMIT / 2);
     bench.feed(a, &half);
     bench.feed(b, &half);
-    assert_eq!(bench.screen.floor(), None);
+    assert_eq!(bench.screen.exclusive_stream(), None);
     bench.feed(b, "y");
-    assert_eq!(bench.screen.floor(), Some(b));
+    assert_eq!(bench.screen.exclusive_stream(), Some(b));
     bench.feed(b, "\n");
-    assert_eq!(bench.screen.floor(), None);
+    assert_eq!(bench.screen.exclusive_stream(), None);
 }
 
 /// The output of the speakers, in chunks.

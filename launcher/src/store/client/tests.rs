@@ -78,7 +78,7 @@ fn every_call_does_what_it_says() {
     let mut keys = client.list_keys().unwrap();
     keys.sort_unstable();
     assert_eq!(keys, [b"/a", b"/b", b"/c", b"/n"]);
-    assert_eq!(server.greeted().unwrap(), [7].into());
+    assert_eq!(server.client_ids().unwrap(), [7].into());
     assert_eq!(client.local_addr().unwrap().ip(), Ipv4Addr::LOCALHOST);
 }
 

@@ -130,7 +130,7 @@ impl ClientRegistry {
     }
 
     /// The server has closed a connection of an old generation: this does not count as a departure.
-    pub(super) fn dismiss(&mut self, client: ClientId, identity: &ClientIdentity) {
+    pub(super) fn close_client(&mut self, client: ClientId, identity: &ClientIdentity) {
         if self.leave(client, identity)
             && let Some(nonce) = identity.nonce
         {
@@ -142,7 +142,7 @@ impl ClientRegistry {
         self.greeted.clear();
     }
 
-    pub(super) fn greeted(&self) -> BTreeSet<u32> {
+    pub(super) fn client_ids(&self) -> BTreeSet<u32> {
         self.greeted.clone()
     }
 
@@ -160,7 +160,7 @@ impl ClientRegistry {
     }
 
     /// How many connections have not sent a whole request.
-    pub(super) fn strangers(&self) -> usize {
+    pub(super) fn idle_connections(&self) -> usize {
         self.strangers.len()
     }
 

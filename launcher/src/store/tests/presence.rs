@@ -92,7 +92,7 @@ fn a_reset_keeps_what_it_is_told_to_keep() {
     agent.set("/job/late", "");
     assert_eq!(peer.answer_of(&wait(&[])), Reply::Arrived);
     assert_eq!(server.connected().unwrap(), [1, 2].into());
-    assert_eq!(server.greeted().unwrap(), [].into());
+    assert_eq!(server.client_ids().unwrap(), [].into());
     assert_nobody_departed(&server);
     drop(agent);
     assert_eq!(departed(&server), [1].into());
