@@ -12,7 +12,7 @@
 //! 5. Neither it nor an ancestor in the same job has `RANKRUN_KEEP=1`.
 //! 6. It is neither the asking process nor an ancestor of it.
 //!
-//! It is ended if it, or a process of the same job above it, has [inherited](Evidence::Inherited) the job's number. A
+//! It is ended if it, or a process of the same job above it, has [inherited](MarkEvidence::Inherited) the job's number. A
 //! mark in the environment alone may have leaked: such a process is listed, and ended by `--force`.
 
 pub mod paths;

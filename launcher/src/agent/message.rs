@@ -63,7 +63,7 @@ pub enum Input {
         /// The signal to pass on to the workers.
         signal: Signal,
     },
-    /// The answer to [`Action::Look`]: a snapshot of process states.
+    /// The answer to [`Action::ProbeDState`]: a snapshot of process states.
     DStateProbed {
         /// The generation that was looked at.
         generation: Generation,
@@ -72,7 +72,7 @@ pub enum Input {
         /// The workers in uninterruptible sleep (state `D`).
         asleep: Vec<UninterruptibleWorker>,
     },
-    /// The answer to [`Action::LookWhoJoined`]: a snapshot of the store's clients.
+    /// The answer to [`Action::ProbeJoined`]: a snapshot of the store's clients.
     JoinedProbed {
         /// The generation that was looked at.
         generation: Generation,
@@ -88,21 +88,21 @@ pub enum Input {
         /// The ranks before the stop signal reaches them.
         table: RankTable,
     },
-    /// The answer to [`Action::CheckDevices`]: the condition of the devices.
+    /// The answer to [`Action::ProbeDevices`]: the condition of the devices.
     DevicesProbed {
         /// The generation that used the devices.
         generation: Generation,
         /// The judged condition of each device.
         checkup: DeviceReport,
     },
-    /// The answer to [`Action::Reseat`]: a new assignment, or none.
+    /// The answer to [`Action::ReassignDevices`]: a new assignment, or none.
     DevicesReassigned {
         /// The generation that has ended before it.
         generation: Generation,
         /// The number of workers from now on, or in words why the remaining devices cannot be assigned.
         seating: Result<LocalWorldSize, String>,
     },
-    /// The answer to [`Action::LookForProgress`]: the state of the checkpoint folder.
+    /// The answer to [`Action::ProbeProgress`]: the state of the checkpoint folder.
     ProgressProbed {
         /// The generation that has ended before it.
         generation: Generation,
@@ -118,7 +118,7 @@ pub enum Input {
     Joined(Box<Round>),
     /// The round is over because of another node or the store.
     Changed(MembershipChange),
-    /// The answer to [`Action::AskBlame`]: the node that was lost, if any.
+    /// The answer to [`Action::FindLostNode`]: the node that was lost, if any.
     LostNodeFound(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,

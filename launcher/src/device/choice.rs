@@ -185,20 +185,11 @@ pub fn choose(question: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
         picked = arranged(order, picked, question.machine, &cuda_order)?;
     }
     let names = match names::of(&picked, &shelf, question.inherited) {
-        Err(_) if untouched => {
-            DeviceNames { names: vec![String::new(); picked.len()], ..DeviceNames::default() }
-        }
+        Err(_) if untouched => DeviceNames::unnamed(picked.len()),
         names => names?,
     };
-    let devices: Vec<SelectedDevice> = picked
-        .into_iter()
-        .zip(names.names)
-        .map(|(picked, name)| SelectedDevice {
-            accelerator: picked.device.accelerator,
-            how: picked.how,
-            name,
-        })
-        .collect();
+    let devices: Vec<SelectedDevice> =
+        picked.into_iter().zip(names.names).map(|(picked, name)| picked.selected(name)).collect();
     remarks::about(&devices, question.machine, &mut warnings);
     Ok(Choice { kind, devices, untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
 }

@@ -1,7 +1,7 @@
 //! The plan of a launch, without any of its effects. Pure: spec + facts → [`Explanation`] → text, JSON or a script.
 //!
 //! It uses the code of a launch: the same spec, the same placement, the same builder of commands. A fact that is only
-//! known at launch has a [`Value`] that says so. Nothing here guesses: unknown facts are left out.
+//! known at launch has a [`LaunchValue`] that says so. Nothing here guesses: unknown facts are left out.
 
 mod json;
 mod nodes;

@@ -87,7 +87,7 @@ pub struct SnapshotQuery<'a> {
     pub beats: &'a [Node],
 }
 
-/// The result of one read. The state itself is [`Backend::state`].
+/// The result of one read. The state itself is [`C10dBackend::state`].
 #[derive(Debug, Clone, Default)]
 pub struct StoreSnapshot {
     /// How the job was closed, if a closing note exists.
@@ -98,7 +98,7 @@ pub struct StoreSnapshot {
     pub all_succeeded: bool,
     /// Number of nodes that reported success with torch's counter.
     pub successes: usize,
-    /// The nodes of [`Wants::done`] with only successful workers.
+    /// The nodes of [`SnapshotQuery::done`] with only successful workers.
     pub done: Vec<Node>,
     /// The previous round's ranks as they are stored.
     pub ranks: Vec<u8>,

@@ -1,7 +1,7 @@
 //! The descriptor that a rankrun agent publishes for the other agents of its job, and the check that two agents belong
 //! together. Pure.
 //!
-//! The text is JSON. It was written by another machine; as a [`Descriptor`] it is bounded and safe for a terminal.
+//! The text is JSON. It was written by another machine; as a [`AgentDescriptor`] it is bounded and safe for a terminal.
 
 use std::ffi::OsStr;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The rendezvous: which nodes take part in the job, their order, and the master address of the workers. The agents of
 //! several nodes, rankrun's and torchrun's, agree on that over one store.
 //!
-//! Agent and rendezvous exchange messages. A [`Wish`] goes to the rendezvous thread, [`News`] come back. The thread
+//! Agent and rendezvous exchange messages. A [`RendezvousCommand`] goes to the rendezvous thread, [`RendezvousEvent`] come back. The thread
 //! owns every connection to other agents, so a slow or dead machine never delays a signal on this one. This module does
 //! not start or stop workers.
 
@@ -246,9 +246,9 @@ pub enum ShutdownKind {
 pub enum RendezvousEvent {
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
-    /// The round ended for a reason on another node: stop the workers, then send [`Wish::Join`].
+    /// The round ended for a reason on another node: stop the workers, then send [`RendezvousCommand::Join`].
     Changed(MembershipChange),
-    /// The answer to [`Wish::Blame`]: the lost node, if any.
+    /// The answer to [`RendezvousCommand::Blame`]: the lost node, if any.
     Blamed(Option<NodeName>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,

@@ -1,5 +1,5 @@
 //! The dynamic rendezvous (contract 5.4, 5.5): a pure function from the shared state to the next step of one agent. It
-//! owns no connection and no clock. The rendezvous thread passes in the state, and carries out the [`Step`].
+//! owns no connection and no clock. The rendezvous thread passes in the state, and carries out the [`RoundStep`].
 //!
 //! torchrun agents see only the protocol that they know. Differences from torchrun's agents:
 //!
@@ -100,7 +100,7 @@ pub enum RoundStep {
     },
     /// The round is complete and contains this node. The ranks are those of the state.
     Joined,
-    /// The round of [`Goal::Stay`] is over. The caller uses [`Goal::Hold`] until no worker is left.
+    /// The round of [`RoundGoal::Stay`] is over. The caller uses [`RoundGoal::Hold`] until no worker is left.
     Changed(RoundEnd),
     /// The join deadline passed, and this node is in no list.
     TimedOut,

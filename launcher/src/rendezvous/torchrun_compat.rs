@@ -6,7 +6,7 @@
 //! address that it has, and ignores the published one.
 //!
 //! So the workers of a round can meet only at the address that every torchrun member has cached. A member without a
-//! cached address reads the round's key. [`Memory`] models the cache of each torchrun agent.
+//! cached address reads the round's key. [`MasterAddressCache`] models the cache of each torchrun agent.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
 //! The status lines on standard error while the job runs, one line per event. Pure: the agent's events come in,
-//! [`Voice`](super::voice) writes them.
+//! [`UserLog`](super::user_log) writes them.
 
 use std::path::Path;
 use std::time::Duration;

@@ -14,6 +14,13 @@ pub(super) struct DeviceNames {
     pub(super) pinned: Vec<(&'static str, OsString)>,
 }
 
+impl DeviceNames {
+    /// `count` devices without a name.
+    pub(super) fn unnamed(count: usize) -> Self {
+        Self { names: vec![String::new(); count], pinned: Vec::new() }
+    }
+}
+
 pub(super) fn of(
     picked: &[Candidate],
     shelf: &CandidatePool<'_>,

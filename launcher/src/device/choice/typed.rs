@@ -1,7 +1,7 @@
 //! Resolves `--devices` among the devices that a process sees.
 
 use super::kind::names;
-use super::{ChoiceError, SelectionMethod, Selector, idle, label, line};
+use super::{ChoiceError, SelectedDevice, SelectionMethod, Selector, idle, label, line};
 use crate::device::selector::SelectorEntry;
 use crate::device::visibility::{Visible, VisibleDevices};
 use crate::device::{DeviceType, Machine, Part};
@@ -13,6 +13,12 @@ pub(super) struct Candidate {
     pub(super) how: SelectionMethod,
     /// Whether the user wrote a UUID for it, typed or in the inherited list.
     pub(super) by_uuid: bool,
+}
+
+impl Candidate {
+    pub(super) fn selected(self, name: String) -> SelectedDevice {
+        SelectedDevice { accelerator: self.device.accelerator, how: self.how, name }
+    }
 }
 
 /// Where the devices are taken from.

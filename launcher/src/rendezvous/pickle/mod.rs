@@ -3,7 +3,7 @@
 //!
 //! A pickle is a program, and any client of the store may write one. [`decode`] runs only the few instructions that
 //! torch's state needs, on its own value types. It accepts five class names, and looks none of them up. All else is
-//! [`NotAState`], which names the instruction and its offset. Memory and time are bounded by the length of the text,
+//! [`StateParseError`], which names the instruction and its offset. Memory and time are bounded by the length of the text,
 //! not by its content.
 //!
 //! [`encode`] writes what CPython's pickler writes for the same objects: protocol 4, with its memo.
