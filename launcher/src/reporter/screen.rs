@@ -12,7 +12,7 @@
 //!    A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
 //!    echoes the answer, so the text behind the prompt is unknown.
 //! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is respected.
-//! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures ([`block`]): on a
+//! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures (`block`): on a
 //!    terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
 //!    rule 2.
 

@@ -1,7 +1,7 @@
 //! The hint of a failure report: the cause that a worker's end, report and last lines point to, the most certain
 //! first. Pure.
 //!
-//! It owns the table [`RULES`]. A rule reads [`Clues`], asks [`Surroundings`] for further facts of the machine, and
+//! It owns the table `RULES`. A rule reads [`Clues`], asks [`Surroundings`] for further facts of the machine, and
 //! returns one sentence. The failure card prints it.
 
 mod exits;
