@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(
             told("train.py --lr 1 --nproc-per-node 4").unwrap(),
             "`--nproc-per-node 4` stands behind `train.py` and goes to it; if it should reach the launcher, put it before \
-             `train.py`"
+             `train.py`; a `--` before it silences this line"
         );
         let both = told("x --nproc_per_node=4 --standalone --max-restarts -1").unwrap();
         assert!(

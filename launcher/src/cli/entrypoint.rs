@@ -48,7 +48,7 @@ pub(super) fn resolve_entrypoint(
     };
     if !module {
         check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
-    } else if settings.persona == CliFlavor::Rankrun && is_path(typed, settings.facts) {
+    } else if settings.persona == CliFlavor::Rankrun && is_no_module(typed, settings.facts) {
         return Err(SettingError::ModuleIsPath { module: typed.to_string_lossy().into_owned() }.into());
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
@@ -191,9 +191,13 @@ fn script_of_name(typed: &OsStr, facts: &Facts) -> Option<String> {
 }
 
 /// Whether Python finds no module of this name: a slash is in it, or it is the name of a file.
-fn is_path(module: &OsStr, facts: &Facts) -> bool {
+fn is_no_module(module: &OsStr, facts: &Facts) -> bool {
     let path = Path::new(module);
-    module.as_bytes().contains(&b'/') || (path.extension() == Some(OsStr::new("py")) && facts.is_file(path))
+    let text = module.as_bytes();
+    text.is_empty()
+        || text.ends_with(b".")
+        || text.contains(&b'/')
+        || (path.extension() == Some(OsStr::new("py")) && facts.is_file(path))
 }
 
 /// So many names of a folder are compared with a misspelt one.
@@ -215,14 +219,20 @@ fn may_be_in_path(typed: &OsStr) -> bool {
         && !typed.as_bytes().iter().any(|byte| matches!(byte, b'/' | b'$'))
 }
 
+/// Whether each worker may replace a part of the word; under the name torchrun any `$` may begin one.
+fn has_macro(typed: &OsStr, own: bool) -> bool {
+    let text = typed.to_string_lossy();
+    if own { text.contains("${local_rank}") || text.contains("${rank}") } else { text.contains('$') }
+}
+
 /// What Python would trip over, said before the workers start.
 fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), EntrypointProblem> {
-    // `-` is Python's standard input; a `$` may be the `${local_rank}` macro, and then each worker has its own.
-    if typed == "-" || typed == "--" || typed.as_bytes().contains(&b'$') {
-        return Ok(());
-    }
     let path = Path::new(typed);
     let (facts, own) = (settings.facts, settings.persona == CliFlavor::Rankrun);
+    // `-` is Python's standard input; with a macro each worker has a script of its own.
+    if typed == "-" || typed == "--" || has_macro(typed, own) {
+        return Ok(());
+    }
     match facts.world().kind(path) {
         FileKind::Missing => Err(EntrypointProblem::Missing {
             folder: facts.working_folder(),

@@ -144,6 +144,7 @@ fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
     let option = match texts.as_slice() {
         ["help"] | ["help", "help" | "version"] => vec!["--help".into()],
         ["help", about] if suggest::SUBCOMMANDS.contains(about) => vec![(*about).into(), "--help".into()],
+        ["help", _] => vec!["--help".into()],
         ["version"] => vec!["--version".into()],
         _ => return None,
     };

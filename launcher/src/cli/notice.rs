@@ -304,7 +304,7 @@ fn write_behind(f: &mut fmt::Formatter<'_>, options: &[String], entrypoint: &str
     write!(
         f,
         "{} {stand} behind `{entrypoint}` and {go} to it; if {they} should reach the launcher, put {them} before \
-         `{entrypoint}`",
+         `{entrypoint}`; a `--` before {them} silences this line",
         options.join(", ")
     )
 }

@@ -40,8 +40,10 @@ const FOREIGN: &[(&[&str], &str)] = &[
         &["elastic-training", "max-elastic-nodes", "min-elastic-nodes"],
         "`--nnodes MIN:MAX` makes a job elastic",
     ),
-    (&["machine-rank"], "`--node-rank N` says which node this is"),
-    (&["main-process-ip"], "`--master-addr HOST` names the node with rank 0"),
+    (&["machine-rank", "rank"], "`--node-rank N` says which node this is"),
+    (&["world-size"], "the number of workers follows from `--nnodes N` and `--nproc-per-node N`"),
+    (&["numactl"], "`--numa-binding node` binds each worker to the CPUs near its device"),
+    (&["main-process-ip", "master-ip"], "`--master-addr HOST` names the node with rank 0"),
     (&["main-process-port"], "`--master-port PORT` is the port of the node with rank 0"),
     (
         &["device-ids", "exclude", "gpu", "gpu-ids", "include"],
@@ -281,7 +283,10 @@ fn warn_of_variable(name: &str, facts: &Facts) -> Option<Notice> {
     let of_option = |long: &&str| rows.iter().find(|row| row.long == *long).and_then(|row| row.variable());
     let mut meant: Vec<String> = options.iter().filter_map(of_option).collect();
     if meant.is_empty() {
-        meant.extend(nearest_of(name, FOR_USERS.into_iter()).map(str::to_owned));
+        let bare = |name: &'static str| name.strip_prefix(OUR_PREFIX).unwrap_or(name);
+        let typed = stem.to_uppercase().replace('-', "_");
+        let nearest = nearest_of(&typed, FOR_USERS.into_iter().map(bare));
+        meant.extend(nearest.map(|bare| format!("{OUR_PREFIX}{bare}")));
     }
     let quoted: Vec<String> = meant.iter().map(|name| format!("`{name}`")).collect();
     Some(Notice::UnknownVariable { name: name.to_owned(), question: did_you_mean(&quoted) })

@@ -30,12 +30,17 @@ pub(super) fn hint_for_type(option: &OptionRow, origin: &Origin, value: &str) ->
     if value.is_empty() {
         return hint_for_empty(origin);
     }
+    if value.ends_with(".py") || value.starts_with("./") {
+        let example = written(origin, if option.long == "master-port" { "29500" } else { "1" });
+        return format!("the option has no value, and takes the script for it: write `{example} {value}`");
+    }
     if option.long == "max-restarts" {
         return hint_for_restarts(origin, value);
     }
     match option.kind {
         Kind::Int => {
-            let number = whole(value).unwrap_or_else(|| "1".to_owned());
+            let example = if option.long == "master-port" { "29500" } else { "1" };
+            let number = whole(value).unwrap_or_else(|| example.to_owned());
             format!("write a number without a point, as in `{}`", written(origin, &number))
         }
         Kind::Float => format!("write a number with a point, as in `{}`", written(origin, "1.5")),
@@ -67,8 +72,13 @@ fn hint_for_empty(origin: &Origin) -> String {
 }
 
 fn hint_for_restarts(origin: &Origin, value: &str) -> String {
+    const UNLIMITED: [&str; 8] =
+        ["-1", "always", "forever", "inf", "infinite", "infinity", "none", "unlimited"];
     match whole(value) {
         Some(number) => format!("write a number without a point, as in `{}`", written(origin, &number)),
+        None if !UNLIMITED.contains(&value.to_lowercase().as_str()) => {
+            format!("write a whole number, as in `{}`", written(origin, "3"))
+        }
         None => format!(
             "no value means `without limit`: take a large number, as in `{}`; with `--restart-window 1h` only the \
              restarts of the last hour count",

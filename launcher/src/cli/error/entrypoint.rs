@@ -2,6 +2,12 @@
 
 /// The hint for an entrypoint that is not there, by its name alone.
 pub(super) fn hint_for_name(entrypoint: &str) -> Option<String> {
+    if entrypoint.trim().is_empty() {
+        return Some("if a shell variable stands there, check that it is set".to_owned());
+    }
+    if entrypoint.contains('$') {
+        return Some("a shell replaces variables only outside of single quotes".to_owned());
+    }
     if entrypoint.starts_with('~') {
         let path = entrypoint.replacen('~', "$HOME", 1);
         return Some(format!("a shell replaces `~` only outside of quotes: write `\"{path}\"`"));
@@ -22,7 +28,10 @@ pub(super) fn hint_for_name(entrypoint: &str) -> Option<String> {
 
 /// The hint for a module that is written as a path.
 pub(super) fn hint_for_module(module: &str) -> String {
-    let path = module.trim_start_matches("./");
+    if module.trim().is_empty() {
+        return "if a shell variable stands there, check that it is set".to_owned();
+    }
+    let path = module.trim_start_matches("./").trim_end_matches('.');
     let name = path.strip_suffix(".py").unwrap_or(path).trim_end_matches('/').replace('/', ".");
     if path.ends_with(".py") {
         return format!("leave `-m` out to run the file, or write the module's name: `-m {name}`");
@@ -43,6 +52,8 @@ mod tests {
     #[test]
     fn name_of_an_entrypoint_shows_the_mistake() {
         for (name, part) in [
+            ("", "if a shell variable stands there"),
+            ("$HOME/train.py", "outside of single quotes"),
             ("~/train.py", "`\"$HOME/train.py\"`"),
             ("https://a/train.py", "download it first"),
             ("--nnodes", "options stand in front of `--`"),

@@ -222,8 +222,8 @@ pub enum SettingError {
     /// `--module` with `--no-python`.
     #[error("`--no-python` and `--module` exclude each other")]
     ModuleWithoutPython,
-    /// `--module` with a path.
-    #[error("`--module` takes the name of a module, and `{module}` is a path")]
+    /// `--module` with a path, or with nothing.
+    #[error("`--module` takes the name of a module, and `{module}` is not one")]
     ModuleIsPath {
         /// As it was typed.
         module: String,
