@@ -46,7 +46,7 @@ fn is_reachable(address: IpAddr) -> bool {
     !address.is_loopback() && !address.is_unspecified() && !is_link_local(address)
 }
 
-/// Such an address means nothing without the interface of the one who uses it.
+/// A link-local address is valid only together with an interface.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local(),

@@ -154,7 +154,7 @@ pub enum MessageForm {
     Text,
 }
 
-/// A whole error file: what we understand of it, and all that it says, for others who read it.
+/// A whole error file: the fields that rankrun reads, and the complete JSON for other readers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ErrorFile {
     /// What it says about the failure.

@@ -1,8 +1,8 @@
 //! The state machine on a virtual node, through random histories under any restart policy. The events are
 //! exits, signals, time and its limits, uninterruptible workers, workers that do not join, signals that hit
 //! all processes, suspensions, checks of devices and of progress, an external worker, and other nodes that
-//! fail, leave, join and end the job, in any order. After every turn the numbered invariants of the design
-//! document are checked. For each invariant there are mutants that break it, which must be found.
+//! fail, leave, join and end the job, in any order. After every turn the numbered invariants of
+//! `ARCHITECTURE.md` are checked. For each invariant there are mutants that break it, which must be found.
 //!
 //! `RANKRUN_SEED=<number>` repeats a run, `RANKRUN_SOAK=1` makes it twenty times as long, with a seed of its
 //! own.

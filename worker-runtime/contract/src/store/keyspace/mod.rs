@@ -1,11 +1,11 @@
 //! The store as a state machine: values, queues, and the clients that wait for them.
 //!
-//! One request goes in, replies come out: for the client that asked, and for those whose wait it ended. The
+//! One request goes in, replies come out: for its client, and for clients whose wait it ended. The
 //! meaning of every request is torch 2.15's, with these differences, each where torch's is a bug:
 //!
 //! - a `WAIT` counts a key whose queue holds something as there, so it is released by the other keys alone;
-//! - a `COMPARE_SET` that stores nothing wakes nobody;
-//! - a key that a `BARRIER` creates counts as appeared for those who wait for it, also before it opens;
+//! - a `COMPARE_SET` that stores nothing wakes no client;
+//! - a key that a `BARRIER` creates counts as appeared for waiting clients, also before it opens;
 //! - a push counts once for each client that waits for the queue, also when several pushes come;
 //! - a connection waits for one thing at a time; a second `WAIT` or `BARRIER` that cannot be answered at once
 //!   is refused (torch drops one of the two answers);
@@ -33,8 +33,8 @@ use super::protocol::{Key, Reply, Request, Value};
 
 /// Most bytes that one keyspace holds: keys, values, queues and registrations, each with [`OVERHEAD`].
 ///
-/// torch has no limit and takes the machine with it. A job's keys are kilobytes; this leaves room for those
-/// who pass whole objects through the store.
+/// torch has no limit and takes the machine with it. A job's keys are kilobytes; this leaves room for
+/// programs that pass whole objects through the store.
 pub const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// What an entry costs beside its bytes, about: table slot, reference counts, allocation.
@@ -100,7 +100,7 @@ impl Default for Keyspace {
     }
 }
 
-/// Where the replies of one request go: to the client that asked, and to those whose wait it ended.
+/// Where the replies of one request go: to its client, and to clients whose wait it ended.
 struct Answers<'a> {
     client: ClientId,
     replies: &'a mut Vec<(ClientId, Reply)>,
@@ -153,7 +153,7 @@ impl Keyspace {
         self.reserved = prefixes;
     }
 
-    /// Serves one request of `client` and appends to `replies` what is to be sent now, and to whom.
+    /// Serves one request of `client` and appends the replies to send now, with their clients, to `replies`.
     ///
     /// # Errors
     /// The request cannot be served: the caller closes the client's connection and calls
@@ -205,7 +205,7 @@ impl Keyspace {
         self.waiters.forget(client);
     }
 
-    /// Removes every key and queue that is not to be kept. Nobody is woken, and who waits goes on to wait.
+    /// Removes every key and queue that is not to be kept. No client is woken; waiting clients keep waiting.
     pub fn retain(&mut self, mut keeps: impl FnMut(&[u8]) -> bool) {
         let detached = &mut self.detached;
         self.values.retain(|key, value| {
@@ -277,7 +277,7 @@ impl Keyspace {
         *present = value;
     }
 
-    /// Wakes all who wait for a key that was just written, at a barrier too.
+    /// Wakes every client that waits for a key that was just written, at a barrier too.
     fn written(&mut self, key: &[u8], answers: &mut Answers<'_>) {
         answers.release(self.waiters.appeared(key));
         answers.release(self.waiters.opened(key));
@@ -321,7 +321,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Adds to the number of a key and wakes nobody.
+    /// Adds to the number of a key and wakes no client.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, KeyspaceError> {
         let present = match self.values.get(key) {
             None => 0,

@@ -1,4 +1,4 @@
-//! Who waits for which key, indexed both ways, so that a write costs what it wakes and a disconnect what the
+//! Waiting clients and their keys, indexed both ways, so that a write costs what it wakes and a disconnect what the
 //! client waited for.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use super::{ClientId, Key, OVERHEAD};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Ticket(u64);
 
-/// Key → those who wait for it, the longest waiting first.
+/// Key → waiting clients, the longest waiting first.
 type Index = HashMap<Key, Vec<(Ticket, ClientId)>>;
 
 /// What one client waits for.
@@ -48,7 +48,7 @@ pub(super) fn cost(keys: &[&[u8]]) -> u64 {
 }
 
 impl Waiters {
-    /// Bytes held by those who wait.
+    /// Bytes held by waiting clients.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
@@ -81,13 +81,13 @@ impl Waiters {
         self.insert(client, Waiting { ticket, at: At::Barrier { key: shared }, cost: cost(&[key]) });
     }
 
-    /// A key appeared: all who waited for it have one key less to wait for. Returns those who have none left.
+    /// A key appeared: every client that waited for it has one key less to wait for. Returns the clients without a key left.
     pub(super) fn appeared(&mut self, key: &[u8]) -> Vec<ClientId> {
         let waiting = self.for_key.remove(key).unwrap_or_default();
         waiting.into_iter().map(|(_, client)| client).filter(|client| self.count_off(*client)).collect()
     }
 
-    /// A queue got one value: as [`appeared`](Self::appeared), but only up to the first who is released,
+    /// A queue got one value: as [`appeared`](Self::appeared), but only up to the first released client,
     /// since there is one value to take.
     pub(super) fn pushed(&mut self, key: &[u8]) -> Vec<ClientId> {
         let Some((key, mut waiting)) = self.for_key.remove_entry(key) else { return Vec::new() };
@@ -101,7 +101,7 @@ impl Waiters {
         released.into_iter().collect()
     }
 
-    /// A barrier opened: returns all who waited at it.
+    /// A barrier opened: returns the clients that waited at it.
     pub(super) fn opened(&mut self, key: &[u8]) -> Vec<ClientId> {
         let waiting = self.at_barrier.remove(key).unwrap_or_default();
         let released: Vec<ClientId> = waiting.into_iter().map(|(_, client)| client).collect();
