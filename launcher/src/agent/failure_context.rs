@@ -1,5 +1,5 @@
 //! Gathers what is known of a failure (exits, error files, last output lines) and builds the failure report
-//! from it. The worker group provides the data; `last_words` prints the result. This module decides nothing
+//! from it. The worker group provides the data; `final_report` prints the result. This module decides nothing
 //! about the job.
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //!
 //! It forks the agent before any thread exists and then only waits. It takes the terminal's and the scheduler's
 //! signals and passes them on, reaps the orphans of the job, and ends with the job's status. If the agent dies
-//! without having reported that status, the guard kills every process of the job. Ctrl-Z is in `halt`, a stopped
+//! without having reported that status, the guard kills every process of the job. Ctrl-Z is in `job_control`, a stopped
 //! agent in `watchdog`.
 #![expect(unsafe_code, reason = "fork")]
 #![expect(

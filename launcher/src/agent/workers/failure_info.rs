@@ -1,5 +1,5 @@
 //! Evidence of the worker group on failures: exits, error files, last output lines. `failure` judges it,
-//! `card` reports it, and the rendezvous carries it to the other nodes.
+//! `failure_context` reports it, and the rendezvous carries it to the other nodes.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};

@@ -1,6 +1,6 @@
 //! The transport through memory that the ranks of one host share.
 //!
-//! - `map.rs` is the layout, `segment.rs` owns the memory, `meeting/` passes it from rank 0 to the others.
+//! - `map.rs` is the layout, `segment.rs` owns the memory, `handover/` passes it from rank 0 to the others.
 //! - `wait.rs` waits for counters, `watch.rs` has the state and failure words, `pending.rs` the published waits, `member.rs` is one rank's part in an exchange.
 //! - `arena.rs` allocates buffers. `relay.rs` and `calls.rs`, `reduction.rs` and `pair.rs` are the calls; `parts.rs` is for the calls of [`mixed`](super::mixed).
 
