@@ -185,3 +185,11 @@ fn python_of_another_processor_is_named() {
         launch.run().exits(1).complains("it is a program for riscv64");
     }
 }
+
+#[test]
+fn program_that_is_cut_off_is_called_damaged_and_no_script() {
+    let scratch = Scratch::new();
+    let whole = std::fs::read(std::env::current_exe().expect("this test has a path")).expect("it can be read");
+    std::fs::write(scratch.file("cut", "", 0o755), &whole[..100]).expect("it can be written");
+    refused(&scratch, &["--no-python", "./cut"], "it is damaged or cut off", "copy or build it again");
+}

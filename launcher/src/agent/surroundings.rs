@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::process::exec_problem;
 use crate::process::listener::listener;
-use crate::reporter::causes::{Listener, OtherPython, Surroundings};
+use crate::reporter::causes::{Listener, NeverExecutable, OtherPython, Surroundings};
 use crate::spec::Entrypoint;
 
 const MOST_PYTHONS: usize = 16;
@@ -90,6 +90,13 @@ impl Surroundings for WorkerSurroundings<'_> {
     fn shared_memory(&self) -> Option<u64> {
         let stat = rustix::fs::statvfs("/dev/shm").ok()?;
         stat.f_blocks.checked_mul(stat.f_frsize)
+    }
+
+    fn never_executable(&self, path: &Path) -> Option<NeverExecutable> {
+        if path.is_dir() {
+            return Some(NeverExecutable::Folder);
+        }
+        exec_problem::is_on_noexec_mount(path).then_some(NeverExecutable::Mount)
     }
 
     fn has_carriage_return(&self, script: &Path) -> bool {

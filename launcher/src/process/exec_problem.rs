@@ -39,6 +39,9 @@ const SYSTEMS: [(&[u8], &str); 4] = [
 ];
 /// The type of the program header with the loader's path: `PT_INTERP`.
 const LOADER: u32 = 3;
+/// `e_type` of ELF files that are no programs: `ET_REL`, `ET_CORE`.
+const OBJECT: u64 = 1;
+const CORE: u64 = 4;
 
 /// The problem of a program that the kernel refuses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +87,12 @@ pub enum ExecProblem {
     },
     /// The file has no content at all.
     Empty,
+    /// A program for this machine whose file the kernel cannot use.
+    Damaged,
+    /// An object file that no linker has made a program of, or a core file.
+    NotLinked,
+    /// The file system is mounted with `noexec`.
+    NoExecMount,
     /// The format of the file is not known.
     UnknownFormat,
 }
@@ -114,6 +123,9 @@ impl fmt::Display for ExecProblem {
             }
             Self::OtherSystem { system } => write!(f, "it is a program for {system}"),
             Self::Empty => f.write_str("the file is empty"),
+            Self::Damaged => f.write_str("it is damaged or cut off"),
+            Self::NotLinked => f.write_str("it is an object or core file, and no program"),
+            Self::NoExecMount => f.write_str("its file system is mounted with `noexec`"),
             Self::UnknownFormat => {
                 f.write_str("it is neither a program nor a script with a first line such as `#!/bin/sh`")
             }
@@ -128,6 +140,9 @@ impl ExecProblem {
         let errno = Errno::from_raw(refusal.raw_os_error()?);
         if !matches!(errno, Errno::ENOENT | Errno::ENOEXEC | Errno::EACCES) {
             return None;
+        }
+        if errno == Errno::EACCES && is_on_noexec_mount(program) {
+            return Some(Self::NoExecMount);
         }
         let problem = find(errno, &head(program)?, &Path::exists)?;
         let Self::OfInterpreter { interpreter, .. } = problem else { return Some(problem) };
@@ -162,12 +177,27 @@ impl ExecProblem {
             }
             Self::OfInterpreter { interpreter, problem } => problem.hint(Path::new(interpreter)),
             Self::OtherSystem { .. } => "build or install it for Linux".to_owned(),
-            Self::Empty => "copy or build it again: it was not written to its end".to_owned(),
+            Self::Empty | Self::Damaged => "copy or build it again: it was not written to its end".to_owned(),
+            Self::NotLinked => "link it, or name the program that was built from it".to_owned(),
+            Self::NoExecMount => noexec_hint().to_owned(),
             Self::UnknownFormat => {
                 format!("give `{file}` a first line such as `#!/bin/sh`, or leave out `--no-python`")
             }
         }
     }
+}
+
+/// Whether no program of that file system may run (`noexec`).
+#[must_use]
+pub fn is_on_noexec_mount(path: &Path) -> bool {
+    let stat = rustix::fs::statvfs(path);
+    stat.is_ok_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::NOEXEC))
+}
+
+/// The way out of a mount with `noexec`.
+#[must_use]
+pub const fn noexec_hint() -> &'static str {
+    "copy it to a file system that permits programs (`findmnt -T FILE` shows the options of the mount)"
 }
 
 /// How the carriage returns of a script are removed.
@@ -212,9 +242,13 @@ fn find(errno: Errno, head: &[u8], exists: &dyn Fn(&Path) -> bool) -> Option<Exe
             (!exists(Path::new(&loader))).then_some(ExecProblem::NoLoader { loader, narrow })
         }
         Errno::ENOEXEC if head.starts_with(b"\x7fELF") => {
-            let elf = Elf::parse(head)?;
+            let Some(elf) = Elf::parse(head) else { return Some(ExecProblem::Damaged) };
             let machine = machine_name(elf.machine, elf.wide);
-            (machine != HERE).then_some(ExecProblem::OtherMachine { machine })
+            Some(match elf.number(16, 2) {
+                _ if machine != HERE => ExecProblem::OtherMachine { machine },
+                Some(OBJECT | CORE) => ExecProblem::NotLinked,
+                _ => ExecProblem::Damaged,
+            })
         }
         Errno::ENOEXEC => {
             let system = SYSTEMS.iter().find(|(magic, _)| head.starts_with(magic));

@@ -46,8 +46,35 @@ fn program_of_another_machine_is_named() {
     let narrow = problem(Errno::ENOEXEC, &elf(false, 3, "/lib/ld-linux.so.2"), &[]).unwrap();
     assert!(narrow.to_string().contains("i386 (32-bit x86)"), "{narrow}");
     let own = MACHINES.iter().find(|(_, name)| *name == HERE).unwrap().0;
-    assert_eq!(problem(Errno::ENOEXEC, &elf(true, own, "/lib/ld.so"), &[]), None, "a damaged one");
+    assert_eq!(problem(Errno::ENOEXEC, &elf(true, own, "/lib/ld.so"), &[]), Some(ExecProblem::Damaged));
     assert!(machine_name(9999, true).contains("9999"));
+}
+
+#[test]
+fn damaged_program_and_object_file_are_no_scripts() {
+    let own = MACHINES.iter().find(|(_, name)| *name == HERE).unwrap().0;
+    let whole = elf(true, own, "/lib/ld.so");
+    for length in [4, 6, 19, 20, 64, 100] {
+        let damaged = problem(Errno::ENOEXEC, &whole[..length], &[]).unwrap();
+        assert_eq!(damaged.to_string(), "it is damaged or cut off", "{length}");
+        assert!(damaged.hint(Path::new("x")).contains("build it again"));
+    }
+    for (kind, expected) in
+        [(1, ExecProblem::NotLinked), (3, ExecProblem::Damaged), (4, ExecProblem::NotLinked)]
+    {
+        let mut file = whole.clone();
+        file[16] = kind;
+        assert_eq!(problem(Errno::ENOEXEC, &file, &[]), Some(expected));
+    }
+}
+
+#[test]
+fn noexec_mount_is_named_and_not_the_permissions() {
+    assert!(!is_on_noexec_mount(Path::new("/nowhere")));
+    assert!(!is_on_noexec_mount(&std::env::current_exe().unwrap()), "this test runs from there");
+    let text = ExecProblem::NoExecMount.to_string();
+    let hint = ExecProblem::NoExecMount.hint(Path::new("x"));
+    assert!(text.contains("`noexec`") && hint.contains("copy it") && !hint.contains("chmod"), "{hint}");
 }
 
 #[test]

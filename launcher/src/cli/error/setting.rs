@@ -7,6 +7,7 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::cli::other_language::OtherLanguage;
 use crate::cli::suggest::answer_to_command;
+use crate::process::exec_problem::{is_on_noexec_mount, noexec_hint};
 
 use super::{
     Clash, ConfProblem, ConfigError, DeviceError, Expected, HostProblem, Origin, RuleProblem, advice,
@@ -473,6 +474,8 @@ fn entrypoint_hint(name: &str, problem: &EntrypointProblem) -> Option<String> {
         }
         EntrypointProblem::NotExecutable { path } => Some(if is_python(path) {
             "drop `--no-python`: Python then runs it".to_owned()
+        } else if is_on_noexec_mount(path) {
+            format!("its file system is mounted with `noexec`: {}", noexec_hint())
         } else {
             format!("chmod +x {}", path.display())
         }),

@@ -1,8 +1,10 @@
 //! Causes from exit codes, signals, shells and the dynamic loader. A guess is worded as a guess. Pure.
 
+use std::path::Path;
+
 use super::text::{between, shown};
-use super::{Clues, Program, Surroundings};
-use crate::process::exec_problem::carriage_return_hint;
+use super::{Clues, NeverExecutable, Program, Surroundings};
+use crate::process::exec_problem::{carriage_return_hint, noexec_hint};
 use crate::process::{Exit, signal_name};
 
 const CANNOT_EXECUTE: i32 = 126;
@@ -48,11 +50,11 @@ pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surrounding
 }
 
 /// A command that a shell did not find or could not execute.
-pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
+pub(super) fn command(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let Exit::Code(code @ (CANNOT_EXECUTE | NOT_FOUND)) = clues.exit else { return None };
     let quoted = ["\\r': command not found", "\\r': No such file", "\\r’: No such file"];
     // A shell that quotes nothing writes the return itself, and of the line only its end is left.
-    if clues.says(&quoted) || clues.last_line(missing_command) == Some("") {
+    if clues.says(&quoted) || clues.lines().any(|line| line == ": not found") {
         return Some(
             "a script has the line ends of Windows (CRLF): `sed -i 's/\\r$//' SCRIPT` removes the carriage returns"
                 .to_owned(),
@@ -65,13 +67,13 @@ pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String>
             shown(name)
         ));
     }
-    if let Some(name) = clues.last_line(|line| last_before(line, ": Permission denied")) {
-        let name = shown(name);
-        return Some(format!(
-            "a shell may not run `{name}`: `chmod +x {name}`, or name a file that is a program"
-        ));
+    if let Some(name) = clues.last_line(|line| command_of_shell(line, ": Is a directory")) {
+        return Some(folder_as_command(name));
     }
-    let name = clues.last_line(|line| last_before(line, ": cannot execute binary file"))?;
+    if let Some(name) = clues.last_line(|line| command_of_shell(line, ": Permission denied")) {
+        return Some(refused_command(name, surroundings.never_executable(Path::new(name))));
+    }
+    let name = clues.last_line(|line| command_of_shell(line, ": cannot execute binary file"))?;
     Some(format!(
         "`{}` is not a program of this machine ({}): build or install it for this one",
         shown(name),
@@ -79,25 +81,57 @@ pub(super) fn command(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String>
     ))
 }
 
-/// The text before that one on the line, after the last colon.
-fn last_before<'a>(line: &'a str, text: &str) -> Option<&'a str> {
+fn refused_command(name: &str, never_executable: Option<NeverExecutable>) -> String {
+    let shown = shown(name);
+    match never_executable {
+        Some(NeverExecutable::Folder) => folder_as_command(name),
+        Some(NeverExecutable::Mount) => format!(
+            "a shell may not run `{shown}`, whose file system is mounted with `noexec`: {}",
+            noexec_hint()
+        ),
+        None => {
+            format!("a shell may not run `{shown}`: `chmod +x {shown}`, or name a file that is a program")
+        }
+    }
+}
+
+fn folder_as_command(name: &str) -> String {
+    format!("a shell may not run `{}`, which is a folder: name a program in it", shown(name))
+}
+
+/// The command before that text, in a line that begins as a shell's errors do.
+fn command_of_shell<'a>(line: &'a str, text: &str) -> Option<&'a str> {
     let (said, _) = line.split_once(text)?;
-    said.rsplit(": ").next()
+    let (start, command) = said.rsplit_once(": ")?;
+    (is_of_shell(start) && !command.contains(' ')).then_some(command)
+}
+
+/// The start of a shell's error: `run.sh: line 3` (bash), `run.sh: 3` (dash), `zsh:1`, or the shell alone (`/bin/sh`).
+fn is_of_shell(start: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_place = |text: &str| is_number(text.strip_prefix("line ").unwrap_or(text));
+    let is_shell = |path: &str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        ["sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"].contains(&name.trim_start_matches('-'))
+    };
+    match start.rsplit_once(':') {
+        Some((name, place)) => !name.is_empty() && is_place(place.trim_start()),
+        None => is_shell(start),
+    }
 }
 
 /// The command in `bash: line 1: x: command not found`, `sh: 1: x: not found` or `env: 'x': No such file or directory`.
 fn missing_command(line: &str) -> Option<&str> {
-    if let Some((_, name)) = line.split_once("command not found: ") {
-        return Some(name);
+    if let Some((start, name)) = line.split_once(": command not found: ") {
+        return Some(name).filter(|_| is_of_shell(start));
     }
-    let of_shell = line.strip_suffix(": command not found").or_else(|| line.strip_suffix(": not found"));
-    if let Some(said) = of_shell {
-        return said.rsplit(": ").next();
+    for text in [": command not found", ": not found"].into_iter().filter(|text| line.ends_with(text)) {
+        return command_of_shell(line, text);
     }
     let said = line.strip_suffix(": No such file or directory")?;
-    let name = said.rsplit(": ").next()?;
-    let is_env = said.starts_with("env:") || said.contains("/env:");
-    Some(name.trim_matches(['\'', '‘', '’', '"'])).filter(|_| is_env || said.contains(": line "))
+    let (start, name) = said.rsplit_once(": ")?;
+    let is_env = start == "env" || start.ends_with("/env");
+    Some(name.trim_matches(['\'', '‘', '’', '"'])).filter(|_| is_env || is_of_shell(start))
 }
 
 /// Exit codes 126, 127 and 128 + n without a more specific output line.
@@ -151,12 +185,12 @@ pub(super) fn signal(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Opti
         }
     };
     match number {
-        libc::SIGSEGV => Some(format!("it crashed in native code: {}", where_it_crashed())),
+        libc::SIGSEGV => Some(format!("it probably crashed in native code: {}", where_it_crashed())),
         libc::SIGILL => Some(format!(
             "it was probably built for a newer processor than this one (`lscpu` lists what this one can): {}",
             where_it_crashed()
         )),
-        libc::SIGFPE => Some(format!("native code divided an integer by zero: {}", where_it_crashed())),
+        libc::SIGFPE => Some(format!("native code probably divided an integer by zero: {}", where_it_crashed())),
         libc::SIGSYS => Some(
             "it made a system call that is not permitted here (seccomp): run it with another profile, or outside of the \
              container"

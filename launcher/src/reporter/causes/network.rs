@@ -3,6 +3,9 @@
 use super::text::shown;
 use super::{Clues, Listener, Surroundings};
 
+/// So many bytes after the word `port`, `already in use` may be of another thing.
+const FARTHEST: usize = 24;
+
 /// Each host has a loopback of its own.
 pub(super) fn gloo_on_loopback(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let is_gloo = |line: &str| {
@@ -62,8 +65,19 @@ pub(super) fn address_in_use(clues: &Clues<'_>, surroundings: &dyn Surroundings)
 
 fn is_in_use(line: &str) -> bool {
     let line = line.to_ascii_lowercase();
-    let is_port = line.contains("port ") && line.contains("already in use");
-    is_port || line.contains("address already in use") || line.contains("eaddrinuse")
+    let is_of_port = || {
+        let (before, _) = line.split_once("already in use")?;
+        let (_, between) = before.rsplit_once("port ")?;
+        Some(number_at_start(between).is_some() && between.len() <= FARTHEST)
+    };
+    // Another word after it makes it another sentence: `address already in use in cache`.
+    let is_at_end = |(at, text): (usize, &str)| {
+        let rest = line[at + text.len()..].trim_start_matches(' ');
+        !rest.starts_with(|letter: char| letter.is_alphanumeric())
+    };
+    line.contains("eaddrinuse")
+        || is_of_port().unwrap_or_default()
+        || line.match_indices("address already in use").any(is_at_end)
 }
 
 fn of_other_rank(clues: &Clues<'_>) -> &'static str {

@@ -32,7 +32,13 @@ pub(super) fn shadowed_module(clues: &Clues<'_>, _: &dyn Surroundings) -> Option
 pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let imported = clues.python_error().and_then(module_of_error);
     let module = imported.or_else(|| clues.last_line(module_of_option))?;
-    let root = module.split('.').next().filter(|root| is_identifier(root))?;
+    let name = module.split(';').next().unwrap_or_default();
+    let root = name.split('.').next().filter(|root| is_identifier(root))?;
+    // Python names only the part that it does not find: it has found what is before the last dot.
+    if let Some((parent, child)) = name.rsplit_once('.') {
+        let is_plain_module = clues.says(&["is not a package"]);
+        return Some(missing_submodule(parent, child, is_plain_module));
+    }
     let Program::Python { python } = clues.program else {
         return Some(format!(
             "the Python that it started has no module `{root}`: start that of the right environment by its path, or \
@@ -69,6 +75,24 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
         listed(&others),
         python.display()
     ))
+}
+
+/// `pip install` of the parent would install another package of that name.
+fn missing_submodule(parent: &str, child: &str, is_plain_module: bool) -> String {
+    let root = shown(parent.split('.').next().unwrap_or_default());
+    let (parent, child) = (shown(parent), shown(child));
+    if child == "__main__" {
+        return format!(
+            "the package `{parent}` has no `__main__.py`: name one of its modules, as in `-m {parent}.train`"
+        );
+    }
+    let fact = format!("`{parent}` has no submodule `{child}`: check the name");
+    if is_plain_module {
+        return format!(
+            "{fact}, and rename a file `{root}.py` of your own, which may hide the package `{root}`"
+        );
+    }
+    format!("{fact}, and the version of `{root}`")
 }
 
 fn listed(others: &[OtherPython]) -> String {

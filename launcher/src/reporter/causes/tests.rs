@@ -2,6 +2,9 @@
 
 use super::*;
 
+#[path = "decoy_tests.rs"]
+mod decoys;
+
 /// A machine with these variables, interpreters and listeners.
 #[derive(Default)]
 struct Fake {
@@ -10,6 +13,7 @@ struct Fake {
     here: Option<&'static str>,
     listens: Option<(u16, &'static str)>,
     has_carriage_return: bool,
+    never_executable: Option<NeverExecutable>,
     rank_0_has_store: bool,
 }
 
@@ -35,6 +39,10 @@ impl Surroundings for Fake {
 
     fn shared_memory(&self) -> Option<u64> {
         Some(64 << 20)
+    }
+
+    fn never_executable(&self, _: &Path) -> Option<NeverExecutable> {
+        self.never_executable
     }
 
     fn has_carriage_return(&self, _: &Path) -> bool {
@@ -98,8 +106,16 @@ const TERMINATE: &str = "terminate called without an active exception";
 fn abort_at_the_end_of_python_names_destroy_process_group() {
     let abort = killed(libc::SIGABRT);
     let found = hint_of(abort, &["step 9", TERMINATE], &Fake::default());
-    expect(found, "abort at exit", &["when the script had ended", "destroy_process_group()` at the end"]);
-    let found = hint_of(abort, &["Traceback:", "ValueError: no data", TERMINATE], &Fake::default());
+    expect(
+        found,
+        "abort at exit",
+        &["probably", "when the script had ended", "destroy_process_group()` at the end"],
+    );
+    let found = hint_of(
+        abort,
+        &["Traceback (most recent call last):", "ValueError: no data", TERMINATE],
+        &Fake::default(),
+    );
     expect(found, "abort at exit", &["`ValueError: no data` came first", "in a `finally`"]);
     of_shell("abort at exit", 134, &[TERMINATE], &["destroy_process_group", "`std::thread`"]);
     assert_eq!(hint_of(abort, &["terminate called after throwing"], &Fake::default()), None);
@@ -154,10 +170,10 @@ fn full_shared_memory_is_told_with_its_size() {
     let row = "shared memory";
     let bus = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's \
         workers are out of shared memory.";
-    of_python(row, bus, &["was full (`/dev/shm` has 64 MiB)", "`--shm-size`", "`num_workers=0`"]);
+    of_python(row, bus, &["may have been full (`/dev/shm` has 64 MiB)", "`--shm-size`", "`num_workers=0`"]);
     let full = "RuntimeError: unable to write to file </torch_1_2_0>: No space left on device (28)";
-    of_python(row, full, &["was full"]);
-    expect(hint_of(killed(libc::SIGBUS), &[], &Fake::default()), row, &["most often", "64 MiB"]);
+    of_python(row, full, &["may have been full"]);
+    expect(hint_of(killed(libc::SIGBUS), &[full], &Fake::default()), "bus error", &["most often", "64 MiB"]);
     assert_eq!(hint_of(Exit::Code(1), &["OSError: No space left on device"], &Fake::default()), None);
 }
 
@@ -223,8 +239,31 @@ fn missing_module_names_this_python_and_another_that_has_it() {
         'a')";
     of_python(row, nested, &["finds no `a`"]);
     of_shell(row, 1, &[line], &["the Python that it started has no module `torch`"]);
+    of_python(row, "[rank0]: ModuleNotFoundError: No module named 'torch'", &[own]);
     let optional = ["ModuleNotFoundError: No module named 'apex'", "RuntimeError: bad data"];
     assert_eq!(hint_of(Exit::Code(1), &optional, &Fake::default()), None, "the script went on without it");
+}
+
+#[test]
+fn missing_submodule_is_not_a_reason_to_install() {
+    for (line, part) in [
+        (
+            "ModuleNotFoundError: No module named 'json.nothere'; 'json' is not a package",
+            "`json` has no submodule `nothere`: check the name, and rename a file `json.py` of your own",
+        ),
+        (
+            "ModuleNotFoundError: No module named 'torch.a.b'",
+            "`torch.a` has no submodule `b`: check the name",
+        ),
+        ("/venv/bin/python: No module named a.b", "`a` has no submodule `b`"),
+        (
+            "/venv/bin/python: No module named a.__main__; 'a' is a package and cannot be directly executed",
+            "the package `a` has no `__main__.py`",
+        ),
+    ] {
+        let (row, hint) = hint_of(Exit::Code(1), &[line], &Fake::default()).unwrap();
+        assert!(row == "module missing" && hint.contains(part) && !hint.contains("install"), "{hint}");
+    }
 }
 
 #[test]
@@ -283,6 +322,14 @@ fn command_that_a_shell_could_not_run_is_named() {
         of_shell(row, 127, &["before", line], &["did not find the command `trainer`", "`PATH`"]);
     }
     of_shell(row, 126, &["sh: 1: ./a: Permission denied"], &["`chmod +x ./a`"]);
+    let denied = ["sh: 1: ./a: Permission denied"];
+    let run = Program::Other { path: Path::new("./run") };
+    for (refusal, part) in [(NeverExecutable::Folder, "is a folder"), (NeverExecutable::Mount, "`noexec`")] {
+        let fake = Fake { never_executable: Some(refusal), ..Fake::default() };
+        let (_, hint) = of_program(Exit::Code(126), &denied, run, &fake).unwrap();
+        assert!(hint.contains(part) && !hint.contains("chmod"), "{hint}");
+    }
+    of_shell(row, 126, &["bash: line 1: ./a: Is a directory"], &["`./a`, which is a folder"]);
     let line = "./run.sh: line 2: ./a: cannot execute binary file: Exec format error";
     of_shell(row, 126, &[line], &["`./a` is not a program of this machine"]);
 }
@@ -311,7 +358,11 @@ fn codes_of_shells_are_guesses() {
 fn signals_have_the_next_step() {
     let find = |number: i32, tail: &[&str], fake: &Fake| hint_of(killed(number), tail, fake);
     let plain = Fake::default();
-    expect(find(libc::SIGSEGV, &[], &plain), "signal", &["`PYTHONFAULTHANDLER=1`", "core file"]);
+    expect(
+        find(libc::SIGSEGV, &[], &plain),
+        "signal",
+        &["probably crashed", "`PYTHONFAULTHANDLER=1`", "core file"],
+    );
     expect(find(libc::SIGILL, &[], &plain), "signal", &["probably", "`lscpu`"]);
     expect(find(libc::SIGSYS, &[], &plain), "signal", &["seccomp"]);
     expect(find(libc::SIGXCPU, &[], &plain), "signal", &["`ulimit -t`"]);

@@ -6,10 +6,10 @@ use super::Clues;
 const LONGEST: usize = 200;
 
 impl<'a> Clues<'a> {
-    /// Every line that the worker left, its report's first.
+    /// Every line of these clues, the report's first.
     pub(super) fn lines(&self) -> impl DoubleEndedIterator<Item = &'a str> {
         let message = self.message.unwrap_or_default().lines();
-        message.chain(self.tail.iter().map(String::as_str))
+        message.chain(self.tail.iter().map(|line| without_rank(line)))
     }
 
     /// Whether a line has one of these texts.
@@ -22,11 +22,56 @@ impl<'a> Clues<'a> {
         self.lines().rev().find_map(find)
     }
 
-    /// The error that Python ended with: the report's, else the last line that begins with the name of an exception.
+    /// The error that Python ended with: the report's, else the one that the text ends with.
     pub(super) fn python_error(&self) -> Option<&'a str> {
         let reported = self.message.and_then(|message| message.lines().find(|line| !line.trim().is_empty()));
-        reported.or_else(|| self.tail.iter().rev().map(String::as_str).find(|line| is_exception(line)))
+        let printed = || self.final_error().filter(|error| error.is_of_python);
+        reported.or_else(|| Some(without_rank(&self.tail[printed()?.line])))
     }
+
+    /// The line of the final error: that of the last traceback, else the last line that is not empty.
+    pub(super) fn final_error(&self) -> Option<FinalError> {
+        let (mut of_traceback, mut is_inside, mut before) = (None, false, "");
+        for (index, line) in self.tail.iter().map(|line| without_rank(line)).enumerate() {
+            if line.trim().is_empty() {
+                continue;
+            }
+            if line.ends_with("Traceback (most recent call last):") {
+                is_inside = true;
+            } else if !is_indented(line) {
+                // The first line of a long traceback may be cut off.
+                if is_inside || (is_indented(before) && is_exception(line)) {
+                    of_traceback = Some(index);
+                }
+                is_inside = false;
+            }
+            before = line;
+        }
+        let last = self.tail.iter().rposition(|line| !line.trim().is_empty())?;
+        Some(match of_traceback {
+            Some(line) => FinalError { line, is_of_python: true },
+            None => FinalError { line: last, is_of_python: is_exception(without_rank(&self.tail[last])) },
+        })
+    }
+}
+
+/// The line of the output that is most likely the cause.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FinalError {
+    /// Its index among the last lines.
+    pub(super) line: usize,
+    /// Whether it is an exception of Python.
+    pub(super) is_of_python: bool,
+}
+
+fn is_indented(line: &str) -> bool {
+    line.starts_with([' ', '\t'])
+}
+
+/// PyTorch puts `[rank0]: ` before each line of a traceback.
+fn without_rank(line: &str) -> &str {
+    let rest = line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: "));
+    rest.filter(|(rank, _)| rank.bytes().all(|byte| byte.is_ascii_digit())).map_or(line, |(_, rest)| rest)
 }
 
 /// Whether a line is the last one of a traceback: `torch.distributed.DistNetworkError: …`.

@@ -13,23 +13,32 @@ pub(super) fn abort_at_exit(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<S
         Exit::Signal { number, .. } => number == libc::SIGABRT,
         Exit::Code(code) => code == ABORT_CODE,
     };
-    if !aborted || !clues.says(&["terminate called without an active exception"]) {
+    if !aborted || !ends_with_terminate(clues) {
         return None;
     }
     let destroy = "`torch.distributed.destroy_process_group()`";
     Some(match (clues.python_error(), clues.program) {
         (Some(error), _) => format!(
-            "`{}` came first; a thread of PyTorch then aborted the end of Python: call {destroy} in a `finally`",
+            "`{}` came first; a thread of PyTorch then probably aborted the end of Python: call {destroy} in a `finally`",
             shown(error)
         ),
         (None, Program::Python { .. }) => format!(
-            "a thread of PyTorch was still at work when the script had ended: call {destroy} at the end of the script"
+            "probably a thread of PyTorch was still at work when the script had ended: call {destroy} at the end of the script"
         ),
         (None, Program::Other { .. }) => format!(
-            "where it runs PyTorch, call {destroy} at the end of the script; in a C++ program a `std::thread` was not \
-             joined"
+            "where it runs PyTorch, call {destroy} at the end of the script; in a C++ program probably a `std::thread` was \
+             not joined"
         ),
     })
+}
+
+/// Whether the message of `std::terminate` is the last one. Python's stack and a shell's `Aborted` may follow.
+fn ends_with_terminate(clues: &Clues<'_>) -> bool {
+    let is_terminate = |line: &str| line.contains("terminate called without an active exception");
+    let lines: Vec<&str> =
+        clues.tail.iter().map(String::as_str).filter(|line| !line.trim().is_empty()).collect();
+    let Some(at) = lines.iter().rposition(|line| is_terminate(line)) else { return false };
+    lines.get(at + 1).is_none_or(|next| next.contains("Aborted"))
 }
 
 /// NCCL, or another part of PyTorch, that finds no GPU.
@@ -66,7 +75,10 @@ pub(super) fn without_gpu(clues: &Clues<'_>, surroundings: &dyn Surroundings) ->
                 .to_owned(),
         );
     }
-    says(&["invalid device ordinal"]).then(|| {
+    let is_of_device = |(before, _): (&str, &str)| {
+        ["CUDA error", "hipError", "HIP error"].iter().any(|name| before.contains(name))
+    };
+    error.split_once("invalid device ordinal").is_some_and(is_of_device).then(|| {
         "the script took the number of a GPU that its worker does not see: `LOCAL_RANK` counts them; \
          `--nproc-per-node gpu` starts no more workers than GPUs"
             .to_owned()
@@ -98,18 +110,30 @@ pub(super) fn data_loader(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<Str
     })
 }
 
-/// `/dev/shm` is full: a bus error, or a data loader's report of it.
+const MORE_SHARED_MEMORY: &str =
+    "a container gets more with `--shm-size`; a `DataLoader` needs none with `num_workers=0`";
+
+/// `/dev/shm` was perhaps full, as a data loader reports it.
 pub(super) fn shared_memory(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
-    let size = || match surroundings.shared_memory() {
+    let of_loader = ["out of shared memory", "is killed by signal: Bus error"];
+    let is_full = |line: &str| line.contains("</torch_") && line.contains("No space left on device");
+    (clues.says(&of_loader) || clues.lines().any(is_full)).then(|| {
+        let size = size_of_shared_memory(surroundings);
+        format!("the shared memory may have been full ({size}): {MORE_SHARED_MEMORY}")
+    })
+}
+
+/// A page that `/dev/shm` has no room for ends in SIGBUS.
+pub(super) fn bus_error(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+    matches!(clues.exit, Exit::Signal { number: libc::SIGBUS, .. }).then(|| {
+        let size = size_of_shared_memory(surroundings);
+        format!("a bus error is most often full shared memory ({size}): {MORE_SHARED_MEMORY}")
+    })
+}
+
+fn size_of_shared_memory(surroundings: &dyn Surroundings) -> String {
+    match surroundings.shared_memory() {
         Some(bytes) => format!("`/dev/shm` has {} MiB", bytes >> 20),
         None => "see `df -h /dev/shm`".to_owned(),
-    };
-    let way_out = "a container gets more with `--shm-size`; a `DataLoader` needs none with `num_workers=0`";
-    let of_loader = ["out of shared memory", "is killed by signal: Bus error"];
-    let is_full = |line: &str| line.contains("/torch_") && line.contains("No space left on device");
-    if clues.says(&of_loader) || clues.lines().any(is_full) {
-        return Some(format!("the shared memory was full ({}): {way_out}", size()));
     }
-    matches!(clues.exit, Exit::Signal { number: libc::SIGBUS, .. })
-        .then(|| format!("a bus error is most often full shared memory ({}): {way_out}", size()))
 }

@@ -1,0 +1,122 @@
+//! Decoys: text that looks like a cause and is none. It gets no hint, or a guess.
+
+use super::*;
+
+/// What a decoy may get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gets {
+    Nothing,
+    /// A hint that begins with `perhaps`.
+    Guess,
+    /// The hint of this row, which reads no text.
+    Row(&'static str),
+}
+use Gets::{Guess, Nothing, Row};
+
+const TRACEBACK: &str = "Traceback (most recent call last):";
+const FRAME: &str = "  File \"train.py\", line 4, in <module>";
+const LIBRARY: &str =
+    "ImportError: libfoo.so: cannot open shared object file: No such file or directory: skipping fast path";
+
+#[track_caller]
+fn gets(exit: Exit, tail: &[&str], expected: Gets) {
+    let python = Program::Python { python: Path::new("/venv/bin/python") };
+    for program in [python, Program::Other { path: Path::new("./run") }] {
+        let found = of_program(exit, tail, program, &Fake::default());
+        let got = match &found {
+            None => Nothing,
+            Some((_, hint)) if hint.starts_with("perhaps ") => Guess,
+            Some((row, _)) => Row(row),
+        };
+        assert_eq!(got, expected, "{exit:?} {tail:?}: {found:?}");
+    }
+}
+
+#[test]
+fn problem_that_the_script_survived_is_no_cause() {
+    for survived in [
+        "WARN: Address already in use (port 8000), retrying on 8001",
+        "[Errno 98] Address already in use",
+        LIBRARY,
+        "./a: /lib/libc.so.6: version `GLIBC_2.34' not found, falling back",
+        "RuntimeError: unable to write to file </torch_123>: No space left on device, retry",
+        "ModuleNotFoundError: No module named 'apex'",
+        "/venv/bin/python: No module named apex",
+        "RuntimeError: DataLoader worker (pid 5) is killed by signal: Killed. ",
+        GLOO,
+    ] {
+        for error in ["ValueError: bad shape", "KeyError: 'loss'", "KeyError"] {
+            gets(Exit::Code(1), &[survived, TRACEBACK, FRAME, error], Nothing);
+            gets(Exit::Code(1), &[TRACEBACK, FRAME, survived, TRACEBACK, FRAME, error], Nothing);
+            gets(Exit::Code(1), &[survived, error], Nothing);
+            gets(Exit::Code(1), &[survived, "[rank0]: Traceback (most recent call last):", error], Nothing);
+        }
+        gets(Exit::Code(1), &[survived, TRACEBACK, FRAME, "torchx.Diverged: loss is nan"], Nothing);
+        let far = [survived, "step 1", "step 2", "step 3"];
+        gets(Exit::Code(3), &far, Nothing);
+        for number in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGKILL] {
+            gets(killed(number), &[survived], Nothing);
+        }
+        gets(killed(libc::SIGSEGV), &[survived], Row("signal"));
+        gets(killed(libc::SIGBUS), &[survived], Row("bus error"));
+    }
+}
+
+#[test]
+fn module_that_the_script_does_without_is_no_cause() {
+    let module = "ModuleNotFoundError: No module named 'apex'";
+    gets(Exit::Code(3), &[module, "fell back"], Nothing);
+    let tail = [TRACEBACK, FRAME, module, "fell back"];
+    let (_, hint) = hint_of(Exit::Code(3), &tail, &Fake::default()).unwrap();
+    assert!(hint.starts_with("perhaps "), "Python itself would end with 1: {hint}");
+}
+
+#[test]
+fn line_before_the_last_one_is_a_guess() {
+    for line in ["bind: Address already in use", "./a: /lib/libc.so.6: version `GLIBC_2.34' not found"] {
+        gets(Exit::Code(2), &[line, "falling back", "giving up"], Guess);
+    }
+    gets(killed(libc::SIGABRT), &["[Errno 98] Address already in use"], Guess);
+}
+
+#[test]
+fn words_of_another_matter_are_no_cause() {
+    for line in [
+        "RuntimeError: address already in use in cache: port 22 of table",
+        "RuntimeError: port of the table: row 7 is already in use",
+        "RuntimeError: invalid device ordinal in the config",
+        "OSError: [Errno 28] No space left on device: '/data/torch_1'",
+    ] {
+        gets(Exit::Code(1), &[TRACEBACK, FRAME, line], Nothing);
+        gets(Exit::Code(1), &[line], Nothing);
+    }
+}
+
+#[test]
+fn error_of_a_program_is_no_error_of_a_shell() {
+    let row = Row("exit code of a shell");
+    for line in [
+        "mkdir: /data: Permission denied",
+        "cp: cannot open 'x y': Permission denied",
+        "open /etc/x: Permission denied",
+    ] {
+        gets(Exit::Code(126), &[line], row);
+    }
+    for line in [
+        "GET http://x/y: not found",
+        "key: not found",
+        "lookup db: host: not found",
+        "cat: x: No such file or directory",
+    ] {
+        gets(Exit::Code(127), &[line], row);
+    }
+}
+
+#[test]
+fn terminate_before_further_output_is_no_abort_at_exit() {
+    gets(killed(libc::SIGABRT), &[TERMINATE, "caught, again", "assertion `x > 0` failed"], Nothing);
+    for after in ["Fatal Python error: Aborted", "./run.sh: line 3: 70 Aborted (core dumped) python train.py"]
+    {
+        gets(killed(libc::SIGABRT), &[TERMINATE, "", after], Row("abort at exit"));
+    }
+}
