@@ -39,6 +39,8 @@ pub enum LaunchError {
     TimeLimit {
         /// The value of `--time-limit`.
         limit: Duration,
+        /// Whether `--warn-signal` has warned the workers.
+        is_warned: bool,
     },
     /// The `MASTER_ADDR` for the workers is not an address of this machine.
     #[error("cannot find an address of this machine for `{host}`{}", which_names(named_by.as_deref()))]
@@ -159,7 +161,8 @@ impl LaunchError {
                 Some("name this machine, or leave the option out: one node needs no address")
             }
             Self::Script { .. } => Some("choose a folder that can be written with `--log-dir`"),
-            Self::TimeLimit { .. } => Some(
+            Self::TimeLimit { is_warned: true, .. } => Some("give it more with `--time-limit`"),
+            Self::TimeLimit { is_warned: false, .. } => Some(
                 "give it more with `--time-limit`; with `--warn-signal USR1@60` the workers can save their work before",
             ),
             Self::Unswept { .. } => {

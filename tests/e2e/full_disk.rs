@@ -10,14 +10,18 @@ const FEW_FILES: &str = "mount -t tmpfs -o size=64m,nr_inodes=6 none \"$1\" && s
 
 /// The worker writes 3 MB and ends with 3.
 fn on_disk(name: Name, disk: &str, option: &str) -> Option<(Outcome, String)> {
+    let line = "head -c 3000000 /dev/zero | tr '\\0' '\\n'; exit 3";
+    with_line_on_disk(name, disk, [option, "3"], line)
+}
+
+fn with_line_on_disk(name: Name, disk: &str, options: [&str; 2], line: &str) -> Option<(Outcome, String)> {
     if !namespaces() {
         return None;
     }
     let scratch = Scratch::new();
     let folder = scratch.folder("small", 0o755);
     let spaces = ["unshare", "--mount", "--propagation", "private", "sh", "-c", disk, "sh", &folder];
-    let launch = Launch::standalone(name, 1).under(spaces).args([option, "3", "--log-dir", &folder]);
-    let line = "head -c 3000000 /dev/zero | tr '\\0' '\\n'; exit 3";
+    let launch = Launch::standalone(name, 1).under(spaces).args(options).args(["--log-dir", &folder]);
     Some((launch.shell(line).run(), folder))
 }
 
@@ -55,6 +59,30 @@ fn tee_on_a_full_disk_says_where_to_and_what_to_do() {
         outcome.complains(&format!(
             "disk      the log folder `{folder}` has no space left (0 B free of 1.0 MiB)"
         ));
+    }
+}
+
+#[test]
+fn full_disk_beside_another_python_error_is_no_cause() {
+    if !only_ours() {
+        return;
+    }
+    for (error, is_cause) in [
+        ("ValueError: own error unrelated", false),
+        ("OSError: [Errno 28] No space left on device", true),
+        ("OSError: [Errno 28] write failed", true),
+    ] {
+        let line = format!("head -c 3000000 /dev/zero 2>/dev/null; echo '{error}' >&2; exit 1");
+        let options = ["--redirects", "1"];
+        let Some((outcome, folder)) = with_line_on_disk(Name::Rankrun, SMALL_DISK, options, &line) else {
+            return;
+        };
+        outcome.exits(1).complains(&format!("the log folder `{folder}` has no space left"));
+        if is_cause {
+            outcome.complains("cause     a full disk: ").complains("hint: free space there");
+        } else {
+            outcome.complains("disk      the log folder").never_says("cause     ").never_says("hint: ");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Death by SIGKILL: the report names the kernel where its counters prove it, and no cause where they do not.
 
-use harness::{Launch, MemoryCgroup, Name, Outcome, free_port, only_ours};
+use harness::{Gate, Launch, MemoryCgroup, Name, Outcome, free_port, only_ours};
 
 use crate::nodes::c10d;
 
@@ -74,8 +74,13 @@ fn own_kill_after_the_grace_is_not_called_one_from_outside() {
     if !only_ours() {
         return;
     }
+    let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]);
-    let outcome = launch.worker(["rank1:exit=5", "deaf", "forever"]).run();
+    let steps = [&format!("rank1:{}", gate.step()), "rank1:exit=5", "deaf", "alive", "forever"];
+    let job = launch.worker(steps).start();
+    job.line("alive rank=0");
+    gate.open(1);
+    let outcome = job.wait();
     outcome.exits(5).complains("others    rank 0: killed by SIGKILL\n").never_says("from outside");
 }
 
@@ -92,6 +97,44 @@ fn kernel_kill_of_a_workers_child_stands_in_the_report() {
     outcome.complains(
         "memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 96 MiB)",
     );
+}
+
+/// The kernel takes a process of the worker, which lives on and is killed later: no counter tells the two apart.
+#[test]
+fn sigkill_after_a_childs_oom_kill_is_called_probable() {
+    if !only_ours() {
+        return;
+    }
+    let Some(cgroup) = MemoryCgroup::new().map(|made| made.limited(LIMIT)) else { return };
+    let launch = Launch::standalone(Name::Rankrun, 2).under(cgroup.entered());
+    let outcome = launch.shell("[ $$RANK = 0 ] && exec sleep 1000; tail /dev/zero; kill -KILL $$$$").run();
+    outcome.exits(137).never_says("failed first: killed by the kernel");
+    outcome.complains(
+        "rank 1 failed first: killed by SIGKILL, probably by the kernel: out of memory (cgroup limit 96 MiB, rank 1 or a \
+         process that it started had ",
+    );
+}
+
+#[test]
+fn python_error_after_a_childs_oom_kill_gets_no_memory_hint() {
+    if !only_ours() {
+        return;
+    }
+    for (error, is_advised) in [
+        ("ValueError: shapes do not match", false),
+        ("MemoryError", true),
+        ("subprocess.CalledProcessError: Command died with <Signals.SIGKILL: 9>.", true),
+    ] {
+        let Some(cgroup) = MemoryCgroup::new().map(|made| made.limited(LIMIT)) else { return };
+        let launch = Launch::standalone(Name::Rankrun, 1).under(cgroup.entered());
+        let outcome = launch.shell(&format!("tail /dev/zero; echo '{error}' >&2; exit 1")).run();
+        outcome.exits(1).complains("memory    the kernel killed 1 process of the job's cgroup");
+        if is_advised {
+            outcome.complains("hint: perhaps for lack of memory: raise the limit where the job is started");
+        } else {
+            outcome.never_says("raise the limit");
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use harness::{Gate, Launch, Name, Scratch, Size, only_ours};
+use nix::sys::signal::Signal;
 
 const SIZE: Size = Size { rows: 16, columns: 60 };
 
@@ -106,20 +107,19 @@ fn bar_of_a_rank_that_dies_is_kept_and_the_next_life_begins_anew() {
 
 #[test]
 fn launcher_line_does_not_tear_the_bars() {
-    let gate = Gate::closed();
-    let steps = ["write=\r10% of {rank}", "rank1:exit=0", &gate.step(), "write=\r20%\n"];
-    let launch = Launch::standalone(Name::Rankrun, 2).args(["--time-limit", "2", "-v"]).terminal_of(SIZE);
-    let job = launch.worker(steps).start();
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["-v"]).terminal_of(SIZE);
+    let job = launch.worker(["write=\r10% of {rank}", "rank1:exit=0", "forever"]).start();
+    job.sees(SIZE, |rows| {
+        ["0", "1"].iter().all(|rank| rows.iter().any(|row| row.ends_with(&format!("10% of {rank}"))))
+    });
+    job.signal(Signal::SIGTERM);
     let outcome = job.wait();
-    outcome.exits(124);
+    outcome.exits(143);
     let history = SIZE.history_after(outcome.out_bytes());
     let bars: Vec<_> = history.iter().filter(|row| row.contains("10%")).collect();
     assert!(bars.contains(&&"[default0]:10% of 0".to_owned()), "{history:?}");
     assert!(bars.contains(&&"[default1]:10% of 1".to_owned()), "{history:?}");
-    assert!(
-        history.iter().any(|row| row.starts_with("rankrun: ") && row.contains("time limit")),
-        "{history:?}"
-    );
+    assert!(history.iter().any(|row| row.starts_with("rankrun: ") && row.contains("SIGTERM")), "{history:?}");
 }
 
 #[test]

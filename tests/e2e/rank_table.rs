@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{Job, Launch, Name, Outcome, Scratch, field, fixture, free_port, library, only_ours};
+use harness::{
+    Job, Launch, Name, Outcome, Scratch, field, fixture, free_port, is_stopped, library, only_ours,
+};
 use nix::sys::signal::Signal;
 
 /// The row of one rank, without the blanks in front of it.
@@ -26,10 +28,9 @@ fn pid_of(line: &str) -> i32 {
 }
 
 /// Waits until a file is there.
-fn appears(path: &str) {
-    while !Path::new(path).exists() {
-        std::thread::yield_now();
-    }
+#[track_caller]
+fn appears(job: &Job, path: &str) {
+    job.until(&format!("the file {path}"), || Path::new(path).exists());
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn single_rank_gets_no_table_at_a_stop_signal() {
     }
 }
 
-/// Lets the steady clock of the job leap over its time limit of 30 s, and waits for its end.
+/// Lets the steady clock of the job leap over its limit of 30 s, and waits for its end.
 fn over_the_limit(job: Job, leap: &str) -> Outcome {
     fs::write(leap, "").expect("the scratch folder takes a file");
     // It wakes the agent, which looks at its clock.
@@ -97,10 +98,15 @@ fn over_the_limit(job: Job, leap: &str) -> Outcome {
     job.wait()
 }
 
-fn limited(name: Name, leap: &str) -> Launch {
+/// A job whose clock can leap.
+fn leaping(name: Name, leap: &str) -> Launch {
     let launch = Launch::standalone(name, 2).env("LD_PRELOAD", library("fake_clock"));
     let launch = launch.env("FAKE_CLOCK_SHIFT", "0").env("FAKE_CLOCK_LEAP", leap);
-    launch.env("RANKRUN_TIME_LIMIT", "30").limit(std::time::Duration::from_secs(200))
+    launch.limit(std::time::Duration::from_secs(200))
+}
+
+fn limited(name: Name, leap: &str) -> Launch {
+    leaping(name, leap).env("RANKRUN_TIME_LIMIT", "30")
 }
 
 #[test]
@@ -137,9 +143,13 @@ fn time_limit_over_a_hang_shows_all_ranks() {
 #[test]
 fn start_timeout_shows_all_ranks() {
     if only_ours() {
-        let launch = Launch::standalone(Name::Rankrun, 2).args(["--start-timeout", "2"]);
-        let outcome = launch.worker(["print=here", "forever"]).run();
-        outcome.exits(1).complains("local ranks 0, 1 have not joined the store within 2 s: waiting up to");
+        let scratch = Scratch::new();
+        let leap = scratch.at("leap");
+        let launch = leaping(Name::Rankrun, &leap).args(["--start-timeout", "30"]);
+        let job = launch.worker(["print=here", "forever"]).start();
+        job.lines("here", 2);
+        let outcome = over_the_limit(job, &leap);
+        outcome.exits(1).complains("local ranks 0, 1 have not joined the store within 30 s: waiting up to");
         outcome.complains("rankrun: ranks 0, 1 have not joined the store; the ranks at that time:\n");
         row_has(&outcome, "0, 1", &["alive, ", " no ", " before: here"]);
         outcome.never_says("`--start-timeout 60`");
@@ -174,9 +184,7 @@ fn rank_that_has_finished_is_shown_with_its_exit() {
     let job = Launch::standalone(Name::Rankrun, 2).worker(steps).start();
     job.line("alive rank=1");
     let agent = job.only_child_of(job.pid());
-    while job.children_of(agent).len() > 1 {
-        std::thread::yield_now();
-    }
+    job.until("rank 0 is reaped", || job.children_of(agent).len() == 1);
     // When rank 1 has this signal, the launcher has taken in the end that it reaped before.
     job.signal(Signal::SIGUSR1);
     job.line("got SIGUSR1 rank=1");
@@ -223,13 +231,7 @@ fn rank_that_is_stopped_is_shown_as_stopped() {
     let pid = pid_of(&job.line("alive rank=1"));
     job.line("alive rank=0");
     job.signal_to(pid, Signal::SIGSTOP);
-    let is_stopped = || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    while !is_stopped() {
-        std::thread::yield_now();
-    }
+    job.until("rank 1 is stopped", || is_stopped(pid));
     job.signal(Signal::SIGTERM);
     let outcome = job.wait();
     row_has(&outcome, "1", &["alive, stopped (T)", " no "]);
@@ -247,7 +249,7 @@ fn last_line_of_a_redirected_rank_is_read_from_its_file() {
     let steps = ["rank0:join", "rank1:eprint=reading the data", &format!("rank1:touch={ready}"), "forever"];
     let job = launch.worker(steps).start();
     job.line("joined rank=0");
-    appears(&ready);
+    appears(&job, &ready);
     job.signal(Signal::SIGINT);
     let outcome = job.wait();
     row_has(&outcome, "1", &[" no ", " before: reading the data"]);
@@ -264,7 +266,7 @@ fn output_that_goes_nowhere_is_not_seen() {
     let steps = ["rank0:join", "rank1:print=silent", &format!("rank1:touch={ready}"), "forever"];
     let job = launch.worker(steps).start();
     job.line("joined rank=0");
-    appears(&ready);
+    appears(&job, &ready);
     job.signal(Signal::SIGINT);
     row_has(&job.wait(), "1", &[" no ", "not seen"]);
 }

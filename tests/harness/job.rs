@@ -187,6 +187,18 @@ impl Job {
         self.input = None;
     }
 
+    /// Waits until something outside of the output holds: a file is there, a process is stopped.
+    ///
+    /// # Panics
+    /// When the launch's deadline comes first.
+    #[track_caller]
+    pub fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        while !holds() {
+            assert!(Instant::now() < self.ends, "never: {what}\n{self}");
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits for the first child of a process; nothing if that ends without one.
     ///
     /// # Panics

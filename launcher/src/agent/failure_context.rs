@@ -45,6 +45,8 @@ pub(super) struct FailureContext<'a> {
     pub(super) error_files: &'a BTreeMap<LocalRank, ErrorFile>,
     /// The last output lines of the worker that failed first.
     pub(super) tail: Vec<String>,
+    /// Whether the launcher sees its output.
+    pub(super) is_output_seen: bool,
     /// What the kernel's OOM killer has killed.
     pub(super) oom: OomKills,
     /// The disk of that worker's logs, where the disk was full.
@@ -128,6 +130,7 @@ impl FailureContext<'_> {
             files,
             kept: self.kept_output(first.local_rank),
             tail: self.tail.clone(),
+            is_output_seen: self.is_output_seen,
             program: match self.spec.entrypoint {
                 Entrypoint::Program { .. } => ProgramKind::Any,
                 Entrypoint::Script { .. } | Entrypoint::Module { .. } | Entrypoint::RunPath { .. } => {

@@ -13,12 +13,14 @@ use nix::sys::signal::Signal;
 use super::{Agent, AgentAbort};
 use crate::agent::message::{Input, WorkerEnd};
 use crate::agent::progress::ProgressProbe;
+use crate::process::Exit;
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
 impl Agent<'_> {
     /// Everything that has happened since the last call, as inputs for the state.
     pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
         inputs.extend(self.workers.external_worker_inputs(SystemTime::now()));
+        self.workers.look_at_oom_kills(Instant::now());
         while let Some(signal) = self.own_signal()? {
             if signal == libc::SIGCHLD {
                 self.reap(inputs);
@@ -66,12 +68,14 @@ impl Agent<'_> {
         let mut reaped = self.workers.reap();
         // Workers reaped together ended before any stop. A success may cause a failure, but not the reverse.
         reaped.workers.sort_by_key(|end| !end.exit.is_success());
+        let is_sigkill = |exit: &Exit| matches!(exit, Exit::Signal { number: libc::SIGKILL, .. });
+        let orphans = reaped.others.iter().filter(|(_, exit)| is_sigkill(exit)).count();
         for (pid, exit) in reaped.others {
             if let Some(check) = &mut self.check {
                 check.reaped(pid, exit);
             }
         }
-        let kills = self.workers.foreign_kills(&reaped.workers);
+        let kills = self.workers.foreign_kills(&reaped.workers, orphans as u64);
         inputs.extend(reaped.workers.into_iter().zip(kills).map(|(exit, foreign_kill)| Input::Exited {
             generation: exit.worker.generation,
             end: WorkerEnd {

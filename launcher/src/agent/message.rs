@@ -17,6 +17,7 @@ use crate::agent::failure::{ErrorFileInfo, Failure};
 use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
@@ -195,8 +196,8 @@ pub struct WorkerEnd {
 pub struct ForeignKill {
     /// Whether the kernel's OOM killer sent it.
     pub oom: OomEvidence,
-    /// Peak memory in bytes of the worker or of a process that it waited for.
-    pub peak: Option<u64>,
+    /// Peak memory of the worker, or of a process that it waited for.
+    pub peak: Option<PeakMemory>,
 }
 
 impl WorkerEnd {

@@ -316,7 +316,8 @@ impl<'a> Agent<'a> {
         // Before the output ends: a remaining process still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();
-        let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit });
+        let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
+        let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
         let elsewhere = final_report::of_others(end, failed.as_ref());
         let died_of =
             self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(error_report)).or_else(|| {

@@ -71,6 +71,8 @@ pub(super) struct WorkerGroup {
     no_input: Option<File>,
     /// The external worker of this generation.
     left_out: Option<ExternalWorker>,
+    /// The last started generation.
+    generation: Generation,
     started: SystemTime,
     /// Pids of the last started generation, including dead workers.
     pids: BTreeMap<LocalRank, Pid>,
@@ -142,6 +144,7 @@ impl WorkerGroup {
             children: Children::default(),
             no_input,
             left_out: None,
+            generation: Generation(0),
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
             error_files: BTreeMap::new(),
@@ -181,6 +184,7 @@ impl WorkerGroup {
         now: SystemTime,
     ) -> Result<(), StartFailed> {
         self.apply_assignment();
+        self.generation = generation;
         self.started = now;
         self.pids.clear();
         self.error_files.clear();

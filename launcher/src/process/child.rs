@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "nix's waitpid fails on a death by a real-time signal and loses the status")]
 
 use std::collections::HashMap;
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -25,10 +26,19 @@ pub struct WorkerExit {
     pub pid: Pid,
     /// How the worker ended: exit code or signal.
     pub exit: Exit,
-    /// The most memory that it had, in bytes; nothing where another process reaped it.
-    pub peak: Option<u64>,
+    /// The most memory that it had; nothing where another process reaped it.
+    pub peak: Option<PeakMemory>,
     /// Whether the launcher had sent it SIGKILL.
     pub is_killed: bool,
+}
+
+/// The most memory that a process had at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeakMemory {
+    /// The amount in bytes.
+    pub bytes: u64,
+    /// Whether the worker itself had it: it has waited for no process, whose peak the kernel would count too.
+    pub is_own: bool,
 }
 
 #[derive(Debug)]
@@ -129,20 +139,23 @@ impl Children {
         {
             for event in &ready[..count] {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
-                self.sort_in(&mut reapings, wait_for(pid));
+                // Read before: the process is gone from `/proc` once it is reaped.
+                let is_own = has_waited_for_no_child(pid);
+                self.sort_in(&mut reapings, wait_for(pid), is_own);
             }
         }
         while let reaped @ Reaped::Child { .. } = wait_for_any() {
-            self.sort_in(&mut reapings, reaped);
+            self.sort_in(&mut reapings, reaped, false);
         }
         reapings
     }
 
-    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped) {
+    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped, is_own: bool) {
         let Reaped::Child { pid, exit, peak } = reaped else { return };
         match self.by_pid.remove(&pid) {
             Some(Child { worker, is_killed, .. }) => {
-                reapings.workers.push(WorkerExit { worker, pid, exit, peak: Some(peak), is_killed });
+                let peak = Some(PeakMemory { bytes: peak, is_own });
+                reapings.workers.push(WorkerExit { worker, pid, exit, peak, is_killed });
             }
             None => reapings.others.push((pid, exit)),
         }
@@ -156,6 +169,21 @@ pub struct ReapedWorkers {
     pub workers: Vec<WorkerExit>,
     /// Probes, and orphans that this process inherited as subreaper.
     pub others: Vec<(Pid, Exit)>,
+}
+
+/// Whether a dead process, not yet reaped, has waited for no child: no page fault of a child is counted for it.
+fn has_waited_for_no_child(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    child_faults(&stat) == Some(0)
+}
+
+/// The page faults of the children that a process has waited for, of the text of `/proc/PID/stat`.
+fn child_faults(stat: &str) -> Option<u64> {
+    // `cminflt` and `cmajflt`, behind the name, which may hold anything: proc_pid_stat(5).
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split(' ').skip(8);
+    let (minor, major) = (fields.next()?, fields.nth(1)?);
+    Some(minor.parse::<u64>().ok()?.saturating_add(major.parse().ok()?))
 }
 
 /// The result of one non-blocking `wait`.

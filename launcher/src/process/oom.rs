@@ -8,6 +8,9 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::process::child::PeakMemory;
 
 /// The kernel's OOM counters at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -183,19 +186,38 @@ fn value_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// A process that the kernel kills for lack of memory is dead after this time at the latest, in all but rare cases.
+const DIES_WITHIN: Duration = Duration::from_secs(5);
+
+/// The kernel kills the largest process: one with less than this part of the limit was hardly the largest.
+const LEAST_PART: u64 = 64;
+
+/// Deaths by SIGKILL that were found together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SigkillDeaths {
+    /// The peak memory of each worker; the launcher did not send its signal.
+    pub workers: Vec<Option<PeakMemory>>,
+    /// The number of dead processes that workers had left behind.
+    pub orphans: u64,
+}
+
 /// Which deaths by SIGKILL the counters explain, since the workers of a generation were started.
 #[derive(Debug, Default)]
 pub struct OomLedger {
     before: OomCounters,
     /// Kills that already explain a worker's death.
     explained: u64,
+    /// Kills that are known to be of other processes than the workers that are found dead from now on.
+    of_others: u64,
+    /// The last look, and the kills in the cgroup that it found.
+    last_look: Option<(Instant, u64)>,
 }
 
 impl OomLedger {
     /// Reads the counters to compare with later.
     #[must_use]
     pub fn begin() -> Self {
-        Self { before: OomCounters::read(), explained: 0 }
+        Self { before: OomCounters::read(), ..Self::default() }
     }
 
     /// The OOM kills since [`Self::begin`].
@@ -204,18 +226,51 @@ impl OomLedger {
         OomCounters::read().kills_since(&self.before)
     }
 
-    /// The evidence about workers that died by SIGKILL and were reaped together.
-    pub fn explain(&mut self, deaths: u64) -> OomEvidence {
-        let kills = self.kills();
-        self.take(kills, deaths)
+    /// Reads the counters, unless it did so a moment ago.
+    pub fn look(&mut self, now: Instant) {
+        // Without counters of the cgroup there is nothing to read.
+        if self.before.cgroup.is_some() && self.is_last_look_old(now) {
+            let kills = self.kills().cgroup.unwrap_or_default();
+            self.note_look(kills, now);
+        }
     }
 
-    fn take(&mut self, kills: OomKills, deaths: u64) -> OomEvidence {
-        let left = kills.cgroup.unwrap_or_default().saturating_sub(self.explained);
-        self.explained += left.min(deaths);
-        let elsewhere = kills.machine.map(|all| all.saturating_sub(kills.cgroup.unwrap_or_default()));
+    fn is_last_look_old(&self, now: Instant) -> bool {
+        self.last_look.is_none_or(|(at, _)| now.saturating_duration_since(at) >= DIES_WITHIN)
+    }
+
+    /// The victims of the last look are dead by now, if that was long ago.
+    fn note_look(&mut self, kills: u64, now: Instant) {
+        if self.is_last_look_old(now) {
+            let old = self.last_look.map_or(0, |(_, kills)| kills);
+            self.of_others = self.of_others.max(old.saturating_sub(self.explained));
+            self.last_look = Some((now, kills));
+        }
+    }
+
+    /// The evidence about workers that died by SIGKILL and were reaped together.
+    pub fn explain(&mut self, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
+        let kills = self.kills();
+        self.take(kills, deaths, now)
+    }
+
+    fn take(&mut self, kills: OomKills, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
+        let in_cgroup = kills.cgroup.unwrap_or_default();
+        self.note_look(in_cgroup, now);
+        let left = in_cgroup.saturating_sub(self.explained);
+        let fresh = left.saturating_sub(self.of_others);
+        let count = deaths.workers.len() as u64;
+        let may_be_victim = |peak: &Option<PeakMemory>| {
+            let least = kills.limit.unwrap_or_default() / LEAST_PART;
+            peak.is_some_and(|peak| peak.is_own && peak.bytes >= least)
+        };
+        let is_certain = fresh >= count + deaths.orphans && deaths.workers.iter().all(may_be_victim);
+        self.explained += left.min(count);
+        let rest = left - left.min(count);
+        self.of_others = self.of_others.saturating_add(deaths.orphans).min(rest);
+        let elsewhere = kills.machine.map(|all| all.saturating_sub(in_cgroup));
         match (left, elsewhere) {
-            (1.., _) => OomEvidence::InCgroup { limit: kills.limit, is_certain: left >= deaths },
+            (1.., _) => OomEvidence::InCgroup { limit: kills.limit, is_certain },
             (0, Some(count @ 1..)) => OomEvidence::OnMachine { count },
             (0, Some(0)) => OomEvidence::Nothing,
             (0, None) if kills.cgroup.is_some() => OomEvidence::Nothing,
@@ -231,7 +286,7 @@ pub enum OomEvidence {
     InCgroup {
         /// The limit that was reached, in bytes; without one the machine itself had no memory left.
         limit: Option<u64>,
-        /// Whether there are as many kills as deaths.
+        /// Whether each of the deaths has a kill that can be of no other known process.
         is_certain: bool,
     },
     /// The kernel killed so many processes somewhere on the machine.

@@ -158,21 +158,65 @@ fn numbers_of_another_cgroup_are_not_compared() {
     assert_eq!(root.read().kills_since(&before).cgroup, None);
 }
 
+/// Workers with a peak of their own, as large as the limit.
+fn deaths(count: usize) -> SigkillDeaths {
+    SigkillDeaths { workers: vec![Some(PeakMemory { bytes: MIB, is_own: true }); count], orphans: 0 }
+}
+
+fn kills(cgroup: impl Into<Option<u64>>, machine: impl Into<Option<u64>>) -> OomKills {
+    OomKills { cgroup: cgroup.into(), limit: Some(MIB), machine: machine.into() }
+}
+
+const CERTAIN: OomEvidence = OomEvidence::InCgroup { limit: Some(MIB), is_certain: true };
+const PROBABLE: OomEvidence = OomEvidence::InCgroup { limit: Some(MIB), is_certain: false };
+
 #[test]
 fn each_kill_explains_one_death() {
-    let kills = |cgroup, machine| OomKills { cgroup, limit: Some(MIB), machine };
-    let certain = OomEvidence::InCgroup { limit: Some(MIB), is_certain: true };
+    let now = Instant::now();
     let mut ledger = OomLedger::default();
-    assert_eq!(ledger.take(kills(Some(2), Some(2)), 1), certain);
-    assert_eq!(ledger.take(kills(Some(2), Some(2)), 1), certain);
-    assert_eq!(ledger.take(kills(Some(2), Some(2)), 1), OomEvidence::Nothing);
-    assert_eq!(ledger.take(kills(Some(2), Some(5)), 1), OomEvidence::OnMachine { count: 3 });
-    let probable = OomEvidence::InCgroup { limit: Some(MIB), is_certain: false };
-    assert_eq!(ledger.take(kills(Some(3), Some(3)), 2), probable, "one of the two");
-    let take = |kills| OomLedger::default().take(kills, 1);
-    assert_eq!(take(kills(Some(0), Some(0))), OomEvidence::Nothing);
-    assert_eq!(take(kills(Some(0), None)), OomEvidence::Nothing);
-    assert_eq!(take(kills(None, Some(0))), OomEvidence::Nothing);
-    assert_eq!(take(kills(None, Some(3))), OomEvidence::OnMachine { count: 3 });
+    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), CERTAIN);
+    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), CERTAIN);
+    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), OomEvidence::Nothing);
+    assert_eq!(ledger.take(kills(2, 5), &deaths(1), now), OomEvidence::OnMachine { count: 3 });
+    assert_eq!(ledger.take(kills(3, 3), &deaths(2), now), PROBABLE, "one of the two");
+    let take = |kills| OomLedger::default().take(kills, &deaths(1), now);
+    assert_eq!(take(kills(0, 0)), OomEvidence::Nothing);
+    assert_eq!(take(kills(0, None)), OomEvidence::Nothing);
+    assert_eq!(take(kills(None, 0)), OomEvidence::Nothing);
+    assert_eq!(take(kills(None, 3)), OomEvidence::OnMachine { count: 3 });
     assert_eq!(take(OomKills::default()), OomEvidence::Unknown);
+}
+
+#[test]
+fn kill_that_may_be_of_another_process_is_only_probable() {
+    let now = Instant::now();
+    let take = |peak: Option<PeakMemory>, orphans| {
+        OomLedger::default().take(kills(1, 1), &SigkillDeaths { workers: vec![peak], orphans }, now)
+    };
+    let own = |bytes| Some(PeakMemory { bytes, is_own: true });
+    assert_eq!(take(own(MIB / 2), 0), CERTAIN);
+    assert_eq!(take(Some(PeakMemory { bytes: MIB, is_own: false }), 0), PROBABLE, "of its child");
+    assert_eq!(take(own(MIB / 128), 0), PROBABLE, "it is too small to be the victim");
+    assert_eq!(take(None, 0), PROBABLE);
+    assert_eq!(take(own(MIB), 1), PROBABLE, "an orphan died too");
+}
+
+#[test]
+fn kill_seen_long_before_a_death_is_only_probable() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let mut ledger = OomLedger::default();
+    ledger.note_look(1, at(0));
+    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(1)), CERTAIN, "the victim takes a moment to die");
+    let mut ledger = OomLedger::default();
+    ledger.note_look(1, at(0));
+    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(9)), PROBABLE);
+    let mut ledger = OomLedger::default();
+    ledger.note_look(1, at(0));
+    assert_eq!(ledger.take(kills(2, 2), &deaths(1), at(9)), CERTAIN, "a kill of its own");
+    assert_eq!(ledger.take(kills(2, 2), &deaths(1), at(10)), PROBABLE, "the old one is left");
+    let mut ledger = OomLedger::default();
+    let orphan = SigkillDeaths { workers: Vec::new(), orphans: 1 };
+    let _ = ledger.take(kills(1, 1), &orphan, at(0));
+    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(1)), PROBABLE, "an orphan died before");
 }

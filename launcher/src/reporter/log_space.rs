@@ -2,10 +2,11 @@
 
 use crate::logs::space::{DiskShortage, FullLogFolder, MAKE_ROOM};
 use crate::process::Exit;
+use crate::reporter::causes::is_exception;
 use crate::reporter::summary::FailureReport;
 
-/// The text of `ENOSPC` in a program's output.
-const NO_SPACE: &str = "No space left on device";
+/// The texts of `ENOSPC` in a program's output.
+const NO_SPACE: [&str; 3] = ["No space left on device", "[Errno 28]", "(os error 28)"];
 
 /// The known facts of the disk with the failed worker's logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +21,9 @@ pub struct LogDisk {
 #[must_use]
 pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
     let disk = card.log_disk.as_ref()?;
-    Some(match is_cause(disk) {
-        true if says_so(card) => ("cause", format!("a full disk: {}", disk.full)),
+    let is_named = is_named_in(texts(card));
+    Some(match is_cause(card, disk) {
+        true if is_named => ("cause", format!("a full disk: {}", disk.full)),
         true => ("cause", format!("probably a full disk: {}", disk.full)),
         false => ("disk", disk.full.to_string()),
     })
@@ -32,22 +34,34 @@ pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
 pub fn hint(card: &FailureReport) -> Option<String> {
     let disk = card.log_disk.as_ref()?;
     let is_silent = card.report.is_none() && card.tail.is_empty();
-    (matches!(card.exit, Exit::Code(_)) && (is_cause(disk) || is_silent)).then(|| MAKE_ROOM.to_owned())
+    (matches!(card.exit, Exit::Code(_)) && (is_cause(card, disk) || is_silent)).then(|| MAKE_ROOM.to_owned())
 }
 
-/// The cause for the other nodes.
+/// The cause for the other nodes, of a worker without a report and with these last lines.
 #[must_use]
-pub fn cause_of(disk: &LogDisk) -> Option<String> {
-    is_cause(disk).then(|| format!("probably a full disk: {}", disk.full))
+pub fn cause_of(disk: &LogDisk, tail: &[String]) -> Option<String> {
+    let has_other_error = tail.iter().any(|line| is_exception(line));
+    let is_cause = may_be_cause(disk) && (!has_other_error || is_named_in(tail.iter()));
+    is_cause.then(|| format!("probably a full disk: {}", disk.full))
 }
 
-const fn is_cause(disk: &LogDisk) -> bool {
+/// A visible error of Python that names no full disk has another cause.
+fn is_cause(card: &FailureReport, disk: &LogDisk) -> bool {
+    let has_other_error = card.error_texts().next().is_some() && !is_named_in(texts(card));
+    may_be_cause(disk) && !has_other_error
+}
+
+const fn may_be_cause(disk: &LogDisk) -> bool {
     disk.is_written_by_worker && matches!(disk.full.shortage, DiskShortage::Space { .. })
 }
 
-fn says_so(card: &FailureReport) -> bool {
+fn texts(card: &FailureReport) -> impl Iterator<Item = &String> {
     let report = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
-    report.flatten().chain(&card.tail).any(|text| text.contains(NO_SPACE))
+    report.flatten().chain(&card.tail)
+}
+
+fn is_named_in<'a>(mut texts: impl Iterator<Item = &'a String>) -> bool {
+    texts.any(|text| NO_SPACE.iter().any(|words| text.contains(words)))
 }
 
 #[cfg(test)]
@@ -78,6 +92,11 @@ mod tests {
         let row = "\n  cause     probably a full disk: the log folder `/logs` has no space left (0 B free of 1.0 MiB)\n";
         assert!(render(&silent).contains(row), "{}", render(&silent));
         assert_eq!(summary::hint(&silent).as_deref(), Some(MAKE_ROOM), "and no hint at `@record`");
+        let other = "ValueError: own error".to_owned();
+        assert_eq!(cause_of(silent.log_disk.as_ref().unwrap(), std::slice::from_ref(&other)), None);
+        let other = FailureReport { tail: vec![other], ..silent.clone() };
+        assert!(render(&other).contains("\n  disk      the log folder"), "{}", render(&other));
+        assert_eq!(hint(&other), None);
         let message = "OSError: [Errno 28] No space left on device".to_owned();
         let report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
         let told = FailureReport { report, ..silent };

@@ -6,6 +6,7 @@ use rankrun_contract::rank::Rank;
 
 use crate::agent::message::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
+use crate::process::child::PeakMemory;
 use crate::process::oom::{OomEvidence, OomKills};
 use crate::reporter::summary::FailureReport;
 
@@ -26,7 +27,7 @@ pub fn end_in_words(end: &WorkerEnd, rank: Rank) -> String {
 /// The cause of a SIGKILL that the launcher did not send.
 #[must_use]
 pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
-    let peak = kill.peak.map(|peak| format!("rank {rank} had {}", memory(peak)));
+    let peak = kill.peak.map(|peak| peak_in_words(peak, rank));
     match kill.oom {
         OomEvidence::InCgroup { limit, is_certain } => {
             let limit = limit.map_or_else(
@@ -41,6 +42,11 @@ pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
             "killed by SIGKILL from outside".to_owned()
         }
     }
+}
+
+fn peak_in_words(PeakMemory { bytes, is_own }: PeakMemory, rank: Rank) -> String {
+    let or_other = if is_own { "" } else { " or a process that it started" };
+    format!("rank {rank}{or_other} had {}", memory(bytes))
 }
 
 /// Rows of a failure report: name and value.
@@ -64,7 +70,7 @@ pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
     if let Some(kill) = card.foreign_kill.filter(|kill| !is_by_kernel(kill))
         && let Some(peak) = kill.peak
     {
-        rows.push(("memory", format!("rank {} had {}", card.rank, memory(peak))));
+        rows.push(("memory", peak_in_words(peak, card.rank)));
     }
     if let Some((count, limit)) = kills_beside(card) {
         let limit = limit.map(|limit| format!(" (cgroup limit {})", memory(limit))).unwrap_or_default();
@@ -89,12 +95,15 @@ pub fn hint(card: &FailureReport) -> Option<String> {
         }
         Some(OomEvidence::Nothing) => {
             "the kernel killed nothing for lack of memory: ask the scheduler or container runtime (its log, its time and \
-             memory limits), or see which person or script sends `kill -9`"
+             memory limits), or see which person, which other script or the script itself sends `kill -9`"
         }
         Some(OomEvidence::Unknown) => {
             "the kernel's counters cannot be read here: `dmesg` says whether it killed the worker for lack of memory"
         }
-        None => of_limit(kills_beside(card).filter(|_| may_be_of_a_child(card))?.1),
+        None => {
+            let (_, limit) = kills_beside(card).filter(|_| may_be_of_a_child(card))?;
+            return Some(format!("perhaps for lack of memory: {}", of_limit(limit)));
+        }
     };
     Some(hint.to_owned())
 }
@@ -106,11 +115,34 @@ fn kills_beside(card: &FailureReport) -> Option<(u64, Option<u64>)> {
     Some((count, limit))
 }
 
-/// Whether the worker may have failed for want of a process that was killed.
+/// Words of an error that follows the loss of a process, or a lack of memory.
+const LOSS_WORDS: [&str; 7] = [
+    "Killed",
+    "killed",
+    "SIGKILL",
+    "MemoryError",
+    "Cannot allocate memory",
+    // Of `concurrent.futures` and of PyTorch's data loader.
+    "terminated abruptly",
+    "exited unexpectedly",
+];
+
+/// Whether the worker may have failed for want of a process that was killed: no visible error has another cause.
 fn may_be_of_a_child(card: &FailureReport) -> bool {
-    let reported = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
-    let names_it = |text: &String| ["Killed", "killed", "SIGKILL"].iter().any(|word| text.contains(word));
-    card.exit == Exit::Code(128 + libc::SIGKILL) || card.report.is_none() || reported.flatten().any(names_it)
+    let mut errors = card.error_texts().peekable();
+    card.exit == Exit::Code(128 + libc::SIGKILL) || errors.peek().is_none() || errors.any(names_loss)
+}
+
+fn names_loss(error: &str) -> bool {
+    LOSS_WORDS.iter().any(|word| error.contains(word)) || error.lines().any(names_exit_by_sigkill)
+}
+
+/// `returned non-zero exit status 137`, `exitcode: -9`.
+fn names_exit_by_sigkill(line: &str) -> bool {
+    let is_of_number = |letter: char| letter.is_alphanumeric() || letter == '-';
+    let mut words = line.split(|letter| !is_of_number(letter));
+    ["exit", "code", "status"].iter().any(|word| line.contains(word))
+        && words.any(|word| word == "137" || word == "-9")
 }
 
 const fn is_by_kernel(kill: &ForeignKill) -> bool {

@@ -4,10 +4,11 @@ use super::*;
 use crate::reporter::summary::tests::card;
 use crate::reporter::summary::{self, render};
 
+const PEAK: PeakMemory = PeakMemory { bytes: 398 * MIB + 1000, is_own: true };
 const LIMIT: Option<u64> = Some(400 * MIB);
 
 fn killed(oom: OomEvidence) -> FailureReport {
-    FailureReport { foreign_kill: Some(ForeignKill { oom, peak: Some(398 * MIB + 1000) }), ..card() }
+    FailureReport { foreign_kill: Some(ForeignKill { oom, peak: Some(PEAK) }), ..card() }
 }
 
 fn first_line(card: &FailureReport) -> String {
@@ -40,6 +41,15 @@ fn kernels_kill_names_the_limit_and_the_peak() {
 }
 
 #[test]
+fn peak_of_a_worker_with_children_may_be_theirs() {
+    let peak = Some(PeakMemory { is_own: false, ..PEAK });
+    let oom = OomEvidence::InCgroup { limit: LIMIT, is_certain: false };
+    let words = kill_in_words(ForeignKill { oom, peak }, rankrun_contract::rank::Rank(1));
+    let numbers = "(cgroup limit 400 MiB, rank 1 or a process that it started had 398 MiB)";
+    assert_eq!(words, format!("killed by SIGKILL, probably by the kernel: out of memory {numbers}"));
+}
+
+#[test]
 fn kill_without_evidence_is_from_outside_and_a_guess_is_a_guess() {
     let nothing = killed(OomEvidence::Nothing);
     assert_eq!(first_line(&nothing), "rank 1 failed first: killed by SIGKILL from outside");
@@ -68,7 +78,20 @@ fn kernels_kill_of_a_child_stands_beside_another_end() {
     let failed = FailureReport { exit: Exit::Code(1), oom, ..card() };
     let row = "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
     assert!(render(&failed).contains(row), "{}", render(&failed));
-    assert_eq!(hint(&failed).as_deref(), Some(RAISE_LIMIT));
+    assert_eq!(hint(&failed), Some(format!("perhaps for lack of memory: {RAISE_LIMIT}")));
+    for (line, is_advised) in [
+        ("ValueError: shapes do not match", false),
+        ("torch.OutOfMemoryError: HIP out of memory", false),
+        ("ValueError: -9 is not 137", false),
+        ("MemoryError", true),
+        ("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 137.", true),
+        ("RuntimeError: worker ended, exitcode: -9", true),
+        ("OSError: [Errno 12] Cannot allocate memory", true),
+        ("concurrent.futures.process.BrokenProcessPool: A process ended", true),
+    ] {
+        let failed = FailureReport { tail: vec!["Killed".to_owned(), line.to_owned()], ..failed.clone() };
+        assert_eq!(hint(&failed).is_some(), is_advised, "{line}");
+    }
     let report = |message: &str| {
         let message = message.to_owned();
         rankrun_contract::report::ErrorReport {

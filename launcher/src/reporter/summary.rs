@@ -15,10 +15,12 @@ use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
 
 use crate::agent::failure::FailureKind;
 use crate::agent::message::ForeignKill;
+use crate::logs::tree::ERROR_FILE;
 use crate::placement::Device;
 use crate::process::oom::OomKills;
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::NodeName;
+use crate::reporter::causes::is_exception;
 use crate::reporter::early::{self, EarlyRank};
 use crate::reporter::log_space::{self, LogDisk};
 use crate::reporter::memory::{self, kill_in_words};
@@ -62,6 +64,8 @@ pub struct FailureReport {
     pub kept: KeptOutput,
     /// The last lines of the worker's output.
     pub tail: Vec<String>,
+    /// Whether the launcher sees the worker's output.
+    pub is_output_seen: bool,
     /// The kind of program that the worker ran.
     pub program: ProgramKind,
     /// The ranks that had not joined the store when the start limit expired.
@@ -114,6 +118,15 @@ pub struct OtherEnd {
     pub rank: Rank,
     /// How the worker ended: exit code or signal.
     pub exit: Exit,
+}
+
+impl FailureReport {
+    /// The texts of the error that the worker ended with: its report, and lines of its output that name an exception.
+    pub(in crate::reporter) fn error_texts(&self) -> impl Iterator<Item = &str> {
+        let report = self.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
+        let raised = self.tail.iter().filter(|line| is_exception(line));
+        report.flatten().chain(raised).map(String::as_str)
+    }
 }
 
 /// A call stack that holds so many bytes of the message's start shows the message, in bytes.
@@ -217,10 +230,7 @@ pub fn hint(card: &FailureReport) -> Option<String> {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
     }
     if matches!(card.manner, FailureKind::NotJoined { .. }) {
-        return Some(
-            "its last lines say how far it got; slow imports or data need a longer `--start-timeout`"
-                .to_owned(),
-        );
+        return Some(not_joined_hint(card));
     }
     if !card.dead_devices.is_empty() {
         return Some(
@@ -250,14 +260,40 @@ pub fn hint(card: &FailureReport) -> Option<String> {
                 .to_owned(),
         ),
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
-        _ if card.report.is_none() && card.tail.is_empty() && card.program == ProgramKind::Python => Some(
-            "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its \
-             traceback is shown here"
-                .to_owned(),
-        ),
-        _ if card.report.is_none() && card.tail.is_empty() && card.files.is_empty() => Some(keep_hint(card)),
+        _ if card.report.is_some() || !card.tail.is_empty() => None,
+        _ if card.program == ProgramKind::Python => silent_python_hint(card),
+        _ if card.files.is_empty() => Some(keep_hint(card)),
         _ => None,
     }
+}
+
+/// The hint for a worker that was stopped since it had not joined the store.
+fn not_joined_hint(card: &FailureReport) -> String {
+    let output = if !tail_beside_report(card).is_empty() {
+        "its last lines say how far it got; "
+    } else if card.tail.is_empty() && card.report.is_none() && card.is_output_seen {
+        "it has printed nothing; "
+    } else {
+        ""
+    };
+    format!(
+        "{output}slow imports or data need a longer `--start-timeout`; a program without torch.distributed never joins"
+    )
+}
+
+/// The hint for a Python program that left no text. Python prints a traceback for all exceptions but `SystemExit`.
+fn silent_python_hint(card: &FailureReport) -> Option<String> {
+    let Exit::Code(code) = card.exit else { return None };
+    if card.files.iter().any(|file| file.ends_with(ERROR_FILE)) {
+        return None;
+    }
+    Some(if card.is_output_seen {
+        format!("it ended without a word, as `sys.exit({code})` does: print the reason to stderr before")
+    } else {
+        "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its traceback is shown \
+         here"
+            .to_owned()
+    })
 }
 
 /// The hint after a failure without a report or output.

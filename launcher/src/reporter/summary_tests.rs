@@ -24,6 +24,7 @@ pub(in crate::reporter) fn card() -> FailureReport {
         files: vec![PathBuf::from("/logs/1/stderr.log")],
         kept: KeptOutput::default(),
         tail: vec!["step 9".to_owned(), "step 10".to_owned()],
+        is_output_seen: true,
         program: ProgramKind::Any,
         not_joined: Vec::new(),
         dead_devices: Vec::new(),
@@ -121,6 +122,11 @@ fn the_first_line_says_what_our_stop_did() {
         "rank 1 failed first: it had not joined the store within 5 s and was stopped (killed by SIGKILL)"
     );
     assert!(render(&late).contains("  missing   ranks 1, 3\n"), "{}", render(&late));
+    let advice = "slow imports or data need a longer `--start-timeout`; a program without torch.distributed never joins";
+    assert_eq!(hint(&late), Some(format!("its last lines say how far it got; {advice}")));
+    let silent = FailureReport { tail: Vec::new(), ..late };
+    assert_eq!(hint(&silent), Some(format!("it has printed nothing; {advice}")));
+    assert_eq!(hint(&FailureReport { is_output_seen: false, ..silent }), Some(advice.to_owned()));
     let shell = FailureReport { exit: Exit::Code(139), ..card() };
     assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
 }
@@ -134,7 +140,17 @@ fn who_said_nothing_is_asked_to() {
         program: ProgramKind::Python,
         ..card()
     };
-    assert!(hint(&silent).is_some_and(|hint| hint.contains("record")));
+    let exits = "it ended without a word, as `sys.exit(1)` does: print the reason to stderr before";
+    assert_eq!(hint(&silent).as_deref(), Some(exits));
+    let unseen = FailureReport { is_output_seen: false, ..silent.clone() };
+    assert!(hint(&unseen).is_some_and(|hint| hint.contains("errors.record")), "its traceback goes elsewhere");
+    let killed = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
+    assert_eq!(hint(&FailureReport { exit: killed, ..silent.clone() }), None);
+    for silent in [&silent, &unseen] {
+        let files = vec![PathBuf::from("/logs/1/error.json")];
+        let left_out = FailureReport { files, ..silent.clone() };
+        assert_eq!(hint(&left_out), None, "`record` is there already");
+    }
     let any = FailureReport { program: ProgramKind::Any, ..silent };
     for (by_streams, in_folder, advised, given) in [
         (false, false, "`--tee 3 --log-dir DIR`", "explain"),

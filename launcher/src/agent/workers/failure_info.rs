@@ -13,6 +13,7 @@ use crate::agent::failure::{ErrorFileInfo, Failure, LostPeer, lost_peer_phrase};
 use crate::agent::failure_context::{self, FailureContext};
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
+use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
 use crate::rendezvous::{FailureNote, NodeName};
@@ -36,6 +37,7 @@ impl WorkerGroup {
     /// The evidence on a failure of the last generation; call after [`Self::drain`].
     pub(in crate::agent) fn evidence(&self, failure: &Failure) -> FailureContext<'_> {
         let local_rank = failure.first.local_rank;
+        let worker = WorkerId { generation: failure.generation, local_rank };
         FailureContext {
             placements: &self.placements,
             round: self.round.as_ref(),
@@ -43,7 +45,8 @@ impl WorkerGroup {
             spec: &self.spec,
             attempt: self.attempt.as_ref(),
             error_files: &self.error_files,
-            tail: self.logs.tail(WorkerId { generation: failure.generation, local_rank }),
+            tail: self.logs.tail(worker),
+            is_output_seen: self.logs.last_outputs(&[worker]) != [LastOutput::NotSeen],
             oom: self.oom_kills(),
             log_disk: self.log_disk_of(local_rank),
         }
@@ -84,7 +87,11 @@ impl WorkerGroup {
         let round = self.round.as_ref()?;
         let seat = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
-        let of_disk = || self.log_disk_of(end.local_rank).as_ref().and_then(log_space::cause_of);
+        let worker = WorkerId { generation: self.generation, local_rank: end.local_rank };
+        let of_disk = || {
+            let disk = self.log_disk_of(end.local_rank)?;
+            log_space::cause_of(&disk, &self.logs.tail_at_its_end(worker, LAST_LINES))
+        };
         let message = file.and_then(|file| short(&file.report.message)).or_else(of_disk);
         let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote {

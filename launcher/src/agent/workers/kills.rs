@@ -1,22 +1,28 @@
 //! Workers that ended by a SIGKILL that the launcher did not send: whether the kernel's OOM killer sent it.
+#![expect(clippy::disallowed_methods, reason = "the age of a kill is read from the clock")]
 
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use super::WorkerGroup;
 use crate::agent::message::{ForeignKill, WorkerEnd};
 use crate::process::Exit;
 use crate::process::child::WorkerExit;
-use crate::process::oom::{OomEvidence, OomKills};
+use crate::process::oom::{OomEvidence, OomKills, SigkillDeaths};
 
 impl WorkerGroup {
-    /// What is known of a foreign SIGKILL, for each of the workers that were reaped together. Reads the
-    /// kernel's counters only if there is such a worker.
-    pub(in crate::agent) fn foreign_kills(&mut self, exits: &[WorkerExit]) -> Vec<Option<ForeignKill>> {
-        let deaths = exits.iter().filter(|exit| is_foreign_kill(exit)).count();
-        if deaths == 0 {
+    /// What is known of a foreign SIGKILL, for each of the workers that were reaped together with orphans that died
+    /// by SIGKILL. Reads the kernel's counters only if there is such a process.
+    pub(in crate::agent) fn foreign_kills(
+        &mut self,
+        exits: &[WorkerExit],
+        orphans: u64,
+    ) -> Vec<Option<ForeignKill>> {
+        let workers: Vec<_> =
+            exits.iter().filter(|exit| is_foreign_kill(exit)).map(|exit| exit.peak).collect();
+        if workers.is_empty() && orphans == 0 {
             return vec![None; exits.len()];
         }
-        let oom = self.oom.explain(deaths as u64);
+        let oom = self.oom.explain(&SigkillDeaths { workers, orphans }, Instant::now());
         exits
             .iter()
             .map(|exit| is_foreign_kill(exit).then_some(ForeignKill { oom, peak: exit.peak }))
@@ -34,6 +40,11 @@ impl WorkerGroup {
             testimony: self.testimony(exit),
             foreign_kill: is_foreign_kill(exit).then_some(kill),
         }
+    }
+
+    /// Notes which OOM kills are too old to be of a worker that is found dead later.
+    pub(in crate::agent) fn look_at_oom_kills(&mut self, now: Instant) {
+        self.oom.look(now);
     }
 
     /// What the OOM killer has killed since the workers were started.

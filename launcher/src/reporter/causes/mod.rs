@@ -10,6 +10,8 @@ mod python;
 mod text;
 mod torch;
 
+pub use text::is_exception;
+
 #[cfg(test)]
 mod tests;
 

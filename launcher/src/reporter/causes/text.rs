@@ -3,6 +3,8 @@
 use super::Clues;
 
 /// A longer name is cut in a hint, in characters.
+/// The ends of the names of exceptions.
+const EXCEPTION_ENDS: [&str; 5] = ["Error", "Exception", "Exit", "Interrupt", "BrokenProcessPool"];
 const LONGEST: usize = 200;
 
 impl<'a> Clues<'a> {
@@ -75,12 +77,12 @@ fn without_rank(line: &str) -> &str {
 }
 
 /// Whether a line is the last one of a traceback: `torch.distributed.DistNetworkError: …`.
-fn is_exception(line: &str) -> bool {
+pub fn is_exception(line: &str) -> bool {
     let name = line.split(':').next().unwrap_or_default();
     let is_name =
         |part: &str| !part.is_empty() && part.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
     let last = name.rsplit('.').next().unwrap_or_default();
-    name.split('.').all(is_name) && ["Error", "Exception", "Exit"].iter().any(|end| last.ends_with(end))
+    name.split('.').all(is_name) && EXCEPTION_ENDS.iter().any(|end| last.ends_with(end))
 }
 
 /// The text between two others: the shortest, from the first place where it begins.
