@@ -33,6 +33,9 @@ pub enum Unreached {
     /// No packet comes back before the connection times out.
     #[error("no answer to any connection request: the machine is down, or a firewall drops the packets")]
     NoAnswer,
+    /// The time was over before the first try had a result.
+    #[error("the first try had not ended: the cause is not known")]
+    FirstTryRuns,
     /// This machine or a router has no route.
     #[error("no way leads there ({system}): the machine is down, or this is not its address")]
     NoRoute {
@@ -140,6 +143,9 @@ impl Unreached {
             Self::NothingListens => {
                 "start the launcher on the node that hosts the store (node rank 0, or the one that the endpoint names), with \
                  the same port; a launcher with the endpoint `localhost` lets no other machine in"
+            }
+            Self::FirstTryRuns => {
+                "a longer time tells the cause: `--join-timeout TIME` (for torchrun's name: `--rdzv-conf join_timeout=SECONDS`)"
             }
             Self::NoAnswer => "is that machine up, and does its firewall let this port in?",
             Self::NoRoute { .. } | Self::Other(_) => {

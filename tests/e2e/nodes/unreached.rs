@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use harness::{Fleet, Gate, Job, Launch, Name, Refusal, Scratch, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, Refusal, Scratch, free_port, only_ours};
 
 use super::{ENDPOINT, c10d, fixed, succeed};
 
@@ -161,8 +161,7 @@ fn closed_port_is_said_and_host_that_comes_later_is_found() {
     let host_of_c10d: Client = |port| client_of_c10d(port).args(["--rdzv-conf", "is_host=1"]);
     let host_of_static: Client = |port| static_node(port, 0);
     for ((client, _), host) in MEETINGS.into_iter().zip([host_of_c10d, host_of_static]) {
-        // The listener is gone, and the kernel does not reuse its port for a while.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|one| one.local_addr()).expect("a port").port();
+        let port = free_port();
         let first = client(port).args(["--join-timeout", "60s"]).worker(["seat", "sum"]).start();
         let line = first.line("waiting for the rendezvous store at ");
         assert!(line.contains("nothing listens there yet; ") && line.contains("s left"), "{line}");
@@ -174,6 +173,21 @@ fn closed_port_is_said_and_host_that_comes_later_is_found() {
             "nothing listens there",
             "start the launcher on the node that hosts the store",
         );
+    }
+}
+
+/// The machine may be too busy for a first try in half a second.
+#[test]
+fn short_join_timeout_on_closed_port_blames_no_firewall() {
+    if !only_ours() {
+        return;
+    }
+    for (client, _) in MEETINGS {
+        let outcome = client(free_port()).args(["--join-timeout", "0.5"]).worker(["seat"]).run();
+        outcome.exits(1).complains("` within 500ms\n").never_says("firewall");
+        let error = outcome.err();
+        let causes = ["nothing listens there\n", "the first try had not ended"];
+        assert!(causes.iter().any(|cause| error.contains(cause)) && error.contains("hint: "), "{error}");
     }
 }
 

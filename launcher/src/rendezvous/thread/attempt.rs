@@ -28,12 +28,13 @@ pub(super) struct Attempts {
     limit: Duration,
     longest: Duration,
     round_trip: Duration,
+    has_result: bool,
 }
 
 impl Attempts {
     pub(super) fn new(lease: Duration) -> Self {
         let longest = lease.clamp(LONGEST.0, LONGEST.1);
-        Self { running: None, limit: FIRST, longest, round_trip: Duration::ZERO }
+        Self { running: None, limit: FIRST, longest, round_trip: Duration::ZERO, has_result: false }
     }
 
     /// The round trip to the store, as the newest connection has measured it; zero before the first.
@@ -43,6 +44,13 @@ impl Attempts {
 
     pub(super) const fn is_running(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// The first try ends before the time that is `left`: its result is the reason that the user reads.
+    pub(super) fn fit_first_try(&mut self, left: Duration) {
+        if !self.has_result {
+            self.limit = self.limit.min(left / 2);
+        }
     }
 
     /// Begins a try. Where `asks`, a program that accepts the connection in silence is asked what it is.
@@ -76,6 +84,7 @@ impl Attempts {
             Ok(outcome) => outcome,
         };
         self.running = None;
+        self.has_result = true;
         if let Ok(backend) = &outcome {
             self.round_trip = backend.round_trip();
         }
@@ -115,6 +124,18 @@ mod tests {
         assert_eq!(after(None, 1), seconds(1));
         assert_eq!([after(None, 700), after(Some(false), 2_000)], [2_800, 8_000].map(Duration::from_millis));
         assert_eq!(after(Some(true), 2_000), seconds(8), "the path is longer than any limit");
+    }
+
+    #[test]
+    fn first_try_takes_half_of_a_short_time() {
+        let mut attempts = Attempts::new(Duration::from_secs(8));
+        attempts.fit_first_try(Duration::from_secs(600));
+        assert_eq!(attempts.limit, FIRST);
+        attempts.fit_first_try(Duration::from_millis(500));
+        assert_eq!(attempts.limit, Duration::from_millis(250));
+        (attempts.limit, attempts.has_result) = (FIRST, true);
+        attempts.fit_first_try(Duration::from_millis(500));
+        assert_eq!(attempts.limit, FIRST, "a later try takes its time");
     }
 
     #[test]

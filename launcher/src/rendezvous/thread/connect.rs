@@ -228,6 +228,10 @@ impl Driver {
         if !self.bond.attempts.is_running() {
             let (addresses, settings) = (self.addresses(now)?, self.client_settings());
             let asks = self.bond.identity.is_none();
+            if asks {
+                let waited = now.saturating_duration_since(self.bond.since);
+                self.bond.attempts.fit_first_try(self.plan.times.connect.saturating_sub(waited));
+            }
             let begun = self.bond.attempts.begin(addresses, settings, self.plan.keys.clone(), asks);
             begun.map_err(Failure::Store)?;
         }

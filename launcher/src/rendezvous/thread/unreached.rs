@@ -78,7 +78,8 @@ impl Driver {
             _ if has_joined && self.bond.is_refused() => {
                 // Nobody else has the store either: there is nothing to come back to.
                 let seen = self.fencepost.acknowledged().unwrap_or(since);
-                return (now >= seen + self.refused_after()).then(|| self.lost(endpoint, waited));
+                return (now >= seen + self.refused_after())
+                    .then(|| self.lost(endpoint, shown_wait(waited, waited)));
             }
             _ if has_joined && matches!(self.begun, Begun::Mixed(_)) => times.read,
             Phase::Joining(joining) if has_joined => {
@@ -87,11 +88,10 @@ impl Driver {
             _ if has_joined => longest_silence(times),
             _ => times.connect,
         };
-        (waited >= limit).then(|| self.lost(endpoint, waited))
+        (waited >= limit).then(|| self.lost(endpoint, shown_wait(waited, limit)))
     }
 
     fn lost(&mut self, endpoint: String, waited: Duration) -> RendezvousError {
-        let waited = Duration::from_secs(waited.as_secs().max(1));
         let has_joined = self.bond.identity.is_some();
         let (unreached, has_master_port) = (self.unreached(), self.plan.fixed.is_some());
         match self.bond.failure.take() {
@@ -100,12 +100,20 @@ impl Driver {
                 RendezvousError::NoSuchHost { host, named_by, waited, source }
             }
             Some(Failure::Store(source)) if has_joined => RendezvousError::StoreLost { endpoint, source },
-            // Without a failure the first try has not ended.
             Some(Failure::Store(_)) | None => {
-                let source = Box::new(unreached.unwrap_or(Unreached::NoAnswer));
+                let source = Box::new(unreached.unwrap_or(Unreached::FirstTryRuns));
                 RendezvousError::Unreachable { endpoint, waited, has_master_port, source }
             }
         }
+    }
+}
+
+/// The time that an error names: the limit where it was kept, which may be a fraction of a second.
+fn shown_wait(waited: Duration, limit: Duration) -> Duration {
+    if waited < limit + Duration::from_secs(1) && limit < Duration::from_secs(10) {
+        Duration::from_millis(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX))
+    } else {
+        Duration::from_secs(waited.as_secs())
     }
 }
 
@@ -117,6 +125,15 @@ fn longest_silence(times: &RoundTimes) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_names_the_time_that_was_given() {
+        let millis = Duration::from_millis;
+        let shown =
+            |waited, limit| humantime::format_duration(shown_wait(millis(waited), millis(limit))).to_string();
+        assert_eq!([shown(600, 500), shown(1_600, 1_500)], ["500ms", "1s 500ms"]);
+        assert_eq!([shown(3_150, 3_000), shown(2_700, 500), shown(60_100, 60_000)], ["3s", "2s", "1m"]);
+    }
 
     #[test]
     fn a_store_that_is_away_is_not_waited_for_as_long_as_for_nodes() {
