@@ -166,12 +166,10 @@ pub fn hint(note: &FailureNote) -> String {
     let node = note.node();
     let words = if note.is_of_lost_node() {
         format!("see whether {node} is up, and what its launcher said last")
-    } else if note.is_of_failed_launcher() {
-        format!("the launcher on {node} says more")
-    } else if note.why_node_ended_job().is_some() {
+    } else if note.why_node_ended_job().is_some() && !note.is_of_failed_launcher() {
         format!("{node} hosts the rendezvous store, and no node goes on without it")
     } else {
-        format!("the launcher on {node} shows its last lines and where its logs are")
+        format!("the launcher on {node} says more")
     };
     plain(&words)
 }
@@ -337,6 +335,7 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
             FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot".to_owned());
         assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
         assert_eq!(hint(&failed), "the launcher on node 1 (th2) says more");
+        assert_eq!(hint(&note()), "the launcher on node 1 (th2, 10.0.0.2) says more", "it may keep no log");
         let left =
             MembershipChange::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
         assert_eq!(changed(&left), "th3 has left: SIGTERM");
