@@ -1,6 +1,6 @@
 //! Entrypoints that are no program of this machine: the message names what they are, and the way out.
 
-use harness::{Launch, Name, Outcome, Scratch, only_ours, python};
+use harness::{Launch, Name, Outcome, Scratch, namespaces, only_ours, python};
 
 fn run(scratch: &Scratch, args: &[&str]) -> Outcome {
     let launch = Launch::new(Name::Rankrun).env("PYTHON_EXEC", python());
@@ -189,7 +189,27 @@ fn python_of_another_processor_is_named() {
 #[test]
 fn program_that_is_cut_off_is_called_damaged_and_no_script() {
     let scratch = Scratch::new();
-    let whole = std::fs::read(std::env::current_exe().expect("this test has a path")).expect("it can be read");
-    std::fs::write(scratch.file("cut", "", 0o755), &whole[..100]).expect("it can be written");
+    let whole =
+        std::fs::read(std::env::current_exe().expect("this test has a path")).expect("it can be read");
+    let _ = scratch.binary("cut", &whole[..100], 0o755);
     refused(&scratch, &["--no-python", "./cut"], "it is damaged or cut off", "copy or build it again");
+}
+
+#[test]
+fn program_on_a_noexec_mount_is_told_of_the_mount() {
+    if !namespaces() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let folder = scratch.folder("data", 0o755);
+    let mount = "mount -t tmpfs -o noexec none \"$1\" && cp /bin/true \"$1\" && shift && exec \"$@\"";
+    let spaces = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh", &folder];
+    let program = format!("{folder}/true");
+    for args in [&["--no-python", &*program][..], &[&*program]] {
+        let outcome = Launch::new(Name::Rankrun).under(spaces).args(args.iter().copied()).run();
+        outcome.complains("mounted with `noexec`").complains("hint: copy it to").never_says("chmod");
+    }
+    let launch = Launch::standalone(Name::Rankrun, 1).under(spaces);
+    let outcome = launch.shell(&format!("exec {program}")).run();
+    outcome.exits(126).complains("mounted with `noexec`: copy it").never_says("chmod");
 }

@@ -143,7 +143,7 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
             let executable = facts.is_executable(here);
             let elf = first_bytes.starts_with(b"\x7fELF");
             if elf && !executable {
-                let problem = EntrypointProblem::NotExecutable { path: here.to_owned() };
+                let problem = EntrypointProblem::of_refused_file(here.to_owned());
                 return Err(refused(typed, problem));
             }
             // With a slash, so that `execvp` does not look it up in PATH.

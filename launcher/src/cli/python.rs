@@ -101,14 +101,14 @@ pub(crate) fn find_program(name: &OsStr, facts: &Facts) -> Result<PathBuf, Entry
             }
             FileKind::Directory => Err(EntrypointProblem::Directory),
             _ if facts.is_executable(&path) => Ok(path),
-            _ => Err(EntrypointProblem::NotExecutable { path }),
+            _ => Err(EntrypointProblem::of_refused_file(path)),
         };
     }
     let looked = facts.search_path();
     facts.find_in_path(name).ok_or_else(|| {
         let mut files = looked.iter().map(|folder| folder.join(name));
         match files.find(|file| facts.world().kind(file) == FileKind::File) {
-            Some(path) => EntrypointProblem::NotExecutable { path },
+            Some(path) => EntrypointProblem::of_refused_file(path),
             None => EntrypointProblem::NotInPath { folders: looked.len(), script: None },
         }
     })

@@ -293,6 +293,11 @@ pub enum EntrypointProblem {
     Notebook,
     /// A script that we may not read.
     NotReadable,
+    /// A program on a file system where none may run.
+    NoExecMount {
+        /// The file.
+        path: PathBuf,
+    },
     /// A program that we may not run.
     NotExecutable {
         /// Where it is.
@@ -300,6 +305,16 @@ pub enum EntrypointProblem {
     },
     /// A script that neither the kernel nor Python can run.
     OtherLanguage(OtherLanguage),
+}
+
+impl EntrypointProblem {
+    /// The reason that a file which is there cannot be run.
+    pub(crate) fn of_refused_file(path: PathBuf) -> Self {
+        match is_on_noexec_mount(&path) {
+            true => Self::NoExecMount { path },
+            false => Self::NotExecutable { path },
+        }
+    }
 }
 
 impl fmt::Display for EntrypointProblem {
@@ -320,6 +335,9 @@ impl fmt::Display for EntrypointProblem {
             Self::Directory => f.write_str("is a folder"),
             Self::Notebook => f.write_str("is a notebook, which Python cannot run"),
             Self::NotReadable => f.write_str("cannot be read: permission denied"),
+            Self::NoExecMount { path } => {
+                write!(f, "cannot run: its file system is mounted with `noexec` (`{}`)", path.display())
+            }
             Self::NotExecutable { path } => write!(f, "has no run permission (`{}`)", path.display()),
             Self::OtherLanguage(other) => other.fmt(f),
         }
@@ -474,11 +492,10 @@ fn entrypoint_hint(name: &str, problem: &EntrypointProblem) -> Option<String> {
         }
         EntrypointProblem::NotExecutable { path } => Some(if is_python(path) {
             "drop `--no-python`: Python then runs it".to_owned()
-        } else if is_on_noexec_mount(path) {
-            format!("its file system is mounted with `noexec`: {}", noexec_hint())
         } else {
             format!("chmod +x {}", path.display())
         }),
+        EntrypointProblem::NoExecMount { .. } => Some(noexec_hint().to_owned()),
         EntrypointProblem::Notebook => {
             Some(format!("make a script of it: `jupyter nbconvert --to script {name}`"))
         }

@@ -114,6 +114,7 @@ fn is_of_shell(start: &str) -> bool {
         let name = path.rsplit('/').next().unwrap_or_default();
         ["sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"].contains(&name.trim_start_matches('-'))
     };
+    let start = start.strip_suffix(": exec").unwrap_or(start);
     match start.rsplit_once(':') {
         Some((name, place)) => !name.is_empty() && is_place(place.trim_start()),
         None => is_shell(start),
@@ -125,7 +126,7 @@ fn missing_command(line: &str) -> Option<&str> {
     if let Some((start, name)) = line.split_once(": command not found: ") {
         return Some(name).filter(|_| is_of_shell(start));
     }
-    for text in [": command not found", ": not found"].into_iter().filter(|text| line.ends_with(text)) {
+    if let Some(text) = [": command not found", ": not found"].into_iter().find(|text| line.ends_with(text)) {
         return command_of_shell(line, text);
     }
     let said = line.strip_suffix(": No such file or directory")?;

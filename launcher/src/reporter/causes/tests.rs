@@ -314,6 +314,8 @@ fn command_that_a_shell_could_not_run_is_named() {
     for line in [
         "bash: line 1: trainer: command not found",
         "sh: 1: trainer: not found",
+        "sh: 1: exec: trainer: not found",
+        "/bin/sh: trainer: not found",
         "zsh:1: command not found: trainer",
         "/usr/bin/env: 'trainer': No such file or directory",
         "env: ‘trainer’: No such file or directory",
