@@ -58,6 +58,19 @@ fn the_workers_are_warned_before_and_may_end_well() {
     }
 }
 
+#[test]
+fn time_limit_after_a_warning_advises_no_warning() {
+    if !only_ours() {
+        return;
+    }
+    for options in [&[][..], &["--warn-signal", "USR1@0.5"]] {
+        let launch = limited(Name::Rankrun, 1, "1").args(options.iter().copied());
+        let outcome = launch.worker(["catch=SIGUSR1", "forever"]).run();
+        outcome.exits(124).complains("hint: give it more with `--time-limit`");
+        assert_eq!(outcome.err().contains("with `--warn-signal"), options.is_empty(), "{outcome}");
+    }
+}
+
 /// With Slurm's own signal, as in `--signal=TERM@60`.
 #[test]
 fn who_ends_by_the_warning_is_not_started_again() {

@@ -45,6 +45,38 @@ fn ours_names_the_first_failure_not_its_victims() {
 }
 
 #[test]
+fn silent_python_exit_gets_no_hint_at_record() {
+    if !only_ours() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let script = scratch.file("quits.py", "import sys\nsys.exit(3)\n", 0o644);
+    let outcome = Launch::standalone(Name::Rankrun, 1).args([script]).run();
+    outcome.exits(3).never_says("errors.record");
+    outcome.complains(
+        "hint: it ended without a word, as `sys.exit(3)` does: print the reason to stderr before\n",
+    );
+}
+
+#[test]
+fn error_file_that_is_left_out_gets_no_hint_at_record() {
+    if only_ours() {
+        let outcome = Launch::standalone(Name::Rankrun, 1).worker(["error-file={", "exit=9"]).run();
+        outcome.exits(9).complains("/0/error.json` is left out").never_says("hint: ");
+    }
+}
+
+#[test]
+fn start_timeout_of_a_silent_worker_names_no_last_lines() {
+    if only_ours() {
+        let launch = Launch::standalone(Name::Rankrun, 1).args(["--start-timeout", "0.5"]);
+        let outcome = launch.worker(["forever"]).run();
+        outcome.exits(1).complains("hint: it has printed nothing; slow imports").never_says("its last lines");
+        outcome.complains("; a program without torch.distributed never joins\n");
+    }
+}
+
+#[test]
 fn a_restart_is_told_with_its_reason() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]);
     let outcome = launch.worker(["rank1:life<1:exit=4", "life<1:forever"]).run();

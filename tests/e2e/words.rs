@@ -173,8 +173,10 @@ fn hint_of_a_silent_failure_advises_no_option_that_is_given() {
         (vec!["--log-dir", &*logs], "`--tee 3`"),
         (vec!["--tee", "3", "--log-dir", "/dev/null"], "`--log-dir`"),
     ] {
-        let outcome =
-            Launch::standalone(Name::Rankrun, 1).args(options.iter().copied()).shell("exit 3").run();
+        let outcome = Launch::standalone(Name::Rankrun, 2)
+            .args(["--local-ranks-filter", "0"])
+            .args(options.iter().copied());
+        let outcome = outcome.shell("[ $$RANK = 0 ] && exec sleep 1000; exit 3").run();
         let text = outcome.err();
         let hint = text.lines().find(|line| line.starts_with("hint: ")).unwrap_or_default();
         assert!(hint.contains(advised), "{options:?}: {outcome}");

@@ -186,6 +186,19 @@ fn child_faults(stat: &str) -> Option<u64> {
     Some(minor.parse::<u64>().ok()?.saturating_add(major.parse().ok()?))
 }
 
+#[cfg(test)]
+mod fault_tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_children_stand_behind_any_name() {
+        let stat = "7 (a) S 1) Z 1 2 3 4 5 6 90 11 80 22 0 0";
+        assert_eq!(child_faults(stat), Some(33));
+        assert_eq!(child_faults("7 (a) Z 1 2 3"), None);
+        assert_eq!(child_faults(""), None);
+    }
+}
+
 /// The result of one non-blocking `wait`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaped {

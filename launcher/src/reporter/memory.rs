@@ -134,6 +134,8 @@ fn may_be_of_a_child(card: &FailureReport) -> bool {
 }
 
 fn names_loss(error: &str) -> bool {
+    // PyTorch's is about a device's memory.
+    let error = error.replace("OutOfMemoryError", "");
     LOSS_WORDS.iter().any(|word| error.contains(word)) || error.lines().any(names_exit_by_sigkill)
 }
 

@@ -87,7 +87,7 @@ fn kernels_kill_of_a_child_stands_beside_another_end() {
         ("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 137.", true),
         ("RuntimeError: worker ended, exitcode: -9", true),
         ("OSError: [Errno 12] Cannot allocate memory", true),
-        ("concurrent.futures.process.BrokenProcessPool: A process ended", true),
+        ("concurrent.futures.process.BrokenProcessPool: A process in the pool was terminated abruptly", true),
     ] {
         let failed = FailureReport { tail: vec!["Killed".to_owned(), line.to_owned()], ..failed.clone() };
         assert_eq!(hint(&failed).is_some(), is_advised, "{line}");

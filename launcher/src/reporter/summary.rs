@@ -261,9 +261,7 @@ pub fn hint(card: &FailureReport) -> Option<String> {
         ),
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
         _ if card.report.is_some() || !card.tail.is_empty() => None,
-        _ if card.program == ProgramKind::Python => silent_python_hint(card),
-        _ if card.files.is_empty() => Some(keep_hint(card)),
-        _ => None,
+        _ => silent_hint(card),
     }
 }
 
@@ -281,22 +279,27 @@ fn not_joined_hint(card: &FailureReport) -> String {
     )
 }
 
-/// The hint for a Python program that left no text. Python prints a traceback for all exceptions but `SystemExit`.
-fn silent_python_hint(card: &FailureReport) -> Option<String> {
-    let Exit::Code(code) = card.exit else { return None };
-    if card.files.iter().any(|file| file.ends_with(ERROR_FILE)) {
-        return None;
+/// The hint for a worker that left no text. Python prints a traceback for all exceptions but `SystemExit`, for which
+/// `record` writes no error file either.
+fn silent_hint(card: &FailureReport) -> Option<String> {
+    let is_python = card.program == ProgramKind::Python;
+    let has_error_file = card.files.iter().any(|file| file.ends_with(ERROR_FILE));
+    match card.exit {
+        _ if has_error_file => None,
+        Exit::Code(code) if card.is_output_seen => {
+            let example = if is_python { format!("sys.exit({code})") } else { format!("exit {code}") };
+            Some(format!("it ended without a word, as `{example}` does: print the reason to stderr before"))
+        }
+        Exit::Code(_) if is_python => Some(
+            "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its traceback is \
+             shown here"
+                .to_owned(),
+        ),
+        _ => (!card.is_output_seen && card.files.is_empty()).then(|| keep_hint(card)),
     }
-    Some(if card.is_output_seen {
-        format!("it ended without a word, as `sys.exit({code})` does: print the reason to stderr before")
-    } else {
-        "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its traceback is shown \
-         here"
-            .to_owned()
-    })
 }
 
-/// The hint after a failure without a report or output.
+/// The hint after a failure without a report, and with output that the launcher did not see.
 fn keep_hint(card: &FailureReport) -> String {
     match (card.kept.by_streams, card.kept.in_folder) {
         (false, false) => "run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned(),

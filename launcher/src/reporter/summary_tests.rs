@@ -152,6 +152,9 @@ fn who_said_nothing_is_asked_to() {
         assert_eq!(hint(&left_out), None, "`record` is there already");
     }
     let any = FailureReport { program: ProgramKind::Any, ..silent };
+    let exits = "it ended without a word, as `exit 1` does: print the reason to stderr before";
+    assert_eq!(hint(&any).as_deref(), Some(exits));
+    let any = FailureReport { is_output_seen: false, ..any };
     for (by_streams, in_folder, advised, given) in [
         (false, false, "`--tee 3 --log-dir DIR`", "explain"),
         (false, true, "`--tee 3`", "--log-dir"),
