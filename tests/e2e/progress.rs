@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use harness::{Gate, Launch, Name, Scratch, Size, only_ours};
 use nix::sys::signal::Signal;
@@ -132,7 +134,7 @@ fn one_worker_keeps_its_terminal_byte_for_byte() {
 
 #[test]
 fn terminal_without_cursor_movement_gets_lines_alone() {
-    let steps = ["write=\r10% of {rank}", "write=\r20% of {rank}", "write=\r100% of {rank}\n"];
+    let steps = ["write=\r10% of {rank}\r20% of {rank}\r100% of {rank}\n"];
     let launch = Launch::standalone(Name::Rankrun, 2).env("TERM", "dumb").terminal_of(SIZE);
     let outcome = launch.worker(steps).run();
     outcome.exits(0);
@@ -144,36 +146,31 @@ fn terminal_without_cursor_movement_gets_lines_alone() {
 
 #[test]
 fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
-    if !only_ours() {
-        return;
-    }
-    for name in Name::both() {
-        let scratch = Scratch::new();
-        let logs = scratch.folder("logs", 0o777);
-        let pictures: String = (0..=100).map(|step| format!("\r{step}% of {{rank}}")).collect();
-        let steps = [format!("write={pictures}\n"), "print=the end of {rank}".to_owned()];
-        let launch = Launch::standalone(*name, 2).args(["--tee", "3", "--log-dir", &logs]);
-        let outcome = launch.worker(steps).run();
-        outcome.exits(0);
-        let mut lines = outcome.out_lines();
-        lines.sort_unstable();
-        let expected = [
-            "[default0]:100% of 0",
-            "[default0]:the end of 0",
-            "[default1]:100% of 1",
-            "[default1]:the end of 1",
-        ];
-        assert_eq!(lines, expected, "{outcome}");
-        let run = fs::read_dir(&logs)
-            .expect("the folder is there")
-            .next()
-            .expect("a run has logged")
-            .expect("its name");
-        for rank in 0..2 {
-            let written = format!("{}\nthe end of {rank}\n", pictures.replace("{rank}", &rank.to_string()));
-            let file: &Path = &run.path().join(format!("attempt_0/{rank}/stdout.log"));
-            assert_eq!(fs::read_to_string(file).expect("the file is there"), written);
-        }
+    let scratch = Scratch::new();
+    let logs = scratch.folder("logs", 0o777);
+    let pictures: String = (0..=100).map(|step| format!("\r{step}% of {{rank}}")).collect();
+    let steps = [format!("write={pictures}\n"), "print=the end of {rank}".to_owned()];
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3", "--log-dir", &logs]);
+    let outcome = launch.worker(steps).run();
+    outcome.exits(0);
+    let mut lines = outcome.out_lines();
+    lines.sort_unstable();
+    let expected = [
+        "[default0]:100% of 0",
+        "[default0]:the end of 0",
+        "[default1]:100% of 1",
+        "[default1]:the end of 1",
+    ];
+    assert_eq!(lines, expected, "{outcome}");
+    let run = fs::read_dir(&logs)
+        .expect("the folder is there")
+        .next()
+        .expect("a run has logged")
+        .expect("its name");
+    for rank in 0..2 {
+        let written = format!("{}\nthe end of {rank}\n", pictures.replace("{rank}", &rank.to_string()));
+        let file: &Path = &run.path().join(format!("attempt_0/{rank}/stdout.log"));
+        assert_eq!(fs::read_to_string(file).expect("the file is there"), written);
     }
 }
 
@@ -181,4 +178,62 @@ fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
 fn bar_in_a_pipe_without_tee_keeps_every_byte() {
     let outcome = Launch::standalone(Name::Rankrun, 1).worker(["write=\r10%\r20%\x08\n"]).run();
     assert_eq!(outcome.exits(0).out(), "\r10%\r20%\x08\n");
+}
+
+/// torchrun prints them all; a carriage return begins a new line there.
+#[test]
+fn teed_control_characters_are_kept_except_in_rewritten_lines() {
+    if !only_ours() {
+        return;
+    }
+    let text = "B\x08BO\x08O\n\x1b[2Jx\nfoo\rbar\nB\x08B\n\x1b[2Jy\n";
+    let start = "[default0]:B\x08BO\x08O\n[default0]:\x1b[2Jx\n[default0]:";
+    let end = "bar\n[default0]:B\x08B\n[default0]:\x1b[2Jy\n";
+    for (name, before) in [(Name::Torchrun, "foo\r"), (Name::Rankrun, "")] {
+        let launch = Launch::standalone(name, 1).args(["--tee", "3"]);
+        let outcome = launch.worker([format!("write={text}")]).run();
+        assert_eq!(outcome.exits(0).out(), format!("{start}{before}{end}"));
+    }
+}
+
+#[test]
+fn rewritten_line_that_stands_in_a_pipe_is_one_picture() {
+    let gate = Gate::closed();
+    let steps = ["write=Loading {rank}...\r", &gate.step(), "write=\nok {rank}\n"];
+    let job = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3"]).worker(steps).start();
+    job.lines("Loading", 2);
+    gate.open(2);
+    let outcome = job.wait();
+    outcome.exits(0);
+    let mut lines = outcome.out_lines();
+    lines.sort_unstable();
+    let expected =
+        ["[default0]:Loading 0...", "[default0]:ok 0", "[default1]:Loading 1...", "[default1]:ok 1"];
+    assert_eq!(lines, expected, "{outcome}");
+}
+
+#[test]
+fn bar_beside_a_prompt_waits_for_the_answer() {
+    let scratch = Scratch::new();
+    let (drawn, answered) = (scratch.at("drawn"), scratch.at("answered"));
+    let script = format!(
+        "if [ $$LOCAL_RANK = 0 ]; then printf 'name? '; read -r name; echo \"thanks $$name\"; touch {answered}; \
+         else for step in $$(seq 25); do printf '\\r%s%%' $$step; sleep 0.1; done; touch {drawn}; \
+         until [ -e {answered} ]; do sleep 0.05; done; printf '\\r100%%\\n'; fi"
+    );
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "0"]).terminal_of(SIZE);
+    let mut job = launch.shell(&script).start();
+    job.text("name? ");
+    while !Path::new(&drawn).exists() {
+        assert!(job.elapsed() < Duration::from_secs(60), "rank 1 does not come to its end");
+        thread::sleep(Duration::from_millis(20));
+    }
+    job.type_text("Ann\n");
+    let outcome = job.wait();
+    outcome.exits(0);
+    let out = outcome.out();
+    let (_, rest) = out.split_once("name? ").expect("the prompt");
+    let (between, _) = rest.split_once("thanks Ann").expect("the answer");
+    assert!(!between.contains('%'), "{between:?}");
+    assert!(outcome.out().contains("[default1]:100%"), "the bar goes on: {outcome}");
 }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -32,7 +33,7 @@ use crate::agent::message::{Input, JobEnd};
 use crate::agent::reassign::DeviceAssignment;
 use crate::error::{LaunchError, SpawnError};
 use crate::facts::short_hostname;
-use crate::logs::route::{StreamOwner, routes};
+use crate::logs::route::{Routes, StreamOwner, routes};
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
@@ -286,7 +287,10 @@ impl WorkerGroup {
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
-        let routes = routes(&self.spec.logs, speaker, folder.as_deref());
+        let reads_terminal =
+            self.spec.stdin == StdinPolicy::Only(local_rank) && std::io::stdin().is_terminal();
+        let routes =
+            Routes { can_prompt: reads_terminal, ..routes(&self.spec.logs, speaker, folder.as_deref()) };
         let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {
             stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),

@@ -22,7 +22,7 @@ use filter::{Filter, LinePicker};
 pub use latch::Drained;
 use latch::{Completion, latch};
 use pump::{PumpCommand, PumpHandle};
-use route::{Route, Routes};
+use route::{Route, Routes, RowLabel};
 use source::{LogFile, StreamSource};
 use tail::Tail;
 use tree::Attempt;
@@ -232,9 +232,8 @@ impl Logs {
             Route::Inherit | Route::Capture { .. } => None,
         };
         let captured = Arc::new(Mutex::new(Tail::default()));
-        let label = routes.label.as_deref();
-        let stdout = self.open_stream(worker, (OutputStream::Stdout, &routes.stdout, label), &captured)?;
-        let stderr = self.open_stream(worker, (OutputStream::Stderr, &routes.stderr, label), &captured)?;
+        let stdout = self.open_stream(worker, OutputStream::Stdout, routes, &captured)?;
+        let stderr = self.open_stream(worker, OutputStream::Stderr, routes, &captured)?;
         let is_captured = stdout.source.is_some() || stderr.source.is_some();
         for source in [stdout.source, stderr.source].into_iter().flatten() {
             self.pump_of(source.stream)?.send(PumpCommand::Open(source));
@@ -345,10 +344,11 @@ impl Logs {
     fn open_stream(
         &mut self,
         worker: WorkerId,
-        (stream, route, label): (OutputStream, &Route, Option<&str>),
+        stream: OutputStream,
+        routes: &Routes,
         tail: &Arc<Mutex<Tail>>,
     ) -> Result<Opened, LogError> {
-        match route {
+        match routes.of(stream) {
             Route::Inherit => Ok(Opened { child: ChildEnd::Inherit, source: None }),
             Route::File(path) => Ok(Opened { child: ChildEnd::Fd(create(path)?.into()), source: None }),
             Route::Capture { file, prefix } => {
@@ -358,7 +358,9 @@ impl Logs {
                 };
                 let output = Arc::clone(self.console.output(stream));
                 // Without a prefix, output to a file or a pipe keeps every byte.
-                let label = prefix.as_deref().or(label.filter(|_| output.is_terminal()));
+                let has_label =
+                    |label: &&RowLabel| prefix.is_some() || (label.is_shared && output.is_terminal());
+                let label = routes.label.as_ref().filter(has_label).map(|label| &*label.text);
                 let (channel, writer) = self.channel(&output, label, PipeSize::of(worker.local_rank))?;
                 let filter = match stream {
                     OutputStream::Stdout => &self.filters.stdout,
@@ -374,6 +376,7 @@ impl Logs {
                     stream,
                     prefix: prefix.clone().unwrap_or_default(),
                     label: label.map(str::to_owned),
+                    can_prompt: routes.can_prompt,
                     file,
                     picker,
                     tail: Arc::clone(tail),

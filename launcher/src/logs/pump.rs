@@ -253,6 +253,9 @@ impl Pump {
         }
         let names = (&*source.prefix, source.label.as_deref());
         let speaker = self.screen.add(names, source.channel.brim, Instant::now());
+        if source.can_prompt {
+            self.screen.allow_prompts(speaker);
+        }
         self.sources.insert(token, (speaker, source));
     }
 

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, Rank};
 
+use crate::reporter::console::OutputStream;
 use crate::spec::{CliFlavor, LogDir, LogSpec, StreamMap, Streams};
 use crate::template::substitute;
 
@@ -47,8 +48,28 @@ pub struct Routes {
     pub stdout: Route,
     /// The destination of the standard error.
     pub stderr: Route,
-    /// The prefix of rewritten lines, such as progress bars, on a terminal: several workers share it.
-    pub label: Option<String>,
+    /// The prefix of rewritten lines, such as progress bars. Under the name torchrun lines keep every byte.
+    pub label: Option<RowLabel>,
+    /// A person at the terminal answers this worker's prompts.
+    pub can_prompt: bool,
+}
+
+impl Routes {
+    pub(super) const fn of(&self, stream: OutputStream) -> &Route {
+        match stream {
+            OutputStream::Stdout => &self.stdout,
+            OutputStream::Stderr => &self.stderr,
+        }
+    }
+}
+
+/// The prefix of rewritten lines, and the streams that have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowLabel {
+    /// The prefix.
+    pub text: String,
+    /// Also a stream without `--tee`, on a terminal: several workers share it.
+    pub is_shared: bool,
 }
 
 /// The identity of a worker in its output's prefix and file names.
@@ -86,7 +107,8 @@ pub fn routes(spec: &LogSpec, speaker: StreamOwner<'_>, folder: Option<&Path>) -
     Routes {
         stdout: worker.route("stdout.log", StreamMode::of(redirects.stdout, tee.stdout)),
         stderr: worker.route("stderr.log", StreamMode::of(redirects.stderr, tee.stderr)),
-        label: (speaker.local_world.get() > 1).then(|| worker.prefix()),
+        label: worker.label(),
+        can_prompt: false,
     }
 }
 
@@ -161,6 +183,11 @@ impl WorkerRoute<'_> {
             CliFlavor::Torchrun => Route::Inherit,
             CliFlavor::Rankrun => Route::Capture { file: None, prefix: None },
         }
+    }
+
+    fn label(&self) -> Option<RowLabel> {
+        let is_shared = self.speaker.local_world.get() > 1;
+        (self.speaker.persona == CliFlavor::Rankrun).then(|| RowLabel { text: self.prefix(), is_shared })
     }
 
     fn prefix(&self) -> String {

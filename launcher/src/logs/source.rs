@@ -23,6 +23,7 @@ pub(super) struct StreamSource {
     pub(super) prefix: String,
     /// The prefix of rewritten lines on the console, if they are followed.
     pub(super) label: Option<String>,
+    pub(super) can_prompt: bool,
     pub(super) file: Option<LogFile>,
     pub(super) picker: Option<LinePicker>,
     pub(super) tail: Arc<Mutex<Tail>>,

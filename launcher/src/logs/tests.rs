@@ -73,11 +73,13 @@ fn worker(local_rank: u32) -> WorkerId {
 
 fn bare() -> Routes {
     let route = Route::Capture { file: None, prefix: None };
-    Routes { stdout: route.clone(), stderr: route, label: None }
+    Routes { stdout: route.clone(), stderr: route, label: None, can_prompt: false }
 }
 
 fn tee(stdout: impl Into<PathBuf>) -> Routes {
-    Routes { stdout: Route::Capture { file: Some(stdout.into()), prefix: Some("[w0]:".into()) }, ..bare() }
+    let label = Some(RowLabel { text: "[w0]:".into(), is_shared: false });
+    let stdout = Route::Capture { file: Some(stdout.into()), prefix: Some("[w0]:".into()) };
+    Routes { stdout, label, ..bare() }
 }
 
 /// A file's name that is free, gone at the end.
@@ -293,7 +295,7 @@ fn the_last_lines_of_redirected_streams_come_from_their_files() {
 #[test]
 fn inherited_streams_need_no_thread_and_messages_are_written_at_once() {
     let mut rig = Rig::pipe();
-    let routes = Routes { stdout: Route::Inherit, stderr: Route::Inherit, label: None };
+    let routes = Routes { stdout: Route::Inherit, stderr: Route::Inherit, ..bare() };
     let stdio = rig.logs.open(worker(0), &routes).unwrap();
     rig.logs.pump().unwrap();
     assert!(matches!((stdio.stdout, stdio.stderr), (ChildEnd::Inherit, ChildEnd::Inherit)));

@@ -138,6 +138,7 @@ impl Screen {
         } else {
             self.pass_on(id, bytes, out);
         }
+        self.note_prompt(id, bytes);
     }
 
     /// Lines as they are, and the beginning of one.

@@ -153,9 +153,11 @@ fn label_is_the_prefix_where_several_workers_share_the_console() {
         local_world: LocalWorldSize::new(workers).unwrap(),
         hostname: || "here".to_owned(),
     };
-    let label = |workers, spec: &LogSpec| routes(spec, speaker(workers), None).label;
-    assert_eq!(label(1, &spec(NONE, NONE)), None);
-    assert_eq!(label(2, &spec(NONE, NONE)).as_deref(), Some("[trn1]:"));
+    let label = |text: &str, is_shared| Some(RowLabel { text: text.to_owned(), is_shared });
+    let of_ours = |workers, spec: &LogSpec| routes(spec, speaker(workers), None).label;
+    assert_eq!(of_ours(1, &spec(NONE, NONE)), label("[trn1]:", false));
+    assert_eq!(of_ours(2, &spec(NONE, NONE)), label("[trn1]:", true));
     let template = LogSpec { prefix: Some("${rank} ".into()), ..spec(NONE, NONE) };
-    assert_eq!(label(2, &template).as_deref(), Some("9 "));
+    assert_eq!(of_ours(2, &template), label("9 ", true));
+    assert_eq!(of(&spec(NONE, BOTH), CliFlavor::Torchrun, Some("/l/1")).label, None);
 }

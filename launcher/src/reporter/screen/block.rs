@@ -9,7 +9,9 @@ use super::{PROMPT_AGE, Screen, ScreenKind, StreamId, worker_stream::WorkerStrea
 
 /// The block is drawn at most so often for changes of its own.
 const FRAME: Duration = Duration::from_millis(50);
-/// Where nothing can be taken back, a picture of a line is written at most so often.
+/// Where nothing can be taken back, the first picture of a line is written after this time.
+pub(super) const FIRST_PICTURE: Duration = Duration::from_secs(1);
+/// The next ones of a stream are written at most so often.
 pub(super) const PICTURE: Duration = Duration::from_secs(10);
 /// Rows of the terminal that the block leaves to ordinary lines.
 const ROWS_FOR_LINES: u16 = 4;
@@ -110,7 +112,7 @@ impl Screen {
         text.extend_from_slice(&speaker.take_held());
         speaker.forget();
         speaker.area = Some(Box::new(ProgressArea::new(now)));
-        speaker.picture_due = now + PICTURE;
+        speaker.picture_due = speaker.picture_due.max(now + FIRST_PICTURE);
         self.open.retain(|&open| open != id);
         self.redraw(out);
         self.follow(id, &text, out);
@@ -176,25 +178,30 @@ impl Screen {
             return;
         }
         speaker.is_unseen = false;
-        speaker.picture_due = now + PICTURE;
         let mut pictures = Vec::new();
-        for row in speaker.area.iter().flat_map(|area| area.visible()) {
-            pictures.extend_from_slice(speaker.label.as_deref().unwrap_or_default());
-            row.cells.draw(usize::MAX, &mut pictures);
-            pictures.push(b'\n');
+        for row in speaker.area.iter_mut().flat_map(|area| area.visible_mut()) {
+            if let Some(picture) = row.new_picture() {
+                pictures.extend_from_slice(speaker.label.as_deref().unwrap_or_default());
+                pictures.extend_from_slice(picture);
+                pictures.push(b'\n');
+            }
         }
+        if pictures.is_empty() {
+            return;
+        }
+        speaker.picture_due = now + PICTURE;
         self.step_aside(out);
         out.extend_from_slice(&pictures);
         self.redraw(out);
     }
 
     fn write_rows(&mut self, id: StreamId, rows: &[ProgressRow], out: &mut Vec<u8>) {
-        if rows.is_empty() {
+        if rows.iter().all(ProgressRow::is_written) {
             return;
         }
         self.step_aside(out);
         if let Some(speaker) = self.speakers.get(&id) {
-            for row in rows {
+            for row in rows.iter().filter(|row| !row.is_written()) {
                 let label = speaker.label.as_deref().filter(|_| row.rewritten);
                 out.extend_from_slice(label.unwrap_or(speaker.prefix()));
                 row.cells.draw(usize::MAX, out);
@@ -263,11 +270,29 @@ impl Screen {
         frame
     }
 
+    /// A person answers what this stream asks: the block leaves the bottom of the terminal to the prompt.
+    pub fn allow_prompts(&mut self, id: StreamId) {
+        if let Some(speaker) = self.speakers.get_mut(&id) {
+            speaker.can_prompt = true;
+        }
+    }
+
+    /// A worker that writes to its other stream does not wait for an answer.
+    pub(super) fn note_prompt(&mut self, id: StreamId, bytes: &[u8]) {
+        if self.speakers.get(&id).is_some_and(|speaker| speaker.can_prompt) {
+            self.speakers.values_mut().for_each(|speaker| speaker.may_ask = false);
+            if let Some(speaker) = self.speakers.get_mut(&id) {
+                speaker.note_prompt(bytes);
+            }
+        }
+    }
+
     /// When the block may be drawn. An unfinished line of another kind has the bottom of the terminal for a while:
     /// it may be finished soon.
     fn draws_at(&self) -> Option<Instant> {
         let has_rows = !self.block.is_erased() || self.with_areas().next().is_some();
-        if !self.block.is_stale || !has_rows || self.kind == ScreenKind::Plain {
+        let is_asked = self.speakers.values().any(|speaker| speaker.may_ask);
+        if !self.block.is_stale || !has_rows || is_asked || self.kind == ScreenKind::Plain {
             return None;
         }
         let now = self.now?;

@@ -197,7 +197,7 @@ fn elsewhere_pictures_are_lines_seldom_and_the_last_one_always() {
     bench.feed(a, "\r100%\nend\n");
     bench.after(0);
     let pictures: Vec<_> = bench.written.lines().filter(|line| line.starts_with("[0]")).collect();
-    assert_eq!(pictures, ["[0]:9%", "[0]:19%", "[0]:100%", "[0]:end"]);
+    assert_eq!(pictures, ["[0]:0%", "[0]:10%", "[0]:20%", "[0]:100%", "[0]:end"]);
     assert_eq!(bench.written.matches("[1]:line\n").count(), 25);
 }
 
@@ -206,11 +206,93 @@ fn elsewhere_a_bar_that_stands_still_is_not_repeated() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     bench.feed(a, "\r10%\r20%");
-    bench.after(10_000);
+    bench.after(1_000);
+    assert_eq!(bench.written, "[0]:20%\n");
     assert_eq!(bench.screen.deadline(), None, "nothing is waited for");
+    bench.feed(a, "\r20%");
     bench.after(10_000);
+    assert_eq!(bench.screen.deadline(), None, "the same picture is no news");
     bench.end(a);
-    assert_eq!(bench.written, "[0]:20%\n[0]:20%\n");
+    assert_eq!(bench.written, "[0]:20%\n");
+}
+
+#[test]
+fn elsewhere_text_with_a_return_is_shown_soon_and_once() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    bench.feed(a, "Loading model...\r");
+    bench.after(60);
+    bench.after(1_000);
+    assert_eq!(bench.written, "[0]:Loading model...\n");
+    bench.after(13_000);
+    bench.feed(a, "\nok\n");
+    bench.after(0);
+    assert_eq!(bench.written, "[0]:Loading model...\n[0]:ok\n");
+}
+
+#[test]
+fn elsewhere_short_bars_in_turn_have_one_picture_in_ten_seconds() {
+    let mut bench = Bench::new(ScreenKind::Plain);
+    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    for epoch in 0..4 {
+        for step in 0..3 {
+            bench.feed(a, &format!("\r{epoch}: {step}"));
+            bench.after(1_000);
+        }
+        bench.feed(a, "\r\x1b[K");
+        bench.after(300);
+    }
+    bench.end(a);
+    assert_eq!(bench.written.lines().filter(|line| line.contains(": ")).count(), 2, "{}", bench.written);
+}
+
+#[test]
+fn text_without_return_or_cursor_up_keeps_every_byte() {
+    for before in ["", "\r9%\r10%\n"] {
+        for piece in [1, 100] {
+            let mut bench = Bench::new(ScreenKind::Plain);
+            let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+            bench.feed(a, before);
+            for text in "B\x08BO\x08O\n\x1b[2Jx\n\x1b[31mred\x1b[0m\n\x08\n".as_bytes().chunks(piece) {
+                bench.screen.feed(a, text, bench.now, &mut bench.out);
+            }
+            bench.end(a);
+            let expected = "[0]:B\x08BO\x08O\n[0]:\x1b[2Jx\n[0]:\x1b[31mred\x1b[0m\n[0]:\x08\n";
+            let start = if before.is_empty() { "" } else { "[0]:10%\n" };
+            let is_split = piece == 1 && !before.is_empty();
+            assert_eq!(bench.written, format!("{start}{expected}"), "in pieces behind a bar: {is_split}");
+        }
+    }
+}
+
+#[test]
+fn bars_are_not_drawn_while_a_prompt_waits_for_its_answer() {
+    let mut bench = Bench::terminal();
+    let (out, err, b) = (bench.bare("[0]:"), bench.bare("[0]:"), bench.bare("[1]:"));
+    bench.screen.allow_prompts(out);
+    bench.screen.allow_prompts(err);
+    bench.feed(b, "\r10%");
+    bench.after(60);
+    bench.feed(out, "name? ");
+    for step in 11..40 {
+        bench.feed(b, &format!("\r{step}%"));
+        bench.after(500);
+        assert_eq!(bench.rows(), ["name?"]);
+        assert_eq!(bench.terminal.screen().cursor_position(), (0, 6), "the answer stands behind it");
+        assert_eq!(bench.screen.deadline(), None, "nothing is waited for");
+    }
+    // A line of another rank ends the row of the prompt; it still waits.
+    bench.feed(b, "\ra line\n");
+    bench.feed(b, "\r50%");
+    bench.after(500);
+    assert_eq!(bench.rows(), ["name?", "[1]:a line"]);
+    bench.feed(err, "thanks\n");
+    bench.after(60);
+    assert_eq!(bench.rows(), ["name?", "[1]:a line", "thanks", "[1]:50%"]);
+    bench.feed(out, "loading ");
+    bench.feed(err, "\r1%");
+    bench.after(2_000);
+    assert_eq!(bench.rows().last().map(String::as_str), Some("[1]:50%"), "its other stream goes on");
 }
 
 #[test]
@@ -320,20 +402,6 @@ fn colours_of_a_picture_are_kept_and_reset() {
     assert_eq!(screen.cell(0, 4).unwrap().fgcolor(), vt100::Color::Idx(1));
     assert_eq!(screen.cell(0, 8).unwrap().fgcolor(), vt100::Color::Default);
     assert!(!screen.hide_cursor());
-}
-
-#[test]
-fn spinner_of_backspaces_stays_in_its_row() {
-    let mut bench = Bench::terminal();
-    let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
-    bench.feed(a, "loading |");
-    bench.after(60);
-    for sign in ["/", "-", "\\"] {
-        bench.feed(a, &format!("\x08{sign}"));
-        bench.feed(b, "line\n");
-        bench.after(60);
-    }
-    assert_eq!(bench.rows(), ["line", "line", "line", "[0]:loading \\"]);
 }
 
 proptest! {

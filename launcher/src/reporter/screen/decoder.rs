@@ -191,17 +191,30 @@ impl Decoder {
     }
 }
 
-/// The position in `bytes` of the first movement back in the line, or up: an ordinary line has none. A carriage
-/// return at the end may belong to a newline.
+/// The position in `bytes` of the first movement to the start of the line, or up: an ordinary line has none. A
+/// carriage return at the end may belong to a newline.
 pub(super) fn first_rewrite(bytes: &[u8]) -> Option<usize> {
-    memchr::memchr3_iter(b'\r', 0x08, 0x1b, bytes).find(|&at| {
+    memchr::memchr2_iter(b'\r', 0x1b, bytes).find(|&at| {
         let rest = &bytes[at..];
         match rest[0] {
             b'\r' => rest.iter().find(|byte| **byte != b'\r').is_some_and(|next| *next != b'\n'),
-            0x08 => true,
             _ => goes_up(rest),
         }
     })
+}
+
+/// Whether bytes at the start of a row are no part of a rewritten one, as far as they are there. Characters never are.
+pub(super) fn begins_ordinary_line(bytes: &[u8]) -> bool {
+    let line = &bytes[..memchr::memchr(b'\n', bytes).unwrap_or(bytes.len())];
+    match line {
+        [] | [b'\r', ..] | [0x1b] => false,
+        [0x1b, b'[', rest @ ..] => {
+            let is_whole = rest.iter().any(|byte| (b'@'..=b'~').contains(byte));
+            is_whole && first_rewrite(line).is_none()
+        }
+        [first, ..] if first.is_ascii_control() => first_rewrite(line).is_none(),
+        _ => true,
+    }
 }
 
 /// Whether an escape sequence moves the cursor up.

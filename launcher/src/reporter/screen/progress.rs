@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::cells::{CELL_LIMIT, CellRow};
-use super::decoder::{Control, Decoder, Token};
+use super::decoder::{Control, Decoder, Token, begins_ordinary_line};
 
 /// So many rows are kept; above them a row is finished.
 const ROW_LIMIT: usize = 32;
@@ -20,6 +20,8 @@ pub(super) struct ProgressRow {
     pub(super) cells: CellRow,
     /// Whether the stream went back to its start, or erased some of it.
     pub(super) rewritten: bool,
+    /// The last picture of it that became a line.
+    written: Option<Vec<u8>>,
 }
 
 /// The last cursor movement, colours aside.
@@ -61,7 +63,7 @@ impl ProgressArea {
     /// are added to `finished`.
     pub(super) fn feed(&mut self, bytes: &[u8], now: Instant, finished: &mut Vec<ProgressRow>) -> usize {
         self.touched = now;
-        if bytes.first().is_some_and(|next| self.ends_before(*next, finished)) {
+        if self.ends_before(bytes, finished) {
             return 0;
         }
         for (at, &byte) in bytes.iter().enumerate() {
@@ -71,20 +73,18 @@ impl ProgressArea {
                     Token::Control(control) => self.obey(control, finished),
                 }
             }
-            let next = bytes.get(at + 1).copied();
-            if byte == b'\n' && (self.is_idle() || next.is_some_and(|next| self.ends_before(next, finished)))
-            {
+            if byte == b'\n' && (self.is_idle() || self.ends_before(&bytes[at + 1..], finished)) {
                 return at + 1;
             }
         }
         bytes.len()
     }
 
-    /// Whether an ordinary line begins with this byte, below all rows: it is none of ours, and keeps every byte.
-    fn ends_before(&mut self, next: u8, finished: &mut Vec<ProgressRow>) -> bool {
+    /// Whether an ordinary line begins with these bytes, below all rows: it is none of ours, and keeps every byte.
+    fn ends_before(&mut self, next: &[u8], finished: &mut Vec<ProgressRow>) -> bool {
         let is_below = self.last == LastMove::Newline && !self.moved_up && self.row + 1 == self.rows.len();
         let is_fresh = self.rows[self.row].cells.is_empty() && self.column == 0 && self.decoder.is_idle();
-        let ends = is_below && is_fresh && !next.is_ascii_control();
+        let ends = is_below && is_fresh && begins_ordinary_line(next);
         if ends {
             self.finish_above(self.row, finished);
         }
@@ -113,6 +113,11 @@ impl ProgressArea {
     /// The rows that a terminal would show.
     pub(super) fn visible(&self) -> impl DoubleEndedIterator<Item = &ProgressRow> {
         self.rows.iter().filter(|row| !row.cells.is_blank())
+    }
+
+    /// As [`Self::visible`].
+    pub(super) fn visible_mut(&mut self) -> impl Iterator<Item = &mut ProgressRow> {
+        self.rows.iter_mut().filter(|row| !row.cells.is_blank())
     }
 
     /// The stream ended: all rows are finished.
@@ -211,6 +216,26 @@ impl ProgressArea {
 }
 
 impl ProgressRow {
+    /// Its picture, which becomes a line now, unless it did already.
+    pub(super) fn new_picture(&mut self) -> Option<&[u8]> {
+        let picture = self.picture();
+        if self.written.as_ref() == Some(&picture) {
+            return None;
+        }
+        Some(self.written.insert(picture))
+    }
+
+    /// Whether its last picture is a line already.
+    pub(super) fn is_written(&self) -> bool {
+        self.written.as_ref().is_some_and(|written| *written == self.picture())
+    }
+
+    fn picture(&self) -> Vec<u8> {
+        let mut picture = Vec::new();
+        self.cells.draw(usize::MAX, &mut picture);
+        picture
+    }
+
     fn erase(&mut self, erase: impl FnOnce(&mut CellRow)) {
         erase(&mut self.cells);
         self.rewritten = true;
