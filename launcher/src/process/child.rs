@@ -37,7 +37,7 @@ pub struct WorkerExit {
 pub struct PeakMemory {
     /// The amount in bytes.
     pub bytes: u64,
-    /// Whether the worker itself had it: it has waited for no process, whose peak the kernel would count too.
+    /// Whether the worker itself had most of it: the processes that it has waited for count too, and had less.
     pub is_own: bool,
 }
 
@@ -140,21 +140,21 @@ impl Children {
             for event in &ready[..count] {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
                 // Read before: the process is gone from `/proc` once it is reaped.
-                let is_own = has_waited_for_no_child(pid);
-                self.sort_in(&mut reapings, wait_for(pid), is_own);
+                let faults = faults_of_children(pid);
+                self.sort_in(&mut reapings, wait_for(pid), faults);
             }
         }
         while let reaped @ Reaped::Child { .. } = wait_for_any() {
-            self.sort_in(&mut reapings, reaped, false);
+            self.sort_in(&mut reapings, reaped, None);
         }
         reapings
     }
 
-    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped, is_own: bool) {
+    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped, faults: Option<u64>) {
         let Reaped::Child { pid, exit, peak } = reaped else { return };
         match self.by_pid.remove(&pid) {
             Some(Child { worker, is_killed, .. }) => {
-                let peak = Some(PeakMemory { bytes: peak, is_own });
+                let peak = Some(PeakMemory { bytes: peak, is_own: is_mostly_own(peak, faults) });
                 reapings.workers.push(WorkerExit { worker, pid, exit, peak, is_killed });
             }
             None => reapings.others.push((pid, exit)),
@@ -171,10 +171,17 @@ pub struct ReapedWorkers {
     pub others: Vec<(Pid, Exit)>,
 }
 
-/// Whether a dead process, not yet reaped, has waited for no child: no page fault of a child is counted for it.
-fn has_waited_for_no_child(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    child_faults(&stat) == Some(0)
+/// The most memory that one page fault brings: a huge page, in bytes.
+const FAULT: u64 = 2 << 20;
+
+/// Whether children with so many page faults had less than half of the peak, beside what they inherited.
+fn is_mostly_own(peak: u64, faults_of_children: Option<u64>) -> bool {
+    faults_of_children.is_some_and(|faults| faults.saturating_mul(FAULT) <= peak / 2)
+}
+
+/// The page faults of the children that a dead process, not yet reaped, has waited for.
+fn faults_of_children(pid: Pid) -> Option<u64> {
+    child_faults(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The page faults of the children that a process has waited for, of the text of `/proc/PID/stat`.
@@ -196,6 +203,13 @@ mod fault_tests {
         assert_eq!(child_faults(stat), Some(33));
         assert_eq!(child_faults("7 (a) Z 1 2 3"), None);
         assert_eq!(child_faults(""), None);
+    }
+
+    /// `import torch` starts a small process: 36 faults.
+    #[test]
+    fn peak_is_own_where_children_were_small() {
+        assert!(is_mostly_own(398 << 20, Some(36)) && is_mostly_own(1 << 20, Some(0)));
+        assert!(!is_mostly_own(398 << 20, Some(199)) && !is_mostly_own(398 << 20, None));
     }
 }
 
