@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::super::terminal_row::width;
 use super::progress::{ProgressArea, ProgressRow};
-use super::{PROMPT_AGE, Screen, ScreenKind, StreamId, worker_stream::WorkerStream};
+use super::{
+    PROMPT_AGE, Screen, ScreenKind, StreamId,
+    worker_stream::{PromptState, WorkerStream},
+};
 
 /// The block is drawn at most so often for changes of its own.
 const FRAME: Duration = Duration::from_millis(50);
@@ -273,16 +276,20 @@ impl Screen {
     /// A person answers what this stream asks: the block leaves the bottom of the terminal to the prompt.
     pub fn allow_prompts(&mut self, id: StreamId) {
         if let Some(speaker) = self.speakers.get_mut(&id) {
-            speaker.can_prompt = true;
+            speaker.prompt = PromptState::Idle;
         }
     }
 
     /// A worker that writes to its other stream does not wait for an answer.
     pub(super) fn note_prompt(&mut self, id: StreamId, bytes: &[u8]) {
-        if self.speakers.get(&id).is_some_and(|speaker| speaker.can_prompt) {
-            self.speakers.values_mut().for_each(|speaker| speaker.may_ask = false);
-            if let Some(speaker) = self.speakers.get_mut(&id) {
+        if self.speakers.get(&id).is_none_or(|speaker| speaker.prompt == PromptState::Never) {
+            return;
+        }
+        for (&other, speaker) in &mut self.speakers {
+            if other == id {
                 speaker.note_prompt(bytes);
+            } else if speaker.prompt == PromptState::MayWait {
+                speaker.prompt = PromptState::Idle;
             }
         }
     }
@@ -291,7 +298,7 @@ impl Screen {
     /// it may be finished soon.
     fn draws_at(&self) -> Option<Instant> {
         let has_rows = !self.block.is_erased() || self.with_areas().next().is_some();
-        let is_asked = self.speakers.values().any(|speaker| speaker.may_ask);
+        let is_asked = self.speakers.values().any(|speaker| speaker.prompt == PromptState::MayWait);
         if !self.block.is_stale || !has_rows || is_asked || self.kind == ScreenKind::Plain {
             return None;
         }

@@ -18,6 +18,15 @@ enum LinePosition {
     Within,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PromptState {
+    /// No person answers what the stream asks.
+    Never,
+    Idle,
+    /// The last bytes may be a prompt that waits for its answer.
+    MayWait,
+}
+
 #[derive(Debug)]
 pub(super) struct WorkerStream {
     prefix: Vec<u8>,
@@ -31,10 +40,7 @@ pub(super) struct WorkerStream {
     pub(super) label: Option<Vec<u8>>,
     /// The rewritten lines, from the first one on until the last one is finished.
     pub(super) area: Option<Box<ProgressArea>>,
-    /// A person may answer what it writes.
-    pub(super) can_prompt: bool,
-    /// Its last bytes may be a prompt that waits for its answer.
-    pub(super) may_ask: bool,
+    pub(super) prompt: PromptState,
     /// The area was fed since a picture of it was written.
     pub(super) is_unseen: bool,
     /// When the next picture may be written where none can be taken back.
@@ -89,8 +95,7 @@ impl WorkerStream {
             row: TerminalRow::default(),
             label: label.map(Into::into),
             area: None,
-            can_prompt: false,
-            may_ask: false,
+            prompt: PromptState::Never,
             is_unseen: false,
             picture_due: now,
         }
@@ -184,7 +189,8 @@ impl WorkerStream {
     pub(super) fn note_prompt(&mut self, bytes: &[u8]) {
         let line = &bytes[memrchr(b'\n', bytes).map_or(0, |newline| newline + 1)..];
         let is_plain = self.area.is_none() && !self.held.has_return && !self.row.is_progress();
-        self.may_ask = !line.is_empty() && memchr(b'\r', line).is_none() && is_plain;
+        let may_wait = !line.is_empty() && memchr(b'\r', line).is_none() && is_plain;
+        self.prompt = if may_wait { PromptState::MayWait } else { PromptState::Idle };
     }
 
     /// The launcher ended the line: it goes on in a new one.
