@@ -166,7 +166,7 @@ fn training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
     // The bar looks as it will from its first drawing on.
     let width = |bar: &str| bar.chars().take_while(|cell| *cell == '░').count();
     let first = screen.find('░').map(|at| width(&screen[at..]));
-    assert_eq!(first, Some(30), "{screen:?}");
+    assert_eq!(first, Some(20), "{screen:?}");
     let (_, stdout, stderr) = ddp_training(&args);
     assert_eq!((stdout.lines().count(), stderr.as_str()), (4, ""), "{stdout}");
     assert!(stdout.contains("\nstep 20: loss ") && stdout.contains(" steps/s\nfinished: "), "{stdout}");

@@ -244,7 +244,7 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
         match victim {
             Some(Victim::Guard) => assert_eq!(outcome.status.code(), Some(137), "{outcome}"),
             Some(Victim::Agent) => drop(outcome.exits(1).complains("the kernel ran out of memory")),
-            None => drop(outcome.exits(137).complains("killed by the kernel: out of memory")),
+            None => drop(outcome.exits(137).complains("by the kernel: out of memory (cgroup limit 128 MiB")),
         }
     }
 }
