@@ -3,14 +3,11 @@
 //! Pure.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 
 use rankrun_contract::rank::LocalRank;
-
-use crate::agent::message::WorkerEnd;
-use crate::process::Exit;
 
 /// torchrun's interval. A sleep that ended and began again between two polls counts as one.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -25,21 +22,6 @@ pub struct UninterruptibleWorker {
     pub local_rank: LocalRank,
     /// The pid of the worker process.
     pub pid: Pid,
-}
-
-impl UninterruptibleWorker {
-    /// The exit that is reported until the worker has ended: the last signal, SIGKILL.
-    pub(super) const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
-        let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-        WorkerEnd {
-            local_rank: self.local_rank,
-            pid: self.pid,
-            exit,
-            at,
-            testimony: None,
-            foreign_kill: None,
-        }
-    }
 }
 
 /// Records since when each worker is uninterruptible.

@@ -191,6 +191,14 @@ pub struct WorkerEnd {
     pub foreign_kill: Option<ForeignKill>,
 }
 
+impl WorkerEnd {
+    /// The end that is reported of a worker that has not ended yet: by the signal that it gets last.
+    pub(super) const fn expected(local_rank: LocalRank, pid: Pid, signal: Signal, at: SystemTime) -> Self {
+        let exit = Exit::Signal { number: signal as i32, core_dumped: false };
+        Self { local_rank, pid, exit, at, testimony: None, foreign_kill: None }
+    }
+}
+
 /// A worker's death by a SIGKILL that the launcher did not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForeignKill {

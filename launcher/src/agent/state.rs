@@ -300,7 +300,8 @@ impl State {
             asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
         let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
         let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let failure = self.failure(now, asleep.not_yet_ended(at), FailureKind::Stuck { dwell });
+        let end = WorkerEnd::expected(asleep.local_rank, asleep.pid, Signal::SIGKILL, at);
+        let failure = self.failure(now, end, FailureKind::Stuck { dwell });
         let told = self.tell_of(failure.first);
         let ours = self.ours(&live);
         let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);

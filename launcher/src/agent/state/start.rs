@@ -11,7 +11,6 @@ use crate::agent::failure::FailureKind;
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, NotJoined, WorkerEnd};
 use crate::agent::phase::{JobPhase, StopCause};
-use crate::process::Exit;
 
 impl State {
     /// When the start limit of the running generation is checked.
@@ -47,7 +46,8 @@ impl State {
         let Some(first) = missing.first().filter(|_| generation == self.generation) else {
             return Vec::new();
         };
-        let mut failure = self.failure(now, first.not_yet_ended(at), FailureKind::NotJoined { limit });
+        let end = WorkerEnd::expected(first.local_rank, first.pid, Signal::SIGTERM, at);
+        let mut failure = self.failure(now, end, FailureKind::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
         let ranks = self.collect_ranks(TableCause::StartTimeout);
         let told = self.tell_of(failure.first);
@@ -58,20 +58,5 @@ impl State {
         let grace = self.left_of_the_grace(now);
         let said = Action::Emit(JobEvent::NotJoined { missing, limit, live: ours, grace });
         told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
-    }
-}
-
-impl NotJoined {
-    /// The exit that is reported until the worker has ended: the signal that it gets.
-    const fn not_yet_ended(self, at: SystemTime) -> WorkerEnd {
-        let exit = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
-        WorkerEnd {
-            local_rank: self.local_rank,
-            pid: self.pid,
-            exit,
-            at,
-            testimony: None,
-            foreign_kill: None,
-        }
     }
 }
