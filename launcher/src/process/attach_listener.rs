@@ -61,7 +61,7 @@ pub struct AttachListener {
 
 #[derive(Debug)]
 enum AttachClient {
-    Nobody,
+    NotConnected,
     /// A wrapper that has not started its worker yet.
     Expected(OwnedFd),
     /// A wrapper that may or may not have started its worker.
@@ -88,7 +88,7 @@ impl AttachListener {
         bind(listener.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         listen(&listener, Backlog::new(4)?)?;
         let listener = Some(listener);
-        Ok(Self { listener, caller: AttachClient::Nobody, closed: None })
+        Ok(Self { listener, caller: AttachClient::NotConnected, closed: None })
     }
 
     /// Readable when [`Self::receive`] has something to do.
@@ -97,7 +97,7 @@ impl AttachListener {
             AttachClient::Expected(caller)
             | AttachClient::Starting(caller)
             | AttachClient::Running(caller, _) => Some(caller.as_fd()),
-            AttachClient::Nobody | AttachClient::Done => None,
+            AttachClient::NotConnected | AttachClient::Done => None,
         };
         self.listener.iter().map(AsFd::as_fd).chain(caller)
     }
@@ -137,7 +137,7 @@ impl AttachListener {
         match &self.caller {
             AttachClient::Expected(caller) => tell(caller, b'r', why),
             AttachClient::Starting(caller) | AttachClient::Running(caller, _) => tell(caller, b'x', why),
-            AttachClient::Nobody | AttachClient::Done => {}
+            AttachClient::NotConnected | AttachClient::Done => {}
         }
         self.closed = Some(why.to_owned());
     }
@@ -147,7 +147,7 @@ impl AttachListener {
         let refusal = match (&self.closed, &self.caller) {
             _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
             (Some(why), _) => Some(why.clone()),
-            (None, AttachClient::Nobody) => None,
+            (None, AttachClient::NotConnected) => None,
             (None, AttachClient::Expected(_) | AttachClient::Starting(_)) => {
                 Some("another process starts this worker at the moment".to_owned())
             }
@@ -169,13 +169,13 @@ impl AttachListener {
                 AttachClient::Expected(caller)
                 | AttachClient::Starting(caller)
                 | AttachClient::Running(caller, _) => receive(caller.as_fd()),
-                AttachClient::Nobody | AttachClient::Done => return None,
+                AttachClient::NotConnected | AttachClient::Done => return None,
             };
             if received == AttachMessage::Nothing {
                 return None;
             }
             let (caller, reported) =
-                heard(std::mem::replace(&mut self.caller, AttachClient::Nobody), &received);
+                heard(std::mem::replace(&mut self.caller, AttachClient::NotConnected), &received);
             self.caller = caller;
             if reported.is_some() {
                 return reported;
@@ -192,7 +192,7 @@ fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Optio
         (AttachClient::Expected(fd), AttachMessage::Record(b'b', _)) => (AttachClient::Starting(fd), None),
         // Another wrapper may try again.
         (AttachClient::Expected(_), _) | (AttachClient::Starting(_), AttachMessage::Record(b'n', _)) => {
-            (AttachClient::Nobody, None)
+            (AttachClient::NotConnected, None)
         }
         (AttachClient::Starting(fd), AttachMessage::Record(b's', text)) => {
             let pid = Pid::from_raw(text.parse().unwrap_or_default());
@@ -209,7 +209,7 @@ fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Optio
         (AttachClient::Running(_, pid), _) => {
             (AttachClient::Done, Some(AttachReport::Ended { pid, exit: killed }))
         }
-        (caller @ (AttachClient::Nobody | AttachClient::Done), _) => (caller, None),
+        (caller @ (AttachClient::NotConnected | AttachClient::Done), _) => (caller, None),
     }
 }
 

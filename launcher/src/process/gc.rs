@@ -159,7 +159,7 @@ fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
 }
 
 fn look() -> Result<Vec<FoundLeftover>, GcError> {
-    let seen = everybody()?;
+    let seen = all_processes()?;
     let now = uptime();
     let leftover = |(process, job, evidence): (&ProcessRecord, Uuid, MarkEvidence)| FoundLeftover {
         started: process.started,
@@ -175,7 +175,7 @@ fn look() -> Result<Vec<FoundLeftover>, GcError> {
     Ok(left(&seen, getpid().as_raw()).into_iter().map(leftover).collect())
 }
 
-fn everybody() -> Result<Vec<ProcessRecord>, GcError> {
+fn all_processes() -> Result<Vec<ProcessRecord>, GcError> {
     let me = rustix::process::geteuid().as_raw();
     let program = fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino())).ok();
     let entries = fs::read_dir("/proc").map_err(GcError::Unreadable)?;

@@ -2,7 +2,7 @@
 
 use super::invariants::Broken;
 use super::mutants::Fault;
-use super::world::{JobEvent, TIMEOUT, Who, World};
+use super::world::{Incarnation, NetworkEvent, TIMEOUT, World};
 
 /// Time until a lost packet is sent again, in milliseconds.
 const RESENT: u32 = 300;
@@ -38,7 +38,7 @@ impl World<'_> {
     }
 
     /// Sends a heartbeat on the separate connection, unless the previous one is unanswered.
-    pub(super) fn pulse(&mut self, who: Who) {
+    pub(super) fn pulse(&mut self, who: Incarnation) {
         let now = self.now;
         if self.setup.is_torch(who.0) || self.machine.has(Fault::TakesALossForTheEnd) {
             return;
@@ -50,11 +50,11 @@ impl World<'_> {
         agent.pulse = Some(now);
         if !self.is_lost(who.0) {
             let arrives = now + self.delay();
-            self.later(arrives, JobEvent::PulseArrives { who, sent: now });
+            self.later(arrives, NetworkEvent::PulseArrives { who, sent: now });
         }
     }
 
-    pub(super) fn pulse_arrives(&mut self, who: Who, sent: u64) {
+    pub(super) fn pulse_arrives(&mut self, who: Incarnation, sent: u64) {
         if self.is_cut(who.0) {
             return;
         }
@@ -62,11 +62,11 @@ impl World<'_> {
         self.store.beat(&node);
         if !self.is_lost(who.0) {
             let answered = self.now + self.delay();
-            self.later(answered, JobEvent::PulseAnswered { who, sent });
+            self.later(answered, NetworkEvent::PulseAnswered { who, sent });
         }
     }
 
-    pub(super) fn pulse_answered(&mut self, who: Who, sent: u64) -> Result<(), Broken> {
+    pub(super) fn pulse_answered(&mut self, who: Incarnation, sent: u64) -> Result<(), Broken> {
         let (seat, now) = (who.0, self.now);
         let stop = u64::from(self.setup.stops[seat]);
         if self.is_cut(seat) {

@@ -51,7 +51,7 @@ pub(super) struct World<'a> {
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    happenings: Vec<Option<JobEvent>>,
+    happenings: Vec<Option<NetworkEvent>>,
     pub(super) random: Random,
     pub(super) book: Book,
     /// Hash of all decisions of all agents, and their transcript.
@@ -60,21 +60,21 @@ pub(super) struct World<'a> {
 }
 
 #[derive(Debug)]
-pub(super) enum JobEvent {
+pub(super) enum NetworkEvent {
     Chosen(What, usize),
-    Arrives { who: Who, id: u64, request: Request, sent: u64 },
-    Answered { who: Who, id: u64, answer: Answer, sent: Option<u64> },
-    TimesOut { who: Who, id: u64 },
-    PulseArrives { who: Who, sent: u64 },
-    PulseAnswered { who: Who, sent: u64 },
+    Arrives { who: Incarnation, id: u64, request: Request, sent: u64 },
+    Answered { who: Incarnation, id: u64, answer: Answer, sent: Option<u64> },
+    TimesOut { who: Incarnation, id: u64 },
+    PulseArrives { who: Incarnation, sent: u64 },
+    PulseAnswered { who: Incarnation, sent: u64 },
     Rings { seat: usize },
-    Ticks { who: Who },
-    Wakes { who: Who },
+    Ticks { who: Incarnation },
+    Wakes { who: Incarnation },
     Gone(Node),
 }
 
 /// Identifies one agent: its seat, and its number on that seat.
-pub(super) type Who = (usize, u32);
+pub(super) type Incarnation = (usize, u32);
 
 /// Start of the virtual clock.
 fn origin() -> Instant {
@@ -125,7 +125,7 @@ impl World<'_> {
         for seat in 0..history.setup.nodes as usize {
             let boots = u64::from(history.setup.boots[seat]);
             quiet = quiet.max(boots);
-            self.later(boots, JobEvent::Chosen(What::Boot, seat));
+            self.later(boots, NetworkEvent::Chosen(What::Boot, seat));
         }
         for event in &history.events {
             moment += u64::from(event.after);
@@ -134,12 +134,12 @@ impl World<'_> {
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
-            self.later(moment, JobEvent::Chosen(event.what, event.seat));
+            self.later(moment, NetworkEvent::Chosen(event.what, event.seat));
         }
         quiet
     }
 
-    pub(super) fn later(&mut self, moment: u64, happening: JobEvent) {
+    pub(super) fn later(&mut self, moment: u64, happening: NetworkEvent) {
         self.happenings.push(Some(happening));
         let id = self.happenings.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
@@ -152,7 +152,7 @@ impl World<'_> {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
             self.now = moment;
             let happening = self.happenings[id].take().expect("everything happens once");
-            let is_news = matches!(happening, JobEvent::Answered { .. });
+            let is_news = matches!(happening, NetworkEvent::Answered { .. });
             self.happen(happening)?;
             if self.now <= quiet || !is_news {
                 continue;
@@ -173,17 +173,17 @@ impl World<'_> {
         Err(Broken::new("R5", format!("{MOST_TURNS} turns, and no end")))
     }
 
-    fn happen(&mut self, happening: JobEvent) -> Result<(), Broken> {
+    fn happen(&mut self, happening: NetworkEvent) -> Result<(), Broken> {
         match happening {
-            JobEvent::Chosen(what, seat) => self.choose(what, seat),
-            JobEvent::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
-            JobEvent::Answered { who, id, answer, sent } => {
+            NetworkEvent::Chosen(what, seat) => self.choose(what, seat),
+            NetworkEvent::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
+            NetworkEvent::Answered { who, id, answer, sent } => {
                 if self.is_cut(who.0) {
                     return Ok(());
                 }
                 self.answered(who, id, answer, sent)
             }
-            JobEvent::TimesOut { who, id } => {
+            NetworkEvent::TimesOut { who, id } => {
                 let now = self.now;
                 let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
                     return Ok(());
@@ -193,28 +193,28 @@ impl World<'_> {
                 self.ask(who.0, Request::Look { beat: true });
                 Ok(())
             }
-            JobEvent::PulseArrives { who, sent } => {
+            NetworkEvent::PulseArrives { who, sent } => {
                 self.pulse_arrives(who, sent);
                 Ok(())
             }
-            JobEvent::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
-            JobEvent::Rings { seat } => {
+            NetworkEvent::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
+            NetworkEvent::Rings { seat } => {
                 if self.is_cut(seat) {
                     return Ok(());
                 }
                 self.look(seat, false);
                 Ok(())
             }
-            JobEvent::Ticks { who } => {
+            NetworkEvent::Ticks { who } => {
                 if self.agent(who).is_some() {
-                    self.later(self.now + TICK, JobEvent::Ticks { who });
+                    self.later(self.now + TICK, NetworkEvent::Ticks { who });
                     self.pulse(who);
                     self.look(who.0, true);
                 }
                 Ok(())
             }
-            JobEvent::Wakes { who } => self.wake(who),
-            JobEvent::Gone(node) => {
+            NetworkEvent::Wakes { who } => self.wake(who),
+            NetworkEvent::Gone(node) => {
                 let host = self.agents[0].as_mut().filter(|host| host.lives());
                 let Some(host) = host else { return Ok(()) };
                 host.sightings.gone(&node);
@@ -225,12 +225,12 @@ impl World<'_> {
     }
 
     /// The agent with this identity, while it is alive.
-    pub(super) fn agent(&mut self, (seat, life): Who) -> Option<&mut Agent> {
+    pub(super) fn agent(&mut self, (seat, life): Incarnation) -> Option<&mut Agent> {
         let is_it = self.lives[seat] == life;
         self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
     }
 
-    const fn who(&self, seat: usize) -> Who {
+    const fn who(&self, seat: usize) -> Incarnation {
         (seat, self.lives[seat])
     }
 
@@ -308,7 +308,7 @@ impl World<'_> {
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
         let who = self.who(seat);
-        self.later(self.now + TICK, JobEvent::Ticks { who });
+        self.later(self.now + TICK, NetworkEvent::Ticks { who });
         self.ask(seat, Request::Look { beat: true });
     }
 
@@ -319,7 +319,7 @@ impl World<'_> {
         self.book.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
             // The store sees the closed connection after all messages of that connection.
-            self.later(self.all_arrived(), JobEvent::Gone(node));
+            self.later(self.all_arrived(), NetworkEvent::Gone(node));
         }
     }
 

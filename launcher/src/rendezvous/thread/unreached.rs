@@ -14,7 +14,7 @@ use super::driver::{Driver, Phase, interfaces};
 use super::first::Begun;
 
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a wall
-/// that stays. Whoever comes back later could only join as a new node.
+/// that stays. A node that comes back later could only join as a new one.
 const AWAY: (Duration, u32) = (Duration::from_secs(30), 3);
 /// How often people are told that a store that this node has joined does not answer.
 pub(super) const LOST_LINE: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl Driver {
         let has_joined = self.bond.identity.is_some();
         let limit = match &self.phase {
             _ if has_joined && self.bond.is_refused() => {
-                // Nobody else has the store either: there is nothing to come back to.
+                // No other node has the store either: there is nothing to come back to.
                 let seen = self.fencepost.acknowledged().unwrap_or(since);
                 return (now >= seen + self.refused_after())
                     .then(|| self.lost(endpoint, shown_wait(waited, waited)));

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::hashing::{brief, moved};
-use super::{JOIN, JobEvent, Who, World, at, origin};
+use super::{Incarnation, JOIN, NetworkEvent, World, at, origin};
 use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
 use crate::rendezvous::simulation::agent::{Phase, Then, Why};
 use crate::rendezvous::simulation::invariants::Broken;
@@ -27,11 +27,11 @@ impl World<'_> {
         if agent.wakes < now || agent.wakes > moment || agent.wakes == now && moment > now {
             agent.wakes = moment;
             let who = self.who(seat);
-            self.later(moment, JobEvent::Wakes { who });
+            self.later(moment, NetworkEvent::Wakes { who });
         }
     }
 
-    pub(super) fn wake(&mut self, who: Who) -> Result<(), Broken> {
+    pub(super) fn wake(&mut self, who: Incarnation) -> Result<(), Broken> {
         let seat = who.0;
         let (now, stop) = (self.now, u64::from(self.setup.stops[seat]));
         let is_torch = self.setup.is_torch(seat);

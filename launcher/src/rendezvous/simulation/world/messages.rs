@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::{JobEvent, MOST, TIMEOUT, Who, World, at};
+use super::{Incarnation, MOST, NetworkEvent, TIMEOUT, World, at};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::{Answer, Request};
 use crate::rendezvous::simulation::torch;
@@ -28,17 +28,23 @@ impl World<'_> {
         }
         let who = self.who(seat);
         if let Some(away) = self.gives_up() {
-            return self.later(self.now + away, JobEvent::TimesOut { who, id });
+            return self.later(self.now + away, NetworkEvent::TimesOut { who, id });
         }
-        self.later(self.now + TIMEOUT, JobEvent::TimesOut { who, id });
+        self.later(self.now + TIMEOUT, NetworkEvent::TimesOut { who, id });
         if !self.is_lost(seat) {
             let sent = self.now;
             let arrives = sent + self.delay();
-            self.later(arrives, JobEvent::Arrives { who, id, request, sent });
+            self.later(arrives, NetworkEvent::Arrives { who, id, request, sent });
         }
     }
 
-    pub(super) fn arrive(&mut self, who: Who, id: u64, request: Request, sent: u64) -> Result<(), Broken> {
+    pub(super) fn arrive(
+        &mut self,
+        who: Incarnation,
+        id: u64,
+        request: Request,
+        sent: u64,
+    ) -> Result<(), Broken> {
         let seat = who.0;
         if self.is_cut(seat) {
             return Ok(());
@@ -58,7 +64,7 @@ impl World<'_> {
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
                         let rings_at = self.now + self.delay();
-                        self.later(rings_at, JobEvent::Rings { seat: other });
+                        self.later(rings_at, NetworkEvent::Rings { seat: other });
                     }
                 }
             }
@@ -69,14 +75,14 @@ impl World<'_> {
             let sent = is_beat.then_some(sent);
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
-            self.later(answered, JobEvent::Answered { who, id, answer, sent });
+            self.later(answered, NetworkEvent::Answered { who, id, answer, sent });
         }
         Ok(())
     }
 
     pub(super) fn answered(
         &mut self,
-        who: Who,
+        who: Incarnation,
         id: u64,
         answer: Answer,
         sent: Option<u64>,
