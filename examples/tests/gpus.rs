@@ -162,8 +162,8 @@ fn replicas_that_share_a_gpu_split_the_batch_and_learn_the_same() {
 #[test]
 fn gpus_that_cannot_be_are_named() {
     for (devices, expected) in [
-        ("2", "there is no device `cuda:2`: this process sees 2 of `cuda`"),
-        ("0,2", "there is no device `cuda:2`: this process sees 2 of `cuda`"),
+        ("2", "device `cuda:2` does not exist: this process sees 2 of kind `cuda`"),
+        ("0,2", "device `cuda:2` does not exist: this process sees 2 of kind `cuda`"),
         ("1,1", "the device `cuda:1` is named twice"),
         ("0,cpu:0", "the devices are of different kinds: `cuda:0` and `cpu:0`"),
     ] {
@@ -182,7 +182,7 @@ fn machine_on_which_it_cannot_work_is_described() {
         assert!(code == Some(1) && is_told && !stderr.contains("panicked"), "{orders}: {stderr}");
     };
     let failed = "the CUDA device failed";
-    pieces("devices=2 nodevice=1", &["shows no device", "hint: look at CUDA_VISIBLE_DEVICES"]);
+    pieces("devices=2 nodevice=1", &["shows no device", "hint: check CUDA_VISIBLE_DEVICES"]);
     pieces("devices=2 memory=1000", &["the replica on `cuda:1` failed", failed, "out of memory"]);
     pieces("devices=2 fail=cuLaunchKernel:700", &[failed, "an illegal memory access"]);
     pieces("devices=2 fail=cuLaunchKernel:700:3", &[failed, "an illegal memory access"]);
@@ -202,7 +202,7 @@ fn missing_library_is_named() {
     assert!(stderr.contains("there is no NVRTC") && stderr.contains("hint: "), "{stderr}");
     let (code, stdout, stderr) = Demo::on("devices=1").without("cuda").run(&["--device-ids", "0"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
-    assert!(stderr.contains("there is no CUDA driver") && stderr.contains("hint: "), "{stderr}");
+    assert!(stderr.contains("the CUDA driver cannot be loaded") && stderr.contains("hint: "), "{stderr}");
 }
 
 /// The kernels of all examples; those of a training are given their sizes by the program.

@@ -106,7 +106,7 @@ fn devices_that_cannot_be_are_named() {
     for (devices, expected) in [
         ("cpu:0,cpu:1,cpu:0", "the device `cpu:0` is named twice"),
         ("cpu:0,cuda:0", "the devices are of different kinds: `cpu:0` and `cuda:0`"),
-        ("tpu:0", "there is no device `tpu:0`: this process sees 0 of `tpu`"),
+        ("tpu:0", "device `tpu:0` does not exist: this process sees 0 of kind `tpu`"),
         // There is no driver, or there are not that many.
         ("cuda:99", "CUDA"),
     ] {
@@ -229,7 +229,7 @@ fn checkpoint_that_cannot_be_used_is_refused_by_its_name() {
     let (code, _, stderr) = train(&[]);
     assert_eq!(code, Some(1));
     assert!(stderr.starts_with(&format!("error: no checkpoint in `{checkpoint}` can be used\n")), "{stderr}");
-    assert!(stderr.ends_with("\n  hint: remove these files to begin anew\n"), "{stderr}");
+    assert!(stderr.ends_with("\n  hint: remove these files to start from the beginning\n"), "{stderr}");
 }
 
 #[test]

@@ -111,6 +111,8 @@ fn forbidden_shared_memory_is_an_error_that_names_the_call() {
     let launch =
         Launch::standalone(Name::Rankrun, 2).args(["--no-python", &filter, "EPERM", "memfd_create", &bench]);
     let outcome = launch.args(["--backend", "shm", "--max", "64"]).run();
-    outcome.exits(1).complains("the kernel refuses `memfd_create`, without which ranks share no memory");
-    outcome.complains("hint: permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`");
+    outcome.exits(1).complains("the kernel refuses `memfd_create`, which shared memory needs");
+    outcome.complains(
+        "hint: permit the system call `memfd_create` (seccomp), or choose the backend `auto` or `tcp`",
+    );
 }

@@ -312,8 +312,8 @@ fn full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
     outcome.exits(1).complains("rank 0: error: cannot write `").complains("for the checkpoint of step 21");
     outcome
         .complains("caused by: No space left on device")
-        .complains("hint: make room, or keep fewer checkpoints");
-    outcome.complains("rank 1: error: rank 0 says: cannot write `");
+        .complains("hint: free disk space, or keep fewer checkpoints");
+    outcome.complains("rank 1: error: rank 0 failed: cannot write `");
     let left = std::fs::read_dir(scratch.at("copy")).expect("it was copied");
     let mut left: Vec<_> = left.map(|entry| entry.expect("it can be listed").file_name()).collect();
     left.sort();
@@ -331,10 +331,9 @@ fn folder_that_cannot_be_written_is_refused_before_the_first_step() {
     }
     let scratch = Scratch::new();
     let outcome = on_disk(training(2, &scratch), "ro", &scratch).run();
-    outcome.exits(1).complains(&format!(
-        "rank 0: error: cannot keep checkpoints in the folder `{}`",
-        scratch.at("state")
-    ));
-    outcome.complains("caused by: ").complains("hint: give a folder that this user may write");
+    outcome
+        .exits(1)
+        .complains(&format!("rank 0: error: the checkpoint folder `{}` cannot be used", scratch.at("state")));
+    outcome.complains("caused by: ").complains("hint: choose a folder that this user may write");
     assert!(outcome.lines_with("step 1: ").is_empty(), "{outcome}");
 }

@@ -33,7 +33,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// The folder cannot be made, read or written.
-    #[error("{}cannot keep checkpoints in the folder `{}`", Details(self), path.display())]
+    #[error("{}the checkpoint folder `{}` cannot be used", Details(self), path.display())]
     Folder {
         /// Path of the folder.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum CheckpointError {
     #[error(transparent)]
     State(#[from] StateError),
     /// The step exceeds the largest one that can be found again. Nothing was written.
-    #[error("there is no step {step}: the last one that a checkpoint can have is {}", i64::MAX)]
+    #[error("step {step} is too large: the largest step of a checkpoint is {}", i64::MAX)]
     NoSuchStep {
         /// The given step.
         step: u64,
@@ -97,13 +97,13 @@ pub enum CheckpointError {
         ours: u64,
     },
     /// The sharded tensors of two ranks have different names, types or row shapes.
-    #[error("rank {rank} has other sharded tensors than rank 0, by their names, types or shapes of rows")]
+    #[error("the sharded tensors of rank {rank} differ from rank 0 in their names, types or row shapes")]
     ShardsDiffer {
         /// The first rank that differs.
         rank: Rank,
     },
     /// Another rank failed.
-    #[error("rank {rank} says: {reason}")]
+    #[error("rank {rank} failed: {reason}")]
     OnRank {
         /// The rank with the error.
         rank: Rank,
@@ -126,16 +126,16 @@ impl CheckpointError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Group(error) => error.hint(),
-            Self::Write { source, .. } if is_full(source) => Some(
-                "make room, or keep fewer checkpoints; those that were there are untouched, and the last one is good",
-            ),
+            Self::Write { source, .. } if is_full(source) => {
+                Some("free disk space, or keep fewer checkpoints; the existing checkpoints are intact")
+            }
             Self::Folder { .. } | Self::Write { .. } => {
-                Some("give a folder that this user may write, on a disk that is there after a restart")
+                Some("choose a folder that this user may write and that still exists after a restart")
             }
             Self::OtherModel { .. } => {
-                Some("train the model of the checkpoint, or keep this one's in another folder")
+                Some("train the model of the checkpoint, or save this model in another folder")
             }
-            Self::NoneUsable { .. } => Some("remove these files to begin anew"),
+            Self::NoneUsable { .. } => Some("remove these files to start from the beginning"),
             _ => None,
         }
     }

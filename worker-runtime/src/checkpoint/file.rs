@@ -26,9 +26,9 @@ pub(super) enum FileError {
     Length { length: u64, actual: u64 },
     #[error(transparent)]
     Header(#[from] HeaderError),
-    #[error("damaged: its bytes do not fit its checksum")]
+    #[error("damaged: its bytes do not match its checksum")]
     Checksum,
-    #[error("it is of step {0}, and its name says another one")]
+    #[error("it contains step {0}, but its name says another step")]
     Step(u64),
     #[error("its part {part} of {parts}: {cause}")]
     Part { part: usize, parts: usize, cause: Box<Self> },

@@ -36,7 +36,7 @@ pub(super) enum HeaderError {
     Json(#[from] serde_json::Error),
     #[error("not a checkpoint of rankrun: another program wrote it")]
     Foreign,
-    #[error("a checkpoint in the format {0:?}, and this program reads {VERSION:?}: another version wrote it")]
+    #[error("its format is {0:?}, but this program reads {VERSION:?}: another version of rankrun wrote it")]
     Version(String),
     #[error("its entry `{0}` is invalid")]
     Absurd(&'static str),

@@ -57,7 +57,7 @@ pub enum StateError {
         name: String,
     },
     /// The name is reserved by the file format or by this library.
-    #[error("the state cannot call anything `{name}`: that name is reserved")]
+    #[error("the tensor name `{name}` is reserved; choose another name")]
     Reserved {
         /// The reserved name.
         name: String,
@@ -73,7 +73,7 @@ pub enum StateError {
         elements: usize,
     },
     /// A scalar cannot be sharded.
-    #[error("`{name}` is sharded by its first dimension, and has none")]
+    #[error("`{name}` is sharded by its first dimension, but has no dimensions")]
     NoRows {
         /// Name of the tensor.
         name: String,
@@ -204,7 +204,7 @@ mod tests {
         );
         assert_eq!(
             told(StateDict::new().sharded("w", &[], &mut one[..1])),
-            Err("`w` is sharded by its first dimension, and has none".to_owned())
+            Err("`w` is sharded by its first dimension, but has no dimensions".to_owned())
         );
         for state in [
             StateDict::new().metadata("rankrun.step", "1"),

@@ -36,7 +36,7 @@ impl fmt::Display for SearchedPlace {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CudaMissing {
     /// The driver's library cannot be opened; every tried name.
-    #[error("{}there is no CUDA driver; looked for{}", Details(self), DriverSearchList(.0))]
+    #[error("{}the CUDA driver cannot be loaded; searched:{}", Details(self), DriverSearchList(.0))]
     NoLibrary(Vec<SearchedPlace>),
     /// The library lacks a function: it is too old, or not a CUDA driver.
     #[error("{}the CUDA driver `{}` has no `{function}`: {message}", Details(self), path.display())]
@@ -67,7 +67,7 @@ pub enum CudaMissing {
         path: PathBuf,
     },
     /// There are devices, but not this one.
-    #[error("{}there is no CUDA device {ordinal}: the driver shows {devices}", Details(self))]
+    #[error("{}CUDA device {ordinal} does not exist: the driver shows {devices}", Details(self))]
     NoSuchDevice {
         /// The requested ordinal.
         ordinal: usize,
@@ -94,13 +94,13 @@ impl CudaMissing {
                 "install NVIDIA's driver, and in a container pass its libraries in (`--gpus`)"
             }
             Self::NoContext => {
-                "make one current first, as `cuda_context` does, or your framework with its first tensor; a group for memory of the \
-                 host is not on NCCL, which RANKRUN_BACKEND may have asked for"
+                "make a device current first, with `cuda_context` or a first tensor of your framework; a group for host memory \
+                 needs another backend than `nccl` (check RANKRUN_BACKEND)"
             }
             Self::NoFunction { .. } => "install a newer driver",
-            Self::Refused { .. } => "see whether `nvidia-smi` works as this user",
+            Self::Refused { .. } => "check that `nvidia-smi` works as this user",
             Self::NoDevice { .. } | Self::NoSuchDevice { .. } => {
-                "look at CUDA_VISIBLE_DEVICES, which hides devices"
+                "check CUDA_VISIBLE_DEVICES, which hides devices"
             }
         }
     }

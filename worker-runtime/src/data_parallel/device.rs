@@ -8,7 +8,7 @@ use crate::diagnostic::{Details, Diagnostic};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The list is empty.
-    #[error("{}there is no device to put the model on", Details(self))]
+    #[error("{}the device list of the model is empty", Details(self))]
     None,
     /// A device occurs twice.
     #[error("{}the device `{device}` is named twice", Details(self))]
@@ -18,7 +18,7 @@ pub enum DeviceError {
     },
     /// The ordinal is not below the number of devices.
     #[error(
-        "{}there is no device `{device}`: this process sees {available} of `{}`",
+        "{}device `{device}` does not exist: this process sees {available} of kind `{}`",
         Details(self), device.kind()
     )]
     OutOfRange {
@@ -43,9 +43,9 @@ impl DeviceError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::None => "name at least one, such as `cpu:0`",
-            Self::Repeated { .. } => "name each device once: two replicas on one are no faster",
+            Self::Repeated { .. } => "name each device once",
             Self::OutOfRange { .. } => {
-                "devices are counted from 0 as this process sees them; look at CUDA_VISIBLE_DEVICES"
+                "devices are counted from 0 as this process sees them; check CUDA_VISIBLE_DEVICES"
             }
             Self::MixedKinds { .. } => "use devices of one kind",
         }
@@ -118,9 +118,9 @@ mod tests {
 
     #[test]
     fn what_is_not_there_twice_or_of_another_kind_is_named() {
-        assert_eq!(refused("", 2), "there is no device to put the model on");
+        assert_eq!(refused("", 2), "the device list of the model is empty");
         assert_eq!(refused("0 1 cuda:0", 2), "the device `cuda:0` is named twice");
-        assert_eq!(refused("0 2", 2), "there is no device `cuda:2`: this process sees 2 of `cuda`");
+        assert_eq!(refused("0 2", 2), "device `cuda:2` does not exist: this process sees 2 of kind `cuda`");
         assert_eq!(refused("cuda:0 cpu:0", 2), "the devices are of different kinds: `cuda:0` and `cpu:0`");
     }
 }

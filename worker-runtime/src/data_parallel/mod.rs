@@ -76,7 +76,7 @@ pub enum DataParallelError<E: Error + 'static> {
     #[error("the batch has no rows")]
     NoRows,
     /// `backward` needs the output of a successful `forward`.
-    #[error("`backward` was called without a `forward` that succeeded before it")]
+    #[error("`backward` needs a successful `forward` before it")]
     NoForward,
     /// The gradient has another number of rows than the output.
     #[error("the gradient of the output has {given} rows, but the output had {expected}")]
@@ -87,7 +87,7 @@ pub enum DataParallelError<E: Error + 'static> {
         given: usize,
     },
     /// The system refuses a thread.
-    #[error("no thread for the replica on `{device}`")]
+    #[error("the replica on `{device}` cannot start a thread")]
     Thread {
         /// The device of the replica.
         device: Device,

@@ -34,7 +34,7 @@ pub enum DdpError {
         data_type: DataType,
     },
     /// All gradients together exceed the address space.
-    #[error("the gradients up to that of `{parameter}` have more bytes than memory can have")]
+    #[error("the gradients up to `{parameter}` exceed the address space")]
     TooLarge {
         /// Name of the parameter that exceeds it.
         parameter: String,
@@ -44,14 +44,14 @@ pub enum DdpError {
     Differ(Box<ModelDifference>),
     /// The description of a rank's model cannot be decoded.
     #[error(
-        "the description of the model of rank {rank} cannot be decoded; build all ranks with the same rankrun"
+        "the model description of rank {rank} cannot be decoded; build all ranks with the same rankrun version"
     )]
     Unreadable {
         /// The rank that sent it.
         rank: Rank,
     },
     /// The index is beyond the model.
-    #[error("there is no parameter {index}: the model has {parameters}")]
+    #[error("parameter {index} does not exist: the model has {parameters}")]
     NoSuchParameter {
         /// The given index.
         index: usize,
@@ -59,7 +59,7 @@ pub enum DdpError {
         parameters: usize,
     },
     /// The gradient was accessed with the wrong element type.
-    #[error("`{parameter}` is of type {expected}, and its gradient was taken for {given}")]
+    #[error("the gradient of `{parameter}` has type {expected}, but the call uses {given}")]
     WrongType {
         /// Name of the parameter.
         parameter: String,
@@ -69,7 +69,7 @@ pub enum DdpError {
         given: DataType,
     },
     /// A slice has the wrong length.
-    #[error("`{parameter}` has {expected} elements, but was given {given}")]
+    #[error("`{parameter}` has {expected} elements, but the call passes {given}")]
     WrongLength {
         /// Name of the parameter.
         parameter: String,
@@ -79,7 +79,7 @@ pub enum DdpError {
         given: usize,
     },
     /// Device memory has the wrong length.
-    #[error("`{parameter}` has {expected} bytes, but was given memory of {given}")]
+    #[error("`{parameter}` has {expected} bytes, but the call passes {given} bytes of memory")]
     WrongBytes {
         /// Name of the parameter.
         parameter: String,
@@ -90,7 +90,7 @@ pub enum DdpError {
     },
     /// The host group and the device group have different ranks.
     #[error(
-        "{}this is rank {} of {} between hosts and rank {} of {} between devices",
+        "{}the two groups do not match: this is rank {} of {} between hosts and rank {} of {} between devices",
         Details(self), host.0, host.1, device.0, device.1
     )]
     OtherRanks {
@@ -100,7 +100,7 @@ pub enum DdpError {
         device: (Rank, WorldSize),
     },
     /// The number of given parameters is wrong.
-    #[error("the model has {expected} parameters{}, but {given} were given", of_type(*.data_type))]
+    #[error("the model has {expected} parameters{}, but the call passes {given}", of_type(*.data_type))]
     WrongCount {
         /// Their element type, if only those of one type were expected.
         data_type: Option<DataType>,
@@ -110,13 +110,13 @@ pub enum DdpError {
         given: usize,
     },
     /// A gradient was marked ready twice in one pass, or written after it was ready.
-    #[error("{}the gradient of `{parameter}` is ready already in this pass", Details(self))]
+    #[error("{}the gradient of `{parameter}` is marked ready twice in this pass", Details(self))]
     Twice {
         /// Name of the parameter.
         parameter: String,
     },
     /// A parameter has no gradient in this pass. It can still be made ready.
-    #[error("{}there is no gradient of `{parameter}`{}", Details(self), nor_of(*.others))]
+    #[error("{}the gradient of `{parameter}`{} is missing", Details(self), nor_of(*.others))]
     Missing {
         /// The first parameter without one, in model order.
         parameter: String,
@@ -125,7 +125,7 @@ pub enum DdpError {
     },
     /// The sum of earlier passes would be overwritten.
     #[error(
-        "{}the gradient of `{parameter}` holds that of the passes before, and would be written over",
+        "{}the gradient of `{parameter}` holds the sum of earlier passes, which this call would overwrite",
         Details(self)
     )]
     Kept {
@@ -133,15 +133,15 @@ pub enum DdpError {
         parameter: String,
     },
     /// Within `no_sync` there is nothing to finish.
-    #[error("{}`finish` was called within `no_sync`, where nothing is exchanged", Details(self))]
+    #[error("{}`finish` is called inside `no_sync`, which exchanges no gradients", Details(self))]
     NoSync,
     /// The memory of the gradients is in use by a call.
     #[error(
-        "`broadcast` was called while gradients are being gathered; it belongs before the first, or after `finish`"
+        "`broadcast` is called while gradients are collected; call it before the first gradient or after `finish`"
     )]
     UnderWay,
     /// An earlier call failed, and its gradients are lost.
-    #[error("the exchange of gradients has ended with an earlier error")]
+    #[error("the gradient exchange has already failed with an earlier error")]
     Ended,
 }
 
@@ -158,8 +158,8 @@ fn of_type(data_type: Option<DataType>) -> String {
 fn nor_of(others: usize) -> String {
     match others {
         0 => String::new(),
-        1 => ", nor of another one".to_owned(),
-        others => format!(", nor of {others} others"),
+        1 => " and of 1 other parameter".to_owned(),
+        others => format!(" and of {others} other parameters"),
     }
 }
 
@@ -170,15 +170,17 @@ impl DdpError {
         match self {
             Self::Group(error) => error.hint(),
             Self::NotFloat { .. } => {
-                Some("leave it out: `AsyncGroup::broadcast` carries what is not trained")
+                Some("leave it out of the model, and send untrained data with `AsyncGroup::broadcast`")
             }
             Self::Differ(_) => {
                 Some("build the same model on every rank, from the same code and the same options")
             }
-            Self::OtherRanks { .. } => Some("join both groups with the same context, or split both alike"),
-            Self::Twice { .. } => {
-                Some("add up what belongs to one gradient first; end each pass with `finish` or `no_sync`")
+            Self::OtherRanks { .. } => {
+                Some("join both groups with the same context, or split both with the same colors and keys")
             }
+            Self::Twice { .. } => Some(
+                "add up the gradient before it is marked ready, and end each pass with `finish` or `no_sync`",
+            ),
             Self::Missing { .. } => {
                 Some("make every gradient ready, or set `find_unused` where a pass may leave some out")
             }

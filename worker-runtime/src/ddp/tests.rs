@@ -94,7 +94,7 @@ fn model_may_have_several_types() {
         ddp.ready(2, &[0.0f64; 0]).unwrap();
         ddp.ready(1, &[f16::from_f64(rank)]).unwrap();
         let error = ddp.ready(0, &[1.0f32, 2.0]).unwrap_err();
-        assert_eq!(error.to_string(), "`a` is of type f64, and its gradient was taken for f32");
+        assert_eq!(error.to_string(), "the gradient of `a` has type f64, but the call uses f32");
         ddp.ready(0, &[rank, 1.0]).unwrap();
         let gradients = ddp.finish().unwrap();
         assert_eq!(gradients.iter::<f64>().collect::<Vec<_>>(), [&[0.5, 1.0][..], &[], &[0.5]]);
@@ -178,7 +178,7 @@ fn passes_without_sync_add_up_and_send_nothing() {
             let error = ddp.overwrite::<f32>(2).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "the gradient of `fc.bias` holds that of the passes before, and would be written over"
+                "the gradient of `fc.bias` holds the sum of earlier passes, which this call would overwrite"
             );
             assert!(error.hint().is_some());
             ddp.ready(2, &[100.0f32]).unwrap();
@@ -199,10 +199,10 @@ fn missing_gradient_is_named_and_may_still_come() {
         let mut ddp = ddp(group, false);
         ddp.ready(2, &[1.0f32]).unwrap();
         let error = ddp.finish().unwrap_err();
-        assert_eq!(error.to_string(), "there is no gradient of `embedding`, nor of another one");
+        assert_eq!(error.to_string(), "the gradient of `embedding` and of 1 other parameter is missing");
         assert!(error.hint().is_some_and(|hint| hint.contains("find_unused")));
         ddp.mark_ready(0).unwrap();
-        assert_eq!(ddp.finish().unwrap_err().to_string(), "there is no gradient of `fc.weight`");
+        assert_eq!(ddp.finish().unwrap_err().to_string(), "the gradient of `fc.weight` is missing");
         ddp.ready(1, &[1.0f32; 3]).unwrap();
         assert_eq!(ddp.finish().unwrap().get::<f32>(0).unwrap(), [0.0; 4]);
     });
@@ -249,7 +249,7 @@ fn pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
             ddp.ready(2, &[rank]).unwrap();
             ddp.no_sync(|ddp| ddp.ready(0, &[rank; 4])).unwrap();
             let error = ddp.ready(2, &[1.0f32]).unwrap_err();
-            assert_eq!(error.to_string(), "the gradient of `fc.bias` is ready already in this pass");
+            assert_eq!(error.to_string(), "the gradient of `fc.bias` is marked ready twice in this pass");
             ddp.no_sync(|ddp| ddp.ready(1, &[rank; 3])).unwrap();
             let gradients = ddp.finish().unwrap();
             let all: Vec<&[f32]> = gradients.iter().collect();
@@ -262,9 +262,12 @@ fn pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
 fn wrong_gradient_is_named_and_changes_nothing() {
     let mut ddp = alone();
     let difference_text = |result: Result<(), DdpError>| result.unwrap_err().to_string();
-    assert_eq!(difference_text(ddp.ready(1, &[1.0f32; 2])), "`fc.weight` has 3 elements, but was given 2");
-    assert_eq!(difference_text(ddp.ready(3, &[1.0f32])), "there is no parameter 3: the model has 3");
-    assert_eq!(difference_text(ddp.mark_ready(9)), "there is no parameter 9: the model has 3");
+    assert_eq!(
+        difference_text(ddp.ready(1, &[1.0f32; 2])),
+        "`fc.weight` has 3 elements, but the call passes 2"
+    );
+    assert_eq!(difference_text(ddp.ready(3, &[1.0f32])), "parameter 3 does not exist: the model has 3");
+    assert_eq!(difference_text(ddp.mark_ready(9)), "parameter 9 does not exist: the model has 3");
     ddp.ready(1, &[1.0f32; 3]).unwrap();
     for result in [
         ddp.ready(1, &[1.0f32; 3]),
@@ -272,7 +275,7 @@ fn wrong_gradient_is_named_and_changes_nothing() {
         ddp.gradient_mut::<f32>(1).map(drop),
         ddp.overwrite::<f32>(1).map(drop),
     ] {
-        assert_eq!(difference_text(result), "the gradient of `fc.weight` is ready already in this pass");
+        assert_eq!(difference_text(result), "the gradient of `fc.weight` is marked ready twice in this pass");
     }
     let mut parameters = [vec![0.0f32; 4], vec![0.0; 3], vec![0.0]];
     assert!(matches!(ddp.broadcast(&mut parameters), Err(DdpError::UnderWay)));
@@ -281,10 +284,13 @@ fn wrong_gradient_is_named_and_changes_nothing() {
     ddp.finish().unwrap();
     assert_eq!(
         difference_text(ddp.broadcast(&mut parameters[..2])),
-        "the model has 3 parameters of type f32, but 2 were given"
+        "the model has 3 parameters of type f32, but the call passes 2"
     );
     parameters[2].push(0.0);
-    assert_eq!(difference_text(ddp.broadcast(&mut parameters)), "`fc.bias` has 1 elements, but was given 2");
+    assert_eq!(
+        difference_text(ddp.broadcast(&mut parameters)),
+        "`fc.bias` has 1 elements, but the call passes 2"
+    );
 }
 
 #[test]

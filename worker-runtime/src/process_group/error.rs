@@ -21,7 +21,7 @@ use crate::store::StoreError;
 
 /// Hint for a process that has reached its limit of open files.
 pub(crate) const DESCRIPTORS: &str =
-    "give the worker more descriptors: `ulimit -n`; over TCP it needs one for each rank";
+    "raise the worker's limit of open files with `ulimit -n`; over TCP it needs one for each rank";
 
 /// Bytes of an unexpected value that a message shows at most.
 const MAX_SHOWN: usize = 100;
@@ -41,10 +41,10 @@ pub enum GroupError {
         members: Members,
     },
     /// The ranks cannot become a group: their versions, backends or hosts do not match.
-    #[error("the ranks cannot become a group")]
+    #[error("the ranks cannot form a group")]
     Conflict(#[from] Conflict),
     /// A backend that this build does not support.
-    #[error("this program has no backend `{backend}` for process groups; ask for `auto` or `tcp`")]
+    #[error("this program is built without the backend `{backend}`; choose `auto` or `tcp`")]
     NoBackend {
         /// The requested backend.
         backend: Backend,
@@ -60,7 +60,7 @@ pub enum GroupError {
         world_size: WorldSize,
     },
     /// A rank sends to itself or receives from itself. No message was sent.
-    #[error("`{operation}` names rank {rank}, which is this rank itself: a message has two ends")]
+    #[error("`{operation}` names rank {rank}, which is this rank; name another rank")]
     ToItself {
         /// The failed call.
         operation: Operation,
@@ -68,7 +68,7 @@ pub enum GroupError {
         rank: Rank,
     },
     /// The length of a buffer or a list is wrong. Nothing was sent.
-    #[error("`{operation}` takes {expected} {what} here, not {given}")]
+    #[error("`{operation}` needs {expected} {what}, but the call passes {given}")]
     WrongLength {
         /// The failed call.
         operation: Operation,
@@ -81,7 +81,7 @@ pub enum GroupError {
     },
     /// Host memory was given to a device group, or device memory to a host group. Nothing was sent.
     #[error(
-        "{}`{operation}` was given {given}, but this group carries {} only ({backend})",
+        "{}`{operation}` gets {given}, but this group accepts only {} (backend `{backend}`)",
         Details(self), .given.other()
     )]
     WrongMemory {
@@ -108,11 +108,11 @@ pub enum GroupError {
     #[error("the ranks cannot find each other through the store")]
     Store(#[from] StoreError),
     /// The system refuses a listener, or `poll` fails.
-    #[error("{}no socket for the other ranks", Details(self))]
+    #[error("{}this rank cannot open a socket for the other ranks", Details(self))]
     Socket(#[from] io::Error),
     /// The limit of open files is below the number of connections.
     #[error(
-        "{}a group of {world_size} ranks over TCP takes a connection to each of them, and this process may open {limit} files",
+        "{}a TCP group of {world_size} ranks needs one connection for each rank, but this process may open {limit} files",
         Details(self)
     )]
     FewDescriptors {
@@ -122,25 +122,27 @@ pub enum GroupError {
         limit: u64,
     },
     /// The host cannot be identified, since this process may open no more files.
-    #[error("{}this rank cannot find out on which host it is", Details(self))]
+    #[error("{}this rank cannot identify its host", Details(self))]
     Host(#[source] io::Error),
     /// The process was forked after the parent had joined the group.
-    #[error("{}this process was forked from rank {rank}, and is not a rank of its groups", Details(self))]
+    #[error("{}this process is a fork of rank {rank} and cannot use the groups of its parent", Details(self))]
     Forked {
         /// The parent, as a rank of the group.
         rank: Rank,
     },
     /// The ranks are on one host and cannot share memory.
-    #[error("no shared memory for the ranks of this host")]
+    #[error("the ranks of this host cannot share memory")]
     SharedMemory(#[from] SegmentError),
     /// The system refuses a thread for an [`AsyncGroup`](super::AsyncGroup).
-    #[error("no thread for the calls of the group")]
+    #[error("the group cannot start a thread for its calls")]
     Thread(#[source] io::Error),
     /// A call panicked in the thread of its [`AsyncGroup`](super::AsyncGroup), and the group has ended.
     #[error("a call of the asynchronous group panicked")]
     Panicked,
     /// The store holds a value for this group that no rank of it wrote.
-    #[error("the store holds `{value}` as `{key}`, which no rank wrote")]
+    #[error(
+        "the store key `{key}` holds `{value}`, which is not an entry of this group; check that no other program writes to the store"
+    )]
     StrangeEntry {
         /// Key within the group.
         key: String,
@@ -164,21 +166,21 @@ impl GroupError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::WrongMemory { given: MemoryKind::Device, .. } => {
-                Some("make the group with NCCL, or copy the data to the host first")
+                Some("join the group with the backend `nccl`, or copy the data to the host first")
             }
             Self::WrongMemory { given: MemoryKind::Host, .. } => {
-                Some("call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`")
+                Some("call `run_on_device`, or join a second group for host memory with `tcp` or `shm`")
             }
             Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
             Self::FewDescriptors { .. } => Some(DESCRIPTORS),
             Self::Store(error) => error.hint(),
             Self::SharedMemory(error) => error.hint(),
-            Self::Forked { .. } => {
-                Some("join a group of another name in the child, or start it as a program of its own")
-            }
+            Self::Forked { .. } => Some(
+                "join a group with another name in the child process, or start the child as a separate program",
+            ),
             Self::Failed { operation: Operation::Join, failure, .. } if failure.is_refusal() => Some(
-                "it is gone, or on another machine that was cloned with this one (the same \
-                 /proc/sys/kernel/random/boot_id): then ask for `tcp`",
+                "check that this rank still runs; if its machine is a clone of this one (the same \
+                 /proc/sys/kernel/random/boot_id), set RANKRUN_BACKEND=tcp",
             ),
             #[cfg(feature = "nccl")]
             Self::NcclMissing(missing) => Some(missing.hint()),
@@ -348,7 +350,7 @@ impl fmt::Display for FailureText<'_> {
                     name(*other)
                 )
             }
-            GroupFailure::RankFailed { rank, reason } => write!(f, "on {}, {reason}", name(*rank)),
+            GroupFailure::RankFailed { rank, reason } => write!(f, "{} failed: {reason}", name(*rank)),
         }
     }
 }

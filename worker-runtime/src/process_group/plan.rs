@@ -135,7 +135,7 @@ pub enum Conflict {
     },
     /// Two ranks request different backends.
     #[error(
-        "rank {} wants the backend `{}` and rank {} `{}`; give all ranks the same `RANKRUN_BACKEND` or \
+        "rank {} requests the backend `{}` and rank {} `{}`; give all ranks the same `RANKRUN_BACKEND` or \
          `GroupOptions::backend`",
         ranks[0], choices[0], ranks[1], choices[1]
     )]
@@ -147,8 +147,8 @@ pub enum Conflict {
     },
     /// Shared memory is requested, and two ranks are on different hosts or have different users.
     #[error(
-        "the backend `shm` is for ranks of one user on one host, and rank {} and rank {} are on different ones, or of \
-         different users; ask for `auto`",
+        "the backend `shm` needs ranks of one user on one host, but rank {} and rank {} are on different hosts or of \
+         different users; choose `auto`",
         ranks[0], ranks[1]
     )]
     Hosts {
@@ -292,14 +292,14 @@ mod tests {
         let said = |records: &[RankRecord]| choose(records).unwrap_err().to_string();
         let (auto, tcp) = (record(BackendChoice::Auto, "a"), record(BackendChoice::Tcp, "a"));
         let text = said(&[auto.clone(), auto.clone(), tcp]);
-        assert!(text.starts_with("rank 0 wants the backend `auto` and rank 2 `tcp`;"), "{text}");
+        assert!(text.starts_with("rank 0 requests the backend `auto` and rank 2 `tcp`;"), "{text}");
         let text = said(&[
             record(BackendChoice::Shm, "a"),
             record(BackendChoice::Shm, "a"),
             record(BackendChoice::Shm, "b"),
         ]);
         assert!(
-            text.contains("rank 0 and rank 2 are on different ones") && text.ends_with("ask for `auto`"),
+            text.contains("rank 0 and rank 2 are on different hosts") && text.ends_with("choose `auto`"),
             "{text}"
         );
         let other = RankRecord::Other { version: 1 };

@@ -34,7 +34,7 @@ impl Default for SamplerOptions {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SamplerError {
     /// The rank is not below the world size.
-    #[error("there is no rank {rank} among {world_size} ranks, which are counted from 0")]
+    #[error("rank {rank} does not exist: the {world_size} ranks are counted from 0")]
     NoSuchRank {
         /// The given rank.
         rank: Rank,
@@ -42,7 +42,7 @@ pub enum SamplerError {
         world_size: WorldSize,
     },
     /// The data is empty. torch returns an empty sampler, and a training that seems to work.
-    #[error("there are no samples: the length of the data is 0")]
+    #[error("the data has no samples: its length is 0")]
     NoSamples,
     /// The batch size is 0.
     #[error("the batch size is 0; it must be at least 1")]

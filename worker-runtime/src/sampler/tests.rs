@@ -34,9 +34,9 @@ fn few_samples_are_repeated_and_dropped_ones_leave_none() {
 fn invalid_sampler_is_refused() {
     let two = WorldSize::new(2).unwrap();
     let error = DistributedSampler::new(10, Rank(2), two, PLAIN).unwrap_err();
-    assert_eq!(error.to_string(), "there is no rank 2 among 2 ranks, which are counted from 0");
+    assert_eq!(error.to_string(), "rank 2 does not exist: the 2 ranks are counted from 0");
     let error = DistributedSampler::new(0, Rank(0), two, PLAIN).unwrap_err();
-    assert_eq!(error.to_string(), "there are no samples: the length of the data is 0");
+    assert_eq!(error.to_string(), "the data has no samples: its length is 0");
     let error = GlobalBatches::new(sampler(10, 0, 2, PLAIN), 0).unwrap_err();
     assert_eq!(error.to_string(), "the batch size is 0; it must be at least 1");
 }

@@ -11,7 +11,7 @@ use crate::diagnostic::{Details, Diagnostic};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No connection within the timeout.
-    #[error("cannot reach the store at `{host}:{port}` within {timeout:?}")]
+    #[error("the store at `{host}:{port}` cannot be reached within {timeout:?}")]
     Unreachable {
         /// Host name or address as given.
         host: String,
@@ -24,10 +24,10 @@ pub enum StoreError {
         source: ConnectFailure,
     },
     /// This process or its machine can open no more sockets.
-    #[error("{}no socket for a connection to the store", Details(self))]
+    #[error("{}this process cannot open a socket to the store", Details(self))]
     NoSocket(#[source] io::Error),
     /// Without a launcher there is no store.
-    #[error("there is no store: this process was not started by a launcher")]
+    #[error("this process has no store: it runs without a launcher; start it with `rankrun`")]
     NoLauncher,
     /// A key did not appear within the timeout. The connection is usable.
     #[error("wait timeout after {}ms, keys: {}", timeout.as_millis(), keys.join(", "))]
@@ -68,8 +68,10 @@ impl StoreError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NoSocket(_) => Some("give the worker more descriptors: `ulimit -n`"),
-            Self::WaitRefused { .. } => Some("`--store-limit SIZE` of the launcher raises the limit"),
+            Self::NoSocket(_) => Some("raise the worker's limit of open files with `ulimit -n`"),
+            Self::WaitRefused { .. } => {
+                Some("raise the limit with the launcher's option `--store-limit SIZE`")
+            }
             _ => None,
         }
     }

@@ -36,15 +36,15 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
 fn wrong_argument_is_an_error_and_costs_nothing() {
     on_all(2, |group, _| {
         let error = group.scatter(&[1i64], &[1], Rank(0)).unwrap_err();
-        assert_eq!(error.to_string(), "`scatter` takes 2 counts here, not 1");
+        assert_eq!(error.to_string(), "`scatter` needs 2 counts, but the call passes 1");
         let error = group.gather(&[1i64], &[2, 2], Rank(0)).unwrap_err();
-        assert_eq!(error.to_string(), "`gather` takes 2 elements here, not 1");
+        assert_eq!(error.to_string(), "`gather` needs 2 elements, but the call passes 1");
         let error = group.gather(&[1i64], &[usize::MAX, 1], Rank(0)).unwrap_err();
         assert!(matches!(error, GroupError::WrongLength { .. }), "{error}");
         let error = group.broadcast(&mut [1i64], Rank(2)).unwrap_err();
         assert_eq!(error.to_string(), "`broadcast` names rank 2, but the group has 2 ranks");
         let me = group.rank();
-        let itself = format!("names rank {me}, which is this rank itself: a message has two ends");
+        let itself = format!("names rank {me}, which is this rank; name another rank");
         assert_eq!(group.send(&[1i64], me).unwrap_err().to_string(), format!("`send` {itself}"));
         assert_eq!(group.receive(&mut [1i64], me).unwrap_err().to_string(), format!("`receive` {itself}"));
         group.barrier()

@@ -26,7 +26,10 @@ fn outside_a_launcher_a_group_is_a_world_of_one() {
     assert_eq!(group.scatter(&data, &[2], Rank(0)).unwrap(), data);
     assert_eq!(group.gather(&data, &[2], Rank(0)).unwrap().unwrap(), data);
     let error = context.store(AMPLE).unwrap_err();
-    assert_eq!(error.to_string(), "there is no store: this process was not started by a launcher");
+    assert_eq!(
+        error.to_string(),
+        "this process has no store: it runs without a launcher; start it with `rankrun`"
+    );
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn rank_of_another_version_is_named_with_both_versions() {
         assert_eq!(
             with_cause(&error),
             format!(
-                "the ranks cannot become a group: rank 0 speaks version {version} of the protocol and rank 1 \
+                "the ranks cannot form a group: rank 0 speaks version {version} of the protocol and rank 1 \
                  version 3; build all ranks with the same rankrun"
             )
         );
@@ -60,15 +60,18 @@ fn rank_of_another_version_is_named_with_both_versions() {
 fn invalid_store_entry_is_shown_and_refused() {
     for record in [&b""[..], b"hello", &[0xff; 100_000], b"rankrun group 3\nbackend gloo\nhost here\n"] {
         let error = answer_to(record).to_string();
-        assert!(error.starts_with("the store holds `"), "{error}");
-        assert!(error.ends_with("` as `record/0`, which no rank wrote") && error.len() < 500, "{error}");
+        assert!(error.starts_with("the store key `record/0` holds `"), "{error}");
+        assert!(
+            error.contains("`, which is not an entry of this group; check ") && error.len() < 500,
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn different_backend_choices_are_an_error_on_both_sides() {
     for error in choices([BackendChoice::Tcp, BackendChoice::Auto]).map(Result::unwrap_err) {
-        let expected = "the ranks cannot become a group: rank 0 wants the backend `tcp` and rank 1 `auto`; give all \
+        let expected = "the ranks cannot form a group: rank 0 requests the backend `tcp` and rank 1 `auto`; give all \
                         ranks the same `RANKRUN_BACKEND` or `GroupOptions::backend`";
         assert_eq!(with_cause(&error), expected);
     }
@@ -94,7 +97,7 @@ fn requested_backend_carries_the_calls() {
 #[test]
 fn backend_that_is_not_there_is_named() {
     for error in choices([BackendChoice::Nccl; 2]).map(Result::unwrap_err) {
-        let expected = "this program has no backend `nccl` for process groups; ask for `auto` or `tcp`";
+        let expected = "this program is built without the backend `nccl`; choose `auto` or `tcp`";
         assert_eq!(error.to_string(), expected);
     }
 }
@@ -128,9 +131,9 @@ fn environment_chooses_and_what_is_absurd_is_named() {
     // There may be none, but that it was asked for is understood.
     let (code, error) = said("nccl");
     let words = [
-        "no backend `nccl`",
-        "there is no usable NCCL",
-        "there is no CUDA driver",
+        "without the backend `nccl`",
+        "NCCL cannot be loaded",
+        "the CUDA driver cannot be loaded",
         "shows no device",
         "no current",
     ];

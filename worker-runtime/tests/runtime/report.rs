@@ -211,7 +211,7 @@ fn hint_survives_an_error_type_of_the_program() {
         ("no cuda", "install NVIDIA's driver"),
         ("no parameter", "call it after the last pass"),
         ("no device", "name at least one"),
-        ("no socket", "give the worker more descriptors"),
+        ("no socket", "raise the worker's limit of open files"),
     ] {
         let stderr = Ended::of(&format!("error: {which}"), &[]).stderr();
         assert_eq!(stderr.matches("\n  hint: ").count(), 1, "{which}: {stderr}");

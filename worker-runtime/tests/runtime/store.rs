@@ -120,7 +120,7 @@ fn address_without_listener_is_named() {
     let port = listener.local_addr().unwrap().port();
     drop(listener);
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
-    assert_eq!(error.to_string(), format!("cannot reach the store at `127.0.0.1:{port}` within 200ms"));
+    assert_eq!(error.to_string(), format!("the store at `127.0.0.1:{port}` cannot be reached within 200ms"));
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn save_that_fails_leaves_the_one_before_and_every_rank_knows() {
     let told: Vec<String> = ended.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     let place = folder.main(40).display().to_string();
     assert_eq!(told[0], format!("cannot write `{place}` for the checkpoint of step 40"));
-    assert!(told[1].starts_with(&format!("rank 0 says: {}: ", told[0])) && told[2] == told[1], "{told:?}");
+    assert!(told[1].starts_with(&format!("rank 0 failed: {}: ", told[0])) && told[2] == told[1], "{told:?}");
     fs::remove_dir_all(folder.main(40)).unwrap();
     assert_eq!(folder.names(), before);
     assert_eq!(load_parts(&folder, 3).step, 20);

@@ -154,7 +154,7 @@ fn folder_that_cannot_be_is_refused_at_once() {
         let error = result.unwrap_err();
         let told = error.to_string();
         assert!(
-            told.contains(&format!("cannot keep checkpoints in the folder `{}`", below.display())),
+            told.contains(&format!("the checkpoint folder `{}` cannot be used", below.display())),
             "{told}"
         );
         assert_eq!(error.hint().is_some(), rank == 0);

@@ -51,12 +51,12 @@ fn reason_of_a_refusal_is_told_to_every_rank() {
     for (bytes, expected) in [
         (whole[..whole.len() - 1].to_vec(), "torn: it has "),
         (Vec::new(), "torn: it has 0 bytes, and should have 8"),
-        (damaged(whole.len() - 3), "damaged: its bytes do not fit its checksum"),
+        (damaged(whole.len() - 3), "damaged: its bytes do not match its checksum"),
         (huge, "not a safetensors file: its header would have 18446744073709551615 bytes, of 108 in all"),
         (foreign, "not a checkpoint of rankrun: another program wrote it"),
-        (old, "it is of step 20, and its name says another one"),
+        (old, "it contains step 20, but its name says another step"),
         (b"\x10\0\0\0\0\0\0\0[[[[[[[[[[[[[[[[".to_vec(), "its header is not that of a safetensors file: "),
-        (future, "a checkpoint in the format \"2\""),
+        (future, "its format is \"2\""),
     ] {
         fs::write(folder.main(40), &bytes).unwrap();
         let loaded = load(&folder, 3).unwrap();
@@ -98,7 +98,7 @@ fn where_none_can_be_used_every_rank_says_why() {
             "{told}"
         );
         assert!(told.contains("step-0000000040.safetensors`: it cannot be read: "), "{told}");
-        assert_eq!(error.hint(), Some("remove these files to begin anew"));
+        assert_eq!(error.hint(), Some("remove these files to start from the beginning"));
     }
 }
 
@@ -160,7 +160,7 @@ fn fifo_or_device_as_checkpoint_folder_is_refused_at_once() {
     for path in [&*fifo, Path::new("/dev/zero")] {
         for result in ranks_in(&[path; 2], |_| Ok(())) {
             let told = result.unwrap_err().to_string();
-            assert!(told.contains(&format!("in the folder `{}`", path.display())), "{told}");
+            assert!(told.contains(&format!("the checkpoint folder `{}`", path.display())), "{told}");
         }
     }
 }

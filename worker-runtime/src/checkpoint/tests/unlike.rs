@@ -67,7 +67,7 @@ fn ranks_that_do_not_mean_the_same_are_told() {
         let told = result.unwrap_err().to_string();
         assert_eq!(
             told,
-            "rank 1 has other sharded tensors than rank 0, by their names, types or shapes of rows"
+            "the sharded tensors of rank 1 differ from rank 0 in their names, types or row shapes"
         );
     }
     assert!(folder.names().is_empty());
@@ -78,7 +78,7 @@ fn step_that_could_not_be_found_again_is_not_saved() {
     let folder = Folder::new();
     for ended in ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
         let told = ended.unwrap_err().to_string();
-        assert!(told.ends_with("there is no step 9223372036854775808: the last one that a checkpoint can have is 9223372036854775807"), "{told}");
+        assert!(told.ends_with("step 9223372036854775808 is too large: the largest step of a checkpoint is 9223372036854775807"), "{told}");
     }
     assert!(folder.names().is_empty());
     save(&folder, 1, &[i64::MAX as u64]);

@@ -41,7 +41,7 @@ pub(super) fn explain(me: Rank, ours: Call, timeout: Duration, answers: &[(Rank,
             return GroupFailure::Mismatch { rank: *rank, theirs, ours };
         }
     }
-    let reason = format!("{ours} is not done within {timeout:?}, although all ranks have made it");
+    let reason = format!("{ours} is not done within {timeout:?}, although every rank has made this call");
     GroupFailure::RankFailed { rank: me, reason }
 }
 

@@ -45,7 +45,7 @@ impl fmt::Display for NcclVersion {
 
 /// No usable library of NCCL was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}there is no usable NCCL; looked for{}", Details(self), SearchList(.searched))]
+#[error("{}NCCL cannot be loaded; searched:{}", Details(self), SearchList(.searched))]
 pub struct NcclMissing {
     /// Every searched place with its error, in order.
     pub searched: Vec<SearchedPlace>,
@@ -87,7 +87,7 @@ pub enum NcclError {
         detail: String,
     },
     /// The call was not done in time, and the communicator was aborted.
-    #[error("{}`{function}` was not done within {timeout:?}", Details(self))]
+    #[error("{}`{function}` is not done within {timeout:?}", Details(self))]
     Timeout {
         /// Name of the C function.
         function: &'static str,
@@ -95,7 +95,7 @@ pub enum NcclError {
         timeout: Duration,
     },
     /// The communicator was aborted before or during the call.
-    #[error("`{function}` cannot be called: the communicator was aborted")]
+    #[error("`{function}` cannot be called: the communicator is aborted")]
     Aborted {
         /// Name of the C function.
         function: &'static str,
@@ -109,7 +109,7 @@ pub enum NcclError {
         version: NcclVersion,
     },
     /// A buffer has the wrong length; NCCL was not called.
-    #[error("`{function}` takes {expected} bytes here, not {given}")]
+    #[error("`{function}` needs {expected} bytes, but the call passes {given}")]
     Length {
         /// Name of the C function.
         function: &'static str,
@@ -125,7 +125,7 @@ pub enum NcclError {
         color: u32,
     },
     /// The system refuses the thread that watches the call.
-    #[error("`{function}` needs a thread, of which there are no more")]
+    #[error("`{function}` cannot start a thread")]
     NoThread {
         /// Name of the C function.
         function: &'static str,
@@ -138,14 +138,18 @@ impl NcclError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Call { code: NcclCode(1), .. } => {
-                Some("a GPU and a driver new enough for this NCCL are needed: see `nvidia-smi`")
+                Some("check with `nvidia-smi` that the GPU and its driver support this NCCL")
             }
             Self::Call { code: NcclCode(2), .. } => {
-                Some("the network or the shared memory of this node: NCCL_DEBUG=INFO says more")
+                Some("check the network and the shared memory of this node; NCCL_DEBUG=INFO prints details")
             }
-            Self::Call { code: NcclCode(6), .. } => Some("another rank ended, or the network to it failed"),
-            Self::Call { code: NcclCode(4 | 5), .. } => Some("NCCL_DEBUG=WARN says which argument"),
-            Self::Call { .. } | Self::Timeout { .. } => Some("NCCL_DEBUG=INFO says more"),
+            Self::Call { code: NcclCode(6), .. } => {
+                Some("find the rank that ended, or check the network between the nodes")
+            }
+            Self::Call { code: NcclCode(4 | 5), .. } => {
+                Some("set NCCL_DEBUG=WARN to see which argument is invalid")
+            }
+            Self::Call { .. } | Self::Timeout { .. } => Some("set NCCL_DEBUG=INFO for details"),
             Self::Unsupported { .. } => Some("name a newer NCCL with `--nccl-lib` or RANKRUN_NCCL"),
             Self::Color { .. } => Some("number the colors from 0"),
             Self::Aborted { .. } | Self::Length { .. } | Self::NoThread { .. } => None,
@@ -168,15 +172,15 @@ impl NcclCode {
     fn words(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("ncclSuccess", "no error"),
-            1 => ("ncclUnhandledCudaError", "a call of CUDA failed"),
-            2 => ("ncclSystemError", "a call of the system failed"),
+            1 => ("ncclUnhandledCudaError", "a CUDA call failed"),
+            2 => ("ncclSystemError", "a system call failed"),
             3 => ("ncclInternalError", "an internal error of NCCL"),
             4 => ("ncclInvalidArgument", "an invalid argument"),
-            5 => ("ncclInvalidUsage", "an invalid use"),
+            5 => ("ncclInvalidUsage", "an invalid usage"),
             6 => ("ncclRemoteError", "another rank ended or the network failed"),
             7 => ("ncclInProgress", "still in progress"),
             8 => ("ncclTimeout", "out of time"),
-            _ => ("unknown", "an error that is newer than this program"),
+            _ => ("unknown", "an error code that this program does not know"),
         }
     }
 }
@@ -255,7 +259,7 @@ impl Nccl {
             return Err(format!("`ncclGetVersion` failed: {}", NcclCode(code)));
         }
         if version < OLDEST {
-            return Err(format!("it is NCCL {version}, and {OLDEST} is the oldest that is supported"));
+            return Err(format!("NCCL {version} is too old: {OLDEST} is the oldest supported release"));
         }
         // Its threads keep running, so it cannot be unloaded.
         std::mem::forget(library);

@@ -9,8 +9,7 @@ use crate::process_group::error::DESCRIPTORS;
 use crate::socket::is_own_shortage;
 
 const FILE_CALL: &str = "memfd_create";
-const PERMIT_FILES: &str =
-    "permit the system call `memfd_create` (seccomp), or ask for `auto` or `tcp`, which do without it";
+const PERMIT_FILES: &str = "permit the system call `memfd_create` (seccomp), or choose the backend `auto` or `tcp`, which does not need it";
 
 /// The ranks of one host cannot share memory.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +17,7 @@ pub enum SegmentError {
     /// The group exceeds the layout of the segment.
     #[error(
         "a group of {world_size} ranks does not fit into shared memory, which takes {limit}; \
-         the backend `tcp` carries larger ones"
+         use the backend `tcp` for larger groups"
     )]
     TooManyRanks {
         /// Number of ranks of the group.
@@ -28,8 +27,8 @@ pub enum SegmentError {
     },
     /// The kernel refuses the memory or its mapping.
     #[error(
-        "no {bytes} bytes of shared memory (limits: `ulimit -v`, `ulimit -f`, the memory of the container); \
-         the backend `tcp` needs none"
+        "{bytes} bytes of shared memory cannot be allocated (limits: `ulimit -v`, `ulimit -f`, the memory of the container); \
+         raise the limit or use the backend `tcp`"
     )]
     Memory {
         /// The requested bytes.
@@ -39,21 +38,21 @@ pub enum SegmentError {
         cause: io::Error,
     },
     /// The kernel refuses `memfd_create` to this process.
-    #[error("{}the kernel refuses `memfd_create`, without which ranks share no memory", Details(self))]
+    #[error("{}the kernel refuses `memfd_create`, which shared memory needs", Details(self))]
     NoFile(#[source] io::Error),
     /// Rank 0 failed to make the segment.
-    #[error("{}rank 0 could not make it: {why}", Details(self))]
+    #[error("{}rank 0 cannot create the shared memory: {why}", Details(self))]
     NotMade {
         /// The error of rank 0.
         why: String,
     },
     /// The system refuses the socket that passes the segment to other ranks.
-    #[error("{}no socket for passing shared memory between ranks", Details(self))]
+    #[error("{}this rank cannot open a socket to pass shared memory", Details(self))]
     Socket(#[from] io::Error),
     /// The ranks are built with different versions of rankrun.
     #[error(
-        "rank {rank} lays shared memory out in version {theirs}, this rank in version {ours}; \
-         all ranks must be built with the same rankrun"
+        "rank {rank} uses version {theirs} of the shared memory layout, this rank version {ours}; \
+         build all ranks with the same rankrun version"
     )]
     OtherVersion {
         /// The rank with the other version.
@@ -64,9 +63,7 @@ pub enum SegmentError {
         ours: u32,
     },
     /// The other rank runs as another user, and users do not share memory.
-    #[error(
-        "rank {rank} runs as another user (or in another user namespace); the backend `tcp` connects them"
-    )]
+    #[error("rank {rank} runs as another user (or in another user namespace); use the backend `tcp`")]
     OtherUser {
         /// The rank of the other user.
         rank: Rank,

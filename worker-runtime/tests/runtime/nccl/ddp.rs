@@ -207,21 +207,21 @@ impl Device {
         let refused = |done: Result<(), DdpError>| done.unwrap_err().to_string();
         assert_eq!(
             refused(ddp.put_weights(&all[1..], stream)),
-            "the model has 4 parameters, but 3 were given"
+            "the model has 4 parameters, but the call passes 3"
         );
         let swapped = refused(ddp.put(0, all[1], stream));
-        assert_eq!(swapped, "`embedding` has 16 bytes, but was given memory of 24");
-        assert_eq!(refused(ddp.put(4, all[0], stream)), "there is no parameter 4: the model has 4");
+        assert_eq!(swapped, "`embedding` has 16 bytes, but the call passes 24 bytes of memory");
+        assert_eq!(refused(ddp.put(4, all[0], stream)), "parameter 4 does not exist: the model has 4");
         let unused = ddp.put_unused(2, all[2], stream).unwrap_err();
         assert!(unused.hint().is_some_and(|hint| hint.contains("find_unused")), "{unused}");
         ddp.put(2, all[2], stream)?;
         assert_eq!(
             refused(ddp.put(2, all[2], stream)),
-            "the gradient of `fc.bias` is ready already in this pass"
+            "the gradient of `fc.bias` is marked ready twice in this pass"
         );
         assert!(matches!(ddp.put_weights(&all, stream), Err(DdpError::UnderWay)));
         let missing = ddp.put_end(stream).unwrap_err().to_string();
-        assert_eq!(missing, "there is no gradient of `embedding`, nor of 2 others");
+        assert_eq!(missing, "the gradient of `embedding` and of 2 other parameters is missing");
         // Nothing is lost.
         for index in [0, 1, 3] {
             ddp.put(index, all[index], stream)?;
@@ -242,7 +242,11 @@ impl Device {
     fn other_ranks(&self, (mut host, device): Groups) -> Result<Groups, DdpError> {
         let reversed = host.split(Some(0), 9 - self.rank as u32)?.unwrap();
         let error = NcclDdp::new(reversed, device, model(), &options(1, false)).unwrap_err();
-        let expected = format!("this is rank {} of 3 between hosts and rank {}", 2 - self.rank, self.rank);
+        let expected = format!(
+            "the two groups do not match: this is rank {} of 3 between hosts and rank {}",
+            2 - self.rank,
+            self.rank
+        );
         assert!(self.rank == 1 || error.to_string().starts_with(&expected), "{error}");
         Err(error)
     }

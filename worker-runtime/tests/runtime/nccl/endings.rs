@@ -19,8 +19,8 @@ fn every_operation_and_type_in_a_world_of_one() {
     for orders in ["", "slow=3"] {
         let said = play_with("world of one", orders);
         let expected = [
-            "`ncclBroadcast` takes 0 bytes here, not 3",
-            "`ncclCommGetAsyncError` cannot be called: the communicator was aborted",
+            "`ncclBroadcast` needs 0 bytes, but the call passes 3",
+            "`ncclCommGetAsyncError` cannot be called: the communicator is aborted",
             "fine",
         ];
         assert_eq!(lines(&said), expected);
@@ -36,10 +36,10 @@ fn stream_that_was_waited_for_is_not_touched_again() {
 fn memory_of_the_other_kind_is_refused() {
     let said = play_with("wrong memory", "");
     let expected = [
-        "`all_reduce` was given host memory, but this group carries device memory only (nccl) \
-         [hint: call `run_on_device`, or make a second group for host memory, with `tcp` or `shm`]",
-        "`all_reduce` was given device memory, but this group carries host memory only (memory) \
-         [hint: make the group with NCCL, or copy the data to the host first]",
+        "`all_reduce` gets host memory, but this group accepts only device memory (backend `nccl`) \
+         [hint: call `run_on_device`, or join a second group for host memory with `tcp` or `shm`]",
+        "`all_reduce` gets device memory, but this group accepts only host memory (backend `memory`) \
+         [hint: join the group with the backend `nccl`, or copy the data to the host first]",
     ];
     assert_eq!(lines(&said), expected);
 }
@@ -47,8 +47,8 @@ fn memory_of_the_other_kind_is_refused() {
 #[test]
 fn collective_that_hangs_on_the_device_ends_at_its_deadline() {
     let said = play_with("one call", "stuck=1");
-    let expected = "`all_reduce` cannot finish: on rank 0, call 1, `all_reduce` (sum) of 1000 f32 is not done within \
-                    400ms, although all ranks have made it";
+    let expected = "`all_reduce` cannot finish: rank 0 failed: call 1, `all_reduce` (sum) of 1000 f32 is not done within \
+                    400ms, although every rank has made this call";
     assert_eq!(lines(&said), [expected, expected]);
     assert!((400..3000).contains(&took(&said, "call")), "{said}");
 }
@@ -71,7 +71,7 @@ fn call_that_stays_in_progress_is_aborted_at_its_deadline() {
 #[test]
 fn asynchronous_error_ends_the_group() {
     let said = play_with("one call", "async=6 stuck=1");
-    let expected = "`all_reduce` cannot finish: on rank 0, `ncclCommGetAsyncError` failed: another rank ended or the \
+    let expected = "`all_reduce` cannot finish: rank 0 failed: `ncclCommGetAsyncError` failed: another rank ended or the \
                     network failed (ncclRemoteError, 6): fake.cc:1 the fake was told to fail";
     assert_eq!(lines(&said), [expected, expected]);
 }
@@ -79,12 +79,15 @@ fn asynchronous_error_ends_the_group() {
 #[test]
 fn call_that_is_refused_ends_the_group() {
     let said = play_with("one call", "fail=ncclAllReduce:5");
-    let expected = "`all_reduce` cannot finish: on rank 0, `ncclAllReduce` failed: an invalid use \
+    let expected = "`all_reduce` cannot finish: rank 0 failed: `ncclAllReduce` failed: an invalid usage \
                     (ncclInvalidUsage, 5): fake.cc:1 the fake was told to fail";
     assert_eq!(lines(&said), [expected, expected]);
     let said = play_with("one call", "fail=ncclAllReduce:99:2");
     assert_eq!(lines(&said)[0], "done");
-    assert!(lines(&said)[1].contains("an error that is newer than this program (unknown, 99)"), "{said}");
+    assert!(
+        lines(&said)[1].contains("an error code that this program does not know (unknown, 99)"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -128,8 +131,8 @@ fn end_that_never_returns_becomes_an_abort_or_is_left_behind() {
 #[test]
 fn world_that_does_not_come_together_is_given_up_at_the_deadline() {
     let said = play_with("only join", "absent=1");
-    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` was not done within 400ms \
-                    [hint: NCCL_DEBUG=INFO says more]";
+    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` is not done within 400ms \
+                    [hint: set NCCL_DEBUG=INFO for details]";
     assert_eq!(lines(&said), [expected]);
     assert!((400..2000).contains(&took(&said, "join")), "{said}");
     // The same where NCCL does not even return.
@@ -140,26 +143,23 @@ fn world_that_does_not_come_together_is_given_up_at_the_deadline() {
 #[test]
 fn world_that_cannot_begin_says_why() {
     let said = play_with("only join", "fail=ncclCommInitRankConfig:1");
-    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` failed: a call of CUDA failed \
-                    (ncclUnhandledCudaError, 1): fake.cc:1 the fake was told to fail [hint: a GPU and a driver new \
-                    enough for this NCCL are needed: see `nvidia-smi`]";
+    let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` failed: a CUDA call failed \
+                    (ncclUnhandledCudaError, 1): fake.cc:1 the fake was told to fail [hint: check with \
+                    `nvidia-smi` that the GPU and its driver support this NCCL]";
     assert_eq!(lines(&said), [expected]);
     let said = play_with("only join", "fail=ncclGetUniqueId:2");
-    assert!(
-        said.contains("`ncclGetUniqueId` failed: a call of the system failed (ncclSystemError, 2)"),
-        "{said}"
-    );
+    assert!(said.contains("`ncclGetUniqueId` failed: a system call failed (ncclSystemError, 2)"), "{said}");
 }
 
 #[test]
 fn without_cuda_nothing_panics() {
     let folder = Folder::new();
-    let missing = "there is no CUDA driver; looked for\n  \
+    let missing = "the CUDA driver cannot be loaded; searched:\n  \
                    `libcuda.so.1`: libcuda.so.1: cannot open shared object file: No such file or directory\n  \
                    `libcuda.so`: libcuda.so: cannot open shared object file: No such file or directory";
     assert_eq!(play("cuda", sees(&folder.0, "")), format!("{missing}\n{missing}"));
     let said = play_with("cuda", "");
-    assert_eq!(lines(&said), ["there is CUDA", "there is no CUDA device 7: the driver shows 1"]);
+    assert_eq!(lines(&said), ["there is CUDA", "CUDA device 7 does not exist: the driver shows 1"]);
     assert_eq!(play_with("cuda", "nodevice=1").matches("shows no device").count(), 2);
 }
 
@@ -169,12 +169,14 @@ fn no_driver_and_no_device_are_told_apart() {
     folder.link("libnccl.so.2");
     let said = play("only join", sees(&folder.0, ""));
     assert!(
-        said.contains("there is no CUDA driver; looked for   `libcuda.so.1`: libcuda.so.1: cannot open"),
+        said.contains(
+            "the CUDA driver cannot be loaded; searched:   `libcuda.so.1`: libcuda.so.1: cannot open"
+        ),
         "{said}"
     );
     assert!(said.contains("`libcuda.so`: "), "{said}");
     let said = play_with("only join", "nodevice=1");
-    assert!(said.contains("` shows no device [hint: look at CUDA_VISIBLE_DEVICES"), "{said}");
+    assert!(said.contains("` shows no device [hint: check CUDA_VISIBLE_DEVICES"), "{said}");
     let said = play_with("only join", "fail=cuInit:803");
     assert!(said.contains("refused `cuInit`: a fake error of CUDA (error 803)"), "{said}");
     let folder = Folder::new();

@@ -63,7 +63,7 @@ fn miss_says_where_it_was_looked_and_why_it_was_not_there() {
     let said = load(&folder, vec![("VIRTUAL_ENV", folder.path("venv"))]);
     let venv = folder.0.join("venv");
     let expected = format!(
-        "there is no usable NCCL; looked for\n  \
+        "NCCL cannot be loaded; searched:\n  \
          `libnccl.so.2`: libnccl.so.2: cannot open shared object file: No such file or directory\n  \
          `libnccl.so`: libnccl.so: cannot open shared object file: No such file or directory\n  \
          `{} (VIRTUAL_ENV)`: no wheel `nvidia-nccl-*` is installed there\n\
@@ -122,7 +122,7 @@ fn old_release_is_named_and_the_next_place_is_tried() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
     let said = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);
-    let old = "  `libnccl.so.2`: it is NCCL 2.17.3, and 2.18.0 is the oldest that is supported";
+    let old = "  `libnccl.so.2`: NCCL 2.17.3 is too old: 2.18.0 is the oldest supported release";
     assert!(said.lines().any(|line| line == old), "{said}");
     assert!(said.lines().any(|line| line.starts_with("  `libnccl.so`: ")), "{said}");
     let said = load(&folder, vec![("FAKE_GPU", "version=2708".into())]);

@@ -56,10 +56,10 @@ fn real_library_is_found_gives_ids_and_says_that_there_is_not_a_gpu() {
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }
-    let error = "`ncclCommInitRankConfig` failed: a call of CUDA failed (ncclUnhandledCudaError, 1): ";
+    let error = "`ncclCommInitRankConfig` failed: a CUDA call failed (ncclUnhandledCudaError, 1): ";
     assert!(
         lines[3].starts_with(error) && lines[3].contains("CUDA driver version is insufficient"),
         "{said}"
     );
-    assert_eq!(lines[4], "a GPU and a driver new enough for this NCCL are needed: see `nvidia-smi`");
+    assert_eq!(lines[4], "check with `nvidia-smi` that the GPU and its driver support this NCCL");
 }

@@ -78,7 +78,7 @@ fn rank_with_another_layout_is_named_on_both_sides() {
         second.write_all(&greeting(7, &token, [2, 1])).unwrap();
         let error = told(&first.join().unwrap());
         assert!(
-            error.contains("rank 1 lays shared memory out in version 7, this rank in version 1"),
+            error.contains("rank 1 uses version 7 of the shared memory layout, this rank version 1"),
             "{error}"
         );
         let mut answer = [0; 24];
@@ -120,7 +120,7 @@ fn answer(code: u32, version: u32) -> Vec<u8> {
 #[test]
 fn invalid_segment_from_rank_0_is_refused() {
     let strange =
-        "no shared memory for the ranks of this host: rank 0 passed a file that is not the shared memory";
+        "the ranks of this host cannot share memory: rank 0 passed a file that is not the shared memory";
     for (bytes, file) in [
         (answer(0, 1), None),
         (answer(0, 1), Some(fs::File::open("/dev/null").unwrap().into())),
@@ -131,7 +131,10 @@ fn invalid_segment_from_rank_0_is_refused() {
         assert!(error.starts_with(strange), "{error}");
     }
     let error = answer_to_rank_1(&answer(1, 5), None);
-    assert!(error.contains("rank 0 lays shared memory out in version 5, this rank in version 1"), "{error}");
+    assert!(
+        error.contains("rank 0 uses version 5 of the shared memory layout, this rank version 1"),
+        "{error}"
+    );
     let error = answer_to_rank_1(&answer(2, 1), None);
     assert!(error.contains("rank 0 runs as another user"), "{error}");
     // It goes away in the middle of its answer.

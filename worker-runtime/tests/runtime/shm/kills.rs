@@ -151,7 +151,7 @@ pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Err
             ];
             let rank = group.rank();
             let expected =
-                format!("this process was forked from rank {rank}, and is not a rank of its groups");
+                format!("this process is a fork of rank {rank} and cannot use the groups of its parent");
             let other = errors.into_iter().find(|error| error.to_string() != expected);
             return other.map_or(Ok(()), |error| Err(error.into()));
         }

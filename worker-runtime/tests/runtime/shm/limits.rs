@@ -47,10 +47,13 @@ fn no_room_at_all_is_an_error_that_says_so() {
     let mut errors = String::new();
     first.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
     assert_eq!(first.wait().unwrap().code(), Some(1), "{errors}");
-    assert!(errors.contains("bytes of shared memory (limits: `ulimit -v`, `ulimit -f`"), "{errors}");
+    assert!(
+        errors.contains("bytes of shared memory cannot be allocated (limits: `ulimit -v`, `ulimit -f`"),
+        "{errors}"
+    );
     let ended = other.wait_with_output().unwrap();
     let errors = String::from_utf8_lossy(&ended.stderr);
-    assert!(errors.contains("rank 0 could not make it: no "), "{errors}");
+    assert!(errors.contains("rank 0 cannot create the shared memory: "), "{errors}");
 }
 
 #[test]
@@ -107,7 +110,7 @@ fn more_ranks_than_there_are_descriptors_are_an_error_before_they_connect() {
         let ended = rank.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&ended.stderr);
         assert!(
-            errors.contains(&format!("a group of {world} ranks over TCP takes a connection to each")),
+            errors.contains(&format!("a TCP group of {world} ranks needs one connection for each rank")),
             "{errors}"
         );
         assert!(errors.contains("ulimit -n"), "{errors}");
@@ -126,7 +129,7 @@ fn more_ranks_than_share_memory_are_told_so_where_they_ask_for_it() {
         error.contains("a group of 1025 ranks does not fit into shared memory, which takes 1024"),
         "{error}"
     );
-    assert!(error.contains("`tcp` carries larger ones"), "{error}");
+    assert!(error.contains("use the backend `tcp` for larger groups"), "{error}");
 }
 
 #[test]
@@ -140,7 +143,7 @@ fn ranks_of_another_user_are_reached_by_tcp() {
         }
     };
     for (backend, expected) in
-        [("auto", "goes by mixed"), ("shm", "rank 0 and rank 2 are on different ones, or of")]
+        [("auto", "goes by mixed"), ("shm", "rank 0 and rank 2 are on different hosts or of")]
     {
         let server = Server::start();
         let ranks: Vec<Child> = (0..3).map(|rank| start(&server, backend, rank)).collect();
