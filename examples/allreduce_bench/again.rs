@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn rendered_first_run_parses_unchanged() {
         let row = |size, micros| Row { size, count: 0, micros, factor: 0.0, wrong: 0 };
         for rows in [vec![], vec![row(8, 0.5), row(64 << 20, 123.456)]] {
             let first = FirstRun { backend: Backend::Mixed, rows };
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_faster_path_is_refused() {
+    fn backend_without_faster_path_is_refused() {
         assert!(check(Backend::Shm).is_ok());
         let error = check(Backend::Tcp).unwrap_err().to_string();
         assert!(error.contains("`tcp` has no faster path"), "{error}");

@@ -106,7 +106,7 @@ impl<T: Number> Call for OnDevice<T> {
     fn wait(&mut self, group: &mut Group) -> Result<(), BenchError> {
         // SAFETY: this value owns the stream.
         #[expect(unsafe_code, reason = "a raw stream")]
-        Ok(unsafe { group.wait(self.raw()) }?)
+        Ok(unsafe { group.synchronize(self.raw()) }?)
     }
 
     fn count_wrong(&self, group: &Group) -> Result<u64, BenchError> {

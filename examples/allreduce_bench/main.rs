@@ -207,7 +207,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
     if options.min > options.max {
         return Err(BenchError::Sizes { min: options.min, max: options.max });
     }
-    fits(options.max)?;
+    check_memory(options.max)?;
     let first = if options.compare { again::load_first_run() } else { None };
     let mut ranks = Ranks::join(options, context, first.is_some())?;
     let backend = ranks.group.backend();
@@ -237,7 +237,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
 }
 
 /// Refuses a size that the kernel cannot give: the process would end without naming the option.
-fn fits(max: Size) -> Result<(), BenchError> {
+fn check_memory(max: Size) -> Result<(), BenchError> {
     let mut memory = Vec::<u8>::new();
     let result = memory.try_reserve_exact(max.0).map_err(|_| BenchError::NoMemory { max });
     // Otherwise the compiler may drop an allocation without a use.
@@ -280,10 +280,10 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn more_than_this_machine_has_is_an_error_that_names_the_option() {
-        assert!(fits(Size(64 << 20)).is_ok());
+    fn size_above_memory_is_error_naming_option() {
+        assert!(check_memory(Size(64 << 20)).is_ok());
         // More than an address space.
-        let error = fits(Size(1 << 60)).unwrap_err().to_string();
+        let error = check_memory(Size(1 << 60)).unwrap_err().to_string();
         assert_eq!(error, "there is no memory for `--max 1073741824G` on this machine; give a smaller one");
     }
 

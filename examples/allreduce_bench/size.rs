@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_they_are_written() {
+    fn printed_size_parses_unchanged() {
         for (text, bytes) in [("0", 0), ("8", 8), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)] {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
             assert_eq!(Size(bytes).to_string(), text.to_uppercase());
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_grow_up_to_the_greatest() {
+    fn sizes_grow_up_to_max() {
         let all = |min, max, factor| sizes(Size(min), Size(max), factor).collect::<Vec<_>>();
         assert_eq!(all(8, 100, 2), [8, 16, 32, 64]);
         assert_eq!(all(8, 8, 4), [8]);

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn bandwidths_are_those_of_nccl_tests() {
+    fn bandwidths_match_nccl_tests() {
         let row = row();
         assert!((row.algorithm_bandwidth() - 4.0).abs() < 1e-9 && (row.bus_bandwidth() - 6.0).abs() < 1e-9);
         let factors = |world| {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn row_reads_as_in_nccl_tests() {
+    fn row_format_matches_nccl_tests() {
         let options = Options::parse_from(["allreduce_bench", "--operation", "reduce", "--redop", "max"]);
         assert_eq!(
             line(Style::Text, &options, &row()),

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_what_the_runtime_makes_of_the_elements() {
+    fn expected_results_match_runtime() {
         for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
             for world in [1, 2, 3, 8, 100] {
                 fold::<f16>(op, world);

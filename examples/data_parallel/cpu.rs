@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn row_is_weighed_and_shifted_and_its_slopes_go_back() {
+    fn linear_layer_forward_and_backward_are_correct() {
         let mut layer = CpuLayer::new(Size { features: 2, outputs: 2 });
         layer.set_parameters(&[1.0, 2.0, 3.0, 4.0, 0.5, -1.0]).unwrap();
         let output = layer.forward(rows(2, vec![1.0, 1.0, 10.0, 0.0])).unwrap();

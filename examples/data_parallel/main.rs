@@ -117,7 +117,7 @@ impl<'a> Demo<'a> {
         let mut group = context.process_group(&GroupOptions::default())?;
         let mut parameters = size.random_parameters(&mut Random::new(options.seed, 0));
         group.broadcast(&mut parameters, ROOT)?;
-        model.first_mut().set_parameters(&parameters)?;
+        model.first_replica_mut().set_parameters(&parameters)?;
         let mut teacher = CpuLayer::new(size);
         teacher.set_parameters(&size.random_parameters(&mut Random::new(options.seed, u64::MAX)))?;
         Ok(Self { options, size, group, model, teacher })
@@ -166,7 +166,7 @@ impl<'a> Demo<'a> {
         if !own.is_empty() {
             self.model.backward(&rows(self.size.outputs, own))?;
         }
-        let first = self.model.first_mut();
+        let first = self.model.first_replica_mut();
         let mut gradients = first.take_gradients();
         self.group.all_reduce(&mut gradients, ReduceOp::Sum)?;
         Ok(first.descend(&gradients, rate)?)
@@ -195,11 +195,11 @@ mod tests {
         let sizes = ["--features", "6", "--outputs", "3", "--batch", &batch, "--learning-rate", rate];
         let flags = ["data_parallel", "--device-ids", devices];
         let options = Options::parse_from(flags.into_iter().chain(sizes));
-        let mut demo = Demo::begin(&options, &WorkerContext::alone()).unwrap();
+        let mut demo = Demo::begin(&options, &WorkerContext::single_process()).unwrap();
         (1..4).for_each(|step| demo.step(step).unwrap());
         let batch = rows_of(&options);
         let output = demo.forward(&batch).unwrap().unwrap();
-        (output.values().to_vec(), demo.model.first().parameters().unwrap())
+        (output.values().to_vec(), demo.model.first_replica().parameters().unwrap())
     }
 
     fn rows_of(options: &Options) -> Rows<f32> {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn any_devices_compute_and_learn_the_same() {
+    fn device_choice_does_not_change_training() {
         for rows in [1, 2, 5, 30] {
             let one = steps("cpu:0", rows);
             for devices in ["cpu:1,cpu:0", "cpu:0,cpu:1,cpu:2", "cpu:3,cpu:1,cpu:4,cpu:0"] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_flags_are_refused() {
+    fn invalid_flags_are_refused() {
         for flags in [["--device-ids", "gpu"], ["--device-ids", "cpu:0,"], ["--learning-rate", "0"]] {
             assert!(
                 Options::try_parse_from(["data_parallel"].into_iter().chain(flags)).is_err(),

@@ -33,7 +33,7 @@ pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<Devic
     let available = devices.first().map_or(Ok(0), |first| available(first.kind()))?;
     let ids = DeviceIds::new(devices, available)?;
     Ok(match gpu::sharing() {
-        Some(replicas) => DeviceIds::shared(&ids.devices()[0], replicas),
+        Some(replicas) => DeviceIds::repeated(&ids.devices()[0], replicas),
         None => ids,
     })
 }

@@ -144,12 +144,12 @@ fn hand_over(exchange: &mut Exchange, model: &mut CudaModel, ready: &[usize]) ->
             let stream = model.raw();
             let parts = parts(&mut model.gradients, &model.gpu);
             // SAFETY: the memory is the model's; it is used again by what comes behind `finish` on the same stream.
-            ready.iter().try_for_each(|&part| unsafe { ddp.ready(part, parts[part], stream) })?;
+            ready.iter().try_for_each(|&part| unsafe { ddp.gradient_ready(part, parts[part], stream) })?;
         }
         Exchange::Host(ddp) => {
             for &part in ready {
                 let from = model.gradients.slice(PARTS[part].clone());
-                model.gpu.get(&from, ddp.overwrite(part)?)?;
+                model.gpu.get(&from, ddp.overwrite_gradient(part)?)?;
                 ddp.mark_ready(part)?;
             }
         }

@@ -74,7 +74,7 @@ impl Fault {
     }
 
     /// Fails if it is time to.
-    pub(crate) fn strike(&self, step: u64) -> Result<(), FaultError> {
+    pub(crate) fn trigger(&self, step: u64) -> Result<(), FaultError> {
         match self.0 {
             Some(Plan { step: planned, kind, exit_code }) if planned == step => match kind {
                 FaultKind::Exit => Err(FaultError::AsAsked { step, exit_code }),
@@ -92,17 +92,17 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn only_the_step_that_was_asked_for_fails() {
-        let context = WorkerContext::alone();
+    fn fault_fires_only_at_requested_step() {
+        let context = WorkerContext::single_process();
         let plan = |flags: &str| {
             let words = ["ddp_training"].into_iter().chain(flags.split_whitespace());
             Fault::plan(&Options::parse_from(words), &context)
         };
         let fault = plan("--fail-at 3 --fail-code 42").unwrap();
-        assert!(fault.strike(2).is_ok());
-        assert!(matches!(fault.strike(3), Err(FaultError::AsAsked { step: 3, exit_code: 42 })));
-        assert!(fault.strike(4).is_ok());
-        assert!(plan("").unwrap().strike(1).is_ok());
+        assert!(fault.trigger(2).is_ok());
+        assert!(matches!(fault.trigger(3), Err(FaultError::AsAsked { step: 3, exit_code: 42 })));
+        assert!(fault.trigger(4).is_ok());
+        assert!(plan("").unwrap().trigger(1).is_ok());
         let error = plan("--fail-at 1 --fail-rank 1 --fail-how kill").unwrap_err();
         assert_eq!(error.to_string(), "rank 1 is to fail, but there are 1 workers");
     }

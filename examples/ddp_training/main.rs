@@ -163,7 +163,7 @@ impl<'a> Training<'a> {
     }
 
     fn resume(&mut self) -> Result {
-        let ours = described(self.options);
+        let ours = describe_options(self.options);
         let Some(checkpoint) = &mut self.checkpoint else { return Ok(()) };
         let folder = checkpoint.folder().to_owned();
         let Some(loaded) = checkpoint.load_latest(&mut self.model.state())? else { return Ok(()) };
@@ -180,7 +180,7 @@ impl<'a> Training<'a> {
 
     fn run(mut self) -> Result {
         while self.step < self.options.steps {
-            self.fault.strike(self.step + 1)?;
+            self.fault.trigger(self.step + 1)?;
             self.take_step()?;
             std::thread::sleep(Duration::from_millis(self.options.step_ms));
         }
@@ -192,7 +192,7 @@ impl<'a> Training<'a> {
     }
 
     fn take_step(&mut self) -> Result {
-        let _span = trace::step(self.step);
+        let _span = trace::step_span(self.step);
         let batch = f64::from(self.options.batch);
         let world = f64::from(self.learner.world_size().get());
         let share = self.batches.indices(self.step);
@@ -201,11 +201,11 @@ impl<'a> Training<'a> {
         let rate = self.options.learning_rate;
         let [loss, right] = self.learner.step(&mut self.model, &samples, world / batch, rate)?;
         self.step += 1;
-        self.tell(loss / batch, right / batch)?;
-        self.keep()
+        self.print_progress(loss / batch, right / batch)?;
+        self.save_checkpoint()
     }
 
-    fn tell(&self, loss: f64, accuracy: f64) -> Result {
+    fn print_progress(&self, loss: f64, accuracy: f64) -> Result {
         let (step, options) = (self.step, self.options);
         if let Some(progress) = &self.progress {
             let is_due = step.is_multiple_of(options.print_every) || step == options.steps;
@@ -215,12 +215,12 @@ impl<'a> Training<'a> {
     }
 
     /// Saves the state on all ranks at the same steps.
-    fn keep(&mut self) -> Result {
+    fn save_checkpoint(&mut self) -> Result {
         let (step, options) = (self.step, self.options);
         let is_time = step.is_multiple_of(options.checkpoint_every) || step == options.steps;
         if let (Some(checkpoint), true) = (&mut self.checkpoint, is_time) {
             self.learner.fetch(&mut self.model)?;
-            checkpoint.save(step, &self.model.state().metadata(OPTIONS, described(options)))?;
+            checkpoint.save(step, &self.model.state().with_metadata(OPTIONS, describe_options(options)))?;
         }
         Ok(())
     }
@@ -230,7 +230,7 @@ impl<'a> Training<'a> {
             progress.end();
         }
         self.learner.fetch(&mut self.model)?;
-        let (loss, accuracy) = self.model.judge(&self.data);
+        let (loss, accuracy) = self.model.evaluate(&self.data);
         let length = self.model.parameters.iter().map(|weight| weight * weight).sum::<f64>().sqrt();
         console::line(&format!(
             "finished: step {}, loss {loss:.6}, accuracy {accuracy:.4}, weights l2={length:.12}",
@@ -246,7 +246,7 @@ impl<'a> Training<'a> {
 }
 
 /// Options that determine the weights, apart from rounding. The number of workers does not.
-fn described(options: &Options) -> String {
+fn describe_options(options: &Options) -> String {
     let Options { batch, samples, learning_rate, seed, .. } = options;
     format!("batch {batch}, samples {samples}, learning rate {learning_rate}, seed {seed}")
 }
@@ -263,20 +263,20 @@ mod tests {
     }
 
     #[test]
-    fn training_learns() {
+    fn training_lowers_loss() {
         let options = Options::parse_from(["ddp_training", "--steps", "150"]);
-        let run = ElasticRun::begin(&WorkerContext::alone(), &GroupOptions::default()).unwrap();
+        let run = ElasticRun::begin(&WorkerContext::single_process(), &GroupOptions::default()).unwrap();
         let mut training = Training::begin(&options, run).unwrap();
-        let (before, _) = training.model.judge(&training.data);
+        let (before, _) = training.model.evaluate(&training.data);
         while training.step < options.steps {
             training.take_step().unwrap();
         }
-        let (after, accuracy) = training.model.judge(&training.data);
+        let (after, accuracy) = training.model.evaluate(&training.data);
         assert!(after < before / 2.0 && accuracy > 0.8, "{before} {after} {accuracy}");
     }
 
     #[test]
-    fn absurd_flags_are_refused() {
+    fn invalid_flags_are_refused() {
         for flags in [
             ["--batch", "0"],
             ["--learning-rate", "nan"],

@@ -115,7 +115,7 @@ impl Mlp {
     }
 
     /// Mean loss and accuracy over all samples.
-    pub(crate) fn judge(&self, data: &Dataset) -> (f64, f64) {
+    pub(crate) fn evaluate(&self, data: &Dataset) -> (f64, f64) {
         let (mut loss, mut right) = (0.0, 0.0);
         for index in 0..data.len() {
             let (features, class) = data.sample(index);
@@ -164,13 +164,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn training_that_diverged_has_no_loss() {
+    fn diverged_training_has_no_loss() {
         assert!(score(&[f64::NAN; CLASSES], 1).0.is_nan());
         assert!(score(&[1.0, 0.0, 0.0, 0.0], 1).0.is_finite());
     }
 
     #[test]
-    fn gradient_is_the_slope_of_the_loss() {
+    fn gradient_matches_numeric_slope() {
         let data = Dataset::new(8, &mut Random::new(3, 1));
         let model = Mlp::new(&mut Random::new(3, 0));
         let (features, class) = data.sample(5);

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_has_as_many_digits_as_one_reads() {
+    fn rate_below_100_has_one_decimal() {
         assert_eq!(
             [rate(5, 2.0), rate(5000, 2.0), rate(0, 0.0)],
             ["2.5 steps/s", "2500 steps/s", "0.0 steps/s"]

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seed_decides_everything() {
+    fn seed_determines_numbers() {
         let numbers = |seed, stream| {
             let mut random = Random::new(seed, stream);
             [random.uniform(), random.normal()]
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_spread_as_they_say() {
+    fn numbers_have_stated_distribution() {
         let mut random = Random::new(0, 0);
         let spread = |numbers: Vec<f64>| {
             let count = numbers.len() as f64;

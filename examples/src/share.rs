@@ -22,7 +22,7 @@ mod tests {
     }
 
     #[test]
-    fn remainder_is_split_as_torch_does_it() {
+    fn remainder_is_split_like_torch() {
         assert_eq!(sizes(30, 2), [15, 15]);
         assert_eq!(sizes(30, 4), [8, 8, 8, 6]);
         assert_eq!(sizes(5, 4), [2, 2, 1, 0]);
@@ -32,7 +32,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_belongs_to_one_worker(rows in 0usize..1000, workers in 1usize..50) {
+        fn each_row_belongs_to_one_worker(rows in 0usize..1000, workers in 1usize..50) {
             let all: Vec<usize> = chunks(rows, workers).into_iter().flatten().collect();
             prop_assert_eq!(all, (0..rows).collect::<Vec<_>>());
         }

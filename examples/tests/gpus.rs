@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Folder, said};
+use support::{Folder, run_and_capture};
 
 /// The demo, or another example, on a machine described by `orders`.
 struct Demo {
@@ -43,7 +43,7 @@ impl Demo {
         command.env(fake_gpu::VARIABLE, &self.orders);
         command.envs(self.replicas.map(|replicas| ("RANKRUN_TEST_SHARE_DEVICE", replicas.to_string())));
         command.envs(self.visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
-        said(&mut command)
+        run_and_capture(&mut command)
     }
 
     /// What it prints where all goes well.
@@ -83,7 +83,7 @@ fn assert_same(gpus: &str, cpus: &str) {
 }
 
 #[test]
-fn gpus_compute_and_learn_what_cpus_do() {
+fn gpu_training_equals_cpu_training() {
     let demo = Demo::on("devices=3");
     for (gpus, cpus) in [
         ("0", "cpu:0"),
@@ -102,7 +102,7 @@ fn gpus_compute_and_learn_what_cpus_do() {
 
 /// Neither is taken for done because its call has returned.
 #[test]
-fn copies_that_are_done_late_are_waited_for() {
+fn delayed_copies_are_awaited() {
     let args = ["--batch", "31", "--learning-rate", "0.05", "--device-ids"];
     let run = |orders, devices| Demo::on(orders).prints(&[&args[..], &[devices]].concat());
     assert_same(&run("devices=2 late=1", "0,1"), &run("devices=2", "cpu:0,cpu:1"));
@@ -115,7 +115,7 @@ fn copies_that_are_done_late_are_waited_for() {
 }
 
 #[test]
-fn every_size_of_a_layer_is_computed_as_on_the_cpu() {
+fn layer_sizes_on_gpu_match_cpu() {
     let demo = Demo::on("devices=2 pools=0");
     for (features, outputs) in [("1", "1"), ("7", "1"), ("1", "1500"), ("33", "65")] {
         let args = ["--batch", "9", "--features", features, "--outputs", outputs, "--learning-rate", "0.01"];
@@ -125,7 +125,7 @@ fn every_size_of_a_layer_is_computed_as_on_the_cpu() {
 }
 
 #[test]
-fn without_names_all_gpus_that_are_visible_have_a_part() {
+fn default_uses_all_visible_gpus() {
     for (orders, visible, devices) in
         [("devices=3", None, 3), ("devices=1", None, 1), ("devices=4", Some("2,0"), 2)]
     {
@@ -144,7 +144,7 @@ fn without_names_all_gpus_that_are_visible_have_a_part() {
 }
 
 #[test]
-fn replicas_that_share_a_gpu_split_the_batch_and_learn_the_same() {
+fn replicas_on_shared_gpu_split_batch() {
     let args = ["--batch", "31", "--learning-rate", "0.1"];
     let alone = Demo::on("devices=1").prints(&[&args[..], &["--device-ids", "cpu:0"]].concat());
     let (_, expected) = lines_and_losses(&alone);
@@ -160,7 +160,7 @@ fn replicas_that_share_a_gpu_split_the_batch_and_learn_the_same() {
 }
 
 #[test]
-fn gpus_that_cannot_be_are_named() {
+fn invalid_gpus_are_named() {
     for (devices, expected) in [
         ("2", "device `cuda:2` does not exist: this process sees 2 of kind `cuda`"),
         ("0,2", "device `cuda:2` does not exist: this process sees 2 of kind `cuda`"),
@@ -175,7 +175,7 @@ fn gpus_that_cannot_be_are_named() {
 }
 
 #[test]
-fn machine_on_which_it_cannot_work_is_described() {
+fn unsupported_machine_is_described() {
     let pieces = |orders: &str, expected: &[&str]| {
         let (code, _, stderr) = Demo::on(orders).run(&["--device-ids", "1,0", "--learning-rate", "0.1"]);
         let is_told = expected.iter().all(|piece| stderr.contains(piece));
@@ -244,7 +244,7 @@ fn real_compiler() -> Option<PathBuf> {
 }
 
 #[test]
-fn real_compiler_takes_the_kernels() {
+fn real_compiler_accepts_kernels() {
     let Some(folder) = real_compiler() else {
         assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
         println!("SKIPPED: no Python with PyTorch, whose NVRTC this test takes");
@@ -252,7 +252,7 @@ fn real_compiler_takes_the_kernels() {
     };
     let mut again = Command::new(std::env::current_exe().expect("a process knows its own program"));
     again.args(["--exact", "main_of_the_compiling_process", "--nocapture"]).env(ROLE, "1");
-    let (code, stdout, stderr) = said(again.env("LD_LIBRARY_PATH", folder));
+    let (code, stdout, stderr) = run_and_capture(again.env("LD_LIBRARY_PATH", folder));
     assert_eq!(code, Some(0), "{stdout}{stderr}");
     assert!(stdout.contains("1 passed"), "{stdout}");
 }

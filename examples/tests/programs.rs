@@ -8,7 +8,7 @@ use std::fs;
 use std::io::Read;
 use std::process::Command;
 
-use support::{Folder, said};
+use support::{Folder, run_and_capture};
 
 fn file(folder: &Folder, name: &str) -> String {
     folder.0.join(name).to_str().expect("the temporary folder has a plain name").to_owned()
@@ -16,7 +16,7 @@ fn file(folder: &Folder, name: &str) -> String {
 
 /// Exit status, standard output and standard error of a program without any launcher.
 fn run(program: &str, args: &[&str]) -> (Option<i32>, String, String) {
-    said(Command::new(program).args(args).env_clear())
+    run_and_capture(Command::new(program).args(args).env_clear())
 }
 
 fn data_parallel(args: &[&str]) -> (Option<i32>, String, String) {
@@ -76,7 +76,7 @@ fn losses(devices: &str, replicas: Option<&str>) -> Vec<f32> {
 
 /// Where there is no GPU it says so and does nothing; with `RANKRUN_TEST_GPU=1` that is a failure.
 #[test]
-fn gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
+fn gpu_training_equals_cpu_with_two_replicas() {
     if let Err(missing) = rankrun_worker::cuda::cuda_available() {
         println!("SKIPPED: the demo on a GPU: {missing}");
         assert!(std::env::var_os("RANKRUN_TEST_GPU").is_none(), "RANKRUN_TEST_GPU wants it run");
@@ -93,7 +93,7 @@ fn gpu_computes_and_learns_what_the_cpu_does_also_with_two_replicas() {
 
 /// The switch by which a test has the split on a machine with one GPU.
 #[test]
-fn replicas_may_share_a_device_for_a_test() {
+fn test_replicas_can_share_device() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_data_parallel"));
     command.args(["--steps", "1", "--device-ids", "cpu:5"]).env("RANKRUN_TEST_SHARE_DEVICE", "2");
     let output = command.output().expect("the example is built");
@@ -102,7 +102,7 @@ fn replicas_may_share_a_device_for_a_test() {
 }
 
 #[test]
-fn devices_that_cannot_be_are_named() {
+fn invalid_devices_are_named() {
     for (devices, expected) in [
         ("cpu:0,cpu:1,cpu:0", "the device `cpu:0` is named twice"),
         ("cpu:0,cuda:0", "the devices are of different kinds: `cpu:0` and `cuda:0`"),
@@ -157,7 +157,7 @@ fn on_terminal(program: &str, args: &[&str]) -> String {
 }
 
 #[test]
-fn training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
+fn terminal_shows_progress_and_pipe_gets_lines() {
     let args = ["--steps", "40", "--step-ms", "1"];
     let screen = on_terminal(env!("CARGO_BIN_EXE_ddp_training"), &args);
     for expected in ["40/40 ", " steps/s, loss 0.", "restarts 0", "step 20: loss ", "finished: step 40, "] {
@@ -174,7 +174,7 @@ fn training_shows_its_progress_on_a_terminal_and_plain_lines_elsewhere() {
 }
 
 #[test]
-fn interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
+fn resumed_training_has_same_final_weights() {
     let folder = Folder::new();
     let (whole, parts, checkpoint) =
         (file(&folder, "whole"), file(&folder, "parts"), file(&folder, "checkpoint"));
@@ -198,7 +198,7 @@ fn interrupted_training_ends_with_the_weights_of_an_undisturbed_one() {
 }
 
 #[test]
-fn checkpoint_that_cannot_be_used_is_refused_by_its_name() {
+fn unusable_checkpoint_is_refused_by_name() {
     let folder = Folder::new();
     let checkpoint = file(&folder, "checkpoint");
     let kept = ["--steps", "20", "--checkpoint", &checkpoint, "--checkpoint-every", "10"];
@@ -254,7 +254,7 @@ fn bench_without_backend_follows_the_environment() {
     let bench = |backend: &str, flags: &[&str]| {
         let mut bench = Command::new(env!("CARGO_BIN_EXE_allreduce_bench"));
         bench.args(["--max", "8"]).args(flags).env_clear().env("RANKRUN_BACKEND", backend);
-        said(bench.env("CUDA_VISIBLE_DEVICES", "-1"))
+        run_and_capture(bench.env("CUDA_VISIBLE_DEVICES", "-1"))
     };
     // There is no GPU to see, so that NCCL cannot be what it goes on with.
     let (code, stdout, stderr) = bench("nccl", &[]);
@@ -267,7 +267,7 @@ fn bench_without_backend_follows_the_environment() {
 }
 
 #[test]
-fn bench_goes_on_after_nothing() {
+fn bench_sweep_grows_from_size_zero() {
     let (code, stdout, stderr) = allreduce_bench(&["--min", "0", "--max", "64", "--factor", "8"]);
     assert_eq!((code, stderr.as_str()), (Some(0), ""));
     let rows = stdout.lines().filter(|line| !line.starts_with('#'));
@@ -276,7 +276,7 @@ fn bench_goes_on_after_nothing() {
 }
 
 #[test]
-fn bench_that_cannot_be_says_why() {
+fn impossible_bench_names_reason() {
     for (flags, expected) in [
         (&["--min", "1K", "--max", "8"][..], "`--min 1K` is more than `--max 8`"),
         (
@@ -291,7 +291,7 @@ fn bench_that_cannot_be_says_why() {
     }
     let mut on_nccl = Command::new(env!("CARGO_BIN_EXE_allreduce_bench"));
     let on_nccl = on_nccl.args(["--backend", "nccl"]).env_clear().env("CUDA_VISIBLE_DEVICES", "-1");
-    let (code, stdout, stderr) = said(on_nccl);
+    let (code, stdout, stderr) = run_and_capture(on_nccl);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
     assert!(stderr.contains("CUDA driver") && stderr.contains("hint: "), "{stderr}");
     for flags in [["--factor", "1"], ["--min", "1T"], ["--iterations", "0"], ["--type", "f8"]] {

@@ -22,7 +22,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rankrun::device::ProbeScope;
-use rankrun::device::probe::WORD;
+use rankrun::device::probe::PROBE_ARGUMENT;
 use rankrun::process::probe;
 
 use common::{RANKRUN, median, torchrun};
@@ -41,7 +41,7 @@ struct Cost {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    if arguments.first().is_some_and(|argument| argument.starts_with(WORD)) {
+    if arguments.first().is_some_and(|argument| argument.starts_with(PROBE_ARGUMENT)) {
         // A probe is the program that asks, started again.
         return rankrun::main();
     }

@@ -43,7 +43,7 @@ pub enum LaunchError {
         is_warned: bool,
     },
     /// The `MASTER_ADDR` for the workers is not an address of this machine.
-    #[error("cannot find an address of this machine for `{host}`{}", which_names(named_by.as_deref()))]
+    #[error("cannot find an address of this machine for `{host}`{}", naming_source(named_by.as_deref()))]
     Address {
         /// The host as the user gave it.
         host: String,
@@ -129,7 +129,7 @@ impl Error for SpawnError {}
 
 /// The error and its causes, as one line.
 #[must_use]
-pub fn in_one_line(error: &dyn Error) -> String {
+pub fn format_chain(error: &dyn Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
         text.push_str(&format!(": {error}"));
@@ -138,7 +138,7 @@ pub fn in_one_line(error: &dyn Error) -> String {
     text
 }
 
-pub(crate) fn which_names(what: Option<&str>) -> String {
+pub(crate) fn naming_source(what: Option<&str>) -> String {
     what.map_or_else(String::new, |what| format!(", which {what} names"))
 }
 

@@ -66,20 +66,20 @@ pub trait World {
     /// The working folder, where it can be named.
     fn working_folder(&self) -> Option<PathBuf>;
     /// How many CPUs this process may run on, by its affinity mask.
-    fn affinity_cpus(&self) -> usize;
+    fn affinity_cpu_count(&self) -> usize;
     /// The kind of file that exists at `path`.
     fn kind(&self, path: &Path) -> FileKind;
     /// Whether we have `permission` on `path`.
-    fn may(&self, permission: Permission, path: &Path) -> bool;
+    fn has_permission(&self, permission: Permission, path: &Path) -> bool;
     /// The first bytes of the file, at most so many; none where it cannot be read.
-    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8>;
+    fn read_first_bytes(&self, path: &Path, most: usize) -> Vec<u8>;
     /// The whole file, if it is one and has at most so many bytes.
     ///
     /// # Errors
     /// It cannot be read, is something else, or is larger.
-    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>>;
+    fn read_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>>;
     /// The names in a folder that are text, at most so many, in no order; none where it cannot be read.
-    fn names_in(&self, folder: &Path, most: usize) -> Vec<String>;
+    fn list_names(&self, folder: &Path, most: usize) -> Vec<String>;
     /// The path without symbolic links; the path itself where that cannot be found out.
     fn resolve_links(&self, path: &Path) -> PathBuf;
     /// Whether a standard stream is a terminal.
@@ -94,12 +94,12 @@ pub trait World {
     fn fresh_uuid(&self) -> uuid::Uuid;
     /// The accelerators, and the further facts of `ask`; questions without an answer within `limit` are in
     /// [`Machine::troubles`].
-    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine;
+    fn probe_devices(&self, ask: ProbeScope, limit: Duration) -> Machine;
     /// The CUDA driver's devices in its order under `CUDA_DEVICE_ORDER=FASTEST_FIRST`, or the reason for a missing
     /// answer.
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String>;
     /// The CPUs of this process's affinity mask, in ascending order; none where the kernel does not tell.
-    fn affinity(&self) -> Vec<u32>;
+    fn allowed_cpus(&self) -> Vec<u32>;
 }
 
 /// The real system, asked through the kernel.
@@ -118,8 +118,8 @@ impl World for System {
         std::env::current_dir().ok()
     }
 
-    fn affinity_cpus(&self) -> usize {
-        match self.affinity().len() {
+    fn affinity_cpu_count(&self) -> usize {
+        match self.allowed_cpus().len() {
             // A sandbox may refuse the system call; std has other ways.
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get),
             count => count,
@@ -135,7 +135,7 @@ impl World for System {
         }
     }
 
-    fn may(&self, permission: Permission, path: &Path) -> bool {
+    fn has_permission(&self, permission: Permission, path: &Path) -> bool {
         let flags = match permission {
             Permission::Read => AccessFlags::R_OK,
             Permission::Write => AccessFlags::W_OK,
@@ -144,7 +144,7 @@ impl World for System {
         access(path, flags).is_ok()
     }
 
-    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
+    fn read_first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         match regular_file::open_to_read(path).and_then(|file| file.take(most as u64).read_to_end(&mut bytes))
         {
@@ -153,7 +153,7 @@ impl World for System {
         }
     }
 
-    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    fn read_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         regular_file::open_to_read(path)?.take(most + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > most {
@@ -162,7 +162,7 @@ impl World for System {
         Ok(bytes)
     }
 
-    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
+    fn list_names(&self, folder: &Path, most: usize) -> Vec<String> {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
         entries.take(most).filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
@@ -196,7 +196,7 @@ impl World for System {
         uuid::Uuid::new_v4()
     }
 
-    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
+    fn probe_devices(&self, ask: ProbeScope, limit: Duration) -> Machine {
         probe::discover(ask, limit, self.tell_of_wait)
     }
 
@@ -204,7 +204,7 @@ impl World for System {
         probe::cuda_order(limit, self.tell_of_wait)
     }
 
-    fn affinity(&self) -> Vec<u32> {
+    fn allowed_cpus(&self) -> Vec<u32> {
         affinity::own_cpus().unwrap_or_default()
     }
 }
@@ -285,7 +285,7 @@ impl Facts {
         {
             return machine.clone();
         }
-        let machine = self.world.discover(ask, limit);
+        let machine = self.world.probe_devices(ask, limit);
         *self.discovered.borrow_mut() = Some((ask, machine.clone()));
         machine
     }
@@ -305,7 +305,7 @@ impl Facts {
     /// Whether `path` is a regular file that we may execute.
     #[must_use]
     pub fn is_executable(&self, path: &Path) -> bool {
-        self.world.kind(path) == FileKind::File && self.world.may(Permission::Execute, path)
+        self.world.kind(path) == FileKind::File && self.world.has_permission(Permission::Execute, path)
     }
 
     /// The working folder for a message; empty where it has no name.
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_two_equal_names_counts() {
+    fn duplicate_variable_uses_first_value() {
         let facts = FakeWorld::new().facts(&[("A", "1"), ("A", "2"), ("B", "")]);
         assert_eq!(facts.variable("A"), Some(OsStr::new("1")));
         assert_eq!(facts.variable("B"), Some(OsStr::new("")));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calling_python_is_no_variable_of_the_workers() {
+    fn calling_python_is_removed_from_worker_environment() {
         let facts = FakeWorld::new().facts(&[("A", "1"), ("RANKRUN_SHIM_PYTHON", "/env/python"), ("B", "2")]);
         assert_eq!(facts.calling_python(), Some(Path::new("/env/python")));
         let names: Vec<_> = facts.environment().iter().map(|(name, _)| name.to_str().unwrap()).collect();
@@ -389,13 +389,13 @@ mod tests {
     }
 
     #[test]
-    fn the_system_knows_itself() {
+    fn real_system_reports_own_process() {
         let facts = Facts::gather(|_, _| {});
-        assert!(facts.world().affinity_cpus() >= 1);
-        assert_eq!(facts.world().affinity().len(), facts.world().affinity_cpus());
+        assert!(facts.world().affinity_cpu_count() >= 1);
+        assert_eq!(facts.world().allowed_cpus().len(), facts.world().affinity_cpu_count());
         let own = std::env::current_exe().unwrap();
         assert!(facts.is_executable(&own));
-        assert_eq!(facts.world().first_bytes(&own, 4), b"\x7fELF");
+        assert_eq!(facts.world().read_first_bytes(&own, 4), b"\x7fELF");
         let parent = std::os::unix::process::parent_id();
         assert!(facts.world().descends_from(parent) && !facts.world().descends_from(u32::MAX));
         assert!(!facts.world().descends_from(facts.world().process_id()));

@@ -30,16 +30,16 @@ use paths::{LeftPath, PathOutcome};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcRequest {
     /// The action on the processes found.
-    pub deed: GcMode,
+    pub mode: GcMode,
     /// The format of the answer.
-    pub form: OutputFormat,
+    pub format: OutputFormat,
 }
 
 impl GcRequest {
     /// Whether a process is to be ended for which there is this evidence.
     #[must_use]
-    pub const fn ends(&self, evidence: MarkEvidence) -> bool {
-        match (self.deed, evidence) {
+    pub const fn ends_process(&self, evidence: MarkEvidence) -> bool {
+        match (self.mode, evidence) {
             (GcMode::List, _) | (GcMode::End, MarkEvidence::Environment) => false,
             (GcMode::End, MarkEvidence::Inherited) | (GcMode::EndAll, _) => true,
         }
@@ -109,19 +109,19 @@ pub enum MarkEvidence {
 
 /// The leftover processes of dead jobs, lowest pid first; `me` is the asking process.
 #[must_use]
-pub fn left(seen: &[ProcessRecord], me: i32) -> Vec<(&ProcessRecord, Uuid, MarkEvidence)> {
-    let by_pid: HashMap<i32, &ProcessRecord> = seen.iter().map(|process| (process.pid, process)).collect();
+pub fn find_leftovers(records: &[ProcessRecord], own_pid: i32) -> Vec<(&ProcessRecord, Uuid, MarkEvidence)> {
+    let by_pid: HashMap<i32, &ProcessRecord> = records.iter().map(|process| (process.pid, process)).collect();
     // A list that was read while processes came and went may go in a circle.
     let with_ancestors = |pid: i32| {
         let parent = |process: &&ProcessRecord| by_pid.get(&process.parent).copied();
-        std::iter::successors(by_pid.get(&pid).copied(), parent).take(seen.len())
+        std::iter::successors(by_pid.get(&pid).copied(), parent).take(records.len())
     };
     let runs = |process: &&ProcessRecord| {
         with_ancestors(process.pid).any(|above| above.standing == ProcessRelation::Launcher)
     };
-    let running: HashSet<Uuid> = seen.iter().filter(runs).filter_map(inherited_job).collect();
-    let mine: Vec<i32> = with_ancestors(me).map(|process| process.pid).collect();
-    let mut left: Vec<_> = seen
+    let running: HashSet<Uuid> = records.iter().filter(runs).filter_map(inherited_job).collect();
+    let mine: Vec<i32> = with_ancestors(own_pid).map(|process| process.pid).collect();
+    let mut left: Vec<_> = records
         .iter()
         .filter_map(|process| {
             let ProcessRelation::Marked { job, .. } = process.standing else { return None };
@@ -221,7 +221,7 @@ impl GcReport {
 /// Renders the answer as text or JSON.
 #[must_use]
 pub fn render(collected: &GcReport, request: &GcRequest) -> String {
-    match request.form {
+    match request.format {
         OutputFormat::Json => {
             let json = serde_json::to_string_pretty(collected);
             format!("{}\n", json.expect("numbers, words and texts are always JSON"))
@@ -241,9 +241,9 @@ fn text(collected: &GcReport, request: &GcRequest) -> String {
     let mut text = String::new();
     if !certain.is_empty() {
         text.push_str(&table(&certain));
-        text.push_str(&summary(&certain, request.deed));
+        text.push_str(&summary(&certain, request.mode));
     }
-    text.push_str(&paths::text(&collected.paths, request.deed));
+    text.push_str(&paths::text(&collected.paths, request.mode));
     if !doubtful.is_empty() {
         text.push_str(&table(&doubtful));
         let (verb, pronoun) = if doubtful.len() == 1 { ("carries", "it") } else { ("carry", "them") };
@@ -259,7 +259,7 @@ fn text(collected: &GcReport, request: &GcRequest) -> String {
 fn table(shown: &[&Leftover]) -> String {
     let mut text = format!("{:>8}  {:36}  {:>8}  COMMAND\n", "PID", "JOB", "AGE");
     for Leftover { pid, job, age, command, .. } in shown {
-        text.push_str(&format!("{pid:>8}  {job:36}  {:>8}  {}\n", in_words(*age), plain(command)));
+        text.push_str(&format!("{pid:>8}  {job:36}  {:>8}  {}\n", format_age(*age), plain(command)));
     }
     text
 }
@@ -288,7 +288,7 @@ fn processes(count: usize) -> String {
 }
 
 /// The two largest units, as in `3h12m`.
-fn in_words(age: Duration) -> String {
+fn format_age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),

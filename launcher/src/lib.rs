@@ -64,9 +64,9 @@ use crate::process::inherited;
 use crate::process::job_limit;
 use crate::process::link::{GuardLink, ToGuard};
 use crate::process::probe::{self, TellOfWait};
-use crate::process::proc::{can_walk, proc_is_mounted};
+use crate::process::proc::{can_scan_processes, proc_is_mounted};
 use crate::process::reserve;
-use crate::process::signal::{self, HandledSignals, die_by};
+use crate::process::signal::{self, HandledSignals, raise_with_default_action};
 use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
 use crate::reporter::console::{Console, Cursor};
@@ -80,30 +80,30 @@ use crate::spec::{CliFlavor, LaunchSpec};
 #[must_use]
 pub fn main() -> ExitCode {
     let first = std::env::args_os().nth(1);
-    if let Some(question) = first.as_deref().and_then(probe::question) {
-        return probe::serve(question);
+    if let Some(question) = first.as_deref().and_then(probe::parse_probe_argument) {
+        return probe::run_probe(question);
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
-    let by_hand = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
-    let begun = if by_hand { Startup::untouched() } else { Startup::now() };
+    let is_attach = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
+    let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
     let argv: Vec<OsString> = std::env::args_os().collect();
-    let facts = Facts::gather(announce_wait(&argv));
+    let facts = Facts::gather(wait_announcer(&argv));
     match cli::interpret(&argv, &facts) {
         Ok(Command::Launch(launch)) => {
             let foreign_python = argv.first().and_then(|argv0| foreign_python(argv0, &facts));
-            run(*launch, &facts, foreign_python, begun)
+            run_launch(*launch, &facts, foreign_python, startup)
         }
-        Ok(Command::Explain(question)) => explain(&question, &facts),
-        Ok(Command::Inspect(question)) => inspect(&question, &facts),
+        Ok(Command::Explain(question)) => run_explain(&question, &facts),
+        Ok(Command::Inspect(question)) => run_inspect(&question, &facts),
         Ok(Command::Gc(request)) => run_gc(&request, &argv[0], &facts),
         Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
-        Ok(Command::Shim(words)) => change_torchrun(&words, &argv[0], &facts),
+        Ok(Command::Shim(words)) => run_shim(&words, &argv[0], &facts),
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            let way_out = facts.calling_python().map(|_| shim::WAY_OUT);
-            reporter::refuse(&error, way_out, parent_file.map(Path::new))
+            let way_out = facts.calling_python().map(|_| shim::BYPASS_HINT);
+            reporter::report_cli_error(&error, way_out, parent_file.map(Path::new))
         }
     }
 }
@@ -111,87 +111,97 @@ pub fn main() -> ExitCode {
 /// The steps before the command line is read: reading it may start probes, and take long.
 struct Startup {
     /// Whether inherited descriptors are hidden from probes and workers.
-    closed: io::Result<()>,
+    close_on_exec_result: io::Result<()>,
     /// The signal mask that was in force before, where it was changed.
     mask: Option<SigSet>,
 }
 
 impl Startup {
-    fn now() -> Self {
+    fn prepare() -> Self {
         signal::ignore_file_size_signal();
-        Self { closed: inherited::close_on_exec(), mask: signal::keep_as_the_first() }
+        Self {
+            close_on_exec_result: inherited::set_close_on_exec(),
+            mask: signal::block_stop_signals_at_start(),
+        }
     }
 
-    const fn untouched() -> Self {
-        Self { closed: Ok(()), mask: None }
+    const fn unprepared() -> Self {
+        Self { close_on_exec_result: Ok(()), mask: None }
     }
 }
 
 /// Under the name torchrun only torchrun's own lines are expected.
-fn announce_wait(argv: &[OsString]) -> TellOfWait {
+fn wait_announcer(argv: &[OsString]) -> TellOfWait {
     match cli::persona(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
-        CliFlavor::Rankrun => reporter::announce_wait,
+        CliFlavor::Rankrun => reporter::print_probe_wait,
         CliFlavor::Torchrun => |_, _| {},
     }
 }
 
-fn change_torchrun(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
+fn run_shim(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
     match shim::run(words, argv0, program, facts) {
         Ok(text) => reporter::print(text.as_bytes()),
-        Err(error) => reporter::refuse_shim(&error),
+        Err(error) => reporter::report_shim_error(&error),
     }
 }
 
-fn run(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Startup) -> ExitCode {
-    let Startup { closed, mask } = begun;
-    let handled = HandledSignals::of(&launch.spec.signals, launch.spec.persona);
+fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, begun: Startup) -> ExitCode {
+    let Startup { close_on_exec_result: closed, mask } = begun;
+    let handled = HandledSignals::of(&launch.spec.signals, launch.spec.cli_flavor);
     let job = JobId(uuid::Uuid::new_v4().to_string());
-    reserve::hold();
+    reserve::open_reserve();
     // In this order: the agent inherits the signals that the guard blocks before the fork.
     let mask = signal::block_after(mask, &handled);
-    let split = mask.and_then(|mask| Ok((mask, guard::split(&handled, &job)?)));
+    let split = mask.and_then(|mask| Ok((mask, guard::fork_guard(&handled, &job)?)));
     match split {
-        Ok((_, ForkSide::Guard(guard))) => end(supervise(guard, &launch.spec)),
+        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(guard, &launch.spec)),
         Ok((mask, ForkSide::Agent(link, watch))) => {
-            heap::keep_small();
+            heap::set_mmap_threshold();
             let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
-            let agent = AgentStart { launch, facts, foreign_python, closed, link: &link, watch };
+            let agent = AgentStart {
+                launch,
+                facts,
+                foreign_python,
+                close_on_exec_result: closed,
+                link: &link,
+                watch,
+            };
             agent.run(job, original);
             ExitCode::SUCCESS
         }
         Err(source) => {
             let error = LaunchError::Setup { what: "start the agent", source };
-            reporter::failed_to_start(&error, launch.spec.parent_error_file.as_deref())
+            reporter::report_launch_error(&error, launch.spec.parent_error_file.as_deref())
         }
     }
 }
 
-fn explain(question: &Explain, facts: &Facts) -> ExitCode {
+fn run_explain(question: &Explain, facts: &Facts) -> ExitCode {
     let spec = &question.launch.spec;
-    let handled = HandledSignals::of(&spec.signals, spec.persona);
+    let handled = HandledSignals::of(&spec.signals, spec.cli_flavor);
     match explain::explain(question, facts, &handled) {
-        Ok(explanation) => reporter::print(&explain::render(&explanation, question, style(facts))),
-        Err(error) => reporter::failed_to_start(&error, None),
+        Ok(explanation) => reporter::print(&explain::render(&explanation, question, output_style(facts))),
+        Err(error) => reporter::report_launch_error(&error, None),
     }
 }
 
 /// Whether an answer goes to a terminal with colours (`NO_COLOR`: no-color.org).
-fn style(facts: &Facts) -> Style {
+fn output_style(facts: &Facts) -> Style {
     let is_terminal = facts.world().is_terminal(StandardStream::Output);
     let colours =
-        is_terminal && cursor(facts) == Cursor::Moves && facts.filled_variable("NO_COLOR").is_none();
+        is_terminal && cursor_support(facts) == Cursor::Moves && facts.filled_variable("NO_COLOR").is_none();
     if colours { Style::Coloured } else { Style::Plain }
 }
 
-fn inspect(question: &Inspect, facts: &Facts) -> ExitCode {
-    let can_draw = cursor(facts) == Cursor::Moves;
-    match inspect::inspect(question, facts, style(facts), can_draw) {
-        Ok(told) => match (reporter::print(&told.text), told.status) {
+fn run_inspect(question: &Inspect, facts: &Facts) -> ExitCode {
+    let can_draw = cursor_support(facts) == Cursor::Moves;
+    match inspect::inspect(question, facts, output_style(facts), can_draw) {
+        Ok(answer) => match (reporter::print(&answer.text), answer.status) {
             (printed, ExitStatus::SUCCESS) => printed,
-            (_, status) => end(status),
+            (_, status) => exit_with(status),
         },
-        Err(error) => reporter::not_inspected(&error),
+        Err(error) => reporter::report_inspect_error(&error),
     }
 }
 
@@ -199,22 +209,22 @@ fn run_gc(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
     match process::gc::collect(request) {
         Ok(mut collected) => {
             // The processes first: they may still write into these folders.
-            collected.paths = litter::collect(request.deed, argv0, facts);
+            collected.paths = litter::collect_left_paths(request.mode, argv0, facts);
             let printed = reporter::print(gc::render(&collected, request).as_bytes());
             if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
         }
-        Err(error) => reporter::not_collected(&error),
+        Err(error) => reporter::report_gc_error(&error),
     }
 }
 
 /// Runs the wrapper of a worker that is started by hand.
 fn run_attached(attach: &Attach, facts: &Facts) -> ExitCode {
     if let Some(job) = facts.filled_variable(JOB).and_then(OsStr::to_str) {
-        job_limit::set(&JobId(job.to_owned()));
+        job_limit::set_job_mark(&JobId(job.to_owned()));
     }
-    match process::attach::attach(&attach.socket, &attach.command, reporter::tell_by_hand) {
-        Ok(status) => end(status),
-        Err(error) => reporter::not_attached(&error),
+    match process::attach::run_attached(&attach.socket, &attach.command, reporter::print_attach_message) {
+        Ok(status) => exit_with(status),
+        Err(error) => reporter::report_attach_error(&error),
     }
 }
 
@@ -223,26 +233,26 @@ struct AgentStart<'a> {
     facts: &'a Facts,
     foreign_python: Option<OsString>,
     /// Whether inherited descriptors are hidden from the workers.
-    closed: io::Result<()>,
+    close_on_exec_result: io::Result<()>,
     link: &'a GuardLink,
     watch: Watchdog,
 }
 
 impl AgentStart<'_> {
     fn run(self, job: JobId, original: InheritedState) {
-        let console = match Console::of_process(cursor(self.facts)) {
+        let console = match Console::of_process(cursor_support(self.facts)) {
             Ok(console) => console,
             Err(source) => {
                 let error = LaunchError::Setup { what: "open the console", source };
-                let _ = reporter::failed_to_start(&error, self.launch.spec.parent_error_file.as_deref());
+                let _ = reporter::report_launch_error(&error, self.launch.spec.parent_error_file.as_deref());
                 let _ = self.link.send_to_guard(ToGuard::Finish(ExitStatus::Code(LAUNCHER_FAILED)));
                 return;
             }
         };
-        let manner = (self.launch.spec.persona, self.launch.verbosity);
+        let manner = (self.launch.spec.cli_flavor, self.launch.verbosity);
         let launcher = getppid();
         reporter::trace_to(console.clone(), manner, launcher);
-        self.say_what_is_lost();
+        self.log_missing_features();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();
         let voice = UserLog::new(console, manner, launcher, no_color);
         for notice in &self.launch.notices {
@@ -252,17 +262,26 @@ impl AgentStart<'_> {
         let words =
             Invocation { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
         let (spec, foreign_python, watch) = (self.launch.spec, self.foreign_python, self.watch);
-        let setup = AgentSetup { spec, words, environment, job, original, launcher, foreign_python, watch };
+        let setup = AgentSetup {
+            spec,
+            invocation: words,
+            environment,
+            job,
+            inherited: original,
+            launcher_pid: launcher,
+            foreign_python,
+            watchdog: watch,
+        };
         agent::run(setup, self.link, voice);
     }
 
     /// In places that lock a launcher down; under `-v`.
-    fn say_what_is_lost(&self) {
-        if let Err(error) = &self.closed {
+    fn log_missing_features(&self) {
+        if let Err(error) = &self.close_on_exec_result {
             tracing::info!("workers may inherit open files of the launcher's parent: {error}");
         }
-        let warns = self.launch.spec.persona == CliFlavor::Rankrun;
-        if warns && inherited::no_file_may_grow() {
+        let warns = self.launch.spec.cli_flavor == CliFlavor::Rankrun;
+        if warns && inherited::is_file_size_limit_zero() {
             tracing::warn!(
                 "the limit on file sizes is 0 (`ulimit -f`): neither the launcher nor its workers can write to a file"
             );
@@ -272,43 +291,43 @@ impl AgentStart<'_> {
                 "`/proc` is not mounted: what workers leave behind cannot be ended, and no driver's library is asked for \
                  devices"
             );
-        } else if !can_walk() {
+        } else if !can_scan_processes() {
             tracing::info!("`/proc` does not show our processes: what workers leave behind cannot be ended");
         }
     }
 }
 
-fn cursor(facts: &Facts) -> Cursor {
+fn cursor_support(facts: &Facts) -> Cursor {
     match facts.filled_variable("TERM") {
         Some(term) if term != "dumb" => Cursor::Moves,
         _ => Cursor::Stays,
     }
 }
 
-fn supervise(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
+fn supervise_agent(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
     let parent_file = spec.parent_error_file.as_deref();
     match guard.supervise() {
-        Ok(GuardEnd::Told(status)) => status,
-        Ok(GuardEnd::AgentLost { exit, killed_for, left }) => {
-            reporter::agent_lost((exit, killed_for), left.as_deref(), parent_file);
-            match (spec.persona, killed_for) {
+        Ok(GuardEnd::AgentFinished(status)) => status,
+        Ok(GuardEnd::AgentLost { exit, killed_for, leftover: left }) => {
+            reporter::report_agent_lost((exit, killed_for), left.as_deref(), parent_file);
+            match (spec.cli_flavor, killed_for) {
                 (CliFlavor::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
                 (CliFlavor::Rankrun | CliFlavor::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),
             }
         }
         Err(source) => {
             let error = LaunchError::Setup { what: "wait for the agent", source };
-            let _ = reporter::failed_to_start(&error, parent_file);
+            let _ = reporter::report_launch_error(&error, parent_file);
             ExitStatus::Code(LAUNCHER_FAILED)
         }
     }
 }
 
-fn end(status: ExitStatus) -> ExitCode {
+fn exit_with(status: ExitStatus) -> ExitCode {
     match status {
         ExitStatus::Code(code) => ExitCode::from(code),
         ExitStatus::Signal(signal) => {
-            die_by(signal);
+            raise_with_default_action(signal);
             // PID 1 of a container cannot die by a signal of its own.
             ExitCode::from(code_of_signal(signal))
         }

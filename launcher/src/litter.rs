@@ -16,43 +16,43 @@ use crate::shim;
 
 /// Removes the found paths unless the request is only to list.
 #[must_use]
-pub(crate) fn collect(deed: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
-    let mut left = error_folders(deed, &cli::parents_of_error_files(facts));
-    left.extend(shim_files(deed, argv0, facts));
+pub(crate) fn collect_left_paths(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+    let mut left = collect_error_folders(mode, &cli::parents_of_error_files(facts));
+    left.extend(collect_shim_files(mode, argv0, facts));
     left
 }
 
-fn error_folders(deed: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
+fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {
     let dead = parents.iter().flat_map(|parent| error_folder::find_dead(parent));
-    let told = |folder: error_folder::DeadFolder| {
+    let to_left_path = |folder: error_folder::DeadFolder| {
         let (path, age) = (folder.path.clone(), age_of(folder.modified));
-        let fate = match deed {
+        let fate = match mode {
             GcMode::List => PathOutcome::Listed,
-            GcMode::End | GcMode::EndAll => fate(folder.remove().map(|()| PathOutcome::Removed)),
+            GcMode::End | GcMode::EndAll => outcome_of(folder.remove().map(|()| PathOutcome::Removed)),
         };
         LeftPath { path, kind: PathKind::ErrorFiles, age, fate }
     };
-    dead.map(told).collect()
+    dead.map(to_left_path).collect()
 }
 
-fn shim_files(deed: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
+fn collect_shim_files(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
     let interrupted = shim::find_interrupted(argv0, facts);
-    let told = |file: &shim::InterruptedFile| LeftPath {
+    let to_left_path = |file: &shim::InterruptedFile| LeftPath {
         path: file.path.clone(),
         kind: PathKind::Shim,
         age: age_of(file.modified),
-        fate: match deed {
+        fate: match mode {
             GcMode::List => PathOutcome::Listed,
-            GcMode::End | GcMode::EndAll => fate(file.clear_away().map(|done| match done {
+            GcMode::End | GcMode::EndAll => outcome_of(file.clean_up().map(|done| match done {
                 shim::CleanupResult::Removed => PathOutcome::Removed,
                 shim::CleanupResult::PutBack => PathOutcome::PutBack,
             })),
         },
     };
-    interrupted.files.iter().map(told).collect()
+    interrupted.files.iter().map(to_left_path).collect()
 }
 
-fn fate(done: io::Result<PathOutcome>) -> PathOutcome {
+fn outcome_of(done: io::Result<PathOutcome>) -> PathOutcome {
     done.unwrap_or_else(|error| PathOutcome::Failed(error.to_string()))
 }
 

@@ -12,14 +12,14 @@ use crate::spec::WorkerDevice;
 /// The device that a worker computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// The type of the device; without meaning if `known` is false.
+    /// The type of the device; without meaning if `is_known_to_runtime` is false.
     pub kind: DeviceType,
     /// The device's number among those that the worker sees. CPUs: tells replicas apart, binds nothing.
     pub ordinal: u32,
     /// Which of the node's devices it is, where that was found out.
-    pub card: Option<DeviceIdentity>,
+    pub identity: Option<DeviceIdentity>,
     /// Whether devices were probed. Without a probe the worker may still use an accelerator, and no device is named.
-    pub known: bool,
+    pub is_known_to_runtime: bool,
 }
 
 /// One of the node's devices, in words for messages.
@@ -38,7 +38,7 @@ pub struct DeviceIdentity {
     /// The NUMA node that it hangs on.
     pub numa_node: Option<u32>,
     /// How it was chosen, such as `--devices 3` or `CUDA_VISIBLE_DEVICES entry 3`.
-    pub how: String,
+    pub chosen_by: String,
 }
 
 impl DeviceIdentity {
@@ -64,21 +64,21 @@ impl Device {
     /// One of several workers on the CPUs.
     #[must_use]
     pub const fn cpu(replica: u32) -> Self {
-        Self { kind: DeviceType::Cpu, ordinal: replica, card: None, known: true }
+        Self { kind: DeviceType::Cpu, ordinal: replica, identity: None, is_known_to_runtime: true }
     }
 
     /// The value of `RANKRUN_DEVICE`; `None` if the launcher did not probe.
     #[must_use]
     pub fn contract_device(&self) -> Option<contract::Device> {
-        let index = usize::try_from(self.ordinal).ok().filter(|_| self.known)?;
-        contract::Device::new(self.kind.word(), index)
+        let index = usize::try_from(self.ordinal).ok().filter(|_| self.is_known_to_runtime)?;
+        contract::Device::new(self.kind.as_str(), index)
     }
 }
 
 impl fmt::Display for Device {
     /// Writes the device as workers see it: `cuda:1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.known {
+        if !self.is_known_to_runtime {
             return f.write_str("not looked at");
         }
         write!(f, "{}:{}", self.kind, self.ordinal)
@@ -109,7 +109,7 @@ pub struct WorkerId {
 
 /// The placements of one node's workers in a round, in local rank order.
 #[must_use]
-pub fn assign(seats: &[WorkerDevice], round: &Round) -> Vec<Placement> {
+pub fn assign_ranks(seats: &[WorkerDevice], round: &Round) -> Vec<Placement> {
     (0..)
         .zip(seats)
         .map(|(index, seat)| Placement {
@@ -130,13 +130,13 @@ mod tests {
     use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, WorldSize};
 
     #[test]
-    fn device_of_each_type_is_known_to_the_worker_runtime() {
+    fn each_device_type_is_known_to_worker_runtime() {
         for kind in DeviceType::ALL {
-            let device = Device { kind, ordinal: 3, card: None, known: true };
+            let device = Device { kind, ordinal: 3, identity: None, is_known_to_runtime: true };
             let told = device.contract_device().unwrap();
             assert_eq!(told.to_string(), device.to_string());
             assert!(!matches!(told, contract::Device::Other { .. }), "{told}");
-            assert_eq!(Device { known: false, ..device }.contract_device(), None);
+            assert_eq!(Device { is_known_to_runtime: false, ..device }.contract_device(), None);
         }
     }
 
@@ -145,7 +145,7 @@ mod tests {
     }
 
     fn master() -> Master {
-        Master { addr: "th1".to_owned(), port: 29_500, agent_store: true }
+        Master { addr: "th1".to_owned(), port: 29_500, uses_agent_store: true }
     }
 
     /// The rounds that the nodes of a job get, with so many workers each, of one of two roles.
@@ -170,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_exactly_zero_to_world_size() {
+    fn single_node_ranks_are_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
             let alone = Round::alone(LocalWorldSize::new(workers).unwrap(), master());
-            let seats = assign(&seats(workers), &alone);
+            let seats = assign_ranks(&seats(workers), &alone);
             let ranks: Vec<u32> = seats.iter().map(|seat| seat.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());
             assert!(seats.iter().all(|seat| seat.local_rank.0 == seat.rank.0));
@@ -184,13 +184,13 @@ mod tests {
     proptest! {
         /// However many workers each node has, and whatever their roles.
         #[test]
-        fn every_rank_of_the_job_and_of_each_role_has_one_seat(
+        fn every_rank_and_role_rank_is_assigned_once(
             nodes in prop::collection::vec((1u32..9, any::<bool>()), 1..17),
         ) {
             let mut ranks = Vec::new();
             let mut of_roles = [Vec::new(), Vec::new()];
             for (round, (workers, role)) in rounds(&nodes).iter().zip(&nodes) {
-                let placements = assign(&seats(*workers), round);
+                let placements = assign_ranks(&seats(*workers), round);
                 let local: Vec<u32> = placements.iter().map(|seat| seat.local_rank.0).collect();
                 prop_assert_eq!(local, (0..*workers).collect::<Vec<_>>());
                 ranks.extend(placements.iter().map(|seat| seat.rank.0));

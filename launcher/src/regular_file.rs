@@ -52,7 +52,7 @@ impl From<NotRegular> for io::Error {
 
 /// The reason why [`open`] refused the file, if it was not the kernel's.
 #[must_use]
-pub fn not_regular(error: &io::Error) -> Option<NotRegular> {
+pub fn not_regular_cause(error: &io::Error) -> Option<NotRegular> {
     error.get_ref()?.downcast_ref().copied()
 }
 
@@ -60,7 +60,7 @@ pub fn not_regular(error: &io::Error) -> Option<NotRegular> {
 ///
 /// # Errors
 /// It is something else.
-pub fn check(metadata: &Metadata) -> Result<(), NotRegular> {
+pub fn ensure_regular(metadata: &Metadata) -> Result<(), NotRegular> {
     let file_type = metadata.file_type();
     let kind = match file_type {
         _ if file_type.is_file() => return Ok(()),
@@ -84,14 +84,14 @@ pub fn open_to_read(path: &Path) -> io::Result<File> {
 /// effect, and again once it is open.
 ///
 /// # Errors
-/// The file is of another kind ([`not_regular`]), or the kernel refuses it.
+/// The file is of another kind ([`not_regular_cause`]), or the kernel refuses it.
 pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     // A missing file may be made; of any other error the kernel's own words tell.
     if let Ok(metadata) = fs::metadata(path) {
-        check(&metadata)?;
+        ensure_regular(&metadata)?;
     }
-    let file = open_without_wait(path, options)?;
-    check(&file.metadata()?)?;
+    let file = open_nonblocking(path, options)?;
+    ensure_regular(&file.metadata()?)?;
     Ok(file)
 }
 
@@ -99,7 +99,7 @@ pub fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 ///
 /// # Errors
 /// The kernel refuses it.
-pub fn open_without_wait(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub fn open_nonblocking(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let file = options.custom_flags(FLAGS).open(path)?;
     // A worker may inherit it and read its flags.
     let flags = rustix::fs::fcntl_getfl(&file)?;
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_are_opened_and_nothing_waits() {
+    fn only_regular_files_are_opened_without_blocking() {
         let folder = std::env::temp_dir().join(format!("rankrun-regular-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let at = |name: &str| folder.join(name);
@@ -137,7 +137,7 @@ mod tests {
             let write = open(&path, OpenOptions::new().write(true).create(true).truncate(true));
             for result in [open_to_read(&path), write] {
                 assert_eq!(
-                    not_regular(&result.unwrap_err()),
+                    not_regular_cause(&result.unwrap_err()),
                     Some(NotRegular { kind }),
                     "{}",
                     path.display()

@@ -22,7 +22,7 @@ use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, RestartCount, RunId};
 
 /// No time that is asked for is longer: longer than any job, and short enough to be added to any instant.
-pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub const MAX_DURATION: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Where the workers meet unless the user named another address.
 pub const LOOPBACK: &str = "127.0.0.1";
@@ -40,7 +40,7 @@ pub enum CliFlavor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
     /// The command name, which selects the rules.
-    pub persona: CliFlavor,
+    pub cli_flavor: CliFlavor,
     /// The program that each worker runs.
     pub entrypoint: Entrypoint,
     /// The arguments behind it, before the `${local_rank}` macro.
@@ -68,7 +68,7 @@ pub struct LaunchSpec {
     /// Which signals stop the job, and which the workers get and nothing else happens.
     pub signals: SignalSpec,
     /// `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`: a worker in uninterruptible sleep for longer has failed.
-    pub stuck_limit: Option<Duration>,
+    pub dstate_timeout: Option<Duration>,
     /// The destinations of the workers' output.
     pub logs: LogSpec,
     /// Which worker reads the launcher's standard input.
@@ -76,7 +76,7 @@ pub struct LaunchSpec {
     /// Variables that the launcher adds for every worker, beside the contract's.
     pub defaults: WorkerDefaults,
     /// One for each worker, by local rank.
-    pub seats: Vec<WorkerDevice>,
+    pub worker_devices: Vec<WorkerDevice>,
     /// The chosen devices that a worker sees. With its own alone its `LOCAL_RANK` is 0.
     pub visibility: Visibility,
     /// The device options as given.
@@ -88,7 +88,7 @@ pub struct LaunchSpec {
     /// The launcher's own `TORCHELASTIC_ERROR_FILE`, which its parent process reads.
     pub parent_error_file: Option<PathBuf>,
     /// `--leave-out`: this worker is started by hand.
-    pub left_out: Option<LocalRank>,
+    pub external_worker: Option<LocalRank>,
     /// The value of `RANKRUN_NESTING` for the workers.
     pub nesting: String,
 }
@@ -217,12 +217,12 @@ impl RendezvousSpec {
             Self::Standalone { local_addr, worker_store, .. }
             | Self::C10d { local_addr, worker_store, .. } => StorePlan {
                 addr: local_addr.as_deref().unwrap_or(LOOPBACK),
-                named_by: None,
+                source: None,
                 port: 0,
                 host: if *worker_store { StoreHost::Worker } else { StoreHost::Agent },
             },
             Self::Static { addr, port, named_by, .. } => {
-                StorePlan { addr, named_by: named_by.as_deref(), port: *port, host: StoreHost::Agent }
+                StorePlan { addr, source: named_by.as_deref(), port: *port, host: StoreHost::Agent }
             }
         }
     }
@@ -234,7 +234,7 @@ pub struct StorePlan<'a> {
     /// The host that the workers get.
     pub addr: &'a str,
     /// The source of the host, as messages show it, where that is known.
-    pub named_by: Option<&'a str>,
+    pub source: Option<&'a str>,
     /// The port; 0 means any free port.
     pub port: u16,
     /// The process that opens the store.
@@ -296,7 +296,7 @@ impl WorkerDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceSpec {
     /// The value of `--devices` as it was written.
-    pub listed: Option<String>,
+    pub device_list: Option<String>,
     /// The order of the devices (`--device-order`).
     pub order: Option<DeviceOrder>,
     /// Whether several workers may share a device (`--oversubscribe`).
@@ -423,7 +423,7 @@ pub struct WorkerDefaults {
 pub(crate) fn example() -> LaunchSpec {
     let none = StreamMap::All(Streams::default());
     LaunchSpec {
-        persona: CliFlavor::Rankrun,
+        cli_flavor: CliFlavor::Rankrun,
         entrypoint: Entrypoint::Program { path: PathBuf::from("/bin/true"), name: "true".into() },
         args: Vec::new(),
         workers: LocalWorldSize::new(2).unwrap(),
@@ -441,7 +441,7 @@ pub(crate) fn example() -> LaunchSpec {
         start_timeout: None,
         time_limit: None,
         signals: SignalSpec::torchrun(),
-        stuck_limit: None,
+        dstate_timeout: None,
         logs: LogSpec {
             dir: LogDir::Off,
             redirects: none.clone(),
@@ -458,13 +458,13 @@ pub(crate) fn example() -> LaunchSpec {
             connection_interfaces: Vec::new(),
             nccl_library: None,
         },
-        seats: (0..2).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect(),
+        worker_devices: (0..2).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,
         devices: DeviceSpec::default(),
         device_check: None,
         events: EventLog::Off,
         parent_error_file: None,
-        left_out: None,
+        external_worker: None,
         nesting: String::new(),
     }
 }

@@ -9,7 +9,7 @@ pub fn substitute(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Vec<u8
     while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
         out.extend_from_slice(&rest[..at]);
         let after = &rest[at + 1..];
-        let (known, behind) = match (after.strip_prefix(b"$"), reference(after)) {
+        let (known, behind) = match (after.strip_prefix(b"$"), parse_reference(after)) {
             (Some(behind), _) => (Some("$".to_owned()), behind),
             (None, Some((name, behind))) => (value(name), behind),
             (None, None) => (None, after),
@@ -36,7 +36,7 @@ pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Ve
     while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
         out.extend_from_slice(&rest[..at]);
         let after = &rest[at + 1..];
-        let braced = if after.starts_with(b"{") { reference(after) } else { None };
+        let braced = if after.starts_with(b"{") { parse_reference(after) } else { None };
         rest = match braced.and_then(|(name, behind)| Some((value(name)?, behind))) {
             Some((known, behind)) => {
                 out.extend_from_slice(known.as_bytes());
@@ -53,18 +53,18 @@ pub fn replace_braced(text: &[u8], value: impl Fn(&str) -> Option<String>) -> Ve
 }
 
 /// The name behind a dollar, with or without braces, and the rest of the text.
-fn reference(text: &[u8]) -> Option<(&str, &[u8])> {
+fn parse_reference(text: &[u8]) -> Option<(&str, &[u8])> {
     match text.strip_prefix(b"{") {
-        None => name(text),
+        None => parse_name(text),
         Some(inner) => {
-            let (name, behind) = name(inner)?;
+            let (name, behind) = parse_name(inner)?;
             Some((name, behind.strip_prefix(b"}")?))
         }
     }
 }
 
 /// The longest name at the start: ASCII, as in Python.
-fn name(text: &[u8]) -> Option<(&str, &[u8])> {
+fn parse_name(text: &[u8]) -> Option<(&str, &[u8])> {
     let is_inner = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let end = text.iter().position(|byte| !is_inner(byte)).unwrap_or(text.len());
     let (name, behind) = text.split_at(end);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_what_python_does() {
+    fn substitute_matches_python_string_template() {
         for (text, expected) in [
             ("${rank}", "7"),
             ("$rank", "7"),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_looked_up_only_where_it_is_named() {
+    fn substitute_looks_up_only_named_values() {
         let value = |name: &str| match name {
             "rank" => Some("7".to_owned()),
             other => panic!("`{other}` was looked up"),
@@ -126,14 +126,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn braced_names_without_a_value_change_nothing(
+        fn braced_names_without_value_are_unchanged(
             text in prop::collection::vec(prop::sample::select(b"$${}a1_ \xff".to_vec()), 0..20),
         ) {
             prop_assert_eq!(replace_braced(&text, |_| None), text);
         }
 
         #[test]
-        fn text_without_a_value_shrinks_only_by_doubled_dollars(
+        fn text_without_value_shrinks_only_by_doubled_dollars(
             text in prop::collection::vec(prop::sample::select(b"$${}a1_ \xff".to_vec()), 0..20),
         ) {
             let out = substitute(&text, |_| None);

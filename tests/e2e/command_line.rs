@@ -3,55 +3,55 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
-use harness::{Launch, Name, only_ours, oracle};
+use harness::{Launch, Name, is_rankrun, is_torchrun};
 
 #[test]
-fn help_is_on_stdout() {
+fn help_goes_to_stdout() {
     for name in Name::both() {
         let outcome = Launch::new(*name).args(["-h"]).run();
-        outcome.exits(0).says("--nproc-per-node").says("--max-restarts");
+        outcome.expect_exit_code(0).expect_stdout("--nproc-per-node").expect_stdout("--max-restarts");
     }
 }
 
 #[test]
-fn without_a_script_the_usage_is_on_stderr() {
+fn missing_script_prints_usage_on_stderr() {
     for name in Name::both() {
         let outcome = Launch::new(*name).args(["--nnodes", "1"]).run();
         match name {
-            Name::Rankrun => outcome.exits(2).complains("entrypoint").complains("--help"),
+            Name::Rankrun => outcome.expect_exit_code(2).expect_stderr("entrypoint").expect_stderr("--help"),
             Name::Torchrun | Name::Reference => {
-                outcome.exits(2).complains("usage").complains("training_script")
+                outcome.expect_exit_code(2).expect_stderr("usage").expect_stderr("training_script")
             }
         };
-        assert_eq!(outcome.out(), "");
+        assert_eq!(outcome.stdout(), "");
     }
 }
 
 #[test]
-fn underscores_spell_the_same_option() {
+fn option_with_underscores_is_accepted() {
     for name in Name::both() {
         let launch = Launch::new(*name).args(["--standalone", "--nproc_per_node=2"]);
         let outcome = launch.worker(["print=rank {rank}"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         assert_eq!(outcome.lines_with("rank ").len(), 2, "{outcome}");
     }
 }
 
 #[test]
-fn mixed_spellings_are_refused() {
+fn option_mixing_dashes_and_underscores_is_refused() {
     for name in Name::both() {
         let outcome = Launch::new(*name).args(["--nproc_per-node", "2", "--no-python", "true"]).run();
-        outcome.exits(2).complains("--nproc_per-node");
+        outcome.expect_exit_code(2).expect_stderr("--nproc_per-node");
     }
 }
 
 #[test]
-fn a_prefix_of_an_option_is_enough() {
+fn unique_option_prefix_is_accepted() {
     for name in Name::both() {
         let line = ["--stand", "--nproc-per", "2", "--no-py", "sh", "-c", "echo $RANK"];
         let outcome = Launch::new(*name).args(line).run();
-        outcome.exits(0);
-        let mut lines = outcome.out_lines();
+        outcome.expect_exit_code(0);
+        let mut lines = outcome.stdout_lines();
         lines.sort();
         assert_eq!(lines, ["0", "1"], "{outcome}");
     }
@@ -59,36 +59,36 @@ fn a_prefix_of_an_option_is_enough() {
 
 /// What `echo` prints for the arguments after the options.
 #[track_caller]
-fn echoed(name: Name, args: &[&str]) -> String {
+fn echo_output(name: Name, args: &[&str]) -> String {
     let launch = Launch::standalone(name, 1).args(["--no-python"]).args(args.iter().copied());
     let outcome = launch.run();
-    outcome.exits(0);
-    outcome.out()
+    outcome.expect_exit_code(0);
+    outcome.stdout()
 }
 
 #[test]
-fn the_scripts_arguments_are_its_own() {
+fn script_arguments_pass_unchanged() {
     for name in Name::both() {
-        assert_eq!(echoed(*name, &["echo", "-h", "--nnodes", "3", "--", "a"]), "-h --nnodes 3 -- a\n");
+        assert_eq!(echo_output(*name, &["echo", "-h", "--nnodes", "3", "--", "a"]), "-h --nnodes 3 -- a\n");
     }
 }
 
 #[test]
-fn one_double_dash_is_swallowed() {
+fn first_double_dash_is_removed() {
     for name in Name::both() {
-        assert_eq!(echoed(*name, &["--", "echo", "a"]), "a\n");
-        assert_eq!(echoed(*name, &["echo", "--", "a"]), "a\n");
-        assert_eq!(echoed(*name, &["--", "echo", "--", "a"]), "-- a\n");
+        assert_eq!(echo_output(*name, &["--", "echo", "a"]), "a\n");
+        assert_eq!(echo_output(*name, &["echo", "--", "a"]), "a\n");
+        assert_eq!(echo_output(*name, &["--", "echo", "--", "a"]), "-- a\n");
     }
 }
 
 #[test]
-fn the_local_rank_is_filled_into_arguments() {
+fn local_rank_macro_is_substituted_in_arguments() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--no-python", "echo"]);
         let outcome = launch.args(["${local_rank}", "$local_rank", "${x}", "$$", "a$"]).run();
-        outcome.exits(0);
-        let mut lines = outcome.out_lines();
+        outcome.expect_exit_code(0);
+        let mut lines = outcome.stdout_lines();
         lines.sort();
         let expected = match name {
             Name::Rankrun => ["0 $local_rank ${x} $$ a$", "1 $local_rank ${x} $$ a$"],
@@ -100,67 +100,67 @@ fn the_local_rank_is_filled_into_arguments() {
 
 /// What a shell, a regular expression or a template of the program needs.
 #[test]
-fn dollars_in_arguments_stay_under_our_own_name() {
+fn dollars_in_arguments_are_kept_under_rankrun_name() {
     let text = "echo $$; ^a$ $${rank} $local_rank ${HOME} ${rank";
     let launch =
         Launch::standalone(Name::Rankrun, 1).args(["--no-python", "echo", text, "${rank}/${local_rank}"]);
     let outcome = launch.run();
-    outcome.exits(0);
-    assert_eq!(outcome.out(), "echo $$; ^a$ $0 $local_rank ${HOME} ${rank 0/0\n");
+    outcome.expect_exit_code(0);
+    assert_eq!(outcome.stdout(), "echo $$; ^a$ $0 $local_rank ${HOME} ${rank 0/0\n");
 }
 
 #[test]
-fn dollars_in_arguments_are_torchruns_under_its_name() {
+fn dollars_in_arguments_expand_as_torchrun_under_its_name() {
     let text = "echo $$ $${rank} $local_rank ${HOME} ${rank} $1 ${local_rank";
     let launch = Launch::standalone(Name::Torchrun, 1).args(["--no-python", "echo", text]);
     let outcome = launch.run();
-    outcome.exits(0);
-    assert_eq!(outcome.out(), "echo $ ${rank} 0 ${HOME} ${rank} $1 ${local_rank\n");
+    outcome.expect_exit_code(0);
+    assert_eq!(outcome.stdout(), "echo $ ${rank} 0 ${HOME} ${rank} $1 ${local_rank\n");
 }
 
 #[test]
-fn the_environment_gives_defaults() {
+fn pet_variables_set_option_defaults() {
     for name in Name::both() {
         let launch = Launch::new(*name).env("PET_NPROC_PER_NODE", "3").env("PET_STANDALONE", "1");
         let outcome = launch.shell("echo size $WORLD_SIZE").run();
-        outcome.exits(0);
-        assert_eq!(outcome.out_lines(), ["size 3"; 3], "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout_lines(), ["size 3"; 3], "{outcome}");
     }
 }
 
 #[test]
-fn the_command_line_wins_over_the_environment() {
+fn command_line_overrides_pet_variables() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("PET_NPROC_PER_NODE", "3");
         let outcome = launch.shell("echo size $WORLD_SIZE").run();
-        outcome.exits(0);
-        assert_eq!(outcome.out_lines(), ["size 1"], "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout_lines(), ["size 1"], "{outcome}");
     }
 }
 
 #[test]
-fn a_bad_default_is_a_usage_error() {
+fn invalid_pet_variable_is_usage_error() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("PET_MAX_RESTARTS", "x");
-        launch.args(["--no-python", "true"]).run().exits(2).complains("x");
+        launch.args(["--no-python", "true"]).run().expect_exit_code(2).expect_stderr("x");
     }
 }
 
 #[test]
-fn auto_without_accelerators_counts_the_permitted_cpus() {
+fn nproc_auto_without_accelerators_counts_allowed_cpus() {
     for name in Name::both() {
         for count in ["auto", "cpu"] {
             let launch = Launch::new(*name).under(["taskset", "--cpu-list", "0"]);
             let launch = launch.args(["--standalone", "--nproc-per-node", count]);
             let outcome = launch.shell("echo size $LOCAL_WORLD_SIZE").run();
-            outcome.exits(0);
-            assert_eq!(outcome.out_lines(), ["size 1"], "{outcome}");
+            outcome.expect_exit_code(0);
+            assert_eq!(outcome.stdout_lines(), ["size 1"], "{outcome}");
         }
     }
 }
 
 #[test]
-fn settings_that_make_no_sense_are_exit_one() {
+fn invalid_option_values_exit_with_one() {
     let cases: [&[&str]; 14] = [
         &["--nnodes", "2:1"],
         &["--nnodes", "1:2:3"],
@@ -181,52 +181,52 @@ fn settings_that_make_no_sense_are_exit_one() {
         for case in cases {
             let launch = Launch::standalone(*name, 1).args(case.iter().copied());
             let outcome = launch.worker(["print=started"]).run();
-            outcome.exits(1).never_says("started");
+            outcome.expect_exit_code(1).expect_absent("started");
         }
     }
 }
 
 #[test]
-fn python_gets_the_module() {
+fn module_option_is_passed_to_python() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("PYTHON_EXEC", "/bin/echo");
         let outcome = launch.args(["-m", "pkg.mod", "a"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.out(), "-u -m pkg.mod a\n");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout(), "-u -m pkg.mod a\n");
     }
 }
 
 #[test]
-fn python_gets_the_script_as_it_was_typed() {
+fn script_path_is_passed_to_python_unchanged() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("PYTHON_EXEC", "/bin/echo");
         let here = launch.temporary();
         std::fs::write(here.join("x.py"), "").expect("the folder is ours");
         let outcome = launch.cwd(here).args(["./x.py", "--lr", "0.1"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.out(), "-u ./x.py --lr 0.1\n");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout(), "-u ./x.py --lr 0.1\n");
     }
 }
 
 #[test]
-fn the_monitor_interval_is_accepted() {
+fn monitor_interval_is_accepted() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).args(["--monitor-interval", "0.5"]);
-        launch.shell("true").run().exits(0);
+        launch.shell("true").run().expect_exit_code(0);
     }
 }
 
 #[test]
-fn our_own_verb_takes_the_same_options() {
+fn run_subcommand_takes_the_same_options() {
     let launch = Launch::new(Name::Rankrun).args(["run", "--standalone", "--nproc-per-node", "2"]);
     let outcome = launch.worker(["print=rank {rank}"]).run();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     assert_eq!(outcome.lines_with("rank ").len(), 2, "{outcome}");
 }
 
 #[test]
-fn what_is_not_built_yet_is_refused_aloud() {
-    if !only_ours() {
+fn unsupported_rendezvous_backend_is_refused_with_hint() {
+    if !is_rankrun() {
         return;
     }
     let cases: [&[&str]; 2] =
@@ -234,21 +234,25 @@ fn what_is_not_built_yet_is_refused_aloud() {
     for name in Name::both() {
         for case in cases {
             let outcome = Launch::new(*name).args(case.iter().copied()).worker(["print=started"]).run();
-            outcome.exits(1).complains("not supported yet").complains("hint:").never_says("started");
+            outcome
+                .expect_exit_code(1)
+                .expect_stderr("not supported yet")
+                .expect_stderr("hint:")
+                .expect_absent("started");
         }
     }
 }
 
 #[test]
-fn a_start_method_is_accepted() {
+fn start_method_is_accepted_with_warning() {
     for name in Name::both() {
-        for (method, is_told) in [("forkserver", true), ("fork", true), ("spawn", false)] {
+        for (method, is_warned) in [("forkserver", true), ("fork", true), ("spawn", false)] {
             let launch = Launch::standalone(*name, 1).args(["--start-method", method]);
             let outcome = launch.shell("true").run();
-            outcome.exits(0);
-            if !oracle() {
-                let told = outcome.err().contains("`--start-method` has no effect");
-                assert_eq!(told, is_told, "{method}: {outcome}");
+            outcome.expect_exit_code(0);
+            if !is_torchrun() {
+                let has_warning = outcome.stderr().contains("`--start-method` has no effect");
+                assert_eq!(has_warning, is_warned, "{method}: {outcome}");
             }
         }
     }
@@ -256,24 +260,30 @@ fn a_start_method_is_accepted() {
 
 /// A byte that is no text, which a program can be given all the same.
 #[test]
-fn arguments_may_be_any_bytes() {
+fn arguments_not_utf8_pass_unchanged() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).args(["--no-python", "printf", "%s|%s"]);
         let odd = OsString::from_vec(b"a\xff".to_vec());
         let outcome = launch.args([odd.clone(), odd]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.out_bytes(), b"a\xff|a\xff", "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout_bytes(), b"a\xff|a\xff", "{outcome}");
     }
 }
 
 #[test]
-fn completion_scripts_are_printed() {
-    if only_ours() {
+fn print_completion_prints_bash_script() {
+    if is_rankrun() {
         for (name, first) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
             let outcome = Launch::new(name).args(["--print-completion", "bash"]).run();
-            outcome.exits(0).says(&format!("complete -o bashdefault -o default -F _{first} {first}\n"));
-            assert_eq!(outcome.err(), "");
-            Launch::new(name).args(["--print-completion", "fish"]).run().exits(2).complains("fish");
+            outcome
+                .expect_exit_code(0)
+                .expect_stdout(&format!("complete -o bashdefault -o default -F _{first} {first}\n"));
+            assert_eq!(outcome.stderr(), "");
+            Launch::new(name)
+                .args(["--print-completion", "fish"])
+                .run()
+                .expect_exit_code(2)
+                .expect_stderr("fish");
         }
     }
 }

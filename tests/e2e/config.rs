@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, only_ours};
+use harness::{Gate, Launch, Name, Outcome, Scratch, is_rankrun};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::restart_policy::lives;
+use crate::restart_policy::attempts_of_rank_0;
 
 /// Names a file: by the option, or by its variable under torchrun's name.
-fn named(name: Name, path: &str) -> Launch {
+fn launch_with_config_path(name: Name, path: &str) -> Launch {
     let launch = Launch::new(name);
     match name {
         Name::Rankrun => launch.args(["--config", path]),
@@ -20,15 +20,15 @@ fn named(name: Name, path: &str) -> Launch {
 }
 
 /// Writes a configuration file and names it.
-fn configured(name: Name, scratch: &Scratch, text: impl AsRef<[u8]>) -> Launch {
+fn launch_with_config(name: Name, scratch: &Scratch, text: impl AsRef<[u8]>) -> Launch {
     let path = scratch.at("rankrun.toml");
     fs::write(&path, text).expect("the folder is ours");
-    named(name, &path)
+    launch_with_config_path(name, &path)
 }
 
 #[test]
-fn a_file_says_all_of_it() {
-    if !only_ours() {
+fn config_file_sets_launch_and_restart_options() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -36,21 +36,21 @@ fn a_file_says_all_of_it() {
                 [[restart.rules]]\nexit = 5\nrank = 0\nthen = \"succeed\"\n[[restart.rules]]\nexit = 5\nthen = \"fail\"\n";
     let steps = ["alive", "rank0:life0:exit=7", "rank0:exit=5", "forever"];
     for name in Name::both() {
-        let outcome = configured(*name, &scratch, text).worker(steps).run();
-        outcome.exits(0).complains("in 0.0 s (restart 1 of 3)");
-        outcome.complains("by the rule `exit=5+rank=0:succeed`");
-        assert_eq!(lives(&outcome), [0, 1], "{outcome}");
+        let outcome = launch_with_config(*name, &scratch, text).worker(steps).run();
+        outcome.expect_exit_code(0).expect_stderr("in 0.0 s (restart 1 of 3)");
+        outcome.expect_stderr("by the rule `exit=5+rank=0:succeed`");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1], "{outcome}");
 
         let options = ["--max-restarts", "0"];
-        let outcome = configured(*name, &scratch, text).args(options).worker(steps).run();
-        outcome.exits(name.code(7));
-        assert_eq!(lives(&outcome), [0], "the command line comes first\n{outcome}");
+        let outcome = launch_with_config(*name, &scratch, text).args(options).worker(steps).run();
+        outcome.expect_exit_code(name.code(7));
+        assert_eq!(attempts_of_rank_0(&outcome), [0], "the command line comes first\n{outcome}");
     }
 }
 
 #[test]
-fn a_file_in_the_working_folder_is_not_read() {
-    if !only_ours() {
+fn config_file_in_working_folder_is_not_read() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -58,13 +58,13 @@ fn a_file_in_the_working_folder_is_not_read() {
     let folder = scratch.folder(".", 0o777);
     let launch = Launch::standalone(Name::Rankrun, 1).cwd(folder).env("RANKRUN_CONFIG", "");
     let outcome = launch.worker(["alive", "life0:exit=4"]).run();
-    outcome.exits(4);
-    assert_eq!(lives(&outcome), [0], "{outcome}");
+    outcome.expect_exit_code(4);
+    assert_eq!(attempts_of_rank_0(&outcome), [0], "{outcome}");
 }
 
 /// With any other grace the job would take an hour.
 #[test]
-fn each_cause_of_a_stop_has_its_grace() {
+fn grace_for_each_stop_reason_is_applied() {
     let limits = |limits: &str| format!("[launch]\nstandalone = true\nnproc-per-node = 2\n{limits}");
     for (key, launch, restarts, ends, status) in [
         ("signal", limits(""), 0, "", 128 + 15),
@@ -73,7 +73,7 @@ fn each_cause_of_a_stop_has_its_grace() {
         ("time-limit", limits("time-limit = 1\n"), 3, "", 124),
         ("start-timeout", limits("start-timeout = 1\n"), 0, "", 1),
     ] {
-        for name in Name::both().iter().filter(|_| only_ours()) {
+        for name in Name::both().iter().filter(|_| is_rankrun()) {
             let scratch = Scratch::new();
             let gate = Gate::new(&scratch, "gate");
             let text = format!(
@@ -82,24 +82,26 @@ fn each_cause_of_a_stop_has_its_grace() {
             let waits = format!("rank0:life0:{}", gate.step());
             let steps = ["catch", "alive", &waits, ends, "life0:forever"];
             let steps = steps.into_iter().filter(|step| !step.is_empty());
-            let job = configured(*name, &scratch, text).worker(steps).start();
-            job.lines("alive rank=", 2);
+            let job = launch_with_config(*name, &scratch, text).worker(steps).start();
+            job.wait_for_lines("alive rank=", 2);
             match key {
                 "signal" => job.signal(Signal::SIGTERM),
                 "failure" | "restart" => gate.open(1),
                 _ => {}
             }
             let outcome = job.wait();
-            outcome.exits(if status == 0 { 0 } else { name.code(status) });
+            outcome.expect_exit_code(if status == 0 { 0 } else { name.code(status) });
             if *name == Name::Rankrun {
-                outcome.complains("waiting up to 0.25 s for").complains("still alive after the grace");
+                outcome
+                    .expect_stderr("waiting up to 0.25 s for")
+                    .expect_stderr("still alive after the grace");
             }
         }
     }
 }
 
 #[test]
-fn an_explanation_names_file_and_line() {
+fn explain_names_config_file_and_line() {
     let scratch = Scratch::new();
     let text = "[launch]\ntime-limit = 90\n[stop]\ngrace = 9\n[stop.grace-for]\nsignal = \"1m\"\n";
     let path = scratch.at("rankrun.toml");
@@ -108,7 +110,7 @@ fn an_explanation_names_file_and_line() {
         let launch = Launch::new(Name::Rankrun).args(["explain", "--config", &path, "--nproc-per-node", "1"]);
         let outcome = launch.args(options.iter().copied()).worker(["alive"]).run();
         let told: Vec<String> = outcome
-            .exits(0)
+            .expect_exit_code(0)
             .lines_with("grace-for.signal")
             .iter()
             .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" "))
@@ -119,16 +121,16 @@ fn an_explanation_names_file_and_line() {
 
 /// Nothing starts, and it is said where what is wrong stands, and once what to do.
 #[track_caller]
-fn refused(outcome: &Outcome, said: &[&str]) {
-    outcome.exits(1).never_says("alive rank=");
-    for part in said {
-        outcome.complains(part);
+fn assert_refused(outcome: &Outcome, messages: &[&str]) {
+    outcome.expect_exit_code(1).expect_absent("alive rank=");
+    for part in messages {
+        outcome.expect_stderr(part);
     }
-    assert_eq!(outcome.err().matches("hint: ").count(), 1, "{outcome}");
+    assert_eq!(outcome.stderr().matches("hint: ").count(), 1, "{outcome}");
 }
 
 /// The file, what is said behind its name, and the hint.
-const WRONG: [(&str, &str, &str); 51] = [
+const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
     // Bytes that no text has.
     ("[launch]\nrole = \"a\0b\"\n", "2: there is a NUL byte in the text", "remove it"),
     ("\0[launch]\n", "1: there is a NUL byte in the text", "remove it"),
@@ -318,21 +320,23 @@ const WRONG: [(&str, &str, &str); 51] = [
 ];
 
 #[test]
-fn what_is_wrong_with_a_file_is_told_with_its_line() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn invalid_config_is_reported_with_its_line() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
-        for (text, said, hint) in WRONG {
-            let outcome =
-                configured(*name, &scratch, text).args(["--nproc-per-node", "1"]).worker(["alive"]).run();
+        for (text, said, hint) in INVALID_CONFIGS {
+            let outcome = launch_with_config(*name, &scratch, text)
+                .args(["--nproc-per-node", "1"])
+                .worker(["alive"])
+                .run();
             let place = format!("error: `{}`, line {said}", scratch.at("rankrun.toml"));
-            refused(&outcome, &[&place, hint]);
+            assert_refused(&outcome, &[&place, hint]);
         }
     }
 }
 
 #[test]
-fn what_is_no_such_file_is_said() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn unreadable_config_file_is_reported() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let run = |launch: Launch| launch.args(["--nproc-per-node", "1"]).worker(["alive"]).run();
         let at = |file: &str| scratch.at(file);
@@ -352,24 +356,27 @@ fn what_is_no_such_file_is_said() {
             ("/dev/zero".to_owned(), "a device is not a regular file", write),
         ] {
             let said = format!("error: the configuration file `{path}` cannot be read: {why}");
-            refused(&run(named(*name, &path)), &[&said, hint]);
+            assert_refused(&run(launch_with_config_path(*name, &path)), &[&said, hint]);
         }
-        let outcome = run(configured(*name, &scratch, b"[launch]\n# caf\xe9\nrole = \"x\"\n"));
+        let outcome = run(launch_with_config(*name, &scratch, b"[launch]\n# caf\xe9\nrole = \"x\"\n"));
         let said = format!("error: `{}`, line 2: this is not valid UTF-8", at("rankrun.toml"));
-        refused(&outcome, &[&said, "save it as UTF-8"]);
+        assert_refused(&outcome, &[&said, "save it as UTF-8"]);
         // Deeper than any stack.
         let deep = format!("[launch]\nrole = {}\n", "[".repeat(500_000));
-        refused(&run(configured(*name, &scratch, deep)), &["line 2: "]);
+        assert_refused(&run(launch_with_config(*name, &scratch, deep)), &["line 2: "]);
         let deep = format!("{}a = 1\n", "a.".repeat(400_000));
-        refused(&run(configured(*name, &scratch, deep)), &["tables or lists are nested too deeply"]);
+        assert_refused(
+            &run(launch_with_config(*name, &scratch, deep)),
+            &["tables or lists are nested too deeply"],
+        );
         // An empty file and an empty path set nothing.
-        run(configured(*name, &scratch, "")).exits(0).says("alive rank=0");
-        run(Launch::new(*name).env("RANKRUN_CONFIG", "")).exits(0).says("alive rank=0");
+        run(launch_with_config(*name, &scratch, "")).expect_exit_code(0).expect_stdout("alive rank=0");
+        run(Launch::new(*name).env("RANKRUN_CONFIG", "")).expect_exit_code(0).expect_stdout("alive rank=0");
     }
 }
 
 #[test]
-fn file_nested_too_deeply_is_refused_in_one_sentence() {
+fn deeply_nested_config_is_refused_in_one_sentence() {
     let scratch = Scratch::new();
     let list = |depth| format!("[launch]\nrole = {}{}\n", "[".repeat(depth), "]".repeat(depth));
     let path = |depth: usize, open: &str, close: &str| format!("{open}{}{close}", vec!["a"; depth].join("."));
@@ -384,7 +391,7 @@ fn file_nested_too_deeply_is_refused_in_one_sentence() {
         let file = scratch.file(name, &text, 0o644);
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--config", &*file]);
         let outcome = launch.worker(["print=started"]).run();
-        outcome.exits(1).complains(said).complains("\n\nhint: ").never_says("started");
-        assert!(outcome.err().len() < 500, "{name}: {outcome}");
+        outcome.expect_exit_code(1).expect_stderr(said).expect_stderr("\n\nhint: ").expect_absent("started");
+        assert!(outcome.stderr().len() < 500, "{name}: {outcome}");
     }
 }

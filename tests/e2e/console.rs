@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use harness::{Gate, Launch, Name, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, Scratch, field, is_rankrun};
 
 const LINES: usize = 3_000;
 
 /// Fails unless every line of the flood arrived whole, and those of each rank in order.
 #[track_caller]
-fn whole(outcome: &harness::Outcome, prefix: impl Fn(usize) -> String, workers: usize) {
+fn assert_lines_complete(outcome: &harness::Outcome, prefix: impl Fn(usize) -> String, workers: usize) {
     let mut next: BTreeMap<usize, usize> = BTreeMap::new();
-    for line in outcome.out_lines() {
+    for line in outcome.stdout_lines() {
         let number = |key| field(&line, key).and_then(|text| text.parse::<usize>().ok());
         let parsed = (number("rank"), number("line"), number("width"));
         let (Some(rank), Some(index), Some(width)) = parsed else { panic!("a torn line: `{line}`") };
@@ -26,38 +26,38 @@ fn whole(outcome: &harness::Outcome, prefix: impl Fn(usize) -> String, workers: 
 }
 
 #[test]
-fn lines_of_flooding_workers_stay_whole() {
+fn flooding_workers_lines_are_not_torn() {
     let outcome = Launch::standalone(Name::Rankrun, 4).worker([format!("flood={LINES}")]).run();
-    outcome.exits(0);
-    whole(&outcome, |_| String::new(), 4);
+    outcome.expect_exit_code(0);
+    assert_lines_complete(&outcome, |_| String::new(), 4);
 }
 
 #[test]
-fn teed_lines_of_flooding_workers_stay_whole() {
-    if !only_ours() {
+fn flooding_workers_teed_lines_are_not_torn() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 4).args(["-t", "1"]).worker([format!("flood={LINES}")]).run();
-        outcome.exits(0);
-        whole(&outcome, |rank| format!("[default{rank}]:"), 4);
+        outcome.expect_exit_code(0);
+        assert_lines_complete(&outcome, |rank| format!("[default{rank}]:"), 4);
     }
 }
 
 #[test]
-fn an_unfinished_line_shows_while_its_worker_waits() {
+fn unfinished_line_is_shown_while_worker_waits() {
     let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1);
     let job = launch.worker(["write=password: ", &gate.step(), "write=rest\n"]).start();
-    job.text("password: ");
+    job.wait_for_text("password: ");
     gate.open(1);
     let outcome = job.wait();
-    outcome.exits(0);
-    assert_eq!(outcome.out(), "password: rest\n");
+    outcome.expect_exit_code(0);
+    assert_eq!(outcome.stdout(), "password: rest\n");
 }
 
 #[test]
-fn an_unfinished_line_does_not_swallow_anothers() {
+fn unfinished_line_does_not_merge_with_other_ranks_line() {
     let scratch = Scratch::new();
     let (mine, other) = (Gate::new(&scratch, "mine"), Gate::new(&scratch, "other"));
     let steps = [
@@ -68,67 +68,67 @@ fn an_unfinished_line_does_not_swallow_anothers() {
         "rank1:print=whole line of rank 1".to_owned(),
     ];
     let job = Launch::standalone(Name::Rankrun, 2).worker(steps).start();
-    job.text("step 1");
+    job.wait_for_text("step 1");
     other.open(1);
-    job.line("whole line of rank 1");
+    job.wait_for_line("whole line of rank 1");
     mine.open(1);
     let outcome = job.wait();
-    outcome.exits(0);
-    assert!(outcome.out_lines().contains(&"whole line of rank 1".to_owned()), "{outcome}");
-    outcome.says("step 1").says(" done\n");
+    outcome.expect_exit_code(0);
+    assert!(outcome.stdout_lines().contains(&"whole line of rank 1".to_owned()), "{outcome}");
+    outcome.expect_stdout("step 1").expect_stdout(" done\n");
 }
 
 #[test]
-fn the_last_line_needs_no_end() {
+fn last_line_without_newline_is_shown() {
     let outcome = Launch::standalone(Name::Rankrun, 1).worker(["write=no newline"]).run();
-    outcome.exits(0);
-    assert!(outcome.out().starts_with("no newline"), "{outcome}");
+    outcome.expect_exit_code(0);
+    assert!(outcome.stdout().starts_with("no newline"), "{outcome}");
 }
 
 #[test]
-fn both_streams_stay_apart() {
+fn stdout_and_stderr_stay_separate() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).worker(["print=to stdout", "eprint=to stderr"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.out(), "to stdout\nto stdout\n");
-        assert_eq!(outcome.err().matches("to stderr\n").count(), 2, "{outcome}");
-        assert!(!outcome.err().contains("to stdout"), "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout(), "to stdout\nto stdout\n");
+        assert_eq!(outcome.stderr().matches("to stderr\n").count(), 2, "{outcome}");
+        assert!(!outcome.stderr().contains("to stdout"), "{outcome}");
     }
 }
 
 #[test]
-fn bytes_that_are_no_text_pass_unchanged() {
+fn output_not_utf8_passes_unchanged() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 1).worker(["bytes"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.out_bytes(), b"a\xffb\rc\r\nlast", "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stdout_bytes(), b"a\xffb\rc\r\nlast", "{outcome}");
     }
 }
 
 #[test]
-fn what_a_worker_said_before_it_was_killed_is_shown() {
+fn killed_worker_earlier_output_is_shown() {
     let steps = [format!("flood={LINES}"), "die=SIGKILL".into(), "forever".into()];
     let outcome = Launch::standalone(Name::Rankrun, 1).worker(steps).run();
-    outcome.exits(137);
+    outcome.expect_exit_code(137);
     assert_eq!(outcome.lines_with("flood rank=0 line=2999 ").len().min(1), 1, "{outcome}");
 }
 
 #[test]
-fn a_reader_that_leaves_does_not_stop_the_job() {
+fn closed_stdout_reader_does_not_stop_job() {
     let scratch = Scratch::new();
     let done = scratch.at("done");
     // `head` closes the launcher's stdout after one line; under torchrun's name the workers themselves would see it.
     let launch = Launch::standalone(Name::Rankrun, 1).under(["sh", "-c", "\"$@\" | head -n 1", "sh"]);
     let steps = [format!("flood={LINES}"), format!("touch={done}")];
-    launch.worker(steps).run().exits(0);
+    launch.worker(steps).run().expect_exit_code(0);
     assert!(std::path::Path::new(&done).exists(), "the worker did not reach its end");
 }
 
 #[test]
-fn a_job_without_output_is_silent() {
+fn job_without_output_prints_nothing() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 1).env("RANKRUN_QUIET", "1").shell("true").run();
-        outcome.exits(0);
-        assert_eq!((outcome.out(), outcome.err()), (String::new(), String::new()));
+        outcome.expect_exit_code(0);
+        assert_eq!((outcome.stdout(), outcome.stderr()), (String::new(), String::new()));
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use harness::{Launch, Name, checkout, example, only_ours};
+use harness::{Launch, Name, checkout, example, is_rankrun};
 use rankrun::exit_code;
 
 /// Options of other programs, which the documents show beside ours.
-const OF_OTHERS: [&str; 17] = [
+const FOREIGN_OPTIONS: [&str; 17] = [
     "--bench",
     "--gpus",
     "--gres",
@@ -28,7 +28,7 @@ const OF_OTHERS: [&str; 17] = [
 ];
 
 /// Variables of this project's own tests, builds and benches.
-const OF_TESTS: [&str; 5] =
+const TEST_VARIABLES: [&str; 5] =
     ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];
 
 /// The README and the guides: path and text.
@@ -57,22 +57,22 @@ fn words_with<'a>(text: &'a str, beginning: &'a str, goes_on: fn(char) -> bool) 
     starts.map(word).filter(|word| word.len() > beginning.len()).collect()
 }
 
-fn options(text: &str) -> BTreeSet<&str> {
+fn option_names(text: &str) -> BTreeSet<&str> {
     words_with(text, "--", |letter| letter.is_ascii_lowercase() || letter == '-')
 }
 
 /// What the launcher, its subcommands and the examples print as help.
-fn helps() -> String {
+fn help_texts() -> String {
     let mut text = String::new();
     for words in
         [&["--help"][..], &["devices", "--help"], &["topo", "--help"], &["gc", "--help"], &["shim", "--help"]]
     {
         let outcome = Launch::new(Name::Rankrun).args(words.iter().copied()).run();
-        text.push_str(&outcome.exits(0).out());
+        text.push_str(&outcome.expect_exit_code(0).stdout());
     }
     for program in ["data_parallel", "ddp_training", "allreduce_bench"] {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu", "--no-python"]);
-        text.push_str(&launch.args([example(program)]).args(["--help"]).run().exits(0).out());
+        text.push_str(&launch.args([example(program)]).args(["--help"]).run().expect_exit_code(0).stdout());
     }
     // The script beside the Rust example has options of its own.
     let script = fs::read_to_string(checkout().join("examples/pytorch/ddp.py")).expect("it is text");
@@ -81,53 +81,53 @@ fn helps() -> String {
 }
 
 #[test]
-fn option_in_a_document_is_in_a_help_text() {
-    if !only_ours() {
+fn documented_option_is_in_a_help_text() {
+    if !is_rankrun() {
         return;
     }
-    let helps = helps();
-    let known = options(&helps);
+    let helps = help_texts();
+    let known = option_names(&helps);
     assert!(known.contains("--nproc-per-node") && known.len() > 40, "{known:?}");
     for (path, text) in documents() {
-        let unknown: Vec<_> = options(&text)
+        let unknown: Vec<_> = option_names(&text)
             .into_iter()
-            .filter(|option| !known.contains(option) && !OF_OTHERS.contains(option))
+            .filter(|option| !known.contains(option) && !FOREIGN_OPTIONS.contains(option))
             .collect();
         assert!(unknown.is_empty(), "{path} has options that no program knows: {unknown:?}");
     }
 }
 
 /// What the launcher says of a variable of that name.
-fn said_of(variable: &str) -> String {
+fn stderr_with_variable(variable: &str) -> String {
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu"]).env(variable, "1");
-    launch.args(["--no-python", "true"]).run().err()
+    launch.args(["--no-python", "true"]).run().stderr()
 }
 
 #[test]
-fn variable_in_a_document_is_known() {
-    if !only_ours() {
+fn documented_variable_is_known() {
+    if !is_rankrun() {
         return;
     }
     let unknown = "RANKRUN_NO_SUCH_VARIABLE";
-    let said = said_of(unknown);
+    let message = stderr_with_variable(unknown);
     let refusal =
-        said.split(unknown).nth(1).expect("an unknown variable is named").get(..15).expect("with a text");
-    let is_ours = |variable: &&str| !OF_TESTS.iter().any(|own| variable.starts_with(own));
+        message.split(unknown).nth(1).expect("an unknown variable is named").get(..15).expect("with a text");
+    let is_ours = |variable: &&str| !TEST_VARIABLES.iter().any(|own| variable.starts_with(own));
     for (path, text) in documents() {
         let upper = |letter: char| letter.is_ascii_uppercase() || letter == '_';
         for variable in words_with(&text, "RANKRUN_", upper).into_iter().filter(is_ours) {
-            let said = said_of(variable);
+            let said = stderr_with_variable(variable);
             assert!(!said.contains(&format!("{variable}{refusal}")), "{path} has `{variable}`: {said}");
         }
         for variable in words_with(&text, "PET_", upper) {
             let option = variable.trim_start_matches("PET_").to_lowercase().replace('_', "-");
-            assert!(options(&helps()).contains(&*format!("--{option}")), "{path} has `{variable}`");
+            assert!(option_names(&help_texts()).contains(&*format!("--{option}")), "{path} has `{variable}`");
         }
     }
 }
 
 /// The numbers behind `exit status`, as in `the exit status is 124`.
-fn statuses(text: &str) -> BTreeSet<u8> {
+fn exit_statuses(text: &str) -> BTreeSet<u8> {
     let behind = text.match_indices("exit status").map(|(at, words)| &text[at + words.len()..]);
     let number = |rest: &str| {
         let rest = rest.trim_start_matches(" is").trim_start_matches(" of").trim_start_matches([' ', '`']);
@@ -138,7 +138,7 @@ fn statuses(text: &str) -> BTreeSet<u8> {
 }
 
 #[test]
-fn exit_status_in_a_document_is_one_of_the_launcher() {
+fn documented_exit_status_is_a_launcher_status() {
     let known = [
         0,
         exit_code::LAUNCHER_FAILED,
@@ -150,7 +150,7 @@ fn exit_status_in_a_document_is_one_of_the_launcher() {
     ];
     let mut found = BTreeSet::new();
     for (path, text) in documents() {
-        let here = statuses(&text);
+        let here = exit_statuses(&text);
         let unknown: Vec<_> = here.iter().filter(|status| !known.contains(status)).collect();
         assert!(unknown.is_empty(), "{path} has exit statuses that the launcher does not have: {unknown:?}");
         found.extend(here);
@@ -159,9 +159,9 @@ fn exit_status_in_a_document_is_one_of_the_launcher() {
 }
 
 #[test]
-fn unknown_words_of_a_document_are_found() {
+fn document_parsers_find_unknown_words() {
     let text = "Set `RANKRUN_GONE=1` or `--gone-now`; the exit status is 99. `a--b` and target/--x are none.";
-    assert_eq!(options(text), ["--gone-now"].into());
+    assert_eq!(option_names(text), ["--gone-now"].into());
     assert_eq!(words_with(text, "RANKRUN_", |letter| letter.is_ascii_uppercase()), ["RANKRUN_GONE"].into());
-    assert_eq!(statuses(text), [99].into());
+    assert_eq!(exit_statuses(text), [99].into());
 }

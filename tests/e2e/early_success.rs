@@ -2,15 +2,15 @@
 
 use std::fs;
 
-use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, free_port, library, only_ours};
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, free_port, is_rankrun, library};
 use nix::sys::signal::Signal;
 
 use crate::nodes::{ENDPOINT, c10d};
-use crate::reports::{report, same_report, workers};
+use crate::torchrun_reports::{assert_same_report, torchrun_report, worker_launch};
 
 /// Rank 1 succeeds. When the launcher has seen that, rank 0 fails with these last words.
-fn fails_after(launch: Launch, scratch: &Scratch, words: &str) -> Outcome {
-    launch.shell(&failing_line(scratch, words)).run()
+fn run_failure_after_success(launch: Launch, scratch: &Scratch, message: &str) -> Outcome {
+    launch.shell(&failing_line(scratch, message)).run()
 }
 
 fn failing_line(scratch: &Scratch, words: &str) -> String {
@@ -25,19 +25,23 @@ fn failing_line(scratch: &Scratch, words: &str) -> String {
 }
 
 #[test]
-fn early_success_of_a_rust_rank_is_named_as_the_probable_cause() {
-    if !only_ours() {
+fn early_success_of_rust_rank_is_named_as_probable_cause() {
+    if !is_rankrun() {
         return;
     }
     for backend in ["shm", "tcp"] {
         let launch = Launch::standalone(Name::Rankrun, 3).env("RANKRUN_BACKEND", backend);
         let outcome = launch.worker(["reduce-until-exit=1"]).run();
-        outcome.exits(1).complains(" failed first: exit code 1\n").never_says("rank 1 failed first");
-        outcome.complains("lost rank 1, which exited").never_says("killed or crashed");
-        outcome.complains("\n  cause     probably an early end: rank 1 had exited with 0, ");
-        outcome.complains(" s before; rank ").complains(" reports that it lost rank 1\n");
         outcome
-            .complains("hint: all ranks make the same collective calls: see why rank 1 ended before rank ");
+            .expect_exit_code(1)
+            .expect_stderr(" failed first: exit code 1\n")
+            .expect_absent("rank 1 failed first");
+        outcome.expect_stderr("lost rank 1, which exited").expect_absent("killed or crashed");
+        outcome.expect_stderr("\n  cause     probably an early end: rank 1 had exited with 0, ");
+        outcome.expect_stderr(" s before; rank ").expect_stderr(" reports that it lost rank 1\n");
+        outcome.expect_stderr(
+            "hint: all ranks make the same collective calls: see why rank 1 ended before rank ",
+        );
         let others = outcome.lines_with("  others    ").concat();
         let listed =
             ["rank 0", "rank 1: exit code 0", "rank 2"].iter().filter(|rank| others.contains(**rank));
@@ -46,47 +50,55 @@ fn early_success_of_a_rust_rank_is_named_as_the_probable_cause() {
 }
 
 #[test]
-fn early_success_is_named_where_the_last_lines_report_a_lost_peer() {
-    if !only_ours() {
+fn lost_peer_in_last_lines_names_early_success_as_cause() {
+    if !is_rankrun() {
         return;
     }
     let words =
         "RuntimeError: [/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:4468.";
-    let outcome = fails_after(Launch::standalone(Name::Rankrun, 4), &Scratch::new(), words);
-    outcome.exits(3).complains("error: rank 0 failed first: exit code 3\n");
-    outcome.complains("\n  cause     probably an early end: rank 1 had exited with 0, ");
-    outcome.complains(" s before; rank 0 reports a lost peer (`Connection closed by peer`)\n");
-    outcome.complains(" s before; ranks 2, 3: killed by SIGTERM\n");
+    let outcome = run_failure_after_success(Launch::standalone(Name::Rankrun, 4), &Scratch::new(), words);
+    outcome.expect_exit_code(3).expect_stderr("error: rank 0 failed first: exit code 3\n");
+    outcome.expect_stderr("\n  cause     probably an early end: rank 1 had exited with 0, ");
+    outcome.expect_stderr(" s before; rank 0 reports a lost peer (`Connection closed by peer`)\n");
+    outcome.expect_stderr(" s before; ranks 2, 3: killed by SIGTERM\n");
 }
 
 #[test]
-fn early_success_is_listed_and_not_blamed_for_an_error_of_another_kind() {
-    if !only_ours() {
+fn unrelated_error_lists_early_success_without_blaming_it() {
+    if !is_rankrun() {
         return;
     }
-    let outcome = fails_after(Launch::standalone(Name::Rankrun, 2), &Scratch::new(), "ValueError: bad batch");
+    let outcome = run_failure_after_success(
+        Launch::standalone(Name::Rankrun, 2),
+        &Scratch::new(),
+        "ValueError: bad batch",
+    );
     outcome
-        .exits(3)
-        .complains("error: rank 0 failed first: exit code 3\n")
-        .complains("| ValueError: bad batch");
-    outcome.complains("\n  others    rank 1: exit code 0, ").never_says("probably").never_says("collective");
+        .expect_exit_code(3)
+        .expect_stderr("error: rank 0 failed first: exit code 3\n")
+        .expect_stderr("| ValueError: bad batch");
+    outcome
+        .expect_stderr("\n  others    rank 1: exit code 0, ")
+        .expect_absent("probably")
+        .expect_absent("collective");
 }
 
 /// torchrun's report knows failures alone.
 #[test]
-fn early_success_is_not_in_torchruns_report() {
+fn torchrun_report_omits_early_success() {
     let words = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer";
-    let text = same_report(|name| fails_after(workers(name, 2), &Scratch::new(), words));
+    let text =
+        assert_same_report(|name| run_failure_after_success(worker_launch(name, 2), &Scratch::new(), words));
     assert!(text.contains("\n  <NO_OTHER_FAILURES>\n"), "{text}");
-    let outcome = fails_after(workers(Name::Torchrun, 2), &Scratch::new(), words);
-    assert_eq!(report(&outcome), text, "{outcome}");
-    outcome.never_says("probably");
+    let outcome = run_failure_after_success(worker_launch(Name::Torchrun, 2), &Scratch::new(), words);
+    assert_eq!(torchrun_report(&outcome), text, "{outcome}");
+    outcome.expect_absent("probably");
 }
 
 /// The launcher's steady clock leaps 61 s ahead while rank 0 waits at a gate.
 #[test]
-fn ranks_that_go_on_for_a_minute_after_a_success_are_told_once() {
-    if !only_ours() {
+fn ranks_running_a_minute_after_a_success_are_reported_once() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -96,33 +108,33 @@ fn ranks_that_go_on_for_a_minute_after_a_success_are_told_once() {
     let steps =
         ["rank0:catch=SIGUSR1", "rank0:alive", "rank0:signal=SIGUSR1", &format!("rank0:{}", gate.step())];
     let job = launch.worker(steps).start();
-    job.line("alive rank=0");
+    job.wait_for_line("alive rank=0");
     let agent = job.only_child_of(job.pid());
     while job.children_of(agent).len() > 1 {
         std::thread::yield_now();
     }
     // When rank 0 has this signal, the launcher has taken in the ends that it reaped before.
     job.signal(Signal::SIGUSR1);
-    job.line("got SIGUSR1 rank=0");
+    job.wait_for_line("got SIGUSR1 rank=0");
     fs::write(&leap, "").expect("the scratch folder takes a file");
     // It wakes the agent, which looks at its clock.
     job.signal_to(agent, Signal::SIGCHLD);
-    let line = job.line("still runs");
+    let line = job.wait_for_line("still runs");
     let text = "rankrun: ranks 1, 2 have exited with 0, and rank 0 still runs 6";
     assert!(line.starts_with(text) && line.ends_with(" s after the first of them"), "{line}");
     job.signal_to(agent, Signal::SIGCHLD);
     gate.open(1);
     let outcome = job.wait();
-    assert_eq!(outcome.exits(0).lines_with("still run").len(), 1, "{outcome}");
+    assert_eq!(outcome.expect_exit_code(0).lines_with("still run").len(), 1, "{outcome}");
 }
 
 /// Each node knows its own ranks.
 #[test]
-fn early_success_is_listed_by_its_node_with_its_global_rank() {
-    if !only_ours() {
+fn early_success_on_node_is_listed_with_global_rank() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     let steps = ["seat", "rank3:exit=0", "rank2:sleep-ms=300", "rank2:exit=7", "forever"];
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--nproc-per-node", "2"]).worker(steps);
@@ -132,14 +144,14 @@ fn early_success_is_listed_by_its_node_with_its_global_rank() {
     let failed =
         outcomes.iter().find(|outcome| outcome.status.code() == Some(7)).expect("one node has the failure");
     failed
-        .complains("error: rank 2 (local rank 0) on node 1 (")
-        .complains("\n  others    rank 3: exit code 0, ");
+        .expect_stderr("error: rank 2 (local rank 0) on node 1 (")
+        .expect_stderr("\n  others    rank 3: exit code 0, ");
     fleet.is_empty();
 }
 
 #[test]
-fn node_whose_ranks_had_finished_says_so_when_another_lost_a_peer() {
-    if !only_ours() {
+fn lost_peer_on_other_node_finished_node_reports_early_success() {
+    if !is_rankrun() {
         return;
     }
     let (scratch, port) = (Scratch::new(), free_port().to_string());
@@ -149,8 +161,8 @@ fn node_whose_ranks_had_finished_says_so_when_another_lost_a_peer() {
         launch.args(["--master-addr", "127.0.0.1", "--master-port", &port]).shell(&line).start()
     };
     let [failed, early] = ["0", "1"].map(start).map(Job::wait);
-    failed.exits(3).never_says("probably an early end: all workers");
-    early.exits(1).complains(
+    failed.expect_exit_code(3).expect_absent("probably an early end: all workers");
+    early.expect_exit_code(1).expect_stderr(
         "probably an early end: all workers of this node had exited with 0, and rank 0 (local rank 0) on node 0 (",
     );
 }

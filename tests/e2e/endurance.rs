@@ -4,19 +4,22 @@
 use std::fs;
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Scratch, is_zombie_or_gone, library, namespaces, only_ours, soak, tell};
+use harness::{
+    Job, Launch, Name, Scratch, can_use_namespaces, is_rankrun, is_soak, is_zombie_or_gone, library,
+    print_notice,
+};
 use nix::sys::signal::Signal;
 
 /// A heap may have a peak once, when threads had to wait for a processor. What leaks grows all the time: 33 bytes for
 /// each restart would be a page more at each look.
-const PEAK_KB: usize = 128;
+const PEAK_GROWTH_KB: usize = 128;
 
 /// From the second look to the last, freed pieces of other sizes may cost the heap so much. A leak of 200 bytes for each
 /// restart costs more.
-const STEADY_KB: usize = 48;
+const STEADY_GROWTH_KB: usize = 48;
 
 /// A look may find a descriptor or a child that is about to go. What leaks at each restart is hundreds more.
-const PEAK_COUNT: usize = 4;
+const PEAK_GROWTH_COUNT: usize = 4;
 
 /// What a process holds.
 #[derive(Debug)]
@@ -27,7 +30,7 @@ struct Holdings {
     children: usize,
 }
 
-fn holdings(job: &Job, pid: i32) -> Holdings {
+fn resource_usage(job: &Job, pid: i32) -> Holdings {
     let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it lives");
     let own = memory.lines().find_map(|line| line.strip_prefix("Anonymous:")?.strip_suffix("kB"));
     Holdings {
@@ -38,37 +41,37 @@ fn holdings(job: &Job, pid: i32) -> Holdings {
 }
 
 #[test]
-fn after_many_restarts_nothing_has_grown() {
-    if !only_ours() {
+fn many_restarts_leak_no_memory_descriptors_or_children() {
+    if !is_rankrun() {
         return;
     }
-    let last = if soak() { 1_000 } else { 500 };
+    let last = if is_soak() { 1_000 } else { 500 };
     let lives = [10, last / 4, last / 2, last * 3 / 4, last];
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", &last.to_string()]);
     let pauses = lives.iter().flat_map(|life| [format!("life{life}:alive"), format!("life{life}:read")]);
     let mut job = launch.stdin_open().worker(pauses.chain(["helper=daemon".into(), "exit=3".into()])).start();
-    let looks = lives.map(|life| {
-        job.line(&format!("alive rank=0 life={life} "));
-        let held = [job.pid(), job.only_child_of(job.pid())].map(|pid| holdings(&job, pid));
+    let samples = lives.map(|life| {
+        job.wait_for_line(&format!("alive rank=0 life={life} "));
+        let held = [job.pid(), job.only_child_of(job.pid())].map(|pid| resource_usage(&job, pid));
         job.type_text("\n");
         held
     });
-    job.wait().exits(3);
+    job.wait().expect_exit_code(3);
     for process in 0..2 {
-        let [early, .., late] = looks.each_ref().map(|look| &look[process]);
-        tell(&format!("after 10 restarts {early:?}, after {last} {late:?}"));
-        let limits = (early.descriptors + PEAK_COUNT, early.children + PEAK_COUNT);
+        let [early, .., late] = samples.each_ref().map(|look| &look[process]);
+        print_notice(&format!("after 10 restarts {early:?}, after {last} {late:?}"));
+        let limits = (early.descriptors + PEAK_GROWTH_COUNT, early.children + PEAK_GROWTH_COUNT);
         assert!(late.descriptors <= limits.0 && late.children <= limits.1, "{early:?}, {late:?}");
-        let memory = looks.each_ref().map(|look| look[process].own_memory_kb);
+        let memory = samples.each_ref().map(|look| look[process].own_memory_kb);
         let is_steady =
-            memory[4] <= memory[1] + STEADY_KB || memory.windows(2).any(|pair| pair[1] <= pair[0]);
-        assert!(is_steady && late.own_memory_kb <= early.own_memory_kb + PEAK_KB, "{memory:?} KiB");
+            memory[4] <= memory[1] + STEADY_GROWTH_KB || memory.windows(2).any(|pair| pair[1] <= pair[0]);
+        assert!(is_steady && late.own_memory_kb <= early.own_memory_kb + PEAK_GROWTH_KB, "{memory:?} KiB");
     }
 }
 
 #[test]
-fn a_full_disk_ends_a_log_file_and_nothing_else() {
-    if !namespaces() || !only_ours() {
+fn full_disk_ends_log_file_but_not_the_job() {
+    if !can_use_namespaces() || !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -77,13 +80,13 @@ fn a_full_disk_ends_a_log_file_and_nothing_else() {
     let launch = Launch::standalone(Name::Rankrun, 2).under(["unshare", "--mount", "sh", "-c", &line, "sh"]);
     let launch = launch.args(["--log-dir", &logs, "--tee", "3"]);
     let outcome = launch.worker(["flood=5000", "print=done"]).run();
-    outcome.exits(0).complains(", it ends here: No space left");
+    outcome.expect_exit_code(0).expect_stderr(", it ends here: No space left");
     assert_eq!(outcome.lines_with("done").len(), 2, "{outcome}");
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_nothing() {
-    if !only_ours() {
+fn closed_stdout_reader_does_not_stop_worker() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -92,19 +95,19 @@ fn a_reader_that_goes_away_ends_nothing() {
     let line = "\"$@\" | head -n 1; wait";
     let launch = Launch::standalone(Name::Rankrun, 1).under(["sh", "-c", line, "sh"]);
     let steps = ["print=first".to_owned(), "flood=20000".to_owned(), format!("touch={proof}")];
-    launch.worker(steps).run().exits(0).says("first");
+    launch.worker(steps).run().expect_exit_code(0).expect_stdout("first");
     assert!(fs::exists(&proof).expect("the folder can be read"), "the worker was ended");
 }
 
 #[test]
-fn a_launcher_that_was_stopped_for_a_while_goes_on() {
-    if !only_ours() {
+fn stopped_and_continued_launcher_handles_worker_failure() {
+    if !is_rankrun() {
         return;
     }
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open();
     let steps = ["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "rank1:life<1:forever", "print=over"];
     let mut job = launch.worker(steps).start();
-    job.lines("life=0", 2);
+    job.wait_for_lines("life=0", 2);
     let both = [job.pid(), job.only_child_of(job.pid())];
     both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGSTOP));
     let workers = job.children_of(both[1]);
@@ -114,14 +117,14 @@ fn a_launcher_that_was_stopped_for_a_while_goes_on() {
         std::thread::yield_now();
     }
     both.iter().for_each(|pid| job.signal_to(*pid, Signal::SIGCONT));
-    job.lines("over", 2);
-    job.wait().exits(0);
+    job.wait_for_lines("over", 2);
+    job.wait().expect_exit_code(0);
 }
 
 /// The wall clock is a day fast and a day slow in turn, from one look to the next.
 #[test]
-fn a_clock_that_jumps_changes_nothing() {
-    if !only_ours() {
+fn wall_clock_jumps_do_not_change_timeouts() {
+    if !is_rankrun() {
         return;
     }
     let clock = library("fake_clock");
@@ -131,12 +134,12 @@ fn a_clock_that_jumps_changes_nothing() {
     };
     let steps = ["alive", "rank1:life<2:exit=3", "life<2:forever", "print=over"];
     let outcome = jumping(&["--max-restarts", "2", "--restart-delay", "0.2", "--time-limit", "1h"], &steps);
-    outcome.exits(0).says("life=2");
+    outcome.expect_exit_code(0).expect_stdout("life=2");
     assert_eq!(outcome.lines_with("over").len(), 2, "{outcome}");
     // A wait of 0.2 s, and one of 0.4 s.
     assert!(outcome.took >= Duration::from_millis(600), "{outcome}");
 
     let outcome = jumping(&["--grace", "0.5"], &["rank0:catch", "alive", "rank1:exit=3", "forever"]);
-    outcome.exits(3).complains("killing local rank 0: still alive after the grace");
+    outcome.expect_exit_code(3).expect_stderr("killing local rank 0: still alive after the grace");
     assert!(outcome.took >= Duration::from_millis(500), "{outcome}");
 }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{TcpListener, TcpStream};
 
-use harness::{Launch, Name, Outcome, free_port, only_ours, oracle};
+use harness::{Launch, Name, Outcome, free_port, is_rankrun, is_torchrun};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
 type Variables = BTreeMap<String, String>;
 
 /// What torchrun 2.15 sets in a plain job of several workers.
-const OF_TORCHRUN: [&str; 19] = [
+const TORCHRUN_VARIABLES: [&str; 19] = [
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -33,16 +33,17 @@ const OF_TORCHRUN: [&str; 19] = [
 ];
 
 /// What only we add.
-const OF_OURS: [&str; 4] = ["RANKRUN_JOB", "RANKRUN_GENERATION", "RANKRUN_DEVICE", "RANKRUN_NESTING"];
+const RANKRUN_VARIABLES: [&str; 4] =
+    ["RANKRUN_JOB", "RANKRUN_GENERATION", "RANKRUN_DEVICE", "RANKRUN_NESTING"];
 
 /// What [`Launch`] itself gives, and what Python adds where there is no locale.
-const GIVEN: [&str; 8] =
+const HARNESS_VARIABLES: [&str; 8] =
     ["PATH", "LD_LIBRARY_PATH", "TMPDIR", "HOME", "TERM", "RUST_BACKTRACE", "RANKRUN_E2E_MARK", "LC_CTYPE"];
 
 #[track_caller]
-fn of_rank(outcome: &Outcome, rank: usize) -> Variables {
+fn variables_of_rank(outcome: &Outcome, rank: usize) -> Variables {
     let prefix = format!("env{rank} ");
-    let lines = outcome.out_lines();
+    let lines = outcome.stdout_lines();
     let variables = lines.iter().filter_map(|line| line.strip_prefix(&prefix)?.split_once('='));
     let variables: Variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     assert!(!variables.is_empty(), "rank {rank} said nothing\n{outcome}");
@@ -50,20 +51,20 @@ fn of_rank(outcome: &Outcome, rank: usize) -> Variables {
 }
 
 #[track_caller]
-fn alone(launch: Launch) -> Variables {
+fn run_single_worker(launch: Launch) -> Variables {
     let outcome = launch.worker(["env"]).run();
-    outcome.exits(0);
-    of_rank(&outcome, 0)
+    outcome.expect_exit_code(0);
+    variables_of_rank(&outcome, 0)
 }
 
 #[test]
-fn every_variable_has_its_value() {
+fn torchrun_variables_have_expected_values() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--role", "trainer", "--max-restarts", "3"]);
         let outcome = launch.worker(["env"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for rank in 0..2 {
-            let variables = of_rank(&outcome, rank);
+            let variables = variables_of_rank(&outcome, rank);
             let expected = [
                 ("RANK", rank.to_string()),
                 ("LOCAL_RANK", rank.to_string()),
@@ -90,31 +91,32 @@ fn every_variable_has_its_value() {
 }
 
 #[test]
-fn nothing_else_is_added_and_nothing_is_missing() {
+fn worker_variables_are_exactly_the_documented_ones() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).worker(["env"]).run();
-        outcome.exits(0);
-        let mut expected: BTreeSet<&str> = OF_TORCHRUN.into();
-        if !oracle() {
-            expected.extend(OF_OURS);
+        outcome.expect_exit_code(0);
+        let mut expected: BTreeSet<&str> = TORCHRUN_VARIABLES.into();
+        if !is_torchrun() {
+            expected.extend(RANKRUN_VARIABLES);
         }
         for rank in 0..2 {
-            let variables = of_rank(&outcome, rank);
+            let variables = variables_of_rank(&outcome, rank);
             let names: BTreeSet<&str> = variables.keys().map(String::as_str).collect();
-            let added: BTreeSet<&str> = names.into_iter().filter(|name| !GIVEN.contains(name)).collect();
+            let added: BTreeSet<&str> =
+                names.into_iter().filter(|name| !HARNESS_VARIABLES.contains(name)).collect();
             assert_eq!(added, expected, "rank {rank}\n{outcome}");
         }
     }
 }
 
 #[test]
-fn our_own_variables_mark_the_job() {
-    if !only_ours() {
+fn rankrun_variables_identify_job_and_generation() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).worker(["env"]).run();
-        let (first, second) = (of_rank(&outcome, 0), of_rank(&outcome, 1));
+        let (first, second) = (variables_of_rank(&outcome, 0), variables_of_rank(&outcome, 1));
         assert_eq!(first["RANKRUN_JOB"], second["RANKRUN_JOB"]);
         assert_uuid(&first["RANKRUN_JOB"]);
         assert_eq!(first["RANKRUN_GENERATION"], "0");
@@ -130,10 +132,10 @@ fn assert_uuid(text: &str) {
 }
 
 #[test]
-fn the_launcher_overwrites_what_the_user_had() {
+fn launcher_variables_overwrite_user_variables() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("RANK", "9").env("MASTER_ADDR", "z.invalid");
-        let variables = alone(launch.env("TORCHELASTIC_USE_AGENT_STORE", "False"));
+        let variables = run_single_worker(launch.env("TORCHELASTIC_USE_AGENT_STORE", "False"));
         assert_eq!(variables["RANK"], "0");
         assert_ne!(variables["MASTER_ADDR"], "z.invalid");
         assert_eq!(variables["TORCHELASTIC_USE_AGENT_STORE"], "True");
@@ -141,65 +143,69 @@ fn the_launcher_overwrites_what_the_user_had() {
 }
 
 #[test]
-fn other_variables_of_the_user_reach_the_workers() {
+fn unrelated_user_variables_reach_workers() {
     for name in Name::both() {
-        let variables = alone(Launch::standalone(*name, 1).env("PET_NNODES", "1").env("MY_DATA", "a b=c"));
+        let variables =
+            run_single_worker(Launch::standalone(*name, 1).env("PET_NNODES", "1").env("MY_DATA", "a b=c"));
         assert_eq!(variables["PET_NNODES"], "1");
         assert_eq!(variables["MY_DATA"], "a b=c");
     }
 }
 
 #[test]
-fn under_torchruns_name_several_workers_get_one_openmp_thread() {
+fn omp_threads_of_several_workers_are_one_under_torchrun_name() {
     let outcome = Launch::standalone(Name::Torchrun, 2).worker(["env"]).run();
-    outcome.exits(0).complains("Setting OMP_NUM_THREADS environment variable for each process to be 1 in");
-    assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], "1");
+    outcome
+        .expect_exit_code(0)
+        .expect_stderr("Setting OMP_NUM_THREADS environment variable for each process to be 1 in");
+    assert_eq!(variables_of_rank(&outcome, 1)["OMP_NUM_THREADS"], "1");
 }
 
 #[test]
-fn under_our_own_name_several_workers_share_the_cpus() {
+fn omp_threads_of_several_workers_divide_cpus_under_rankrun_name() {
     let mask = sched_getaffinity(Pid::this()).expect("a process may ask for its own CPUs");
     let cpus = (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu) == Ok(true)).count();
     let outcome = Launch::standalone(Name::Rankrun, 2).worker(["env"]).run();
     let threads = (cpus / 2).max(1).to_string();
-    assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], threads);
-    outcome.exits(0).complains(&format!("`OMP_NUM_THREADS={threads}`: {cpus} CPU"));
+    assert_eq!(variables_of_rank(&outcome, 1)["OMP_NUM_THREADS"], threads);
+    outcome.expect_exit_code(0).expect_stderr(&format!("`OMP_NUM_THREADS={threads}`: {cpus} CPU"));
 
     let one_cpu = Launch::standalone(Name::Rankrun, 2).under(["taskset", "--cpu-list", "0"]);
     let outcome = one_cpu.worker(["env"]).run();
-    outcome.exits(0).complains("`OMP_NUM_THREADS=1`: 1 CPU for 2 workers");
-    assert_eq!(of_rank(&outcome, 0)["OMP_NUM_THREADS"], "1");
+    outcome.expect_exit_code(0).expect_stderr("`OMP_NUM_THREADS=1`: 1 CPU for 2 workers");
+    assert_eq!(variables_of_rank(&outcome, 0)["OMP_NUM_THREADS"], "1");
 }
 
 #[test]
-fn one_worker_keeps_its_openmp_threads() {
+fn omp_threads_of_single_worker_are_not_set() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 1).worker(["env"]).run();
-        outcome.exits(0).never_says("OMP_NUM_THREADS");
+        outcome.expect_exit_code(0).expect_absent("OMP_NUM_THREADS");
     }
 }
 
 #[test]
-fn the_users_openmp_threads_are_kept() {
+fn omp_threads_set_by_user_are_kept() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).env("OMP_NUM_THREADS", "5").env("RANKRUN_QUIET", "1");
         let outcome = launch.worker(["env"]).run();
-        assert_eq!(of_rank(&outcome, 1)["OMP_NUM_THREADS"], "5");
-        assert_eq!(outcome.err(), "", "a warning for nothing");
+        assert_eq!(variables_of_rank(&outcome, 1)["OMP_NUM_THREADS"], "5");
+        assert_eq!(outcome.stderr(), "", "a warning for nothing");
     }
 }
 
 #[test]
-fn the_users_nccl_error_handling_is_kept() {
+fn nccl_error_handling_set_by_user_is_kept() {
     for name in Name::both() {
-        let variables = alone(Launch::standalone(*name, 1).env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"));
+        let variables =
+            run_single_worker(Launch::standalone(*name, 1).env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"));
         assert_eq!(variables["TORCH_NCCL_ASYNC_ERROR_HANDLING"], "0");
     }
 }
 
 #[test]
-fn the_library_of_nccl_is_what_rust_workers_load() {
-    if !only_ours() {
+fn nccl_lib_option_sets_library_of_rust_workers() {
+    if !is_rankrun() {
         return;
     }
     // No program loads it here: any file will do.
@@ -212,26 +218,27 @@ fn the_library_of_nccl_is_what_rust_workers_load() {
         let launch = Launch::standalone(name, 1).args(option.iter().flat_map(|path| ["--nccl-lib", path]));
         let launch = launch.env("RANKRUN_NCCL", "/of/the/user");
         let launch = variable.into_iter().fold(launch, |launch, path| launch.env("RANKRUN_NCCL_LIB", path));
-        assert_eq!(alone(launch)["RANKRUN_NCCL"], file);
+        assert_eq!(run_single_worker(launch)["RANKRUN_NCCL"], file);
     }
     // Without the option the user's own stands.
     let launch = Launch::standalone(Name::Rankrun, 1).env("RANKRUN_NCCL", "/of/the/user");
-    assert_eq!(alone(launch)["RANKRUN_NCCL"], "/of/the/user");
+    assert_eq!(run_single_worker(launch)["RANKRUN_NCCL"], "/of/the/user");
     let nowhere = Launch::standalone(Name::Rankrun, 1).args(["--nccl-lib", "/nowhere/libnccl.so.2"]);
     let outcome = nowhere.worker(["env"]).run();
-    outcome.exits(1).complains("`--nccl-lib` is `/nowhere/libnccl.so.2`, which is not a file");
+    outcome.expect_exit_code(1).expect_stderr("`--nccl-lib` is `/nowhere/libnccl.so.2`, which is not a file");
     let explain = Launch::new(Name::Rankrun).args(["explain", "--nccl-lib", &file]);
     let outcome = explain.worker(["env"]).run();
-    let line = outcome.exits(0).out_lines().into_iter().find(|line| line.contains("RANKRUN_NCCL"));
+    let line =
+        outcome.expect_exit_code(0).stdout_lines().into_iter().find(|line| line.contains("RANKRUN_NCCL"));
     let line = line.unwrap_or_else(|| panic!("nothing is said of it\n{outcome}"));
     assert!(line.contains(&file) && line.contains("--nccl-lib"), "{line}");
 }
 
 #[test]
-fn a_master_port_is_what_the_workers_see() {
+fn master_port_option_reaches_workers() {
     for name in Name::both() {
         let port = free_port().to_string();
-        let variables = alone(Launch::new(*name).args(["--master-port", &port]));
+        let variables = run_single_worker(Launch::new(*name).args(["--master-port", &port]));
         assert_eq!(variables["MASTER_ADDR"], "127.0.0.1");
         assert_eq!(variables["MASTER_PORT"], port);
         assert_eq!(variables["TORCHELASTIC_RUN_ID"], "none");
@@ -239,117 +246,120 @@ fn a_master_port_is_what_the_workers_see() {
 }
 
 #[test]
-fn a_run_id_counts_beside_a_master_port() {
+fn run_id_with_master_port_is_kept() {
     for name in Name::both() {
         let port = free_port().to_string();
         let launch = Launch::new(*name).args(["--master-port", &port, "--rdzv-id", "night-7"]);
-        assert_eq!(alone(launch)["TORCHELASTIC_RUN_ID"], "night-7");
+        assert_eq!(run_single_worker(launch)["TORCHELASTIC_RUN_ID"], "night-7");
     }
 }
 
 #[test]
-fn without_any_option_the_run_id_is_random() {
+fn run_id_without_options_is_random() {
     for name in Name::both() {
-        let variables = alone(Launch::new(*name));
+        let variables = run_single_worker(Launch::new(*name));
         assert_uuid(&variables["TORCHELASTIC_RUN_ID"]);
         assert_ne!(variables["MASTER_PORT"], "29500");
     }
 }
 
 #[test]
-fn torchrun_drops_an_id_and_an_address_without_a_port() {
+fn run_id_without_port_is_ignored_under_torchrun_name() {
     let options = ["--rdzv-id", "7", "--master-addr", "h.invalid"];
-    let variables = alone(Launch::new(Name::Torchrun).args(options));
+    let variables = run_single_worker(Launch::new(Name::Torchrun).args(options));
     assert_uuid(&variables["TORCHELASTIC_RUN_ID"]);
     assert_ne!(variables["MASTER_ADDR"], "h.invalid");
 }
 
 #[test]
-fn we_take_an_id_at_its_word() {
-    assert_eq!(alone(Launch::new(Name::Rankrun).args(["--rdzv-id", "7"]))["TORCHELASTIC_RUN_ID"], "7");
+fn run_id_without_port_is_kept_under_rankrun_name() {
+    assert_eq!(
+        run_single_worker(Launch::new(Name::Rankrun).args(["--rdzv-id", "7"]))["TORCHELASTIC_RUN_ID"],
+        "7"
+    );
 }
 
 #[test]
-fn a_job_of_one_node_is_on_the_loopback() {
-    if only_ours() {
+fn single_node_job_uses_loopback_address() {
+    if is_rankrun() {
         for name in Name::both() {
-            assert_eq!(alone(Launch::standalone(*name, 1))["MASTER_ADDR"], "127.0.0.1");
+            assert_eq!(run_single_worker(Launch::standalone(*name, 1))["MASTER_ADDR"], "127.0.0.1");
         }
     }
 }
 
 #[test]
-fn a_local_address_is_what_the_workers_see() {
+fn local_addr_option_reaches_workers() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).args(["--local-addr", "localhost"]);
-        assert_eq!(alone(launch)["MASTER_ADDR"], "localhost");
+        assert_eq!(run_single_worker(launch)["MASTER_ADDR"], "localhost");
     }
 }
 
 #[test]
-fn without_sharing_the_port_is_left_to_the_workers() {
+fn store_sharing_disabled_leaves_port_free_for_workers() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
         let mut job = launch.stdin_open().worker(["env", "read"]).start();
-        job.line("TORCHELASTIC_USE_AGENT_STORE=False");
-        let line = job.line(" MASTER_PORT=");
+        job.wait_for_line("TORCHELASTIC_USE_AGENT_STORE=False");
+        let line = job.wait_for_line(" MASTER_PORT=");
         let port: u16 = line.rsplit('=').next().and_then(|port| port.parse().ok()).expect("a port");
         // The worker would open its store here.
         TcpListener::bind(("0.0.0.0", port)).expect("the port is free");
         job.type_text("\n");
-        job.wait().exits(0);
+        job.wait().expect_exit_code(0);
     }
 }
 
 #[test]
-fn the_store_listens_where_the_workers_are_told() {
+fn store_listens_at_master_addr_and_port() {
     for name in Name::both() {
         let mut job = Launch::standalone(*name, 1).stdin_open().worker(["env", "read"]).start();
-        let port = job.line(" MASTER_PORT=");
-        let host = job.line(" MASTER_ADDR=");
+        let port = job.wait_for_line(" MASTER_PORT=");
+        let host = job.wait_for_line(" MASTER_ADDR=");
         let of = |line: &str| line.split_once('=').map(|(_, value)| value.to_owned()).expect("a value");
         TcpStream::connect(format!("{}:{}", of(&host), of(&port))).expect("the store accepts");
         job.type_text("\n");
-        job.wait().exits(0);
+        job.wait().expect_exit_code(0);
     }
 }
 
 #[test]
-fn without_a_log_tree_the_error_file_is_empty() {
+fn error_file_variable_without_log_tree_is_empty() {
     for name in Name::both() {
-        let variables = alone(Launch::standalone(*name, 1).args(["--log-dir", "/dev/null"]));
+        let variables = run_single_worker(Launch::standalone(*name, 1).args(["--log-dir", "/dev/null"]));
         assert_eq!(variables["TORCHELASTIC_ERROR_FILE"], "");
     }
 }
 
 #[test]
-fn a_relative_log_folder_stays_relative_as_under_torchrun() {
+fn relative_log_dir_stays_relative_under_torchrun_name() {
     let launch = Launch::standalone(Name::Torchrun, 1);
     let here = launch.temporary();
-    let variables = alone(launch.cwd(here).args(["--log-dir", "logs"]));
+    let variables = run_single_worker(launch.cwd(here).args(["--log-dir", "logs"]));
     let error_file = &variables["TORCHELASTIC_ERROR_FILE"];
     assert!(error_file.starts_with("logs/"), "{error_file}");
 }
 
 #[test]
-fn a_relative_log_folder_can_be_found_from_anywhere() {
+fn relative_log_dir_becomes_absolute_under_rankrun_name() {
     let launch = Launch::standalone(Name::Rankrun, 1);
     let here = launch.temporary();
     let expected = here.join("logs").to_string_lossy().into_owned();
-    let variables = alone(launch.cwd(here).args(["--log-dir", "logs"]));
+    let variables = run_single_worker(launch.cwd(here).args(["--log-dir", "logs"]));
     let error_file = &variables["TORCHELASTIC_ERROR_FILE"];
     assert!(error_file.starts_with(&expected), "{error_file}");
 }
 
 #[test]
-fn each_job_has_a_port_of_its_own() {
+fn concurrent_jobs_have_different_ports() {
     let name = Name::both()[0];
     let start = || Launch::standalone(name, 1).stdin_open().worker(["env", "read"]).start();
     let jobs = [start(), start()];
-    let ports = jobs.each_ref().map(|job| job.line(" MASTER_PORT="));
+    let ports = jobs.each_ref().map(|job| job.wait_for_line(" MASTER_PORT="));
     assert_ne!(ports[0], ports[1]);
     for mut job in jobs {
         job.close_stdin();
-        job.wait().exits(0);
+        job.wait().expect_exit_code(0);
     }
 }

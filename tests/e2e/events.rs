@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, only_ours, python};
+use harness::{Gate, Launch, Name, Outcome, Scratch, is_rankrun, python};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 #[track_caller]
 fn events(outcome: &Outcome) -> Vec<Value> {
     let lines = outcome.lines_with(r#"{"name": "torchelastic.worker.status."#);
-    let events = lines.iter().map(|line| masked(serde_json::from_str(line).expect("an event is JSON")));
+    let events =
+        lines.iter().map(|line| mask_variable_fields(serde_json::from_str(line).expect("an event is JSON")));
     events.collect()
 }
 
-fn masked(mut event: Value) -> Value {
+fn mask_variable_fields(mut event: Value) -> Value {
     let is_failure_of_agent = event["source"] == "AGENT" && event["metadata"]["state"] == "FAILED";
     let metadata = event["metadata"].as_object_mut().expect("the metadata are an object");
     let inner = metadata["metadata"].as_str().expect("the inner metadata are a text");
@@ -42,7 +43,7 @@ fn masked(mut event: Value) -> Value {
 
 /// The same job by ours and by torchrun.
 #[track_caller]
-fn both(run: impl Fn(Launch) -> Outcome) -> [Vec<Value>; 2] {
+fn run_rankrun_and_torchrun(run: impl Fn(Launch) -> Outcome) -> [Vec<Value>; 2] {
     [Name::Torchrun, Name::Reference].map(|name| {
         let launch = Launch::standalone(name, 2).args(["--event-log-handler", "console"]);
         // torchrun takes its time on a busy machine.
@@ -52,7 +53,7 @@ fn both(run: impl Fn(Launch) -> Outcome) -> [Vec<Value>; 2] {
 }
 
 #[track_caller]
-fn states(events: &[Value]) -> Vec<String> {
+fn event_states(events: &[Value]) -> Vec<String> {
     let words = |event: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         format!("{} {}", text(&event["source"]), text(&event["metadata"]["state"]))
@@ -60,45 +61,46 @@ fn states(events: &[Value]) -> Vec<String> {
     events.iter().map(words).collect()
 }
 
-const START: [&str; 4] = ["AGENT RENDEZVOUS", "AGENT ASSIGN_WORKER_RANKS", "WORKER START", "WORKER START"];
+const START_STATES: [&str; 4] =
+    ["AGENT RENDEZVOUS", "AGENT ASSIGN_WORKER_RANKS", "WORKER START", "WORKER START"];
 
 #[track_caller]
-fn are(events: &[Value], end: &[&str]) {
-    let expected: Vec<&str> = START.iter().chain(end).copied().collect();
-    assert_eq!(states(events), expected, "{events:#?}");
+fn assert_states(events: &[Value], end: &[&str]) {
+    let expected: Vec<&str> = START_STATES.iter().chain(end).copied().collect();
+    assert_eq!(event_states(events), expected, "{events:#?}");
 }
 
 #[test]
-fn of_a_success() {
-    let [ours, torchs] = both(|launch| launch.shell("true").run());
-    are(&ours, &["WORKER SUCCEEDED", "WORKER SUCCEEDED", "AGENT SUCCEEDED"]);
+fn success_events_match_torchrun() {
+    let [ours, torchs] = run_rankrun_and_torchrun(|launch| launch.shell("true").run());
+    assert_states(&ours, &["WORKER SUCCEEDED", "WORKER SUCCEEDED", "AGENT SUCCEEDED"]);
     assert_eq!(ours, torchs);
 }
 
 #[test]
-fn of_a_failure_after_a_restart() {
-    let [ours, torchs] = both(|launch| {
+fn failure_after_restart_events_match_torchrun() {
+    let [ours, torchs] = run_rankrun_and_torchrun(|launch| {
         let gate = Gate::closed();
         let steps =
             ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
         let job = launch.args(["--max-restarts", "1"]).worker(steps).start();
         for life in 0..2 {
-            job.line(&format!("alive rank=0 life={life}"));
+            job.wait_for_line(&format!("alive rank=0 life={life}"));
             gate.open(1);
         }
         job.wait()
     });
     let end = ["WORKER TERMINATED", "WORKER FAILED", "AGENT SUCCEEDED"];
-    are(&ours, &START.iter().copied().chain(end).collect::<Vec<_>>());
+    assert_states(&ours, &START_STATES.iter().copied().chain(end).collect::<Vec<_>>());
     assert_eq!(ours, torchs);
 }
 
 #[test]
-fn of_a_failure_with_an_error_file() {
+fn failure_with_error_file_events_match_torchrun() {
     let report =
         r#"error-file={"message": {"message": "m", "extraInfo": {"timestamp": "5"}}, "é": [1, null]}"#;
-    let [ours, torchs] = both(|launch| launch.worker([report, "rank1:exit=7"]).run());
-    are(&ours, &["WORKER TERMINATED", "WORKER FAILED", "AGENT SUCCEEDED"]);
+    let [ours, torchs] = run_rankrun_and_torchrun(|launch| launch.worker([report, "rank1:exit=7"]).run());
+    assert_states(&ours, &["WORKER TERMINATED", "WORKER FAILED", "AGENT SUCCEEDED"]);
     let raw = |events: &[Value]| -> Value {
         let raw = events[5]["metadata"]["raw_error"].as_str().expect("a failed worker has an error");
         serde_json::from_str(raw).expect("the error is JSON")
@@ -107,22 +109,22 @@ fn of_a_failure_with_an_error_file() {
 }
 
 #[test]
-fn of_a_signal() {
-    let [ours, torchs] = both(|launch| {
+fn signal_events_match_torchrun() {
+    let [ours, torchs] = run_rankrun_and_torchrun(|launch| {
         // torchrun loses a signal that comes while it writes its last event: it has a second to get over it.
         let job = launch.worker(["sleep-ms=1000", "alive", "forever"]).start();
-        job.lines("torchelastic.worker.status.START", 2);
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("torchelastic.worker.status.START", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGTERM);
         job.wait()
     });
-    are(&ours, &["AGENT FAILED"]);
+    assert_states(&ours, &["AGENT FAILED"]);
     assert_eq!(ours, torchs);
 }
 
 #[test]
-fn of_a_worker_that_cannot_be_started() {
-    if !only_ours() {
+fn worker_spawn_failure_events_end_with_agent_failed() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -130,11 +132,11 @@ fn of_a_worker_that_cannot_be_started() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--event-log-handler", "console", "--no-python"]);
         let outcome = launch.args([script.as_str()]).run();
-        outcome.exits(1);
+        outcome.expect_exit_code(1);
         let raw = outcome.lines_with("AGENT").pop().expect("there are events");
         assert!(raw.contains("FAILED") && raw.contains(&script), "{outcome}");
         assert_eq!(
-            states(&events(&outcome)),
+            event_states(&events(&outcome)),
             ["AGENT RENDEZVOUS", "AGENT ASSIGN_WORKER_RANKS", "AGENT FAILED"]
         );
     }
@@ -142,7 +144,7 @@ fn of_a_worker_that_cannot_be_started() {
 
 /// What is asked of Python itself: our text is what its `json.dumps` makes of it.
 #[test]
-fn python_would_write_the_same_bytes() {
+fn event_json_is_byte_identical_to_python() {
     let launch =
         Launch::standalone(Name::Torchrun, 1).args(["--event-log-handler", "console", "--role", "é"]);
     let outcome = launch.worker(["exit=3"]).run();

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{Command, Output};
 
-use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, only_ours};
+use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, is_rankrun};
 use serde_json::Value;
 
 /// A launch with the same environment each time, but for the mark of the harness.
@@ -16,39 +16,46 @@ fn launch(scratch: &Scratch, name: Name) -> Launch {
 }
 
 /// The explanation of what `name` would do.
-fn explanation(scratch: &Scratch, own: &[&str], name: Name) -> Launch {
-    let words: &[&str] = if name == Name::Torchrun { &["torchrun"] } else { &[] };
-    launch(scratch, Name::Rankrun).args(["explain"]).args(own.iter().copied()).args(words.iter().copied())
+fn explain_launch(scratch: &Scratch, options: &[&str], name: Name) -> Launch {
+    let subcommand: &[&str] = if name == Name::Torchrun { &["torchrun"] } else { &[] };
+    launch(scratch, Name::Rankrun)
+        .args(["explain"])
+        .args(options.iter().copied())
+        .args(subcommand.iter().copied())
 }
 
 #[track_caller]
-fn json(outcome: &Outcome) -> Value {
-    outcome.exits(0);
-    serde_json::from_slice(outcome.out_bytes()).unwrap_or_else(|error| panic!("no JSON: {error}\n{outcome}"))
+fn stdout_json(outcome: &Outcome) -> Value {
+    outcome.expect_exit_code(0);
+    serde_json::from_slice(outcome.stdout_bytes())
+        .unwrap_or_else(|error| panic!("no JSON: {error}\n{outcome}"))
 }
 
-fn text_of(value: &Value) -> Option<String> {
+fn string_value(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
 /// Whether the text is one that the shell pattern describes; of patterns only `*` and `?`.
-fn matches(pattern: &str, text: &str) -> bool {
+fn matches_glob(pattern: &str, text: &str) -> bool {
     let mut letters = text.chars();
     match pattern.chars().next() {
         None => text.is_empty(),
         Some('*') => {
             let rest = &pattern[1..];
-            text.char_indices().map(|(at, _)| at).chain([text.len()]).any(|at| matches(rest, &text[at..]))
+            text.char_indices()
+                .map(|(at, _)| at)
+                .chain([text.len()])
+                .any(|at| matches_glob(rest, &text[at..]))
         }
         Some(expected) => {
             let fits = letters.next().is_some_and(|letter| expected == '?' || letter == expected);
-            fits && matches(&pattern[expected.len_utf8()..], letters.as_str())
+            fits && matches_glob(&pattern[expected.len_utf8()..], letters.as_str())
         }
     }
 }
 
 #[test]
-fn it_starts_nothing_and_makes_nothing() {
+fn explain_starts_no_process_and_creates_no_file() {
     let scratch = Scratch::new();
     let (logs, touched) = (scratch.at("logs"), scratch.at("touched"));
     let calls = if cfg!(target_arch = "x86_64") { "mkdir," } else { "" };
@@ -66,8 +73,8 @@ fn it_starts_nothing_and_makes_nothing() {
             launch.args(["explain", form, "--nproc-per-node", "2", "--tee", "3", "--log-dir", &logs]);
         let launch = launch.args(nodes.iter().copied());
         let outcome = launch.worker([format!("touch={touched}")]).run();
-        outcome.exits(0).says("RANKRUN_JOB");
-        assert_eq!(outcome.err(), "", "{outcome}");
+        outcome.expect_exit_code(0).expect_stdout("RANKRUN_JOB");
+        assert_eq!(outcome.stderr(), "", "{outcome}");
         for folder in ["tmp", "home"] {
             assert_eq!(fs::read_dir(scratch.at(folder)).expect("it is there").count(), 0, "{folder}");
         }
@@ -77,19 +84,19 @@ fn it_starts_nothing_and_makes_nothing() {
 }
 
 /// The ranks of a node's workers that have told their environment, in order.
-fn ranks_told(real: &Outcome) -> BTreeSet<usize> {
+fn ranks_in_output(real: &Outcome) -> BTreeSet<usize> {
     let rank = |line: &str| line.strip_prefix("env")?.split(' ').next()?.parse().ok();
-    real.out_lines().iter().filter_map(|line| rank(line)).collect()
+    real.stdout_lines().iter().filter_map(|line| rank(line)).collect()
 }
 
 /// Compares a worker's whole environment with the explanation's.
 #[track_caller]
 fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
-    let rank = ranks_told(real).into_iter().nth(local_rank);
+    let rank = ranks_in_output(real).into_iter().nth(local_rank);
     let rank = rank.unwrap_or_else(|| panic!("local rank {local_rank} said nothing\n{real}"));
     let prefix = format!("env{rank} ");
     let mut lines: Vec<String> =
-        real.out_lines().iter().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect();
+        real.stdout_lines().iter().filter_map(|line| line.strip_prefix(&prefix)).map(str::to_owned).collect();
     lines.retain(|line| !line.starts_with("RANKRUN_E2E_MARK="));
     let entries = explained["ranks"][local_rank]["environment"].as_array().expect("a list");
     let entries: Vec<&Value> = entries.iter().filter(|entry| entry["name"] != "RANKRUN_E2E_MARK").collect();
@@ -98,7 +105,7 @@ fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
         let (name, value) = line.split_once('=').expect("a variable");
         assert_eq!(entry["name"], name);
         let explained = &entry["value"];
-        let fits = match (explained["at_launch"].as_str(), text_of(explained)) {
+        let fits = match (explained["at_launch"].as_str(), string_value(explained)) {
             (Some("free_port"), _) => value.parse::<u16>().is_ok_and(|port| port > 0),
             // It names the launcher's process.
             (Some("mark"), _) if name == "RANKRUN_NESTING" => value.ends_with("=1"),
@@ -106,7 +113,7 @@ fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
             (Some("agreed_by_the_nodes"), _) => !value.is_empty(),
             // The nodes of these tests meet at `localhost`.
             (Some("interface_of_the_connection"), _) => value == "lo",
-            (Some("path"), _) => matches(explained["pattern"].as_str().expect("a pattern"), value),
+            (Some("path"), _) => matches_glob(explained["pattern"].as_str().expect("a pattern"), value),
             (_, text) => text.as_deref() == Some(value),
         };
         assert!(fits, "{name} is `{value}`, and was to be {explained}");
@@ -114,8 +121,8 @@ fn assert_environment(explained: &Value, real: &Outcome, local_rank: usize) {
 }
 
 #[test]
-fn its_environment_is_the_workers() {
-    if !only_ours() {
+fn explained_environment_equals_worker_environment() {
+    if !is_rankrun() {
         return;
     }
     let port = free_port().to_string();
@@ -138,22 +145,22 @@ fn its_environment_is_the_workers() {
                     launch.env("RANK", "9").env("PET_ROLE", "of the variable").env("MY_DATA", "a b=c");
                 launch.args(line.iter().copied()).worker(["env"]).run()
             };
-            let explained = json(&with(explanation(&scratch, &["--json"], name)));
+            let explained = stdout_json(&with(explain_launch(&scratch, &["--json"], name)));
             let real = with(launch(&scratch, name));
-            real.exits(0);
+            real.expect_exit_code(0);
             assert_eq!(explained["name"], if name == Name::Torchrun { "torchrun" } else { "rankrun" });
             let ranks = explained["ranks"].as_array().expect("a list").len();
             (0..ranks).for_each(|rank| assert_environment(&explained, &real, rank));
             for warning in explained["warnings"].as_array().expect("a list") {
-                real.complains(warning.as_str().expect("a text"));
+                real.expect_stderr(warning.as_str().expect("a text"));
             }
         }
     }
 }
 
 #[test]
-fn what_is_not_agreed_by_the_nodes_is_known_before() {
-    if !only_ours() {
+fn explain_predicts_environment_of_multi_node_workers() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -168,11 +175,11 @@ fn what_is_not_agreed_by_the_nodes_is_known_before() {
                 launch.args(options.iter().copied().chain(rank)).worker(["env"])
             };
             let explained =
-                ranks.map(|rank| json(&with(explanation(&scratch, &["--json"], name), rank).run()));
+                ranks.map(|rank| stdout_json(&with(explain_launch(&scratch, &["--json"], name), rank).run()));
             let jobs = ranks.map(|rank| with(launch(&scratch, name), rank).start());
             for (explained, job) in explained.iter().zip(jobs) {
                 let real = job.wait();
-                real.exits(0);
+                real.expect_exit_code(0);
                 let workers = explained["ranks"].as_array().expect("a list").len();
                 (0..workers).for_each(|local_rank| assert_environment(explained, &real, local_rank));
             }
@@ -181,7 +188,7 @@ fn what_is_not_agreed_by_the_nodes_is_known_before() {
 }
 
 /// A shell that prints its own command line, and arguments that are easily spoilt.
-fn awkward() -> Vec<OsString> {
+fn unusual_arguments() -> Vec<OsString> {
     let mut line: Vec<OsString> =
         ["--no-python", "sh", "-c", "cat /proc/$$/cmdline; true", "sh"].map(Into::into).into();
     for argument in
@@ -194,11 +201,12 @@ fn awkward() -> Vec<OsString> {
 }
 
 #[test]
-fn its_arguments_are_the_workers() {
+fn explained_argv_equals_worker_argv() {
     let scratch = Scratch::new();
-    let real = launch(&scratch, Name::Rankrun).args(awkward()).run();
-    real.exits(0);
-    let explained = json(&explanation(&scratch, &["--json"], Name::Rankrun).args(awkward()).run());
+    let real = launch(&scratch, Name::Rankrun).args(unusual_arguments()).run();
+    real.expect_exit_code(0);
+    let explained =
+        stdout_json(&explain_launch(&scratch, &["--json"], Name::Rankrun).args(unusual_arguments()).run());
     let mut bytes = Vec::new();
     for argument in explained["ranks"][0]["argv"].as_array().expect("a list") {
         match argument["bytes"].as_array() {
@@ -211,41 +219,41 @@ fn its_arguments_are_the_workers() {
         }
         bytes.push(0);
     }
-    assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(real.out_bytes()));
-    assert_eq!(bytes, real.out_bytes());
+    assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(real.stdout_bytes()));
+    assert_eq!(bytes, real.stdout_bytes());
 }
 
 /// Runs a script with this environment and nothing else.
 #[track_caller]
-fn run(shell: &str, script: &Outcome, environment: &[(&str, &str)]) -> Output {
-    script.exits(0);
+fn run_script(shell: &str, script: &Outcome, environment: &[(&str, &str)]) -> Output {
+    script.expect_exit_code(0);
     let scratch = Scratch::new();
     let path = scratch.at("script");
-    fs::write(&path, script.out_bytes()).expect("the scratch folder is writable");
+    fs::write(&path, script.stdout_bytes()).expect("the scratch folder is writable");
     let mut command = Command::new(shell);
     command.arg(&path).env_clear().env("PATH", "/usr/bin:/bin").envs(environment.iter().copied());
     command.output().expect("there is a shell")
 }
 
 #[test]
-fn a_script_gives_the_arguments_byte_for_byte() {
+fn script_passes_arguments_byte_for_byte() {
     let scratch = Scratch::new();
     let port = free_port().to_string();
-    let script = explanation(&scratch, &["--script", "0"], Name::Rankrun);
-    let script = script.args(["--master-port", &port]).args(awkward()).run();
-    let real = launch(&scratch, Name::Rankrun).args(awkward()).run();
+    let script = explain_launch(&scratch, &["--script", "0"], Name::Rankrun);
+    let script = script.args(["--master-port", &port]).args(unusual_arguments()).run();
+    let real = launch(&scratch, Name::Rankrun).args(unusual_arguments()).run();
     for shell in ["sh", "bash"] {
-        let output = run(shell, &script, &[("LANG", "C.UTF-8")]);
+        let output = run_script(shell, &script, &[("LANG", "C.UTF-8")]);
         // A script cannot say `argv[0]`: it is the program's path.
         let argv0 = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0).unwrap_or_default();
-        let (given, expected) = (&output.stdout[argv0(&output.stdout)..], &real.out_bytes()[2..]);
+        let (given, expected) = (&output.stdout[argv0(&output.stdout)..], &real.stdout_bytes()[2..]);
         assert_eq!(String::from_utf8_lossy(given), String::from_utf8_lossy(expected), "{shell}: {output:?}");
         assert_eq!(given, expected);
     }
 }
 
 #[test]
-fn a_script_with_a_port_gives_the_environment_of_a_launch() {
+fn script_with_master_port_sets_launch_environment() {
     let scratch = Scratch::new();
     let port = free_port().to_string();
     let with = |launch: Launch| {
@@ -256,9 +264,9 @@ fn a_script_with_a_port_gives_the_environment_of_a_launch() {
         launch.args(line).worker(["env"]).run()
     };
     let real = with(launch(&scratch, Name::Rankrun));
-    let script = with(explanation(&scratch, &["--script", "1"], Name::Rankrun));
+    let script = with(explain_launch(&scratch, &["--script", "1"], Name::Rankrun));
     // Its own environment is nothing to the worker, but for the terminal.
-    let output = run("sh", &script, &[("RANK", "5"), ("MY_OWN", "1"), ("TERM", "xterm")]);
+    let output = run_script("sh", &script, &[("RANK", "5"), ("MY_OWN", "1"), ("TERM", "xterm")]);
     let lines = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let foreign = |line: &&str| {
@@ -271,24 +279,27 @@ fn a_script_with_a_port_gives_the_environment_of_a_launch() {
         lines.dedup();
         lines
     };
-    assert_eq!(lines(&output.stdout), lines(real.out_bytes()), "{output:?}");
+    assert_eq!(lines(&output.stdout), lines(real.stdout_bytes()), "{output:?}");
     assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
-fn a_script_asks_for_what_only_a_launch_knows() {
+fn script_requires_variables_known_only_at_launch() {
     let scratch = Scratch::new();
-    let script = explanation(&scratch, &["--script", "0"], Name::Rankrun).worker(["env"]).run();
+    let script = explain_launch(&scratch, &["--script", "0"], Name::Rankrun).worker(["env"]).run();
     for (environment, missing) in [(&[][..], "MASTER_PORT"), (&[("MASTER_PORT", "1")], "TORCHELASTIC_RUN_ID")]
     {
-        let output = run("sh", &script, environment);
+        let output = run_script("sh", &script, environment);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.starts_with(&format!("error: `{missing}` is not set: ")), "{said}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
-    let output =
-        run("sh", &script, &[("MASTER_PORT", "1"), ("TORCHELASTIC_RUN_ID", "a b"), ("RANKRUN_JOB", "j")]);
+    let output = run_script(
+        "sh",
+        &script,
+        &[("MASTER_PORT", "1"), ("TORCHELASTIC_RUN_ID", "a b"), ("RANKRUN_JOB", "j")],
+    );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     for line in ["MASTER_PORT=1", "TORCHELASTIC_RUN_ID=a b", "RANKRUN_JOB=j", "TORCHELASTIC_ERROR_FILE="] {
         assert!(said.lines().any(|found| found == format!("env0 {line}")), "no {line} in {said}");
@@ -296,72 +307,76 @@ fn a_script_asks_for_what_only_a_launch_knows() {
 }
 
 #[test]
-fn words_given_to_a_script_stand_before_its_command() {
+fn script_arguments_are_put_before_its_command() {
     let scratch = Scratch::new();
     let port = free_port().to_string();
-    let launch = explanation(&scratch, &["--script", "0"], Name::Rankrun).args(["--master-port", &port]);
+    let launch = explain_launch(&scratch, &["--script", "0"], Name::Rankrun).args(["--master-port", &port]);
     let script = launch.args(["--no-python", "echo", "the worker"]).run();
     let path = scratch.at("script");
-    fs::write(&path, script.out_bytes()).expect("the scratch folder is writable");
+    fs::write(&path, script.stdout_bytes()).expect("the scratch folder is writable");
     let output = Command::new("sh").args([&path, "echo", "a  b"]).output().expect("there is a shell");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.starts_with("a  b ") && said.ends_with("/echo the worker\n"), "{output:?}");
 }
 
 #[test]
-fn a_bad_line_is_refused_as_the_launch_refuses_it() {
-    if !only_ours() {
+fn invalid_command_line_fails_as_the_launch_does() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
     for name in [Name::Rankrun, Name::Torchrun] {
         for line in [&["--nproc-per-node", "two"][..], &["--nproc-per-nod"], &[], &["missing.py"], &["-h"]] {
             let launched = launch(&scratch, name).args(line.iter().copied()).run();
-            let explained = explanation(&scratch, &["--json"], name).args(line.iter().copied()).run();
+            let explained = explain_launch(&scratch, &["--json"], name).args(line.iter().copied()).run();
             assert_eq!(explained.status.code(), launched.status.code(), "{line:?}\n{explained}{launched}");
-            assert_eq!((explained.out(), explained.err()), (launched.out(), launched.err()), "{line:?}");
+            assert_eq!(
+                (explained.stdout(), explained.stderr()),
+                (launched.stdout(), launched.stderr()),
+                "{line:?}"
+            );
         }
     }
 }
 
 #[test]
-fn whoever_started_us_hears_nothing_of_a_question() {
+fn explain_does_not_write_parent_error_file() {
     let scratch = Scratch::new();
     let file = scratch.at("error.json");
     let with = |launch: Launch| launch.env("TORCHELASTIC_ERROR_FILE", &*file).args(["missing.py"]).run();
-    with(explanation(&scratch, &[], Name::Rankrun)).exits(1);
+    with(explain_launch(&scratch, &[], Name::Rankrun)).expect_exit_code(1);
     assert!(!fs::exists(&file).expect("a plain path"), "a file was written");
-    with(launch(&scratch, Name::Rankrun)).exits(1);
+    with(launch(&scratch, Name::Rankrun)).expect_exit_code(1);
     assert!(fs::exists(&file).expect("a plain path"), "a launch writes it");
 }
 
 #[test]
-fn under_torchruns_name_the_word_is_a_script() {
-    if !only_ours() {
+fn explain_under_torchrun_name_is_a_script() {
+    if !is_rankrun() {
         return;
     }
     let outcome = Launch::new(Name::Torchrun).args(["explain", "--json"]).run();
-    outcome.exits(1).complains("explain").never_says("settings");
+    outcome.expect_exit_code(1).expect_stderr("explain").expect_absent("settings");
 }
 
 #[test]
-fn a_script_that_cannot_be_written_is_a_failure() {
+fn script_write_failure_exits_with_one() {
     let scratch = Scratch::new();
-    let launch = explanation(&scratch, &["--script", "0"], Name::Rankrun);
+    let launch = explain_launch(&scratch, &["--script", "0"], Name::Rankrun);
     let launch = launch.under(["sh", "-c", "exec \"$@\" > /dev/full", "sh"]);
-    launch.worker(["env"]).run().exits(1).complains("error: cannot write the answer");
+    launch.worker(["env"]).run().expect_exit_code(1).expect_stderr("error: cannot write the answer");
 }
 
 #[test]
-fn colours_are_for_a_terminal() {
+fn explain_uses_colours_only_on_terminal() {
     let scratch = Scratch::new();
-    let on_terminal = || explanation(&scratch, &[], Name::Rankrun).terminal();
-    on_terminal().worker(["env"]).run().exits(0).says("\x1b[1msettings");
-    on_terminal().env("NO_COLOR", "1").worker(["env"]).run().exits(0).never_says("\x1b[");
-    explanation(&scratch, &[], Name::Rankrun)
+    let on_terminal = || explain_launch(&scratch, &[], Name::Rankrun).terminal();
+    on_terminal().worker(["env"]).run().expect_exit_code(0).expect_stdout("\x1b[1msettings");
+    on_terminal().env("NO_COLOR", "1").worker(["env"]).run().expect_exit_code(0).expect_absent("\x1b[");
+    explain_launch(&scratch, &[], Name::Rankrun)
         .worker(["env"])
         .run()
-        .exits(0)
-        .says("settings")
-        .never_says("\x1b[");
+        .expect_exit_code(0)
+        .expect_stdout("settings")
+        .expect_absent("\x1b[");
 }

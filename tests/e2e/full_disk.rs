@@ -1,6 +1,6 @@
 //! A log folder on a disk without room.
 
-use harness::{Launch, Name, Outcome, Scratch, namespaces, only_ours};
+use harness::{Launch, Name, Outcome, Scratch, can_use_namespaces, is_rankrun};
 
 /// `$1` becomes a disk of 1 MiB that the job alone sees.
 const SMALL_DISK: &str = "mount -t tmpfs -o size=1m none \"$1\" && shift && exec \"$@\"";
@@ -9,13 +9,13 @@ const SMALL_DISK: &str = "mount -t tmpfs -o size=1m none \"$1\" && shift && exec
 const FEW_FILES: &str = "mount -t tmpfs -o size=64m,nr_inodes=6 none \"$1\" && shift && exec \"$@\"";
 
 /// The worker writes 3 MB and ends with 3.
-fn on_disk(name: Name, disk: &str, option: &str) -> Option<(Outcome, String)> {
+fn run_on_disk(name: Name, disk: &str, option: &str) -> Option<(Outcome, String)> {
     let line = "head -c 3000000 /dev/zero | tr '\\0' '\\n'; exit 3";
-    with_line_on_disk(name, disk, [option, "3"], line)
+    run_shell_on_disk(name, disk, [option, "3"], line)
 }
 
-fn with_line_on_disk(name: Name, disk: &str, options: [&str; 2], line: &str) -> Option<(Outcome, String)> {
-    if !namespaces() {
+fn run_shell_on_disk(name: Name, disk: &str, options: [&str; 2], line: &str) -> Option<(Outcome, String)> {
+    if !can_use_namespaces() {
         return None;
     }
     let scratch = Scratch::new();
@@ -26,45 +26,45 @@ fn with_line_on_disk(name: Name, disk: &str, options: [&str; 2], line: &str) -> 
 }
 
 #[test]
-fn redirected_worker_on_a_full_disk_names_the_log_folder() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
-        let Some((outcome, folder)) = on_disk(*name, SMALL_DISK, "--redirects") else { return };
-        outcome.exits(name.code(3)).complains(&format!(
+fn redirected_output_on_full_disk_names_log_dir() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
+        let Some((outcome, folder)) = run_on_disk(*name, SMALL_DISK, "--redirects") else { return };
+        outcome.expect_exit_code(name.code(3)).expect_stderr(&format!(
             "cause     probably a full disk: the log folder `{folder}` has no space left (0 B free of 1.0 MiB)"
         ));
-        outcome.complains("hint: free space there, or choose another folder with `--log-dir`");
-        outcome.never_says("errors.record");
+        outcome.expect_stderr("hint: free space there, or choose another folder with `--log-dir`");
+        outcome.expect_absent("errors.record");
     }
 }
 
 #[test]
-fn log_folder_without_free_inodes_is_named_too() {
-    if !only_ours() {
+fn log_dir_without_free_inodes_is_named() {
+    if !is_rankrun() {
         return;
     }
-    let Some((outcome, folder)) = on_disk(Name::Rankrun, FEW_FILES, "--redirects") else { return };
+    let Some((outcome, folder)) = run_on_disk(Name::Rankrun, FEW_FILES, "--redirects") else { return };
     let words =
         format!("disk      the log folder `{folder}` has no room for another file (0 inodes free of ");
-    outcome.exits(3).complains(&words);
+    outcome.expect_exit_code(3).expect_stderr(&words);
 }
 
 #[test]
-fn tee_on_a_full_disk_says_where_to_and_what_to_do() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
-        let Some((outcome, folder)) = on_disk(*name, SMALL_DISK, "--tee") else { return };
-        outcome.exits(name.code(3));
+fn tee_on_full_disk_names_log_file_and_hint() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
+        let Some((outcome, folder)) = run_on_disk(*name, SMALL_DISK, "--tee") else { return };
+        outcome.expect_exit_code(name.code(3));
         let line = outcome.lines_with("stdout.log`, it ends here: ").remove(0);
         assert!(line.contains("No space left on device"), "{line}");
         assert!(line.contains("0 B free of 1.0 MiB") && line.contains("`--log-dir`"), "{line}");
-        outcome.complains(&format!(
+        outcome.expect_stderr(&format!(
             "disk      the log folder `{folder}` has no space left (0 B free of 1.0 MiB)"
         ));
     }
 }
 
 #[test]
-fn full_disk_beside_another_python_error_is_no_cause() {
-    if !only_ours() {
+fn full_disk_is_cause_only_for_disk_errors() {
+    if !is_rankrun() {
         return;
     }
     for (error, is_cause) in [
@@ -74,24 +74,27 @@ fn full_disk_beside_another_python_error_is_no_cause() {
     ] {
         let line = format!("head -c 3000000 /dev/zero 2>/dev/null; echo '{error}' >&2; exit 1");
         let options = ["--redirects", "1"];
-        let Some((outcome, folder)) = with_line_on_disk(Name::Rankrun, SMALL_DISK, options, &line) else {
+        let Some((outcome, folder)) = run_shell_on_disk(Name::Rankrun, SMALL_DISK, options, &line) else {
             return;
         };
-        outcome.exits(1).complains(&format!("the log folder `{folder}` has no space left"));
+        outcome.expect_exit_code(1).expect_stderr(&format!("the log folder `{folder}` has no space left"));
         if is_cause {
-            outcome.complains("cause     a full disk: ").complains("hint: free space there");
+            outcome.expect_stderr("cause     a full disk: ").expect_stderr("hint: free space there");
         } else {
-            outcome.complains("disk      the log folder").never_says("cause     ").never_says("hint: ");
+            outcome
+                .expect_stderr("disk      the log folder")
+                .expect_absent("cause     ")
+                .expect_absent("hint: ");
         }
     }
 }
 
 #[test]
-fn log_folder_with_room_is_not_mentioned() {
-    if only_ours() {
+fn log_dir_with_free_space_is_not_mentioned() {
+    if is_rankrun() {
         let scratch = Scratch::new();
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--redirects", "3"]);
         let outcome = launch.args(["--log-dir", &scratch.at("logs")]).worker(["exit=3"]).run();
-        outcome.exits(3).never_says("full disk").never_says("no space left");
+        outcome.expect_exit_code(3).expect_absent("full disk").expect_absent("no space left");
     }
 }

@@ -1,16 +1,16 @@
 //! `rankrun gc`: the leftovers of jobs without a launcher. The tests run in a container of their own, since gc looks at
 //! every process of the user.
 
-use harness::{Job, Launch, Name, Outcome, Scratch, namespaces, only_ours};
+use harness::{Job, Launch, Name, Outcome, Scratch, can_use_namespaces, is_rankrun};
 
-fn skipped() -> bool {
-    !namespaces() || !only_ours()
+fn should_skip() -> bool {
+    !can_use_namespaces() || !is_rankrun()
 }
 
 /// The whole launcher is killed in one instant. The agent's death continues the guard, however the guard is stopped,
 /// and the guard then ends the leftovers. So no process may run between the two kills, even on a busy machine. The
 /// orphans have no parent of the job once the agent is a zombie, and the kernel has killed the worker itself.
-const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T; do sleep 0.01; done; \
+const CRASH_SCRIPT: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T; do sleep 0.01; done; \
                      agent=$(ps -o pid= --ppid $guard); chrt --fifo --pid 1 $$; kill -KILL $agent $guard; \
                      chrt --other --pid 0 $$; wait $guard; \
                      while ps -o stat= -p $agent | grep -qv Z; do sleep 0.01; done; \
@@ -19,7 +19,7 @@ const CRASH: &str = "kill -STOP $guard; until ps -o stat= -p $guard | grep -q T;
 /// A launcher in a container with a shell as its first process. The shell starts it, waits for a line, and goes on with
 /// `then`, where `$1` is the launcher's program and `$guard` its pid.
 #[track_caller]
-fn contained(then: &str, line: &str) -> Job {
+fn start_in_container(then: &str, line: &str) -> Job {
     // Other tests leave folders in the machine's own.
     let memory = "mount -t tmpfs tmpfs /dev/shm || exit 97";
     let script = format!("{memory}; exec 3<&0; \"$@\" & guard=$!; read line <&3; {then}");
@@ -30,94 +30,107 @@ fn contained(then: &str, line: &str) -> Job {
 }
 
 #[track_caller]
-fn once_ready(mut job: Job) -> Outcome {
-    job.line("ready");
+fn continue_when_ready(mut job: Job) -> Outcome {
+    job.wait_for_line("ready");
     job.type_text("\n");
     job.wait()
 }
 
 #[test]
-fn what_a_crash_left_is_listed_and_ended() {
-    if skipped() {
+fn processes_left_by_crash_are_listed_and_ended() {
+    if should_skip() {
         return;
     }
     let then = format!(
-        "{CRASH}; \"$1\" gc --dry-run; \"$1\" gc; echo status=$?; \"$1\" gc; echo still: $(ps -o args= -C sleep)"
+        "{CRASH_SCRIPT}; \"$1\" gc --dry-run; \"$1\" gc; echo status=$?; \"$1\" gc; echo still: $(ps -o args= -C sleep)"
     );
     let line = "RANKRUN_KEEP=1 setsid --fork sleep 3333; setsid --fork sleep 1111";
-    let outcome = once_ready(contained(&then, line));
+    let outcome = continue_when_ready(start_in_container(&then, line));
     outcome
-        .exits(0)
-        .says("1 process left; `rankrun gc` ends them")
-        .says("1 process ended\n")
-        .says("1 path removed\nstatus=0\n");
+        .expect_exit_code(0)
+        .expect_stdout("1 process left; `rankrun gc` ends them")
+        .expect_stdout("1 process ended\n")
+        .expect_stdout("1 path removed\nstatus=0\n");
     assert_eq!(outcome.lines_with("  sleep 1111").len(), 2, "{outcome}");
-    outcome.says("nothing is left of jobs without a launcher\nstill: sleep 3333\n");
+    outcome.expect_stdout("nothing is left of jobs without a launcher\nstill: sleep 3333\n");
 }
 
 /// As `sbatch --export=ALL` and `at` do: a process that no worker has started gets a worker's whole environment. `$1` is the
 /// launcher's program.
-const LEAK: &str = r#"(set -a; . "$TMPDIR/leaked"; set +a; exec setsid sleep 3333) & \
+const LEAK_SCRIPT: &str = r#"(set -a; . "$TMPDIR/leaked"; set +a; exec setsid sleep 3333) & \
                       until pgrep -xf "sleep 3333"; do sleep 0.01; done;"#;
 
 #[test]
-fn leaked_mark_is_listed_and_ends_by_force_alone() {
-    if skipped() {
+fn process_with_leaked_mark_is_ended_only_with_force() {
+    if should_skip() {
         return;
     }
     let left = "echo still: $(ps -o args= -C sleep | sort)";
     let then = format!(
-        r#"{CRASH}; {LEAK} "$1" gc; echo status=$?; {left}; "$1" gc --dry-run --json; {left}; "$1" gc --force; {left}"#
+        r#"{CRASH_SCRIPT}; {LEAK_SCRIPT} "$1" gc; echo status=$?; {left}; "$1" gc --dry-run --json; {left}; "$1" gc --force; {left}"#
     );
-    let outcome =
-        once_ready(contained(&then, "env | grep ^RANKRUN_JOB= > $$TMPDIR/leaked; setsid --fork sleep 1111"));
-    outcome.exits(0).says("1 process ended\n").says("`rankrun gc --force` ends it too\n");
-    outcome.says("status=0\nstill: sleep 3333\n");
+    let outcome = continue_when_ready(start_in_container(
+        &then,
+        "env | grep ^RANKRUN_JOB= > $$TMPDIR/leaked; setsid --fork sleep 1111",
+    ));
     outcome
-        .says("\"command\": \"sleep 3333\"")
-        .says("\"evidence\": \"environment\"")
-        .says("\"fate\": \"listed\"");
-    outcome.says("]\n}\nstill: sleep 3333\n").says("  sleep 3333\n1 process ended\nstill:\n");
+        .expect_exit_code(0)
+        .expect_stdout("1 process ended\n")
+        .expect_stdout("`rankrun gc --force` ends it too\n");
+    outcome.expect_stdout("status=0\nstill: sleep 3333\n");
+    outcome
+        .expect_stdout("\"command\": \"sleep 3333\"")
+        .expect_stdout("\"evidence\": \"environment\"")
+        .expect_stdout("\"fate\": \"listed\"");
+    outcome
+        .expect_stdout("]\n}\nstill: sleep 3333\n")
+        .expect_stdout("  sleep 3333\n1 process ended\nstill:\n");
 }
 
 /// A descendant of a worker that has cleared its session, its group and its parent is known by its limit.
 #[test]
-fn descendant_without_session_and_parent_is_ended() {
-    if skipped() {
+fn daemonized_worker_descendant_is_ended() {
+    if should_skip() {
         return;
     }
-    let then = format!(r#"{CRASH}; "$1" gc --json; echo status=$? still: $(ps -o args= -C sleep)"#);
+    let then = format!(r#"{CRASH_SCRIPT}; "$1" gc --json; echo status=$? still: $(ps -o args= -C sleep)"#);
     let line = "setsid --fork setsid --fork sh -c 'cd /; exec sleep 1111'";
-    let outcome = once_ready(contained(&then, line));
-    outcome.says("\"evidence\": \"inherited\"").says("\"fate\": \"ended\"").says("status=0 still:\n");
+    let outcome = continue_when_ready(start_in_container(&then, line));
+    outcome
+        .expect_stdout("\"evidence\": \"inherited\"")
+        .expect_stdout("\"fate\": \"ended\"")
+        .expect_stdout("status=0 still:\n");
 }
 
 #[test]
-fn what_ignores_sigterm_is_killed() {
-    if skipped() {
+fn leftover_ignoring_sigterm_is_killed() {
+    if should_skip() {
         return;
     }
-    let then = format!("{CRASH}; \"$1\" gc --json; echo status=$? still: $(ps -o args= -C sleep)");
-    let outcome = once_ready(contained(&then, "trap '' TERM; setsid --fork sleep 1111"));
-    outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"killed\"").says("status=0 still:\n");
+    let then = format!("{CRASH_SCRIPT}; \"$1\" gc --json; echo status=$? still: $(ps -o args= -C sleep)");
+    let outcome = continue_when_ready(start_in_container(&then, "trap '' TERM; setsid --fork sleep 1111"));
+    outcome
+        .expect_stdout("\"command\": \"sleep 1111\"")
+        .expect_stdout("\"fate\": \"killed\"")
+        .expect_stdout("status=0 still:\n");
 }
 
 /// A stopped process cannot act on SIGTERM.
 #[test]
-fn who_is_stopped_ends_by_sigterm() {
-    if skipped() {
+fn stopped_leftover_is_ended_by_sigterm() {
+    if should_skip() {
         return;
     }
-    let then = format!("{CRASH}; \"$1\" gc --json");
+    let then = format!("{CRASH_SCRIPT}; \"$1\" gc --json");
     let line = "setsid --fork sleep 1111; until kill -STOP `ps -o pid= -C sleep`; do :; done";
-    let outcome = once_ready(contained(&then, line));
-    outcome.says("\"command\": \"sleep 1111\"").says("\"fate\": \"ended\"");
+    let outcome = continue_when_ready(start_in_container(&then, line));
+    outcome.expect_stdout("\"command\": \"sleep 1111\"").expect_stdout("\"fate\": \"ended\"");
 }
 
 /// torchrun is a script: gc knows it by its name alone, and a name protects no process.
 #[test]
-fn a_script_by_the_name_of_torchrun_is_no_launcher_of_ours() {
-    if skipped() {
+fn script_named_torchrun_is_not_a_rankrun_launcher() {
+    if should_skip() {
         return;
     }
     let scratch = Scratch::new();
@@ -127,25 +140,34 @@ fn a_script_by_the_name_of_torchrun_is_no_launcher_of_ours() {
          until ps -o args= -C sleep | grep -q 3333; do sleep 0.01; done; \
          \"$1\" gc --dry-run; kill -TERM $guard; wait $guard; echo status=$?"
     );
-    let outcome = once_ready(contained(&then, ":"));
-    outcome.says("sleep 3333").says("2 processes carry the mark").says("status=143\n");
+    let outcome = continue_when_ready(start_in_container(&then, ":"));
+    outcome
+        .expect_stdout("sleep 3333")
+        .expect_stdout("2 processes carry the mark")
+        .expect_stdout("status=143\n");
 }
 
 #[test]
-fn a_job_that_runs_is_not_touched() {
-    if skipped() {
+fn running_job_is_not_touched() {
+    if should_skip() {
         return;
     }
     let then = "\"$1\" gc; echo still: $(ps -o args= -C sleep | sort); kill -TERM $guard; wait $guard; echo status=$?";
-    let outcome = once_ready(contained(then, "setsid --fork sleep 1111"));
-    outcome.says("nothing is left of jobs").says("still: sleep 1111 sleep 2222\n").says("status=143\n");
+    let outcome = continue_when_ready(start_in_container(then, "setsid --fork sleep 1111"));
+    outcome
+        .expect_stdout("nothing is left of jobs")
+        .expect_stdout("still: sleep 1111 sleep 2222\n")
+        .expect_stdout("status=143\n");
 }
 
 #[test]
-fn an_unknown_word_is_refused() {
-    if !only_ours() {
+fn unknown_gc_option_is_usage_error() {
+    if !is_rankrun() {
         return;
     }
     let outcome = Launch::new(Name::Rankrun).args(["gc", "--all"]).run();
-    outcome.exits(2).complains("`rankrun gc` does not know `--all`").complains("`--dry-run` only lists it");
+    outcome
+        .expect_exit_code(2)
+        .expect_stderr("`rankrun gc` does not know `--all`")
+        .expect_stderr("`--dry-run` only lists it");
 }

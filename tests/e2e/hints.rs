@@ -4,10 +4,10 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 
-use harness::{Launch, Name, Outcome, Scratch, only_ours, python};
+use harness::{Launch, Name, Outcome, Scratch, is_rankrun, python};
 
 /// The hint of a job with workers that run this line of a shell.
-fn of_shell(line: &str) -> (Outcome, String) {
+fn run_shell_for_hint(line: &str) -> (Outcome, String) {
     let outcome = Launch::standalone(Name::Rankrun, 1).shell(line).run();
     let hint = hint_of(&outcome);
     (outcome, hint)
@@ -15,33 +15,33 @@ fn of_shell(line: &str) -> (Outcome, String) {
 
 #[track_caller]
 fn hint_of(outcome: &Outcome) -> String {
-    let text = outcome.err();
+    let text = outcome.stderr();
     let hints: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("hint: ")).collect();
     let [hint] = hints[..] else { panic!("not one hint\n{outcome}") };
     hint.to_owned()
 }
 
 #[test]
-fn command_that_a_shell_does_not_find_is_named_in_the_hint() {
-    let (outcome, hint) = of_shell("no-such-trainer --lr 1");
-    outcome.exits(127);
+fn shell_command_not_found_is_named_in_hint() {
+    let (outcome, hint) = run_shell_for_hint("no-such-trainer --lr 1");
+    outcome.expect_exit_code(127);
     assert!(hint.contains("a shell did not find the command `no-such-trainer`"), "{hint}");
 }
 
 #[test]
-fn exit_code_of_a_killed_command_is_a_guess_in_the_hint() {
-    let (outcome, hint) = of_shell("sh -c 'kill -9 $$$$'; exit $$?");
-    outcome.exits(137);
+fn exit_code_128_plus_signal_hint_names_signal() {
+    let (outcome, hint) = run_shell_for_hint("sh -c 'kill -9 $$$$'; exit $$?");
+    outcome.expect_exit_code(137);
     assert!(hint.contains("137 is 128 + 9 (SIGKILL): probably a command in it was killed"), "{hint}");
-    let (outcome, hint) = of_shell("exit 126");
-    outcome.exits(126);
+    let (outcome, hint) = run_shell_for_hint("exit 126");
+    outcome.expect_exit_code(126);
     assert!(hint.contains("exit code 126 is most often a shell's `permission denied`"), "{hint}");
 }
 
 #[test]
-fn crash_in_native_code_names_faulthandler_and_core_file() {
-    let (outcome, hint) = of_shell("kill -SEGV $$$$");
-    outcome.exits(139);
+fn native_crash_hint_names_faulthandler_and_core_file() {
+    let (outcome, hint) = run_shell_for_hint("kill -SEGV $$$$");
+    outcome.expect_exit_code(139);
     assert!(hint.contains("`PYTHONFAULTHANDLER=1`") && hint.contains("`ulimit -c unlimited`"), "{hint}");
     let launch = Launch::standalone(Name::Rankrun, 1).env("PYTHONFAULTHANDLER", "1");
     let hint = hint_of(&launch.shell("kill -SEGV $$$$").run());
@@ -52,15 +52,15 @@ fn crash_in_native_code_names_faulthandler_and_core_file() {
 }
 
 #[test]
-fn bus_error_names_shared_memory() {
-    let (outcome, hint) = of_shell("kill -BUS $$$$");
-    outcome.exits(135);
+fn bus_error_hint_names_shared_memory() {
+    let (outcome, hint) = run_shell_for_hint("kill -BUS $$$$");
+    outcome.expect_exit_code(135);
     assert!(hint.contains("most often full shared memory") && hint.contains("`--shm-size`"), "{hint}");
 }
 
 #[test]
-fn under_the_name_torchrun_the_hints_stay() {
-    if !only_ours() {
+fn hints_are_given_under_torchrun_name() {
+    if !is_rankrun() {
         return;
     }
     for (line, hint) in [
@@ -69,14 +69,14 @@ fn under_the_name_torchrun_the_hints_stay() {
         ("echo 'ValueError: Address already in use' >&2; exit 3", "run with `--tee 3 --log-dir DIR`"),
     ] {
         let outcome = Launch::standalone(Name::Torchrun, 1).shell(line).run();
-        outcome.exits(1);
+        outcome.expect_exit_code(1);
         let said = hint_of(&outcome);
         assert!(said.starts_with(hint), "{said}");
     }
 }
 
 /// An environment of the test's Python without any package but this one.
-fn environment(scratch: &Scratch, name: &str, package: &str) -> String {
+fn create_python_environment(scratch: &Scratch, name: &str, package: &str) -> String {
     let real = fs::canonicalize(python()).expect("the Python of the tests is there");
     let folder = real.parent().expect("it is in a folder").display().to_string();
     let _ = scratch.folder(&format!("{name}/bin"), 0o755);
@@ -91,28 +91,31 @@ fn environment(scratch: &Scratch, name: &str, package: &str) -> String {
 }
 
 #[test]
-fn missing_module_names_the_python_and_another_that_has_it() {
+fn missing_module_hint_names_interpreter_that_has_it() {
     let scratch = Scratch::new();
-    let (used, other) = (environment(&scratch, "used", "a"), environment(&scratch, "other", "model_kit"));
+    let (used, other) = (
+        create_python_environment(&scratch, "used", "a"),
+        create_python_environment(&scratch, "other", "model_kit"),
+    );
     let script = scratch.file("train.py", "import model_kit\n", 0o644);
     let launch = || {
         let path = format!("{}:/usr/bin:/bin", scratch.at("used/bin"));
         Launch::standalone(Name::Rankrun, 1).env("PATH", path).args([&script])
     };
     let outcome = launch().env("CONDA_PREFIX", scratch.at("other")).run();
-    outcome.exits(1).complains("ModuleNotFoundError");
+    outcome.expect_exit_code(1).expect_stderr("ModuleNotFoundError");
     let hint = hint_of(&outcome);
     assert!(hint.starts_with(&format!("`{used}` has no module `model_kit`, but `{other}` has it")), "{hint}");
     // The advice works.
     assert!(hint.contains(&format!("set `PYTHON_EXEC={other}`")), "{hint}");
-    launch().env("PYTHON_EXEC", &other).run().exits(0).says("imported\n");
+    launch().env("PYTHON_EXEC", &other).run().expect_exit_code(0).expect_stdout("imported\n");
     // No interpreter has the module.
     let hint = hint_of(&launch().run());
     assert!(hint.contains(&format!("`{used} -m pip install model_kit`")), "{hint}");
 }
 
 #[test]
-fn module_of_the_working_folder_names_pythonpath() {
+fn module_in_working_folder_hint_names_pythonpath() {
     let scratch = Scratch::new();
     let _ = scratch.folder("scripts", 0o755);
     let _ = scratch.file("scripts/train.py", "import helpers\n", 0o644);
@@ -126,11 +129,11 @@ fn module_of_the_working_folder_names_pythonpath() {
         hint.contains("`helpers.py` is in the working folder") && hint.contains("`PYTHONPATH=.`"),
         "{hint}"
     );
-    launch().env("PYTHONPATH", ".").run().exits(0).says("imported\n");
+    launch().env("PYTHONPATH", ".").run().expect_exit_code(0).expect_stdout("imported\n");
 }
 
 #[test]
-fn port_in_use_names_the_program_that_listens() {
+fn port_in_use_hint_names_listening_process() {
     let scratch = Scratch::new();
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = socket.local_addr().expect("it has an address").port();
@@ -145,7 +148,7 @@ fn port_in_use_names_the_program_that_listens() {
 }
 
 #[test]
-fn error_file_and_redirected_output_give_the_same_hint() {
+fn missing_module_hint_reads_error_file_and_redirected_output() {
     let scratch = Scratch::new();
     let error = "ModuleNotFoundError: No module named 'model_kit'";
     let quoted = error.replace('\'', r"\u0027");
@@ -162,8 +165,8 @@ fn error_file_and_redirected_output_give_the_same_hint() {
 }
 
 #[test]
-fn hint_of_the_worker_itself_is_not_followed_by_another() {
+fn worker_printed_hint_suppresses_launcher_hint() {
     let line = "echo 'error: port 5: Address already in use' >&2; echo 'hint: take another port' >&2; exit 1";
     let outcome = Launch::standalone(Name::Rankrun, 1).shell(line).run();
-    outcome.exits(1).never_says("ss -ltnp");
+    outcome.expect_exit_code(1).expect_absent("ss -ltnp");
 }

@@ -10,7 +10,7 @@ use std::thread;
 use environment::Environment;
 
 /// The ways to call torchrun: plain, as Python's script, and as its module with options of the interpreter.
-fn calls(environment: &Environment) -> [String; 6] {
+fn torchrun_command_lines(environment: &Environment) -> [String; 6] {
     let torchrun = environment.bin("torchrun").display().to_string();
     [
         "torchrun".to_owned(),
@@ -24,8 +24,8 @@ fn calls(environment: &Environment) -> [String; 6] {
 
 /// Fails unless every call starts our workers, and these run under the environment's Python.
 #[track_caller]
-fn every_call_is_ours(environment: &Environment) {
-    for call in calls(environment) {
+fn assert_calls_run_rankrun(environment: &Environment) {
+    for call in torchrun_command_lines(environment) {
         let out = environment.out(&format!("{call} --nproc-per-node 1 worker.py 'a  b' '' é"));
         let python = environment.bin("python");
         assert_eq!(out, format!("worker of rankrun: {} ['a  b', '', 'é'] []\n", python.display()), "{call}");
@@ -34,8 +34,8 @@ fn every_call_is_ours(environment: &Environment) {
 
 /// Fails unless every call starts torch's own torchrun.
 #[track_caller]
-fn every_call_is_torchs(environment: &Environment, switch: &str) {
-    for call in calls(environment) {
+fn assert_calls_run_torch(environment: &Environment, switch: &str) {
+    for call in torchrun_command_lines(environment) {
         let out = environment.out(&format!("{switch} {call} --nproc-per-node 1 worker.py 'a  b'"));
         let name = if call.contains("distributed.run") { "run.py" } else { "torchrun" };
         assert_eq!(
@@ -47,14 +47,14 @@ fn every_call_is_torchs(environment: &Environment, switch: &str) {
 }
 
 #[test]
-fn with_the_shim_every_call_is_ours_and_without_it_torchs() {
+fn shim_on_runs_rankrun_and_shim_off_restores_torchrun() {
     let environment = Environment::with_fake_torch();
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
     let before = environment.files();
     let out = environment.out("rankrun shim on");
     assert!(out.contains(&format!("the shim is on in `{}`", environment.prefix())), "{out}");
-    every_call_is_ours(&environment);
-    every_call_is_torchs(&environment, "RANKRUN_SHIM=off");
+    assert_calls_run_rankrun(&environment);
+    assert_calls_run_torch(&environment, "RANKRUN_SHIM=off");
     let status = environment.out("rankrun shim status --json");
     assert!(status.contains(r#""shim":"on""#) && !status.contains(r#""runs":"torch""#), "{status}");
     let out = environment.out("rankrun shim on");
@@ -62,13 +62,13 @@ fn with_the_shim_every_call_is_ours_and_without_it_torchs() {
     environment.out("rankrun shim off");
     // The very files, and no other.
     assert_eq!(environment.files(), before);
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
     let out = environment.out("rankrun shim off");
     assert!(out.contains("already off"), "{out}");
 }
 
 #[test]
-fn a_python_that_was_not_started_as_torchrun_is_left_alone() {
+fn shim_leaves_other_python_programs_alone() {
     let environment = Environment::with_fake_torch();
     environment.out("rankrun shim on");
     let _ = environment.file("look.py", "import sys; print('_rankrun_shim' in sys.modules, sys.argv)", 0o644);
@@ -95,39 +95,39 @@ fn a_python_that_was_not_started_as_torchrun_is_left_alone() {
 }
 
 #[test]
-fn a_reinstalled_torchrun_stays_ours_and_is_what_off_brings_back() {
+fn torchrun_reinstalled_under_shim_is_restored_by_shim_off() {
     let environment = Environment::with_fake_torch();
     environment.out("rankrun shim on");
     environment.install_torchrun(" again");
-    every_call_is_ours(&environment);
-    every_call_is_torchs(&environment, "RANKRUN_SHIM=off");
+    assert_calls_run_rankrun(&environment);
+    assert_calls_run_torch(&environment, "RANKRUN_SHIM=off");
     let status = environment.out("rankrun shim status");
     assert!(status.contains("partly on") && status.contains("reinstallation"), "{status}");
     environment.out("rankrun shim on");
     let status = environment.out("rankrun shim status");
     assert!(status.contains("shim         on\n") && !status.contains("note:"), "{status}");
-    every_call_is_ours(&environment);
+    assert_calls_run_rankrun(&environment);
     environment.out("rankrun shim off");
     let script = fs::read_to_string(environment.bin("torchrun")).expect("it is there");
     assert!(script.contains("utf-8 -*- again\n"), "{script}");
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
 }
 
 #[test]
-fn without_the_program_every_call_is_torchs_again() {
+fn missing_rankrun_program_falls_back_to_torch() {
     let environment = Environment::with_fake_torch();
     environment.out("rankrun shim on");
     fs::remove_file(environment.bin("rankrun")).expect("it is there");
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
     environment.install_torchrun("");
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
     // It comes back, as with an upgrade.
     environment.install_rankrun();
-    every_call_is_ours(&environment);
+    assert_calls_run_rankrun(&environment);
 }
 
 #[test]
-fn what_we_cannot_do_yet_names_the_way_out() {
+fn unsupported_option_under_shim_names_shim_off_variable() {
     let environment = Environment::with_fake_torch();
     environment.out("rankrun shim on");
     for call in ["torchrun", "python -m torch.distributed.run"] {
@@ -141,37 +141,49 @@ fn what_we_cannot_do_yet_names_the_way_out() {
 
 /// Fails unless the shim refuses with these words and leaves everything as it was.
 #[track_caller]
-fn is_refused(environment: &Environment, line: &str, words: &[&str]) {
+fn assert_shim_refused(environment: &Environment, line: &str, messages: &[&str]) {
     let before = environment.files();
     let said = environment.run(line);
     assert_eq!(said.code, Some(1), "{said:#?}");
-    for word in words {
+    for word in messages {
         assert!(said.err.contains(word), "no `{word}` in {said:#?}");
     }
     assert_eq!(environment.files(), before);
 }
 
 #[test]
-fn what_cannot_be_replaced_is_refused() {
+fn shim_on_without_replaceable_torchrun_is_refused() {
     let environment = Environment::with_fake_torch();
     let _ = environment.file("env/bin/torchrun", "#!/bin/sh\nexec srun torchrun\n", 0o755);
-    is_refused(&environment, "rankrun shim on", &["bin/torchrun` is not the script", "hint: move it away"]);
+    assert_shim_refused(
+        &environment,
+        "rankrun shim on",
+        &["bin/torchrun` is not the script", "hint: move it away"],
+    );
     let status = environment.out("rankrun shim status");
     assert!(status.contains("another program"), "{status}");
     fs::remove_file(environment.bin("torchrun")).expect("it is there");
     fs::rename(environment.packages().join("torch"), environment.packages().join("no_torch"))
         .expect("it is there");
-    is_refused(&environment, "rankrun shim on", &["has no PyTorch", "hint: install PyTorch"]);
-    is_refused(&environment, "rankrun shim on --python /gone/python", &["`/gone/python` does not exist"]);
-    is_refused(&environment, "rankrun shim on --python /bin/false", &["does not say where its packages are"]);
+    assert_shim_refused(&environment, "rankrun shim on", &["has no PyTorch", "hint: install PyTorch"]);
+    assert_shim_refused(
+        &environment,
+        "rankrun shim on --python /gone/python",
+        &["`/gone/python` does not exist"],
+    );
+    assert_shim_refused(
+        &environment,
+        "rankrun shim on --python /bin/false",
+        &["does not say where its packages are"],
+    );
     let line = "cp -L env/bin/rankrun . && env -u VIRTUAL_ENV ./rankrun shim on";
-    is_refused(&environment, line, &["no Python environment is found", "--python"]);
+    assert_shim_refused(&environment, line, &["no Python environment is found", "--python"]);
     assert_eq!(environment.run("rankrun shim").code, Some(2));
     assert_eq!(environment.run("rankrun shim of").code, Some(2));
 }
 
 #[test]
-fn an_environment_that_may_not_be_written_stays_as_it_is() {
+fn shim_in_readonly_environment_changes_nothing() {
     let environment = Environment::with_fake_torch();
     // Root may write everywhere, unless this right is taken away.
     let root = "$([ $(id -u) != 0 ] || echo setpriv --bounding-set=-dac_override)";
@@ -182,20 +194,28 @@ fn an_environment_that_may_not_be_written_stays_as_it_is() {
     for folder in [&packages, &bin] {
         closed(folder, 0o555);
         let line = format!("{root} rankrun shim on");
-        is_refused(&environment, &line, &["nothing was changed", "Permission denied", "hint:", "--python"]);
+        assert_shim_refused(
+            &environment,
+            &line,
+            &["nothing was changed", "Permission denied", "hint:", "--python"],
+        );
         closed(folder, 0o755);
     }
     environment.out("rankrun shim on");
     for folder in [&packages, &bin] {
         closed(folder, 0o555);
-        is_refused(&environment, &format!("{root} rankrun shim off"), &["nothing was changed", "hint:"]);
+        assert_shim_refused(
+            &environment,
+            &format!("{root} rankrun shim off"),
+            &["nothing was changed", "hint:"],
+        );
         closed(folder, 0o755);
     }
-    every_call_is_ours(&environment);
+    assert_calls_run_rankrun(&environment);
 }
 
 #[test]
-fn many_at_once_keep_the_original() {
+fn concurrent_shim_on_keeps_original_torchrun() {
     let environment = Environment::with_fake_torch();
     let original = fs::read(environment.bin("torchrun")).expect("it is there");
     thread::scope(|scope| {
@@ -203,13 +223,13 @@ fn many_at_once_keep_the_original() {
             scope.spawn(|| environment.out("rankrun shim on"));
         }
     });
-    every_call_is_ours(&environment);
+    assert_calls_run_rankrun(&environment);
     environment.out("rankrun shim off");
     assert_eq!(fs::read(environment.bin("torchrun")).expect("it is there"), original);
 }
 
 #[test]
-fn only_the_first_word_is_the_verb() {
+fn shim_is_a_subcommand_only_as_first_argument() {
     let environment = Environment::with_fake_torch();
     let _ = environment.file("shim", "#!/bin/sh\necho the script \"$@\"\n", 0o755);
     assert_eq!(environment.out("rankrun ./shim on"), "the script on\n");
@@ -231,7 +251,7 @@ dist.destroy_process_group()
 
 /// Fails unless both workers of the job met, started by this launcher.
 #[track_caller]
-fn trains(environment: &Environment, call: &str, launcher: &str) {
+fn assert_trains_with(environment: &Environment, call: &str, launcher: &str) {
     let out = environment.out(&format!("{call} --nproc-per-node 2 train.py"));
     for rank in 0..2 {
         assert!(out.contains(&format!("rank {rank} of {launcher}: 2")), "{call}: {out}");
@@ -255,7 +275,7 @@ fn install_wheel(environment: &Environment, wheel: &Path) {
 }
 
 #[test]
-fn pytorch_trains_under_the_shim_of_the_installed_wheel() {
+fn pytorch_job_trains_with_shim_from_installed_wheel() {
     let wheel = harness::wheel();
     let environment = Environment::with_torch(if wheel.is_some() { &[] } else { &["--without-pip"] });
     match &wheel {
@@ -265,20 +285,20 @@ fn pytorch_trains_under_the_shim_of_the_installed_wheel() {
     let _ = environment.file("train.py", TRAIN, 0o644);
     environment.out("rankrun shim on");
     for call in ["torchrun", "python $(which torchrun)", "python -m torch.distributed.run"] {
-        trains(&environment, call, "rankrun");
+        assert_trains_with(&environment, call, "rankrun");
     }
     match &wheel {
         // Without `off` before.
         Some(_) => environment.out("python -m pip uninstall --quiet --yes rankrun"),
         None => environment.out("rankrun shim off"),
     };
-    trains(&environment, "torchrun --standalone", "torch");
+    assert_trains_with(&environment, "torchrun --standalone", "torch");
 }
 
 /// As `rankrun shim on` leaves them when it is killed: before a rename, between two renames, and before it has cleared away.
 #[test]
-fn files_of_an_interrupted_shim_are_put_back_or_removed_by_gc() {
-    if !harness::namespaces() {
+fn interrupted_shim_files_are_restored_or_removed_by_gc() {
+    if !harness::can_use_namespaces() {
         return;
     }
     let environment = Environment::with_fake_torch();
@@ -307,5 +327,5 @@ fn files_of_an_interrupted_shim_are_put_back_or_removed_by_gc() {
     let out = gc("");
     assert!(out.contains("0 paths removed, 1 put back\n"), "{out}");
     assert_eq!(environment.files(), before);
-    every_call_is_torchs(&environment, "");
+    assert_calls_run_torch(&environment, "");
 }

@@ -3,7 +3,7 @@
 use std::thread::yield_now;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_asleep, is_stopped, only_ours};
+use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_asleep, is_rankrun, is_stopped};
 use nix::sys::signal::Signal;
 
 const CTRL_Z: &str = "\u{1a}";
@@ -29,7 +29,7 @@ impl Shell {
         let rc = "mapfile -t words < \"$HOME/words\"; unset HISTFILE; PS1='ready> '\n";
         std::fs::write(home.join("rc"), rc).expect("the folder is the test's own");
         let job = launch.start();
-        job.text("ready>");
+        job.wait_for_text("ready>");
         Self { job }
     }
 
@@ -41,7 +41,7 @@ impl Shell {
     #[track_caller]
     fn runs(mut self, workers: usize) -> Self {
         self.types("\"${words[@]}\"");
-        self.job.lines("alive rank=", workers);
+        self.job.wait_for_lines("alive rank=", workers);
         self
     }
 
@@ -65,7 +65,7 @@ impl Shell {
     #[track_caller]
     fn stops(&mut self, times: usize) -> Vec<Process> {
         self.job.type_text(CTRL_Z);
-        self.job.lines(STOPPED, times);
+        self.job.wait_for_lines(STOPPED, times);
         let all = self.all_but_the_agent();
         // A process that is told to stop needs a moment on a processor for it.
         self.until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)));
@@ -89,15 +89,15 @@ impl Shell {
 
     #[track_caller]
     fn ends(mut self, status: i32) {
-        self.job.line(&format!("status={status}"));
+        self.job.wait_for_line(&format!("status={status}"));
         self.job.type_text("exit 0\n");
-        self.job.wait().exits(0);
+        self.job.wait().expect_exit_code(0);
     }
 }
 
 #[test]
 fn ctrl_z_stops_everybody_and_fg_continues() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -113,16 +113,16 @@ fn ctrl_z_stops_everybody_and_fg_continues() {
         shell.types("bg");
         shell.goes_on();
         gate.open(2);
-        shell.job.lines("over", 2);
+        shell.job.wait_for_lines("over", 2);
         shell.types("wait %1; echo end=$?");
-        shell.job.line("end=0");
+        shell.job.wait_for_line("end=0");
         shell.ends(0);
     }
 }
 
 #[test]
 fn a_stopped_job_ends_by_a_signal_and_whoever_left_the_group_too() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for (name, signal, status) in
@@ -135,17 +135,17 @@ fn a_stopped_job_ends_by_a_signal_and_whoever_left_the_group_too() {
         assert_eq!(all.len(), 7, "{}", shell.job);
         // The shell's own `kill` continues a stopped job after the signal.
         shell.types(&format!("kill -{signal} %1"));
-        shell.job.lines(&format!("got SIG{signal} rank="), 2);
-        shell.job.outlived_by_none(&all, PROMPT);
+        shell.job.wait_for_lines(&format!("got SIG{signal} rank="), 2);
+        shell.job.expect_processes_gone(&all, PROMPT);
         shell.types("wait %1; echo end=$?");
-        shell.job.line(&format!("end={status}"));
+        shell.job.wait_for_line(&format!("end={status}"));
         shell.ends(0);
     }
 }
 
 #[test]
 fn a_shell_that_leaves_takes_its_stopped_job_with_it() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let steps = ["catch", "helper=daemon", "alive", "forever"];
@@ -154,13 +154,13 @@ fn a_shell_that_leaves_takes_its_stopped_job_with_it() {
     let all = shell.stops(1);
     // The first one only warns.
     shell.job.type_text("exit\nexit\n");
-    shell.job.outlived_by_none(&all, PROMPT);
+    shell.job.expect_processes_gone(&all, PROMPT);
     let _ = shell.job.wait();
 }
 
 #[test]
 fn killed_while_stopped_nobody_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for victim in [Shell::guard, Shell::agent] {
@@ -169,7 +169,7 @@ fn killed_while_stopped_nobody_is_left() {
         let mut all = shell.stops(1);
         all.extend(Process::open(shell.agent()));
         shell.job.signal_to(victim(&shell), Signal::SIGKILL);
-        shell.job.outlived_by_none(&all, PROMPT);
+        shell.job.expect_processes_gone(&all, PROMPT);
         shell.job.type_text("exit\nexit\n");
         let _ = shell.job.wait();
     }
@@ -177,7 +177,7 @@ fn killed_while_stopped_nobody_is_left() {
 
 #[test]
 fn a_signal_to_the_agent_ends_a_stopped_job() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     // As from a service manager that signals all processes of a control group.
@@ -185,17 +185,17 @@ fn a_signal_to_the_agent_ends_a_stopped_job() {
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
     let all = shell.stops(1);
     shell.job.signal_to(shell.agent(), Signal::SIGTERM);
-    shell.job.lines("got SIGTERM rank=", 2);
-    shell.job.outlived_by_none(&all, PROMPT);
+    shell.job.wait_for_lines("got SIGTERM rank=", 2);
+    shell.job.expect_processes_gone(&all, PROMPT);
     shell.types("wait %1; echo end=$?");
-    shell.job.line("end=143");
+    shell.job.wait_for_line("end=143");
     shell.ends(0);
 }
 
 /// An agent that answers late, because it was frozen itself, undoes no Ctrl-Z.
 #[test]
 fn a_late_answer_of_the_agent_continues_nobody() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let steps = ["catch", "alive", "signal", "exit=0"];
@@ -204,7 +204,7 @@ fn a_late_answer_of_the_agent_continues_nobody() {
     shell.job.signal_to(agent, Signal::SIGSTOP);
     shell.until("the agent is frozen", || is_stopped(agent));
     shell.job.type_text(CTRL_Z);
-    shell.job.line(STOPPED);
+    shell.job.wait_for_line(STOPPED);
     shell.job.signal_to(agent, Signal::SIGCONT);
     let all = shell.all_but_the_agent();
     // It waits once it has answered.
@@ -219,7 +219,7 @@ fn a_late_answer_of_the_agent_continues_nobody() {
 /// The shell keeps the launcher stopped, and the time limit ends the job all the same.
 #[test]
 fn the_time_limit_ends_a_stopped_job() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for (name, status) in [(Name::Rankrun, 124), (Name::Torchrun, 1)] {
@@ -227,24 +227,24 @@ fn the_time_limit_ends_a_stopped_job() {
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
         let mut shell = Shell::of(launch.worker(steps)).runs(6);
         let all = shell.stops(1);
-        shell.job.lines("got SIGTERM rank=", 2);
-        shell.job.outlived_by_none(&all, PROMPT);
+        shell.job.wait_for_lines("got SIGTERM rank=", 2);
+        shell.job.expect_processes_gone(&all, PROMPT);
         shell.types("wait %1; echo end=$?");
-        shell.job.line(&format!("end={status}"));
+        shell.job.wait_for_line(&format!("end={status}"));
         shell.ends(0);
     }
 }
 
 #[test]
 fn a_stop_that_is_under_way_is_stopped_and_goes_on() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let steps = ["catch", "alive", "signal", &gate.step(), "exit=0"];
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
     shell.job.type_text("\u{3}");
-    shell.job.lines("got SIGINT rank=", 2);
+    shell.job.wait_for_lines("got SIGINT rank=", 2);
     shell.stops(1);
     shell.types("fg");
     gate.open(2);
@@ -253,14 +253,14 @@ fn a_stop_that_is_under_way_is_stopped_and_goes_on() {
 
 #[test]
 fn the_wait_for_leftovers_can_be_stopped() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let line =
         format!("setsid --fork sh -c 'read x < {}; echo uploaded'; echo alive rank=0", gate.path().display());
     let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).shell(&line)).runs(1);
-    shell.job.line("for what they left behind");
+    shell.job.wait_for_line("for what they left behind");
     assert!(shell.stops(1).len() >= 2, "{}", shell.job);
     shell.types("fg");
     shell.goes_on();
@@ -272,16 +272,16 @@ fn the_wait_for_leftovers_can_be_stopped() {
 
 #[test]
 fn what_was_ignored_at_the_start_stays_ignored() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1).worker(["alive", &gate.step(), "exit=0"]);
     let mut shell = Shell::of(launch);
     shell.types("(trap '' TSTP; exec \"${words[@]}\")");
-    shell.job.line("alive rank=0");
+    shell.job.wait_for_line("alive rank=0");
     shell.job.type_text(CTRL_Z);
-    shell.job.text("^Z");
+    shell.job.wait_for_text("^Z");
     gate.open(1);
     shell.ends(0);
 }
@@ -289,7 +289,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
 /// Another process of the pipeline reads the terminal from the background: the whole process group gets SIGTTIN.
 #[test]
 fn a_pipeline_in_the_background_is_stopped_as_one() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -298,7 +298,7 @@ fn a_pipeline_in_the_background_is_stopped_as_one() {
     let mut shell = Shell::of(launch);
     let reads = format!("{{ head -c 1 {} > /dev/null; read x < /dev/tty; cat; }}", reader.path().display());
     shell.job.type_text(&format!("\"${{words[@]}}\" | {reads} &\n"));
-    shell.job.line("alive rank=0");
+    shell.job.wait_for_line("alive rank=0");
     reader.open(1);
     let stopped = || {
         let all = shell.job.processes();
@@ -318,31 +318,31 @@ fn a_pipeline_in_the_background_is_stopped_as_one() {
 
 #[test]
 fn a_worker_that_is_stopped_gets_to_see_the_signal() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
         let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
-        for line in job.lines("alive rank=", 2) {
+        for line in job.wait_for_lines("alive rank=", 2) {
             let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
             job.signal_to(pid, Signal::SIGSTOP);
         }
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
-        outcome.exits(name.code(143));
+        outcome.expect_exit_code(name.code(143));
         assert_eq!(outcome.lines_with("got SIGTERM rank=").len(), 2, "{outcome}");
     }
 }
 
 #[test]
 fn a_worker_that_was_stopped_for_a_while_goes_on() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let launch = Launch::standalone(Name::Rankrun, 1).stdin_open();
     let mut job = launch.worker(["alive", "read", "exit=0"]).start();
-    let line = job.line("alive rank=0");
+    let line = job.wait_for_line("alive rank=0");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
     job.signal_to(pid, Signal::SIGSTOP);
     while !is_stopped(pid) {
@@ -350,5 +350,5 @@ fn a_worker_that_was_stopped_for_a_while_goes_on() {
     }
     job.type_text("\n");
     job.signal_to(pid, Signal::SIGCONT);
-    job.wait().exits(0);
+    job.wait().expect_exit_code(0);
 }

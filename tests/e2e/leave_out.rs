@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{Gate, Job, Launch, Name, Outcome, Scratch, example, field, only_ours};
+use harness::{Gate, Job, Launch, Name, Outcome, Scratch, example, field, is_rankrun};
 use nix::sys::signal::Signal;
 
 /// A job of two that leaves out local rank 1.
@@ -19,7 +19,7 @@ fn two(name: Name) -> Launch {
 /// The script that was named last, of so many.
 #[track_caller]
 fn script(job: &Job, count: usize) -> String {
-    let line = job.lines("  sh /", count).pop().expect("there is one");
+    let line = job.wait_for_lines("  sh /", count).pop().expect("there is one");
     line.trim_start().strip_prefix("sh ").expect("a command").to_owned()
 }
 
@@ -32,22 +32,25 @@ fn by_hand(script: &str, words: &str) -> Launch {
 /// The variable as the rank printed it.
 fn variable(outcome: &Outcome, rank: u32, name: &str) -> Option<String> {
     let prefix = format!("env{rank} {name}=");
-    outcome.out_lines().iter().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
+    outcome.stdout_lines().iter().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
 }
 
 #[test]
 fn the_job_succeeds_when_all_have() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in [Name::Rankrun, Name::Torchrun] {
         let job = two(name).worker(["env", "alive"]).start();
-        job.line("alive rank=0");
+        job.wait_for_line("alive rank=0");
         let path = script(&job, 1);
         let hand = by_hand(&path, "").run();
-        hand.exits(0).says("alive rank=1");
+        hand.expect_exit_code(0).expect_stdout("alive rank=1");
         let outcome = job.wait();
-        outcome.exits(0).complains("local rank 1 was started by hand (pid ").never_says("alive rank=1");
+        outcome
+            .expect_exit_code(0)
+            .expect_stderr("local rank 1 was started by hand (pid ")
+            .expect_absent("alive rank=1");
         for shared in ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "RANKRUN_JOB", "WORLD_SIZE"] {
             let of_other = variable(&outcome, 0, shared);
             assert!(of_other.is_some(), "{shared}\n{outcome}");
@@ -64,8 +67,8 @@ fn it_trains_with_the_others() {
     let program = example("data_parallel").into_os_string();
     let job = Launch::standalone(Name::Rankrun, 2).args(["--leave-out", "1"]).args([program]).start();
     let hand = by_hand(&script(&job, 1), "").run();
-    hand.exits(0).says("rank 1");
-    job.wait().exits(0);
+    hand.expect_exit_code(0).expect_stdout("rank 1");
+    job.wait().expect_exit_code(0);
 }
 
 #[test]
@@ -73,9 +76,9 @@ fn how_it_ends_is_how_a_worker_ends() {
     for (step, status) in [("exit=7", 7), ("die=SIGUSR1", 128 + 10)] {
         let launch = two(Name::Rankrun).args(["--grace", "3600"]);
         let job = launch.worker(["rank0:forever", &format!("rank1:{step}")]).start();
-        by_hand(&script(&job, 1), "").run().exits(status);
+        by_hand(&script(&job, 1), "").run().expect_exit_code(status);
         let outcome = job.wait();
-        outcome.exits(status).complains("rank 1 failed first");
+        outcome.expect_exit_code(status).expect_stderr("rank 1 failed first");
     }
 }
 
@@ -83,22 +86,22 @@ fn how_it_ends_is_how_a_worker_ends() {
 fn its_error_file_is_read() {
     let report = r#"error-file={"message": "of the hand", "timestamp": "1"}"#;
     let job = two(Name::Rankrun).worker(["rank0:forever", report, "exit=1"]).start();
-    by_hand(&script(&job, 1), "").run().exits(1);
-    job.wait().exits(1).complains("of the hand");
+    by_hand(&script(&job, 1), "").run().expect_exit_code(1);
+    job.wait().expect_exit_code(1).expect_stderr("of the hand");
 }
 
 #[test]
 fn nothing_is_lost_when_its_wrapper_is_killed() {
     let job = two(Name::Rankrun).worker(["catch", "alive", "forever"]).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    let line = hand.line("alive rank=1");
-    job.line("started by hand");
+    let line = hand.wait_for_line("alive rank=1");
+    job.wait_for_line("started by hand");
     hand.signal(Signal::SIGKILL);
     let outcome = job.wait();
     // The other one hears nothing but SIGKILL.
-    outcome.exits(137).complains("rank 1 failed first");
-    assert!(outcome.err().contains(field(&line, "pid").expect("a pid")), "{outcome}");
-    hand.wait().dies_of(Signal::SIGKILL);
+    outcome.expect_exit_code(137).expect_stderr("rank 1 failed first");
+    assert!(outcome.stderr().contains(field(&line, "pid").expect("a pid")), "{outcome}");
+    hand.wait().expect_signal(Signal::SIGKILL);
 }
 
 #[test]
@@ -114,14 +117,14 @@ fn the_end_of_the_others_is_told_and_kills_nothing() {
     ];
     let job = two(Name::Rankrun).args(["--grace", "0"]).worker(steps).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    hand.line("alive rank=1");
-    job.line("started by hand");
+    hand.wait_for_line("alive rank=1");
+    job.wait_for_line("started by hand");
     fails.open(1);
-    hand.line("rankrun: local rank 0 failed: exit code 5");
+    hand.wait_for_line("rankrun: local rank 0 failed: exit code 5");
     // Only then, so that nothing of the job is left when the launcher has ended.
     goes_on.open(1);
-    hand.wait().exits(0).says("went on").never_says("the launcher is gone");
-    job.wait().exits(5).complains("rank 0 failed first");
+    hand.wait().expect_exit_code(0).expect_stdout("went on").expect_absent("the launcher is gone");
+    job.wait().expect_exit_code(5).expect_stderr("rank 0 failed first");
 }
 
 #[test]
@@ -130,13 +133,13 @@ fn a_signal_to_the_launcher_is_told_too() {
     let job =
         two(Name::Rankrun).args(["--grace", "3600"]).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    hand.line("alive rank=1");
-    job.line("started by hand");
+    hand.wait_for_line("alive rank=1");
+    job.wait_for_line("started by hand");
     job.signal(Signal::SIGTERM);
-    hand.line("it was told to stop");
+    hand.wait_for_line("it was told to stop");
     gate.open(1);
-    hand.wait().exits(0);
-    job.wait().exits(143);
+    hand.wait().expect_exit_code(0);
+    job.wait().expect_exit_code(143);
 }
 
 #[test]
@@ -144,10 +147,10 @@ fn a_launcher_that_is_gone_is_told_too() {
     let gate = Gate::closed();
     let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    let line = hand.line("alive rank=1");
-    job.line("started by hand");
+    let line = hand.wait_for_line("alive rank=1");
+    job.wait_for_line("started by hand");
     job.signal(Signal::SIGKILL);
-    hand.line("the launcher is gone");
+    hand.wait_for_line("the launcher is gone");
     // By that name `rankrun gc` knows that no launcher stands above the worker.
     let pid = field(&line, "pid").expect("a pid");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the worker lives");
@@ -155,22 +158,22 @@ fn a_launcher_that_is_gone_is_told_too() {
     let name = std::fs::read_to_string(format!("/proc/{wrapper}/comm")).expect("the wrapper lives");
     assert_eq!(name, "rankrun-alone\n");
     gate.open(1);
-    hand.wait().exits(0);
-    job.wait().dies_of(Signal::SIGKILL);
+    hand.wait().expect_exit_code(0);
+    job.wait().expect_signal(Signal::SIGKILL);
 }
 
 #[test]
 fn it_is_waited_for_until_somebody_stops_the_job() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in [Name::Rankrun, Name::Torchrun] {
         // Of the others none is left, and no limit of ours is on it.
         let job = two(name).args(["--shutdown-timeout", "0"]).worker(["alive", "rank1:forever"]).start();
         let path = script(&job, 1);
-        job.line("alive rank=0");
+        job.wait_for_line("alive rank=0");
         job.signal(Signal::SIGINT);
-        job.wait().exits(name.code(130));
+        job.wait().expect_exit_code(name.code(130));
         assert!(!Path::new(&path).exists(), "the script is left");
     }
 }
@@ -183,12 +186,16 @@ fn each_life_has_a_script_of_its_own() {
     let first = script(&job, 1);
     let kept = scratch.at("kept");
     fs::copy(&first, &kept).expect("the script can be read");
-    by_hand(&first, "").run().exits(3).says("alive rank=1 life=0");
+    by_hand(&first, "").run().expect_exit_code(3).expect_stdout("alive rank=1 life=0");
     let second = script(&job, 2);
     assert!(second.contains("/attempt_1/"), "{second}");
-    by_hand(&kept, "").run().exits(1).complains("no launcher waits for this worker").never_says("alive");
-    by_hand(&second, "").run().exits(0).says("alive rank=1 life=1");
-    job.wait().exits(0).complains("starting all workers again (restart 1 of 1)");
+    by_hand(&kept, "")
+        .run()
+        .expect_exit_code(1)
+        .expect_stderr("no launcher waits for this worker")
+        .expect_absent("alive");
+    by_hand(&second, "").run().expect_exit_code(0).expect_stdout("alive rank=1 life=1");
+    job.wait().expect_exit_code(0).expect_stderr("starting all workers again (restart 1 of 1)");
 }
 
 #[test]
@@ -197,22 +204,28 @@ fn one_person_at_a_time() {
     let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step(), "exit=2"]).start();
     let path = script(&job, 1);
     let hand = by_hand(&path, "").start();
-    let pid = field(&hand.line("alive rank=1"), "pid").expect("a pid").to_owned();
+    let pid = field(&hand.wait_for_line("alive rank=1"), "pid").expect("a pid").to_owned();
     let refused = by_hand(&path, "").run();
-    refused.exits(1).complains(&format!("this worker runs already, as pid {pid}")).never_says("alive");
+    refused
+        .expect_exit_code(1)
+        .expect_stderr(&format!("this worker runs already, as pid {pid}"))
+        .expect_absent("alive");
     gate.open(1);
-    hand.wait().exits(2);
-    job.wait().exits(2);
+    hand.wait().expect_exit_code(2);
+    job.wait().expect_exit_code(2);
 }
 
 #[test]
 fn a_command_that_cannot_be_started_costs_nothing() {
     let job = two(Name::Rankrun).worker(["alive"]).start();
     let path = script(&job, 1);
-    by_hand(&path, "/no/such/debugger").run().exits(1).complains("cannot start `/no/such/debugger`");
+    by_hand(&path, "/no/such/debugger")
+        .run()
+        .expect_exit_code(1)
+        .expect_stderr("cannot start `/no/such/debugger`");
     let wrapped = by_hand(&path, "sh -c 'echo wrapped; exec \"$@\"' sh").run();
-    wrapped.exits(0).says("wrapped").says("alive rank=1");
-    job.wait().exits(0);
+    wrapped.expect_exit_code(0).expect_stdout("wrapped").expect_stdout("alive rank=1");
+    job.wait().expect_exit_code(0);
 }
 
 #[test]
@@ -222,8 +235,8 @@ fn without_a_log_tree_the_script_is_in_the_temporary_folder() {
     let job = launch.worker(["alive"]).start();
     let path = script(&job, 1);
     assert_eq!(Path::new(&path).parent(), Some(temporary.as_path()));
-    by_hand(&path, "").run().exits(0);
-    job.wait().exits(0);
+    by_hand(&path, "").run().expect_exit_code(0);
+    job.wait().expect_exit_code(0);
     assert!(!Path::new(&path).exists(), "the script is left");
 }
 
@@ -233,8 +246,8 @@ fn the_script_is_for_its_user_alone() {
     let job = two(Name::Rankrun).worker(["alive"]).start();
     let path = script(&job, 1);
     assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o700);
-    by_hand(&path, "").run().exits(0);
-    job.wait().exits(0);
+    by_hand(&path, "").run().expect_exit_code(0);
+    job.wait().expect_exit_code(0);
 }
 
 #[test]
@@ -242,23 +255,23 @@ fn ctrl_c_is_the_workers_and_its_end_is_seen() {
     let job =
         two(Name::Rankrun).worker(["rank0:forever", "catch", "tty", "alive", "signal", "exit=3"]).start();
     let mut hand = by_hand(&script(&job, 1), "").terminal().start();
-    hand.line("in=true out=true err=true");
-    hand.line("alive rank=1");
+    hand.wait_for_line("in=true out=true err=true");
+    hand.wait_for_line("alive rank=1");
     hand.type_text("\u{3}");
-    hand.line("got SIGINT rank=1");
-    hand.wait().exits(3);
-    job.wait().exits(3).complains("rank 1 failed first");
+    hand.wait_for_line("got SIGINT rank=1");
+    hand.wait().expect_exit_code(3);
+    job.wait().expect_exit_code(3).expect_stderr("rank 1 failed first");
 }
 
 #[test]
 fn a_signal_to_the_wrapper_is_the_workers() {
     let job = two(Name::Rankrun).worker(["rank0:forever", "catch", "alive", "signal", "exit=0"]).start();
     let hand = by_hand(&script(&job, 1), "").start();
-    hand.line("alive rank=1");
+    hand.wait_for_line("alive rank=1");
     hand.signal(Signal::SIGTERM);
-    hand.wait().exits(0).says("got SIGTERM rank=1");
+    hand.wait().expect_exit_code(0).expect_stdout("got SIGTERM rank=1");
     job.signal(Signal::SIGTERM);
-    job.wait().exits(143);
+    job.wait().expect_exit_code(143);
 }
 
 #[test]
@@ -266,6 +279,10 @@ fn a_rank_that_is_not_there_is_refused() {
     for value in ["2", "-1"] {
         let launch = Launch::standalone(Name::Rankrun, 2).args([format!("--leave-out={value}")]);
         let outcome = launch.worker(["print=started"]).run();
-        outcome.exits(1).complains("the local ranks are 0 to 1").complains("hint:").never_says("started");
+        outcome
+            .expect_exit_code(1)
+            .expect_stderr("the local ranks are 0 to 1")
+            .expect_stderr("hint:")
+            .expect_absent("started");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Name, fixture, only_ours};
+use harness::{Launch, Name, fixture, is_rankrun};
 
 /// The option under our own name, its variable under torchrun's.
 fn limited(name: Name, workers: usize, limit: &str) -> Launch {
@@ -15,10 +15,13 @@ fn limited(name: Name, workers: usize, limit: &str) -> Launch {
 
 #[test]
 fn at_its_end_the_job_is_stopped_and_not_restarted() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = limited(*name, 2, "2s").args(["--max-restarts", "3"]);
         let outcome = launch.worker(["catch", "alive", "signal", "print=saved", "exit=9"]).run();
-        outcome.exits(name.code(124)).never_says("life=1").complains("the time limit of 2s is over");
+        outcome
+            .expect_exit_code(name.code(124))
+            .expect_absent("life=1")
+            .expect_stderr("the time limit of 2s is over");
         assert_eq!(outcome.lines_with("got SIGTERM rank=").len(), 2, "{outcome}");
         assert_eq!(outcome.lines_with("saved").len(), 2, "{outcome}");
         assert!(outcome.took >= Duration::from_millis(1_950), "it ended too early\n{outcome}");
@@ -27,68 +30,68 @@ fn at_its_end_the_job_is_stopped_and_not_restarted() {
 
 #[test]
 fn who_ignores_it_is_killed_after_the_grace() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = limited(*name, 2, "1").args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
         let outcome = launch.worker(["catch", "forever"]).run();
-        outcome.exits(name.code(124)).complains("the time limit of 1s is over");
+        outcome.expect_exit_code(name.code(124)).expect_stderr("the time limit of 1s is over");
         assert!(outcome.took >= Duration::from_millis(1_950), "there was no grace\n{outcome}");
     }
 }
 
 #[test]
 fn it_is_a_limit_over_all_restarts() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = limited(*name, 1, "2").args(["--max-restarts", "100000"]);
         let outcome = launch.worker(["alive", "sleep-ms=100", "exit=4"]).run();
-        outcome.exits(name.code(124)).says("life=1").complains("time limit of 2s");
+        outcome.expect_exit_code(name.code(124)).expect_stdout("life=1").expect_stderr("time limit of 2s");
     }
 }
 
 #[test]
 fn the_workers_are_warned_before_and_may_end_well() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = limited(*name, 2, "1:00:00");
         let launch = match name {
             Name::Rankrun => launch.args(["--warn-signal", "USR1@3598"]),
             Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "USR1@3598"),
         };
         let outcome = launch.worker(["catch=SIGUSR1", "signal=SIGUSR1", "exit=0"]).run();
-        outcome.exits(0).complains("SIGUSR1 to 2 workers");
+        outcome.expect_exit_code(0).expect_stderr("SIGUSR1 to 2 workers");
         assert_eq!(outcome.lines_with("got SIGUSR1 rank=").len(), 2, "{outcome}");
     }
 }
 
 #[test]
 fn time_limit_after_a_warning_advises_no_warning() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for options in [&[][..], &["--warn-signal", "USR1@0.5"]] {
         let launch = limited(Name::Rankrun, 1, "1").args(options.iter().copied());
         let outcome = launch.worker(["catch=SIGUSR1", "forever"]).run();
-        outcome.exits(124).complains("hint: give it more with `--time-limit`");
-        assert_eq!(outcome.err().contains("with `--warn-signal"), options.is_empty(), "{outcome}");
+        outcome.expect_exit_code(124).expect_stderr("hint: give it more with `--time-limit`");
+        assert_eq!(outcome.stderr().contains("with `--warn-signal"), options.is_empty(), "{outcome}");
     }
 }
 
 /// With Slurm's own signal, as in `--signal=TERM@60`.
 #[test]
 fn who_ends_by_the_warning_is_not_started_again() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = limited(*name, 2, "1:00:00").args(["--max-restarts", "3"]);
         let launch = match name {
             Name::Rankrun => launch.args(["--warn-signal", "TERM@3598"]),
             Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "TERM@3598"),
         };
         let outcome = launch.worker(["alive", "forever"]).run();
-        outcome.exits(name.code(124)).never_says("life=1");
-        outcome.complains("ended by the warning before the time limit (");
+        outcome.expect_exit_code(name.code(124)).expect_absent("life=1");
+        outcome.expect_stderr("ended by the warning before the time limit (");
     }
 }
 
 #[test]
 fn a_limit_that_makes_no_sense_starts_nothing() {
-    if only_ours() {
+    if is_rankrun() {
         for (args, said) in [
             (&["--time-limit", "soon"][..], "`--time-limit` is `soon`"),
             (&["--time-limit", "5M"], "`--time-limit` is `5M`"),
@@ -97,7 +100,12 @@ fn a_limit_that_makes_no_sense_starts_nothing() {
             (&["--time-limit", "9", "--warn-signal", "KILL@5"], "`--warn-signal` is `KILL@5`"),
         ] {
             let launch = Launch::standalone(Name::Rankrun, 1).args(args.iter().copied());
-            launch.worker(["alive"]).run().exits(1).complains(said).never_says("alive rank=");
+            launch
+                .worker(["alive"])
+                .run()
+                .expect_exit_code(1)
+                .expect_stderr(said)
+                .expect_absent("alive rank=");
         }
     }
 }
@@ -112,41 +120,48 @@ fn soon(name: Name, workers: usize, seconds: &str) -> Launch {
 
 #[test]
 fn who_has_not_joined_in_time_is_named_and_all_start_again() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch = soon(*name, 3, "2").args(["--max-restarts", "1"]);
         let outcome = launch.worker(["rank0:join", "alive", "life0:forever", "exit=0"]).run();
-        outcome.exits(0).says("alive rank=2 life=1");
-        outcome.complains("local ranks 1, 2 have not joined the store within 2 s");
+        outcome.expect_exit_code(0).expect_stdout("alive rank=2 life=1");
+        outcome.expect_stderr("local ranks 1, 2 have not joined the store within 2 s");
     }
 }
 
 #[test]
 fn without_a_restart_the_card_names_them() {
-    if only_ours() {
+    if is_rankrun() {
         let outcome = soon(Name::Rankrun, 3, "1.5").worker(["rank0:join", "forever"]).run();
-        outcome.exits(1).complains("rank 1 failed first: it had not joined the store within 1.5 s");
-        outcome.complains("missing   ranks 1, 2");
+        outcome
+            .expect_exit_code(1)
+            .expect_stderr("rank 1 failed first: it had not joined the store within 1.5 s");
+        outcome.expect_stderr("missing   ranks 1, 2");
     }
 }
 
 /// The second worker joins by a child of its own.
 #[test]
 fn who_has_joined_may_run_on() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let steps = "join sleep-ms=4000 print=done";
         let worker = fixture("worker");
         let line =
             format!("if [ $$RANK = 0 ]; then exec {0} {steps}; else {0} {steps}; fi", worker.display());
         let outcome = soon(*name, 2, "3").shell(&line).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         assert_eq!(outcome.lines_with("done").len(), 2, "{outcome}");
     }
 }
 
 #[test]
 fn a_start_limit_needs_our_own_store() {
-    if only_ours() {
+    if is_rankrun() {
         let launch = soon(Name::Rankrun, 1, "5").env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
-        launch.worker(["alive"]).run().exits(1).complains("`--start-timeout`").never_says("alive rank=");
+        launch
+            .worker(["alive"])
+            .run()
+            .expect_exit_code(1)
+            .expect_stderr("`--start-timeout`")
+            .expect_absent("alive rank=");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Name, Scratch, fixture, namespaces, only_ours};
+use harness::{Launch, Name, Scratch, can_use_namespaces, fixture, is_rankrun};
 use nix::sys::signal::Signal;
 
 /// A mount namespace in which no file system can be written, proved before the launcher starts.
@@ -28,7 +28,7 @@ fn read_only(launch: Launch) -> Launch {
 
 /// A container needs namespaces; the test fails where they are refused, unless the switch says so.
 fn skipped() -> bool {
-    !namespaces() || !only_ours()
+    !can_use_namespaces() || !is_rankrun()
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_read_only_root() {
         let launch = read_only(Launch::standalone(*name, 2).args(["--max-restarts", "1"]));
         let outcome =
             launch.worker(["env", "print=life {life}", "rank1:life<1:exit=4", "life<1:forever"]).run();
-        outcome.exits(0).says("life 1").says("TORCHELASTIC_ERROR_FILE=\n");
+        outcome.expect_exit_code(0).expect_stdout("life 1").expect_stdout("TORCHELASTIC_ERROR_FILE=\n");
     }
 }
 
@@ -49,7 +49,7 @@ fn a_read_only_root_is_named() {
     if !skipped() {
         let launch = Launch::standalone(Name::Rankrun, 1);
         let temporary = launch.temporary().to_string_lossy().into_owned();
-        read_only(launch.args(["-v"])).worker(["alive"]).run().exits(0).complains(&temporary);
+        read_only(launch.args(["-v"])).worker(["alive"]).run().expect_exit_code(0).expect_stderr(&temporary);
     }
 }
 
@@ -57,7 +57,12 @@ fn a_read_only_root_is_named() {
 fn a_log_folder_on_a_read_only_root_is_refused() {
     if !skipped() {
         let launch = read_only(Launch::standalone(Name::Rankrun, 1).args(["--log-dir", "/logs"]));
-        launch.worker(["print=started"]).run().exits(1).complains("/logs").never_says("started");
+        launch
+            .worker(["print=started"])
+            .run()
+            .expect_exit_code(1)
+            .expect_stderr("/logs")
+            .expect_absent("started");
     }
 }
 
@@ -66,9 +71,9 @@ fn orphans_on_a_read_only_root() {
     if !skipped() {
         let launch = read_only(Launch::standalone(Name::Rankrun, 2));
         let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
-        job.lines("alive rank=", 4);
+        job.wait_for_lines("alive rank=", 4);
         job.signal(Signal::SIGKILL);
-        job.leaves_nothing_within(Duration::from_secs(1));
+        job.expect_no_processes_within(Duration::from_secs(1));
     }
 }
 
@@ -77,33 +82,33 @@ fn no_home_and_no_temporary_folder() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).without_env("HOME").without_env("TERM");
         // torchrun takes the next candidate; ours does too, or goes without.
-        launch.env("TMPDIR", "/nonexistent").worker(["alive"]).run().exits(0);
+        launch.env("TMPDIR", "/nonexistent").worker(["alive"]).run().expect_exit_code(0);
     }
 }
 
 #[test]
 fn a_user_without_an_entry() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).user(54_321).without_env("HOME").cwd("/");
         let outcome = launch.shell("echo user $$(id -u) rank $RANK").run();
-        outcome.exits(0).says("user 54321 rank 0\n").says("user 54321 rank 1\n");
+        outcome.expect_exit_code(0).expect_stdout("user 54321 rank 0\n").expect_stdout("user 54321 rank 1\n");
     }
 }
 
 #[test]
 fn orphans_of_a_plain_user() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let line = "trap '' TERM; setsid --fork sleep 1000; echo alive; while :; do sleep 1000; done";
     let job = Launch::standalone(Name::Rankrun, 2).user(54_321).cwd("/").shell(line).start();
-    job.lines("alive", 2);
+    job.wait_for_lines("alive", 2);
     let agent = job.only_child_of(job.pid());
     job.signal_to(agent, Signal::SIGKILL);
-    job.leaves_nothing_within(Duration::from_secs(1));
+    job.expect_no_processes_within(Duration::from_secs(1));
 }
 
 #[test]
@@ -111,8 +116,8 @@ fn a_runtime_folder_that_does_not_exist() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", "/nonexistent/run");
         let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.err(), "", "what is lost is only said under -v");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stderr(), "", "what is lost is only said under -v");
     }
 }
 
@@ -123,8 +128,8 @@ fn a_runtime_folder_longer_than_a_sockets_path() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", folder.clone());
         let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
-        outcome.exits(0);
-        assert_eq!(outcome.err(), "", "what is lost is only said under -v");
+        outcome.expect_exit_code(0);
+        assert_eq!(outcome.stderr(), "", "what is lost is only said under -v");
     }
 }
 
@@ -141,14 +146,14 @@ const REFUSALS: [&str; 2] = ["ENOSYS", "EPERM"];
 
 #[test]
 fn refused_system_calls_and_a_restart() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for errno in REFUSALS {
         for name in Name::both() {
             let launch = filtered(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
             let outcome = launch.worker(["alive", "fds", "rank1:life<1:exit=4", "life<1:forever"]).run();
-            outcome.exits(0).says("life=1");
+            outcome.expect_exit_code(0).expect_stdout("life=1");
             for line in outcome.lines_with("fds rank=") {
                 let mut open: Vec<&str> = harness::field(&line, "open").expect("a list").split(',').collect();
                 open.sort_unstable();
@@ -160,31 +165,31 @@ fn refused_system_calls_and_a_restart() {
 
 #[test]
 fn refused_system_calls_and_a_stop() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for errno in REFUSALS {
         let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]);
         let job = filtered(launch, errno).worker(["catch", "helper=daemon", "alive", "forever"]).start();
-        job.lines("alive rank=", 4);
+        job.wait_for_lines("alive rank=", 4);
         job.signal(Signal::SIGTERM);
-        job.wait().exits(143);
+        job.wait().expect_exit_code(143);
     }
 }
 
 #[test]
 fn refused_system_calls_and_a_killed_launcher() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for errno in REFUSALS {
         for kill_agent in [false, true] {
             let launch = filtered(Launch::standalone(Name::Rankrun, 2), errno);
             let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
-            job.lines("alive rank=", 4);
+            job.wait_for_lines("alive rank=", 4);
             let victim = if kill_agent { job.only_child_of(job.pid()) } else { job.pid() };
             job.signal_to(victim, Signal::SIGKILL);
-            job.leaves_nothing_within(Duration::from_secs(1));
+            job.expect_no_processes_within(Duration::from_secs(1));
         }
     }
 }

@@ -30,7 +30,7 @@ fn redirected_streams_are_in_the_tree_and_not_on_the_console() {
         let scratch = Scratch::new();
         let launch = logging(*name, &scratch, &["-r", "3"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
-        outcome.exits(0).never_says("out of").never_says("err of");
+        outcome.expect_exit_code(0).expect_absent("out of").expect_absent("err of");
         for rank in 0..2 {
             let folder = attempt(&scratch).join(rank.to_string());
             assert_eq!(content(&folder.join("stdout.log")), format!("out of {rank}\n").into_bytes());
@@ -46,7 +46,7 @@ fn the_tree_is_named_by_the_run() {
         let port = harness::free_port().to_string();
         let options =
             ["--log-dir", &scratch.at("logs"), "--rdzv-id", "night-7", "--master-port", &port, "-r", "3"];
-        Launch::new(*name).args(options).worker(["print=x"]).run().exits(0);
+        Launch::new(*name).args(options).worker(["print=x"]).run().expect_exit_code(0);
         let run = attempt(&scratch).parent().expect("an attempt is in a run").to_owned();
         let file_name = run.file_name().and_then(|name| name.to_str()).expect("a plain name");
         let random = file_name.strip_prefix("night-7_").unwrap_or_else(|| panic!("{file_name}"));
@@ -61,7 +61,10 @@ fn every_rank_has_its_folder_without_any_redirect() {
         let scratch = Scratch::new();
         // torch opens the error file without making its folder.
         let launch = logging(*name, &scratch, &[]);
-        launch.worker(["rank1:error-file={}", "rank1:exit=9", "forever"]).run().exits(name.code(9));
+        launch
+            .worker(["rank1:error-file={}", "rank1:exit=9", "forever"])
+            .run()
+            .expect_exit_code(name.code(9));
         assert_eq!(content(&attempt(&scratch).join("1/error.json")), b"{}");
     }
 }
@@ -70,7 +73,7 @@ fn every_rank_has_its_folder_without_any_redirect() {
 fn files_keep_every_byte() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        logging(*name, &scratch, &["-t", "3"]).worker(["bytes"]).run().exits(0);
+        logging(*name, &scratch, &["-t", "3"]).worker(["bytes"]).run().expect_exit_code(0);
         assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"a\xffb\rc\r\nlast");
     }
 }
@@ -81,7 +84,12 @@ fn a_redirect_names_ranks_and_streams() {
         let scratch = Scratch::new();
         let launch = logging(*name, &scratch, &["-r", "0:1,1:2"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
-        outcome.exits(0).says("out of 1").complains("err of 0").never_says("out of 0").never_says("err of 1");
+        outcome
+            .expect_exit_code(0)
+            .expect_stdout("out of 1")
+            .expect_stderr("err of 0")
+            .expect_absent("out of 0")
+            .expect_absent("err of 1");
         let folder = attempt(&scratch);
         let exists = |file: &str| folder.join(file).exists();
         assert!(exists("0/stdout.log") && !exists("0/stderr.log"));
@@ -95,8 +103,8 @@ fn teed_lines_have_the_role_and_rank_as_prefix() {
         let scratch = Scratch::new();
         let launch = logging(*name, &scratch, &["-t", "3", "--role", "trn"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
-        outcome.exits(0).says("[trn0]:out of 0\n").says("[trn1]:out of 1\n");
-        outcome.complains("[trn0]:err of 0\n").complains("[trn1]:err of 1\n");
+        outcome.expect_exit_code(0).expect_stdout("[trn0]:out of 0\n").expect_stdout("[trn1]:out of 1\n");
+        outcome.expect_stderr("[trn0]:err of 0\n").expect_stderr("[trn1]:err of 1\n");
         assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"out of 1\n");
     }
 }
@@ -106,7 +114,7 @@ fn a_redirect_and_a_tee_are_a_tee() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let outcome = logging(*name, &scratch, &["-r", "1", "-t", "1"]).worker(["print=out of {rank}"]).run();
-        outcome.exits(0).says("[default1]:out of 1\n");
+        outcome.expect_exit_code(0).expect_stdout("[default1]:out of 1\n");
     }
 }
 
@@ -115,11 +123,11 @@ fn without_a_tree_torchrun_redirects_nothing() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).args(["--log-dir", "/dev/null", "-r", "3"]);
         let outcome = launch.worker(["print=hello"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         match name {
             // The folder is where the streams go.
-            Name::Rankrun => outcome.never_says("hello"),
-            Name::Torchrun | Name::Reference => outcome.says("hello\n"),
+            Name::Rankrun => outcome.expect_absent("hello"),
+            Name::Torchrun | Name::Reference => outcome.expect_stdout("hello\n"),
         };
     }
 }
@@ -129,7 +137,7 @@ fn all_that_a_killed_worker_wrote_is_in_its_file() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let steps = ["rank0:flood=2000", "rank0:die=SIGKILL", "forever"];
-        logging(*name, &scratch, &["-t", "1"]).worker(steps).run().exits(name.code(137));
+        logging(*name, &scratch, &["-t", "1"]).worker(steps).run().expect_exit_code(name.code(137));
         let log = content(&attempt(&scratch).join("0/stdout.log"));
         assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 2000);
     }

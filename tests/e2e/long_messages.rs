@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, only_ours, python, tell};
+use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, is_rankrun, print_notice, python};
 use serde_json::Value;
 
 use crate::nodes::{ENDPOINT, c10d};
@@ -35,19 +35,26 @@ fn with_shell(launch: Launch, line: &str) -> Launch {
 /// The report is there, and the message in it is cut and says its length.
 #[track_caller]
 fn is_cut(outcome: &Outcome, name: Name, len: usize) {
-    outcome.exits(name.code(3)).complains("error: rank 1 failed first: exit code 3\n");
-    outcome.complains("HEAD").complains("TAIL").never_says("messages of the launcher were dropped");
-    outcome.complains(&format!(" of {len} bytes are left out"));
-    assert!(outcome.err_bytes().len() < 3 * MIB / 2, "{} bytes are no cut report", outcome.err_bytes().len());
+    outcome.expect_exit_code(name.code(3)).expect_stderr("error: rank 1 failed first: exit code 3\n");
+    outcome
+        .expect_stderr("HEAD")
+        .expect_stderr("TAIL")
+        .expect_absent("messages of the launcher were dropped");
+    outcome.expect_stderr(&format!(" of {len} bytes are left out"));
+    assert!(
+        outcome.stderr_bytes().len() < 3 * MIB / 2,
+        "{} bytes are no cut report",
+        outcome.stderr_bytes().len()
+    );
     if name == Name::Torchrun {
-        outcome.complains("Root Cause (first observed failure):\n[0]:\n");
-        outcome.complains("  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: ");
+        outcome.expect_stderr("Root Cause (first observed failure):\n[0]:\n");
+        outcome.expect_stderr("  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: ");
     }
 }
 
 #[test]
 fn message_of_megabytes_is_cut_and_the_report_stays() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         for megabytes in [2, 64] {
             let count = megabytes * MIB / 64;
             let line = shell(1, &"x".repeat(64), count);
@@ -60,47 +67,50 @@ fn message_of_megabytes_is_cut_and_the_report_stays() {
 /// One worker's message gets the whole of the report's limit. The report is a little longer then.
 #[test]
 fn message_of_megabytes_of_one_worker_leaves_torchruns_report() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let count = 2 * MIB / 64;
     let outcome = with_shell(Launch::standalone(Name::Torchrun, 1), &shell(0, &"x".repeat(64), count)).run();
-    outcome.exits(1).complains("Root Cause (first observed failure):\n[0]:\n").complains("TAIL\n=====");
-    outcome.complains(&format!(" of {} bytes are left out", len(64, count)));
-    outcome.never_says("messages of the launcher were dropped");
+    outcome
+        .expect_exit_code(1)
+        .expect_stderr("Root Cause (first observed failure):\n[0]:\n")
+        .expect_stderr("TAIL\n=====");
+    outcome.expect_stderr(&format!(" of {} bytes are left out", len(64, count)));
+    outcome.expect_absent("messages of the launcher were dropped");
 }
 
 /// A cut in the middle of a letter or of an escape would be a broken text.
 #[test]
 fn message_of_many_lines_is_cut_between_letters() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         for (filler, bytes) in [("é😀\\n", 7), ("\\u00e9\\ud83d\\ude00\\\\ \\n", 9), ("\\n", 1)] {
             let count = 3 * MIB;
             let outcome = with_shell(Launch::standalone(*name, 2), &shell(1, filler, count)).run();
             is_cut(&outcome, *name, len(bytes, count));
-            outcome.never_says("\u{fffd}").never_says("is left out:");
+            outcome.expect_absent("\u{fffd}").expect_absent("is left out:");
         }
     }
 }
 
 #[test]
 fn message_over_the_largest_file_leaves_the_report() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let line = "if [ $RANK != 1 ]; then exec sleep 1000; fi; \
                 truncate -s 300M \"$TORCHELASTIC_ERROR_FILE\"; exit 3";
     for name in Name::both() {
         let outcome = with_shell(Launch::standalone(*name, 2), line).run();
-        outcome.exits(name.code(3)).complains("error: rank 1 failed first: exit code 3\n");
-        outcome.complains("/1/error.json` is left out: the error file has more than ");
+        outcome.expect_exit_code(name.code(3)).expect_stderr("error: rank 1 failed first: exit code 3\n");
+        outcome.expect_stderr("/1/error.json` is left out: the error file has more than ");
     }
 }
 
 /// All of 24 workers have long messages: each is cut, and all are listed.
 #[test]
 fn long_messages_of_many_workers_leave_torchruns_report() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let line = "printf '{\"message\": \"HEAD%0200000d%dTAIL\", \"timestamp\": 1700000000}' 7 $RANK \
@@ -108,9 +118,9 @@ fn long_messages_of_many_workers_leave_torchruns_report() {
     let scratch = Scratch::new();
     let launch = Launch::standalone(Name::Torchrun, 24).args(["--log-dir", &scratch.at("logs")]);
     let outcome = with_shell(launch, &format!("trap '' TERM; {line}")).run();
-    outcome.exits(1).never_says("messages of the launcher were dropped");
-    assert_eq!(outcome.lines_with("  rank      : ").len(), 24, "{} bytes", outcome.err_bytes().len());
-    assert_eq!(outcome.lines_with("TAIL").len(), 24 + usize::from(outcome.err().contains("reported")));
+    outcome.expect_exit_code(1).expect_absent("messages of the launcher were dropped");
+    assert_eq!(outcome.lines_with("  rank      : ").len(), 24, "{} bytes", outcome.stderr_bytes().len());
+    assert_eq!(outcome.lines_with("TAIL").len(), 24 + usize::from(outcome.stderr().contains("reported")));
 }
 
 /// What fits is torchrun's to the byte.
@@ -120,7 +130,7 @@ fn message_of_700_kilobytes_is_torchruns_to_the_byte() {
     let report = |name: Name| {
         let launch = Launch::standalone(name, 1).limit(Duration::from_secs(300));
         let outcome = with_shell(launch, &shell(0, &filler, 11_000)).run();
-        let err = outcome.exits(1).err();
+        let err = outcome.expect_exit_code(1).stderr();
         let (_, root) = err.split_once("  traceback : ").expect("the report has a traceback");
         root.to_owned()
     };
@@ -134,13 +144,13 @@ fn message_of_700_kilobytes_is_torchruns_to_the_byte() {
 
 #[test]
 fn parent_error_file_has_the_cut_message() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let path = scratch.at("parent.json");
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_ERROR_FILE", path.as_str());
         let count = MIB;
         let outcome = with_shell(launch, &shell(1, &"x".repeat(64), count)).run();
-        outcome.exits(name.code(3));
+        outcome.expect_exit_code(name.code(3));
         let text = fs::read_to_string(&path).expect("the launcher writes the file");
         assert!(text.len() < MIB, "{} bytes are not cut", text.len());
         let file: Value = serde_json::from_str(&text).expect("it is JSON");
@@ -155,11 +165,11 @@ fn parent_error_file_has_the_cut_message() {
 /// Each node shows the start and the end of the message of the worker that failed first.
 #[test]
 fn every_node_shows_both_ends_of_a_long_message() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for count in [100, MIB / 16, MIB] {
-        let Some(fleet) = Fleet::up(2) else { return };
+        let Some(fleet) = Fleet::start(2) else { return };
         let line = shell(1, &"x".repeat(64), count);
         let start = |host| fleet.on(host, with_shell(c10d(Name::Rankrun, ENDPOINT, "2"), &line)).start();
         let outcomes: Vec<Outcome> =
@@ -179,7 +189,7 @@ fn every_node_shows_both_ends_of_a_long_message() {
 /// Events on the console are JSON, also with a long message.
 #[test]
 fn event_of_a_long_message_is_still_json() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let launch = Launch::standalone(Name::Torchrun, 2).args(["--event-log-handler", "console"]);
@@ -197,7 +207,7 @@ fn event_of_a_long_message_is_still_json() {
 #[test]
 fn recorded_exception_of_megabytes_is_cut() {
     if !python().exists() {
-        tell("skipped: no PyTorch here");
+        print_notice("skipped: no PyTorch here");
         return;
     }
     let scratch = Scratch::new();
@@ -209,12 +219,15 @@ fn recorded_exception_of_megabytes_is_cut() {
                     time.sleep(1000)\n\
                 main()\n";
     let script = scratch.file("train.py", text, 0o644);
-    for name in Name::both().iter().filter(|_| only_ours()) {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let launch =
             Launch::standalone(*name, 2).with_torch().args(["--log-dir", &scratch.at("logs"), "-r", "3"]);
         let outcome = launch.args([script.as_str()]).run();
-        outcome.exits(1).complains("error: rank 1 failed first: exit code 1\n");
-        outcome.complains("ValueError: HEAD").complains("TAIL\n").complains(" bytes are left out");
-        outcome.never_says("messages of the launcher were dropped");
+        outcome.expect_exit_code(1).expect_stderr("error: rank 1 failed first: exit code 1\n");
+        outcome
+            .expect_stderr("ValueError: HEAD")
+            .expect_stderr("TAIL\n")
+            .expect_stderr(" bytes are left out");
+        outcome.expect_absent("messages of the launcher were dropped");
     }
 }

@@ -1,17 +1,19 @@
 //! The real launcher with real workers, one behaviour per test.
 //!
 //! Rows of the torchrun contract run under both names, or under torchrun's alone; with `RANKRUN_E2E_ORACLE=1` the
-//! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::only_ours`].
+//! real torchrun takes that place. What torchrun 2.15 itself fails begins with [`harness::is_rankrun`].
 
 mod bad_input;
 mod bad_programs;
 mod bad_workers;
+mod bidi_controls;
 mod collectives;
 mod command_line;
 mod config;
 mod console;
 mod contract;
 mod devices;
+mod devices_watch;
 mod differences;
 mod documents;
 mod early_success;
@@ -19,12 +21,13 @@ mod endurance;
 mod environment;
 mod error_files;
 mod events;
-mod everybody;
 mod executables;
 mod exits;
 mod explain;
+mod failure_summary;
 mod full_disk;
 mod gc;
+mod group_signals;
 mod guide;
 mod hints;
 mod install;
@@ -43,10 +46,9 @@ mod orphans;
 mod out_of_memory;
 mod output;
 mod pid_one;
-mod ports_and_names;
+mod ports_and_dns;
 mod progress;
 mod rank_table;
-mod reports;
 mod restart_policy;
 mod restarts;
 mod root_cause;
@@ -54,15 +56,13 @@ mod rust_examples;
 mod rust_failures;
 mod rust_training;
 mod schedulers;
-mod siblings;
+mod sibling_failures;
 mod signals;
 mod special_files;
 mod stdin;
 mod stop_times;
-mod store_abuse;
+mod store_foreign_clients;
 mod store_limits;
-mod summary;
+mod suggestions;
 mod terminal;
-mod text_direction;
-mod watch;
-mod words;
+mod torchrun_reports;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use harness::{Launch, Name, Outcome, Scratch, fixture, only_ours};
+use harness::{Launch, Name, Outcome, Scratch, fixture, is_rankrun};
 
 /// More inner launchers than this inside one another are not started.
 const DEEPEST: u32 = 5;
@@ -37,7 +37,7 @@ impl StandIn {
     }
 
     /// How many inner launchers were started.
-    fn starts(&self) -> usize {
+    fn start_count(&self) -> usize {
         fs::read_to_string(self.scratch.at("starts")).unwrap_or_default().lines().count()
     }
 
@@ -47,13 +47,13 @@ impl StandIn {
 }
 
 #[track_caller]
-fn is_run_with_python(outcome: &Outcome, script: &str, workers: usize) {
-    outcome.exits(0);
+fn assert_run_with_python(outcome: &Outcome, script: &str, workers: usize) {
+    outcome.expect_exit_code(0);
     assert_eq!(outcome.lines_with(&format!("-u {script}")).len(), workers, "{outcome}");
 }
 
 #[test]
-fn shebang_that_leads_to_a_launcher_runs_the_file_with_python() {
+fn shebang_naming_launcher_runs_file_with_python() {
     let stand_in = StandIn::new();
     let path = stand_in.scratch.at("bin");
     let link = stand_in.scratch.at("start-training");
@@ -75,13 +75,13 @@ fn shebang_that_leads_to_a_launcher_runs_the_file_with_python() {
     {
         let script = stand_in.script(&format!("train{number}"), first_line);
         let outcome = stand_in.launch(Name::Rankrun).args([script.as_str()]).run();
-        is_run_with_python(&outcome, &script, 1);
-        assert_eq!(stand_in.starts(), 0, "{first_line}\n{outcome}");
+        assert_run_with_python(&outcome, &script, 1);
+        assert_eq!(stand_in.start_count(), 0, "{first_line}\n{outcome}");
     }
 }
 
 #[test]
-fn script_started_by_its_own_shebang_has_the_workers_it_names() {
+fn script_run_by_own_shebang_starts_the_workers_it_names() {
     let stand_in = StandIn::new();
     let script = stand_in.script("train", "#!/usr/bin/env -S rankrun --nproc-per-node 2");
     // The launcher that the harness names stands in `$0`, and is not started.
@@ -89,52 +89,52 @@ fn script_started_by_its_own_shebang_has_the_workers_it_names() {
     let path = format!("{}:/usr/bin:/bin", stand_in.scratch.at("bin"));
     let launch = launch.env("PATH", path).env("PYTHON_EXEC", "/bin/echo");
     let outcome = launch.args([script.as_str(), "--lr", "1"]).run();
-    is_run_with_python(&outcome, &format!("{script} --lr 1"), 2);
-    assert_eq!(stand_in.starts(), 1, "{outcome}");
+    assert_run_with_python(&outcome, &format!("{script} --lr 1"), 2);
+    assert_eq!(stand_in.start_count(), 1, "{outcome}");
 }
 
 #[test]
-fn program_of_the_path_with_such_a_shebang_is_run_with_python() {
+fn path_program_with_launcher_shebang_runs_with_python() {
     let stand_in = StandIn::new();
     let script = stand_in.script("bin/train", "#!/usr/bin/env -S rankrun --nproc-per-node 2");
     let outcome = stand_in.launch(Name::Rankrun).args(["train"]).run();
-    is_run_with_python(&outcome, &script, 1);
-    assert_eq!(stand_in.starts(), 0, "{outcome}");
+    assert_run_with_python(&outcome, &script, 1);
+    assert_eq!(stand_in.start_count(), 0, "{outcome}");
 }
 
 #[test]
-fn other_shebangs_are_obeyed() {
+fn other_shebangs_are_executed() {
     let stand_in = StandIn::new();
     // The word is an argument of the program, or a part of another name.
     for first_line in ["#!/bin/sh", "#!/usr/bin/env sh", "#!/usr/bin/env -S LAUNCHER=/opt/rankrun sh"] {
         let script = stand_in.scratch.file("rankrun-train", &format!("{first_line}\necho obeyed\n"), 0o755);
-        stand_in.launch(Name::Rankrun).args([script]).run().exits(0).says("obeyed\n");
+        stand_in.launch(Name::Rankrun).args([script]).run().expect_exit_code(0).expect_stdout("obeyed\n");
     }
 }
 
 /// A script that starts a launcher on itself, whatever runs the script.
-fn recursion(stand_in: &StandIn, name: &str) -> String {
+fn recursive_script(stand_in: &StandIn, name: &str) -> String {
     let text = format!("#!/bin/sh\nexec {name} --nproc-per-node 1 --no-python \"$0\"\n");
     stand_in.scratch.file("again", &text, 0o755)
 }
 
 #[test]
-fn fourth_launch_of_one_entrypoint_inside_itself_is_refused() {
-    if !only_ours() {
+fn fourth_nested_launch_of_same_entrypoint_is_refused() {
+    if !is_rankrun() {
         return;
     }
     for (name, word) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
         let stand_in = StandIn::new();
-        let script = recursion(&stand_in, word);
+        let script = recursive_script(&stand_in, word);
         let outcome = stand_in.launch(name).args(["--no-python", script.as_str()]).run();
-        outcome.exits(1).complains("error: ").complains("again").complains("hint: ");
-        outcome.complains("RANKRUN_NESTING");
-        assert_eq!(stand_in.starts(), 3, "{outcome}");
+        outcome.expect_exit_code(1).expect_stderr("error: ").expect_stderr("again").expect_stderr("hint: ");
+        outcome.expect_stderr("RANKRUN_NESTING");
+        assert_eq!(stand_in.start_count(), 3, "{outcome}");
     }
 }
 
 #[test]
-fn launchers_of_other_entrypoints_nest_deeper() {
+fn nested_launches_of_different_entrypoints_are_allowed() {
     let stand_in = StandIn::new();
     let mut script = stand_in.scratch.file("train0", "#!/bin/sh\necho innermost\n", 0o755);
     for number in 1..=DEEPEST {
@@ -142,20 +142,20 @@ fn launchers_of_other_entrypoints_nest_deeper() {
         script = stand_in.scratch.file(&format!("train{number}"), &text, 0o755);
     }
     let outcome = stand_in.launch(Name::Rankrun).args([script]).run();
-    outcome.exits(0).says("innermost\n");
-    assert_eq!(stand_in.starts(), DEEPEST as usize, "{outcome}");
+    outcome.expect_exit_code(0).expect_stdout("innermost\n");
+    assert_eq!(stand_in.start_count(), DEEPEST as usize, "{outcome}");
 }
 
 /// A batch system hands the environment of a worker on to jobs that the worker submits.
 #[test]
-fn count_of_a_launcher_that_is_no_ancestor_starts_anew() {
-    if !only_ours() {
+fn nesting_count_of_non_ancestor_is_reset() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
     let script = scratch.file("train", "#!/bin/sh\necho nesting=$RANKRUN_NESTING=\n", 0o755);
     let outcome = Launch::standalone(Name::Rankrun, 1).args([script.as_str()]).run();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     let lines = outcome.lines_with("nesting=");
     let value = lines[0].trim_start_matches("nesting=").trim_end_matches('=');
     let (ended, counts) = value.split_once(':').expect("a pid and counts");
@@ -165,6 +165,6 @@ fn count_of_a_launcher_that_is_no_ancestor_starts_anew() {
         launch.args([script.as_str()]).run()
     };
     // This process starts the launcher, and the one before has ended.
-    inherits(&std::process::id().to_string()).exits(1).complains("error: ");
-    inherits(ended).exits(0).says("=1=\n");
+    inherits(&std::process::id().to_string()).expect_exit_code(1).expect_stderr("error: ");
+    inherits(ended).expect_exit_code(0).expect_stdout("=1=\n");
 }

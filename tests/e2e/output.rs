@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use harness::payload::{blob, flood_line, forward_blob, long_line};
-use harness::{Gate, Launch, Name, Outcome, Scratch, field, only_ours, oracle, soak, tell};
+use harness::{Gate, Launch, Name, Outcome, Scratch, field, is_rankrun, is_soak, is_torchrun, print_notice};
 
 const MEGABYTE: usize = 1_000_000;
 
 /// A launch of workers that logs below the scratch folder, and of which the launcher itself has nothing to say.
-fn logging(name: Name, workers: usize, scratch: &Scratch, options: &[&str]) -> Launch {
+fn logging_launch(name: Name, workers: usize, scratch: &Scratch, options: &[&str]) -> Launch {
     let launch = Launch::standalone(name, workers).env("OMP_NUM_THREADS", "1").env("RANKRUN_QUIET", "1");
     launch.args(["--log-dir", &scratch.at("logs")]).args(options.iter().copied())
 }
 
 /// The folder of one attempt.
 #[track_caller]
-fn attempt(scratch: &Scratch) -> PathBuf {
+fn attempt_folder(scratch: &Scratch) -> PathBuf {
     let mut runs = fs::read_dir(scratch.at("logs")).expect("the log folder exists");
     let run = runs.next().and_then(Result::ok).expect("there is a run");
     run.path().join("attempt_0")
 }
 
 #[track_caller]
-fn content(path: &Path) -> Vec<u8> {
+fn read_bytes(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Lines with their ends.
-fn lines_of(text: &[u8]) -> Vec<&[u8]> {
+fn split_lines(text: &[u8]) -> Vec<&[u8]> {
     let (mut lines, mut rest) = (Vec::new(), text);
     while !rest.is_empty() {
         // The only search for a byte that is fast in a debug build.
@@ -47,9 +47,9 @@ fn lines_of(text: &[u8]) -> Vec<&[u8]> {
 
 /// The lines of each rank, without their prefix; fails where a line has none.
 #[track_caller]
-fn by_rank(console: &[u8]) -> BTreeMap<u32, Vec<&[u8]>> {
+fn lines_by_rank(console: &[u8]) -> BTreeMap<u32, Vec<&[u8]>> {
     let mut ranks: BTreeMap<u32, Vec<&[u8]>> = BTreeMap::new();
-    for line in lines_of(console) {
+    for line in split_lines(console) {
         let parsed = line.strip_prefix(b"[default").and_then(|rest| {
             let end = rest.windows(2).position(|pair| pair == b"]:")?;
             Some((std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?, &rest[end + 2..]))
@@ -63,7 +63,7 @@ fn by_rank(console: &[u8]) -> BTreeMap<u32, Vec<&[u8]>> {
 }
 
 #[track_caller]
-fn is_a_whole_flood(lines: &[&[u8]], rank: u32, count: usize) {
+fn assert_flood_complete(lines: &[&[u8]], rank: u32, count: usize) {
     assert_eq!(lines.len(), count, "rank {rank}");
     for (number, line) in lines.iter().enumerate() {
         assert_eq!(String::from_utf8_lossy(line), flood_line(rank, number), "rank {rank}");
@@ -71,172 +71,179 @@ fn is_a_whole_flood(lines: &[&[u8]], rank: u32, count: usize) {
 }
 
 #[test]
-fn sixteen_workers_flood_both_streams_and_every_line_is_whole() {
-    if !only_ours() {
+fn floods_of_sixteen_workers_keep_lines_whole() {
+    if !is_rankrun() {
         return;
     }
     const WORKERS: usize = 16;
-    let count = if soak() { 50_000 } else { 2_500 };
+    let count = if is_soak() { 50_000 } else { 2_500 };
     for name in Name::both() {
         let scratch = Scratch::new();
-        let launch = logging(*name, WORKERS, &scratch, &["-t", "3"]);
+        let launch = logging_launch(*name, WORKERS, &scratch, &["-t", "3"]);
         let outcome = launch.limit(Duration::from_secs(300)).worker([format!("flood-both={count}")]).run();
-        outcome.exits(0);
-        for console in [outcome.out_bytes(), outcome.err_bytes()] {
-            let ranks = by_rank(console);
+        outcome.expect_exit_code(0);
+        for console in [outcome.stdout_bytes(), outcome.stderr_bytes()] {
+            let ranks = lines_by_rank(console);
             assert_eq!(ranks.len(), WORKERS, "{outcome}");
-            ranks.iter().for_each(|(&rank, lines)| is_a_whole_flood(lines, rank, count));
+            ranks.iter().for_each(|(&rank, lines)| assert_flood_complete(lines, rank, count));
         }
         for rank in 0..WORKERS {
             for file in ["stdout.log", "stderr.log"] {
-                let log = content(&attempt(&scratch).join(rank.to_string()).join(file));
-                is_a_whole_flood(&lines_of(&log), u32::try_from(rank).expect("a small number"), count);
+                let log = read_bytes(&attempt_folder(&scratch).join(rank.to_string()).join(file));
+                assert_flood_complete(
+                    &split_lines(&log),
+                    u32::try_from(rank).expect("a small number"),
+                    count,
+                );
             }
         }
-        if soak() {
-            tell(&format!("{name:?}: {} lines in {:?}", 2 * WORKERS * count, outcome.took));
+        if is_soak() {
+            print_notice(&format!("{name:?}: {} lines in {:?}", 2 * WORKERS * count, outcome.took));
         }
     }
 }
 
 #[test]
-fn a_flood_without_any_option_is_whole_lines_too() {
+fn flood_without_options_keeps_lines_whole() {
     // Under torchrun's name the workers have our own streams, as there.
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
-    let count = if soak() { 50_000 } else { 2_500 };
+    let count = if is_soak() { 50_000 } else { 2_500 };
     let outcome = Launch::standalone(Name::Rankrun, 8).worker([format!("flood-both={count}")]).run();
-    outcome.exits(0);
-    for console in [outcome.out_bytes(), outcome.err_bytes()] {
+    outcome.expect_exit_code(0);
+    for console in [outcome.stdout_bytes(), outcome.stderr_bytes()] {
         for rank in 0..8 {
             let start = format!("flood rank={rank} ");
-            let mut lines = lines_of(console);
+            let mut lines = split_lines(console);
             lines.retain(|line| line.starts_with(start.as_bytes()));
-            is_a_whole_flood(&lines, rank, count);
+            assert_flood_complete(&lines, rank, count);
         }
     }
 }
 
 #[test]
-fn raw_bytes_stay_as_they_are() {
+fn raw_bytes_are_unchanged_in_log_files() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let size = 3 * MEGABYTE;
-        logging(*name, 3, &scratch, &["-t", "1"])
+        logging_launch(*name, 3, &scratch, &["-t", "1"])
             .worker([format!("blob={size}"), "bytes".into()])
             .run()
-            .exits(0);
+            .expect_exit_code(0);
         for rank in 0..3 {
             let expected = [blob(rank, size), b"a\xffb\rc\r\nlast".to_vec()].concat();
-            let log = content(&attempt(&scratch).join(rank.to_string()).join("stdout.log"));
+            let log = read_bytes(&attempt_folder(&scratch).join(rank.to_string()).join("stdout.log"));
             assert!(log == expected, "{name:?}: the file of rank {rank}");
         }
     }
 }
 
 #[test]
-fn the_console_shows_raw_bytes_as_they_are() {
-    if !only_ours() {
+fn raw_bytes_are_unchanged_on_console() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
         let template = ["-t", "1", "--log-line-prefix-template", "<${rank}>"];
-        let launch = logging(*name, 1, &scratch, &template);
+        let launch = logging_launch(*name, 1, &scratch, &template);
         let steps = [format!("forward-blob={MEGABYTE}"), "write=\n".into(), "bytes".into()];
         let outcome = launch.worker(steps).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         // Of a line that goes back to its start, the name rankrun shows the last picture.
         let rest: &[u8] = if *name == Name::Rankrun { b"\nc\nlast" } else { b"\na\xffb\rc\r\nlast" };
         let said = [&*forward_blob(0, MEGABYTE), rest].concat();
-        let expected: Vec<&[u8]> = lines_of(&said).into_iter().flat_map(|line| [b"<0>", line]).collect();
-        assert!(outcome.out_bytes() == expected.concat(), "{name:?}");
+        let expected: Vec<&[u8]> = split_lines(&said).into_iter().flat_map(|line| [b"<0>", line]).collect();
+        assert!(outcome.stdout_bytes() == expected.concat(), "{name:?}");
     }
 }
 
 #[test]
-fn lines_of_ten_megabytes_are_whole() {
-    if !only_ours() {
+fn lines_of_10_mb_are_complete() {
+    if !is_rankrun() {
         return;
     }
-    let workers = if soak() { 16 } else { 4 };
+    let workers = if is_soak() { 16 } else { 4 };
     let size = 10 * MEGABYTE;
     for name in Name::both() {
         let scratch = Scratch::new();
         let steps =
             ["print=first".to_owned(), format!("long={size}"), format!("elong={size}"), "print=last".into()];
-        let launch = logging(*name, workers, &scratch, &["-t", "3"]).limit(Duration::from_secs(300));
+        let launch = logging_launch(*name, workers, &scratch, &["-t", "3"]).limit(Duration::from_secs(300));
         let outcome = launch.worker(steps).run();
-        outcome.exits(0);
-        let (out, err) = (by_rank(outcome.out_bytes()), by_rank(outcome.err_bytes()));
+        outcome.expect_exit_code(0);
+        let (out, err) = (lines_by_rank(outcome.stdout_bytes()), lines_by_rank(outcome.stderr_bytes()));
         for rank in 0..u32::try_from(workers).expect("a small number") {
             let long = long_line(rank, size) + "\n";
             let expected = [&b"first\n"[..], long.as_bytes(), b"last\n"];
             assert!(out[&rank] == expected, "{name:?}: stdout of rank {rank}");
             assert!(err[&rank] == expected[1..2], "{name:?}: stderr of rank {rank}");
-            let folder = attempt(&scratch).join(rank.to_string());
-            assert!(content(&folder.join("stdout.log")) == expected.concat(), "{name:?}: rank {rank}");
-            assert!(content(&folder.join("stderr.log")) == long.as_bytes(), "{name:?}: rank {rank}");
+            let folder = attempt_folder(&scratch).join(rank.to_string());
+            assert!(read_bytes(&folder.join("stdout.log")) == expected.concat(), "{name:?}: rank {rank}");
+            assert!(read_bytes(&folder.join("stderr.log")) == long.as_bytes(), "{name:?}: rank {rank}");
         }
     }
 }
 
 #[test]
-fn a_line_beyond_the_bound_loses_no_byte_and_takes_no_more_memory() {
-    if !only_ours() {
+fn line_of_100_mb_is_complete_in_bounded_memory() {
+    if !is_rankrun() {
         return;
     }
     let size = 100 * MEGABYTE;
     let scratch = Scratch::new();
     let steps = [format!("rank0:long={size}"), "rank0:launcher-peak".into(), "rank1:flood=20000".into()];
-    let outcome = logging(Name::Rankrun, 2, &scratch, &["-t", "1"]).worker(steps).run();
-    outcome.exits(0);
+    let outcome = logging_launch(Name::Rankrun, 2, &scratch, &["-t", "1"]).worker(steps).run();
+    outcome.expect_exit_code(0);
     let long = long_line(0, size) + "\n";
-    assert!(content(&attempt(&scratch).join("0/stdout.log")) == long.as_bytes());
-    let ranks = by_rank(outcome.out_bytes());
-    is_a_whole_flood(&ranks[&1], 1, 20_000);
+    assert!(read_bytes(&attempt_folder(&scratch).join("0/stdout.log")) == long.as_bytes());
+    let ranks = lines_by_rank(outcome.stdout_bytes());
+    assert_flood_complete(&ranks[&1], 1, 20_000);
     // Another's line may have ended a piece of it.
     let pieces: Vec<&[u8]> = ranks[&0].iter().map(|piece| &piece[..piece.len() - 1]).collect();
     assert!(pieces.concat() == long.trim_end().as_bytes());
-    let said = outcome.err();
+    let said = outcome.stderr();
     let kilobytes: usize = field(&said, "kb").and_then(|text| text.parse().ok()).expect("the worker says it");
     assert!(kilobytes * 1024 < size, "{said}");
 }
 
 #[test]
-fn an_unfinished_line_is_shown_and_goes_on_with_one_prefix() {
-    if !only_ours() {
+fn unfinished_line_is_shown_and_has_one_prefix() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
         let steps = ["write=first-", &gate.step(), "write=second\n"];
-        let job = logging(*name, 1, &scratch, &["-t", "1"]).worker(steps).start();
-        job.text("[default0]:first-");
+        let job = logging_launch(*name, 1, &scratch, &["-t", "1"]).worker(steps).start();
+        job.wait_for_text("[default0]:first-");
         gate.open(1);
         let outcome = job.wait();
-        assert_eq!(outcome.exits(0).out(), "[default0]:first-second\n", "{outcome}");
+        assert_eq!(outcome.expect_exit_code(0).stdout(), "[default0]:first-second\n", "{outcome}");
     }
 }
 
 #[test]
-fn a_rank_that_is_filtered_out_is_not_on_the_console() {
+fn filtered_out_rank_is_not_on_console() {
     for name in Name::both() {
-        for heard in ["1", "1, 7", "7"] {
+        for shown_ranks in ["1", "1, 7", "7"] {
             let scratch = Scratch::new();
-            let options = ["-t", "1", "--local-ranks-filter", heard];
+            let options = ["-t", "1", "--local-ranks-filter", shown_ranks];
             let steps = ["print=out of {rank}", "eprint=err of {rank}"];
-            let outcome = logging(*name, 3, &scratch, &options).worker(steps).run();
-            outcome.exits(0);
-            let (out, err) =
-                if heard == "7" { (vec![], vec![]) } else { (vec!["[default1]:out of 1"], vec!["err of 1"]) };
+            let outcome = logging_launch(*name, 3, &scratch, &options).worker(steps).run();
+            outcome.expect_exit_code(0);
+            let (out, err) = if shown_ranks == "7" {
+                (vec![], vec![])
+            } else {
+                (vec!["[default1]:out of 1"], vec!["err of 1"])
+            };
             assert_eq!(outcome.lines_with("out of"), out, "{outcome}");
             assert_eq!(outcome.lines_with("err of"), err, "{outcome}");
             for rank in 0..3 {
-                let folder = attempt(&scratch).join(rank.to_string());
-                assert_eq!(content(&folder.join("stdout.log")), format!("out of {rank}\n").as_bytes());
+                let folder = attempt_folder(&scratch).join(rank.to_string());
+                assert_eq!(read_bytes(&folder.join("stdout.log")), format!("out of {rank}\n").as_bytes());
                 assert!(!folder.join("stderr.log").exists());
             }
         }
@@ -244,17 +251,20 @@ fn a_rank_that_is_filtered_out_is_not_on_the_console() {
 }
 
 #[test]
-fn a_prefix_follows_its_template() {
+fn line_prefix_follows_template() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let template = "${hostname}|$role_name|${rank}/${local_rank}|$$|${nope} ";
         let options = ["-t", "3", "--role", "trn", "--log-line-prefix-template", template];
-        let outcome = logging(*name, 2, &scratch, &options).worker(["print=out", "eprint=err"]).run();
+        let outcome = logging_launch(*name, 2, &scratch, &options).worker(["print=out", "eprint=err"]).run();
         let host = nix::unistd::gethostname().expect("this machine has a name");
         let prefix = |rank| format!("{}|trn|{rank}/{rank}|$|${{nope}} ", host.to_string_lossy());
-        outcome.exits(0).says(&format!("{}out\n", prefix(0))).says(&format!("{}out\n", prefix(1)));
-        outcome.complains(&format!("{}err\n", prefix(1)));
-        assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"out\n");
+        outcome
+            .expect_exit_code(0)
+            .expect_stdout(&format!("{}out\n", prefix(0)))
+            .expect_stdout(&format!("{}out\n", prefix(1)));
+        outcome.expect_stderr(&format!("{}err\n", prefix(1)));
+        assert_eq!(read_bytes(&attempt_folder(&scratch).join("1/stdout.log")), b"out\n");
     }
 }
 
@@ -269,45 +279,45 @@ const FRUIT: [&str; 6] = [
 ];
 
 #[test]
-fn chosen_lines_are_copied_with_their_prefix() {
+fn duplicate_filter_copies_matching_lines_with_prefix() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let options = ["-t", "3", "--local-ranks-filter", "1,2", "--duplicate-stdout-filters", "a,,b,c"];
-        logging(*name, 3, &scratch, &options).worker(FRUIT).run().exits(0);
-        let text =
-            String::from_utf8(content(&attempt(&scratch).join("filtered_stdout.log"))).expect("plain text");
+        logging_launch(*name, 3, &scratch, &options).worker(FRUIT).run().expect_exit_code(0);
+        let text = String::from_utf8(read_bytes(&attempt_folder(&scratch).join("filtered_stdout.log")))
+            .expect("plain text");
         let of = |rank: u32| -> Vec<&str> {
             let prefix = format!("[default{rank}]:");
             text.lines().filter_map(|line| line.strip_prefix(&*prefix)).collect()
         };
         assert_eq!(of(0), [""; 0], "a rank that is not shown has no copies: {text}");
         // torchrun lets another's line follow behind an unfinished one.
-        if !oracle() {
+        if !is_torchrun() {
             assert_eq!(
                 (of(1), of(2)),
                 (vec!["a,b 1", "abc 1", "c at last"], vec!["a,b 2", "abc 2"]),
                 "{text}"
             );
         }
-        assert!(!attempt(&scratch).join("filtered_stderr.log").exists());
+        assert!(!attempt_folder(&scratch).join("filtered_stderr.log").exists());
     }
 }
 
 #[test]
-fn without_tee_the_file_of_copies_is_empty() {
+fn duplicate_filter_without_tee_leaves_file_empty() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let options = ["-r", "1", "--duplicate-stderr-filters", "a"];
-        logging(*name, 2, &scratch, &options).worker(FRUIT).run().exits(0);
-        assert_eq!(content(&attempt(&scratch).join("filtered_stderr.log")), b"");
-        assert!(!attempt(&scratch).join("filtered_stdout.log").exists());
+        logging_launch(*name, 2, &scratch, &options).worker(FRUIT).run().expect_exit_code(0);
+        assert_eq!(read_bytes(&attempt_folder(&scratch).join("filtered_stderr.log")), b"");
+        assert!(!attempt_folder(&scratch).join("filtered_stdout.log").exists());
     }
 }
 
 #[test]
-fn a_chosen_line_may_come_in_pieces() {
+fn duplicate_filter_matches_line_written_in_pieces() {
     // torchrun looks at the pieces alone.
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -315,12 +325,12 @@ fn a_chosen_line_may_come_in_pieces() {
         let gate = Gate::new(&scratch, "gate");
         let options = ["-t", "1", "--duplicate-stdout-filters", "apple"];
         let steps = ["rank0:write=app", &gate.step(), "rank0:write=le pie\n", "rank1:print=apple"];
-        let job = logging(*name, 2, &scratch, &options).worker(steps).start();
-        job.text("[default0]:app");
+        let job = logging_launch(*name, 2, &scratch, &options).worker(steps).start();
+        job.wait_for_text("[default0]:app");
         gate.open(2);
-        job.wait().exits(0);
-        let text =
-            String::from_utf8(content(&attempt(&scratch).join("filtered_stdout.log"))).expect("plain text");
+        job.wait().expect_exit_code(0);
+        let text = String::from_utf8(read_bytes(&attempt_folder(&scratch).join("filtered_stdout.log")))
+            .expect("plain text");
         let mut lines: Vec<&str> = text.lines().collect();
         lines.sort_unstable();
         assert_eq!(lines, ["[default0]:apple pie", "[default1]:apple"]);
@@ -331,7 +341,7 @@ fn a_chosen_line_may_come_in_pieces() {
 type Tree = BTreeMap<String, (u32, Option<String>)>;
 
 /// What is below a log folder; the name of the run, which no two have in common, is left out.
-fn tree(folder: &Path) -> Tree {
+fn read_tree(folder: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![(folder.to_owned(), String::new())];
     while let Some((folder, name)) = folders.pop() {
@@ -341,7 +351,7 @@ fn tree(folder: &Path) -> Tree {
             let name = if name.is_empty() { "run".to_owned() } else { format!("{name}/{last}") };
             let mode = fs::metadata(&path).expect("it is there").permissions().mode();
             let text = path.is_file().then(|| {
-                let mut text = String::from_utf8(content(&path)).expect("plain text");
+                let mut text = String::from_utf8(read_bytes(&path)).expect("plain text");
                 if last.starts_with("filtered") {
                     // The ranks take turns as they like.
                     let mut lines: Vec<&str> = text.lines().collect();
@@ -360,7 +370,7 @@ fn tree(folder: &Path) -> Tree {
 }
 
 /// A job that fails once, with every option that makes a file.
-fn restarted_job(name: Name, scratch: &Scratch) -> Outcome {
+fn run_restarted_job(name: Name, scratch: &Scratch) -> Outcome {
     let gate = Gate::new(scratch, &format!("gate-{name:?}"));
     let steps = [
         "print=a,b of {rank} in {life}",
@@ -377,17 +387,17 @@ fn restarted_job(name: Name, scratch: &Scratch) -> Outcome {
     let launch = launch.args(["--log-dir", &folder, "-r", "3", "-t", "3", "--max-restarts", "1"]);
     let launch = launch.args(["--duplicate-stdout-filters", "a,,b,c", "--duplicate-stderr-filters", "0 in"]);
     let job = launch.worker(steps).start();
-    job.lines("]:on stderr: ", 2);
+    job.wait_for_lines("]:on stderr: ", 2);
     gate.open(1);
     job.wait()
 }
 
 #[test]
-fn the_tree_is_that_of_torchrun() {
+fn log_tree_equals_torchrun() {
     let scratch = Scratch::new();
     let trees = [Name::Rankrun, Name::Torchrun, Name::Reference].map(|name| {
-        restarted_job(name, &scratch).exits(0);
-        tree(&scratch.path().join(format!("logs-{name:?}")))
+        run_restarted_job(name, &scratch).expect_exit_code(0);
+        read_tree(&scratch.path().join(format!("logs-{name:?}")))
     });
     let [ours, torchruns, reference] = &trees;
     assert!(reference.contains_key("run/attempt_1/filtered_stdout.log"), "{reference:?}");

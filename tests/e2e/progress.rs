@@ -5,13 +5,13 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Scratch, Size, only_ours};
+use harness::{Gate, Launch, Name, Scratch, Size, is_rankrun};
 use nix::sys::signal::Signal;
 
 const SIZE: Size = Size { rows: 16, columns: 60 };
 
 /// The rows with a bar.
-fn bars(rows: &[String]) -> Vec<&str> {
+fn bar_rows(rows: &[String]) -> Vec<&str> {
     rows.iter().map(String::as_str).filter(|row| row.contains('%')).collect()
 }
 
@@ -31,18 +31,22 @@ fn bars_of_two_ranks_on_a_terminal_stay_in_place_with_labels() {
         ];
         let launch = Launch::standalone(Name::Rankrun, 2).args(options).terminal_of(SIZE);
         let job = launch.worker(steps).start();
-        job.sees(SIZE, |rows| bars(rows) == ["[default0]:10% of 0", "[default1]:10% of 1"]);
+        job.wait_for_screen(SIZE, |rows| bar_rows(rows) == ["[default0]:10% of 0", "[default1]:10% of 1"]);
         first.open(2);
-        let seen = job.sees(SIZE, |rows| {
+        let screen = job.wait_for_screen(SIZE, |rows| {
             let lines = rows.iter().filter(|row| row.contains("a line of")).count();
-            lines == 2 && bars(rows) == ["[default0]:20% of 0", "[default1]:20% of 1"]
+            lines == 2 && bar_rows(rows) == ["[default0]:20% of 0", "[default1]:20% of 1"]
         });
-        assert_eq!(bars(&seen[seen.len() - 2..]).len(), 2, "the bars are below the lines: {seen:?}");
+        assert_eq!(
+            bar_rows(&screen[screen.len() - 2..]).len(),
+            2,
+            "the bars are below the lines: {screen:?}"
+        );
         second.open(2);
         let outcome = job.wait();
-        outcome.exits(0);
-        let history = SIZE.history_after(outcome.out_bytes());
-        let mut last = bars(&history);
+        outcome.expect_exit_code(0);
+        let history = SIZE.history_after(outcome.stdout_bytes());
+        let mut last = bar_rows(&history);
         last.sort_unstable();
         assert_eq!(last, ["[default0]:100% of 0", "[default1]:100% of 1"], "{history:?}");
         assert_eq!(history.iter().filter(|row| row.contains("the end of")).count(), 2, "{history:?}");
@@ -56,8 +60,8 @@ fn bar_as_wide_as_its_terminal_is_one_row() {
                   for step in 1 2 3 4 5; do printf '\\r%s' \"$$bar\"; sleep 0.1; done; echo";
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3"]).terminal_of(SIZE);
     let outcome = launch.shell(script).run();
-    outcome.exits(0);
-    let history = SIZE.history_after(outcome.out_bytes());
+    outcome.expect_exit_code(0);
+    let history = SIZE.history_after(outcome.stdout_bytes());
     let rows: Vec<_> = history.iter().filter(|row| row.contains('#')).collect();
     assert_eq!(rows.len(), 2, "{history:?}");
     assert!(rows.iter().all(|row| row.len() == 59), "{history:?}");
@@ -71,17 +75,19 @@ fn narrow_terminal_cuts_rows_and_follows_a_resize() {
     let steps = [format!("write=\r{text}"), grow.step(), format!("write=\r{text}!"), end.step()];
     let job = Launch::standalone(Name::Rankrun, 2).terminal_of(SIZE).worker(steps).start();
     let cut = |rank: u32, width: usize| format!("[default{rank}]:{}>", &text[..width - 13]);
-    job.sees(SIZE, |rows| rows.ends_with(&[cut(0, 60), cut(1, 60)]));
+    job.wait_for_screen(SIZE, |rows| rows.ends_with(&[cut(0, 60), cut(1, 60)]));
     let wide = Size { columns: 100, ..SIZE };
     job.resize(wide);
     grow.open(2);
-    job.sees(wide, |rows| rows.ends_with(&[format!("[default0]:{text}!"), format!("[default1]:{text}!")]));
+    job.wait_for_screen(wide, |rows| {
+        rows.ends_with(&[format!("[default0]:{text}!"), format!("[default1]:{text}!")])
+    });
     end.open(2);
-    job.wait().exits(0);
+    job.wait().expect_exit_code(0);
 }
 
 #[test]
-fn bar_of_a_rank_that_dies_is_kept_and_the_next_life_begins_anew() {
+fn bar_of_failed_rank_is_kept_across_restart() {
     let gate = Gate::closed();
     let steps = [
         "write=\r{rank} at 40% in {life}",
@@ -91,12 +97,14 @@ fn bar_of_a_rank_that_dies_is_kept_and_the_next_life_begins_anew() {
     ];
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).terminal_of(SIZE);
     let job = launch.worker(steps).start();
-    job.sees(SIZE, |rows| bars(rows) == ["[default0]:0 at 40% in 0", "[default1]:1 at 40% in 0"]);
+    job.wait_for_screen(SIZE, |rows| {
+        bar_rows(rows) == ["[default0]:0 at 40% in 0", "[default1]:1 at 40% in 0"]
+    });
     gate.open(1);
     let outcome = job.wait();
-    outcome.exits(0);
-    let history = SIZE.history_after(outcome.out_bytes());
-    let mut bars = bars(&history);
+    outcome.expect_exit_code(0);
+    let history = SIZE.history_after(outcome.stdout_bytes());
+    let mut bars = bar_rows(&history);
     bars.sort_unstable();
     let expected = [
         "[default0]:0 at 40% in 0",
@@ -108,16 +116,16 @@ fn bar_of_a_rank_that_dies_is_kept_and_the_next_life_begins_anew() {
 }
 
 #[test]
-fn launcher_line_does_not_tear_the_bars() {
+fn launcher_line_does_not_break_bars() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["-v"]).terminal_of(SIZE);
     let job = launch.worker(["write=\r10% of {rank}", "rank1:exit=0", "forever"]).start();
-    job.sees(SIZE, |rows| {
+    job.wait_for_screen(SIZE, |rows| {
         ["0", "1"].iter().all(|rank| rows.iter().any(|row| row.ends_with(&format!("10% of {rank}"))))
     });
     job.signal(Signal::SIGTERM);
     let outcome = job.wait();
-    outcome.exits(143);
-    let history = SIZE.history_after(outcome.out_bytes());
+    outcome.expect_exit_code(143);
+    let history = SIZE.history_after(outcome.stdout_bytes());
     let bars: Vec<_> = history.iter().filter(|row| row.contains("10%")).collect();
     assert!(bars.contains(&&"[default0]:10% of 0".to_owned()), "{history:?}");
     assert!(bars.contains(&&"[default1]:10% of 1".to_owned()), "{history:?}");
@@ -128,17 +136,17 @@ fn launcher_line_does_not_tear_the_bars() {
 fn one_worker_keeps_its_terminal_byte_for_byte() {
     let steps = ["write=\r10%\x1b[A\x1b[5C\x08", "write=\r20%\n"];
     let outcome = Launch::standalone(Name::Rankrun, 1).terminal_of(SIZE).worker(steps).run();
-    outcome.exits(0);
-    assert!(outcome.out().contains("\r10%\x1b[A\x1b[5C\x08\r20%\r\n"), "{:?}", outcome.out());
+    outcome.expect_exit_code(0);
+    assert!(outcome.stdout().contains("\r10%\x1b[A\x1b[5C\x08\r20%\r\n"), "{:?}", outcome.stdout());
 }
 
 #[test]
-fn terminal_without_cursor_movement_gets_lines_alone() {
+fn dumb_terminal_gets_plain_lines() {
     let steps = ["write=\r10% of {rank}\r20% of {rank}\r100% of {rank}\n"];
     let launch = Launch::standalone(Name::Rankrun, 2).env("TERM", "dumb").terminal_of(SIZE);
     let outcome = launch.worker(steps).run();
-    outcome.exits(0);
-    assert!(!outcome.out().contains('\x1b'), "{:?}", outcome.out());
+    outcome.expect_exit_code(0);
+    assert!(!outcome.stdout().contains('\x1b'), "{:?}", outcome.stdout());
     let mut lines = outcome.lines_with("%");
     lines.sort_unstable();
     assert_eq!(lines, ["[default0]:100% of 0", "[default1]:100% of 1"], "{outcome}");
@@ -152,8 +160,8 @@ fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
     let steps = [format!("write={pictures}\n"), "print=the end of {rank}".to_owned()];
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3", "--log-dir", &logs]);
     let outcome = launch.worker(steps).run();
-    outcome.exits(0);
-    let mut lines = outcome.out_lines();
+    outcome.expect_exit_code(0);
+    let mut lines = outcome.stdout_lines();
     lines.sort_unstable();
     let expected = [
         "[default0]:100% of 0",
@@ -177,13 +185,13 @@ fn teed_bar_in_a_pipe_is_one_line_and_its_file_has_every_byte() {
 #[test]
 fn bar_in_a_pipe_without_tee_keeps_every_byte() {
     let outcome = Launch::standalone(Name::Rankrun, 1).worker(["write=\r10%\r20%\x08\n"]).run();
-    assert_eq!(outcome.exits(0).out(), "\r10%\r20%\x08\n");
+    assert_eq!(outcome.expect_exit_code(0).stdout(), "\r10%\r20%\x08\n");
 }
 
 /// torchrun prints them all; a carriage return begins a new line there.
 #[test]
 fn teed_control_characters_are_kept_except_in_rewritten_lines() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let text = "B\x08BO\x08O\n\x1b[2Jx\nfoo\rbar\nB\x08B\n\x1b[2Jy\n";
@@ -192,20 +200,20 @@ fn teed_control_characters_are_kept_except_in_rewritten_lines() {
     for (name, before) in [(Name::Torchrun, "foo\r"), (Name::Rankrun, "")] {
         let launch = Launch::standalone(name, 1).args(["--tee", "3"]);
         let outcome = launch.worker([format!("write={text}")]).run();
-        assert_eq!(outcome.exits(0).out(), format!("{start}{before}{end}"));
+        assert_eq!(outcome.expect_exit_code(0).stdout(), format!("{start}{before}{end}"));
     }
 }
 
 #[test]
-fn rewritten_line_that_stands_in_a_pipe_is_one_picture() {
+fn rewritten_line_in_pipe_is_shown_once() {
     let gate = Gate::closed();
     let steps = ["write=Loading {rank}...\r", &gate.step(), "write=\nok {rank}\n"];
     let job = Launch::standalone(Name::Rankrun, 2).args(["--tee", "3"]).worker(steps).start();
-    job.lines("Loading", 2);
+    job.wait_for_lines("Loading", 2);
     gate.open(2);
     let outcome = job.wait();
-    outcome.exits(0);
-    let mut lines = outcome.out_lines();
+    outcome.expect_exit_code(0);
+    let mut lines = outcome.stdout_lines();
     lines.sort_unstable();
     let expected =
         ["[default0]:Loading 0...", "[default0]:ok 0", "[default1]:Loading 1...", "[default1]:ok 1"];
@@ -213,7 +221,7 @@ fn rewritten_line_that_stands_in_a_pipe_is_one_picture() {
 }
 
 #[test]
-fn bar_beside_a_prompt_waits_for_the_answer() {
+fn bar_update_during_prompt_waits_for_answer() {
     let scratch = Scratch::new();
     let (drawn, answered) = (scratch.at("drawn"), scratch.at("answered"));
     let script = format!(
@@ -223,17 +231,17 @@ fn bar_beside_a_prompt_waits_for_the_answer() {
     );
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "0"]).terminal_of(SIZE);
     let mut job = launch.shell(&script).start();
-    job.text("name? ");
+    job.wait_for_text("name? ");
     while !Path::new(&drawn).exists() {
         assert!(job.elapsed() < Duration::from_secs(60), "rank 1 does not come to its end");
         thread::sleep(Duration::from_millis(20));
     }
     job.type_text("Ann\n");
     let outcome = job.wait();
-    outcome.exits(0);
-    let out = outcome.out();
+    outcome.expect_exit_code(0);
+    let out = outcome.stdout();
     let (_, rest) = out.split_once("name? ").expect("the prompt");
     let (between, _) = rest.split_once("thanks Ann").expect("the answer");
     assert!(!between.contains('%'), "{between:?}");
-    assert!(outcome.out().contains("[default1]:100%"), "the bar goes on: {outcome}");
+    assert!(outcome.stdout().contains("[default1]:100%"), "the bar goes on: {outcome}");
 }

@@ -4,23 +4,23 @@ use std::fs::File;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use harness::{Job, Launch, Name, Outcome, Scratch, field, only_ours, tell};
+use harness::{Job, Launch, Name, Outcome, Scratch, field, is_rankrun, print_notice};
 use nix::sys::signal::Signal;
 
 /// The values of `key` in the lines that begin with the text, in order. (A summary repeats lines, but indented.)
-fn values<T: FromStr>(outcome: &Outcome, text: &str, key: &str) -> Vec<T> {
+fn field_values<T: FromStr>(outcome: &Outcome, text: &str, key: &str) -> Vec<T> {
     let lines = outcome.lines_with(text);
     let lines = lines.iter().filter(|line| line.starts_with(text));
     lines.filter_map(|line| field(line, key)?.parse().ok()).collect()
 }
 
 /// The lives of rank 0.
-pub(crate) fn lives(outcome: &Outcome) -> Vec<u32> {
-    values(outcome, "alive rank=0", "life")
+pub(crate) fn attempts_of_rank_0(outcome: &Outcome) -> Vec<u32> {
+    field_values(outcome, "alive rank=0", "life")
 }
 
 /// Our options under our own name, their variables under torchrun's.
-fn with(name: Name, workers: usize, max_restarts: &str, options: &[(&str, &str)]) -> Launch {
+fn launch_with_options(name: Name, workers: usize, max_restarts: &str, options: &[(&str, &str)]) -> Launch {
     let launch = Launch::standalone(name, workers).args(["--max-restarts", max_restarts]);
     options.iter().fold(launch, |launch, (option, value)| match name {
         Name::Rankrun => launch.args([format!("--{option}"), (*value).to_owned()]),
@@ -32,7 +32,7 @@ fn with(name: Name, workers: usize, max_restarts: &str, options: &[(&str, &str)]
 
 /// Each action, each condition.
 #[test]
-fn each_rule_decides_about_its_failures() {
+fn restart_rule_decides_matching_failures() {
     let actions =
         "exit=3:fail,exit=5:succeed,exit=7:restart,signal=KILL:restart,exit=8:requeue,exit=9:no-requeue";
     let conditions =
@@ -52,86 +52,87 @@ fn each_rule_decides_about_its_failures() {
         (conditions, 0, "exit=7", 7, 1, "by the rule `exit=7+node=0:fail`"),
         (conditions, 0, "die=SIGKILL", 75, 1, "by the rule `any:requeue`"),
     ] {
-        for name in Name::both().iter().filter(|_| only_ours()) {
-            let job = with(*name, 2, "2", &[("restart-rules", rules)]);
+        for name in Name::both().iter().filter(|_| is_rankrun()) {
+            let job = launch_with_options(*name, 2, "2", &[("restart-rules", rules)]);
             let ends = format!("rank{rank}:life0:{end}");
             let outcome = job.worker(["alive", &ends, "life0:forever"]).run();
             let status = if said.ends_with("fail`") { name.code(status) } else { status };
-            outcome.exits(status).complains(said);
-            let last = values::<u32>(&outcome, "alive rank=", "life").into_iter().max();
+            outcome.expect_exit_code(status).expect_stderr(said);
+            let last = field_values::<u32>(&outcome, "alive rank=", "life").into_iter().max();
             assert_eq!(last, Some(lived - 1), "{name:?} {end}\n{outcome}");
         }
     }
 }
 
 #[test]
-fn rules_count_as_variables_under_the_name_torchrun() {
-    if !only_ours() {
+fn restart_rules_variable_works_under_torchrun_name() {
+    if !is_rankrun() {
         return;
     }
     let job = Launch::standalone(Name::Torchrun, 1).args(["--max-restarts", "2"]);
     let job = job.env("RANKRUN_RESTART_RULES", "exit=8:requeue");
     let outcome = job.worker(["alive", "exit=8"]).run();
-    outcome.exits(75).complains("no restart, by the rule `exit=8:requeue`");
-    assert_eq!(lives(&outcome), [0]);
+    outcome.expect_exit_code(75).expect_stderr("no restart, by the rule `exit=8:requeue`");
+    assert_eq!(attempts_of_rank_0(&outcome), [0]);
 }
 
 /// From one start of the worker to the next, by its own clock.
 #[test]
-fn each_wait_is_longer_than_the_one_before() {
-    let names = || Name::both().iter().filter(|_| only_ours());
+fn restart_delay_grows_exponentially() {
+    let names = || Name::both().iter().filter(|_| is_rankrun());
     let start = |name: &Name| {
         let options = [("restart-delay", "1s")];
-        with(*name, 1, "3", &options).worker(["clock", "env", "exit=4"]).start()
+        launch_with_options(*name, 1, "3", &options).worker(["clock", "env", "exit=4"]).start()
     };
     let jobs: Vec<Job> = names().map(start).collect();
     for (job, name) in jobs.into_iter().zip(names()) {
         let outcome = job.wait();
-        outcome.exits(name.code(4));
+        outcome.expect_exit_code(name.code(4));
         for (restart, wait) in [(1, 1), (2, 2), (3, 4)] {
             let said = format!("in {wait}.0 s (restart {restart} of 3); a signal ends the wait");
-            outcome.complains(&said);
+            outcome.expect_stderr(&said);
         }
-        let starts: Vec<f64> = values(&outcome, "clock rank=0", "seconds");
+        let starts: Vec<f64> = field_values(&outcome, "clock rank=0", "seconds");
         let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        tell(&format!("{name:?}: waits of 1, 2 and 4 s took {gaps:.2?} s"));
+        print_notice(&format!("{name:?}: waits of 1, 2 and 4 s took {gaps:.2?} s"));
         assert_eq!(gaps.len(), 3, "{outcome}");
         for (gap, least) in gaps.iter().zip([1.0, 2.0, 4.0]) {
             // The kernel counts hundredths.
             assert!(*gap >= least - 0.02, "{gaps:?}\n{outcome}");
         }
-        let counters = |variable| values::<u32>(&outcome, "env0 TORCHELASTIC_", variable);
+        let counters = |variable| field_values::<u32>(&outcome, "env0 TORCHELASTIC_", variable);
         assert_eq!(counters("TORCHELASTIC_RESTART_COUNT"), [0, 1, 2, 3], "{outcome}");
         assert_eq!(counters("TORCHELASTIC_MAX_RESTARTS"), [3; 4], "{outcome}");
     }
 }
 
 #[test]
-fn no_wait_is_longer_than_the_cap() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn restart_delay_is_capped() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let options = [("restart-delay", "0.1"), ("restart-factor", "10"), ("restart-max-delay", "0.3")];
-        let outcome = with(*name, 1, "3", &options).worker(["alive", "exit=4"]).run();
-        outcome.exits(name.code(4));
+        let outcome = launch_with_options(*name, 1, "3", &options).worker(["alive", "exit=4"]).run();
+        outcome.expect_exit_code(name.code(4));
         for (restart, wait) in [(1, "0.1"), (2, "0.3"), (3, "0.3")] {
-            outcome.complains(&format!("in {wait} s (restart {restart} of 3)"));
+            outcome.expect_stderr(&format!("in {wait} s (restart {restart} of 3)"));
         }
     }
 }
 
 /// Jobs that failed together do not start together.
 #[test]
-fn chance_makes_waits_differ() {
+fn restart_jitter_randomizes_delay() {
     let waits: Vec<f64> = Name::both()
         .iter()
         .cycle()
-        .take(if only_ours() { 4 } else { 0 })
+        .take(if is_rankrun() { 4 } else { 0 })
         .map(|name| {
             let options = [("restart-delay", "10h"), ("restart-max-delay", "10h"), ("restart-jitter", "0.5")];
-            let job = with(*name, 1, "1", &options).worker(["exit=4"]).start();
-            job.text("; a signal ends the wait");
+            let job = launch_with_options(*name, 1, "1", &options).worker(["exit=4"]).start();
+            job.wait_for_text("; a signal ends the wait");
             job.signal(Signal::SIGTERM);
             let outcome = job.wait();
-            let line = outcome.err().lines().find(|line| line.contains("ends the wait")).map(str::to_owned);
+            let line =
+                outcome.stderr().lines().find(|line| line.contains("ends the wait")).map(str::to_owned);
             let line = line.expect("it is said");
             let wait = line.split_once(" in ").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
             wait.expect("the wait is a number")
@@ -142,104 +143,112 @@ fn chance_makes_waits_differ() {
 }
 
 #[test]
-fn a_signal_ends_the_wait() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
-        let job = with(*name, 1, "1", &[("restart-delay", "1h")]).worker(["alive", "exit=4"]).start();
-        job.text("in 3600.0 s (restart 1 of 1)");
+fn signal_ends_restart_delay() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
+        let job = launch_with_options(*name, 1, "1", &[("restart-delay", "1h")])
+            .worker(["alive", "exit=4"])
+            .start();
+        job.wait_for_text("in 3600.0 s (restart 1 of 1)");
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
-        outcome.exits(name.code(128 + 15));
-        assert_eq!(lives(&outcome), [0]);
+        outcome.expect_exit_code(name.code(128 + 15));
+        assert_eq!(attempts_of_rank_0(&outcome), [0]);
     }
 }
 
 #[test]
-fn the_budget_is_over_the_whole_job() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
-        let outcome = with(*name, 1, "2", &[]).worker(["alive", "exit=4"]).run();
-        outcome.exits(name.code(4));
-        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+fn max_restarts_is_budget_of_whole_job() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
+        let outcome = launch_with_options(*name, 1, "2", &[]).worker(["alive", "exit=4"]).run();
+        outcome.expect_exit_code(name.code(4));
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2], "{outcome}");
     }
 }
 
 #[test]
-fn a_window_limits_restarts_within_it() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
-        let outcome = with(*name, 1, "1", &[("restart-window", "1h")]).worker(["alive", "exit=4"]).run();
-        outcome.exits(name.code(4)).complains("no restart: 1 within 1h are used up");
-        assert_eq!(lives(&outcome), [0, 1]);
+fn restart_window_limits_restarts() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
+        let outcome =
+            launch_with_options(*name, 1, "1", &[("restart-window", "1h")]).worker(["alive", "exit=4"]).run();
+        outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 1 within 1h are used up");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1]);
     }
 }
 
 /// Each life is longer than the window.
 #[test]
-fn what_has_left_the_window_does_not_count() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn restarts_outside_window_do_not_count() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let steps = ["alive", "sleep-ms=200", "life<3:exit=4"];
-        let outcome = with(*name, 1, "1", &[("restart-window", "0.2")]).worker(steps).run();
-        outcome.exits(0);
-        assert_eq!(lives(&outcome), [0, 1, 2, 3], "{outcome}");
+        let outcome = launch_with_options(*name, 1, "1", &[("restart-window", "0.2")]).worker(steps).run();
+        outcome.expect_exit_code(0);
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3], "{outcome}");
     }
 }
 
 /// The waits alone are longer than the window.
 #[test]
-fn waits_are_no_part_of_a_window() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn restart_delay_does_not_count_in_window() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let options = [("restart-window", "2"), ("restart-delay", "1.1"), ("restart-factor", "1")];
-        let outcome = with(*name, 1, "2", &options).worker(["alive", "life<4:exit=4"]).run();
-        outcome.exits(name.code(4)).complains("no restart: 2 within 2s are used up");
-        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+        let outcome = launch_with_options(*name, 1, "2", &options).worker(["alive", "life<4:exit=4"]).run();
+        outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 2 within 2s are used up");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2], "{outcome}");
     }
 }
 
 #[test]
-fn a_healthy_life_begins_anew_and_the_workers_count_on() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn restart_reset_renews_budget_and_keeps_restart_count() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let steps = ["alive", "env", "sleep-ms=150", "life<3:exit=4"];
-        let outcome = with(*name, 1, "1", &[("restart-reset", "0.1")]).worker(steps).run();
-        outcome.exits(0);
-        assert_eq!(lives(&outcome), [0, 1, 2, 3], "{outcome}");
-        outcome.says("env0 TORCHELASTIC_RESTART_COUNT=3").says("env0 TORCHELASTIC_MAX_RESTARTS=1");
+        let outcome = launch_with_options(*name, 1, "1", &[("restart-reset", "0.1")]).worker(steps).run();
+        outcome.expect_exit_code(0);
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3], "{outcome}");
+        outcome
+            .expect_stdout("env0 TORCHELASTIC_RESTART_COUNT=3")
+            .expect_stdout("env0 TORCHELASTIC_MAX_RESTARTS=1");
     }
 }
 
 #[test]
-fn a_job_that_gets_nowhere_is_given_up() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn restarts_without_progress_end_the_job() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let folder = scratch.folder("checkpoints", 0o777);
         let options = [("progress-dir", folder.as_str()), ("progress-restarts", "2")];
-        let outcome = with(*name, 1, "9", &options).worker(["alive", "exit=4"]).run();
-        outcome.exits(name.code(4)).complains("no restart: 2 restarts changed no file in");
-        assert_eq!(lives(&outcome), [0, 1, 2], "{outcome}");
+        let outcome = launch_with_options(*name, 1, "9", &options).worker(["alive", "exit=4"]).run();
+        outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 2 restarts changed no file in");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2], "{outcome}");
 
         // A file from the future hides nothing.
         let future = SystemTime::UNIX_EPOCH + Duration::from_secs(9_000_000_000);
         File::create(format!("{folder}/odd")).and_then(|file| file.set_modified(future)).expect("a file");
         let writes = format!("touch={folder}/step-{{life}}");
-        let outcome = with(*name, 1, "9", &options).worker(["alive", &writes, "life<4:exit=4"]).run();
-        outcome.exits(0);
-        assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
-        outcome.never_says("does not exist yet");
+        let outcome =
+            launch_with_options(*name, 1, "9", &options).worker(["alive", &writes, "life<4:exit=4"]).run();
+        outcome.expect_exit_code(0);
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3, 4], "{outcome}");
+        outcome.expect_absent("does not exist yet");
     }
 }
 
 #[test]
-fn a_folder_that_cannot_be_read_ends_nothing_and_a_missing_one_is_told() {
-    for name in Name::both().iter().filter(|_| only_ours()) {
+fn unreadable_progress_dir_is_ignored_and_missing_one_reported() {
+    for name in Name::both().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let missing = format!("{}/later", scratch.folder("job", 0o777));
         let steps = ["alive", "life<4:exit=4"];
         let options = |folder| [("progress-dir", folder), ("progress-restarts", "1")];
-        let outcome = with(*name, 1, "9", &options(&missing)).worker(steps).run();
-        outcome.exits(name.code(4)).complains("where progress is to be seen, does not exist yet");
-        assert_eq!(lives(&outcome), [0, 1], "{outcome}");
+        let outcome = launch_with_options(*name, 1, "9", &options(&missing)).worker(steps).run();
+        outcome
+            .expect_exit_code(name.code(4))
+            .expect_stderr("where progress is to be seen, does not exist yet");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1], "{outcome}");
 
         // Even root cannot read a file as a folder.
         File::create(&missing).expect("a file");
-        let outcome = with(*name, 1, "9", &options(&missing)).worker(steps).run();
-        outcome.exits(0).complains("could not be looked at");
-        assert_eq!(lives(&outcome), [0, 1, 2, 3, 4], "{outcome}");
+        let outcome = launch_with_options(*name, 1, "9", &options(&missing)).worker(steps).run();
+        outcome.expect_exit_code(0).expect_stderr("could not be looked at");
+        assert_eq!(attempts_of_rank_0(&outcome), [0, 1, 2, 3, 4], "{outcome}");
     }
 }

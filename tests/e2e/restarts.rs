@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, Outcome, Scratch, field, is_rankrun};
 
 /// The values of `key` in the lines that begin with the text. (A summary repeats lines, but indented.)
-fn values(outcome: &Outcome, text: &str, key: &str) -> Vec<String> {
+fn field_values(outcome: &Outcome, text: &str, key: &str) -> Vec<String> {
     let lines = outcome.lines_with(text);
     let lines = lines.iter().filter(|line| line.starts_with(text));
     let mut values: Vec<_> = lines.filter_map(|line| field(line, key)).map(str::to_owned).collect();
@@ -25,7 +25,7 @@ fn run_folder(logs: &str) -> PathBuf {
 
 /// A job of two. Rank 1 fails with code 4 in its first lives, each time after both were seen.
 #[track_caller]
-fn failing(name: Name, max_restarts: &str, lives: usize) -> Outcome {
+fn run_failing_job(name: Name, max_restarts: &str, lives: usize) -> Outcome {
     let gate = Gate::closed();
     let launch = Launch::standalone(name, 2).args(["--max-restarts", max_restarts]);
     let fails = format!("life<{lives}");
@@ -37,42 +37,42 @@ fn failing(name: Name, max_restarts: &str, lives: usize) -> Outcome {
     ];
     let job = launch.worker(steps).start();
     for life in 0..lives {
-        job.lines(&format!("life={life} pid="), 2);
+        job.wait_for_lines(&format!("life={life} pid="), 2);
         gate.open(1);
     }
     job.wait()
 }
 
 #[test]
-fn every_rank_starts_again_and_counts() {
+fn restart_starts_all_ranks_and_increments_count() {
     for name in Name::both() {
-        let outcome = failing(*name, "3", 2);
-        outcome.exits(0);
-        assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1", "2"], "{outcome}");
-        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1", "2"], "{outcome}");
+        let outcome = run_failing_job(*name, "3", 2);
+        outcome.expect_exit_code(0);
+        assert_eq!(field_values(&outcome, "alive rank=0", "life"), ["0", "1", "2"], "{outcome}");
+        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0", "1", "2"], "{outcome}");
     }
 }
 
 #[test]
-fn the_last_restart_is_the_last() {
+fn exhausted_max_restarts_ends_with_worker_code() {
     for name in Name::both() {
-        let outcome = failing(*name, "1", 2);
-        outcome.exits(name.code(4));
-        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0", "1"], "{outcome}");
+        let outcome = run_failing_job(*name, "1", 2);
+        outcome.expect_exit_code(name.code(4));
+        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0", "1"], "{outcome}");
     }
 }
 
 #[test]
-fn without_restarts_there_is_one_life() {
+fn max_restarts_zero_runs_one_attempt() {
     for name in Name::both() {
-        let outcome = failing(*name, "0", 1);
-        outcome.exits(name.code(4));
-        assert_eq!(values(&outcome, "alive rank=1", "life"), ["0"], "{outcome}");
+        let outcome = run_failing_job(*name, "0", 1);
+        outcome.expect_exit_code(name.code(4));
+        assert_eq!(field_values(&outcome, "alive rank=1", "life"), ["0"], "{outcome}");
     }
 }
 
 #[test]
-fn each_life_has_a_folder_of_its_own() {
+fn each_attempt_has_own_log_folder() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let logs = scratch.at("logs");
@@ -80,7 +80,7 @@ fn each_life_has_a_folder_of_its_own() {
             Launch::standalone(*name, 2).args(["--max-restarts", "2", "--log-dir", &logs, "-r", "3"]);
         let outcome =
             launch.worker(["print=life {life} of {rank}", "rank1:life<2:exit=4", "life<2:forever"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let run = run_folder(&logs);
         for life in 0..3 {
             let log = run.join(format!("attempt_{life}/1/stdout.log"));
@@ -93,7 +93,7 @@ fn each_life_has_a_folder_of_its_own() {
 }
 
 #[test]
-fn the_earlier_life_is_over_before_the_next_begins() {
+fn workers_of_previous_attempt_end_before_restart() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let folder = scratch.folder("census", 0o777);
@@ -107,7 +107,7 @@ fn the_earlier_life_is_over_before_the_next_begins() {
             "rank0:sleep-ms=300",
         ];
         let outcome = launch.worker(steps).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let lines = outcome.lines_with("census rank=");
         assert!(lines.len() >= 7, "{outcome}");
         assert!(
@@ -118,8 +118,8 @@ fn the_earlier_life_is_over_before_the_next_begins() {
 }
 
 #[test]
-fn helpers_of_the_earlier_life_are_gone_too() {
-    if !only_ours() {
+fn children_of_previous_attempt_are_killed_before_restart() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -129,72 +129,72 @@ fn helpers_of_the_earlier_life_are_gone_too() {
         let mut job = launch.worker(steps).start();
         let helpers: Vec<_> = ["daemon", "plain"]
             .iter()
-            .map(|who| job.line(&format!("who={who}")))
+            .map(|who| job.wait_for_line(&format!("who={who}")))
             .map(|line| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid"))
             .collect();
         job.type_text("go\n");
-        job.line("alive rank=0 life=1");
+        job.wait_for_line("alive rank=0 life=1");
         for pid in helpers {
             assert!(harness::is_zombie_or_gone(pid), "{pid} of the earlier life lives\n{job}");
         }
         job.close_stdin();
-        job.wait().exits(0);
+        job.wait().expect_exit_code(0);
     }
 }
 
 #[test]
-fn the_job_keeps_its_id_and_its_port() {
+fn restart_keeps_run_id_and_master_port() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
         let outcome = launch.worker(["rank0:env", "rank1:life<1:exit=4", "life<1:forever"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for variable in ["TORCHELASTIC_RUN_ID", "MASTER_PORT", "RANKRUN_JOB"] {
             let lines = outcome.lines_with(&format!(" {variable}="));
             let different: BTreeSet<&String> = lines.iter().collect();
             assert!(different.len() <= 1, "{different:?}\n{outcome}");
         }
         // The first life may have been stopped before it could speak.
-        let lives = values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
+        let lives = field_values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
         assert_eq!(lives.last().map(String::as_str), Some("1"), "{outcome}");
     }
 }
 
 #[test]
-fn our_generation_counts_lives() {
-    if only_ours() {
+fn generation_variable_counts_attempts() {
+    if is_rankrun() {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "2"]);
         let outcome = launch.worker(["env", "life<2:exit=4"]).run();
-        outcome.exits(0);
-        let generations = values(&outcome, "env0 RANKRUN_GENERATION", "RANKRUN_GENERATION");
+        outcome.expect_exit_code(0);
+        let generations = field_values(&outcome, "env0 RANKRUN_GENERATION", "RANKRUN_GENERATION");
         assert_eq!(generations, ["0", "1", "2"], "{outcome}");
     }
 }
 
 #[test]
-fn a_signal_death_is_restarted_like_any_failure() {
+fn worker_killed_by_signal_is_restarted() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
         let outcome = launch.worker(["alive", "rank0:life<1:die=SIGUSR1", "life<1:forever"]).run();
-        outcome.exits(0);
-        assert_eq!(values(&outcome, "alive rank=0", "life"), ["0", "1"], "{outcome}");
+        outcome.expect_exit_code(0);
+        assert_eq!(field_values(&outcome, "alive rank=0", "life"), ["0", "1"], "{outcome}");
     }
 }
 
 #[test]
-fn folders_without_a_file_are_not_left_in_the_temporary_folder() {
-    if !only_ours() {
+fn temporary_folder_is_empty_after_success() {
+    if !is_rankrun() {
         return;
     }
     // torchrun leaves a tree in the temporary folder at every start; ours would be empty.
     let launch = Launch::standalone(Name::Rankrun, 2);
     let temporary = launch.temporary();
     let outcome = launch.worker(["alive"]).run();
-    outcome.exits(0);
-    let left: Vec<_> = list(&temporary);
+    outcome.expect_exit_code(0);
+    let left: Vec<_> = list_folder(&temporary);
     assert!(left.is_empty(), "{left:?}\n{outcome}");
 }
 
-fn list(folder: &Path) -> Vec<PathBuf> {
+fn list_folder(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("the folder exists");
     entries.map(|entry| entry.expect("it can be listed").path()).collect()
 }

@@ -1,6 +1,6 @@
 //! Ten ranks fail within a few milliseconds because one did: that one is named.
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, oracle, soak, tell};
+use harness::{Gate, Launch, Name, Outcome, Scratch, is_soak, is_torchrun, print_notice};
 use nix::sys::stat::Mode;
 
 const RANKS: usize = 10;
@@ -18,7 +18,7 @@ enum Cause {
 
 /// One job. The rank that is the cause holds the only write end of a FIFO, and the others wait for its end of file.
 /// Workers of even rank ignore SIGTERM and end by themselves.
-fn job(name: Name, rank: usize, cause: Cause) -> Outcome {
+fn run_failing_job(name: Name, rank: usize, cause: Cause) -> Outcome {
     let scratch = Scratch::new();
     let gate = Gate::new(&scratch, "gate");
     let peers = scratch.path().join("peers");
@@ -45,37 +45,39 @@ fn job(name: Name, rank: usize, cause: Cause) -> Outcome {
          exec 4<{peers}; echo ready; cat <&4; {victim}"
     );
     let job = Launch::standalone(name, RANKS).shell(&line).start();
-    job.lines("ready", RANKS);
+    job.wait_for_lines("ready", RANKS);
     gate.open(1);
     job.wait()
 }
 
 /// The rank that torchrun's report names as the root cause.
 fn root_cause(outcome: &Outcome) -> Option<String> {
-    let err = outcome.err();
+    let err = outcome.stderr();
     let (_, root) = err.split_once("Root Cause (first observed failure):")?;
     let (_, rank) = root.split_once("  rank      : ")?;
     Some(rank.split(' ').next()?.to_owned())
 }
 
 #[test]
-fn of_ten_that_fail_together_the_cause_is_named() {
-    if oracle() {
-        tell("skipped: torchrun 2.15 tells only whole seconds apart");
+fn ten_simultaneous_failures_report_root_cause() {
+    if is_torchrun() {
+        print_notice("skipped: torchrun 2.15 tells only whole seconds apart");
         return;
     }
-    let rounds = if soak() { 20 } else { 5 };
+    let rounds = if is_soak() { 20 } else { 5 };
     for round in 0..rounds {
         for name in Name::both() {
             for cause in [Cause::WritesAndGoes, Cause::Ends, Cause::WritesAndLingers] {
                 let rank = (round * 7 + 3) % RANKS;
-                let outcome = job(*name, rank, cause);
+                let outcome = run_failing_job(*name, rank, cause);
                 let own_code = if matches!(cause, Cause::WritesAndLingers) { 1 } else { 3 };
-                outcome.exits(name.code(own_code)).complains(&format!("error: rank {rank} failed first: "));
+                outcome
+                    .expect_exit_code(name.code(own_code))
+                    .expect_stderr(&format!("error: rank {rank} failed first: "));
                 if *name == Name::Torchrun {
                     let root = root_cause(&outcome);
                     assert_eq!(root, Some(rank.to_string()), "{cause:?}\n{outcome}");
-                    outcome.complains(&format!(") local_rank: {rank} (pid: "));
+                    outcome.expect_stderr(&format!(") local_rank: {rank} (pid: "));
                 }
             }
         }

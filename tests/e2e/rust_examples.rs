@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use harness::{Launch, Machine, Name, Outcome, Scratch, example, soak};
+use harness::{Launch, Machine, Name, Outcome, Scratch, example, is_soak};
 use nix::sys::signal::Signal;
 
 /// Rows of each batch of the demo.
 const ROWS: usize = 30;
 
 /// How torch's `chunk` splits the batch: pieces of the rounded-up size, the last one smaller.
-fn pieces(workers: usize) -> Vec<usize> {
+fn chunk_sizes(workers: usize) -> Vec<usize> {
     let size = ROWS.div_ceil(workers);
     (0..ROWS).step_by(size).map(|start| size.min(ROWS - start)).collect()
 }
@@ -19,14 +19,14 @@ fn demo_splits_each_batch_over_the_workers() {
     for workers in [1, 2, 4] {
         let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
         let outcome = launch.run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let steps = outcome.lines_with("Outside: input size [30, 1000], output size [30, 2]").len();
         assert!(steps > 0, "{outcome}");
         let inside = outcome.lines_with("In Model:");
         assert_eq!(inside.len(), steps * workers, "{outcome}");
-        for rows in pieces(workers).into_iter().collect::<BTreeSet<_>>() {
+        for rows in chunk_sizes(workers).into_iter().collect::<BTreeSet<_>>() {
             let text = format!("In Model: input size [{rows}, 1000], output size [{rows}, 2]");
-            let expected = pieces(workers).into_iter().filter(|piece| *piece == rows).count() * steps;
+            let expected = chunk_sizes(workers).into_iter().filter(|piece| *piece == rows).count() * steps;
             assert_eq!(outcome.lines_with(&text).len(), expected, "{text}\n{outcome}");
         }
         for rank in 0..workers {
@@ -39,18 +39,18 @@ fn demo_splits_each_batch_over_the_workers() {
 #[test]
 fn demo_runs_in_different_processes() {
     let outcome = Launch::standalone(Name::Rankrun, 4).args([example("data_parallel")]).run();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     let pids: BTreeSet<_> =
         outcome.lines_with("In Model:").iter().filter_map(|line| number_after(line, "pid")).collect();
     assert_eq!(pids.len(), 4, "{outcome}");
 }
 
 #[test]
-fn workers_split_their_parts_over_devices_and_learn_what_one_does() {
+fn demo_on_split_devices_has_losses_of_one_worker() {
     let learn = |workers: usize, devices: &str| {
         let launch = Launch::standalone(Name::Rankrun, workers).args([example("data_parallel")]);
         let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1", "--device-ids", devices]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let losses: Vec<f64> = outcome
             .lines_with("Loss: ")
             .iter()
@@ -73,11 +73,11 @@ fn workers_split_their_parts_over_devices_and_learn_what_one_does() {
 }
 
 #[test]
-fn workers_compute_on_the_gpus_that_they_are_given() {
+fn demo_computes_on_assigned_gpus() {
     let losses = |launch: Launch, places: &[String]| {
         let launch = launch.args([example("data_parallel")]);
         let outcome = launch.args(["--batch", "7", "--learning-rate", "0.1"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for place in places {
             assert_eq!(outcome.lines_with(place).len(), 3, "{place}\n{outcome}");
         }
@@ -99,25 +99,31 @@ fn workers_compute_on_the_gpus_that_they_are_given() {
         (&["--devices", "1,0"], places),
     ] {
         let found = losses(on(2).on(&machine).args(flags.iter().copied()), &places);
-        let is_close = found.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() <= 1e-5 * it.max(1.0));
+        let is_close = found
+            .iter()
+            .zip(&expected)
+            .all(|(loss, reference)| (loss - reference).abs() <= 1e-5 * reference.max(1.0));
         assert!(found.len() == 3 && is_close, "{found:?} is not {expected:?}");
     }
 }
 
 #[test]
-fn bench_measures_every_operation_and_finds_nothing_wrong() {
+fn bench_measures_every_operation_without_errors() {
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).args([example("allreduce_bench")]);
         let launch = launch.args(["--operation", operation, "--min", "64", "--max", "64K", "--factor", "32"]);
         let outcome = launch.args(["--iterations", "3", "--warmup", "1", "--type", "bf16"]).run();
-        outcome.exits(0).says("# backend shm, 3 ranks").says("# Avg bus bandwidth");
+        outcome
+            .expect_exit_code(0)
+            .expect_stdout("# backend shm, 3 ranks")
+            .expect_stdout("# Avg bus bandwidth");
         let rows = outcome.lines_with("  bf16  ").into_iter().filter(|line| line.ends_with("  0"));
         assert_eq!(rows.count(), 3, "{outcome}");
     }
 }
 
 #[test]
-fn bench_on_nccl_finds_nothing_wrong() {
+fn bench_on_nccl_has_no_errors() {
     let machine = Machine::gpus(3).computing();
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"] {
         let launch = Launch::standalone(Name::Rankrun, 3).on(&machine).args([example("allreduce_bench")]);
@@ -125,37 +131,37 @@ fn bench_on_nccl_finds_nothing_wrong() {
             launch.args(["--backend", "nccl", "--operation", operation, "--min", "64", "--max", "64K"]);
         let outcome =
             launch.args(["--factor", "32", "--iterations", "2", "--warmup", "1", "--type", "f32"]).run();
-        outcome.exits(0).says("# backend nccl, 3 ranks");
+        outcome.expect_exit_code(0).expect_stdout("# backend nccl, 3 ranks");
         let rows = outcome.lines_with("  f32  ").into_iter().filter(|line| line.ends_with("  0"));
         assert_eq!(rows.count(), 3, "{outcome}");
     }
 }
 
 #[test]
-fn bench_starts_every_rank_again_to_compare() {
+fn bench_compare_runs_every_backend() {
     for (backend, flags) in [("shm", &[][..]), ("auto", &["--json", "--memory", "program"])] {
         let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
         let launch = launch.args(["--backend", backend, "--compare", "--max", "2K"]);
         let outcome = launch.args(flags.iter().copied()).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let (runs, ratios) = if flags.is_empty() {
             (["# backend shm, 2 ranks", "# backend tcp, 2 ranks"], "shm          tcp    ratio")
         } else {
             ([r#"{"backend":"shm","ranks":2}"#, r#"{"backend":"tcp","ranks":2}"#], r#""ratio":"#)
         };
-        outcome.says(runs[0]).says(runs[1]).says(ratios);
+        outcome.expect_stdout(runs[0]).expect_stdout(runs[1]).expect_stdout(ratios);
     }
     let launch = Launch::standalone(Name::Rankrun, 2).args([example("allreduce_bench")]);
     let outcome = launch.args(["--backend", "tcp", "--compare"]).run();
-    outcome.exits(1).complains("`--compare` has nothing to compare: `tcp` has no faster path");
+    outcome.expect_exit_code(1).expect_stderr("`--compare` has nothing to compare: `tcp` has no faster path");
 }
 
 #[test]
-fn bench_on_nccl_says_what_is_missing() {
+fn bench_on_nccl_without_cuda_names_cuda() {
     // With a card it is another device than the launcher gave; without one the driver is asked for.
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--device-type", "cpu"]);
     let outcome = launch.args([example("allreduce_bench")]).args(["--backend", "nccl"]).run();
-    outcome.exits(1).complains("CUDA").never_says("panicked");
+    outcome.expect_exit_code(1).expect_stderr("CUDA").expect_absent("panicked");
 }
 
 /// The number behind a word, as in `pid 12` or `pid=12`.
@@ -166,7 +172,7 @@ fn number_after(line: &str, word: &str) -> Option<i32> {
 }
 
 /// A training that keeps its state and leaves its weights in the folder.
-fn training(workers: usize, scratch: &Scratch) -> Launch {
+fn training_launch(workers: usize, scratch: &Scratch) -> Launch {
     let launch = Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "1"]);
     let launch = launch.args([example("ddp_training")]).args(["--steps", "60"]);
     let launch = launch.args(["--weights-out", &scratch.at("weights")]);
@@ -175,7 +181,7 @@ fn training(workers: usize, scratch: &Scratch) -> Launch {
 
 /// The weights that a training left.
 #[track_caller]
-fn weights(scratch: &Scratch) -> Vec<f64> {
+fn read_weights(scratch: &Scratch) -> Vec<f64> {
     let text = std::fs::read_to_string(scratch.at("weights")).expect("the weights were written");
     let weights: Vec<f64> = text.split_whitespace().map(|word| word.parse().expect("a weight")).collect();
     assert!(weights.len() > 10, "{text}");
@@ -184,15 +190,15 @@ fn weights(scratch: &Scratch) -> Vec<f64> {
 
 /// One training run; `options` choose the rank that fails.
 #[track_caller]
-fn train(workers: usize, options: &[&str]) -> (Outcome, Vec<f64>) {
+fn run_training(workers: usize, options: &[&str]) -> (Outcome, Vec<f64>) {
     let scratch = Scratch::new();
-    let outcome = training(workers, &scratch).args(options.iter().copied()).run();
-    outcome.exits(0);
-    (outcome, weights(&scratch))
+    let outcome = training_launch(workers, &scratch).args(options.iter().copied()).run();
+    outcome.expect_exit_code(0);
+    (outcome, read_weights(&scratch))
 }
 
 #[track_caller]
-fn same_up_to_rounding(left: &[f64], right: &[f64]) {
+fn assert_close(left: &[f64], right: &[f64]) {
     assert_eq!(left.len(), right.len());
     for (left, right) in left.iter().zip(right) {
         assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
@@ -200,52 +206,52 @@ fn same_up_to_rounding(left: &[f64], right: &[f64]) {
 }
 
 #[test]
-fn training_ends_the_same_with_any_number_of_workers() {
-    let (outcome, alone) = train(1, &[]);
-    outcome.says("loss").says("accuracy");
+fn training_weights_do_not_depend_on_worker_count() {
+    let (outcome, alone) = run_training(1, &[]);
+    outcome.expect_stdout("loss").expect_stdout("accuracy");
     for workers in [2, 4] {
-        same_up_to_rounding(&alone, &train(workers, &[]).1);
+        assert_close(&alone, &run_training(workers, &[]).1);
     }
 }
 
 #[test]
-fn failed_worker_costs_nothing_but_time() {
-    let (_, undisturbed) = train(2, &[]);
+fn training_with_failed_worker_has_same_weights() {
+    let (_, undisturbed) = run_training(2, &[]);
     for how in ["kill", "exit", "panic"] {
         let failing = ["--fail-at", "37", "--fail-rank", "1", "--fail-how", how];
-        let (outcome, resumed) = train(2, &failing);
-        outcome.says("resumed from step 30");
+        let (outcome, resumed) = run_training(2, &failing);
+        outcome.expect_stdout("resumed from step 30");
         assert_eq!(resumed, undisturbed, "{how}\n{outcome}");
     }
 }
 
 #[test]
-fn worker_killed_from_outside_costs_nothing_but_time() {
-    let (_, undisturbed) = train(2, &[]);
+fn training_with_killed_worker_has_same_weights() {
+    let (_, undisturbed) = run_training(2, &[]);
     let scratch = Scratch::new();
     // Slow steps: the kill comes before the last one.
-    let job = training(2, &scratch).args(["--print-every", "10", "--step-ms", "50"]).start();
-    let pid = number_after(&job.line("rank 1 of 2"), "pid").expect("each rank says its pid");
-    job.line("step 20:");
+    let job = training_launch(2, &scratch).args(["--print-every", "10", "--step-ms", "50"]).start();
+    let pid = number_after(&job.wait_for_line("rank 1 of 2"), "pid").expect("each rank says its pid");
+    job.wait_for_line("step 20:");
     job.signal_to(pid, Signal::SIGKILL);
     let outcome = job.wait();
-    outcome.exits(0).complains("SIGKILL").says("resumed from step ");
-    assert_eq!(weights(&scratch), undisturbed, "{outcome}");
+    outcome.expect_exit_code(0).expect_stderr("SIGKILL").expect_stdout("resumed from step ");
+    assert_eq!(read_weights(&scratch), undisturbed, "{outcome}");
 }
 
 /// Only rank 0 draws, and the launcher passes its bar on while the training runs, not as one long line in the end.
 #[test]
-fn bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
+fn training_bar_is_live_and_counts_restarts() {
     let scratch = Scratch::new();
     let launch = Launch::standalone(Name::Rankrun, 2).terminal().args(["--max-restarts", "1"]);
     let launch = launch.args([example("ddp_training")]).args(["--steps", "60", "--step-ms", "150"]);
     let launch = launch.args(["--checkpoint", &scratch.at("state"), "--print-every", "60"]);
     let job = launch.args(["--fail-at", "40", "--fail-rank", "1"]).start();
-    job.text("restarts 0");
-    job.text("restarts 1");
+    job.wait_for_text("restarts 0");
+    job.wait_for_text("restarts 1");
     let outcome = job.wait();
-    outcome.exits(0).says("60/60 ");
-    let out = outcome.out();
+    outcome.expect_exit_code(0).expect_stdout("60/60 ");
+    let out = outcome.stdout();
     let place = |text: &str| out.find(text).unwrap_or_else(|| panic!("{text}: {outcome}"));
     assert!(
         place("/60 ") < place("rank 1: error: ") && place("restarts 1") < place("step 60: "),
@@ -255,15 +261,15 @@ fn bar_of_a_training_is_seen_while_it_runs_and_counts_the_restarts() {
 
 /// The victims notice within microseconds, and on a busy machine some are reaped before the one that failed.
 #[test]
-fn first_failed_rank_is_named_however_fast_its_peers_follow() {
-    let rounds = if soak() { 20 } else { 2 };
+fn first_failed_rank_is_named_despite_fast_peer_failures() {
+    let rounds = if is_soak() { 20 } else { 2 };
     for (how, code) in [("exit", 1), ("panic", 1), ("kill", 137)] {
         for workers in [2, 4] {
             for _ in 0..rounds {
                 let failing = ["--fail-at", "3", "--fail-rank", "1", "--fail-how", how];
                 let launch = Launch::standalone(Name::Rankrun, workers).args([example("ddp_training")]);
                 let outcome = launch.args(failing).run();
-                outcome.exits(code).complains("rank 1 failed first");
+                outcome.expect_exit_code(code).expect_stderr("rank 1 failed first");
             }
         }
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use harness::{
-    Fleet, Job, Launch, Machine, Name, Outcome, Process, Random, Scratch, example, namespaces, only_ours,
-    soak,
+    Fleet, Job, Launch, Machine, Name, Outcome, Process, Random, Scratch, can_use_namespaces, example,
+    is_rankrun, is_soak,
 };
 use nix::sys::signal::Signal;
 
@@ -31,27 +31,27 @@ enum Victim {
     Machine,
 }
 
-fn training(workers: usize, scratch: &Scratch) -> Launch {
-    training_by(Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "9"]), scratch)
+fn training_launch(workers: usize, scratch: &Scratch) -> Launch {
+    training_with_launch(Launch::standalone(Name::Rankrun, workers).args(["--max-restarts", "9"]), scratch)
 }
 
-fn training_by(launch: Launch, scratch: &Scratch) -> Launch {
-    training_until(launch, STEPS, scratch)
+fn training_with_launch(launch: Launch, scratch: &Scratch) -> Launch {
+    training_with_steps(launch, STEPS, scratch)
 }
 
-fn training_until(launch: Launch, steps: u64, scratch: &Scratch) -> Launch {
+fn training_with_steps(launch: Launch, steps: u64, scratch: &Scratch) -> Launch {
     let launch = launch.args([example("ddp_training")]).args(["--steps", &steps.to_string()]);
     let launch = launch.args(["--print-every", "1", "--weights-out", &scratch.at("weights")]);
     launch.args(["--checkpoint", &scratch.at("state"), "--checkpoint-every", "7"])
 }
 
-fn weights(scratch: &Scratch) -> Vec<f64> {
+fn read_weights(scratch: &Scratch) -> Vec<f64> {
     let text = std::fs::read_to_string(scratch.at("weights")).expect("the weights were written");
     text.split_whitespace().map(|word| word.parse().expect("a weight")).collect()
 }
 
 /// The losses by step that a run told, of which a step that was taken again has several.
-fn losses(outcome: &Outcome) -> Vec<(u64, f64)> {
+fn losses_by_step(outcome: &Outcome) -> Vec<(u64, f64)> {
     let loss = |line: String| {
         let (step, rest) = line.strip_prefix("step ")?.split_once(": loss ")?;
         Some((step.parse().ok()?, rest.split(',').next()?.parse().ok()?))
@@ -60,11 +60,11 @@ fn losses(outcome: &Outcome) -> Vec<(u64, f64)> {
 }
 
 /// An undisturbed run: its weights, and its loss at each step.
-fn undisturbed(workers: usize) -> (Vec<f64>, BTreeMap<u64, f64>) {
+fn run_undisturbed(workers: usize) -> (Vec<f64>, BTreeMap<u64, f64>) {
     let scratch = Scratch::new();
-    let outcome = training(workers, &scratch).run();
-    outcome.exits(0);
-    (weights(&scratch), losses(&outcome).into_iter().collect())
+    let outcome = training_launch(workers, &scratch).run();
+    outcome.expect_exit_code(0);
+    (read_weights(&scratch), losses_by_step(&outcome).into_iter().collect())
 }
 
 /// A training that is hit again and again.
@@ -76,25 +76,25 @@ struct Disturbed {
     restarts: usize,
     /// How many of the jobs before have saved something.
     is_resumed: bool,
-    told: Vec<(u64, f64)>,
+    losses: Vec<(u64, f64)>,
 }
 
 impl Disturbed {
     fn start(workers: usize) -> Self {
         let scratch = Scratch::new();
-        let job = slow(workers, &scratch);
-        Self { scratch, workers, job, restarts: 0, is_resumed: false, told: Vec::new() }
+        let job = start_slow_training(workers, &scratch);
+        Self { scratch, workers, job, restarts: 0, is_resumed: false, losses: Vec::new() }
     }
 
     /// Kills at a step, or a moment later; what runs then are so many workers.
-    fn hit(&mut self, victim: Victim, step: u64, random: &mut Random, workers: usize) {
-        self.job.line(&format!("step {step}: "));
+    fn kill(&mut self, victim: Victim, step: u64, random: &mut Random, workers: usize) {
+        self.job.wait_for_line(&format!("step {step}: "));
         random.pause(Duration::from_millis(STEP_MS));
         match victim {
             Victim::Worker => {
                 let rank = random.below(self.workers as u64);
                 let seat = format!("rank {rank} of {}: pid ", self.workers);
-                let lives = self.job.lines(&seat, self.restarts + 1);
+                let lives = self.job.wait_for_lines(&seat, self.restarts + 1);
                 let pid =
                     lives.last().and_then(|line| number_after(line, "pid ")).expect("each rank says its pid");
                 Process::open(pid).expect("the worker lives").signal(Signal::SIGKILL);
@@ -104,37 +104,37 @@ impl Disturbed {
                 let guard = self.job.pid();
                 let agent = self.job.only_child_of(guard);
                 self.job.signal_to(random.either(guard, agent), Signal::SIGKILL);
-                self.again(workers);
+                self.restart_job(workers);
             }
             Victim::Machine => {
                 self.job.processes().iter().for_each(|process| process.signal(Signal::SIGKILL));
-                self.again(workers);
+                self.restart_job(workers);
             }
         }
         let lives = self.restarts + usize::from(self.is_resumed);
-        self.job.lines("resumed from step ", lives);
+        self.job.wait_for_lines("resumed from step ", lives);
     }
 
     /// Starts the job anew where the one before was killed.
-    fn again(&mut self, workers: usize) {
-        let job = std::mem::replace(&mut self.job, slow(workers, &self.scratch));
+    fn restart_job(&mut self, workers: usize) {
+        let job = std::mem::replace(&mut self.job, start_slow_training(workers, &self.scratch));
         (self.workers, self.restarts, self.is_resumed) = (workers, 0, true);
         let outcome = job.wait();
         assert!(outcome.lines_with("finished: ").is_empty(), "the kill came too late\n{outcome}");
-        self.told.extend(losses(&outcome));
+        self.losses.extend(losses_by_step(&outcome));
     }
 
     /// The weights at the end, and all losses that were told.
-    fn end(mut self) -> (Vec<f64>, Vec<(u64, f64)>) {
+    fn finish(mut self) -> (Vec<f64>, Vec<(u64, f64)>) {
         let outcome = self.job.wait();
-        outcome.exits(0);
-        self.told.extend(losses(&outcome));
-        (weights(&self.scratch), self.told)
+        outcome.expect_exit_code(0);
+        self.losses.extend(losses_by_step(&outcome));
+        (read_weights(&self.scratch), self.losses)
     }
 }
 
-fn slow(workers: usize, scratch: &Scratch) -> Job {
-    training(workers, scratch).args(["--step-ms", &STEP_MS.to_string()]).start()
+fn start_slow_training(workers: usize, scratch: &Scratch) -> Job {
+    training_launch(workers, scratch).args(["--step-ms", &STEP_MS.to_string()]).start()
 }
 
 fn number_after(line: &str, word: &str) -> Option<i32> {
@@ -142,28 +142,28 @@ fn number_after(line: &str, word: &str) -> Option<i32> {
 }
 
 /// Five moments, far enough from each other that what was killed is at work again, and from the end.
-fn moments(random: &mut Random) -> [u64; 5] {
+fn kill_steps(random: &mut Random) -> [u64; 5] {
     [10, 40, 70, 100, 130].map(|from| from + random.below(25))
 }
 
 fn rounds() -> usize {
-    if soak() { 20 } else { 1 }
+    if is_soak() { 20 } else { 1 }
 }
 
 #[test]
-fn five_kills_cost_nothing_but_time() {
+fn training_with_five_kills_has_same_weights() {
     let mut random = Random::seeded();
-    let (expected, curve) = undisturbed(4);
+    let (expected, curve) = run_undisturbed(4);
     for _ in 0..rounds() {
         let mut training = Disturbed::start(4);
         // The first three are one of each.
         let any = [Victim::Worker, Victim::Launcher, Victim::Machine];
         let mut drawn = || any[usize::try_from(random.below(3)).expect("it is small")];
         let victims = [Victim::Worker, Victim::Launcher, Victim::Machine, drawn(), drawn()];
-        for (victim, step) in victims.into_iter().zip(moments(&mut random)) {
-            training.hit(victim, step, &mut random, 4);
+        for (victim, step) in victims.into_iter().zip(kill_steps(&mut random)) {
+            training.kill(victim, step, &mut random, 4);
         }
-        let (weights, told) = training.end();
+        let (weights, told) = training.finish();
         assert!(weights == expected, "{victims:?}");
         assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
         for (step, loss) in told {
@@ -173,9 +173,9 @@ fn five_kills_cost_nothing_but_time() {
 }
 
 #[test]
-fn five_kills_and_other_numbers_of_workers_keep_the_loss_curve() {
+fn five_kills_with_changing_worker_count_keep_loss_curve() {
     let mut random = Random::seeded();
-    let (expected, curve) = undisturbed(1);
+    let (expected, curve) = run_undisturbed(1);
     for _ in 0..rounds() {
         let mut training = Disturbed::start(4);
         let plan = [
@@ -185,102 +185,102 @@ fn five_kills_and_other_numbers_of_workers_keep_the_loss_curve() {
             (Victim::Launcher, 3),
             (Victim::Worker, 3),
         ];
-        for ((victim, workers), step) in plan.into_iter().zip(moments(&mut random)) {
-            training.hit(victim, step, &mut random, workers);
+        for ((victim, workers), step) in plan.into_iter().zip(kill_steps(&mut random)) {
+            training.kill(victim, step, &mut random, workers);
         }
-        let (weights, told) = training.end();
+        let (weights, told) = training.finish();
         assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
-        are_close((&weights, &told), (&expected, &curve));
+        assert_close((&weights, &told), (&expected, &curve));
     }
 }
 
 /// One job, of which a second node becomes a member and is lost again.
 #[test]
-fn nodes_that_come_and_go_keep_the_loss_curve() {
-    if !only_ours() {
+fn joining_and_leaving_node_keeps_loss_curve() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
-    let (expected, curve) = undisturbed(1);
+    let Some(fleet) = Fleet::start(2) else { return };
+    let (expected, curve) = run_undisturbed(1);
     let scratch = Scratch::new();
     let own = |host| {
-        let launch = training_by(c10d(Name::Rankrun, ENDPOINT, "1:2"), &scratch);
+        let launch = training_with_launch(c10d(Name::Rankrun, ENDPOINT, "1:2"), &scratch);
         fleet.on(host, launch.args(["--step-ms", &STEP_MS.to_string()])).start()
     };
     let stays = own(1);
-    stays.line("step 20: ");
+    stays.wait_for_line("step 20: ");
     let comes = own(2);
     // It has kept its rank. A change of the membership is no restart.
-    let seat = stays.line("rank 0 of 2: pid ");
+    let seat = stays.wait_for_line("rank 0 of 2: pid ");
     assert!(seat.ends_with(", restart 0"), "{seat}");
-    comes.line("rank 1 of 2: pid ");
-    stays.line("resumed from step ");
-    stays.line("step 110: ");
+    comes.wait_for_line("rank 1 of 2: pid ");
+    stays.wait_for_line("resumed from step ");
+    stays.wait_for_line("step 110: ");
     comes.processes().iter().for_each(|process| process.signal(Signal::SIGKILL));
-    stays.lines("rank 0 of 1: pid ", 2);
-    stays.lines("resumed from step ", 2);
+    stays.wait_for_lines("rank 0 of 1: pid ", 2);
+    stays.wait_for_lines("resumed from step ", 2);
     let outcome = stays.wait();
-    outcome.exits(0);
-    are_close((&weights(&scratch), &losses(&outcome)), (&expected, &curve));
+    outcome.expect_exit_code(0);
+    assert_close((&read_weights(&scratch), &losses_by_step(&outcome)), (&expected, &curve));
     drop(comes);
     fleet.is_empty();
 }
 
 /// Three GPUs that compute: of all that is tested here only their speed is not real ones'.
-fn gpus() -> Machine {
+fn three_gpus() -> Machine {
     Machine::gpus(3).computing()
 }
 
 #[test]
-fn training_on_gpus_ends_as_one_on_cpus() {
-    let (expected, curve) = undisturbed(2);
+fn training_on_gpus_equals_training_on_cpus() {
+    let (expected, curve) = run_undisturbed(2);
     for (workers, shared, way) in
         [(1, None, "nccl"), (2, None, "nccl"), (3, None, "nccl"), (2, Some("2"), "the host")]
     {
         let scratch = Scratch::new();
-        let launch = training(workers, &scratch).on(&gpus());
+        let launch = training_launch(workers, &scratch).on(&three_gpus());
         let launch = shared.into_iter().fold(launch, |launch, replicas| launch.env(SHARE, replicas));
         let outcome = launch.run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for rank in 0..workers {
             let device = if shared.is_some() { 0 } else { rank };
             let place = format!("device cuda:{device}, gradients by {way}, restart 0");
             let lines = outcome.lines_with(&format!("rank {rank} of {workers}: "));
             assert!(lines.iter().any(|line| line.contains(&place)), "{place}\n{outcome}");
         }
-        are_close((&weights(&scratch), &losses(&outcome)), (&expected, &curve));
+        assert_close((&read_weights(&scratch), &losses_by_step(&outcome)), (&expected, &curve));
     }
 }
 
 #[test]
-fn training_goes_on_where_other_devices_are() {
-    let (expected, curve) = undisturbed(2);
+fn training_resumes_on_other_devices() {
+    let (expected, curve) = run_undisturbed(2);
     let scratch = Scratch::new();
     let mut told = Vec::new();
     // On GPUs, of which a worker is killed; on CPUs; and on one GPU.
     let lives = [
-        (Launch::standalone(Name::Rankrun, 2).on(&gpus()), 90, Some(60)),
+        (Launch::standalone(Name::Rankrun, 2).on(&three_gpus()), 90, Some(60)),
         (Launch::standalone(Name::Rankrun, 3), 140, None),
-        (Launch::standalone(Name::Rankrun, 1).on(&gpus()), STEPS, None),
+        (Launch::standalone(Name::Rankrun, 1).on(&three_gpus()), STEPS, None),
     ];
     for (launch, steps, killed) in lives {
         let launch = launch.args(["--max-restarts", "1"]);
-        let launch = training_until(launch, steps, &scratch);
+        let launch = training_with_steps(launch, steps, &scratch);
         let launch = killed.into_iter().fold(launch, |launch, step: u64| {
             launch.args(["--fail-rank", "1", "--fail-how", "kill", "--fail-at", &step.to_string()])
         });
         let outcome = launch.run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let resumed = outcome.lines_with("resumed from step ").len();
         assert_eq!(resumed, usize::from(steps != 90 || killed.is_some()), "{outcome}");
-        told.extend(losses(&outcome));
+        told.extend(losses_by_step(&outcome));
     }
-    are_close((&weights(&scratch), &told), (&expected, &curve));
+    assert_close((&read_weights(&scratch), &told), (&expected, &curve));
 }
 
 /// Weights, and losses by step, up to rounding.
 #[track_caller]
-fn are_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
+fn assert_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
     assert_eq!(weights.len(), expected.len());
     for (left, right) in weights.iter().zip(expected) {
         assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
@@ -301,39 +301,43 @@ fn on_disk(launch: Launch, options: &str, scratch: &Scratch) -> Launch {
 }
 
 #[test]
-fn full_disk_ends_the_training_and_leaves_the_last_checkpoint() {
-    if !namespaces() {
+fn full_disk_ends_training_and_keeps_last_checkpoint() {
+    if !can_use_namespaces() {
         return;
     }
     let scratch = Scratch::new();
     // Room for two checkpoints and a part of a third one.
-    let launch = on_disk(training(2, &scratch), "size=20k", &scratch);
+    let launch = on_disk(training_launch(2, &scratch), "size=20k", &scratch);
     let outcome = launch.run();
-    outcome.exits(1).complains("rank 0: error: cannot write `").complains("for the checkpoint of step 21");
     outcome
-        .complains("caused by: No space left on device")
-        .complains("hint: free disk space, or keep fewer checkpoints");
-    outcome.complains("rank 1: error: rank 0 failed: cannot write `");
+        .expect_exit_code(1)
+        .expect_stderr("rank 0: error: cannot write `")
+        .expect_stderr("for the checkpoint of step 21");
+    outcome
+        .expect_stderr("caused by: No space left on device")
+        .expect_stderr("hint: free disk space, or keep fewer checkpoints");
+    outcome.expect_stderr("rank 1: error: rank 0 failed: cannot write `");
     let left = std::fs::read_dir(scratch.at("copy")).expect("it was copied");
     let mut left: Vec<_> = left.map(|entry| entry.expect("it can be listed").file_name()).collect();
     left.sort();
     assert_eq!(left, ["step-0000000007.safetensors", "step-0000000014.safetensors"], "{outcome}");
     std::fs::remove_dir(scratch.at("state")).expect("nothing is below the mount");
     std::fs::rename(scratch.at("copy"), scratch.at("state")).expect("the scratch folder is ours");
-    let outcome = training(2, &scratch).run();
-    outcome.exits(0).says("resumed from step 14 of ");
+    let outcome = training_launch(2, &scratch).run();
+    outcome.expect_exit_code(0).expect_stdout("resumed from step 14 of ");
 }
 
 #[test]
-fn folder_that_cannot_be_written_is_refused_before_the_first_step() {
-    if !namespaces() {
+fn unwritable_checkpoint_folder_is_refused_before_first_step() {
+    if !can_use_namespaces() {
         return;
     }
     let scratch = Scratch::new();
-    let outcome = on_disk(training(2, &scratch), "ro", &scratch).run();
-    outcome
-        .exits(1)
-        .complains(&format!("rank 0: error: the checkpoint folder `{}` cannot be used", scratch.at("state")));
-    outcome.complains("caused by: ").complains("hint: choose a folder that this user may write");
+    let outcome = on_disk(training_launch(2, &scratch), "ro", &scratch).run();
+    outcome.expect_exit_code(1).expect_stderr(&format!(
+        "rank 0: error: the checkpoint folder `{}` cannot be used",
+        scratch.at("state")
+    ));
+    outcome.expect_stderr("caused by: ").expect_stderr("hint: choose a folder that this user may write");
     assert!(outcome.lines_with("step 1: ").is_empty(), "{outcome}");
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, only_ours};
+use harness::{Launch, Name, Outcome, Scratch, fixture, free_port, is_rankrun};
 
 /// A variable of a task's environment.
 type Variables = &'static [(&'static str, &'static str)];
@@ -44,9 +44,9 @@ fn run(name: Name, variables: Variables, options: &[&str]) -> Outcome {
 }
 
 #[track_caller]
-fn starts_nothing(outcome: &Outcome) {
-    outcome.exits(1);
-    assert_eq!(outcome.out(), "", "{outcome}");
+fn assert_refused(outcome: &Outcome) {
+    outcome.expect_exit_code(1);
+    assert_eq!(outcome.stdout(), "", "{outcome}");
 }
 
 #[test]
@@ -57,9 +57,9 @@ fn step_of_several_tasks_without_nnodes_is_refused() {
         (HYDRA, "PMI_SIZE", "without `mpiexec`"),
     ] {
         let outcome = run(Name::Rankrun, variables, &[]);
-        starts_nothing(&outcome);
-        outcome.complains("error: ").complains(variable).complains("2 tasks");
-        outcome.complains("hint: ").complains(start).complains("`--nnodes 1`");
+        assert_refused(&outcome);
+        outcome.expect_stderr("error: ").expect_stderr(variable).expect_stderr("2 tasks");
+        outcome.expect_stderr("hint: ").expect_stderr(start).expect_stderr("`--nnodes 1`");
     }
 }
 
@@ -69,27 +69,27 @@ fn step_of_several_tasks_with_an_endpoint_alone_is_refused() {
     let endpoint = format!("--rdzv-endpoint=localhost:{}", free_port());
     for options in [&["--rdzv-backend=c10d", &endpoint][..], &[&endpoint], &["--master-addr=localhost"]] {
         let outcome = run(Name::Rankrun, STEP, options);
-        starts_nothing(&outcome);
-        outcome.complains("`--nnodes 1`");
+        assert_refused(&outcome);
+        outcome.expect_stderr("`--nnodes 1`");
     }
 }
 
 #[test]
-fn step_of_several_tasks_with_a_number_of_nodes_starts() {
+fn step_of_several_tasks_with_nnodes_starts() {
     for variables in [STEP, OPEN_MPI, HYDRA] {
         for options in [&["--nnodes", "1"][..], &["--nnodes=1:1"], &["--standalone"]] {
-            run(Name::Rankrun, variables, options).exits(0).says("started\n");
+            run(Name::Rankrun, variables, options).expect_exit_code(0).expect_stdout("started\n");
         }
     }
     let by_variable = launch(Name::Rankrun, STEP).env("PET_NNODES", "1").worker(["print=started"]).run();
-    by_variable.exits(0).says("started\n");
+    by_variable.expect_exit_code(0).expect_stdout("started\n");
     let scratch = Scratch::new();
     let config = scratch.file("rankrun.toml", "[nodes]\nnnodes = 1\n", 0o644);
-    run(Name::Rankrun, STEP, &["--config", &config]).exits(0).says("started\n");
+    run(Name::Rankrun, STEP, &["--config", &config]).expect_exit_code(0).expect_stdout("started\n");
 }
 
 #[test]
-fn step_of_one_task_starts_in_silence() {
+fn step_of_one_task_starts_without_warning() {
     const ONE: Variables = &[
         ("SLURM_JOB_ID", "7"),
         ("SLURM_NNODES", "2"),
@@ -102,61 +102,61 @@ fn step_of_one_task_starts_in_silence() {
     for variables in [ONE, &[("OMPI_COMM_WORLD_SIZE", "1")], &[("PMI_SIZE", "1")]] {
         for name in Name::both() {
             let outcome = run(*name, variables, &[]);
-            outcome.exits(0).says("started\n").never_says("srun").never_says("mpi");
+            outcome.expect_exit_code(0).expect_stdout("started\n").expect_absent("srun").expect_absent("mpi");
         }
     }
 }
 
 /// It has the step's variables, and its launcher has settled the number of nodes.
 #[test]
-fn launcher_inside_a_worker_is_no_task_of_the_step() {
+fn launcher_inside_worker_ignores_step_variables() {
     let launch = launch(Name::Rankrun, STEP).args(["--nnodes", "1"]);
     let rankrun = fixture("launcher-under-test");
     let inner = format!("{} --nproc-per-node 2 --no-python echo inner", rankrun.display());
     let outcome = launch.shell(&inner).run();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     assert_eq!(outcome.lines_with("inner").len(), 2, "{outcome}");
 }
 
 /// `srun` hands the environment of a worker on to the tasks of a new step.
 #[test]
-fn step_that_a_worker_starts_is_a_step() {
+fn step_started_by_worker_is_refused() {
     let launch = launch(Name::Rankrun, STEP).env("TORCHELASTIC_RUN_ID", "none").env("RANK", "0");
     let launch = launch.env("RANKRUN_NESTING", format!("{}:0=1", u32::MAX));
-    starts_nothing(&launch.worker(["print=started"]).run());
+    assert_refused(&launch.worker(["print=started"]).run());
 }
 
 #[test]
-fn larger_allocation_without_a_step_is_told_in_one_line() {
-    if !only_ours() {
+fn larger_allocation_without_step_warns_in_one_line() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let outcome = run(*name, BATCH, &[]);
-        outcome.exits(0).says("started\n");
+        outcome.expect_exit_code(0).expect_stdout("started\n");
         assert_eq!(outcome.lines_with("allocation").len(), 1, "{outcome}");
-        outcome.complains("2 nodes").complains("srun -N2 -n2 ");
-        run(*name, BATCH, &["--nnodes", "1"]).exits(0).never_says("allocation");
+        outcome.expect_stderr("2 nodes").expect_stderr("srun -N2 -n2 ");
+        run(*name, BATCH, &["--nnodes", "1"]).expect_exit_code(0).expect_absent("allocation");
     }
 }
 
 #[test]
-fn torchrun_in_a_step_says_one_line_and_starts() {
-    if !only_ours() {
+fn step_under_torchrun_name_warns_and_starts() {
+    if !is_rankrun() {
         return;
     }
     for (variables, variable) in
         [(STEP, "SLURM_STEP_NUM_TASKS"), (OPEN_MPI, "OMPI_COMM_WORLD_SIZE"), (HYDRA, "PMI_SIZE")]
     {
         let outcome = run(Name::Torchrun, variables, &[]);
-        outcome.exits(0).says("started\n");
+        outcome.expect_exit_code(0).expect_stdout("started\n");
         assert_eq!(outcome.lines_with(variable).len(), 1, "{outcome}");
-        run(Name::Torchrun, variables, &["--nnodes", "1"]).exits(0).never_says(variable);
+        run(Name::Torchrun, variables, &["--nnodes", "1"]).expect_exit_code(0).expect_absent(variable);
     }
 }
 
 /// Programs that start a command once for each of two tasks on this host, and say where the tasks meet.
-fn stand_ins(scratch: &Scratch) -> String {
+fn scheduler_stubs(scratch: &Scratch) -> String {
     let bin = scratch.folder("bin", 0o755);
     let endpoint = format!("localhost:{}", free_port());
     let tasks = |own: usize, variables: &str| {
@@ -183,22 +183,22 @@ fn stand_ins(scratch: &Scratch) -> String {
 
 /// The command line between the first backticks of the hint, run by a shell.
 #[test]
-fn line_of_the_refusal_makes_one_job() {
+fn command_in_refusal_hint_starts_one_job() {
     for variables in [STEP, OPEN_MPI] {
         let scratch = Scratch::new();
-        let path = format!("{}:/usr/bin:/bin", stand_ins(&scratch));
+        let path = format!("{}:/usr/bin:/bin", scheduler_stubs(&scratch));
         let out = scratch.at("out");
         let show = format!("echo rank $RANK of $WORLD_SIZE: \"$@\" >> {out}");
         let script = scratch.file("it's $a", &format!("#!/bin/sh\n{show}\n"), 0o755);
         let refusal = launch(Name::Rankrun, variables).args(["--role", "a b"]);
         // It lives as long as the folder with the launcher that the line names.
         let refusal = refusal.args([script.as_str(), "--lr", "it's \"1\"", "$RANK"]).run();
-        let text = refusal.exits(1).err();
+        let text = refusal.expect_exit_code(1).stderr();
         let hint = text.split("hint: ").nth(1).expect("a hint");
         let line = hint.split('`').nth(1).expect("a line in backticks").to_owned();
         // The launcher that the harness names is an argument of no use; the line names the one that was refused.
         let shell = Launch::new(Name::Rankrun).under(["sh", "-c", &line, "sh"]).env("PATH", path);
-        shell.run().exits(0);
+        shell.run().expect_exit_code(0);
         let mut ranks: Vec<String> =
             fs::read_to_string(&out).unwrap_or_default().lines().map(str::to_owned).collect();
         ranks.sort();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, only_ours, oracle, soak};
+use harness::{Job, Launch, Name, is_rankrun, is_soak, is_torchrun};
 use nix::sys::signal::Signal;
 
 /// Far above any grace that a test sets, far below torchrun's default of 30 s.
@@ -10,22 +10,22 @@ const PROMPT: Duration = Duration::from_secs(20);
 
 /// Two workers that only SIGKILL ends, seen alive.
 #[track_caller]
-fn stubborn(launch: Launch) -> Job {
+fn start_stubborn_workers(launch: Launch) -> Job {
     let job = launch.worker(["catch", "alive", "forever"]).start();
-    job.lines("alive rank=", 2);
+    job.wait_for_lines("alive rank=", 2);
     job
 }
 
 #[test]
-fn the_same_signal_reaches_every_worker() {
+fn signal_is_forwarded_to_every_worker() {
     for name in Name::both() {
         for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
             let launch = Launch::standalone(*name, 2);
             let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
-            job.lines("alive rank=", 2);
+            job.wait_for_lines("alive rank=", 2);
             job.signal(signal);
             let outcome = job.wait();
-            outcome.exits(name.code(128 + signal as i32));
+            outcome.expect_exit_code(name.code(128 + signal as i32));
             assert_eq!(outcome.lines_with(&format!("got {signal} rank=")).len(), 2, "{outcome}");
         }
     }
@@ -33,23 +33,23 @@ fn the_same_signal_reaches_every_worker() {
 
 /// Under our own name; torchrun handles it all the same.
 #[test]
-fn nohup_keeps_its_promise() {
+fn nohup_ignores_sighup() {
     let launch = Launch::standalone(Name::Rankrun, 2).under(["nohup"]);
     let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
-    job.lines("alive rank=", 2);
+    job.wait_for_lines("alive rank=", 2);
     job.signal(Signal::SIGHUP);
     job.signal(Signal::SIGTERM);
-    job.wait().exits(143).never_says("got SIGHUP");
+    job.wait().expect_exit_code(143).expect_absent("got SIGHUP");
 }
 
 #[test]
-fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
+fn worker_ignoring_signal_is_killed_after_grace() {
     for name in Name::both() {
-        let job = stubborn(Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]));
+        let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]));
         let told = job.elapsed();
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
-        outcome.exits(name.code(143));
+        outcome.expect_exit_code(name.code(143));
         let took = outcome.took - told;
         assert!(took >= Duration::from_millis(950), "the grace was only {took:?}\n{outcome}");
         assert!(took < PROMPT, "the kill came after {took:?}\n{outcome}");
@@ -57,21 +57,22 @@ fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
 }
 
 #[test]
-fn no_grace_is_an_immediate_kill() {
+fn zero_grace_kills_at_once() {
     for name in Name::both() {
-        let job = stubborn(Launch::standalone(*name, 2).args(["--shutdown-timeout", "0"]));
+        let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "0"]));
         let told = job.elapsed();
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
-        outcome.exits(name.code(143));
+        outcome.expect_exit_code(name.code(143));
         assert!(outcome.took - told < PROMPT, "{outcome}");
     }
 }
 
 #[test]
-fn the_grace_can_come_from_the_environment() {
+fn grace_is_read_from_environment() {
     for name in Name::both() {
-        let job = stubborn(Launch::standalone(*name, 2).env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0"));
+        let job =
+            start_stubborn_workers(Launch::standalone(*name, 2).env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0"));
         let told = job.elapsed();
         job.signal(Signal::SIGTERM);
         assert!(job.wait().took - told < PROMPT);
@@ -79,49 +80,49 @@ fn the_grace_can_come_from_the_environment() {
 }
 
 #[test]
-fn the_second_signal_may_be_another_one() {
-    if only_ours() {
+fn second_signal_of_other_kind_kills() {
+    if is_rankrun() {
         let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "3600"]);
         let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGINT);
-        job.lines("got SIGINT", 2);
+        job.wait_for_lines("got SIGINT", 2);
         job.signal(Signal::SIGTERM);
         // The first one is why the job ended.
-        job.wait().exits(130);
+        job.wait().expect_exit_code(130);
     }
 }
 
 #[test]
-fn a_stopped_job_is_not_restarted() {
+fn job_stopped_by_signal_is_not_restarted() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "3"]);
         let job = launch.worker(["catch", "alive", "signal", "exit=9"]).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGTERM);
-        job.wait().exits(name.code(143)).never_says("life=1");
+        job.wait().expect_exit_code(name.code(143)).expect_absent("life=1");
     }
 }
 
 #[test]
-fn the_signal_reaches_the_workers_children() {
+fn signal_reaches_worker_children() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1);
         let job = launch.worker(["catch", "helper=listener", "signal", "forever"]).start();
-        job.line("who=listener");
+        job.wait_for_line("who=listener");
         job.signal(Signal::SIGTERM);
         // The worker says it, and its child, which is in its process group.
-        job.lines("got SIGTERM", 2);
+        job.wait_for_lines("got SIGTERM", 2);
         job.signal(Signal::SIGTERM);
-        job.wait().exits(name.code(143));
+        job.wait().expect_exit_code(name.code(143));
     }
 }
 
 #[test]
-fn workers_lead_sessions_of_their_own() {
+fn workers_are_session_leaders() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).worker(["ids"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for line in outcome.lines_with("ids rank=") {
             let of = |key| harness::field(&line, key).map(str::to_owned);
             assert_eq!(of("pid"), of("group"), "{outcome}");
@@ -131,10 +132,10 @@ fn workers_lead_sessions_of_their_own() {
 }
 
 #[test]
-fn workers_inherit_nothing_but_the_three_streams() {
+fn workers_inherit_only_standard_streams() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).worker(["fds"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         for line in outcome.lines_with("fds rank=") {
             let open = harness::field(&line, "open").expect("the worker lists descriptors");
             let mut open: Vec<&str> = open.split(',').collect();
@@ -145,11 +146,11 @@ fn workers_inherit_nothing_but_the_three_streams() {
 }
 
 #[test]
-fn workers_start_with_plain_signals() {
+fn workers_start_with_default_signal_mask() {
     for name in Name::both() {
         let outcome =
             Launch::standalone(*name, 1).args(["--no-python", "grep", "^Sig", "/proc/self/status"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let of = |key: &str| {
             let line = outcome.lines_with(key).remove(0);
             u64::from_str_radix(line.split_whitespace().nth(1).expect("a mask"), 16).expect("a mask")
@@ -163,44 +164,44 @@ fn workers_start_with_plain_signals() {
 }
 
 #[test]
-fn a_frozen_worker_is_killed_after_the_grace() {
-    if oracle() {
+fn stopped_worker_is_killed_after_grace() {
+    if is_torchrun() {
         return;
     }
     // A frozen (SIGSTOP) worker cannot act on SIGTERM; SIGKILL ends it all the same.
-    let job = stubborn(Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]));
-    for line in job.lines("alive rank=", 2) {
+    let job = start_stubborn_workers(Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]));
+    for line in job.wait_for_lines("alive rank=", 2) {
         let pid = harness::field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
         job.signal_to(pid, Signal::SIGSTOP);
     }
     job.signal(Signal::SIGTERM);
-    job.wait().exits(143);
+    job.wait().expect_exit_code(143);
 }
 
 /// A shell's `trap '' CHLD`, or a daemon that wants no zombies: the kernel would reap our workers for us.
 #[test]
-fn an_ignored_sigchld_is_not_inherited() {
+fn ignored_sigchld_is_reset() {
     for name in Name::both() {
         let ignoring = ["sh", "-c", "trap '' CHLD; exec \"$@\"", "sh"];
         Launch::standalone(*name, 2)
             .under(ignoring)
             .worker(["rank1:exit=4", "forever"])
             .run()
-            .exits(name.code(4));
+            .expect_exit_code(name.code(4));
     }
 }
 
 /// timeout(1) signals its child and then its whole process group, which its child is in.
 #[test]
-fn a_timeout_that_signals_twice_leaves_the_grace() {
-    if !only_ours() {
+fn double_signal_of_timeout_keeps_grace() {
+    if !is_rankrun() {
         return;
     }
-    let rounds = if soak() { 20 } else { 1 };
+    let rounds = if is_soak() { 20 } else { 1 };
     let ends_well = |name| {
         let launch = Launch::standalone(name, 1).under(["timeout", "2"]);
         let outcome = launch.worker(["catch", "alive", "signal", "sleep-ms=300", "print=saved"]).run();
-        outcome.says("got SIGTERM").says("saved");
+        outcome.expect_stdout("got SIGTERM").expect_stdout("saved");
     };
     for _ in 0..rounds {
         // All at once, so that the two signals are not always of one moment.

@@ -5,107 +5,114 @@ use std::io::Read;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::time::Duration;
 
-use harness::{Launch, Name, Outcome, Scratch, only_ours};
+use harness::{Launch, Name, Outcome, Scratch, is_rankrun};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 /// A launch that waits for a FIFO is ended long before the harness gives up.
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn fifo(scratch: &Scratch, name: &str) -> String {
+fn make_fifo(scratch: &Scratch, name: &str) -> String {
     let path = scratch.at(name);
     mkfifo(path.as_str(), Mode::S_IRWXU).expect("the scratch folder takes a FIFO");
     path
 }
 
-fn link(scratch: &Scratch, name: &str, target: &str) -> String {
+fn make_link(scratch: &Scratch, name: &str, target: &str) -> String {
     let path = scratch.at(name);
     symlink(target, &path).expect("the scratch folder takes a link");
     path
 }
 
 /// The FIFO, open for both directions: `open` would not wait for it.
-fn opened(path: &str) -> File {
-    let options = OpenOptions::new().read(true).write(true).custom_flags(libc_nonblock()).open(path);
+fn open_fifo(path: &str) -> File {
+    let options = OpenOptions::new().read(true).write(true).custom_flags(nonblock_flag()).open(path);
     options.expect("the FIFO opens")
 }
 
-fn libc_nonblock() -> i32 {
+fn nonblock_flag() -> i32 {
     nix::fcntl::OFlag::O_NONBLOCK.bits()
 }
 
 #[test]
 fn config_fifo_or_device_is_refused_at_once() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
-    let pipe = fifo(&scratch, "fifo");
+    let pipe = make_fifo(&scratch, "fifo");
     for (path, kind) in [
         (pipe.clone(), "a FIFO (a pipe)"),
-        (link(&scratch, "to-fifo", &pipe), "a FIFO (a pipe)"),
+        (make_link(&scratch, "to-fifo", &pipe), "a FIFO (a pipe)"),
         ("/dev/zero".to_owned(), "a device"),
-        (link(&scratch, "to-zero", "/dev/zero"), "a device"),
+        (make_link(&scratch, "to-zero", "/dev/zero"), "a device"),
         ("/dev/tty".to_owned(), "a device"),
         (scratch.folder("folder", 0o755), "a folder"),
     ] {
         for name in Name::both() {
             let launch = Launch::standalone(*name, 1).env("RANKRUN_CONFIG", &*path).limit(LIMIT);
             let outcome = launch.worker(["print=started"]).run();
-            outcome.exits(1).never_says("started");
+            outcome.expect_exit_code(1).expect_absent("started");
             let said =
                 format!("the configuration file `{path}` cannot be read: {kind} is not a regular file");
-            outcome.complains(&said).complains("hint: ");
+            outcome.expect_stderr(&said).expect_stderr("hint: ");
         }
     }
 }
 
 /// Standard input is the workers' too, and a pipe cannot be read again after a failure.
 #[test]
-fn config_from_standard_input_is_taken_of_a_file_only() {
-    if !only_ours() {
+fn config_from_stdin_must_be_regular_file() {
+    if !is_rankrun() {
         return;
     }
     let with = |launch: Launch| launch.args(["--config", "/dev/stdin"]).limit(LIMIT);
     let outcome = with(Launch::standalone(Name::Rankrun, 1).stdin_open()).worker(["print=started"]).run();
-    outcome.exits(1).never_says("started").complains("a FIFO (a pipe) is not a regular file");
-    outcome.complains("hint: write it into a file: the launcher reads it again after a failure");
+    outcome
+        .expect_exit_code(1)
+        .expect_absent("started")
+        .expect_stderr("a FIFO (a pipe) is not a regular file");
+    outcome.expect_stderr("hint: write it into a file: the launcher reads it again after a failure");
     let file = Launch::new(Name::Rankrun).stdin("[launch]\nnproc-per-node = 2\n");
-    with(file.args(["--standalone"])).worker(["alive"]).run().exits(0).says("alive rank=1");
+    with(file.args(["--standalone"]))
+        .worker(["alive"])
+        .run()
+        .expect_exit_code(0)
+        .expect_stdout("alive rank=1");
 }
 
 /// A job that fails under this parent's error file.
-fn failing(name: Name, path: &str) -> Outcome {
+fn run_failing_job(name: Name, path: &str) -> Outcome {
     let launch = Launch::standalone(name, 1).env("TORCHELASTIC_ERROR_FILE", path).limit(LIMIT);
     let file = r#"error-file={"message": {"message": "m", "extraInfo": {"timestamp": "5"}}}"#;
     let outcome = launch.worker([file, "exit=9"]).run();
-    outcome.exits(name.code(9)).complains("rank 0");
+    outcome.expect_exit_code(name.code(9)).expect_stderr("rank 0");
     outcome
 }
 
 #[test]
 fn parent_error_file_fifo_or_device_is_refused_at_once() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
-        let pipe = fifo(&scratch, "fifo");
+        let pipe = make_fifo(&scratch, "fifo");
         for (path, kind) in [
             (pipe.clone(), "a FIFO (a pipe)"),
-            (link(&scratch, "to-fifo", &pipe), "a FIFO (a pipe)"),
+            (make_link(&scratch, "to-fifo", &pipe), "a FIFO (a pipe)"),
             ("/dev/zero".to_owned(), "a device"),
             ("/dev/full".to_owned(), "a device"),
             (scratch.folder("folder", 0o755), "a folder"),
         ] {
-            let outcome = failing(*name, &path);
+            let outcome = run_failing_job(*name, &path);
             let lines = outcome.lines_with(&format!("`{path}`"));
             assert_eq!(lines.len(), 1, "one line says it\n{outcome}");
             assert!(lines[0].contains(&format!("{kind} is not a regular file")), "{outcome}");
         }
         // A reader makes it no file.
-        let mut reader = opened(&pipe);
-        failing(*name, &pipe).complains("is not a regular file");
+        let mut reader = open_fifo(&pipe);
+        run_failing_job(*name, &pipe).expect_stderr("is not a regular file");
         let mut text = String::new();
         let _ = reader.read_to_string(&mut text);
         assert_eq!(text, "", "the FIFO was written");
@@ -115,30 +122,33 @@ fn parent_error_file_fifo_or_device_is_refused_at_once() {
 /// What the launcher writes to anyhow, and the way to throw it away.
 #[test]
 fn parent_error_file_may_be_own_output_or_null() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
-        failing(*name, "/dev/null").never_says("error file that");
-        failing(*name, "/dev/stdout").says("errorCode").never_says("error file that");
+        run_failing_job(*name, "/dev/null").expect_absent("error file that");
+        run_failing_job(*name, "/dev/stdout").expect_stdout("errorCode").expect_absent("error file that");
     }
 }
 
 #[test]
-fn own_failure_with_fifo_as_parent_error_file_is_told() {
+fn launcher_failure_with_fifo_parent_error_file_is_reported() {
     let scratch = Scratch::new();
-    let pipe = fifo(&scratch, "fifo");
+    let pipe = make_fifo(&scratch, "fifo");
     for options in [["--no-python", "/nonexistent/program"], ["--nproc-per-node", "0"]] {
         let launch = Launch::new(Name::Rankrun).env("TORCHELASTIC_ERROR_FILE", &*pipe).limit(LIMIT);
         let outcome = launch.args(options).args(["x"]).run();
-        outcome.exits(1).complains("error: ").complains("a FIFO (a pipe) is not a regular file");
+        outcome
+            .expect_exit_code(1)
+            .expect_stderr("error: ")
+            .expect_stderr("a FIFO (a pipe) is not a regular file");
     }
 }
 
 /// A worker may put anything in the place of its own files.
 #[test]
-fn worker_error_file_as_fifo_or_device_is_left_out() {
-    if !only_ours() {
+fn worker_error_file_fifo_or_device_is_ignored() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -156,14 +166,14 @@ fn worker_error_file_as_fifo_or_device_is_left_out() {
             // torchrun replaces `$` in arguments.
             let line = line.replace('$', "$$").replace("; ;", ";").replace("&; ", "& ");
             let launch = Launch::standalone(*name, 1).limit(LIMIT).shell(&line);
-            launch.run().exits(name.code(3)).complains(cause).complains("exit code 3");
+            launch.run().expect_exit_code(name.code(3)).expect_stderr(cause).expect_stderr("exit code 3");
         }
     }
 }
 
 #[test]
-fn worker_log_file_as_fifo_does_not_hold_up_report() {
-    if !only_ours() {
+fn worker_log_file_fifo_does_not_block_report() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -175,7 +185,7 @@ fn worker_log_file_as_fifo_does_not_hold_up_report() {
         let options = ["--redirects", "3", "--log-dir", &logs];
         let launch = Launch::standalone(*name, 1).args(options).limit(LIMIT).shell(&line);
         let outcome = launch.run();
-        outcome.exits(name.code(3)).complains("exit code 3");
+        outcome.expect_exit_code(name.code(3)).expect_stderr("exit code 3");
         let mut folders = vec![std::path::PathBuf::from(&logs)];
         let mut pipes = 0;
         while let Some(folder) = folders.pop() {

@@ -3,7 +3,7 @@
 use harness::{Launch, Name};
 
 #[test]
-fn all_workers_share_it() {
+fn stdin_all_is_shared_by_workers() {
     for name in Name::both() {
         let mut launch = Launch::standalone(*name, 2).stdin_open();
         if *name == Name::Rankrun {
@@ -11,39 +11,42 @@ fn all_workers_share_it() {
         }
         let mut job = launch.worker(["read"]).start();
         job.type_text("a\n");
-        job.line("text=<a>");
+        job.wait_for_line("text=<a>");
         job.type_text("b\n");
         let outcome = job.wait();
-        outcome.exits(0).says("text=<b>");
+        outcome.expect_exit_code(0).expect_stdout("text=<b>");
         assert_eq!(outcome.lines_with("read rank=0").len(), 1, "{outcome}");
         assert_eq!(outcome.lines_with("read rank=1").len(), 1, "{outcome}");
     }
 }
 
 #[test]
-fn one_worker_reads_and_the_others_see_the_end() {
+fn stdin_rank_reads_and_other_ranks_get_eof() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "1"]).stdin("for one\n");
     let outcome = launch.worker(["read"]).run();
-    outcome.exits(0).says("read rank=1 text=<for one>").says("read rank=0 text=<>");
+    outcome
+        .expect_exit_code(0)
+        .expect_stdout("read rank=1 text=<for one>")
+        .expect_stdout("read rank=0 text=<>");
 }
 
 #[test]
-fn nobody_reads() {
+fn stdin_none_gives_all_ranks_eof() {
     let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "none"]).stdin("for nobody\n");
     let outcome = launch.worker(["read"]).run();
-    outcome.exits(0).says("read rank=0 text=<>").says("read rank=1 text=<>");
+    outcome.expect_exit_code(0).expect_stdout("read rank=0 text=<>").expect_stdout("read rank=1 text=<>");
 }
 
 #[test]
-fn a_rank_that_is_not_there_is_refused() {
+fn stdin_of_missing_rank_is_refused() {
     let outcome = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "2"]).worker(["print=started"]).run();
-    outcome.complains("error:").complains("2").never_says("started");
+    outcome.expect_stderr("error:").expect_stderr("2").expect_absent("started");
     assert!(!outcome.status.success(), "{outcome}");
 }
 
 #[test]
-fn torchrun_has_no_such_option() {
+fn stdin_option_under_torchrun_name_is_refused() {
     let outcome =
         Launch::standalone(Name::Torchrun, 2).args(["--stdin", "none"]).worker(["print=started"]).run();
-    outcome.exits(2).never_says("started");
+    outcome.expect_exit_code(2).expect_absent("started");
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::thread;
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Process, field, only_ours, soak, tell};
+use harness::{Job, Launch, Name, Process, field, is_rankrun, is_soak, print_notice};
 use nix::sys::signal::Signal;
 
 /// Far above any grace here, far below the 30 s that torchrun waits for a peer whatever it was told.
@@ -55,18 +55,18 @@ impl Cause {
 
     /// Brings it about, or waits until it has come.
     #[track_caller]
-    fn strike(self, job: &mut Job) {
+    fn trigger(self, job: &mut Job) {
         match self {
             Self::Signal(signal) => job.signal(signal),
             Self::CtrlC => job.type_text("\u{3}"),
             Self::Failure | Self::FailureBeforeRestart => job.type_text("\n"),
-            Self::TimeLimit => drop(job.line("the time limit of 1s is over")),
-            Self::StartLimit => drop(job.line("not joined the store within 1 s")),
+            Self::TimeLimit => drop(job.wait_for_line("the time limit of 1s is over")),
+            Self::StartLimit => drop(job.wait_for_line("not joined the store within 1 s")),
         }
     }
 
     /// What rank 1 is asked to stop by.
-    const fn asks_by(self) -> Signal {
+    const fn stop_signal(self) -> Signal {
         match self {
             Self::Signal(signal) => signal,
             Self::CtrlC => Signal::SIGINT,
@@ -90,12 +90,12 @@ impl Cause {
 }
 
 /// Rank 0 ends by itself when a line comes, or stops at once; rank 1 does the steps, in its first life.
-fn job_of(cause: Cause, name: Name, grace: u32, steps: &[&str]) -> Job {
+fn start_job(cause: Cause, name: Name, grace: u32, steps: &[&str]) -> Job {
     let first = ["life0:rank0:join", "life0:alive", "life0:rank0:read", "life0:rank0:exit=4"];
     let second = steps.iter().map(|step| format!("life0:{step}"));
     let steps = ["life0:rank1:catch".to_owned()].into_iter().chain(first.map(str::to_owned)).chain(second);
     let job = cause.launch(name, grace).worker(steps).start();
-    job.lines("alive rank=", 2);
+    job.wait_for_lines("alive rank=", 2);
     job
 }
 
@@ -108,55 +108,55 @@ struct Times {
 }
 
 #[track_caller]
-fn stop(cause: Cause, name: Name, grace: u32) -> Times {
-    let mut job = job_of(cause, name, grace, &["forever"]);
-    let line = job.line("alive rank=1");
+fn time_stop(cause: Cause, name: Name, grace: u32) -> Times {
+    let mut job = start_job(cause, name, grace, &["forever"]);
+    let line = job.wait_for_line("alive rank=1");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid");
     let stubborn = Process::open(pid).expect("it lives");
     let before = job.elapsed();
-    cause.strike(&mut job);
+    cause.trigger(&mut job);
     // Where the launcher says it, the time runs from there.
     let struck = if matches!(cause, Cause::TimeLimit | Cause::StartLimit) { job.elapsed() } else { before };
-    job.outlived_by_none(&[stubborn], PROMPT);
+    job.expect_processes_gone(&[stubborn], PROMPT);
     let killed = job.elapsed() - struck;
     let outcome = job.wait();
-    outcome.exits(cause.exit_code(name));
+    outcome.expect_exit_code(cause.exit_code(name));
     Times { killed, over: outcome.took - struck }
 }
 
 /// After a success with a leftover process that ignores every signal.
 #[track_caller]
-fn stop_leftover(name: Name, grace: u32) -> Times {
+fn time_leftover_stop(name: Name, grace: u32) -> Times {
     let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);
     let launch = launch.env("RANKRUN_LEFTOVER_GRACE", "0").stdin_open();
     let mut job = launch.worker(["helper=daemon", "read"]).start();
-    let line = job.line("who=daemon");
+    let line = job.wait_for_line("who=daemon");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
     let stubborn = Process::open(pid).expect("it lives");
     job.type_text("\n");
-    job.line("still there: ending pid");
+    job.wait_for_line("still there: ending pid");
     let struck = job.elapsed();
-    job.outlived_by_none(&[stubborn], PROMPT);
+    job.expect_processes_gone(&[stubborn], PROMPT);
     let killed = job.elapsed() - struck;
     let outcome = job.wait();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     Times { killed, over: outcome.took - struck }
 }
 
 #[test]
-fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
-    if !only_ours() {
+fn worker_ignoring_signals_is_killed_after_grace_for_every_cause() {
+    if !is_rankrun() {
         return;
     }
-    let grace = if soak() { 2 } else { 1 };
+    let grace = if is_soak() { 2 } else { 1 };
     let causes = || CAUSES.into_iter().map(Some).chain([None]);
     let cases = || causes().flat_map(|cause| Name::both().iter().map(move |name| (cause, *name)));
     let time = move |(cause, name): (Option<Cause>, Name)| match cause {
-        Some(cause) => stop(cause, name, grace),
-        None => stop_leftover(name, grace),
+        Some(cause) => time_stop(cause, name, grace),
+        None => time_leftover_stop(name, grace),
     };
     // One after the other they are timed, all at once they are quick.
-    let times: Vec<Times> = if soak() {
+    let times: Vec<Times> = if is_soak() {
         cases().map(time).collect()
     } else {
         thread::scope(|scope| {
@@ -171,25 +171,25 @@ fn who_ignores_every_signal_is_killed_after_the_grace_whatever_the_cause() {
         let _ = writeln!(table, "{cause} {name:?}: {:.3?} {:.3?}", times.killed, times.over);
         // A line that says when the time begins is read later than it was written, the more so the busier the machine.
         let least = grace / 2;
-        let most = if soak() { grace + Duration::from_millis(400) } else { PROMPT };
+        let most = if is_soak() { grace + Duration::from_millis(400) } else { PROMPT };
         assert!(least <= times.killed && times.killed < most, "{cause} under {name:?}: {times:?}");
         assert!(times.over < most, "{cause} under {name:?}: {times:?}");
     }
-    if soak() {
-        tell(&table);
+    if is_soak() {
+        print_notice(&table);
     }
 }
 
 /// Within a grace of an hour.
 #[test]
-fn the_second_signal_kills_whatever_the_cause() {
-    if !only_ours() {
+fn second_signal_kills_for_every_stop_cause() {
+    if !is_rankrun() {
         return;
     }
     for (cause, name) in CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name))) {
-        let mut job = job_of(cause, name, 3_600, &["signal", "signal", "forever"]);
-        cause.strike(&mut job);
-        job.line(&format!("got {} rank=1", cause.asks_by()));
+        let mut job = start_job(cause, name, 3_600, &["signal", "signal", "forever"]);
+        cause.trigger(&mut job);
+        job.wait_for_line(&format!("got {} rank=1", cause.stop_signal()));
         let interrupt = |job: &mut Job| match cause {
             Cause::CtrlC => job.type_text("\u{3}"),
             _ => job.signal(Signal::SIGINT),
@@ -197,14 +197,14 @@ fn the_second_signal_kills_whatever_the_cause() {
         if !matches!(cause, Cause::Signal(_) | Cause::CtrlC) {
             // The job was stopped for another reason: this is the first wish.
             interrupt(&mut job);
-            job.line("got SIGINT rank=1");
+            job.wait_for_line("got SIGINT rank=1");
         }
         let asked = job.elapsed();
         interrupt(&mut job);
         let outcome = job.wait();
         assert!(!outcome.status.success(), "{outcome}");
         assert!(outcome.took - asked < PROMPT, "{cause:?} under {name:?}\n{outcome}");
-        outcome.never_says("life=1");
+        outcome.expect_absent("life=1");
     }
 }
 
@@ -212,19 +212,19 @@ fn the_second_signal_kills_whatever_the_cause() {
 const BYTES: usize = 5_000_000;
 
 #[test]
-fn what_is_written_while_workers_stop_is_not_lost() {
-    if !only_ours() {
+fn output_during_stop_is_not_lost() {
+    if !is_rankrun() {
         return;
     }
     // A terminal changes what goes through it.
     for (at, cause) in CAUSES.into_iter().filter(|cause| *cause != Cause::CtrlC).enumerate() {
         let name = Name::both()[at % 2];
         let mut job =
-            job_of(cause, name, 60, &["signal", &format!("blob={BYTES}"), "print=", "print=the end"]);
-        cause.strike(&mut job);
+            start_job(cause, name, 60, &["signal", &format!("blob={BYTES}"), "print=", "print=the end"]);
+        cause.trigger(&mut job);
         let outcome = job.wait();
-        let told = outcome.out_bytes().len();
-        assert!(told > BYTES, "{cause:?} under {name:?}: {told} bytes\n{outcome}");
-        outcome.says("the end\n");
+        let written = outcome.stdout_bytes().len();
+        assert!(written > BYTES, "{cause:?} under {name:?}: {written} bytes\n{outcome}");
+        outcome.expect_stdout("the end\n");
     }
 }

@@ -1,12 +1,12 @@
 //! A launcher that has a terminal.
 
-use harness::{Gate, Launch, Name, field, only_ours};
+use harness::{Gate, Launch, Name, field, is_rankrun};
 
 #[test]
 fn workers_see_a_terminal() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 2).terminal().worker(["tty"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let lines = outcome.lines_with("tty rank=");
         assert_eq!(lines.len(), 2, "{outcome}");
         for line in &lines {
@@ -20,10 +20,10 @@ fn workers_see_a_terminal() {
 }
 
 #[test]
-fn without_a_terminal_workers_see_none() {
+fn workers_of_launcher_without_terminal_have_none() {
     for name in Name::both() {
         let outcome = Launch::standalone(*name, 1).worker(["tty"]).run();
-        outcome.exits(0).says("out=false err=false");
+        outcome.expect_exit_code(0).expect_stdout("out=false err=false");
     }
 }
 
@@ -32,8 +32,8 @@ fn under_torchruns_name_streams_are_inherited() {
     // The worker's stdout is the launcher's own pipe, by its number.
     let launch = Launch::standalone(Name::Torchrun, 1);
     let outcome = launch.shell("readlink /proc/$$PPID/fd/1; readlink /proc/$$$$/fd/1").run();
-    outcome.exits(0);
-    let lines = outcome.out_lines();
+    outcome.expect_exit_code(0);
+    let lines = outcome.stdout_lines();
     assert!(lines[0].starts_with("pipe:"), "{outcome}");
     assert_eq!(lines[0], lines[1], "{outcome}");
 }
@@ -45,68 +45,68 @@ fn ctrl_c_reaches_each_worker_once() {
         let gate = Gate::closed();
         let steps = ["catch", "alive", "signal", &gate.step(), "exit=0"];
         let mut job = launch.worker(steps).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.type_text("\u{3}");
-        job.lines("got SIGINT rank=", 2);
+        job.wait_for_lines("got SIGINT rank=", 2);
         // A second one would have killed them here.
         gate.open(2);
-        job.wait().exits(name.code(130));
+        job.wait().expect_exit_code(name.code(130));
     }
 }
 
 #[test]
-fn the_second_ctrl_c_kills() {
-    if only_ours() {
+fn second_ctrl_c_kills() {
+    if is_rankrun() {
         for name in Name::both() {
             let launch = Launch::standalone(*name, 2).terminal().args(["--shutdown-timeout", "3600"]);
             let mut job = launch.worker(["catch", "alive", "signal", "forever"]).start();
-            job.lines("alive rank=", 2);
+            job.wait_for_lines("alive rank=", 2);
             job.type_text("\u{3}");
-            job.lines("got SIGINT rank=", 2);
+            job.wait_for_lines("got SIGINT rank=", 2);
             job.type_text("\u{3}");
-            job.wait().exits(name.code(130));
+            job.wait().expect_exit_code(name.code(130));
         }
     }
 }
 
 #[test]
-fn a_terminal_that_goes_away_ends_the_job() {
+fn closed_terminal_ends_the_job() {
     for name in Name::both() {
         let mut job = Launch::standalone(*name, 2).terminal().worker(["alive", "forever"]).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         // `exit` in a shell and a lost connection both end in SIGHUP to the foreground.
         job.signal(nix::sys::signal::Signal::SIGHUP);
         job.close_stdin();
-        job.wait().exits(name.code(129));
+        job.wait().expect_exit_code(name.code(129));
     }
 }
 
 #[test]
-fn a_carriage_return_updates_in_place() {
+fn carriage_return_updates_in_place() {
     let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1).terminal();
     let job = launch.worker(["write=\r10%", &gate.step(), "write=\r20%\n"]).start();
-    job.text("10%");
+    job.wait_for_text("10%");
     gate.open(1);
     let outcome = job.wait();
-    outcome.exits(0);
-    assert!(outcome.out().contains("10%\r20%"), "the progress was broken into lines\n{outcome}");
+    outcome.expect_exit_code(0);
+    assert!(outcome.stdout().contains("10%\r20%"), "the progress was broken into lines\n{outcome}");
 }
 
 #[test]
-fn lines_on_a_terminal_end_once() {
+fn terminal_lines_have_one_crlf() {
     let outcome = Launch::standalone(Name::Rankrun, 1).terminal().worker(["print=one", "print=two"]).run();
-    outcome.exits(0);
-    assert!(outcome.out().contains("one\r\ntwo\r\n"), "{:?}", outcome.out());
+    outcome.expect_exit_code(0);
+    assert!(outcome.stdout().contains("one\r\ntwo\r\n"), "{:?}", outcome.stdout());
 }
 
 #[test]
-fn one_rank_can_be_talked_to() {
+fn single_worker_reads_terminal() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).terminal();
         let mut job = launch.worker(["print=(Pdb)", "read"]).start();
-        job.text("(Pdb)");
+        job.wait_for_text("(Pdb)");
         job.type_text("continue\n");
-        job.wait().exits(0).says("text=<continue>");
+        job.wait().expect_exit_code(0).expect_stdout("text=<continue>");
     }
 }

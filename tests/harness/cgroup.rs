@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::settings::tell;
+use crate::settings::print_notice;
 
 /// For so long a process that was killed may take to leave.
 const LEAVES_WITHIN: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ impl MemoryCgroup {
         let made = Self::below("/sys/fs/cgroup/memory", &name, false)
             .or_else(|| Self::below("/sys/fs/cgroup", &name, true));
         let Some(mut made) = made else {
-            tell("skipped: no memory cgroup can be made here");
+            print_notice("skipped: no memory cgroup can be made here");
             return None;
         };
         made.alone = Some(alone);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::launch::Launch;
 use crate::processes::Process;
-use crate::settings::namespaces;
+use crate::settings::can_use_namespaces;
 
 /// How long what ran on a host may take to vanish.
 const LEFT_LIMIT: Duration = Duration::from_secs(10);
@@ -42,8 +42,8 @@ impl Fleet {
     /// When they cannot be made.
     #[must_use]
     #[track_caller]
-    pub fn up(size: usize) -> Option<Self> {
-        if !namespaces() {
+    pub fn start(size: usize) -> Option<Self> {
+        if !can_use_namespaces() {
             return None;
         }
         let id = fresh_id();
@@ -57,7 +57,7 @@ impl Fleet {
             .spawn()
             .expect("a shell starts");
         let fleet = Self { id, size, keeper };
-        fleet.tell(&["up", &size.to_string()]);
+        fleet.run_script(&["up", &size.to_string()]);
         Some(fleet)
     }
 
@@ -77,7 +77,7 @@ impl Fleet {
     /// When it fails.
     #[track_caller]
     pub fn run(&self, host: usize, line: &[&str]) -> String {
-        self.tell(&[&["exec", &host.to_string()], line].concat())
+        self.run_script(&[&["exec", &host.to_string()], line].concat())
     }
 
     /// A shell's line on a host.
@@ -108,13 +108,13 @@ impl Fleet {
 
     /// Takes the names out of the host's `/etc/hosts`: not even its own resolves then.
     #[track_caller]
-    pub fn without_names(&self, host: usize) {
+    pub fn remove_host_names(&self, host: usize) {
         self.hosts_file(host, "");
     }
 
     /// Takes away all IPv4 addresses of every host but those of the loopback; names mean IPv6 addresses.
     #[track_caller]
-    pub fn only_ipv6(&self) {
+    pub fn disable_ipv4(&self) {
         let names = self.hosts().map(|host| format!("{} th{host}\n", Self::address_v6(host)));
         let names = format!("::1 localhost\n{}", names.collect::<String>());
         for host in self.hosts() {
@@ -131,7 +131,7 @@ impl Fleet {
 
     /// Of new connections to this host, only those to ports of the range arrive; the others are dropped in silence.
     #[track_caller]
-    pub fn wall(&self, host: usize, first: u16, last: u16) {
+    pub fn allow_only_ports(&self, host: usize, first: u16, last: u16) {
         let rules = format!(
             "table inet wall {{ chain input {{ type filter hook input priority 0; policy accept; \
              iifname \"eth0\" tcp flags & (syn | ack) == syn tcp dport != {first}-{last} counter drop; }}; }}"
@@ -141,8 +141,8 @@ impl Fleet {
 
     /// Drops every packet to and from the host, without an error.
     #[track_caller]
-    pub fn cut(&self, host: usize) {
-        self.tell(&["cut", &host.to_string()]);
+    pub fn disconnect(&self, host: usize) {
+        self.run_script(&["cut", &host.to_string()]);
     }
 
     /// Refuses every packet to and from the host, in this way.
@@ -152,50 +152,50 @@ impl Fleet {
             Refusal::Reset => "tcp",
             Refusal::Icmp => "icmp",
         };
-        self.tell(&["reject", &host.to_string(), how]);
+        self.run_script(&["reject", &host.to_string(), how]);
     }
 
     /// Two hosts do not hear each other.
     #[track_caller]
-    pub fn cut_between(&self, one: usize, other: usize) {
-        self.tell(&["cut", &one.to_string(), &other.to_string()]);
+    pub fn disconnect_pair(&self, one: usize, other: usize) {
+        self.run_script(&["cut", &one.to_string(), &other.to_string()]);
     }
 
     /// A host does not hear another one any more, which still hears it.
     #[track_caller]
     pub fn cut_one_way(&self, from: usize, to: usize) {
-        self.tell(&["cut", &from.to_string(), "to", &to.to_string()]);
+        self.run_script(&["cut", &from.to_string(), "to", &to.to_string()]);
     }
 
     /// The host loses its power: all its processes are gone, and nothing more is sent.
     #[track_caller]
     pub fn crash(&self, host: usize) {
-        self.tell(&["crash", &host.to_string()]);
+        self.run_script(&["crash", &host.to_string()]);
     }
 
     /// Ends all faults of a host; one that has crashed is back, with nothing running.
     #[track_caller]
     pub fn heal(&self, host: usize) {
-        self.tell(&["heal", &host.to_string()]);
+        self.run_script(&["heal", &host.to_string()]);
     }
 
     /// Drops so many of a hundred packets to and from the host.
     #[track_caller]
-    pub fn lose(&self, host: usize, percent: u32) {
-        self.tell(&["loss", &host.to_string(), &percent.to_string()]);
+    pub fn drop_packets(&self, host: usize, percent: u32) {
+        self.run_script(&["loss", &host.to_string(), &percent.to_string()]);
     }
 
     /// Holds every packet that arrives at the host.
     #[track_caller]
     pub fn delay(&self, host: usize, time: Duration) {
-        self.tell(&["delay", &host.to_string(), &time.as_millis().to_string()]);
+        self.run_script(&["delay", &host.to_string(), &time.as_millis().to_string()]);
     }
 
     /// The processes that run on a host.
     #[must_use]
     #[track_caller]
     pub fn processes(&self, host: usize) -> Vec<Process> {
-        let pids = self.tell(&["pids", &host.to_string()]);
+        let pids = self.run_script(&["pids", &host.to_string()]);
         pids.split_whitespace().filter_map(|pid| Process::open(pid.parse().ok()?)).collect()
     }
 
@@ -217,7 +217,7 @@ impl Fleet {
     }
 
     #[track_caller]
-    fn tell(&self, line: &[&str]) -> String {
+    fn run_script(&self, line: &[&str]) -> String {
         let Output { status, stdout, stderr } = Command::new(script())
             .args(line)
             .env("TH_ID", &self.id)

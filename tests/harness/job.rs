@@ -100,7 +100,7 @@ impl Job {
     /// # Panics
     /// When the output ends or the launch's deadline comes first.
     #[track_caller]
-    pub fn lines(&self, text: &str, count: usize) -> Vec<String> {
+    pub fn wait_for_lines(&self, text: &str, count: usize) -> Vec<String> {
         let found = self.transcript.find(self.ends, |all| {
             let whole = |bytes: &[u8]| {
                 let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -115,16 +115,16 @@ impl Job {
 
     /// Waits for one line that contains the text.
     #[track_caller]
-    pub fn line(&self, text: &str) -> String {
-        self.lines(text, 1).remove(0)
+    pub fn wait_for_line(&self, text: &str) -> String {
+        self.wait_for_lines(text, 1).remove(0)
     }
 
     /// Waits until the text is there, also within an unfinished line.
     ///
     /// # Panics
-    /// As [`Job::lines`].
+    /// As [`Job::wait_for_lines`].
     #[track_caller]
-    pub fn text(&self, text: &str) {
+    pub fn wait_for_text(&self, text: &str) {
         let found = self.transcript.find(self.ends, |all| {
             let found = all.lines().iter().any(|line| line.contains(text));
             found.then_some(())
@@ -135,15 +135,15 @@ impl Job {
     /// Waits until a person at a terminal of this size sees what `look` looks for.
     ///
     /// # Panics
-    /// As [`Job::lines`].
+    /// As [`Job::wait_for_lines`].
     #[track_caller]
-    pub fn sees(&self, size: Size, look: impl Fn(&[String]) -> bool) -> Vec<String> {
+    pub fn wait_for_screen(&self, size: Size, look: impl Fn(&[String]) -> bool) -> Vec<String> {
         let found = self.transcript.find(self.ends, |all| {
             let rows = size.rows_after(&all.out);
             look(&rows).then_some(rows)
         });
         found.unwrap_or_else(|| {
-            let rows = size.rows_after(&self.transcript.now().out).join("\n");
+            let rows = size.rows_after(&self.transcript.snapshot().out).join("\n");
             panic!("this is not what was to be seen:\n{rows}\n{self}")
         })
     }
@@ -192,7 +192,7 @@ impl Job {
     /// # Panics
     /// When the launch's deadline comes first.
     #[track_caller]
-    pub fn until(&self, what: &str, holds: impl Fn() -> bool) {
+    pub fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
         while !holds() {
             assert!(Instant::now() < self.ends, "never: {what}\n{self}");
             std::thread::yield_now();
@@ -207,7 +207,7 @@ impl Job {
     #[track_caller]
     pub fn first_child_of(&self, parent: i32) -> Option<Process> {
         let parent = Process::open(parent)?;
-        while parent.lives() {
+        while parent.is_alive() {
             if let Some(child) = processes::first_child_of(parent.pid).and_then(Process::open) {
                 return Some(child);
             }
@@ -220,7 +220,7 @@ impl Job {
     /// The living processes of the job.
     #[must_use]
     pub fn processes(&self) -> Vec<Process> {
-        processes::marked(&self.mark)
+        processes::processes_with_mark(&self.mark)
     }
 
     /// The time since the start.
@@ -234,10 +234,10 @@ impl Job {
     /// # Panics
     /// With the list of those that are left.
     #[track_caller]
-    pub fn leaves_nothing_within(&self, limit: Duration) -> Duration {
+    pub fn expect_no_processes_within(&self, limit: Duration) -> Duration {
         let asked = Instant::now();
-        if let Err(left) = processes::none_left_by(&self.mark, asked + limit) {
-            panic!("left after {limit:?}: {}\n{self}", listed(&left));
+        if let Err(left) = processes::wait_for_none(&self.mark, asked + limit) {
+            panic!("left after {limit:?}: {}\n{self}", list_processes(&left));
         }
         asked.elapsed()
     }
@@ -251,9 +251,9 @@ impl Job {
     pub fn ends_within(&self, limit: Duration) -> Duration {
         let asked = Instant::now();
         if !processes::readable_by(&self.handle, asked + limit) {
-            let left = processes::below(self.pid());
+            let left = processes::descendants(self.pid());
             left.iter().for_each(|process| process.signal(Signal::SIGKILL));
-            panic!("left after {limit:?}: {}\n{self}", listed(&left));
+            panic!("left after {limit:?}: {}\n{self}", list_processes(&left));
         }
         asked.elapsed()
     }
@@ -263,7 +263,7 @@ impl Job {
     /// # Panics
     /// With the one that lives.
     #[track_caller]
-    pub fn outlived_by_none(&self, others: &[Process], limit: Duration) {
+    pub fn expect_processes_gone(&self, others: &[Process], limit: Duration) {
         let until = Instant::now() + limit;
         for process in others {
             assert!(process.ended_by(until), "{} ({}) lives\n{self}", process.pid, process.command);
@@ -290,7 +290,7 @@ impl Job {
     #[track_caller]
     pub fn wait_or_kill(mut self) -> Result<Outcome, String> {
         if !processes::readable_by(&self.handle, self.ends) {
-            return Err(format!("it runs {}\n{self}", listed(&self.processes())));
+            return Err(format!("it runs {}\n{self}", list_processes(&self.processes())));
         }
         let status = self.child.wait().expect("our child can be waited for");
         let took = self.started.elapsed();
@@ -298,7 +298,7 @@ impl Job {
             // torchrun leaves orphans, which is not under test.
             self.kill_all();
         }
-        self.leaves_nothing_within(LEFT_LIMIT);
+        self.expect_no_processes_within(LEFT_LIMIT);
         let text = self.transcript.ended_by(Instant::now() + LEFT_LIMIT);
         Ok(Outcome::new(status, text, took, self.scratch.take()))
     }
@@ -330,7 +330,7 @@ impl Drop for Job {
 impl std::fmt::Display for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "---- after {:?}", self.elapsed())?;
-        self.transcript.now().fmt(f)
+        self.transcript.snapshot().fmt(f)
     }
 }
 
@@ -338,7 +338,7 @@ fn signal_to(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap_or_else(|error| panic!("cannot send {signal} to {pid}: {error}"));
 }
 
-fn listed(processes: &[Process]) -> String {
+fn list_processes(processes: &[Process]) -> String {
     let all: Vec<_> =
         processes.iter().map(|process| format!("{} `{}`", process.pid, process.command)).collect();
     all.join(", ")

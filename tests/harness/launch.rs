@@ -26,7 +26,7 @@ use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
 use crate::screen::Size;
-use crate::settings::oracle;
+use crate::settings::is_torchrun;
 use crate::transcript::{Stream, Transcript};
 
 /// The name under which the launcher is started.
@@ -44,7 +44,7 @@ impl Name {
     /// Each name in turn; only torchrun's when the real one is under test.
     #[must_use]
     pub fn both() -> &'static [Self] {
-        if oracle() { &[Self::Torchrun] } else { &[Self::Rankrun, Self::Torchrun] }
+        if is_torchrun() { &[Self::Torchrun] } else { &[Self::Rankrun, Self::Torchrun] }
     }
 
     /// The exit status where our own name says `own`: torchrun knows only 1.
@@ -57,7 +57,7 @@ impl Name {
     }
 
     fn is_reference(self) -> bool {
-        self == Self::Reference || (self == Self::Torchrun && oracle())
+        self == Self::Reference || (self == Self::Torchrun && is_torchrun())
     }
 }
 

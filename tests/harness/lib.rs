@@ -42,6 +42,6 @@ pub use processes::{Process, is_asleep, is_stopped, is_zombie_or_gone};
 pub use random::Random;
 pub use screen::Size;
 pub use session::{Session, check_sessions, read_sessions, session_launch};
-pub use settings::{namespaces, only_ours, oracle, soak, tell};
+pub use settings::{can_use_namespaces, is_rankrun, is_soak, is_torchrun, print_notice};
 pub use store::Store;
 pub use transcript::field;

@@ -75,7 +75,7 @@ impl MachineTree {
     }
 
     /// For [`crate::Launch::under`]: the launcher sees this machine. Namespaces must be permitted
-    /// ([`crate::namespaces`]). The tree must live as long as the launch.
+    /// ([`crate::can_use_namespaces`]). The tree must live as long as the launch.
     #[must_use]
     pub fn stage(&self) -> [OsString; 2] {
         [fixture("on-machine").into_os_string(), self.path().as_os_str().to_owned()]

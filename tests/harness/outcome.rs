@@ -54,31 +54,31 @@ impl Outcome {
 
     /// The bytes of standard output.
     #[must_use]
-    pub fn out_bytes(&self) -> &[u8] {
+    pub fn stdout_bytes(&self) -> &[u8] {
         &self.text.out
     }
 
     /// The bytes of standard error.
     #[must_use]
-    pub fn err_bytes(&self) -> &[u8] {
+    pub fn stderr_bytes(&self) -> &[u8] {
         &self.text.err
     }
 
     /// Standard output.
     #[must_use]
-    pub fn out(&self) -> String {
+    pub fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.text.out).into_owned()
     }
 
     /// Standard error.
     #[must_use]
-    pub fn err(&self) -> String {
+    pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.text.err).into_owned()
     }
 
     /// The lines of standard output.
     #[must_use]
-    pub fn out_lines(&self) -> Vec<String> {
+    pub fn stdout_lines(&self) -> Vec<String> {
         lines_of(&self.text.out)
     }
 
@@ -93,7 +93,7 @@ impl Outcome {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn exits(&self, code: i32) -> &Self {
+    pub fn expect_exit_code(&self, code: i32) -> &Self {
         assert_eq!(self.status.code(), Some(code), "the exit status is {}\n{self}", self.status);
         self
     }
@@ -103,7 +103,7 @@ impl Outcome {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn dies_of(&self, signal: Signal) -> &Self {
+    pub fn expect_signal(&self, signal: Signal) -> &Self {
         assert_eq!(self.status.signal(), Some(signal as i32), "the exit status is {}\n{self}", self.status);
         self
     }
@@ -113,8 +113,8 @@ impl Outcome {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn says(&self, text: &str) -> &Self {
-        assert!(self.out().contains(text), "stdout lacks `{text}`\n{self}");
+    pub fn expect_stdout(&self, text: &str) -> &Self {
+        assert!(self.stdout().contains(text), "stdout lacks `{text}`\n{self}");
         self
     }
 
@@ -123,8 +123,8 @@ impl Outcome {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn complains(&self, text: &str) -> &Self {
-        assert!(self.err().contains(text), "stderr lacks `{text}`\n{self}");
+    pub fn expect_stderr(&self, text: &str) -> &Self {
+        assert!(self.stderr().contains(text), "stderr lacks `{text}`\n{self}");
         self
     }
 
@@ -133,7 +133,7 @@ impl Outcome {
     /// # Panics
     /// See above.
     #[track_caller]
-    pub fn never_says(&self, text: &str) -> &Self {
+    pub fn expect_absent(&self, text: &str) -> &Self {
         assert!(self.lines_with(text).is_empty(), "the output has `{text}`\n{self}");
         self
     }

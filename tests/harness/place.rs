@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::{env, process};
 
-use crate::settings::tell;
+use crate::settings::print_notice;
 
 /// A folder of one test, removed with all that is in it.
 #[derive(Debug)]
@@ -203,7 +203,7 @@ pub(crate) fn python_path() -> PathBuf {
 pub fn wheel() -> Option<PathBuf> {
     let wheel = env::var_os("RANKRUN_TEST_WHEEL").map(PathBuf::from);
     if wheel.is_none() {
-        tell("skipped: no RANKRUN_TEST_WHEEL; `tests/run` builds one");
+        print_notice("skipped: no RANKRUN_TEST_WHEEL; `tests/run` builds one");
     }
     wheel
 }
@@ -280,7 +280,7 @@ mod tests {
 
     /// Two processes are two callers of the kernel: a second socket of that name stands for the other process.
     #[test]
-    fn port_of_another_process_is_left_out() {
+    fn port_reserved_by_other_process_is_skipped() {
         let port = free_port();
         assert!(!reserve(port), "port {port} is given twice");
         let ports: Vec<_> = (0..50).map(|_| free_port()).collect();

@@ -44,7 +44,7 @@ impl Process {
     /// Whether it lives.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "a look is a wait that is over at once")]
-    pub fn lives(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         !self.ended_by(Instant::now())
     }
 
@@ -56,12 +56,12 @@ impl Process {
         let is_gone = || stat(self.pid).is_none();
         // A pidfd hangs up when its process is reaped, on Linux 6.9 and later; before, the time is waited out.
         is_gone()
-            || (self.ended_by(until) && (happens_by(&self.handle, PollFlags::empty(), until) || is_gone()))
+            || (self.ended_by(until) && (poll_until(&self.handle, PollFlags::empty(), until) || is_gone()))
     }
 }
 
 /// The living processes that carry the mark.
-pub(crate) fn marked(mark: &str) -> Vec<Process> {
+pub(crate) fn processes_with_mark(mark: &str) -> Vec<Process> {
     let is_marked = |pid: &i32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
@@ -70,11 +70,11 @@ pub(crate) fn marked(mark: &str) -> Vec<Process> {
 }
 
 /// Waits until no process carries the mark, or says which still do.
-pub(crate) fn none_left_by(mark: &str, until: Instant) -> Result<(), Vec<Process>> {
+pub(crate) fn wait_for_none(mark: &str, until: Instant) -> Result<(), Vec<Process>> {
     let mut empty_looks = 0;
     // A process has no environment to read for an instant within `execve`: one empty look proves nothing.
     while empty_looks < 2 {
-        let left = marked(mark);
+        let left = processes_with_mark(mark);
         if left.is_empty() {
             empty_looks += 1;
             continue;
@@ -101,12 +101,12 @@ pub(crate) fn first_child_of(parent: i32) -> Option<i32> {
 }
 
 /// All live descendants of a process.
-pub(crate) fn below(root: i32) -> Vec<Process> {
+pub(crate) fn descendants(root: i32) -> Vec<Process> {
     let mut found = Vec::new();
     let mut pending = vec![root];
     while let Some(parent) = pending.pop() {
         let children = children_of(parent);
-        found.extend(children.iter().filter_map(|pid| Process::open(*pid)).filter(Process::lives));
+        found.extend(children.iter().filter_map(|pid| Process::open(*pid)).filter(Process::is_alive));
         pending.extend(children);
     }
     found
@@ -153,11 +153,11 @@ pub(crate) fn pidfd_open(pid: i32) -> Option<OwnedFd> {
 
 /// Waits until the descriptor is readable: for a pidfd, until the process has ended.
 pub(crate) fn readable_by(fd: &impl AsFd, until: Instant) -> bool {
-    happens_by(fd, PollFlags::POLLIN, until)
+    poll_until(fd, PollFlags::POLLIN, until)
 }
 
 /// Waits for one of the flags, or for the descriptor to hang up.
-fn happens_by(fd: &impl AsFd, flags: PollFlags, until: Instant) -> bool {
+fn poll_until(fd: &impl AsFd, flags: PollFlags, until: Instant) -> bool {
     loop {
         #[expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
         let left = until.saturating_duration_since(Instant::now());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::settings::{soak, tell};
+use crate::settings::{is_soak, print_notice};
 
 /// The seed without `RANKRUN_SEED`: a change is judged by the same moments as the one before.
 const SEED: u64 = 18;
@@ -19,8 +19,8 @@ impl Random {
         let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
         let clock =
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| u64::from(age.subsec_nanos()));
-        let seed = given.unwrap_or_else(|| if soak() { clock() } else { SEED });
-        tell(&format!("RANKRUN_SEED={seed}"));
+        let seed = given.unwrap_or_else(|| if is_soak() { clock() } else { SEED });
+        print_notice(&format!("RANKRUN_SEED={seed}"));
         Self(seed | 1)
     }
 

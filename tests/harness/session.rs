@@ -72,7 +72,7 @@ impl Session {
 
     /// The session as its file has it.
     fn written(&self, outcome: &Outcome, masks: &[(&str, &str)]) -> String {
-        let out = outcome.out();
+        let out = outcome.stdout();
         let mut text = String::new();
         for (line, answer) in self.typed().zip(out.split(SEPARATOR).skip(1)) {
             // The status stands on a line of its own, also where the answer has no line end.

@@ -5,44 +5,44 @@ use std::env;
 use std::io::{self, Write};
 
 /// Writes to the user's terminal, past the capture of a passing test's output.
-pub fn tell(text: &str) {
+pub fn print_notice(text: &str) {
     // A closed stderr is no reason to fail.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-fn switched_on(name: &str) -> bool {
+fn is_enabled(name: &str) -> bool {
     env::var_os(name).is_some_and(|value| value == "1")
 }
 
 /// `RANKRUN_SOAK=1`: the big counts, with the figures printed.
 #[must_use]
-pub fn soak() -> bool {
-    switched_on("RANKRUN_SOAK")
+pub fn is_soak() -> bool {
+    is_enabled("RANKRUN_SOAK")
 }
 
 /// `RANKRUN_E2E_ORACLE=1`: PyTorch's torchrun in place of ours under that name.
 #[must_use]
-pub fn oracle() -> bool {
-    switched_on("RANKRUN_E2E_ORACLE")
+pub fn is_torchrun() -> bool {
+    is_enabled("RANKRUN_E2E_ORACLE")
 }
 
 /// Whether tests that need new namespaces run: always, unless `RANKRUN_E2E_NO_NAMESPACES=1` says that this machine
 /// does not permit them.
 #[must_use]
-pub fn namespaces() -> bool {
-    let skipped = switched_on("RANKRUN_E2E_NO_NAMESPACES");
+pub fn can_use_namespaces() -> bool {
+    let skipped = is_enabled("RANKRUN_E2E_NO_NAMESPACES");
     if skipped {
-        tell("skipped: RANKRUN_E2E_NO_NAMESPACES=1");
+        print_notice("skipped: RANKRUN_E2E_NO_NAMESPACES=1");
     }
     !skipped
 }
 
 /// Whether a behaviour that PyTorch's torchrun lacks is to be tested: not with that one in our place.
 #[must_use]
-pub fn only_ours() -> bool {
-    let skipped = oracle();
+pub fn is_rankrun() -> bool {
+    let skipped = is_torchrun();
     if skipped {
-        tell("skipped: torchrun 2.15 fails this one");
+        print_notice("skipped: torchrun 2.15 fails this one");
     }
     !skipped
 }

@@ -122,7 +122,7 @@ impl Transcript {
     }
 
     /// All that came so far.
-    pub(crate) fn now(&self) -> Text {
+    pub(crate) fn snapshot(&self) -> Text {
         self.lock().clone()
     }
 }

@@ -16,20 +16,24 @@ dist.destroy_process_group()
 ";
 
 #[test]
-fn a_rank_that_is_left_out_joins_the_others() {
+fn external_rank_joins_job() {
     let scratch = Scratch::new();
     let program = scratch.file("program.py", PROGRAM, 0o644);
     let launch = Launch::standalone(Name::Rankrun, 3).with_torch();
     let job = launch.args(["--leave-out", "1", &program]).start();
-    let line = job.line("  sh /");
+    let line = job.wait_for_line("  sh /");
     let script = line.trim_start().strip_prefix("sh ").expect("a command");
     let hand = Launch::new(Name::Rankrun).under(["sh", "-c", "exec sh \"$0\"", script]).with_torch().run();
-    hand.exits(0).says("rank 1 has 3.0");
-    job.wait().exits(0).says("rank 0 has 3.0").says("rank 2 has 3.0").never_says("rank 1 has");
+    hand.expect_exit_code(0).expect_stdout("rank 1 has 3.0");
+    job.wait()
+        .expect_exit_code(0)
+        .expect_stdout("rank 0 has 3.0")
+        .expect_stdout("rank 2 has 3.0")
+        .expect_absent("rank 1 has");
 }
 
 #[test]
-fn all_ranks_can_be_started_without_a_launcher() {
+fn ranks_start_without_launcher() {
     let scratch = Scratch::new();
     let program = scratch.file("program.py", PROGRAM, 0o644);
     let port = free_port().to_string();
@@ -39,9 +43,9 @@ fn all_ranks_can_be_started_without_a_launcher() {
             launch.env("TMPDIR", scratch.folder("tmp", 0o755)).env("HOME", scratch.folder("home", 0o755));
         let options = ["explain", "--script", rank, "--nproc-per-node", "2", "--rdzv-id", "x", &program];
         let printed = launch.args(options).run();
-        printed.exits(0);
+        printed.expect_exit_code(0);
         let script = scratch.at(&format!("r{rank}.sh"));
-        fs::write(&script, printed.out_bytes()).expect("the scratch folder is writable");
+        fs::write(&script, printed.stdout_bytes()).expect("the scratch folder is writable");
         let mut command = Command::new("timeout");
         command.args(["250", "sh", &script]).env("MASTER_PORT", &port).stdout(Stdio::piped());
         command.spawn().expect("there is a shell")

@@ -5,7 +5,7 @@ use harness::{Launch, Name, Outcome, example_source};
 /// What the script prints at the end: the loss, to the last digit of an `f32`.
 #[track_caller]
 pub(crate) fn loss(outcome: &Outcome) -> String {
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     let line = outcome.lines_with("loss ").pop();
     let loss = line.as_deref().and_then(|line| line.split("loss ").nth(1)?.split(',').next());
     loss.unwrap_or_else(|| panic!("no loss\n{outcome}")).to_owned()
@@ -19,7 +19,7 @@ pub(crate) fn ddp(name: Name, workers: usize) -> Launch {
 }
 
 #[test]
-fn the_loss_is_the_one_under_torchrun() {
+fn ddp_loss_equals_torchrun() {
     let steps = ["--steps", "50", "--seed", "7"];
     let theirs = loss(&ddp(Name::Reference, 4).args(steps).run());
     let ours = loss(&ddp(Name::Rankrun, 4).args(steps).run());

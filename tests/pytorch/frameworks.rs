@@ -11,20 +11,20 @@ fn framework(name: Name, program: &str, scratch: &Scratch) -> Launch {
 }
 
 #[test]
-fn a_hugging_face_trainer_trains_on_both_ranks() {
+fn hugging_face_trainer_trains_on_both_ranks() {
     let scratch = Scratch::new();
-    let told = told_alike(": loss ", |name| framework(name, "hf_trainer.py", &scratch));
-    let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
+    let output = told_alike(": loss ", |name| framework(name, "hf_trainer.py", &scratch));
+    let [line] = &output[..] else { panic!("one rank reports: {output:?}") };
     assert!(line.starts_with("distributed, world size 2: loss "), "{line}");
     // It begins near ln 16 = 2.77; this is the mean over the training.
     assert!(number_after(line, "loss ") < 2.5, "{line}");
 }
 
 #[test]
-fn lightning_takes_the_workers_as_torchruns() {
+fn lightning_detects_torchrun_environment() {
     let scratch = Scratch::new();
-    let told = told_alike(": loss ", |name| framework(name, "lightning_ddp.py", &scratch));
-    let [line] = &told[..] else { panic!("one rank reports: {told:?}") };
+    let output = told_alike(": loss ", |name| framework(name, "lightning_ddp.py", &scratch));
+    let [line] = &output[..] else { panic!("one rank reports: {output:?}") };
     assert!(line.starts_with("TorchElasticEnvironment, world size 2: loss "), "{line}");
     assert!(number_after(line, "loss ") < 1.0, "{line}");
 }

@@ -12,7 +12,7 @@ fn mistaken(mistake: &str) -> Launch {
 
 #[track_caller]
 fn hints(outcome: &Outcome, parts: &[&str]) {
-    let text = outcome.err();
+    let text = outcome.stderr();
     let hint =
         text.lines().find(|line| line.starts_with("hint: ")).unwrap_or_else(|| panic!("no hint\n{outcome}"));
     parts.iter().for_each(|part| assert!(hint.contains(part), "`{part}` is missing\n{outcome}"));
@@ -22,28 +22,28 @@ fn hints(outcome: &Outcome, parts: &[&str]) {
 fn process_group_not_destroyed_aborts_and_is_named() {
     let scratch = Scratch::new();
     let outcome = mistaken("no-destroy").args([scratch.at("ended")]).run();
-    outcome.exits(134).complains("terminate called without an active exception");
+    outcome.expect_exit_code(134).expect_stderr("terminate called without an active exception");
     hints(&outcome, &["when the script had ended", "`torch.distributed.destroy_process_group()`"]);
 }
 
 #[test]
 fn nccl_without_gpus_names_gloo() {
     let outcome = mistaken("nccl").env("CUDA_VISIBLE_DEVICES", "-1").run();
-    outcome.exits(1);
+    outcome.expect_exit_code(1);
     hints(&outcome, &["`CUDA_VISIBLE_DEVICES=-1` hides every GPU"]);
 }
 
 #[test]
-fn store_on_a_port_in_use_names_port_and_listener() {
+fn store_port_in_use_names_port_and_listener() {
     let port = free_port().to_string();
     let outcome = mistaken("port").args([&port]).run();
-    outcome.exits(1).complains("EADDRINUSE");
+    outcome.expect_exit_code(1).expect_stderr("EADDRINUSE");
     hints(&outcome, &[&format!("port {port}, which is taken"), "`MASTER_PORT`"]);
 }
 
 #[test]
-fn gloo_on_the_loopback_of_two_hosts_names_the_interface() {
-    let Some(fleet) = Fleet::up(2) else { return };
+fn gloo_on_loopback_of_two_hosts_names_interface() {
+    let Some(fleet) = Fleet::start(2) else { return };
     let launch = |host: usize| {
         let launch = Launch::new(Name::Rankrun).with_torch().env("OMP_NUM_THREADS", "1");
         let launch = launch.env("GLOO_SOCKET_IFNAME", "lo").args(["--nnodes", "2", "--nproc-per-node", "1"]);
@@ -53,7 +53,7 @@ fn gloo_on_the_loopback_of_two_hosts_names_the_interface() {
     let jobs: Vec<_> = fleet.hosts().map(|host| fleet.on(host, launch(host)).start()).collect();
     let outcomes: Vec<Outcome> = jobs.into_iter().map(harness::Job::wait).collect();
     // Of two ranks that cannot connect one fails first, and its node tells why.
-    let told = outcomes.iter().find(|outcome| outcome.err().contains("Gloo connectFullMesh failed"));
+    let told = outcomes.iter().find(|outcome| outcome.stderr().contains("Gloo connectFullMesh failed"));
     let told = told.unwrap_or_else(|| panic!("gloo has not failed\n{}\n{}", outcomes[0], outcomes[1]));
     hints(told, &["gloo uses the loopback", "`GLOO_SOCKET_IFNAME` is `lo` here", "`--iface`"]);
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use harness::{check_sessions, only_ours, session_launch};
+use harness::{check_sessions, is_rankrun, session_launch};
 
 #[test]
-fn mistakes_with_pytorch_are_answered() {
-    if only_ours() {
+fn pytorch_mistakes_get_hints() {
+    if is_rankrun() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/mistakes.txt");
         check_sessions(&file, |_| {
             let launch = session_launch().with_torch().env("RANKRUN_DEVICE_TYPE", "cpu");

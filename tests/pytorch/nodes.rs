@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, oracle, soak};
+use harness::{Fleet, Job, Launch, Name, Outcome, Scratch, is_soak, is_torchrun};
 
 use crate::programs::source;
 
 /// A launcher of ours; with the oracle torchrun.
 fn ours() -> Name {
-    if oracle() { Name::Reference } else { Name::Rankrun }
+    if is_torchrun() { Name::Reference } else { Name::Rankrun }
 }
 
 fn agent(name: Name, nodes: usize) -> Launch {
@@ -35,40 +35,44 @@ fn meet(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
     let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
     let right = format!("world={world} total={}", world * (world + 1) / 2);
     for outcome in &outcomes {
-        outcome.exits(0).says(&right).says("finished rank=").never_says("panicked");
+        outcome
+            .expect_exit_code(0)
+            .expect_stdout(&right)
+            .expect_stdout("finished rank=")
+            .expect_absent("panicked");
     }
     fleet.is_empty();
     outcomes
 }
 
 #[test]
-fn two_hosts_over_c10d() {
-    let Some(fleet) = Fleet::up(2) else { return };
+fn two_hosts_train_over_c10d() {
+    let Some(fleet) = Fleet::start(2) else { return };
     meet(&fleet, |_| dynamic(ours(), 2, "th1:29400").args([source("meet.py")]));
 }
 
 #[test]
-fn two_static_hosts() {
-    let Some(fleet) = Fleet::up(2) else { return };
+fn two_hosts_train_over_static_rendezvous() {
+    let Some(fleet) = Fleet::start(2) else { return };
     meet(&fleet, |host| fixed(ours(), 2, host - 1, "th1").args([source("meet.py")]));
 }
 
 #[test]
-fn four_hosts_over_c10d() {
-    let Some(fleet) = Fleet::up(4) else { return };
+fn four_hosts_train_over_c10d() {
+    let Some(fleet) = Fleet::start(4) else { return };
     meet(&fleet, |_| dynamic(ours(), 4, "th2:29400").args([source("meet.py")]));
 }
 
 #[test]
-fn four_static_hosts() {
-    let Some(fleet) = Fleet::up(4) else { return };
+fn four_hosts_train_over_static_rendezvous() {
+    let Some(fleet) = Fleet::start(4) else { return };
     meet(&fleet, |host| fixed(ours(), 4, 4 - host, "th4").args([source("meet.py")]));
 }
 
 /// Each host maps its own name to the loopback, as Debian's installer writes it; other hosts know the real address.
 #[track_caller]
 fn hosts_named_on_the_loopback(address: &str) -> Option<Fleet> {
-    let fleet = Fleet::up(2)?;
+    let fleet = Fleet::start(2)?;
     for host in fleet.hosts() {
         let other = 3 - host;
         let names =
@@ -80,14 +84,14 @@ fn hosts_named_on_the_loopback(address: &str) -> Option<Fleet> {
 
 /// gloo and TensorPipe look up the host's own name: two hosts would tell each other 127.0.0.1.
 #[test]
-fn hosts_named_on_the_loopback_meet_over_gloo_without_iface() {
-    if oracle() {
+fn loopback_named_hosts_connect_over_gloo() {
+    if is_torchrun() {
         return;
     }
     for address in ["127.0.0.1", "127.0.1.1"] {
         let Some(fleet) = hosts_named_on_the_loopback(address) else { return };
         // What both addresses have in common is tried with one of them.
-        let endpoints = if soak() || address == "127.0.1.1" { 2 } else { 1 };
+        let endpoints = if is_soak() || address == "127.0.1.1" { 2 } else { 1 };
         for endpoint in ["th1:29400", "198.18.0.11:29400"].into_iter().take(endpoints) {
             meet(&fleet, |_| dynamic(Name::Rankrun, 2, endpoint).args([source("meet.py")]));
         }
@@ -96,8 +100,8 @@ fn hosts_named_on_the_loopback_meet_over_gloo_without_iface() {
 }
 
 #[test]
-fn hosts_named_on_the_loopback_call_each_other_over_rpc_without_iface() {
-    if oracle() {
+fn loopback_named_hosts_connect_over_rpc() {
+    if is_torchrun() {
         return;
     }
     let Some(fleet) = hosts_named_on_the_loopback("127.0.1.1") else { return };
@@ -107,36 +111,36 @@ fn hosts_named_on_the_loopback_call_each_other_over_rpc_without_iface() {
     };
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     for outcome in jobs.into_iter().map(Job::wait) {
-        outcome.exits(0).says("called world=2 answer=").says("interface=eth0");
+        outcome.expect_exit_code(0).expect_stdout("called world=2 answer=").expect_stdout("interface=eth0");
     }
     fleet.is_empty();
 }
 
 /// What the user says about gloo stands, also where it is wrong.
 #[test]
-fn gloo_interface_of_the_user_stands_on_several_hosts() {
-    if oracle() {
+fn gloo_interface_set_by_user_is_kept() {
+    if is_torchrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     let start = |host| {
         let launch = dynamic(Name::Rankrun, 2, "th1:29400").env("GLOO_SOCKET_IFNAME", "nope");
         fleet.on(host, launch.args([source("meet.py")])).start()
     };
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     for outcome in jobs.into_iter().map(Job::wait) {
-        outcome.complains("nope").never_says("finished");
+        outcome.expect_stderr("nope").expect_absent("finished");
     }
 }
 
 /// gloo finds no address by itself there: it is given the interface, that of the way to the store or the one that is named.
 #[test]
-fn hosts_whose_names_do_not_resolve() {
-    if oracle() {
+fn hosts_with_unresolvable_names_train() {
+    if is_torchrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
-    fleet.hosts().for_each(|host| fleet.without_names(host));
+    let Some(fleet) = Fleet::start(2) else { return };
+    fleet.hosts().for_each(|host| fleet.remove_host_names(host));
     let endpoint = format!("{}:29400", Fleet::address(1));
     let own = || dynamic(Name::Rankrun, 2, &endpoint);
     meet(&fleet, |_| own().args(["--iface", "eth0"]).args([source("meet.py")]));
@@ -144,12 +148,12 @@ fn hosts_whose_names_do_not_resolve() {
 }
 
 #[test]
-fn hosts_with_ipv6_alone() {
-    if oracle() {
+fn hosts_with_ipv6_only_train() {
+    if is_torchrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
-    fleet.only_ipv6();
+    let Some(fleet) = Fleet::start(2) else { return };
+    fleet.disable_ipv4();
     let endpoint = format!("[{}]:29400", Fleet::address_v6(1));
     meet(&fleet, |_| dynamic(Name::Rankrun, 2, &endpoint).args([source("meet.py")]));
 }
@@ -173,7 +177,7 @@ fn lived(outcomes: &[Outcome], times: usize) {
 /// Two hosts of torchrun, and two of ours; a worker of each kind fails, in this order: each time all four start again.
 #[track_caller]
 fn both_kinds(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
-    let Some(fleet) = Fleet::up(4) else { return };
+    let Some(fleet) = Fleet::start(4) else { return };
     let scratch = Scratch::new();
     let lives = scratch.folder("lives", 0o777);
     let endpoint = format!("{store}:29400");
@@ -187,23 +191,23 @@ fn both_kinds(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
 }
 
 #[test]
-fn two_nodes_of_torchrun_and_two_of_ours_which_host_the_store() {
+fn rankrun_store_serves_torchrun_nodes() {
     both_kinds([1, 3], "th2", ["th4", "th3"]);
 }
 
 #[test]
-fn two_nodes_of_ours_and_two_of_torchrun_which_host_the_store() {
+fn torchrun_store_serves_rankrun_nodes() {
     both_kinds([2, 4], "th2", ["th4", "th3"]);
 }
 
 /// The rank on the store's host loses the one that fails, and tells of that first.
 #[test]
-fn gloo_rank_fails_on_far_node_restart_is_its_own() {
-    if oracle() {
+fn gloo_failure_on_remote_node_restarts_job() {
+    if is_torchrun() {
         return;
     }
     for (delay, form) in [(2, "--record"), (20, "")] {
-        let Some(fleet) = Fleet::up(2) else { return };
+        let Some(fleet) = Fleet::start(2) else { return };
         fleet.hosts().for_each(|host| fleet.delay(host, Duration::from_millis(delay)));
         let start = |host| {
             let launch = dynamic(Name::Rankrun, 2, "th1:29400").args(["--max-restarts", "3"]);
@@ -213,7 +217,7 @@ fn gloo_rank_fails_on_far_node_restart_is_its_own() {
         let jobs: Vec<Job> = fleet.hosts().map(start).collect();
         for (job, last) in jobs.into_iter().zip(["0", "1"]) {
             let outcome = job.wait();
-            outcome.exits(0).says("finished rank=").never_says("panicked");
+            outcome.expect_exit_code(0).expect_stdout("finished rank=").expect_absent("panicked");
             let lives = outcome.lines_with("life rank=");
             let counts: Vec<_> = lives.iter().filter_map(|line| line.rsplit('=').next()).collect();
             assert_eq!(counts, ["0", last], "{outcome}");
@@ -225,9 +229,9 @@ fn gloo_rank_fails_on_far_node_restart_is_its_own() {
 /// torchrun's switch: the worker with rank 0 hosts the workers' store, at another port in each life; but the one of a static
 /// job is always the agent's.
 #[test]
-fn the_worker_with_rank_0_hosts_the_store() {
+fn rank_0_worker_hosts_store() {
     const SWITCH: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     let scratch = Scratch::new();
     let lives = scratch.folder("dynamic", 0o777);
     let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &lives);
@@ -236,7 +240,7 @@ fn the_worker_with_rank_0_hosts_the_store() {
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("agent_store=False").len(), 3, "{outcome}");
     }
-    if oracle() {
+    if is_torchrun() {
         // A restart of its static jobs is that of one node alone.
         return;
     }
@@ -251,12 +255,12 @@ fn the_worker_with_rank_0_hosts_the_store() {
 
 /// The same switch where either launcher has rank 0 once.
 #[test]
-fn the_worker_with_rank_0_hosts_the_store_of_both_kinds() {
+fn rank_0_worker_hosts_store_for_mixed_launchers() {
     for torchrun in [1, 2] {
-        if !soak() {
+        if !is_soak() {
             return;
         }
-        let Some(fleet) = Fleet::up(2) else { return };
+        let Some(fleet) = Fleet::start(2) else { return };
         let scratch = Scratch::new();
         let lives = scratch.folder("lives", 0o777);
         let outcomes = meet(&fleet, |host| {

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use harness::{Launch, Name, Outcome, Scratch, fixture, only_ours, soak};
+use harness::{Launch, Name, Outcome, Scratch, fixture, is_rankrun, is_soak};
 
 /// The launchers that a program must not be able to tell apart. Under the name torchrun only with the big counts: what
 /// a program finds there is what `tests/e2e/contract` compares.
 fn names() -> Vec<Name> {
-    let as_torchrun = soak().then_some(Name::Torchrun);
+    let as_torchrun = is_soak().then_some(Name::Torchrun);
     [Name::Rankrun, Name::Reference].into_iter().chain(as_torchrun).collect()
 }
 
@@ -31,15 +31,15 @@ pub(crate) fn script(name: Name, script: &str) -> Launch {
 #[track_caller]
 pub(crate) fn told_alike(word: &str, launch: impl Fn(Name) -> Launch) -> Vec<String> {
     let outcomes: Vec<Outcome> = names().into_iter().map(|name| launch(name).run()).collect();
-    let told = |outcome: &Outcome| {
-        let mut lines = outcome.exits(0).lines_with(word);
+    let output = |outcome: &Outcome| {
+        let mut lines = outcome.expect_exit_code(0).lines_with(word);
         lines.sort();
         lines
     };
     for outcome in &outcomes {
-        assert_eq!(told(outcome), told(&outcomes[0]), "the launchers differ\n{outcome}\n{}", outcomes[0]);
+        assert_eq!(output(outcome), output(&outcomes[0]), "the launchers differ\n{outcome}\n{}", outcomes[0]);
     }
-    told(&outcomes[0])
+    output(&outcomes[0])
 }
 
 /// The number that follows this word in a line.
@@ -67,14 +67,17 @@ fn error_files(logs: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_recorded_exception_is_kept_and_told() {
+fn recorded_exception_is_kept_and_reported() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let logs = scratch.at("logs");
         // The workers' own output goes to files: what stderr has, the launcher says.
         let launch = two_workers(*name).args(["--log-dir", &logs, "--redirects", "3"]);
         let outcome = launch.args([source("recorded.py")]).args(["raise"]).run();
-        outcome.exits(1).complains("in train_step").complains("RuntimeError: the loss is nan at step 3");
+        outcome
+            .expect_exit_code(1)
+            .expect_stderr("in train_step")
+            .expect_stderr("RuntimeError: the loss is nan at step 3");
         let [(rank, text)] = &error_files(&logs)[..] else { panic!("not one error file\n{outcome}") };
         assert_eq!(rank, "1");
         assert!(
@@ -85,46 +88,47 @@ fn a_recorded_exception_is_kept_and_told() {
 }
 
 #[test]
-fn a_crash_is_the_cause_and_its_victim_is_not() {
+fn crash_is_cause_instead_of_peer_failure() {
     for name in Name::both() {
         let outcome = script(*name, "recorded.py").args(["segfault"]).run();
         // 128 + 11 is rank 1's end; rank 0 fails with 1, or is stopped.
         outcome
-            .exits(name.code(139))
-            .complains("SIGSEGV")
-            .complains("Fatal Python error: Segmentation fault");
+            .expect_exit_code(name.code(139))
+            .expect_stderr("SIGSEGV")
+            .expect_stderr("Fatal Python error: Segmentation fault");
     }
 }
 
 #[test]
-fn data_loaders_that_fork_read_all_of_the_data() {
+fn forking_data_loaders_read_all_data() {
     for name in Name::both() {
         // 1 + 2 + … + 32, once by rank 0 and twice by rank 1.
-        script(*name, "loader.py").run().exits(0).says("total 1584.0\n");
+        script(*name, "loader.py").run().expect_exit_code(0).expect_stdout("total 1584.0\n");
     }
 }
 
 #[test]
-fn of_data_loaders_nothing_is_left_after_a_failure() {
+fn data_loader_processes_end_after_failure() {
     for name in Name::both() {
         let outcome = script(*name, "loader.py").args(["fail"]).run();
-        outcome.exits(name.code(137)).complains("SIGKILL");
-        let readers = outcome.out_lines().into_iter().filter(|line| line.starts_with("reader pid=")).count();
+        outcome.expect_exit_code(name.code(137)).expect_stderr("SIGKILL");
+        let readers =
+            outcome.stdout_lines().into_iter().filter(|line| line.starts_with("reader pid=")).count();
         assert_eq!(readers, 4, "not every reader was there\n{outcome}");
     }
 }
 
 #[test]
-fn the_agents_store_serves_what_is_beside_process_groups() {
-    let told = told_alike("fact ", |name| script(name, "agent_store.py"));
-    assert_eq!(told.len(), 2 * 7 + 1, "the script stopped early: {told:#?}");
+fn agent_store_serves_requests_beside_process_groups() {
+    let output = told_alike("fact ", |name| script(name, "agent_store.py"));
+    assert_eq!(output.len(), 2 * 7 + 1, "the script stopped early: {output:#?}");
     let both_came = "gathered: [b'from 0', b'from 1']";
-    assert_eq!(told.iter().filter(|line| line.ends_with(both_came)).count(), 2, "{told:#?}");
-    assert!(told.iter().any(|line| line.contains("missing_ranks=[rank 1]")), "{told:#?}");
+    assert_eq!(output.iter().filter(|line| line.ends_with(both_came)).count(), 2, "{output:#?}");
+    assert!(output.iter().any(|line| line.contains("missing_ranks=[rank 1]")), "{output:#?}");
 }
 
 #[test]
-fn rust_and_python_ranks_meet_on_one_store() {
+fn rust_and_python_ranks_share_store() {
     for name in Name::both() {
         let (rust, script) = (fixture("worker"), source("beside_rust.py"));
         let line = format!(
@@ -133,31 +137,34 @@ fn rust_and_python_ranks_meet_on_one_store() {
             script.display()
         );
         let launch = Launch::standalone(*name, 4).with_torch().env("OMP_NUM_THREADS", "1");
-        agreed(&launch.shell(&line).run().exits(0).lines_with("agreed "));
+        agreed(&launch.shell(&line).run().expect_exit_code(0).lines_with("agreed "));
     }
 }
 
 /// Four ranks say so, with the same values.
 #[track_caller]
 fn agreed(lines: &[String]) {
-    let told = |line: &String| line.split_once("winner=").map(|(_, told)| told.to_owned());
+    let output = |line: &String| line.split_once("winner=").map(|(_, told)| told.to_owned());
     assert_eq!(lines.len(), 4, "{lines:#?}");
     assert!(
-        told(&lines[0]).is_some() && lines.iter().all(|line| told(line) == told(&lines[0])),
+        output(&lines[0]).is_some() && lines.iter().all(|line| output(line) == output(&lines[0])),
         "{lines:#?}"
     );
 }
 
 #[test]
-fn a_sharded_checkpoint_carries_training_over_a_restart() {
-    for name in [Name::Rankrun, Name::Torchrun].into_iter().take(if soak() { 2 } else { 1 }) {
-        if !only_ours() {
+fn sharded_checkpoint_resumes_training_after_restart() {
+    for name in [Name::Rankrun, Name::Torchrun].into_iter().take(if is_soak() { 2 } else { 1 }) {
+        if !is_rankrun() {
             return;
         }
         let scratch = Scratch::new();
         let launch = two_workers(name).args(["--max-restarts", "1"]).args([source("sharded_checkpoint.py")]);
         let outcome = launch.args([&scratch.at("state"), "7"]).run();
-        outcome.exits(0).says("restart 0, from step 0").says("restart 1, from step 5");
+        outcome
+            .expect_exit_code(0)
+            .expect_stdout("restart 0, from step 0")
+            .expect_stdout("restart 1, from step 5");
         let lines = outcome.lines_with("ended with loss ");
         let [line] = &lines[..] else { panic!("one rank reports\n{outcome}") };
         let (sharded, alone) = (number_after(line, "loss "), number_after(line, "alone "));
@@ -167,7 +174,7 @@ fn a_sharded_checkpoint_carries_training_over_a_restart() {
 }
 
 #[test]
-fn packages_start_as_under_python_itself() {
+fn packages_start_as_under_python() {
     let scratch = Scratch::new();
     let says = "import os, sys\n\
                 told = [__name__, __package__, __spec__.name, sys.argv[1:], os.path.basename(sys.argv[0])]\n\
@@ -189,18 +196,18 @@ fn packages_start_as_under_python_itself() {
         let _ = scratch.file(path, text, 0o644);
     }
     for entrypoint in [&["-m", "plain"][..], &["-m", "spaced.inner"], &["app"]] {
-        let told = told_alike("told ", |name| {
+        let output = told_alike("told ", |name| {
             let launch = Launch::standalone(name, 1).with_torch().cwd(scratch.path());
             launch.args(entrypoint).args(["--epochs", "3"])
         });
-        assert_eq!(told.len(), 1, "{entrypoint:?}: {told:?}");
-        assert!(told[0].contains("['--epochs', '3']"), "{entrypoint:?}: {told:?}");
+        assert_eq!(output.len(), 1, "{entrypoint:?}: {output:?}");
+        assert!(output[0].contains("['--epochs', '3']"), "{entrypoint:?}: {output:?}");
     }
 }
 
 #[test]
-fn a_shell_script_gets_what_torchrun_gives_it() {
-    let told = told_alike("told ", |name| {
+fn shell_script_gets_torchrun_environment() {
+    let output = told_alike("told ", |name| {
         let program = source("wrapper.sh").into_os_string();
         two_workers(name).args(["--no-python".into(), program]).args([
             "--device=${local_rank}",
@@ -209,16 +216,16 @@ fn a_shell_script_gets_what_torchrun_gives_it() {
         ])
     });
     let python = "told python 1 of 2: ['--device=1', 'two words', '*'] in rank1";
-    assert_eq!(told.len(), 6, "{told:#?}");
-    assert!(told.iter().any(|line| line == python), "{told:#?}");
+    assert_eq!(output.len(), 6, "{output:#?}");
+    assert!(output.iter().any(|line| line == python), "{output:#?}");
 }
 
 #[test]
-fn a_shell_scripts_failure_is_its_programs_and_ends_the_others_programs() {
+fn shell_script_failure_ends_all_programs() {
     for name in Name::both() {
         let program = source("wrapper.sh").into_os_string();
         let launch = two_workers(*name).args(["--no-python".into(), program]);
         let outcome = launch.args(["fail"]).run();
-        outcome.exits(name.code(5)).never_says("done");
+        outcome.expect_exit_code(name.code(5)).expect_absent("done");
     }
 }

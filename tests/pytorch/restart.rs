@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Random, Scratch, example_source, only_ours, soak, tell};
+use harness::{Job, Launch, Name, Random, Scratch, example_source, is_rankrun, is_soak, print_notice};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -20,20 +20,20 @@ fn failing(name: Name, workers: usize, scratch: &Scratch) -> Launch {
 #[track_caller]
 fn every_restart_succeeds(workers: usize) {
     // Each run imports torch in every worker of two lives, which is most of what it costs.
-    let rounds = if soak() { 20 } else { 1 };
+    let rounds = if is_soak() { 20 } else { 1 };
     let undisturbed = loss(&ddp(Name::Rankrun, workers).args(["--steps", STEPS]).run());
     for _ in 0..rounds {
         let scratch = Scratch::new();
         let outcome = failing(Name::Rankrun, workers, &scratch).run();
-        outcome.exits(0).says("restart 1, from step 15");
+        outcome.expect_exit_code(0).expect_stdout("restart 1, from step 15");
         assert!(
             same(&loss(&outcome), &undisturbed),
             "without a failure the loss is {undisturbed}\n{outcome}"
         );
     }
-    if soak() {
+    if is_soak() {
         let theirs = (0..rounds).filter(|_| torchrun_succeeds(workers)).count();
-        tell(&format!(
+        print_notice(&format!(
             "{workers} gloo workers, one dies once: rankrun {rounds} of {rounds}, torchrun {theirs} of {rounds}"
         ));
     }
@@ -52,12 +52,12 @@ fn torchrun_succeeds(workers: usize) -> bool {
 }
 
 #[test]
-fn two_workers() {
+fn killed_worker_of_two_is_restarted() {
     every_restart_succeeds(2);
 }
 
 #[test]
-fn four_workers() {
+fn killed_worker_of_four_is_restarted() {
     every_restart_succeeds(4);
 }
 
@@ -85,7 +85,7 @@ fn workers(job: &Job) -> Vec<i32> {
 fn undisturbed() -> (Duration, Duration, String) {
     let scratch = Scratch::new();
     let job = killable(&scratch).start();
-    job.line("world size 2, restart 0");
+    job.wait_for_line("world size 2, restart 0");
     let met = job.elapsed();
     let outcome = job.wait();
     (met, outcome.took - met, loss(&outcome))
@@ -93,11 +93,11 @@ fn undisturbed() -> (Duration, Duration, String) {
 
 /// From before `init_process_group` to the last step.
 #[test]
-fn a_worker_that_is_killed_at_any_moment() {
-    if !only_ours() {
+fn worker_killed_at_random_time_is_restarted() {
+    if !is_rankrun() {
         return;
     }
-    let wanted = if soak() { 100 } else { 3 };
+    let wanted = if is_soak() { 100 } else { 3 };
     let (meeting, training, expected) = undisturbed();
     let mut random = Random::seeded();
     let (mut hits, mut named, mut slowest) = (0, 0, Duration::ZERO);
@@ -110,7 +110,7 @@ fn a_worker_that_is_killed_at_any_moment() {
         if random.either(true, false) {
             random.pause(meeting);
         } else {
-            job.line("world size 2, restart 0");
+            job.wait_for_line("world size 2, restart 0");
             random.pause(training);
         }
         let victim = random.either(workers[0], workers[1]);
@@ -118,7 +118,7 @@ fn a_worker_that_is_killed_at_any_moment() {
         let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
         let outcome = job.wait();
         assert!(same(&loss(&outcome), &expected), "without a kill the loss is {expected}\n{outcome}");
-        outcome.never_says("(restart 2 of 3)");
+        outcome.expect_absent("(restart 2 of 3)");
         slowest = slowest.max(outcome.took);
         hits += usize::from(!outcome.lines_with("(restart 1 of 3)").is_empty());
         let cause = format!("(pid {victim}) failed: killed by SIGKILL");
@@ -128,8 +128,8 @@ fn a_worker_that_is_killed_at_any_moment() {
         }
     }
     assert_eq!(hits, wanted, "the workers were killed too late");
-    if soak() {
-        tell(&format!(
+    if is_soak() {
+        print_notice(&format!(
             "{hits} of {hits} gloo jobs got over a kill, {named} of which saw it first; the slowest took {slowest:?}"
         ));
     }

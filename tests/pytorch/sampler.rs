@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::Stdio;
 
-use harness::{Random, soak};
+use harness::{Random, is_soak};
 use rankrun_worker::sampler::{DistributedSampler, SamplerOptions};
 use rankrun_worker::{Rank, WorldSize};
 
@@ -39,9 +39,9 @@ fn case(random: &mut Random) -> Case {
 }
 
 #[test]
-fn every_rank_gets_the_samples_that_torch_gives_it() {
+fn rank_samples_equal_torch_samples() {
     let mut random = Random::seeded();
-    let mut cases: Vec<_> = (0..if soak() { 2000 } else { 200 }).map(|_| case(&mut random)).collect();
+    let mut cases: Vec<_> = (0..if is_soak() { 2000 } else { 200 }).map(|_| case(&mut random)).collect();
     cases[0].length = 70_000;
     let mut asked = String::new();
     for Case { length, world, epoch, options } in &cases {

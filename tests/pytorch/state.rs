@@ -59,7 +59,7 @@ fn state(random: &mut Random) -> RendezvousState {
 }
 
 #[test]
-fn what_we_write_torch_reads_and_what_it_writes_we_read() {
+fn rendezvous_state_is_compatible_with_torch() {
     let mut random = Random::seeded();
     let states: Vec<_> = (0..COUNT).map(|_| state(&mut random)).collect();
     let mut torch = python_script("state_again.py")

@@ -90,7 +90,7 @@ fn facts(mode: &str, server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn every_operation_of_torchs_clients_ends_as_with_torchs_own_server() {
+fn torch_client_operations_match_torch_server() {
     let (ours, torchs) = (Server::ours(), Server::torchs());
     let (ours, torchs) = thread::scope(|scope| {
         let ours = scope.spawn(|| facts("drive", &ours));
@@ -104,7 +104,7 @@ fn every_operation_of_torchs_clients_ends_as_with_torchs_own_server() {
 }
 
 #[test]
-fn what_torchs_server_gets_wrong_is_right() {
+fn torch_server_bugs_are_absent() {
     let expected = [
         r#"["a wait for a filled queue and a key ends with the key", null]"#,
         r#"["a compare_set that stores nothing wakes no waiter", "DistStoreError: wait timeout after 1000ms, keys: /absent"]"#,
@@ -113,7 +113,7 @@ fn what_torchs_server_gets_wrong_is_right() {
 }
 
 #[test]
-fn two_gloo_workers_train_over_the_store_again_and_again() {
+fn gloo_workers_train_over_store_repeatedly() {
     let mut server = Server::ours();
     for generation in 0..2 {
         let workers = ["0", "1"].map(|rank| {
@@ -139,7 +139,7 @@ fn two_gloo_workers_train_over_the_store_again_and_again() {
 }
 
 #[test]
-fn rust_and_python_ranks_meet_on_a_store_of_torch_and_on_ours() {
+fn rust_and_python_ranks_share_torch_or_rankrun_store() {
     for server in [Server::torchs(), Server::ours()] {
         let start = |rank: u32| {
             let mut command = if rank.is_multiple_of(2) {

@@ -2,25 +2,25 @@
 
 /// The frames of the program in the text of a [`Backtrace`](std::backtrace::Backtrace): those between the
 /// panic machinery and the start of the thread. Text without these marks is returned whole.
-pub(crate) fn of_program(backtrace: &str) -> String {
-    let frames = frames(backtrace);
+pub(crate) fn program_frames(backtrace: &str) -> String {
+    let frames = split_frames(backtrace);
     if frames.is_empty() {
         return backtrace.to_owned();
     }
-    let panic = frames.iter().position(|frame| has_mark(frame, "__rust_end_short_backtrace"));
+    let panic = frames.iter().position(|frame| has_marker(frame, "__rust_end_short_backtrace"));
     let from = panic.map_or(0, |mark| mark + 1);
-    let is_machinery = |frame: &&&str| MACHINERY.iter().any(|name| has_mark(frame, name));
+    let is_machinery = |frame: &&&str| PANIC_MARKERS.iter().any(|name| has_marker(frame, name));
     let from = from + frames[from..].iter().take_while(is_machinery).count();
-    let start = frames[from..].iter().position(|frame| has_mark(frame, "__rust_begin_short_backtrace"));
+    let start = frames[from..].iter().position(|frame| has_marker(frame, "__rust_begin_short_backtrace"));
     let frames = &frames[from..start.map_or(frames.len(), |mark| from + mark)];
     frames.concat().trim_end().to_owned()
 }
 
 /// Frames between the mark of the panic and the line that panicked.
-const MACHINERY: [&str; 2] = ["rust_begin_unwind", "core::panicking::"];
+const PANIC_MARKERS: [&str; 2] = ["rust_begin_unwind", "core::panicking::"];
 
 /// The text of each frame: the line with its number and name, and the lines up to the next frame.
-fn frames(backtrace: &str) -> Vec<&str> {
+fn split_frames(backtrace: &str) -> Vec<&str> {
     let mut starts = Vec::new();
     let mut at = 0;
     for line in backtrace.split_inclusive('\n') {
@@ -34,7 +34,7 @@ fn frames(backtrace: &str) -> Vec<&str> {
     starts.iter().zip(ends).map(|(&start, end)| &backtrace[start..end]).collect()
 }
 
-fn has_mark(frame: &str, mark: &str) -> bool {
+fn has_marker(frame: &str, mark: &str) -> bool {
     frame.lines().next().is_some_and(|name| name.contains(mark))
 }
 
@@ -58,18 +58,18 @@ mod tests {
 ";
 
     #[test]
-    fn frames_of_the_program_are_kept() {
+    fn program_frames_are_kept() {
         assert_eq!(
-            of_program(WHOLE),
+            program_frames(WHOLE),
             "   4: train::step\n             at /src/main.rs:7:9\n   5: train::main"
         );
     }
 
     #[test]
-    fn text_without_marks_is_kept_whole() {
+    fn backtrace_without_markers_is_unchanged() {
         for text in ["   0: main\n   1: _start", "   0: <unknown>"] {
-            assert_eq!(of_program(text), text);
+            assert_eq!(program_frames(text), text);
         }
-        assert_eq!(of_program("unsupported backtrace"), "unsupported backtrace");
+        assert_eq!(program_frames("unsupported backtrace"), "unsupported backtrace");
     }
 }

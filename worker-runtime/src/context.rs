@@ -34,20 +34,20 @@ impl WorkerContext {
     /// Names the variable that is missing or invalid.
     pub fn from_env() -> Result<Self, EnvError> {
         let lookup = |name: &str| std::env::var_os(name);
-        let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::alone, Self::new);
+        let context = WorkerEnv::from_vars(lookup)?.map_or_else(Self::single_process, Self::new);
         let interface = std::env::var(env::INTERFACE).ok().filter(|name| !name.is_empty()).map(Arc::from);
-        Ok(Self { backend: env::setting(env::BACKEND, lookup)?, interface, ..context })
+        Ok(Self { backend: env::parse_var(env::BACKEND, lookup)?, interface, ..context })
     }
 
     /// The context that `env` describes.
     #[must_use]
     pub fn new(env: WorkerEnv) -> Self {
-        Self { run_id: env.run_id.clone(), env: Some(env), ..Self::alone() }
+        Self { run_id: env.run_id.clone(), env: Some(env), ..Self::single_process() }
     }
 
     /// A world of one without a store: rank 0, with no assigned device.
     #[must_use]
-    pub fn alone() -> Self {
+    pub fn single_process() -> Self {
         let run_id = RunId("none".to_owned());
         Self { env: None, run_id, backend: None, interface: None, host: None }
     }
@@ -56,7 +56,7 @@ impl WorkerContext {
     /// machine act as several hosts. A name has up to 200 visible ASCII characters; with any other one this
     /// worker gets a host of its own.
     #[must_use]
-    pub fn on_host(self, name: &str) -> Self {
+    pub fn with_host(self, name: &str) -> Self {
         Self { host: Some(name.to_owned()), ..self }
     }
 
@@ -169,7 +169,7 @@ impl WorkerContext {
         self.interface.clone()
     }
 
-    /// The host set by [`on_host`](Self::on_host).
+    /// The host set by [`with_host`](Self::with_host).
     pub(crate) fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_ordinal_is_that_of_the_device() {
+    fn cuda_ordinal_equals_device_index() {
         for (told, ordinal) in [("cuda:5", Some(5)), ("cpu:2", None), ("rocm:1", None), ("tpu:1", None)] {
             let context = context(Some(told));
             assert_eq!(context.device().map(ToString::to_string).as_deref(), Some(told));
@@ -220,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn device_is_not_known_where_the_launcher_has_not_looked() {
-        let (launched, alone) = (context(None), WorkerContext::alone());
+    fn device_without_launcher_variable_is_none() {
+        let (launched, alone) = (context(None), WorkerContext::single_process());
         assert_eq!((launched.device(), launched.cuda_ordinal()), (None, Some(2)));
         assert_eq!((alone.device(), alone.cuda_ordinal()), (None, Some(0)));
     }

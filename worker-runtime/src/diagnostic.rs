@@ -81,13 +81,13 @@ impl fmt::Debug for Details<'_> {
 /// The hint of an error, or of its first source that has one.
 #[must_use]
 pub fn hint(error: &(dyn Error + 'static)) -> Option<String> {
-    ask(error).hint
+    query_diagnostic(error).hint
 }
 
 /// The exit code of an error, or of its first source that has one.
 #[must_use]
 pub fn exit_code(error: &(dyn Error + 'static)) -> Option<u8> {
-    ask(error).exit_code
+    query_diagnostic(error).exit_code
 }
 
 #[derive(Default)]
@@ -101,7 +101,7 @@ thread_local! {
     static ANSWERS: RefCell<Option<Answers>> = const { RefCell::new(None) };
 }
 
-fn ask(error: &(dyn Error + 'static)) -> Answers {
+fn query_diagnostic(error: &(dyn Error + 'static)) -> Answers {
     let before = ANSWERS.replace(Some(Answers::default()));
     for error in std::iter::successors(Some(error), |&error| error.source()) {
         // Only the side effect counts.
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn hint_survives_every_wrapper() {
+    fn wrapped_error_keeps_hint() {
         let boxed = || Outer::Boxed(Box::new(Outer::Transparent(NoData)));
         for error in [
             Outer::Transparent(NoData),
@@ -224,13 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn error_that_asks_another_one_answers_for_itself() {
+    fn delegating_error_keeps_own_answers() {
         let error = Outer::Boxed(Box::new(Asks(Outer::Transparent(NoData))));
         assert_eq!((hint(&error).as_deref(), exit_code(&error)), (Some("mount it"), Some(4)));
     }
 
     #[test]
-    fn outermost_exit_code_wins_and_hint_stays() {
+    fn outermost_exit_code_wins_and_hint_is_kept() {
         let error = ExitError::new(42, Outer::Transparent(NoData));
         assert_eq!((hint(&error).as_deref(), exit_code(&error)), (Some("mount it"), Some(42)));
         assert_eq!((error.to_string().as_str(), error.source().is_none()), ("no data", true));

@@ -15,7 +15,7 @@ use nix::libc;
 /// The loader's message.
 pub(crate) fn open(name: &OsStr) -> Result<Library, String> {
     // SAFETY: NCCL and the CUDA driver may be loaded at any time; the user vouches for the content of a path.
-    unsafe { Library::new(name) }.map_err(|error| words(&error))
+    unsafe { Library::new(name) }.map_err(|error| error_text(&error))
 }
 
 /// The function `name` of a library as a plain pointer, valid as long as the library stays loaded.
@@ -25,13 +25,13 @@ pub(crate) fn open(name: &OsStr) -> Result<Library, String> {
 ///
 /// # Errors
 /// The loader's message.
-pub(crate) unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
+pub(crate) unsafe fn load_function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
     // SAFETY: the type is the caller's promise.
-    unsafe { library.get::<F>(name) }.map(|symbol| *symbol).map_err(|error| words(&error))
+    unsafe { library.get::<F>(name) }.map(|symbol| *symbol).map_err(|error| error_text(&error))
 }
 
 /// The file of a loaded function.
-pub(crate) fn file_of(function: *const c_void) -> Option<PathBuf> {
+pub(crate) fn library_path_of(function: *const c_void) -> Option<PathBuf> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: `info` has room for the answer, and any address may be looked up.
     if unsafe { libc::dladdr(function, info.as_mut_ptr()) } == 0 {
@@ -45,6 +45,6 @@ pub(crate) fn file_of(function: *const c_void) -> Option<PathBuf> {
 }
 
 /// The error says only "dlopen failed"; its source has the cause.
-fn words(error: &libloading::Error) -> String {
+fn error_text(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -33,7 +33,7 @@ static IS_RUNNING: AtomicBool = AtomicBool::new(false);
 
 /// Keeps a lost rank for the error file: a program may wrap the error or panic over it, and the
 /// launcher still finds the root cause.
-pub(crate) fn note_loss(rank: Rank) {
+pub(crate) fn set_lost_rank(rank: Rank) {
     // The first one counts: later ones are mostly its consequences.
     LOST.get_or_init(|| rank);
 }
@@ -47,17 +47,17 @@ pub(crate) fn note_loss(rank: Rank) {
 /// ranks fail only after this failure has been reported.
 pub fn run<E: Into<Box<dyn Error>>>(program: impl FnOnce(&WorkerContext) -> Result<(), E>) -> ExitCode {
     install_panic_hook();
-    dropped_groups::start_keeping();
+    dropped_groups::keep_dropped_groups();
     IS_RUNNING.store(true, Ordering::Relaxed);
     // No state of the program is used after a panic.
     let ended = catch_unwind(AssertUnwindSafe(|| match WorkerContext::from_env() {
-        Ok(context) => trace::worker(&context)
+        Ok(context) => trace::worker_span(&context)
             .in_scope(|| __rust_begin_short_backtrace(program, &context).map_err(Into::into)),
         Err(error) => Err(error.into()),
     }));
     match ended {
         Ok(Ok(())) => {
-            dropped_groups::leave_all();
+            dropped_groups::leave_and_stop_keeping();
             ExitCode::SUCCESS
         }
         Ok(Err(error)) => {
@@ -103,7 +103,7 @@ pub fn report_error(error: &(dyn Error + 'static)) {
     if let Some(hint) = diagnostic::hint(error) {
         text.push_str(&format!("\nhint: {hint}"));
     }
-    say(&text);
+    write_stderr(&text);
     write_file(&message, &text);
 }
 
@@ -117,7 +117,7 @@ fn report_panic(info: &PanicHookInfo<'_>) {
     let is_wanted = Backtrace::capture().status() == BacktraceStatus::Captured;
     // The launcher prints the file, and standard error would repeat the frames.
     let is_shown = write_file(&message, &full) && !may_restart();
-    say(if is_wanted && !is_shown { &full } else { &text });
+    write_stderr(if is_wanted && !is_shown { &full } else { &text });
 }
 
 /// Whether the launcher has a restart left. It prints the error file only of a failure that ends the job.
@@ -130,18 +130,18 @@ fn may_restart() -> bool {
 fn program_backtrace() -> String {
     let whole = Backtrace::force_capture().to_string();
     let is_full = std::env::var_os("RUST_BACKTRACE").is_some_and(|wanted| wanted == "full");
-    if is_full { whole } else { backtrace::of_program(&whole) }
+    if is_full { whole } else { backtrace::program_frames(&whole) }
 }
 
 /// Prints a warning to standard error, for programs in [`run`] only.
 pub(crate) fn warn(text: &str) {
     if IS_RUNNING.load(Ordering::Relaxed) {
-        say(&format!("warning: {text}"));
+        write_stderr(&format!("warning: {text}"));
     }
 }
 
 /// Prints text in one write, with the rank in front, so that lines of several ranks do not mix.
-fn say(text: &str) {
+fn write_stderr(text: &str) {
     let rank = std::env::var_os(RANK).map(|rank| format!("rank {}: ", rank.to_string_lossy()));
     let text = format!("{}{}\n", rank.unwrap_or_default(), text.trim_end().replace('\n', "\n  "));
     // Without standard error there is no other place for the message.
@@ -162,15 +162,15 @@ fn write_file(message: &str, call_stack: &str) -> bool {
     if regular_file::is_null(path) {
         return false;
     }
-    let written = replace(path, &report::render(&report));
+    let written = replace_file(path, &report::render(&report));
     if let Err(error) = &written {
-        say(&format!("error: cannot write the error file `{}`: {error}", path.display()));
+        write_stderr(&format!("error: cannot write the error file `{}`: {error}", path.display()));
     }
     written.is_ok()
 }
 
 /// Replaces the content without waiting for the reader of a FIFO: the rank has to end.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+fn replace_file(path: &Path, text: &str) -> io::Result<()> {
     let mut file = regular_file::open(path, OpenOptions::new().write(true).create(true).truncate(true))?;
     file.write_all(text.as_bytes())
 }

@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 const IDLE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Unanswered probes after which the connection fails.
-const QUESTIONS: u32 = 4;
+const PROBE_COUNT: u32 = 4;
 
 /// Sends small messages at once, and detects after half a minute of silence that the other
 /// machine is gone. Data under way to it delays that: the kernel repeats it for about a quarter
@@ -19,12 +19,12 @@ const QUESTIONS: u32 = 4;
 ///
 /// A live peer that does not read for `unacknowledged` is given up as well, so only peers that always read
 /// may have it. It also replaces the count of probes and must not exceed their total time.
-pub(crate) fn watch(stream: &TcpStream, unacknowledged: Option<Duration>) -> nix::Result<()> {
+pub(crate) fn enable_keepalive(stream: &TcpStream, unacknowledged: Option<Duration>) -> nix::Result<()> {
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &seconds(IDLE))?;
     setsockopt(stream, sockopt::TcpKeepInterval, &seconds(INTERVAL))?;
-    setsockopt(stream, sockopt::TcpKeepCount, &QUESTIONS)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &PROBE_COUNT)?;
     let Some(time) = unacknowledged else { return Ok(()) };
     setsockopt(stream, sockopt::TcpUserTimeout, &u32::try_from(time.as_millis()).unwrap_or(u32::MAX))
 }

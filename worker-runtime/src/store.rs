@@ -78,7 +78,7 @@ impl TcpStore {
     /// # Errors
     /// The system does not tell it.
     pub fn local_address(&self) -> Result<IpAddr, StoreError> {
-        self.locked().local_address()
+        self.lock_connection().local_address()
     }
 
     /// Stores a value under a key.
@@ -86,7 +86,7 @@ impl TcpStore {
     /// # Errors
     /// The connection failed, or a limit of the protocol is exceeded; so for all requests.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.locked().send(&Request::Set { key: self.wire(key), value: value.to_vec() })
+        self.lock_connection().send(&Request::Set { key: self.prefixed_key(key), value: value.to_vec() })
     }
 
     /// Waits until the key has a value, and returns it.
@@ -95,7 +95,7 @@ impl TcpStore {
     /// [`StoreError::WaitTimeout`] names the key after the timeout.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         self.wait(&[key], self.timeout)?;
-        match self.call(&Request::Get { key: self.wire(key) })? {
+        match self.call(&Request::Get { key: self.prefixed_key(key) })? {
             Reply::Value(value) => Ok(Arc::unwrap_or_clone(value)),
             reply => Err(StoreError::WrongReply { reply }),
         }
@@ -106,7 +106,7 @@ impl TcpStore {
     /// # Errors
     /// [`StoreError::WaitTimeout`] names the keys; the connection stays usable.
     pub fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), StoreError> {
-        self.locked().wait(&Request::Wait { keys: self.all_wire(keys) }, timeout)
+        self.lock_connection().wait(&Request::Wait { keys: self.prefixed_keys(keys) }, timeout)
     }
 
     /// Whether all keys have a value now.
@@ -114,7 +114,7 @@ impl TcpStore {
     /// # Errors
     /// As [`set`](Self::set).
     pub fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        match self.call(&Request::Check { keys: self.all_wire(keys) })? {
+        match self.call(&Request::Check { keys: self.prefixed_keys(keys) })? {
             Reply::AllPresent(all) => Ok(all),
             reply => Err(StoreError::WrongReply { reply }),
         }
@@ -125,7 +125,7 @@ impl TcpStore {
     /// # Errors
     /// As [`set`](Self::set).
     pub fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.number(&Request::Add { key: self.wire(key), delta })
+        self.call_for_number(&Request::Add { key: self.prefixed_key(key), delta })
     }
 
     /// Stores `desired` if the value is `expected` (empty: no value); returns the value after that.
@@ -134,7 +134,7 @@ impl TcpStore {
     /// As [`set`](Self::set).
     pub fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>, StoreError> {
         let (expected, desired) = (expected.to_vec(), desired.to_vec());
-        match self.call(&Request::CompareSet { key: self.wire(key), expected, desired })? {
+        match self.call(&Request::CompareSet { key: self.prefixed_key(key), expected, desired })? {
             Reply::Value(value) => Ok(Arc::unwrap_or_clone(value)),
             reply => Err(StoreError::WrongReply { reply }),
         }
@@ -144,8 +144,8 @@ impl TcpStore {
     ///
     /// # Errors
     /// As [`set`](Self::set).
-    pub fn delete(&self, key: &str) -> Result<bool, StoreError> {
-        Ok(self.number(&Request::DeleteKey { key: self.wire(key) })? == 1)
+    pub fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        Ok(self.call_for_number(&Request::DeleteKey { key: self.prefixed_key(key) })? == 1)
     }
 
     /// Waits until all keys have a value, and returns the values.
@@ -154,7 +154,7 @@ impl TcpStore {
     /// As [`get`](Self::get).
     pub fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
         self.wait(keys, self.timeout)?;
-        match self.call(&Request::MultiGet { keys: self.all_wire(keys) })? {
+        match self.call(&Request::MultiGet { keys: self.prefixed_keys(keys) })? {
             Reply::Values(values) => Ok(values.into_iter().map(Arc::unwrap_or_clone).collect()),
             reply => Err(StoreError::WrongReply { reply }),
         }
@@ -165,8 +165,8 @@ impl TcpStore {
     /// # Errors
     /// As [`set`](Self::set).
     pub fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let pairs = pairs.iter().map(|&(key, value)| (self.wire(key), value.to_vec())).collect();
-        self.locked().send(&Request::MultiSet { pairs })
+        let pairs = pairs.iter().map(|&(key, value)| (self.prefixed_key(key), value.to_vec())).collect();
+        self.lock_connection().send(&Request::MultiSet { pairs })
     }
 
     /// Waits until `world_size` members have made this call with this key. Use a new key for each barrier.
@@ -175,8 +175,8 @@ impl TcpStore {
     /// [`StoreError::WaitTimeout`] names the key if a member is missing.
     pub fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<(), StoreError> {
         if self.prefix == "/" {
-            let request = Request::Barrier { key: self.wire(key), world_size: i64::from(world_size) };
-            return self.locked().wait(&request, timeout);
+            let request = Request::Barrier { key: self.prefixed_key(key), world_size: i64::from(world_size) };
+            return self.lock_connection().wait(&request, timeout);
         }
         // torch's barrier through a `PrefixStore` consists of these requests; its ranks may take part.
         let last = format!("{key}/last_member");
@@ -187,10 +187,10 @@ impl TcpStore {
     }
 
     fn call(&self, request: &Request) -> Result<Reply, StoreError> {
-        self.locked().call(request)
+        self.lock_connection().call(request)
     }
 
-    fn number(&self, request: &Request) -> Result<i64, StoreError> {
+    fn call_for_number(&self, request: &Request) -> Result<i64, StoreError> {
         match self.call(request)? {
             Reply::Number(number) => Ok(number),
             reply => Err(StoreError::WrongReply { reply }),
@@ -198,15 +198,15 @@ impl TcpStore {
     }
 
     /// A thread that panicked during a request has left the connection marked as broken.
-    fn locked(&self) -> MutexGuard<'_, Connection> {
+    fn lock_connection(&self) -> MutexGuard<'_, Connection> {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wire(&self, key: &str) -> Vec<u8> {
+    fn prefixed_key(&self, key: &str) -> Vec<u8> {
         format!("{}{key}", self.prefix).into_bytes()
     }
 
-    fn all_wire(&self, keys: &[&str]) -> Vec<Vec<u8>> {
-        keys.iter().map(|key| self.wire(key)).collect()
+    fn prefixed_keys(&self, keys: &[&str]) -> Vec<Vec<u8>> {
+        keys.iter().map(|key| self.prefixed_key(key)).collect()
     }
 }

@@ -31,7 +31,7 @@ use crate::context::WorkerContext;
 
 /// The span of a worker's program: rank, world size and number of restarts.
 #[must_use]
-pub fn worker(context: &WorkerContext) -> Span {
+pub fn worker_span(context: &WorkerContext) -> Span {
     info_span!(
         "worker",
         rank = context.rank().0,
@@ -41,6 +41,6 @@ pub fn worker(context: &WorkerContext) -> Span {
 }
 
 /// Enters the span of a step until the guard is dropped.
-pub fn step(step: u64) -> EnteredSpan {
+pub fn step_span(step: u64) -> EnteredSpan {
     info_span!("step", step).entered()
 }

@@ -54,7 +54,7 @@ fn main() {
 
 fn join() -> NcclGroup {
     let options = GroupOptions { timeout: TIMEOUT, ..GroupOptions::default() };
-    NcclGroup::join(&WorkerContext::alone(), &options, None).unwrap()
+    NcclGroup::join(&WorkerContext::single_process(), &options, None).unwrap()
 }
 
 fn raw(stream: &CudaStream) -> Stream {
@@ -115,7 +115,8 @@ fn every_operation<T: Element>(group: &mut NcclGroup, stream: &Arc<CudaStream>, 
     let expected: &[u8] = bytemuck::cast_slice(values);
     let put = |group: &mut NcclGroup, works: &[(DataType, DeviceCollective<'_>)]| {
         // SAFETY: the memory lives until `wait` has returned, and no other code uses it.
-        unsafe { group.run_grouped(works, raw(stream)).and_then(|()| group.wait(raw(stream))) }.unwrap();
+        unsafe { group.run_grouped(works, raw(stream)).and_then(|()| group.synchronize(raw(stream))) }
+            .unwrap();
     };
     for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
         let mut data = Values::new(stream, values);

@@ -22,7 +22,7 @@ impl Drop for Folder {
 }
 
 /// Exit status, standard output and standard error of a program.
-pub(crate) fn said(program: &mut Command) -> (Option<i32>, String, String) {
+pub(crate) fn run_and_capture(program: &mut Command) -> (Option<i32>, String, String) {
     let output = program.output().expect("the example is built");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))

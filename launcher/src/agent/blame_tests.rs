@@ -1,6 +1,6 @@
 //! Which node's failure ends a round of several nodes.
 
-use super::rendezvous_tests::{joined, joins, node, note, peer_failed, position, running, start};
+use super::rendezvous_tests::{failure_note, joined, joins, node, peer_failed, position, running, start};
 use super::*;
 use crate::agent::message::{PeerNotice, RemoteEnd};
 use crate::exit_code::TIME_LIMIT;
@@ -8,7 +8,7 @@ use crate::rendezvous::NodeName;
 use crate::spec::stop::TimeLimit;
 
 #[test]
-fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
+fn failure_is_reported_at_once_and_decided_after_lost_node_query() {
     let at = clock();
     let mut job = running(1, &at);
     let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
@@ -25,12 +25,12 @@ fn a_failure_is_told_at_once_and_decided_when_it_is_known_whose_it_is() {
     let _ = job.handle(at(6), exited(1, 0, killed_by(15)));
     let actions = job.handle(at(6), Input::LostNodeFound(None));
     let end = end(&actions).unwrap();
-    assert_eq!((end.status, end.farewell), (ExitStatus::Code(7), PeerNotice::Failed));
-    assert_eq!((&end.elsewhere, &end.first_cause), (&None, &None));
+    assert_eq!((end.status, end.peer_notice), (ExitStatus::Code(7), PeerNotice::Failed));
+    assert_eq!((&end.remote_end, &end.first_cause), (&None, &None));
 }
 
 #[test]
-fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
+fn failure_caused_by_lost_node_uses_no_restart() {
     let at = clock();
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
@@ -49,7 +49,7 @@ fn a_failure_that_is_a_lost_nodes_doing_uses_no_restart() {
 }
 
 #[test]
-fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
+fn earlier_failure_of_peer_node_is_the_cause() {
     let at = clock();
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
@@ -62,10 +62,10 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
     assert_eq!(
         end.first_cause.as_deref(),
-        Some(&note()),
+        Some(&failure_note()),
         "invariant 5: the closing peer named no cause, and it was known before"
     );
-    assert_eq!((&end.failure, end.farewell), (&None, PeerNotice::Left), "a peer has closed");
+    assert_eq!((&end.failure, end.peer_notice), (&None, PeerNotice::Left), "a peer has closed");
 
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
@@ -75,7 +75,7 @@ fn who_failed_first_elsewhere_is_the_cause_of_what_follows_here() {
 }
 
 #[test]
-fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
+fn lost_node_query_without_answer_times_out() {
     let at = clock();
     let mut job = running(1, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
@@ -85,7 +85,7 @@ fn nobody_waits_for_ever_for_an_answer_about_the_blame() {
 }
 
 #[test]
-fn peer_failure_during_open_question_counts_after_the_time_limit() {
+fn peer_failure_during_lost_node_query_counts_after_time_limit() {
     let at = clock();
     let mut job = node(0, CliFlavor::Rankrun);
     job.rules.time_limit = Some(TimeLimit { limit: Duration::from_secs(4), warning: None });

@@ -12,7 +12,7 @@ use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
     let at = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-    WorkerEnd { local_rank: LocalRank(local_rank), pid, exit, at, testimony: None, foreign_kill: None }
+    WorkerEnd { local_rank: LocalRank(local_rank), pid, exit, at, error_file_info: None, foreign_kill: None }
 }
 
 fn signal(number: i32) -> Exit {
@@ -24,18 +24,24 @@ fn report(manner: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)])
     let failure = Failure {
         generation: Generation(0),
         first: end(1, Exit::Code(9)),
-        manner,
-        others: others.iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
+        kind: manner,
+        following_ends: others
+            .iter()
+            .map(|&(end, stopped)| FollowingEnd { end, is_stopped_by_us: stopped })
+            .collect(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
-        early: Box::default(),
+        early_successes: Box::default(),
         not_joined: Box::default(),
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
-    let master = Master { addr: "127.0.0.1".to_owned(), port: 1, agent_store: true };
+    let master = Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true };
     let round = Round::alone(LocalWorldSize::new(4).unwrap(), master);
     let evidence = FailureContext {
-        placements: &placement::assign(&[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))), &round),
+        placements: &placement::assign_ranks(
+            &[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))),
+            &round,
+        ),
         round: Some(&round),
         started: UNIX_EPOCH,
         spec: &example(),
@@ -54,7 +60,7 @@ fn at(seconds: u64) -> LocalTime {
 }
 
 #[test]
-fn the_time_and_the_text_are_the_files() {
+fn torch_report_takes_time_and_message_from_error_file() {
     let (stamped, seen) = (at(1_700_000_000), at(1_800_000_000));
     let text = |text: &str| Message::Text(text.to_owned());
     let stack = |text: &str| Message::Traceback(text.to_owned());
@@ -76,7 +82,7 @@ fn the_time_and_the_text_are_the_files() {
 }
 
 #[test]
-fn who_ended_well_is_not_listed_and_who_was_stopped_comes_last() {
+fn torch_report_omits_successes_and_lists_stopped_workers_last() {
     let others = [
         (end(3, signal(15)), true),
         (end(2, Exit::Code(4)), false),
@@ -89,8 +95,8 @@ fn who_ended_well_is_not_listed_and_who_was_stopped_comes_last() {
 }
 
 #[test]
-fn who_sat_in_the_kernel_is_reported_with_that() {
-    let root = report(FailureKind::Stuck { dwell: Duration::from_millis(2_040) }, None, &[]).root_cause;
+fn torch_report_of_stuck_worker_names_dstate() {
+    let root = report(FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) }, None, &[]).root_cause;
     let expected = "Worker stuck in uninterruptible sleep (D-state) for 2.0s";
     assert_eq!(root.message, Message::Text(expected.to_owned()));
 }

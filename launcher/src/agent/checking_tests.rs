@@ -6,127 +6,131 @@ use crate::spec::Unhealthy;
 
 /// A job of two workers with device checks.
 fn checked_job(max_restarts: u32) -> State {
-    let mut job = state(2, max_restarts, CliFlavor::Rankrun);
+    let mut job = new_job(2, max_restarts, CliFlavor::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     job
 }
 
 /// Both workers of the generation fail, the first with this code.
-fn fails(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
+fn fail_generation(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
     let _ = job.handle(at, exited(generation, 1, Exit::Code(code)));
     job.handle(at, exited(generation, 0, killed_by(15)))
 }
 
-fn checked(generation: u32, checkup: DeviceReport) -> Input {
-    Input::DevicesProbed { generation: Generation(generation), checkup }
+fn devices_probed(generation: u32, checkup: DeviceReport) -> Input {
+    Input::DevicesProbed { generation: Generation(generation), report: checkup }
 }
 
-fn one_is_dead() -> DeviceReport {
+fn report_with_dead_device() -> DeviceReport {
     let dead = DeadDevice {
         local_ranks: vec![LocalRank(1)],
         device: "cuda 3 (Fast)".to_owned(),
-        why: "does not answer".to_owned(),
+        reason: "does not answer".to_owned(),
     };
     DeviceReport { dead: vec![dead], ..DeviceReport::default() }
 }
 
-fn checks(actions: &[Action]) -> bool {
+fn probes_devices(actions: &[Action]) -> bool {
     actions.contains(&Action::ProbeDevices { generation: Generation(0) })
 }
 
-fn says(actions: &[Action], wanted: impl Fn(&JobEvent) -> bool) -> bool {
+fn emits(actions: &[Action], wanted: impl Fn(&JobEvent) -> bool) -> bool {
     actions.iter().any(|action| matches!(action, Action::Emit(said) if wanted(said)))
 }
 
 #[test]
-fn healthy_devices_let_the_workers_start_again() {
+fn healthy_devices_allow_restart() {
     let at = clock();
     let mut job = checked_job(1);
     let _ = job.handle(at(0), Input::Ready);
-    let actions = fails(&mut job, (0, 7), at(1));
-    assert!(checks(&actions) && started(&actions).is_none() && end(&actions).is_none());
+    let actions = fail_generation(&mut job, (0, 7), at(1));
+    assert!(probes_devices(&actions) && started(&actions).is_none() && end(&actions).is_none());
     let leftovers = actions.iter().position(|action| matches!(action, Action::KillLeftovers { .. }));
     assert!(leftovers < actions.iter().position(|action| matches!(action, Action::ProbeDevices { .. })));
-    let actions = job.handle(at(2), checked(0, DeviceReport::default()));
+    let actions = job.handle(at(2), devices_probed(0, DeviceReport::default()));
     assert_eq!(started(&actions), Some(1));
-    assert_eq!(job.handle(at(3), checked(0, one_is_dead())), [], "an old generation changes nothing");
+    assert_eq!(
+        job.handle(at(3), devices_probed(0, report_with_dead_device())),
+        [],
+        "an old generation changes nothing"
+    );
 }
 
 #[test]
-fn a_dead_device_ends_the_job_with_the_status_of_the_failure() {
+fn dead_device_ends_job_with_failure_status() {
     let at = clock();
     for restarts in [0, 3] {
         let mut job = checked_job(restarts);
         let _ = job.handle(at(0), Input::Ready);
-        let _ = fails(&mut job, (0, 7), at(1));
-        let actions = job.handle(at(2), checked(0, one_is_dead()));
+        let _ = fail_generation(&mut job, (0, 7), at(1));
+        let actions = job.handle(at(2), devices_probed(0, report_with_dead_device()));
         assert_eq!(started(&actions), None);
         let end = end(&actions).unwrap();
         assert_eq!(end.status, ExitStatus::Code(7), "invariant 8");
-        assert_eq!(end.failure.as_ref().unwrap().dead_devices, one_is_dead().dead);
-        assert!(says(&actions, |said| matches!(said, JobEvent::DeviceDead(_))));
-        let no_restart = says(&actions, |said| matches!(said, JobEvent::NoRestart { .. }));
+        assert_eq!(end.failure.as_ref().unwrap().dead_devices, report_with_dead_device().dead);
+        assert!(emits(&actions, |said| matches!(said, JobEvent::DeviceDead(_))));
+        let no_restart = emits(&actions, |said| matches!(said, JobEvent::NoRestart { .. }));
         assert_eq!(no_restart, restarts > 0, "only where there would have been one");
     }
 }
 
 #[test]
-fn devices_that_nobody_can_ask_change_nothing() {
+fn unchecked_devices_allow_restart() {
     let at = clock();
     let mut job = checked_job(1);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = fails(&mut job, (0, 7), at(1));
+    let _ = fail_generation(&mut job, (0, 7), at(1));
     let unchecked = DeviceReport { unchecked: vec!["NVML: no answer".to_owned()], ..DeviceReport::default() };
-    let actions = job.handle(at(2), checked(0, unchecked));
-    assert!(says(&actions, |said| matches!(said, JobEvent::DevicesUnchecked { .. })));
+    let actions = job.handle(at(2), devices_probed(0, unchecked));
+    assert!(emits(&actions, |said| matches!(said, JobEvent::DevicesUnchecked { .. })));
     assert_eq!(started(&actions), Some(1));
 }
 
 #[test]
-fn a_stop_during_the_look_is_answered_at_once_and_forbids_the_restart() {
+fn stop_during_device_check_ends_job_at_once() {
     let at = clock();
     for again in [false, true] {
         let mut job = checked_job(3);
         let _ = job.handle(at(0), Input::Ready);
-        let _ = fails(&mut job, (0, 7), at(1));
+        let _ = fail_generation(&mut job, (0, 7), at(1));
         let actions = job.handle(at(2), stop(Signal::SIGINT, again));
         let end = end(&actions).expect("invariant 10");
         assert_eq!(end.status, ExitStatus::Code(130));
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
-        assert_eq!(job.handle(at(3), checked(0, DeviceReport::default())), [], "invariant 7");
+        assert_eq!(job.handle(at(3), devices_probed(0, DeviceReport::default())), [], "invariant 7");
         assert_eq!(job.deadline(), None);
     }
 }
 
 #[test]
-fn who_was_told_to_stop_does_not_look() {
+fn stop_request_skips_device_check() {
     let at = clock();
     let mut job = checked_job(3);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(7)));
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
-    assert!(!checks(&actions));
+    assert!(!probes_devices(&actions));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
 }
 
 #[test]
-fn a_look_that_takes_long_is_told_once() {
+fn long_device_check_is_reported_once() {
     let at = clock();
     let mut job = checked_job(1);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = fails(&mut job, (0, 7), at(1));
+    let _ = fail_generation(&mut job, (0, 7), at(1));
     assert_eq!(job.deadline(), Some(at(3)));
     assert_eq!(job.handle(at(2), Input::DeadlinePassed), [], "not yet");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::CheckingDevices)]);
     assert_eq!(job.deadline(), None);
     assert_eq!(job.handle(at(4), Input::SignalForwarded { signal: Signal::SIGUSR1 }), []);
-    assert_eq!(started(&job.handle(at(5), checked(0, DeviceReport::default()))), Some(1));
+    assert_eq!(started(&job.handle(at(5), devices_probed(0, DeviceReport::default()))), Some(1));
 }
 
-fn reseated(generation: u32, seating: Result<u32, &str>) -> Input {
+fn devices_reassigned(generation: u32, seating: Result<u32, &str>) -> Input {
     let seating = seating.map(|workers| LocalWorldSize::new(workers).unwrap()).map_err(ToOwned::to_owned);
-    Input::DevicesReassigned { generation: Generation(generation), seating }
+    Input::DevicesReassigned { generation: Generation(generation), result: seating }
 }
 
 /// A job of two workers; one device is found dead and may be excluded.
@@ -134,30 +138,30 @@ fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (State, Vec
     let mut job = checked_job(max_restarts);
     job.rules.unhealthy = Some(Unhealthy::Exclude);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = fails(&mut job, (0, 7), at(1));
-    let actions = job.handle(at(2), checked(0, one_is_dead()));
+    let _ = fail_generation(&mut job, (0, 7), at(1));
+    let actions = job.handle(at(2), devices_probed(0, report_with_dead_device()));
     (job, actions)
 }
 
 #[test]
-fn the_next_generation_sits_on_the_devices_that_are_left() {
+fn next_generation_uses_remaining_devices() {
     let at = clock();
     let (mut job, actions) = reseating_job(1, &at);
     assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
-    assert_eq!(job.handle(at(2), checked(0, DeviceReport::default())), [], "that was asked before");
+    assert_eq!(job.handle(at(2), devices_probed(0, DeviceReport::default())), [], "that was asked before");
     assert_eq!(job.deadline(), Some(at(4)), "what takes long is told");
-    let actions = job.handle(at(3), reseated(0, Ok(1)));
+    let actions = job.handle(at(3), devices_reassigned(0, Ok(1)));
     assert_eq!(started(&actions), Some(1));
     let actions = job.handle(at(4), exited(1, 0, Exit::Code(0)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "one worker is all there are");
 }
 
 #[test]
-fn without_seats_there_is_no_restart() {
+fn refused_device_reassignment_prevents_restart() {
     let at = clock();
     let (mut job, _) = reseating_job(3, &at);
-    let actions = job.handle(at(3), reseated(0, Err("2 workers need 2 devices")));
-    assert!(says(&actions, |said| matches!(said, JobEvent::NoRestart { why: Some(_) })));
+    let actions = job.handle(at(3), devices_reassigned(0, Err("2 workers need 2 devices")));
+    assert!(emits(&actions, |said| matches!(said, JobEvent::NoRestart { reason: Some(_) })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
     let (_, actions) = reseating_job(0, &at);
     assert!(
@@ -168,20 +172,20 @@ fn without_seats_there_is_no_restart() {
 }
 
 #[test]
-fn a_stop_while_seats_are_sought_forbids_the_restart() {
+fn stop_during_device_reassignment_prevents_restart() {
     let at = clock();
     let (mut job, _) = reseating_job(3, &at);
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     let end = end(&actions).expect("invariant 10");
     assert_eq!(end.status, ExitStatus::Code(143));
-    assert_eq!(end.failure.as_ref().unwrap().dead_devices, one_is_dead().dead);
-    assert_eq!(job.handle(at(3), reseated(0, Ok(1))), [], "invariant 7");
+    assert_eq!(end.failure.as_ref().unwrap().dead_devices, report_with_dead_device().dead);
+    assert_eq!(job.handle(at(3), devices_reassigned(0, Ok(1))), [], "invariant 7");
 }
 
 proptest! {
     /// Any inputs in any order, with device checks between: invariants 6, 7 and 10.
     #[test]
-    fn the_budget_is_kept_and_a_stop_is_final(
+    fn random_inputs_with_device_checks_keep_budget_and_stop_is_final(
         refuses: bool,
         inputs in prop::collection::vec(any_input_of_a_check(), 0..60),
     ) {
@@ -209,9 +213,9 @@ proptest! {
 fn any_input_of_a_check() -> impl Strategy<Value = Input> {
     prop_oneof![
         6 => any_input(),
-        2 => (0u32..3).prop_map(|generation| checked(generation, DeviceReport::default())),
-        1 => (0u32..3).prop_map(|generation| checked(generation, one_is_dead())),
-        1 => (0u32..3).prop_map(|generation| reseated(generation, Ok(2))),
-        1 => (0u32..3).prop_map(|generation| reseated(generation, Err("no"))),
+        2 => (0u32..3).prop_map(|generation| devices_probed(generation, DeviceReport::default())),
+        1 => (0u32..3).prop_map(|generation| devices_probed(generation, report_with_dead_device())),
+        1 => (0u32..3).prop_map(|generation| devices_reassigned(generation, Ok(2))),
+        1 => (0u32..3).prop_map(|generation| devices_reassigned(generation, Err("no"))),
     ]
 }

@@ -8,7 +8,7 @@ fn pci(bus: u8) -> PciAddress {
 }
 
 /// A healthy card with this index and bus.
-fn card(index: u32) -> Accelerator {
+fn accelerator(index: u32) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
         index,
@@ -30,93 +30,100 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
 }
 
 /// A worker on the card with this index.
-fn seat(index: u32) -> WorkerDevice {
-    let accelerator = card(index);
+fn worker_device(index: u32) -> WorkerDevice {
+    let accelerator = accelerator(index);
     let mut seat = WorkerDevice::cpu(LocalRank(0));
     seat.device = Device {
         kind: accelerator.kind,
         ordinal: 0,
-        card: Some(DeviceIdentity {
+        identity: Some(DeviceIdentity {
             index: index.to_string(),
             noun: "GPU",
             name: accelerator.name,
             uuid: accelerator.uuid,
             pci: accelerator.pci,
             numa_node: None,
-            how: "--devices".to_owned(),
+            chosen_by: "--devices".to_owned(),
         }),
-        known: true,
+        is_known_to_runtime: true,
     };
     seat
 }
 
-fn dead(checkup: &DeviceReport) -> Vec<(Vec<u32>, &str, &str)> {
+fn dead_devices(checkup: &DeviceReport) -> Vec<(Vec<u32>, &str, &str)> {
     let rank = |dead: &DeadDevice| dead.local_ranks.iter().map(|rank| rank.0).collect();
-    checkup.dead.iter().map(|dead| (rank(dead), &*dead.device, &*dead.why)).collect()
+    checkup.dead.iter().map(|dead| (rank(dead), &*dead.device, &*dead.reason)).collect()
 }
 
-fn lost(why: &str) -> Condition {
+fn lost_condition(why: &str) -> Condition {
     Condition::Lost { why: why.to_owned() }
 }
 
-fn trouble(what: ProbeProblemKind) -> ProbeProblem {
+fn probe_problem(what: ProbeProblemKind) -> ProbeProblem {
     ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what }
 }
 
 #[test]
-fn healthy_devices_need_no_word() {
-    let checkup = judge(&machine([0, 1, 2].map(card)), &[seat(2), seat(0)], 0);
+fn healthy_devices_give_empty_report() {
+    let checkup =
+        report_devices(&machine([0, 1, 2].map(accelerator)), &[worker_device(2), worker_device(0)], 0);
     assert_eq!(checkup, DeviceReport::default());
-    assert_eq!(judge(&Machine::default(), &[WorkerDevice::cpu(LocalRank(0))], 0), DeviceReport::default());
+    assert_eq!(
+        report_devices(&Machine::default(), &[WorkerDevice::cpu(LocalRank(0))], 0),
+        DeviceReport::default()
+    );
 }
 
 #[test]
-fn only_the_devices_of_the_workers_count() {
-    let mut sick = card(1);
-    sick.condition = lost("GPU is lost");
-    let machine = machine([card(0), sick, card(2)]);
-    assert_eq!(judge(&machine, &[seat(2), seat(0)], 0), DeviceReport::default());
-    let checkup = judge(&machine, &[seat(2), seat(1)], 0);
+fn only_assigned_devices_are_reported() {
+    let mut sick = accelerator(1);
+    sick.condition = lost_condition("GPU is lost");
+    let machine = machine([accelerator(0), sick, accelerator(2)]);
+    assert_eq!(report_devices(&machine, &[worker_device(2), worker_device(0)], 0), DeviceReport::default());
+    let checkup = report_devices(&machine, &[worker_device(2), worker_device(1)], 0);
     let expected = (vec![1], "GPU 1 Fast (0000:11:00.0)", "does not answer: GPU is lost");
-    assert_eq!(dead(&checkup), [expected]);
+    assert_eq!(dead_devices(&checkup), [expected]);
 }
 
 #[test]
 fn unlisted_device_is_dead_even_if_another_has_its_index() {
-    let mut newcomer = card(1);
+    let mut newcomer = accelerator(1);
     newcomer.uuid = Some("GPU-new".to_owned());
-    for machine in [machine([card(0)]), machine([card(0), newcomer])] {
-        let checkup = judge(&machine, &[seat(0), seat(1), seat(1)], 0);
-        assert_eq!(dead(&checkup), [(vec![1, 2], "GPU 1 Fast (0000:11:00.0)", GONE)]);
+    for machine in [machine([accelerator(0)]), machine([accelerator(0), newcomer])] {
+        let checkup = report_devices(&machine, &[worker_device(0), worker_device(1), worker_device(1)], 0);
+        assert_eq!(dead_devices(&checkup), [(vec![1, 2], "GPU 1 Fast (0000:11:00.0)", NOT_LISTED)]);
     }
 }
 
 #[test]
-fn a_card_that_does_not_say_who_it_is_is_known_by_its_place_or_number() {
-    let placed = Accelerator { uuid: None, condition: lost("by place"), ..card(1) };
-    let nameless = Accelerator { pci: None, condition: lost("by number"), ..placed.clone() };
+fn device_without_uuid_is_matched_by_pci_address_or_index() {
+    let placed = Accelerator { uuid: None, condition: lost_condition("by place"), ..accelerator(1) };
+    let nameless = Accelerator { pci: None, condition: lost_condition("by number"), ..placed.clone() };
     for (found, why) in [(placed, "does not answer: by place"), (nameless, "does not answer: by number")] {
-        let checkup = judge(&machine([card(0), found]), &[seat(0), seat(1)], 0);
-        assert_eq!(checkup.dead.iter().map(|dead| &*dead.why).collect::<Vec<_>>(), [why]);
+        let checkup =
+            report_devices(&machine([accelerator(0), found]), &[worker_device(0), worker_device(1)], 0);
+        assert_eq!(checkup.dead.iter().map(|dead| &*dead.reason).collect::<Vec<_>>(), [why]);
     }
 }
 
 #[test]
-fn nobody_is_dead_of_a_library_that_does_not_answer() {
+fn unanswered_library_leaves_device_unchecked() {
     let mut machine = machine([]);
-    machine.troubles = vec![trouble(ProbeProblemKind::Hung(10)), trouble(ProbeProblemKind::Hung(10))];
-    let checkup = judge(&machine, &[seat(0)], 0);
+    machine.troubles =
+        vec![probe_problem(ProbeProblemKind::Hung(10)), probe_problem(ProbeProblemKind::Hung(10))];
+    let checkup = report_devices(&machine, &[worker_device(0)], 0);
     assert_eq!(
-        (dead(&checkup), &checkup.unchecked[..]),
+        (dead_devices(&checkup), &checkup.unchecked[..]),
         (vec![], &["NVML did not answer within 10 seconds".to_owned()][..])
     );
 
-    machine.troubles = vec![trouble(ProbeProblemKind::Missing("no such file".to_owned()))];
-    let checkup = judge(&machine, &[seat(0)], 0);
+    machine.troubles = vec![probe_problem(ProbeProblemKind::Missing("no such file".to_owned()))];
+    let checkup = report_devices(&machine, &[worker_device(0)], 0);
     assert_eq!((checkup.dead.len(), checkup.unchecked.len()), (1, 0), "the kernel alone knew of it");
 
-    machine.troubles = vec![ProbeProblem { kind: DeviceType::Rocm, ..trouble(ProbeProblemKind::Hung(10)) }];
-    let checkup = judge(&machine, &[seat(0)], 0);
+    machine.troubles =
+        vec![ProbeProblem { kind: DeviceType::Rocm, ..probe_problem(ProbeProblemKind::Hung(10)) }];
+    let checkup = report_devices(&machine, &[worker_device(0)], 0);
     assert_eq!(
         (checkup.dead.len(), checkup.unchecked.len()),
         (1, 0),
@@ -125,13 +132,13 @@ fn nobody_is_dead_of_a_library_that_does_not_answer() {
 }
 
 #[test]
-fn a_blemish_is_a_warning() {
-    let mut hot = card(0);
+fn throttled_device_gives_warning() {
+    let mut hot = accelerator(0);
     let state =
         DeviceState { throttle: vec![crate::device::Throttle::HardwareThermal], ..DeviceState::default() };
     hot.state = Some(Box::new(state));
-    let checkup = judge(&machine([hot]), &[seat(0)], 0);
+    let checkup = report_devices(&machine([hot]), &[worker_device(0)], 0);
     assert!(checkup.dead.is_empty(), "a hot device is not dead");
     let [warning] = &checkup.warnings[..] else { panic!("{checkup:?}") };
-    assert!(warning.what.contains("heat"), "{warning:?}");
+    assert!(warning.problem.contains("heat"), "{warning:?}");
 }

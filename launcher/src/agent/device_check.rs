@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::Generation;
 use rustix::process::getuid;
 
-use crate::agent::device_report::judge;
+use crate::agent::device_report::report_devices;
 use crate::agent::message::Input;
 use crate::agent::reassign::{self, Invocation, Reassignment};
 use crate::agent::workers::WorkerGroup;
@@ -67,9 +67,9 @@ impl DeviceCheckRun {
     }
 
     /// Records the exit of a reaped child; the child may be one of the probes.
-    pub(super) fn reaped(&mut self, pid: Pid, exit: Exit) {
+    pub(super) fn on_reaped(&mut self, pid: Pid, exit: Exit) {
         if let Some((_, probes)) = &mut self.probes {
-            probes.reaped(pid, exit);
+            probes.on_reaped(pid, exit);
         }
     }
 
@@ -79,8 +79,9 @@ impl DeviceCheckRun {
         match asked {
             PendingProbe::Devices => {
                 self.machine = probes.into_machine();
-                let checkup = judge(&self.machine, &workers.spec().seats, getuid().as_raw());
-                Some(Input::DevicesProbed { generation: self.generation, checkup })
+                let checkup =
+                    report_devices(&self.machine, &workers.spec().worker_devices, getuid().as_raw());
+                Some(Input::DevicesProbed { generation: self.generation, report: checkup })
             }
             PendingProbe::Order => self.reassign(words, workers, Some(probes.into_cuda_order())),
         }
@@ -94,7 +95,12 @@ impl DeviceCheckRun {
         workers: &mut WorkerGroup,
         order: Option<reassign::CudaOrder>,
     ) -> Option<Input> {
-        let seating = match reassign::seats(words, &workers.spec().seats, self.machine.clone(), order) {
+        let seating = match reassign::reassign_devices(
+            words,
+            &workers.spec().worker_devices,
+            self.machine.clone(),
+            order,
+        ) {
             Reassignment::NeedsOrder => {
                 let probes = Probes::start(&[Probe::CudaOrder], self.settings.limit, Instant::now());
                 self.probes = Some((PendingProbe::Order, probes));
@@ -107,6 +113,6 @@ impl DeviceCheckRun {
             }
             Reassignment::Refused(why) => Err(why),
         };
-        Some(Input::DevicesReassigned { generation: self.generation, seating })
+        Some(Input::DevicesReassigned { generation: self.generation, result: seating })
     }
 }

@@ -10,7 +10,7 @@ use crate::placement::{Device, DeviceIdentity};
 use crate::spec::WorkerDevice;
 
 /// Why a device that is no longer listed counts as dead.
-const GONE: &str = "fell off the bus: it is not listed any more";
+const NOT_LISTED: &str = "fell off the bus: it is not listed any more";
 
 /// The result of a health check of the workers' devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,7 +31,7 @@ pub struct DeadDevice {
     /// The device in words: `GPU 3 NVIDIA H100 (0000:1b:00.0)`.
     pub device: String,
     /// Why the device counts as dead, in words.
-    pub why: String,
+    pub reason: String,
 }
 
 /// A device that works but reports a problem.
@@ -40,13 +40,14 @@ pub struct DeviceWarning {
     /// The device in words, as in [`DeadDevice::device`].
     pub device: String,
     /// The problem that the device reports, in words.
-    pub what: String,
+    pub problem: String,
 }
 
 impl DeviceReport {
     /// One message for the user per unchecked source, warning and dead device.
     pub(super) fn events(&self) -> impl Iterator<Item = JobEvent> + use<> {
-        let unchecked = self.unchecked.clone().into_iter().map(|why| JobEvent::DevicesUnchecked { why });
+        let unchecked =
+            self.unchecked.clone().into_iter().map(|why| JobEvent::DevicesUnchecked { reason: why });
         let warnings = self.warnings.clone().into_iter().map(JobEvent::DeviceWarning);
         unchecked.chain(warnings).chain(self.dead.clone().into_iter().map(JobEvent::DeviceDead))
     }
@@ -56,20 +57,20 @@ impl DeviceReport {
 ///
 /// A device that is not found is dead only if every source that could list it has answered.
 #[must_use]
-pub fn judge(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceReport {
+pub fn report_devices(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceReport {
     let mut checkup = DeviceReport::default();
     // A fallback source knows less: it lists the devices, but not their condition.
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let troubles: Vec<&ProbeProblem> = all.filter(|trouble| is_ours(trouble, seats)).collect();
-    for (device, card, local_ranks) in devices(seats) {
+    let troubles: Vec<&ProbeProblem> = all.filter(|trouble| is_of_worker_device(trouble, seats)).collect();
+    for (device, card, local_ranks) in group_by_device(seats) {
         let name = card.to_string();
         let mut dead = |why| {
             let (local_ranks, device) = (local_ranks.clone(), name.clone());
-            checkup.dead.push(DeadDevice { local_ranks, device, why });
+            checkup.dead.push(DeadDevice { local_ranks, device, reason: why });
         };
-        let Some(accelerator) = find(machine, device, card) else {
+        let Some(accelerator) = find_accelerator(machine, device, card) else {
             if !troubles.iter().any(|trouble| trouble.kind == device.kind) {
-                dead(GONE.to_owned());
+                dead(NOT_LISTED.to_owned());
             }
             continue;
         };
@@ -80,7 +81,7 @@ pub fn judge(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceR
                 found
                     .into_iter()
                     .filter(|finding| finding.severity == Severity::Warning)
-                    .map(|finding| DeviceWarning { device: name.clone(), what: finding.text }),
+                    .map(|finding| DeviceWarning { device: name.clone(), problem: finding.text }),
             ),
         }
     }
@@ -94,16 +95,16 @@ pub fn judge(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceR
 }
 
 /// True if the trouble may hide something about the workers' devices. A missing library never listed them.
-fn is_ours(trouble: &ProbeProblem, seats: &[WorkerDevice]) -> bool {
+fn is_of_worker_device(trouble: &ProbeProblem, seats: &[WorkerDevice]) -> bool {
     let is_missing = matches!(trouble.what, ProbeProblemKind::Missing(_));
-    !is_missing && seats.iter().any(|seat| seat.device.card.is_some() && seat.device.kind == trouble.kind)
+    !is_missing && seats.iter().any(|seat| seat.device.identity.is_some() && seat.device.kind == trouble.kind)
 }
 
 /// Each device once, with all local ranks that used it.
-fn devices(seats: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
+fn group_by_device(seats: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
     let mut devices: Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> = Vec::new();
     for (local_rank, seat) in (0..).map(LocalRank).zip(seats) {
-        let Some(card) = &seat.device.card else { continue };
+        let Some(card) = &seat.device.identity else { continue };
         let same = |(device, other, _): &&mut (&Device, &DeviceIdentity, _)| {
             device.kind == seat.device.kind
                 && (&other.index, &other.uuid, other.pci) == (&card.index, &card.uuid, card.pci)
@@ -118,7 +119,7 @@ fn devices(seats: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRa
 
 /// Matches by UUID, else by PCI address, as far as both sides know them. A device without either is matched
 /// by its index.
-pub(super) fn find<'a>(
+pub(super) fn find_accelerator<'a>(
     machine: &'a Machine,
     device: &Device,
     card: &DeviceIdentity,

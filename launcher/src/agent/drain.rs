@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::message::JobEnd;
-use crate::agent::{Agent, AgentAbort, LAST_WORDS};
+use crate::agent::{Agent, AgentAbort, FLUSH_TIMEOUT};
 use crate::spec::stop::StopReason;
 
 /// A wait that is longer says what it waits for.
@@ -18,28 +18,33 @@ impl Agent<'_> {
     /// Somebody may have stopped reading, and so nobody waits beyond the time limit; nor, where the job was told to end,
     /// beyond what is left of the grace.
     pub(super) fn drain(&mut self, end: &JobEnd, swept_early: Option<Signal>) -> Option<Signal> {
-        let least = Instant::now() + LAST_WORDS;
+        let least = Instant::now() + FLUSH_TIMEOUT;
         let mut give_up = self.end_of_patience(end, swept_early).map(|at| at.max(least));
-        let time_limit = self.state.time_is_up_at().filter(|_| give_up.is_none()).map(|at| at.max(least));
+        let time_limit =
+            self.state.time_limit_deadline().filter(|_| give_up.is_none()).map(|at| at.max(least));
         let mut say_at = Some(Instant::now() + SILENT_WAIT);
         let drained = match self.workers.drain() {
             Ok(drained) => drained,
             Err(error) => {
-                self.voice.error(&error, Some(error.hint()));
+                self.user_log.error(&error, Some(error.hint()));
                 return None;
             }
         };
         while !drained.is_complete() {
             let now = Instant::now();
             if give_up.into_iter().chain(time_limit).any(|at| at <= now) {
-                self.voice.say("the time limit is over before the workers' output was read to its end");
+                self.user_log
+                    .print_line("the time limit is over before the workers' output was read to its end");
                 return None;
             }
             if say_at.take_if(|say_at| *say_at <= now).is_some() {
-                self.voice.say("waiting for a reader of the workers' output; a signal ends the wait");
+                self.user_log
+                    .print_line("waiting for a reader of the workers' output; a signal ends the wait");
             }
             let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if super::wait(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min()).is_err() {
+            if super::wait_for_inputs(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min())
+                .is_err()
+            {
                 return None;
             }
             let signal = self.next_signal();
@@ -62,17 +67,17 @@ impl Agent<'_> {
             (None, Some(_)) => StopReason::Signal,
             (None, None) => return swept_early.map(|_| Instant::now()),
         };
-        let grace = self.workers.spec().stop.grace_of(reason);
-        Some(self.state.patience_ends().unwrap_or_else(|| Instant::now() + grace))
+        let grace = self.workers.spec().stop.grace_period(reason);
+        Some(self.state.output_deadline().unwrap_or_else(|| Instant::now() + grace))
     }
 
     /// A signal from whichever side, for a time when nothing else can happen.
     pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, AgentAbort> {
         while let Some(number) = self.own_signal()? {
-            if self.handled.stops(number) {
+            if self.handled_signals.is_stop_signal(number) {
                 return Ok(Signal::try_from(number).ok());
             }
         }
-        Ok(self.signal_from_guard()?.filter(|signal| self.handled.stops(*signal as i32)))
+        Ok(self.signal_from_guard()?.filter(|signal| self.handled_signals.is_stop_signal(*signal as i32)))
     }
 }

@@ -10,10 +10,10 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 /// torchrun's interval. A sleep that ended and began again between two polls counts as one.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Lower bound of the interval.
-const LEAST: Duration = Duration::from_millis(10);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A worker that was found in state `D`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,32 +28,32 @@ pub struct UninterruptibleWorker {
 #[derive(Debug)]
 pub(super) struct DStateWatch {
     limit: Duration,
-    next_look: Instant,
+    next_poll: Instant,
     since: BTreeMap<LocalRank, Instant>,
 }
 
 impl DStateWatch {
     pub(super) const fn new(limit: Duration, now: Instant) -> Self {
-        Self { limit, next_look: now, since: BTreeMap::new() }
+        Self { limit, next_poll: now, since: BTreeMap::new() }
     }
 
-    pub(super) const fn next_look(&self) -> Instant {
-        self.next_look
+    pub(super) const fn next_poll(&self) -> Instant {
+        self.next_poll
     }
 
-    pub(super) fn look(&mut self, now: Instant) {
-        self.next_look = now + self.limit.clamp(LEAST, LOOK_EVERY);
+    pub(super) fn schedule_next_poll(&mut self, now: Instant) {
+        self.next_poll = now + self.limit.clamp(MIN_POLL_INTERVAL, POLL_INTERVAL);
     }
 
     /// The job was suspended for this long: neither sleep nor polls count.
-    pub(super) fn was_halted(&mut self, lasted: Duration) {
-        self.next_look += lasted;
+    pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
+        self.next_poll += lasted;
         self.since.values_mut().for_each(|since| *since += lasted);
     }
 
     /// Records the workers in state `D`; returns the worker that exceeds the limit by most, and for how long
     /// it slept.
-    pub(super) fn found(
+    pub(super) fn record_stuck_workers(
         &mut self,
         now: Instant,
         asleep: &[UninterruptibleWorker],
@@ -76,18 +76,18 @@ mod tests {
     }
 
     #[test]
-    fn only_an_unbroken_sleep_counts() {
+    fn interrupted_dstate_sleep_restarts_the_limit() {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let limit = Duration::from_secs(2);
         let mut watch = DStateWatch::new(limit, at(0));
-        assert_eq!(watch.found(at(0), &[asleep(0), asleep(1)]), None);
-        assert_eq!(watch.found(at(1), &[asleep(1)]), None);
-        assert_eq!(watch.found(at(1), &[asleep(0), asleep(1)]), None);
-        assert_eq!(watch.found(at(2), &[asleep(0), asleep(1)]), Some((asleep(1), limit)));
+        assert_eq!(watch.record_stuck_workers(at(0), &[asleep(0), asleep(1)]), None);
+        assert_eq!(watch.record_stuck_workers(at(1), &[asleep(1)]), None);
+        assert_eq!(watch.record_stuck_workers(at(1), &[asleep(0), asleep(1)]), None);
+        assert_eq!(watch.record_stuck_workers(at(2), &[asleep(0), asleep(1)]), Some((asleep(1), limit)));
         assert_eq!(
-            watch.found(at(3), &[asleep(0)]),
+            watch.record_stuck_workers(at(3), &[asleep(0)]),
             Some((asleep(0), limit)),
             "rank 0 slept from second 1 on"
         );

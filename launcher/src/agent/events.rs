@@ -45,31 +45,31 @@ impl EventSink {
     }
 
     /// The rendezvous completed after this time, and the ranks are assigned.
-    pub(super) fn joined(&mut self, restarts: RestartCount, round: &Round, took: Duration) {
+    pub(super) fn emit_joined(&mut self, restarts: RestartCount, round: &Round, took: Duration) {
         self.progress.restarts = restarts;
-        self.tell(&TorchEvent::Rendezvous(took));
+        self.emit(&TorchEvent::Rendezvous(took));
         // A job of one node knows its ranks in advance; with several nodes the round brings them.
-        self.tell(&TorchEvent::RanksAssigned(Duration::ZERO));
+        self.emit(&TorchEvent::RanksAssigned(Duration::ZERO));
         self.progress.membership = RankStatus::Joined { node_rank: round.node_rank, nodes: round.nodes };
     }
 
-    pub(super) fn started(&self, seats: &[EventWorker]) {
-        seats.iter().for_each(|seat| self.tell(&TorchEvent::Started(*seat)));
+    pub(super) fn emit_started(&self, seats: &[EventWorker]) {
+        seats.iter().for_each(|seat| self.emit(&TorchEvent::Started(*seat)));
     }
 
-    pub(super) fn ended(&mut self, events: &[TorchEvent]) {
+    pub(super) fn emit_ended(&mut self, events: &[TorchEvent]) {
         self.progress.run_time = self.began.elapsed();
-        events.iter().for_each(|event| self.tell(event));
+        events.iter().for_each(|event| self.emit(event));
     }
 
-    fn tell(&self, event: &TorchEvent) {
+    fn emit(&self, event: &TorchEvent) {
         let line = events::render(&self.job, self.progress, event);
         self.console.message(OutputStream::Stderr, line.as_bytes());
     }
 }
 
 /// The last events of a job: one per worker and one of the agent. Pure.
-pub(super) fn of_end(
+pub(super) fn end_events(
     end: &JobEnd,
     died_of: Option<String>,
     seats: &[EventWorker],
@@ -81,7 +81,7 @@ pub(super) fn of_end(
     let failure = end.failure.as_ref();
     let bad_end = |seat: &EventWorker| {
         let failure = failure?;
-        let others = failure.others.iter().map(|other| other.end);
+        let others = failure.following_ends.iter().map(|other| other.end);
         let mut ends = [failure.first].into_iter().chain(others);
         ends.find(|end| end.local_rank == seat.local_rank && !end.exit.is_success())
     };
@@ -98,13 +98,13 @@ pub(super) fn of_end(
         (None, _) => TorchEvent::Succeeded(*seat),
         (Some(_), None) => TorchEvent::Terminated(*seat),
         (Some(_), Some(end)) => {
-            TorchEvent::Failed { seat: *seat, exit_code: code(end.exit), raw_error: raw_error(&end) }
+            TorchEvent::Failed { worker: *seat, exit_code: exit_code(end.exit), raw_error: raw_error(&end) }
         }
     });
     workers.chain([TorchEvent::AgentSucceeded]).collect()
 }
 
-const fn code(exit: Exit) -> i32 {
+const fn exit_code(exit: Exit) -> i32 {
     match exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,

@@ -15,7 +15,7 @@ use rankrun_contract::rank::JobId;
 use crate::cli::ATTACH;
 use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
-use crate::explain::script::{Script, ScriptValue, binding};
+use crate::explain::script::{Script, ScriptValue, binding_script};
 use crate::placement::WorkerId;
 use crate::process::attach_listener::{AttachListener, AttachReport, socket_name};
 use crate::process::command::WorkerCommand;
@@ -23,8 +23,8 @@ use crate::process::command::WorkerCommand;
 /// An external worker of one generation. Its script is removed on drop.
 #[derive(Debug)]
 pub(super) struct ExternalWorker {
-    worker: WorkerId,
-    door: AttachListener,
+    worker_id: WorkerId,
+    listener: AttachListener,
     script: PathBuf,
 }
 
@@ -47,13 +47,14 @@ impl ExternalWorker {
         let wrapper = vec![launcher.into_os_string(), format!("{ATTACH}{name}").into()];
         // Under the name torchrun the log folder may be a relative path.
         let script = std::path::absolute(script).unwrap_or_else(|_| script.to_owned());
-        let text = script_of(worker, command, wrapper).render();
-        write(&script, &text).map_err(|source| LaunchError::Script { path: script.clone(), source })?;
-        Ok(Self { worker, door, script })
+        let text = build_script(worker, command, wrapper).render();
+        write_private_file(&script, &text)
+            .map_err(|source| LaunchError::Script { path: script.clone(), source })?;
+        Ok(Self { worker_id: worker, listener: door, script })
     }
 
-    pub(super) const fn worker(&self) -> WorkerId {
-        self.worker
+    pub(super) const fn worker_id(&self) -> WorkerId {
+        self.worker_id
     }
 
     /// Instructions for the user, in two lines.
@@ -61,24 +62,24 @@ impl ExternalWorker {
         let script = for_shell(self.script.as_os_str());
         format!(
             "rankrun: local rank {} is left out and the others wait for it; start it in another terminal:\n  sh {}",
-            self.worker.local_rank,
+            self.worker_id.local_rank,
             String::from_utf8_lossy(&script)
         )
     }
 
     /// The descriptors that become readable when [`Self::receive`] has something to do.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.door.as_fds()
+        self.listener.as_fds()
     }
 
     /// What the wrapper has reported since the last call.
     pub(super) fn receive(&mut self) -> Vec<AttachReport> {
-        self.door.receive()
+        self.listener.receive()
     }
 
     /// Tells the worker that the job no longer waits for it.
     pub(super) fn release(&mut self, why: &str) {
-        self.door.release(why);
+        self.listener.release_worker(why);
     }
 }
 
@@ -89,10 +90,10 @@ impl Drop for ExternalWorker {
     }
 }
 
-fn script_of(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString>) -> Script {
+fn build_script(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString>) -> Script {
     let text = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let variable = |entry: &CString| {
-        let (name, value) = crate::explain::split(entry.as_bytes());
+        let (name, value) = crate::explain::split_entry(entry.as_bytes());
         (name.to_owned(), ScriptValue::Exactly(value.to_owned()))
     };
     let arguments = command.argv.iter().skip(1);
@@ -101,7 +102,7 @@ fn script_of(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString>) 
         "Words that are given to it stand before the command: `sh THIS gdb --args`.".to_owned(),
         "It holds the whole environment of the launch: keep it private.".to_owned(),
     ];
-    comment.extend(command.cpus.as_deref().map(binding));
+    comment.extend(command.cpus.as_deref().map(binding_script));
     Script {
         comment,
         folder: std::env::current_dir().map(PathBuf::into_os_string).unwrap_or_default(),
@@ -112,7 +113,7 @@ fn script_of(worker: WorkerId, command: &WorkerCommand, wrapper: Vec<OsString>) 
 }
 
 /// Creates a new file that only our user can access.
-fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+fn write_private_file(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o700).open(path)?;
     file.write_all(text)
 }

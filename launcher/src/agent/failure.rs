@@ -31,7 +31,7 @@ pub struct ErrorFileInfo {
     /// The time at which the worker wrote the file.
     pub written: SystemTime,
     /// The lost peer that made the worker fail, where the file reports one.
-    pub lost: Option<LostPeer>,
+    pub lost_peer: Option<LostPeer>,
 }
 
 /// A peer that a worker has lost.
@@ -47,8 +47,8 @@ pub enum LostPeer {
 
 impl ErrorFileInfo {
     /// The lost peer, where it may be on another node.
-    pub(super) fn loss_elsewhere(&self) -> Option<PeerLoss> {
-        match self.lost? {
+    pub(super) fn remote_loss(&self) -> Option<PeerLoss> {
+        match self.lost_peer? {
             LostPeer::Here(_) => None,
             LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
             LostPeer::Unnamed => Some(PeerLoss::Unnamed),
@@ -57,7 +57,7 @@ impl ErrorFileInfo {
 }
 
 /// Messages about a lost peer of gloo (the first two) and NCCL.
-const LOST_PEER: [&str; 5] = [
+const LOST_PEER_PHRASES: [&str; 5] = [
     "Connection closed by peer",
     "gloo/transport/",
     "remote process exiting prematurely",
@@ -68,7 +68,7 @@ const LOST_PEER: [&str; 5] = [
 /// The phrase by which a library reports a lost peer, if the text contains one.
 #[must_use]
 pub fn lost_peer_phrase(text: &str) -> Option<&'static str> {
-    LOST_PEER.into_iter().find(|phrase| text.contains(phrase))
+    LOST_PEER_PHRASES.into_iter().find(|phrase| text.contains(phrase))
 }
 
 /// Why a generation of workers failed.
@@ -79,11 +79,11 @@ pub struct Failure {
     /// The first failure that was seen; once [settled](Self::settle), the cause.
     pub first: WorkerEnd,
     /// How the worker in `first` failed.
-    pub manner: FailureKind,
+    pub kind: FailureKind,
     /// Workers that exited with 0 before the failure, in the order of their exits.
-    pub early: Box<[EarlySuccess]>,
+    pub early_successes: Box<[EarlySuccess]>,
     /// The exits after the first failure, in the order in which they were seen.
-    pub others: Vec<FollowingEnd>,
+    pub following_ends: Vec<FollowingEnd>,
     /// Restarts used before this failure.
     pub restart_count: RestartCount,
     /// The workers' devices that a health check found dead after the failure.
@@ -107,7 +107,7 @@ pub enum FailureKind {
     /// It was uninterruptible (state `D`) for too long and was stopped for that.
     Stuck {
         /// The time for which it was uninterruptible.
-        dwell: Duration,
+        stuck_for: Duration,
     },
 }
 
@@ -126,42 +126,42 @@ pub struct FollowingEnd {
     /// The worker and its exit.
     pub end: WorkerEnd,
     /// True if our own stop brought it about.
-    pub stopped: bool,
+    pub is_stopped_by_us: bool,
 }
 
 impl Failure {
     /// Records a further exit.
-    pub(super) fn followed_by(&mut self, other: FollowingEnd) {
-        if self.was_seen_before_its_end() && other.end.local_rank == self.first.local_rank {
+    pub(super) fn push_exit(&mut self, other: FollowingEnd) {
+        if self.precedes_worker_exit() && other.end.local_rank == self.first.local_rank {
             // The reason for its stop was recorded before; this adds only its exit.
             self.first.exit = other.end.exit;
         } else {
-            self.others.push(other);
+            self.following_ends.push(other);
         }
     }
 
     /// True if one signal may have reached all workers, and each ended in its own way. That needs at least
     /// two exits with a code that our own stop does not explain: most workers die of the stop.
-    pub(super) fn may_be_everybodys(&self) -> bool {
+    pub(super) fn may_be_group_signal(&self) -> bool {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
-        self.manner == FailureKind::Ended
+        self.kind == FailureKind::Ended
             && is_code(self.first.exit)
-            && self.others.iter().any(|other| is_code(other.end.exit))
+            && self.following_ends.iter().any(|other| is_code(other.end.exit))
     }
 
-    const fn was_seen_before_its_end(&self) -> bool {
-        matches!(self.manner, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
+    const fn precedes_worker_exit(&self) -> bool {
+        matches!(self.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
     }
 
     /// True if new workers can succeed. An uninterruptible worker may hold a device or memory that they need.
     pub(super) const fn is_restartable(&self) -> bool {
-        !matches!(self.manner, FailureKind::Stuck { .. })
+        !matches!(self.kind, FailureKind::Stuck { .. })
     }
 
     /// The exit status under the name rankrun: the worker's own code, or 128 + the signal that ended it. It
     /// is `LAUNCHER_FAILED` for a worker that our own stop ended.
-    pub(super) fn status(&self) -> ExitStatus {
-        match (self.manner, self.first.exit) {
+    pub(super) fn exit_status(&self) -> ExitStatus {
+        match (self.kind, self.first.exit) {
             (FailureKind::Ended, Exit::Code(code)) => {
                 ExitStatus::Code(u8::try_from(code).unwrap_or(LAUNCHER_FAILED))
             }
@@ -176,72 +176,72 @@ impl Failure {
     #[must_use]
     pub fn settle(mut self) -> Self {
         // A worker that wrote its error file before the stop is the cause that another node had named.
-        if self.was_seen_before_its_end() || self.manner == FailureKind::EndedByStop {
+        if self.precedes_worker_exit() || self.kind == FailureKind::EndedByStop {
             return self;
         }
         let cause = root_cause(&self);
         if cause.end.local_rank != self.first.local_rank {
-            let seen_first = FollowingEnd { end: self.first, stopped: false };
-            self.others.retain(|other| other.end.local_rank != cause.end.local_rank);
-            self.others.insert(0, seen_first);
+            let seen_first = FollowingEnd { end: self.first, is_stopped_by_us: false };
+            self.following_ends.retain(|other| other.end.local_rank != cause.end.local_rank);
+            self.following_ends.insert(0, seen_first);
             self.first = cause.end;
-            self.manner = if cause.stopped { FailureKind::EndedByStop } else { FailureKind::Ended };
+            self.kind = if cause.is_stopped_by_us { FailureKind::EndedByStop } else { FailureKind::Ended };
         }
         self
     }
 }
 
 fn root_cause(failure: &Failure) -> FollowingEnd {
-    let first = FollowingEnd { end: failure.first, stopped: false };
-    let all = [first].into_iter().chain(failure.others.iter().copied());
+    let first = FollowingEnd { end: failure.first, is_stopped_by_us: false };
+    let all = [first].into_iter().chain(failure.following_ends.iter().copied());
     let failed: Vec<FollowingEnd> = all
         .filter(|other| !other.end.exit.is_success())
-        .filter(|other| !other.stopped || other.end.testimony.is_some())
+        .filter(|other| !other.is_stopped_by_us || other.end.error_file_info.is_some())
         .collect();
-    let pointed_to = follow(first, &failed);
+    let pointed_to = follow_lost_peers(first, &failed);
     if pointed_to != first {
         return pointed_to;
     }
     let crashed = |other: &&FollowingEnd| {
-        !other.stopped && is_crash(other.end.exit) && at_once(failure.first, other.end)
+        !other.is_stopped_by_us && is_crash(other.end.exit) && is_same_moment(failure.first, other.end)
     };
     if let Some(crashed) = failed.iter().find(crashed) {
         return *crashed;
     }
-    if lost_a_peer(&failure.first)
+    if has_lost_peer(&failure.first)
         && let Some(own) =
-            failed.iter().find(|other| !lost_a_peer(&other.end) && failed_before_stop(other, first))
+            failed.iter().find(|other| !has_lost_peer(&other.end) && has_failed_before_stop(other, first))
     {
         return *own;
     }
-    let wrote = |end: &WorkerEnd| end.testimony.filter(|testimony| testimony.lost.is_none());
+    let wrote = |end: &WorkerEnd| end.error_file_info.filter(|testimony| testimony.lost_peer.is_none());
     if wrote(&failure.first).is_none() {
         return first;
     }
     // A file written after the stop is later than that of the first exit, whatever the clock says.
-    let witnesses =
+    let by_write_time =
         failed.iter().filter_map(|other| wrote(&other.end).map(|testimony| (testimony.written, *other)));
-    witnesses.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
+    by_write_time.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
 }
 
-fn lost_a_peer(end: &WorkerEnd) -> bool {
-    end.testimony.is_some_and(|testimony| testimony.lost.is_some())
+fn has_lost_peer(end: &WorkerEnd) -> bool {
+    end.error_file_info.is_some_and(|testimony| testimony.lost_peer.is_some())
 }
 
 /// True if `other` failed before our stop, which followed `first`: the stop may also end a worker with a code
 /// of its own.
-fn failed_before_stop(other: &FollowingEnd, first: FollowingEnd) -> bool {
-    let written = |end: &WorkerEnd| end.testimony.map(|testimony| testimony.written);
+fn has_failed_before_stop(other: &FollowingEnd, first: FollowingEnd) -> bool {
+    let written = |end: &WorkerEnd| end.error_file_info.map(|testimony| testimony.written);
     let wrote_before = written(&other.end).zip(written(&first.end)).is_some_and(|(own, first)| own <= first);
-    !other.stopped && other.end.at <= first.end.at || wrote_before
+    !other.is_stopped_by_us && other.end.at <= first.end.at || wrote_before
 }
 
 /// Follows lost peers from worker to worker, as long as the lost peer failed itself.
-fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
+fn follow_lost_peers(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     let mut at = from;
     // More steps than workers happen only in a cycle of workers that blame each other.
     for _ in failed {
-        let lost = match at.end.testimony.and_then(|testimony| testimony.lost) {
+        let lost = match at.end.error_file_info.and_then(|testimony| testimony.lost_peer) {
             Some(LostPeer::Here(local_rank)) => Some(local_rank),
             Some(LostPeer::Elsewhere(_) | LostPeer::Unnamed) | None => None,
         };
@@ -253,7 +253,7 @@ fn follow(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEnd {
     from
 }
 
-fn at_once(first: WorkerEnd, end: WorkerEnd) -> bool {
+fn is_same_moment(first: WorkerEnd, end: WorkerEnd) -> bool {
     end.at.duration_since(first.at).unwrap_or_default() <= SAME_MOMENT
 }
 
@@ -280,9 +280,9 @@ mod tests {
             pid: Pid::from_raw(100),
             exit,
             at: SystemTime::UNIX_EPOCH,
-            testimony: testimony.map(|(micros, lost)| ErrorFileInfo {
+            error_file_info: testimony.map(|(micros, lost)| ErrorFileInfo {
                 written: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
-                lost: lost.map(|rank| LostPeer::Here(LocalRank(rank))),
+                lost_peer: lost.map(|rank| LostPeer::Here(LocalRank(rank))),
             }),
             foreign_kill: None,
         }
@@ -293,76 +293,89 @@ mod tests {
     }
 
     /// The local rank that is blamed, given exits in the order in which they were seen.
-    fn blamed(ends: &[(WorkerEnd, bool)]) -> u32 {
+    fn root_cause_rank(ends: &[(WorkerEnd, bool)]) -> u32 {
         let failure = Failure {
             generation: Generation(0),
             first: ends[0].0,
-            manner: FailureKind::Ended,
-            others: ends[1..].iter().map(|&(end, stopped)| FollowingEnd { end, stopped }).collect(),
+            kind: FailureKind::Ended,
+            following_ends: ends[1..]
+                .iter()
+                .map(|&(end, stopped)| FollowingEnd { end, is_stopped_by_us: stopped })
+                .collect(),
             restart_count: RestartCount(0),
             dead_devices: Vec::new(),
-            early: Box::default(),
+            early_successes: Box::default(),
             not_joined: Box::default(),
         };
         let settled = failure.settle();
-        assert_eq!(settled.others.len(), ends.len() - 1, "no end is lost");
+        assert_eq!(settled.following_ends.len(), ends.len() - 1, "no end is lost");
         settled.first.local_rank.0
     }
 
     #[test]
-    fn without_evidence_the_first_to_be_seen_is_the_cause() {
-        assert_eq!(blamed(&[(end(2, CODE, None), false), (end(0, CODE, None), false)]), 2);
-        assert_eq!(blamed(&[(end(2, CODE, None), false), (end(0, signal(15), None), true)]), 2);
+    fn first_reaped_is_root_cause_without_error_files() {
+        assert_eq!(root_cause_rank(&[(end(2, CODE, None), false), (end(0, CODE, None), false)]), 2);
+        assert_eq!(root_cause_rank(&[(end(2, CODE, None), false), (end(0, signal(15), None), true)]), 2);
     }
 
     #[test]
-    fn who_was_lost_is_the_cause() {
+    fn lost_peer_is_root_cause() {
         let (a, b) = (end(0, CODE, Some((5, Some(1)))), end(2, CODE, Some((4, Some(0)))));
-        assert_eq!(blamed(&[(b, false), (a, false), (end(1, Exit::Code(3), None), false)]), 1);
-        assert_eq!(blamed(&[(a, false), (end(1, signal(15), None), true)]), 0, "our stop is no cause");
+        assert_eq!(root_cause_rank(&[(b, false), (a, false), (end(1, Exit::Code(3), None), false)]), 1);
+        assert_eq!(
+            root_cause_rank(&[(a, false), (end(1, signal(15), None), true)]),
+            0,
+            "our stop is no cause"
+        );
         let (c, d) = (end(0, CODE, Some((1, Some(1)))), end(1, CODE, Some((2, Some(0)))));
-        assert_eq!(blamed(&[(d, false), (c, false)]), 1, "mutual blame decides nothing");
+        assert_eq!(root_cause_rank(&[(d, false), (c, false)]), 1, "mutual blame decides nothing");
     }
 
     #[test]
-    fn who_lost_somebody_elsewhere_points_to_nobody_here() {
+    fn peer_lost_on_other_node_names_no_local_root_cause() {
         let mut victim = end(0, CODE, Some((5, None)));
-        victim.testimony =
-            victim.testimony.map(|it| ErrorFileInfo { lost: Some(LostPeer::Elsewhere(Rank(1))), ..it });
+        victim.error_file_info = victim
+            .error_file_info
+            .map(|it| ErrorFileInfo { lost_peer: Some(LostPeer::Elsewhere(Rank(1))), ..it });
         let own = end(2, CODE, Some((900, None)));
         let second = end(1, CODE, Some((950, None)));
-        assert_eq!(blamed(&[(own, false), (victim, false), (second, false)]), 2);
+        assert_eq!(root_cause_rank(&[(own, false), (victim, false), (second, false)]), 2);
         let ends = [(victim, false), (own, false), (second, false)];
-        assert_eq!(blamed(&ends), 2, "rank 1 is not local rank 1");
+        assert_eq!(root_cause_rank(&ends), 2, "rank 1 is not local rank 1");
         let mut late = own;
         late.at += Duration::from_millis(1);
-        assert_eq!(blamed(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
+        assert_eq!(root_cause_rank(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
     }
 
     #[test]
-    fn failure_that_lost_no_peer_comes_before_one_that_did() {
+    fn failure_without_lost_peer_precedes_failure_with_one() {
         for lost in [LostPeer::Elsewhere(Rank(9)), LostPeer::Unnamed] {
             let loses = |mut end: WorkerEnd| {
-                end.testimony = end.testimony.map(|it| ErrorFileInfo { lost: Some(lost), ..it });
+                end.error_file_info =
+                    end.error_file_info.map(|it| ErrorFileInfo { lost_peer: Some(lost), ..it });
                 end
             };
             let victim = loses(end(0, CODE, Some((5, None))));
-            assert_eq!(blamed(&[(victim, false), (end(1, Exit::Code(3), None), false)]), 1);
+            assert_eq!(root_cause_rank(&[(victim, false), (end(1, Exit::Code(3), None), false)]), 1);
             let mut late = end(1, Exit::Code(3), None);
             late.at += Duration::from_millis(1);
-            assert_eq!(blamed(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
+            assert_eq!(root_cause_rank(&[(victim, false), (late, false)]), 0, "it may have handled our stop");
             let early = end(1, signal(15), Some((4, None)));
-            assert_eq!(blamed(&[(victim, false), (early, true)]), 1, "it had written before the victim");
+            assert_eq!(
+                root_cause_rank(&[(victim, false), (early, true)]),
+                1,
+                "it had written before the victim"
+            );
             let late = end(1, signal(15), Some((6, None)));
-            assert_eq!(blamed(&[(victim, false), (late, true)]), 0, "it wrote because of our stop");
-            assert_eq!(blamed(&[(victim, false), (end(1, signal(15), None), true)]), 0);
+            assert_eq!(root_cause_rank(&[(victim, false), (late, true)]), 0, "it wrote because of our stop");
+            assert_eq!(root_cause_rank(&[(victim, false), (end(1, signal(15), None), true)]), 0);
             let other = loses(end(1, CODE, Some((4, None))));
-            assert_eq!(blamed(&[(victim, false), (other, false)]), 0, "both lost a peer");
+            assert_eq!(root_cause_rank(&[(victim, false), (other, false)]), 0, "both lost a peer");
         }
     }
 
     #[test]
-    fn words_of_gloo_and_nccl_tell_of_a_lost_peer() {
+    fn gloo_and_nccl_messages_are_recognized_as_lost_peer() {
         for text in [
             "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [198.18.0.12]:24077",
             "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:31000: Connection reset by peer",
@@ -376,31 +389,39 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_is_no_consequence_of_a_lost_peer() {
+    fn crash_is_root_cause_over_raised_error() {
         let raised = end(0, CODE, Some((1, None)));
         for number in [libc::SIGKILL, libc::SIGSEGV] {
-            assert_eq!(blamed(&[(raised, false), (end(1, signal(number), None), false)]), 1);
+            assert_eq!(root_cause_rank(&[(raised, false), (end(1, signal(number), None), false)]), 1);
         }
-        assert_eq!(blamed(&[(raised, false), (end(1, signal(libc::SIGKILL), None), true)]), 0);
+        assert_eq!(root_cause_rank(&[(raised, false), (end(1, signal(libc::SIGKILL), None), true)]), 0);
         let mut late = end(1, signal(libc::SIGSEGV), None);
         late.at += Duration::from_secs(2);
-        assert_eq!(blamed(&[(raised, false), (late, false)]), 0, "it crashed on its way out");
+        assert_eq!(root_cause_rank(&[(raised, false), (late, false)]), 0, "it crashed on its way out");
     }
 
     #[test]
-    fn who_had_told_of_its_failure_before_our_stop_is_the_cause() {
+    fn worker_with_error_file_before_stop_is_root_cause() {
         let (victim, cause) = (end(0, CODE, Some((900, None))), end(3, signal(15), Some((10, None))));
-        assert_eq!(blamed(&[(victim, false), (cause, true)]), 3);
+        assert_eq!(root_cause_rank(&[(victim, false), (cause, true)]), 3);
         let told_to_stop = end(3, signal(15), Some((1_000, None)));
-        assert_eq!(blamed(&[(victim, false), (told_to_stop, true)]), 0, "it wrote because it was stopped");
+        assert_eq!(
+            root_cause_rank(&[(victim, false), (told_to_stop, true)]),
+            0,
+            "it wrote because it was stopped"
+        );
         let silent = end(0, CODE, None);
-        assert_eq!(blamed(&[(silent, false), (cause, true)]), 0);
+        assert_eq!(root_cause_rank(&[(silent, false), (cause, true)]), 0);
     }
 
     #[test]
-    fn the_first_to_write_its_error_file_is_the_cause() {
+    fn first_error_file_writer_is_root_cause() {
         let (early, late) = (end(3, CODE, Some((10, None))), end(0, CODE, Some((900, None))));
-        assert_eq!(blamed(&[(late, false), (end(1, CODE, None), false), (early, false)]), 3);
-        assert_eq!(blamed(&[(end(1, CODE, None), false), (early, false)]), 1, "it had nothing to write");
+        assert_eq!(root_cause_rank(&[(late, false), (end(1, CODE, None), false), (early, false)]), 3);
+        assert_eq!(
+            root_cause_rank(&[(end(1, CODE, None), false), (early, false)]),
+            1,
+            "it had nothing to write"
+        );
     }
 }

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
-use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut};
+use rankrun_contract::report::cut::{JsonCutter, MAX_CUT_TEXT, cut_text};
 use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, ReportError};
 
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
 use crate::facts::short_hostname;
-use crate::logs::route::chosen;
+use crate::logs::route::streams_of_rank;
 use crate::logs::tree::{Attempt, ERROR_FILE};
 use crate::placement::{Device, Placement};
 use crate::process::oom::OomKills;
@@ -55,7 +55,7 @@ pub(super) struct FailureContext<'a> {
 
 /// torchrun's report shows this many bytes of all messages together, and at least [`MAX_CUT_TEXT`] bytes of
 /// each.
-const TORCH_REPORT_TEXT: usize = 1024 * 1024;
+const MAX_TORCH_REPORT_TEXT: usize = 1024 * 1024;
 
 /// The files that a worker may leave in its log folder.
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
@@ -70,7 +70,7 @@ impl FailureContext<'_> {
     }
 
     /// The report of one failure, and the texts of error files that the report shows.
-    pub(super) fn card(&self, failure: &Failure) -> (FailureReport, ShownTexts) {
+    pub(super) fn failure_report(&self, failure: &Failure) -> (FailureReport, ShownTexts) {
         let first = failure.first;
         let folder = self.attempt.map(|attempt| attempt.worker(first.local_rank));
         let mut shown = ShownTexts::default();
@@ -85,26 +85,26 @@ impl FailureContext<'_> {
             let others = others.map(|(local_rank, file)| (self.rank(*local_rank), &file.report));
             peers = peers::group(others, &mut shown);
         }
-        let card = self.card_with(failure, (report, files, peers));
+        let card = self.build_failure_report(failure, (report, files, peers));
         (card, shown)
     }
 
     /// Rank and address of this node, left out in a job of a single node.
-    fn node_among_others(&self) -> NodeName {
+    fn shown_node_name(&self) -> NodeName {
         let round = self.round.filter(|round| round.nodes > NodeCount::ONE);
         round.map(Round::own_name).unwrap_or_default()
     }
 
     fn kept_output(&self, local_rank: LocalRank) -> KeptOutput {
         let logs = &self.spec.logs;
-        let streams = [chosen(&logs.tee, local_rank), chosen(&logs.redirects, local_rank)];
+        let streams = [streams_of_rank(&logs.tee, local_rank), streams_of_rank(&logs.redirects, local_rank)];
         KeptOutput {
             by_streams: streams.iter().any(|streams| streams.stdout || streams.stderr),
             in_folder: matches!(logs.dir, LogDir::At(_)),
         }
     }
 
-    fn card_with(
+    fn build_failure_report(
         &self,
         failure: &Failure,
         (report, files, peers): (Option<ErrorReport>, Vec<PathBuf>, Vec<PeerReport>),
@@ -117,12 +117,12 @@ impl FailureContext<'_> {
             device: self
                 .placement(first.local_rank)
                 .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
-            node: NodeName { host: Some(short_hostname()), ..self.node_among_others() },
+            node: NodeName { host: Some(short_hostname()), ..self.shown_node_name() },
             exit: first.exit,
             foreign_kill: first.foreign_kill,
             oom: self.oom,
             log_disk: self.log_disk.clone(),
-            manner: failure.manner,
+            kind: failure.kind,
             started: self.started,
             ended: first.at,
             restarts: (failure.restart_count, self.spec.max_restarts),
@@ -130,7 +130,7 @@ impl FailureContext<'_> {
             files,
             kept: self.kept_output(first.local_rank),
             tail: self.tail.clone(),
-            is_output_seen: self.is_output_seen,
+            is_output_captured: self.is_output_seen,
             program: match self.spec.entrypoint {
                 Entrypoint::Program { .. } => ProgramKind::Any,
                 Entrypoint::Script { .. } | Entrypoint::Module { .. } | Entrypoint::RunPath { .. } => {
@@ -144,16 +144,16 @@ impl FailureContext<'_> {
                 .map(|dead| DeadDeviceSummary {
                     ranks: dead.local_ranks.iter().map(|local_rank| self.rank(*local_rank)).collect(),
                     device: dead.device.clone(),
-                    why: dead.why.clone(),
+                    why: dead.reason.clone(),
                 })
                 .collect(),
             early: failure
-                .early
+                .early_successes
                 .iter()
                 .map(|early| EarlyRank { rank: self.rank(early.end.local_rank), before: early.before })
                 .collect(),
-            others: failure
-                .others
+            other_ends: failure
+                .following_ends
                 .iter()
                 .map(|other| OtherEnd { rank: self.rank(other.end.local_rank), exit: other.end.exit })
                 .collect(),
@@ -164,15 +164,16 @@ impl FailureContext<'_> {
 
     /// torchrun's failure report with this title.
     pub(super) fn torch_report(&self, failure: &Failure, title: String) -> TorchReport {
-        let recorded = recorded(&failure.others);
-        let most = (TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
+        let recorded = listed_exits(&failure.following_ends);
+        let most = (MAX_TORCH_REPORT_TEXT / (recorded.len() + 1)).max(MAX_CUT_TEXT);
         let mut root_cause = self.failed_worker(&failure.first, most);
-        if let (FailureKind::Stuck { dwell }, Message::None) = (failure.manner, &root_cause.message) {
+        if let (FailureKind::Stuck { stuck_for: dwell }, Message::None) = (failure.kind, &root_cause.message)
+        {
             let dwell = dwell.as_secs_f64();
             root_cause.message =
                 Message::Text(format!("Worker stuck in uninterruptible sleep (D-state) for {dwell:.1}s"));
         }
-        if let (FailureKind::NotJoined { limit }, Message::None) = (failure.manner, &root_cause.message) {
+        if let (FailureKind::NotJoined { limit }, Message::None) = (failure.kind, &root_cause.message) {
             let limit = limit.as_secs_f64();
             root_cause.message = Message::Text(format!("Worker had not joined the store within {limit}s"));
         }
@@ -193,14 +194,14 @@ impl FailureContext<'_> {
             exit: end.exit,
             time: LocalTime::of(told.unwrap_or(end.at)),
             error_file: path.filter(|_| file.is_some()),
-            message: file.map_or(Message::None, |file| message(file, most)),
+            message: file.map_or(Message::None, |file| error_message(file, most)),
         }
     }
 }
 
-fn message(file: &ErrorFile, most: usize) -> Message {
+fn error_message(file: &ErrorFile, most: usize) -> Message {
     let report = &file.report;
-    let text = |text: &str| cut(text, most).into_owned();
+    let text = |text: &str| cut_text(text, most).into_owned();
     match (file.form, &report.callstack) {
         (MessageForm::Object, Some(callstack)) => Message::Traceback(text(callstack)),
         (MessageForm::Object, None) => Message::Traceback(text(&report.message)),
@@ -211,11 +212,11 @@ fn message(file: &ErrorFile, most: usize) -> Message {
 
 /// The bad exits in torchrun's order: first the workers that ended by themselves, as seen; then those ended
 /// by our stop, by local rank.
-fn recorded(others: &[FollowingEnd]) -> Vec<FollowingEnd> {
+fn listed_exits(others: &[FollowingEnd]) -> Vec<FollowingEnd> {
     let bad = || others.iter().filter(|other| !other.end.exit.is_success()).copied();
-    let mut stopped: Vec<FollowingEnd> = bad().filter(|other| other.stopped).collect();
+    let mut stopped: Vec<FollowingEnd> = bad().filter(|other| other.is_stopped_by_us).collect();
     stopped.sort_by_key(|other| other.end.local_rank);
-    bad().filter(|other| !other.stopped).chain(stopped).collect()
+    bad().filter(|other| !other.is_stopped_by_us).chain(stopped).collect()
 }
 
 fn files_in(folder: &Path) -> Vec<PathBuf> {
@@ -234,8 +235,8 @@ enum ErrorFileProblem {
 
 /// Reads a failed worker's error file and its modification time. An unreadable file counts as missing and is
 /// logged.
-pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
-    match read(path) {
+pub(super) fn load_error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
+    match read_error_file(path) {
         Ok(read) => Some(read),
         Err(ErrorFileProblem::Io(error)) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -249,27 +250,27 @@ pub(super) fn error_file(path: &Path) -> Option<(ErrorFile, SystemTime)> {
 pub(super) fn is_shown(path: &Path, shown: &ShownTexts) -> bool {
     let is_empty = |metadata: &Metadata| metadata.is_file() && metadata.len() == 0;
     fs::symlink_metadata(path).as_ref().is_ok_and(is_empty)
-        || read(path).is_ok_and(|(file, _)| shown.has(&file.report))
+        || read_error_file(path).is_ok_and(|(file, _)| shown.has(&file.report))
 }
 
 /// Never blocks: a worker may have put a FIFO or a device there, which is not a report.
-fn read(path: &Path) -> Result<(ErrorFile, SystemTime), ErrorFileProblem> {
+fn read_error_file(path: &Path) -> Result<(ErrorFile, SystemTime), ErrorFileProblem> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_NOFOLLOW;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
-    regular_file::check(&metadata)?;
+    regular_file::ensure_regular(&metadata)?;
     let mut bytes = Vec::new();
-    let limit = u64::try_from(report::MAX_LEN).unwrap_or(u64::MAX).saturating_add(1);
+    let limit = u64::try_from(report::MAX_REPORT_BYTES).unwrap_or(u64::MAX).saturating_add(1);
     if metadata.len() < limit {
         file.take(limit).read_to_end(&mut bytes)?;
     } else {
-        bytes = with_cut_texts(file)?;
+        bytes = read_truncated(file)?;
     }
     Ok((ErrorFile::parse(&bytes)?, metadata.modified()?))
 }
 
 /// Reads the JSON of a long file in bounded memory.
-fn with_cut_texts(mut file: impl Read) -> Result<Vec<u8>, ErrorFileProblem> {
+fn read_truncated(mut file: impl Read) -> Result<Vec<u8>, ErrorFileProblem> {
     let (mut cutter, mut buffer) = (JsonCutter::default(), vec![0; 64 * 1024]);
     loop {
         match file.read(&mut buffer) {

@@ -35,7 +35,7 @@ impl FinalReport {
     /// For one launch; `foreign_python` is a `PYTHON_EXEC` other than the Python beside the launcher.
     pub(super) fn new(spec: &LaunchSpec, foreign_python: Option<OsString>, launcher: Pid) -> Self {
         Self {
-            persona: spec.persona,
+            persona: spec.cli_flavor,
             title: program::title(spec, foreign_python.as_deref()),
             parent_file: spec.parent_error_file.clone(),
             launcher,
@@ -57,19 +57,19 @@ impl FinalReport {
             }
             (None, ..) => {}
         }
-        report_others(end, workers, voice);
+        report_remote_failure(end, workers, voice);
         if end.failure.is_none() {
-            let reports = workers.reports(&mut shown);
+            let reports = workers.peer_reports(&mut shown);
             if !reports.is_empty() {
-                voice.say(&peers::render(&reports));
+                voice.print_line(&peers::render(&reports));
             }
         }
         shown
     }
 
     fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
-        let evidence = workers.evidence(failure);
-        let (mut card, shown) = evidence.card(failure);
+        let evidence = workers.failure_context(failure);
+        let (mut card, shown) = evidence.failure_report(failure);
         if self.persona == CliFlavor::Rankrun {
             card.cause_hint = workers.cause_hint(&card);
         }
@@ -88,7 +88,7 @@ impl FinalReport {
 
     /// Writes the error file that the parent process asked for. If that fails, the job's result stays the
     /// same.
-    pub(super) fn hand_on(
+    pub(super) fn write_parent_file(
         &self,
         end: &JobEnd,
         died_of: Option<&ErrorReport>,
@@ -103,8 +103,8 @@ impl FinalReport {
             voice.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
         }
         match (&self.parent_file, told, died_of) {
-            (Some(path), Some(((file, _), exit)), _) => pass_on(path, file, exit, voice),
-            (Some(path), None, Some(died_of)) => record(path, died_of, voice),
+            (Some(path), Some(((file, _), exit)), _) => copy_error_file(path, file, exit, voice),
+            (Some(path), None, Some(died_of)) => write_error_report(path, died_of, voice),
             (None, Some(((_, path), _)), _) => {
                 voice.log(&[torch_log::no_parent_file(&path.display().to_string())]);
             }
@@ -114,49 +114,49 @@ impl FinalReport {
 }
 
 /// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
-fn report_others(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
+fn report_remote_failure(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
     let first = end.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| {
         first.is_some_and(|first| first.pid.as_raw() == note.pid) && workers.is_on_this_node(note)
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
-    if let Some(ending @ RemoteEnd::ByRule { .. }) = &end.elsewhere {
-        voice.say(&nodes::over(ending));
+    if let Some(ending @ RemoteEnd::ByRule { .. }) = &end.remote_end {
+        voice.print_line(&nodes::remote_end_text(ending));
     }
-    match (&end.first_cause, &end.elsewhere) {
+    match (&end.first_cause, &end.remote_end) {
         (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
-        (None, Some(ending @ RemoteEnd::NotNeeded)) => voice.say(&nodes::over(ending)),
+        (None, Some(ending @ RemoteEnd::NotNeeded)) => voice.print_line(&nodes::remote_end_text(ending)),
         (None, Some(ending @ RemoteEnd::Closed { .. })) => {
-            voice.failure(&nodes::over(ending), Some("its launcher says why"));
+            voice.failure(&nodes::remote_end_text(ending), Some("its launcher says why"));
         }
         (None, Some(RemoteEnd::ByRule { .. } | RemoteEnd::Failed { .. }) | None) => {}
     }
 }
 
 /// The error of this node, where the job ended elsewhere.
-pub(super) fn of_others(end: &JobEnd, failed: Option<&RendezvousError>) -> Option<ErrorReport> {
+pub(super) fn remote_error_report(end: &JobEnd, failed: Option<&RendezvousError>) -> Option<ErrorReport> {
     // A failure of this node's own workers is reported by the workers.
-    let ending = end.elsewhere.as_ref().filter(|_| end.failure.is_none())?;
+    let ending = end.remote_end.as_ref().filter(|_| end.failure.is_none())?;
     let now = SystemTime::now();
     match (failed, &end.first_cause, ending) {
         (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
         (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
         (None, None, RemoteEnd::NotNeeded) => None,
         (None, None, RemoteEnd::ByRule { rule, .. }) if rule.is_success() => None,
-        (None, None, ending) => Some(parent_file::of_text(&nodes::over(ending), now)),
+        (None, None, ending) => Some(parent_file::of_text(&nodes::remote_end_text(ending), now)),
     }
 }
 
 /// Writes the launcher's own error into the error file.
-pub(super) fn record(path: &Path, died_of: &ErrorReport, voice: &UserLog) {
+pub(super) fn write_error_report(path: &Path, died_of: &ErrorReport, voice: &UserLog) {
     if let Err(error) = parent_file::record(path, died_of) {
-        voice.say(&error.to_string());
+        voice.print_line(&error.to_string());
     }
 }
 
-fn pass_on(path: &Path, file: &ErrorFile, exit: Exit, voice: &UserLog) {
+fn copy_error_file(path: &Path, file: &ErrorFile, exit: Exit, voice: &UserLog) {
     let code = match exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,
@@ -164,6 +164,6 @@ fn pass_on(path: &Path, file: &ErrorFile, exit: Exit, voice: &UserLog) {
     match parent_file::replace(path, &file.with_exit_code(code)) {
         Ok(None) => {}
         Ok(Some(old)) => voice.replaced(&path.display().to_string(), old.trim_end()),
-        Err(error) => voice.say(&error.to_string()),
+        Err(error) => voice.print_line(&error.to_string()),
     }
 }

@@ -15,9 +15,9 @@ const GRACES: [(GraceCause, u64); 5] = [
 
 /// A job with two running workers.
 fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
-    let mut job = state(2, max_restarts, CliFlavor::Rankrun);
+    let mut job = new_job(2, max_restarts, CliFlavor::Rankrun);
     for (cause, seconds) in GRACES.iter().filter(|(cause, _)| causes.contains(cause)) {
-        job.rules.grace_for.say(*cause, Duration::from_secs(*seconds));
+        job.rules.grace_for.set(*cause, Duration::from_secs(*seconds));
     }
     let limit = Duration::from_secs(100);
     job.rules.time_limit = Some(TimeLimit { limit, warning: None });
@@ -26,13 +26,13 @@ fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instan
     job
 }
 
-fn missing() -> Input {
+fn rank_not_joined() -> Input {
     let missing = vec![NotJoined { local_rank: LocalRank(0), pid: Pid::from_raw(100) }];
     Input::JoinedProbed { generation: Generation(0), at: SystemTime::UNIX_EPOCH, missing }
 }
 
 /// The grace period that the user is told, in seconds.
-fn told(actions: &[Action]) -> Option<u64> {
+fn reported_grace(actions: &[Action]) -> Option<u64> {
     actions.iter().find_map(|action| match action {
         Action::Emit(
             JobEvent::WorkerFailed { grace, .. }
@@ -45,7 +45,7 @@ fn told(actions: &[Action]) -> Option<u64> {
 }
 
 #[test]
-fn each_cause_has_its_own() {
+fn each_stop_cause_has_its_own_grace_period() {
     let at = clock();
     let all = GRACES.map(|(cause, _)| cause);
     for (max_restarts, begins, input, grace) in [
@@ -53,15 +53,15 @@ fn each_cause_has_its_own() {
         (0, 10, exited(0, 0, Exit::Code(3)), 5),
         (3, 10, exited(0, 0, Exit::Code(3)), 2),
         (3, 100, Input::DeadlinePassed, 90),
-        (3, 10, missing(), 7),
-        (0, 10, missing(), 7),
+        (3, 10, rank_not_joined(), 7),
+        (0, 10, rank_not_joined(), 7),
     ] {
         let mut job = running(&all, max_restarts, &at);
         if begins < 100 {
             let _ = job.handle(at(3), Input::DeadlinePassed);
         }
         let actions = job.handle(at(begins), input);
-        assert_eq!(told(&actions), Some(grace), "{actions:?}");
+        assert_eq!(reported_grace(&actions), Some(grace), "{actions:?}");
         // The time limit may come before the end of the grace period.
         let kill_at = at(begins + grace);
         assert!(job.deadline().is_some_and(|deadline| deadline <= kill_at), "invariant 4");
@@ -73,9 +73,9 @@ fn each_cause_has_its_own() {
 }
 
 #[test]
-fn what_is_not_said_is_the_failures_or_the_launchs() {
+fn unset_grace_period_defaults_to_failure_or_launch_value() {
     let at = clock();
-    let missed = || (missing(), 30);
+    let missed = || (rank_not_joined(), 30);
     let failed = || (exited(0, 0, Exit::Code(3)), 30);
     for (causes, (input, grace)) in [
         (&[][..], failed()),
@@ -89,13 +89,13 @@ fn what_is_not_said_is_the_failures_or_the_launchs() {
     ] {
         let mut job = running(causes, 3, &at);
         let _ = job.handle(at(3), Input::DeadlinePassed);
-        assert_eq!(told(&job.handle(at(10), input)), Some(grace), "{causes:?}");
+        assert_eq!(reported_grace(&job.handle(at(10), input)), Some(grace), "{causes:?}");
     }
 }
 
 /// A restart must be possible: not past the time limit, and not against a rule.
 #[test]
-fn where_no_restart_can_follow_it_is_the_end() {
+fn failure_without_restart_uses_final_grace_period() {
     let at = clock();
     let causes = [GraceCause::Failure, GraceCause::Restart];
     let mut job = running(&causes, 3, &at);
@@ -105,27 +105,27 @@ fn where_no_restart_can_follow_it_is_the_end() {
         cap: Duration::from_secs(40),
         jitter: 0.0,
     });
-    assert_eq!(told(&job.handle(at(59), exited(0, 0, Exit::Code(3)))), Some(2));
+    assert_eq!(reported_grace(&job.handle(at(59), exited(0, 0, Exit::Code(3)))), Some(2));
     let mut late = running(&causes, 3, &at);
     late.rules.restart = job.rules.restart.clone();
-    assert_eq!(told(&late.handle(at(60), exited(0, 0, Exit::Code(3)))), Some(5));
+    assert_eq!(reported_grace(&late.handle(at(60), exited(0, 0, Exit::Code(3)))), Some(5));
     let mut barred = running(&causes, 3, &at);
     let when = crate::spec::restart::Conditions::default();
     let then = crate::spec::restart::RuleAction::Fail;
     barred.rules.restart.rules = vec![crate::spec::restart::RestartRule { when, then }];
-    assert_eq!(told(&barred.handle(at(10), exited(0, 0, Exit::Code(3)))), Some(5));
+    assert_eq!(reported_grace(&barred.handle(at(10), exited(0, 0, Exit::Code(3)))), Some(5));
 }
 
 #[test]
-fn a_signal_makes_a_running_stop_shorter_and_never_longer() {
+fn signal_shortens_running_grace_period_and_never_extends_it() {
     let at = clock();
     for (graces, kill_at, left) in [((60, 5), 15, 3), ((2, 60), 14, 2)] {
         let mut job = running(&[], 0, &at);
-        job.rules.grace_for.say(GraceCause::Signal, Duration::from_secs(graces.0));
-        job.rules.grace_for.say(GraceCause::Failure, Duration::from_secs(graces.1));
+        job.rules.grace_for.set(GraceCause::Signal, Duration::from_secs(graces.0));
+        job.rules.grace_for.set(GraceCause::Failure, Duration::from_secs(graces.1));
         let _ = job.handle(at(10), exited(0, 0, Exit::Code(3)));
         let actions = job.handle(at(12), stop(Signal::SIGINT, false));
-        assert_eq!(told(&actions), Some(left), "what is left is told");
+        assert_eq!(reported_grace(&actions), Some(left), "what is left is told");
         let deadline = job.phase_deadline();
         assert_eq!(deadline, Some(at(kill_at)));
         let _ = job.handle(at(13), stop(Signal::SIGINT, false));

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::others::Others;
 use crate::agent::{Agent, AgentAbort};
-use crate::process::descendants::{continue_all, halt_all, kill_unreaped};
+use crate::process::descendants::{continue_descendants, kill_unreaped, stop_descendants};
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 use crate::process::proc::ProcessScanError;
 
@@ -42,17 +42,17 @@ impl Agent<'_> {
     pub(super) fn halt(&mut self) -> Result<(), AgentAbort> {
         let began = Instant::now();
         // While the devices are looked at nobody is there but probes, which have a deadline.
-        let has_workers = !self.check.as_ref().is_some_and(DeviceCheckRun::is_running);
+        let has_workers = !self.device_check.as_ref().is_some_and(DeviceCheckRun::is_running);
         if has_workers {
             // Each group in one instant, then whoever has left it.
             self.workers.signal_all(Signal::SIGSTOP);
-            tell_of_failure("some of the job may not be stopped", halt_all());
+            tell_of_failure("some of the job may not be stopped", stop_descendants());
         }
         // Where nobody is left to wait for, whoever is stopped is killed as he is.
-        self.link.send_to_guard(ToGuard::Halted).map_err(|_| AgentAbort::GuardGone)?;
+        self.link.send_to_guard(ToGuard::Suspended).map_err(|_| AgentAbort::GuardGone)?;
         self.wait_for_the_guard()?;
         if has_workers {
-            tell_of_failure("some of the job may stay stopped", continue_all());
+            tell_of_failure("some of the job may stay stopped", continue_descendants());
             self.workers.signal_all(Signal::SIGCONT);
         }
         let lasted = began.elapsed();
@@ -62,11 +62,11 @@ impl Agent<'_> {
     }
 
     fn wait_for_the_guard(&mut self) -> Result<(), AgentAbort> {
-        let time_limit = self.state.time_is_up_at();
+        let time_limit = self.state.time_limit_deadline();
         loop {
             let kill_by = self.halted_until();
             let deadline = time_limit.into_iter().chain(kill_by).min();
-            super::wait(&[self.link.as_fd(), self.inbox.as_fd()], deadline)?;
+            super::wait_for_inputs(&[self.link.as_fd(), self.inbox.as_fd()], deadline)?;
             self.kill_halted();
             while let Some(number) = self.inbox.next().map_err(AgentAbort::Blind)? {
                 // A thousand deaths are one reason to look.
@@ -75,15 +75,16 @@ impl Agent<'_> {
                 }
             }
             let is_time_up = time_limit.is_some_and(|time_limit| time_limit <= Instant::now());
-            let mut is_over = is_time_up || self.halts.own.iter().any(|number| self.handled.stops(*number));
+            let mut is_over = is_time_up
+                || self.halts.own.iter().any(|number| self.handled_signals.is_stop_signal(*number));
             loop {
                 match self.link.receive_from_guard() {
-                    LinkMessage::Message(ToAgent::GoOn) => is_over = true,
+                    LinkMessage::Message(ToAgent::Resume) => is_over = true,
                     LinkMessage::Message(message) => {
-                        is_over |= matches!(message, ToAgent::Signal(number) if self.handled.stops(number));
+                        is_over |= matches!(message, ToAgent::Signal(number) if self.handled_signals.is_stop_signal(number));
                         self.halts.from_guard.push_back(message);
                     }
-                    LinkMessage::Nothing => break,
+                    LinkMessage::Empty => break,
                     LinkMessage::Closed => return Err(AgentAbort::GuardGone),
                 }
             }
@@ -94,13 +95,13 @@ impl Agent<'_> {
     }
 
     fn halted_until(&self) -> Option<Instant> {
-        self.others.as_ref().filter(|_| self.state.has_workers()).and_then(Others::halted_until)
+        self.rendezvous.as_ref().filter(|_| self.state.has_workers()).and_then(Others::halted_until)
     }
 
     /// Kills those who are halted, if the others take them for dead from now on.
     fn kill_halted(&mut self) {
         let Some(kill_by) = self.halted_until().filter(|kill_by| *kill_by <= Instant::now()) else { return };
-        if let Some(others) = &mut self.others {
+        if let Some(others) = &mut self.rendezvous {
             others.killed_halted(kill_by);
         }
         self.workers.signal_all(Signal::SIGKILL);

@@ -6,7 +6,7 @@ use crate::spec::stop::TimeLimit;
 const HOUR: Duration = Duration::from_secs(3_600);
 
 fn halted(lasted: Duration) -> Input {
-    Input::Resumed { lasted }
+    Input::Resumed { suspended_for: lasted }
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn the_time_limit_is_a_time_on_the_clock() {
 }
 
 #[test]
-fn who_is_halted_is_not_healthy_meanwhile() {
+fn suspended_worker_is_not_healthy() {
     let at = clock();
     for (life, restarts) in [(1, None), (2, Some(2))] {
         let mut rules = rules(1, 1, CliFlavor::Rankrun);
@@ -46,7 +46,7 @@ fn input() -> impl Strategy<Value = (u64, Input)> {
         1 => (0..3_u32, asleep).prop_map(|(generation, asleep)| Input::DStateProbed {
             generation: Generation(generation),
             at: SystemTime::UNIX_EPOCH,
-            asleep,
+            uninterruptible: asleep,
         }),
         4 => Just(Input::DeadlinePassed),
     ];
@@ -63,7 +63,7 @@ proptest! {
     ) {
         let at = clock();
         let mut rules = JobRules {
-            stuck_limit: Some(Duration::from_millis(300)),
+            dstate_timeout: Some(Duration::from_millis(300)),
             start_timeout: Some(Duration::from_secs(2)),
             ..rules(3, 2, CliFlavor::Rankrun)
         };

@@ -12,9 +12,9 @@ use std::time::Duration;
 use crate::facts::short_hostname;
 
 /// The lookup is abandoned after this time, so an unreachable name server delays nothing for longer.
-const AT_MOST: Duration = Duration::from_secs(1);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Holds a host's names and addresses.
-const BUFFER: usize = 16 * 1024;
+const BUFFER_SIZE: usize = 16 * 1024;
 
 unsafe extern "C" {
     fn gethostbyaddr_r(
@@ -38,21 +38,21 @@ pub(super) fn full_name() -> String {
     // A thread of its own, as the resolver cannot be interrupted. A thread that takes too long is left
     // behind.
     let asking = thread::Builder::new().name("host-name".to_owned()).spawn(move || {
-        let _ = answer.send(look_up(&asked));
+        let _ = answer.send(lookup_full_name(&asked));
     });
-    let found = asking.ok().and_then(|_| answered.recv_timeout(AT_MOST).ok());
+    let found = asking.ok().and_then(|_| answered.recv_timeout(LOOKUP_TIMEOUT).ok());
     found.flatten().unwrap_or(short)
 }
 
 /// Resolves the name to an address, and that address to its names.
-fn look_up(name: &str) -> Option<String> {
+fn lookup_full_name(name: &str) -> Option<String> {
     let address = (name, 0).to_socket_addrs().ok()?.next()?.ip();
-    let (canonical, aliases) = names_of(address)?;
-    Some(choose(canonical, aliases))
+    let (canonical, aliases) = reverse_lookup(address)?;
+    Some(preferred_name(canonical, aliases))
 }
 
 /// The first name with a dot, else the canonical name.
-fn choose(canonical: String, aliases: Vec<String>) -> String {
+fn preferred_name(canonical: String, aliases: Vec<String>) -> String {
     let has_dot = |name: &String| name.contains('.');
     if has_dot(&canonical) {
         return canonical;
@@ -60,13 +60,13 @@ fn choose(canonical: String, aliases: Vec<String>) -> String {
     aliases.into_iter().find(has_dot).unwrap_or(canonical)
 }
 
-fn names_of(address: IpAddr) -> Option<(String, Vec<String>)> {
+fn reverse_lookup(address: IpAddr) -> Option<(String, Vec<String>)> {
     let (family, octets) = match address {
         IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
         IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
     };
     let mut entry = MaybeUninit::<libc::hostent>::uninit();
-    let mut buffer = vec![0 as c_char; BUFFER];
+    let mut buffer = vec![0 as c_char; BUFFER_SIZE];
     let (mut found, mut error) = (null_mut(), 0);
     // SAFETY: every pointer is valid for its length during the call.
     let status = unsafe {
@@ -87,13 +87,13 @@ fn names_of(address: IpAddr) -> Option<(String, Vec<String>)> {
     // SAFETY: `found` is `entry`, filled in; its texts are in `buffer`, which still lives.
     unsafe {
         let entry = &*found;
-        Some((text(entry.h_name)?, texts(entry.h_aliases)))
+        Some((c_string(entry.h_name)?, c_string_list(entry.h_aliases)))
     }
 }
 
 /// # Safety
 /// Null, or a C string.
-unsafe fn text(name: *const c_char) -> Option<String> {
+unsafe fn c_string(name: *const c_char) -> Option<String> {
     if name.is_null() {
         return None;
     }
@@ -103,11 +103,11 @@ unsafe fn text(name: *const c_char) -> Option<String> {
 
 /// # Safety
 /// Null, or a list of C strings that ends with null.
-unsafe fn texts(mut list: *const *mut c_char) -> Vec<String> {
+unsafe fn c_string_list(mut list: *const *mut c_char) -> Vec<String> {
     let mut texts = Vec::new();
     while !list.is_null() {
         // SAFETY: the caller guarantees the list, and the entry before was not the last.
-        let Some(text) = (unsafe { text(*list) }) else { break };
+        let Some(text) = (unsafe { c_string(*list) }) else { break };
         texts.push(text);
         // SAFETY: the list continues behind every entry that is not null.
         list = unsafe { list.add(1) };
@@ -120,16 +120,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_a_dot_is_better() {
+    fn name_with_dot_is_preferred() {
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let choose = |canonical: &str, aliases: &[&str]| super::choose(canonical.to_owned(), names(aliases));
+        let choose =
+            |canonical: &str, aliases: &[&str]| super::preferred_name(canonical.to_owned(), names(aliases));
         assert_eq!(choose("a.b", &["c.d"]), "a.b");
         assert_eq!(choose("node7", &["n7", "node7.cluster.local"]), "node7.cluster.local");
         assert_eq!(choose("localhost", &["loopback"]), "localhost");
     }
 
     #[test]
-    fn there_is_always_a_name() {
+    fn full_name_is_never_empty() {
         assert!(!full_name().is_empty());
     }
 }

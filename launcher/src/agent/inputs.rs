@@ -18,33 +18,34 @@ use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
 impl Agent<'_> {
     /// Everything that has happened since the last call, as inputs for the state.
-    pub(super) fn collect(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
+    pub(super) fn collect_inputs(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
         inputs.extend(self.workers.external_worker_inputs(SystemTime::now()));
-        self.workers.look_at_oom_kills(Instant::now());
+        self.workers.poll_oom_kills(Instant::now());
         while let Some(signal) = self.own_signal()? {
             if signal == libc::SIGCHLD {
-                self.reap(inputs);
+                self.reap_workers(inputs);
             } else if let Ok(signal) = Signal::try_from(signal)
                 && signal != Signal::SIGWINCH
             {
                 // A signal sent to the agent itself counts, but never as the second one.
-                inputs.push_back(self.meaning(signal, false));
+                inputs.push_back(self.signal_input(signal, false));
             }
         }
         while let Some(signal) = self.signal_from_guard()? {
-            let again = self.signalled;
-            self.signalled |= self.handled.stops(signal as i32);
-            inputs.push_back(self.meaning(signal, again));
+            let again = self.has_stop_signal;
+            self.has_stop_signal |= self.handled_signals.is_stop_signal(signal as i32);
+            inputs.push_back(self.signal_input(signal, again));
         }
         // After the signals: a job that is told to stop must not restart.
-        let checked = self.check.as_mut().and_then(|check| check.advance(&self.words, &mut self.workers));
+        let checked =
+            self.device_check.as_mut().and_then(|check| check.advance(&self.invocation, &mut self.workers));
         inputs.extend(checked);
-        if let Some(seen) = self.progress.as_mut().and_then(ProgressProbe::advance) {
-            self.progress = None;
+        if let Some(seen) = self.progress_probe.as_mut().and_then(ProgressProbe::advance) {
+            self.progress_probe = None;
             inputs.push_back(seen);
         }
-        if let Some(others) = &mut self.others {
-            inputs.extend(others.news(self.voice));
+        if let Some(others) = &mut self.rendezvous {
+            inputs.extend(others.news(self.user_log));
             if self.state.has_workers() {
                 // Before the exits: the workers that were killed are not the first failure.
                 if let Some(killed) = others.killed() {
@@ -55,7 +56,7 @@ impl Agent<'_> {
         }
         // First, so that the other inputs meet deadlines that are already put off.
         if let Some(lasted) = self.halts.take() {
-            inputs.push_front(Input::Resumed { lasted });
+            inputs.push_front(Input::Resumed { suspended_for: lasted });
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
@@ -63,16 +64,16 @@ impl Agent<'_> {
         Ok(())
     }
 
-    fn reap(&mut self, inputs: &mut VecDeque<Input>) {
+    fn reap_workers(&mut self, inputs: &mut VecDeque<Input>) {
         let at = SystemTime::now();
         let mut reaped = self.workers.reap();
         // Workers reaped together ended before any stop. A success may cause a failure, but not the reverse.
         reaped.workers.sort_by_key(|end| !end.exit.is_success());
         let is_sigkill = |exit: &Exit| matches!(exit, Exit::Signal { number: libc::SIGKILL, .. });
-        let orphans = reaped.others.iter().filter(|(_, exit)| is_sigkill(exit)).count();
-        for (pid, exit) in reaped.others {
-            if let Some(check) = &mut self.check {
-                check.reaped(pid, exit);
+        let orphans = reaped.other_processes.iter().filter(|(_, exit)| is_sigkill(exit)).count();
+        for (pid, exit) in reaped.other_processes {
+            if let Some(check) = &mut self.device_check {
+                check.on_reaped(pid, exit);
             }
         }
         let kills = self.workers.foreign_kills(&reaped.workers, orphans as u64);
@@ -83,15 +84,15 @@ impl Agent<'_> {
                 pid: exit.pid,
                 exit: exit.exit,
                 at,
-                testimony: self.workers.testimony(&exit),
+                error_file_info: self.workers.error_file_info(&exit),
                 foreign_kill,
             },
         }));
     }
 
-    fn meaning(&self, signal: Signal, again: bool) -> Input {
-        if self.handled.stops(signal as i32) {
-            Input::StopRequested { signal, again }
+    fn signal_input(&self, signal: Signal, again: bool) -> Input {
+        if self.handled_signals.is_stop_signal(signal as i32) {
+            Input::StopRequested { signal, is_second: again }
         } else {
             Input::SignalForwarded { signal }
         }
@@ -101,16 +102,16 @@ impl Agent<'_> {
         loop {
             match self.word_of_guard() {
                 LinkMessage::Message(ToAgent::Signal(number)) => {
-                    if self.handled.stops(number) {
+                    if self.handled_signals.is_stop_signal(number) {
                         self.link.send_to_guard(ToGuard::Handled).map_err(|_| AgentAbort::GuardGone)?;
                     }
                     return Ok(Signal::try_from(number).ok());
                 }
-                LinkMessage::Message(ToAgent::Resized) => self.workers.resize(),
-                LinkMessage::Message(ToAgent::Halt) => self.halt()?,
+                LinkMessage::Message(ToAgent::Resized) => self.workers.resize_console(),
+                LinkMessage::Message(ToAgent::Suspend) => self.halt()?,
                 // Not awaited: a signal had already ended the suspension.
-                LinkMessage::Message(ToAgent::GoOn) => {}
-                LinkMessage::Nothing => return Ok(None),
+                LinkMessage::Message(ToAgent::Resume) => {}
+                LinkMessage::Empty => return Ok(None),
                 LinkMessage::Closed => return Err(AgentAbort::GuardGone),
             }
         }
@@ -118,7 +119,10 @@ impl Agent<'_> {
 }
 
 /// Waits until a descriptor is readable or the deadline has come.
-pub(super) fn wait(inputs: &[BorrowedFd<'_>], deadline: Option<Instant>) -> Result<(), AgentAbort> {
+pub(super) fn wait_for_inputs(
+    inputs: &[BorrowedFd<'_>],
+    deadline: Option<Instant>,
+) -> Result<(), AgentAbort> {
     let mut inputs: Vec<PollFd<'_>> =
         inputs.iter().map(|input| PollFd::new(*input, PollFlags::POLLIN)).collect();
     let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {

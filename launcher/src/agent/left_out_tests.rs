@@ -4,42 +4,42 @@ use super::*;
 use crate::agent::message::ReleaseReason;
 
 fn state(workers: u32, max_restarts: u32) -> State {
-    let mut job = super::state(workers, max_restarts, CliFlavor::Rankrun);
-    job.rules.left_out = Some(LocalRank(1));
+    let mut job = super::new_job(workers, max_restarts, CliFlavor::Rankrun);
+    job.rules.external_worker = Some(LocalRank(1));
     job
 }
 
-fn started_by_hand(generation: u32) -> Input {
+fn external_worker_started(generation: u32) -> Input {
     let (local_rank, pid) = (LocalRank(1), Pid::from_raw(7));
     Input::ExternalWorkerStarted { generation: Generation(generation), local_rank, pid }
 }
 
 fn released(actions: &[Action]) -> Option<ReleaseReason> {
     actions.iter().find_map(|action| match action {
-        Action::ReleaseExternalWorker { because } => Some(*because),
+        Action::ReleaseExternalWorker { reason: because } => Some(*because),
         _ => None,
     })
 }
 
 #[test]
-fn it_is_waited_for_without_end() {
+fn external_worker_is_awaited_without_limit() {
     let at = clock();
     let mut job = state(2, 0);
     assert_eq!(started(&job.handle(at(0), Input::Ready)), Some(0));
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(0))), []);
     assert_eq!(job.deadline(), None);
-    let said = job.handle(at(90_000), started_by_hand(0));
+    let said = job.handle(at(90_000), external_worker_started(0));
     assert!(matches!(said[..], [Action::Emit(JobEvent::StartedByHand { .. })]), "{said:?}");
     let actions = job.handle(at(100_000), exited(0, 1, Exit::Code(0)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
 }
 
 #[test]
-fn its_failure_stops_the_others() {
+fn external_worker_failure_stops_other_workers() {
     let at = clock();
     let mut job = state(3, 0);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = job.handle(at(1), started_by_hand(0));
+    let _ = job.handle(at(1), external_worker_started(0));
     let actions = job.handle(at(2), exited(0, 1, Exit::Code(7)));
     assert_eq!(signals(&actions), [(vec![0, 2], Signal::SIGTERM)]);
     assert_eq!(released(&actions), None, "it has ended");
@@ -51,28 +51,30 @@ fn its_failure_stops_the_others() {
 }
 
 #[test]
-fn the_failure_of_another_is_told_to_it_and_nobody_waits_for_it() {
+fn worker_failure_releases_external_worker_without_wait() {
     let at = clock();
     let mut job = state(3, 1);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = job.handle(at(1), started_by_hand(0));
+    let _ = job.handle(at(1), external_worker_started(0));
     let actions = job.handle(at(2), exited(0, 0, Exit::Code(5)));
     assert_eq!(signals(&actions), [(vec![2], Signal::SIGTERM)], "it is the person's");
-    let Action::Emit(JobEvent::WorkerFailed { others, .. }) = &actions[1] else { panic!("{actions:?}") };
+    let Action::Emit(JobEvent::WorkerFailed { live: others, .. }) = &actions[1] else {
+        panic!("{actions:?}")
+    };
     assert_eq!(others, &[LocalRank(2)]);
     assert!(matches!(released(&actions), Some(ReleaseReason::Failed(end)) if end.local_rank == LocalRank(0)));
     let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
     assert_eq!(started(&actions), Some(1), "it may still run");
-    assert_eq!(job.handle(at(4), started_by_hand(0)), [], "of the old generation");
+    assert_eq!(job.handle(at(4), external_worker_started(0)), [], "of the old generation");
     assert_eq!(job.handle(at(4), exited(0, 1, Exit::Code(1))), [], "of the old generation");
 }
 
 #[test]
-fn what_it_ended_of_counts_while_the_others_stop() {
+fn external_worker_exit_during_stop_can_be_first_cause() {
     let at = clock();
     let mut job = state(3, 0);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = job.handle(at(1), started_by_hand(0));
+    let _ = job.handle(at(1), external_worker_started(0));
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));
     let _ = job.handle(at(2), exited(0, 1, killed_by(11)));
     let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
@@ -80,11 +82,11 @@ fn what_it_ended_of_counts_while_the_others_stop() {
 }
 
 #[test]
-fn a_signal_stops_the_others_and_is_told_to_it() {
+fn signal_stops_other_workers_and_releases_external_worker() {
     let at = clock();
     let mut job = state(2, 5);
     let _ = job.handle(at(0), Input::Ready);
-    let _ = job.handle(at(1), started_by_hand(0));
+    let _ = job.handle(at(1), external_worker_started(0));
     let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
     let told = Action::ForwardSignal {
         generation: Generation(0),
@@ -95,14 +97,19 @@ fn a_signal_stops_the_others_and_is_told_to_it() {
     let actions = job.handle(at(2), stop(Signal::SIGINT, false));
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGINT)]);
     let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
-    assert!(actions.contains(&Action::Emit(JobEvent::Stopping { signal, told: signal, live, grace: GRACE })));
+    assert!(actions.contains(&Action::Emit(JobEvent::Stopping {
+        signal,
+        worker_signal: signal,
+        live,
+        grace: GRACE
+    })));
     assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
     let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));
 }
 
 #[test]
-fn a_signal_ends_the_job_at_once_where_only_it_is_left() {
+fn signal_ends_job_at_once_if_only_external_worker_runs() {
     let at = clock();
     let mut job = state(2, 0);
     let _ = job.handle(at(0), Input::Ready);
@@ -114,7 +121,7 @@ fn a_signal_ends_the_job_at_once_where_only_it_is_left() {
 }
 
 #[test]
-fn a_start_that_fails_is_told_to_it() {
+fn failed_start_releases_external_worker() {
     let at = clock();
     let mut job = state(3, 0);
     let _ = job.handle(at(0), Input::Ready);
@@ -127,7 +134,7 @@ fn a_start_that_fails_is_told_to_it() {
 proptest! {
     /// Any inputs: no signal names the external worker, and a stopped job ends with its last other worker.
     #[test]
-    fn it_is_never_signalled(inputs in prop::collection::vec(any_input(), 0..60)) {
+    fn external_worker_is_never_signalled(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();
         let mut job = state(3, 2);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {

@@ -13,7 +13,7 @@ use crate::agent::phase::GIVE_UP_AFTER_KILL;
 use crate::spec::stop::{StopPolicy, StopReason};
 
 /// Most processes that remain when the last worker is reaped are about to exit.
-const SETTLE: Duration = Duration::from_millis(200);
+const SETTLE_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeftoverLimits {
@@ -30,8 +30,8 @@ impl LeftoverLimits {
     pub(super) fn grace(&self, because: LeftoverStop) -> Duration {
         match because {
             LeftoverStop::TimeOver => self.stop.grace,
-            LeftoverStop::TimeLimit => self.stop.grace_of(StopReason::TimeLimit),
-            LeftoverStop::Signal(_) => self.stop.grace_of(StopReason::Signal),
+            LeftoverStop::TimeLimit => self.stop.grace_period(StopReason::TimeLimit),
+            LeftoverStop::Signal(_) => self.stop.grace_period(StopReason::Signal),
         }
     }
 }
@@ -50,10 +50,10 @@ enum LeftoverStage {
     Settling {
         until: Instant,
     },
-    /// The processes are counted again at `look_at`: a process that leaves the job by execve(2) sends no
+    /// The processes are counted again at `poll_at`: a process that leaves the job by execve(2) sends no
     /// notice.
     Waiting {
-        look_at: Instant,
+        poll_at: Instant,
         pause: Duration,
     },
     Asked {
@@ -94,21 +94,21 @@ impl LeftoverWait {
     /// Starts at the last worker's exit.
     pub(super) fn new(now: Instant, limits: LeftoverLimits) -> Self {
         let end_at = now + limits.wait;
-        Self { limits, end_at, stage: LeftoverStage::Settling { until: now + SETTLE } }
+        Self { limits, end_at, stage: LeftoverStage::Settling { until: now + SETTLE_DELAY } }
     }
 
-    /// When [`Self::look`] is due, if nothing else happens before.
+    /// When [`Self::poll`] is due, if nothing else happens before.
     pub(super) fn deadline(&self) -> Instant {
         match self.stage {
-            LeftoverStage::Settling { until: at } | LeftoverStage::Waiting { look_at: at, .. } => {
-                at.min(self.ask_at().0)
+            LeftoverStage::Settling { until: at } | LeftoverStage::Waiting { poll_at: at, .. } => {
+                at.min(self.stop_at().0)
             }
             LeftoverStage::Asked { kill_at: at } | LeftoverStage::Killed { give_up_at: at } => at,
         }
     }
 
     /// When and why the stop signal is due by time alone. A suspension does not put off the time limit.
-    fn ask_at(&self) -> (Instant, LeftoverStop) {
+    fn stop_at(&self) -> (Instant, LeftoverStop) {
         match self.limits.time_limit {
             Some(limit) if limit <= self.end_at => (limit, LeftoverStop::TimeLimit),
             Some(_) | None => (self.end_at, LeftoverStop::TimeOver),
@@ -116,21 +116,21 @@ impl LeftoverWait {
     }
 
     /// The next step, given that a process is still there.
-    pub(super) fn look(&mut self, now: Instant) -> LeftoverStep {
+    pub(super) fn poll(&mut self, now: Instant) -> LeftoverStep {
         let is_due = self.deadline() <= now;
-        let (ask_at, because) = self.ask_at();
+        let (ask_at, because) = self.stop_at();
         match self.stage {
             LeftoverStage::Killed { .. } if !is_due => LeftoverStep::KillAgain,
             _ if !is_due => LeftoverStep::Wait,
             LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } if ask_at <= now => {
-                self.ask(now, because)
+                self.request_stop(now, because)
             }
             LeftoverStage::Settling { .. } => {
-                self.stage = waiting(now, SETTLE);
+                self.stage = waiting_stage(now, SETTLE_DELAY);
                 LeftoverStep::Announce
             }
             LeftoverStage::Waiting { pause, .. } => {
-                self.stage = waiting(now, pause * 2);
+                self.stage = waiting_stage(now, pause * 2);
                 LeftoverStep::Wait
             }
             LeftoverStage::Asked { .. } => self.kill(now, LeftoverStop::TimeOver),
@@ -139,10 +139,10 @@ impl LeftoverWait {
     }
 
     /// The launcher was told to stop; `again` is true if an earlier signal was handled.
-    pub(super) fn signalled(&mut self, now: Instant, signal: Signal, again: bool) -> LeftoverStep {
+    pub(super) fn on_signal(&mut self, now: Instant, signal: Signal, again: bool) -> LeftoverStep {
         match self.stage {
             LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } => {
-                self.ask(now, LeftoverStop::Signal(signal))
+                self.request_stop(now, LeftoverStop::Signal(signal))
             }
             LeftoverStage::Asked { .. } if again => self.kill(now, LeftoverStop::Signal(signal)),
             LeftoverStage::Asked { .. } | LeftoverStage::Killed { .. } => LeftoverStep::Wait,
@@ -151,17 +151,17 @@ impl LeftoverWait {
 
     /// The job and the remaining processes were suspended for this long; all deadlines but the time limit
     /// move.
-    pub(super) fn was_halted(&mut self, lasted: Duration) {
+    pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
         self.end_at += lasted;
         match &mut self.stage {
             LeftoverStage::Settling { until: at }
-            | LeftoverStage::Waiting { look_at: at, .. }
+            | LeftoverStage::Waiting { poll_at: at, .. }
             | LeftoverStage::Asked { kill_at: at }
             | LeftoverStage::Killed { give_up_at: at } => *at += lasted,
         }
     }
 
-    fn ask(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
+    fn request_stop(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
         self.stage = LeftoverStage::Asked { kill_at: now + self.limits.grace(because) };
         LeftoverStep::Ask(because)
     }
@@ -172,8 +172,8 @@ impl LeftoverWait {
     }
 }
 
-fn waiting(now: Instant, pause: Duration) -> LeftoverStage {
-    LeftoverStage::Waiting { look_at: now + pause, pause }
+fn waiting_stage(now: Instant, pause: Duration) -> LeftoverStage {
+    LeftoverStage::Waiting { poll_at: now + pause, pause }
 }
 
 #[cfg(test)]
@@ -200,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn they_are_named_asked_killed_and_given_up() {
+    fn leftovers_are_announced_stopped_killed_and_given_up() {
         let (mut wait, at) = wait(LIMITS);
         let mut told = Vec::new();
         let mut now = at(0.0);
         while told.last().is_none_or(|(_, step)| *step != LeftoverStep::GiveUp) {
             now = wait.deadline();
-            match wait.look(now) {
+            match wait.poll(now) {
                 LeftoverStep::Wait => {}
                 step => told.push((now, step)),
             }
@@ -223,68 +223,68 @@ mod tests {
     }
 
     #[test]
-    fn a_death_among_them_hurries_nothing() {
+    fn death_of_one_leftover_does_not_change_schedule() {
         let (mut wait, at) = wait(LIMITS);
-        assert_eq!(wait.look(at(0.1)), LeftoverStep::Wait);
-        assert_eq!(wait.look(at(0.3)), LeftoverStep::Announce);
-        assert_eq!((wait.look(at(0.31)), wait.deadline()), (LeftoverStep::Wait, at(0.5)));
+        assert_eq!(wait.poll(at(0.1)), LeftoverStep::Wait);
+        assert_eq!(wait.poll(at(0.3)), LeftoverStep::Announce);
+        assert_eq!((wait.poll(at(0.31)), wait.deadline()), (LeftoverStep::Wait, at(0.5)));
     }
 
     #[test]
-    fn a_signal_ends_the_wait_and_a_second_one_kills() {
+    fn signal_ends_leftover_wait_and_second_signal_kills() {
         let (mut wait, at) = wait(LIMITS);
-        assert_eq!(wait.look(at(0.2)), LeftoverStep::Announce);
-        assert_eq!(wait.signalled(at(5.0), Signal::SIGTERM, false), LeftoverStep::Ask(TERM));
+        assert_eq!(wait.poll(at(0.2)), LeftoverStep::Announce);
+        assert_eq!(wait.on_signal(at(5.0), Signal::SIGTERM, false), LeftoverStep::Ask(TERM));
         // The same request by another way.
-        assert_eq!(wait.signalled(at(5.1), Signal::SIGTERM, false), LeftoverStep::Wait);
+        assert_eq!(wait.on_signal(at(5.1), Signal::SIGTERM, false), LeftoverStep::Wait);
         assert_eq!(wait.deadline(), at(8.0));
-        assert_eq!(wait.signalled(at(5.2), Signal::SIGTERM, true), LeftoverStep::Kill(TERM));
-        assert_eq!(wait.signalled(at(5.3), Signal::SIGTERM, true), LeftoverStep::Wait);
-        assert_eq!(wait.look(at(5.4)), LeftoverStep::KillAgain);
-        assert_eq!(wait.look(at(10.2)), LeftoverStep::GiveUp);
+        assert_eq!(wait.on_signal(at(5.2), Signal::SIGTERM, true), LeftoverStep::Kill(TERM));
+        assert_eq!(wait.on_signal(at(5.3), Signal::SIGTERM, true), LeftoverStep::Wait);
+        assert_eq!(wait.poll(at(5.4)), LeftoverStep::KillAgain);
+        assert_eq!(wait.poll(at(10.2)), LeftoverStep::GiveUp);
     }
 
     #[test]
-    fn while_the_job_is_halted_no_time_passes() {
+    fn suspended_time_does_not_count_towards_leftover_wait() {
         let (mut wait, at) = wait(LIMITS);
-        wait.was_halted(Duration::from_secs(100));
+        wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(
-            (wait.look(at(100.1)), wait.look(at(100.2))),
+            (wait.poll(at(100.1)), wait.poll(at(100.2))),
             (LeftoverStep::Wait, LeftoverStep::Announce)
         );
-        wait.was_halted(Duration::from_secs(100));
+        wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(wait.deadline(), at(200.4));
-        assert_eq!(wait.look(at(229.9)), LeftoverStep::Wait);
-        assert_eq!(wait.look(at(230.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
-        wait.was_halted(Duration::from_secs(100));
-        assert_eq!(wait.look(at(332.9)), LeftoverStep::Wait);
-        assert_eq!(wait.look(at(333.0)), LeftoverStep::Kill(LeftoverStop::TimeOver));
+        assert_eq!(wait.poll(at(229.9)), LeftoverStep::Wait);
+        assert_eq!(wait.poll(at(230.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
+        wait.add_suspended_time(Duration::from_secs(100));
+        assert_eq!(wait.poll(at(332.9)), LeftoverStep::Wait);
+        assert_eq!(wait.poll(at(333.0)), LeftoverStep::Kill(LeftoverStop::TimeOver));
     }
 
     #[test]
-    fn at_the_time_limit_nobody_is_waited_for_any_longer() {
+    fn time_limit_ends_leftover_wait() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut wait = LeftoverWait::new(start, LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(wait.look(at(1)), LeftoverStep::Announce);
+        assert_eq!(wait.poll(at(1)), LeftoverStep::Announce);
         // The time limit is wall-clock time: a suspension does not put it off.
-        wait.was_halted(Duration::from_secs(5));
-        assert_eq!(wait.look(at(9)), LeftoverStep::Wait);
+        wait.add_suspended_time(Duration::from_secs(5));
+        assert_eq!(wait.poll(at(9)), LeftoverStep::Wait);
         assert!(wait.deadline() <= at(10));
-        assert_eq!(wait.look(at(10)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
+        assert_eq!(wait.poll(at(10)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
         assert_eq!(
-            wait.look(at(11)),
+            wait.poll(at(11)),
             LeftoverStep::Kill(LeftoverStop::TimeOver),
             "the grace of the time limit"
         );
         let mut late = LeftoverWait::new(at(20), LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(late.look(at(20)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
+        assert_eq!(late.poll(at(20)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
     }
 
     #[test]
-    fn without_a_grace_nobody_is_waited_for() {
+    fn zero_leftover_wait_stops_leftovers_at_once() {
         let (mut wait, at) = wait(LeftoverLimits { wait: Duration::ZERO, ..LIMITS });
-        assert_eq!(wait.look(at(0.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
+        assert_eq!(wait.poll(at(0.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
         assert_eq!(wait.deadline(), at(3.0));
     }
 }

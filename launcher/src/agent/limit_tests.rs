@@ -10,14 +10,14 @@ use crate::spec::stop::{EarlyWarning, TimeLimit};
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// A job of two workers with a limit of 100 s and SIGUSR1 10 s before.
-fn limited(max_restarts: u32, persona: CliFlavor) -> State {
-    let mut job = state(2, max_restarts, persona);
+fn time_limited_job(max_restarts: u32, persona: CliFlavor) -> State {
+    let mut job = new_job(2, max_restarts, persona);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
     job
 }
 
-fn passed(actions: &[Action]) -> Vec<Signal> {
+fn forwarded_signals(actions: &[Action]) -> Vec<Signal> {
     let of = |action: &Action| match action {
         Action::ForwardSignal { signal, .. } => Some(*signal),
         _ => None,
@@ -26,16 +26,16 @@ fn passed(actions: &[Action]) -> Vec<Signal> {
 }
 
 #[test]
-fn the_workers_are_warned_then_stopped_then_killed() {
+fn time_limit_warns_then_stops_then_kills_workers() {
     let at = clock();
     for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
-        let mut job = limited(5, persona);
+        let mut job = time_limited_job(5, persona);
         assert_eq!(job.deadline(), None);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.deadline(), Some(at(90)));
         assert_eq!(job.handle(at(89), Input::DeadlinePassed), [], "not yet");
         let actions = job.handle(at(90), Input::DeadlinePassed);
-        assert_eq!((passed(&actions), signals(&actions)), (vec![Signal::SIGUSR1], vec![]));
+        assert_eq!((forwarded_signals(&actions), signals(&actions)), (vec![Signal::SIGUSR1], vec![]));
         assert_eq!(job.handle(at(91), Input::DeadlinePassed), [], "once");
         assert_eq!(job.deadline(), Some(at(100)));
         let actions = job.handle(at(100), Input::DeadlinePassed);
@@ -54,23 +54,26 @@ fn the_workers_are_warned_then_stopped_then_killed() {
 }
 
 #[test]
-fn the_limit_is_over_all_generations() {
+fn time_limit_spans_all_generations() {
     let at = clock();
-    let mut job = limited(5, CliFlavor::Rankrun);
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(50), exited(0, 0, Exit::Code(1)));
     assert_eq!(started(&job.handle(at(51), exited(0, 1, killed_by(15)))), Some(1));
     assert_eq!(job.deadline(), Some(at(90)));
     // Both are due: the launcher was suspended meanwhile.
     let actions = job.handle(at(200), Input::DeadlinePassed);
-    assert_eq!((passed(&actions), signals(&actions)), (vec![], vec![(vec![0, 1], Signal::SIGTERM)]));
+    assert_eq!(
+        (forwarded_signals(&actions), signals(&actions)),
+        (vec![], vec![(vec![0, 1], Signal::SIGTERM)])
+    );
 }
 
 #[test]
-fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
+fn time_limit_during_stop_prevents_restart() {
     let at = clock();
     for (max_restarts, status, limit) in [(5, TIME_LIMIT, Some(LIMIT)), (0, 7, None)] {
-        let mut job = limited(max_restarts, CliFlavor::Rankrun);
+        let mut job = time_limited_job(max_restarts, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(80), exited(0, 0, Exit::Code(7)));
         assert_eq!(
@@ -89,24 +92,24 @@ fn a_limit_that_strikes_during_a_stop_forbids_the_restart() {
 }
 
 #[test]
-fn a_limit_that_strikes_while_devices_are_checked_ends_the_job() {
+fn time_limit_during_device_check_ends_job() {
     let at = clock();
-    let mut job = limited(5, CliFlavor::Rankrun);
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(98), exited(0, 0, Exit::Code(7)));
     let _ = job.handle(at(99), exited(0, 1, killed_by(15)));
     let actions = job.handle(at(100), Input::DeadlinePassed);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(TIME_LIMIT));
-    let checked = Input::DevicesProbed { generation: Generation(0), checkup: DeviceReport::default() };
+    let checked = Input::DevicesProbed { generation: Generation(0), report: DeviceReport::default() };
     assert_eq!(job.handle(at(101), checked), []);
 }
 
 #[test]
-fn what_a_rule_makes_of_a_failure_holds_also_when_the_time_is_up() {
+fn restart_rule_status_holds_after_time_limit() {
     let at = clock();
     for (then, status) in [(RuleAction::Requeue, 75), (RuleAction::NoRequeue, 78), (RuleAction::Succeed, 0)] {
-        let mut job = limited(5, CliFlavor::Rankrun);
+        let mut job = time_limited_job(5, CliFlavor::Rankrun);
         job.rules.unhealthy = Some(Unhealthy::Refuse);
         job.rules.restart.rules = vec![RestartRule { when: Conditions::default(), then }];
         let _ = job.handle(at(0), Input::Ready);
@@ -119,9 +122,9 @@ fn what_a_rule_makes_of_a_failure_holds_also_when_the_time_is_up() {
 }
 
 #[test]
-fn whichever_came_first_is_why_the_job_ended() {
+fn first_of_signal_and_time_limit_sets_exit_status() {
     let at = clock();
-    let mut job = limited(5, CliFlavor::Rankrun);
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(99), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(100), Input::DeadlinePassed), []);
@@ -130,7 +133,7 @@ fn whichever_came_first_is_why_the_job_ended() {
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
     assert_eq!(end(&actions).unwrap().time_limit, None);
 
-    let mut job = limited(5, CliFlavor::Rankrun);
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(100), Input::DeadlinePassed);
     let _ = job.handle(at(101), stop(Signal::SIGTERM, false));
@@ -142,10 +145,10 @@ fn whichever_came_first_is_why_the_job_ended() {
 }
 
 #[test]
-fn an_interrupt_after_the_time_limit_is_not_why_the_job_ended() {
+fn sigint_after_time_limit_keeps_time_limit_status() {
     let at = clock();
     for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
-        let mut job = limited(5, persona);
+        let mut job = time_limited_job(5, persona);
         job.rules.interrupt = Interrupt::Unlisted;
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(100), Input::DeadlinePassed);
@@ -157,18 +160,18 @@ fn an_interrupt_after_the_time_limit_is_not_why_the_job_ended() {
 }
 
 #[test]
-fn who_ends_by_the_warning_has_not_failed() {
+fn worker_ended_by_warning_signal_is_not_a_failure() {
     let at = clock();
     for (signal, exit) in [
         (Signal::SIGTERM, killed_by(15)),
         (Signal::SIGTERM, Exit::Code(143)),
         (Signal::SIGUSR1, killed_by(10)),
     ] {
-        let mut job = limited(5, CliFlavor::Rankrun);
+        let mut job = time_limited_job(5, CliFlavor::Rankrun);
         let warning = EarlyWarning { signal, before: Duration::from_secs(10) };
         job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
         let _ = job.handle(at(0), Input::Ready);
-        assert_eq!(passed(&job.handle(at(90), Input::DeadlinePassed)), [signal]);
+        assert_eq!(forwarded_signals(&job.handle(at(90), Input::DeadlinePassed)), [signal]);
         let actions = job.handle(at(91), exited(0, 0, exit));
         assert_eq!(
             signals(&actions),
@@ -184,9 +187,9 @@ fn who_ends_by_the_warning_has_not_failed() {
 }
 
 #[test]
-fn before_the_warning_its_signal_is_like_any_other() {
+fn exit_by_warning_signal_before_warning_restarts_workers() {
     let at = clock();
-    let mut job = limited(5, CliFlavor::Rankrun);
+    let mut job = time_limited_job(5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(80), exited(0, 0, killed_by(10)));
     assert_eq!(started(&job.handle(at(81), exited(0, 1, killed_by(15)))), Some(1));
@@ -199,22 +202,22 @@ fn before_the_warning_its_signal_is_like_any_other() {
 }
 
 #[test]
-fn a_warning_longer_than_the_limit_comes_at_the_start() {
+fn warning_longer_than_time_limit_is_sent_at_start() {
     let at = clock();
-    let mut job = limited(0, CliFlavor::Rankrun);
+    let mut job = time_limited_job(0, CliFlavor::Rankrun);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(200) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
     let _ = job.handle(at(0), Input::Ready);
-    assert_eq!(passed(&job.handle(at(0), Input::DeadlinePassed)), [Signal::SIGUSR1]);
+    assert_eq!(forwarded_signals(&job.handle(at(0), Input::DeadlinePassed)), [Signal::SIGUSR1]);
     assert_eq!(job.deadline(), Some(at(100)));
 }
 
 proptest! {
     /// Any inputs: past the limit no worker starts, and the job ends within the grace period and 5 s.
     #[test]
-    fn behind_the_limit_nothing_is_started(inputs in prop::collection::vec(any_input(), 0..40)) {
+    fn random_inputs_after_time_limit_start_no_worker_and_end_job(inputs in prop::collection::vec(any_input(), 0..40)) {
         let at = clock();
-        let mut job = limited(9, CliFlavor::Rankrun);
+        let mut job = time_limited_job(9, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let mut second = 0;
         for input in inputs {

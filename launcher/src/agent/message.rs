@@ -57,7 +57,7 @@ pub enum Input {
         /// The signal that the launcher received.
         signal: Signal,
         /// True if an earlier signal was handled: then the workers are killed at once.
-        again: bool,
+        is_second: bool,
     },
     /// The launcher got a signal that is for the workers.
     SignalForwarded {
@@ -71,7 +71,7 @@ pub enum Input {
         /// Time of the snapshot on the wall clock.
         at: SystemTime,
         /// The workers in uninterruptible sleep (state `D`).
-        asleep: Vec<UninterruptibleWorker>,
+        uninterruptible: Vec<UninterruptibleWorker>,
     },
     /// The answer to [`Action::ProbeJoined`]: a snapshot of the store's clients.
     JoinedProbed {
@@ -94,26 +94,26 @@ pub enum Input {
         /// The generation that used the devices.
         generation: Generation,
         /// The judged condition of each device.
-        checkup: DeviceReport,
+        report: DeviceReport,
     },
     /// The answer to [`Action::ReassignDevices`]: a new assignment, or none.
     DevicesReassigned {
         /// The generation that has ended before it.
         generation: Generation,
         /// The number of workers from now on, or in words why the remaining devices cannot be assigned.
-        seating: Result<LocalWorldSize, String>,
+        result: Result<LocalWorldSize, String>,
     },
     /// The answer to [`Action::ProbeProgress`]: the state of the checkpoint folder.
     ProgressProbed {
         /// The generation that has ended before it.
         generation: Generation,
         /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
-        sight: Option<CheckpointFingerprint>,
+        fingerprint: Option<CheckpointFingerprint>,
     },
     /// All processes of the job were suspended (Ctrl-Z) and run again.
     Resumed {
         /// How long the suspension lasted.
-        lasted: Duration,
+        suspended_for: Duration,
     },
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
@@ -186,16 +186,21 @@ pub struct WorkerEnd {
     /// The time at which the launcher saw the exit.
     pub at: SystemTime,
     /// What its error file says about the failure.
-    pub testimony: Option<ErrorFileInfo>,
+    pub error_file_info: Option<ErrorFileInfo>,
     /// What is known of a SIGKILL that the launcher did not send.
     pub foreign_kill: Option<ForeignKill>,
 }
 
 impl WorkerEnd {
     /// The end that is reported of a worker that has not ended yet: by the signal that it gets last.
-    pub(super) const fn expected(local_rank: LocalRank, pid: Pid, signal: Signal, at: SystemTime) -> Self {
+    pub(super) const fn new_expected(
+        local_rank: LocalRank,
+        pid: Pid,
+        signal: Signal,
+        at: SystemTime,
+    ) -> Self {
         let exit = Exit::Signal { number: signal as i32, core_dumped: false };
-        Self { local_rank, pid, exit, at, testimony: None, foreign_kill: None }
+        Self { local_rank, pid, exit, at, error_file_info: None, foreign_kill: None }
     }
 }
 
@@ -210,8 +215,8 @@ pub struct ForeignKill {
 
 impl WorkerEnd {
     /// True if its own error file reports a lost peer that may be on another node.
-    pub(super) fn lost_elsewhere(&self) -> bool {
-        self.testimony.is_some_and(|testimony| testimony.loss_elsewhere().is_some())
+    pub(super) fn has_lost_remote_peer(&self) -> bool {
+        self.error_file_info.is_some_and(|testimony| testimony.remote_loss().is_some())
     }
 }
 
@@ -245,7 +250,7 @@ pub enum Action {
     /// Tell the other nodes that this node is being stopped, where the job ends with it.
     TellStop {
         /// The reason for this node's stop.
-        because: LocalStop,
+        reason: LocalStop,
     },
     /// Signal the process groups of these workers.
     Signal {
@@ -307,7 +312,7 @@ pub enum Action {
     /// Tell the external worker, running or not, that the job no longer waits for it.
     ReleaseExternalWorker {
         /// Why the job no longer waits.
-        because: ReleaseReason,
+        reason: ReleaseReason,
     },
     /// Kill the processes that the workers of the ended generation left behind.
     KillLeftovers {
@@ -358,11 +363,11 @@ pub struct JobEnd {
     /// The time limit, if it ended the job.
     pub time_limit: Option<Duration>,
     /// What the other nodes are told.
-    pub farewell: PeerNotice,
+    pub peer_notice: PeerNotice,
     /// The rule by which this node has ended the job, where it decides for all nodes.
     pub rule: Option<RuleNote>,
     /// How another node had ended the job, if one had.
-    pub elsewhere: Option<RemoteEnd>,
+    pub remote_end: Option<RemoteEnd>,
     /// The failure of another node that was the first cause, where it was reported.
     pub first_cause: Option<Box<FailureNote>>,
 }

@@ -46,7 +46,7 @@ use rankrun_contract::report::ErrorReport;
 use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::final_report::FinalReport;
 use crate::agent::halt::Halts;
-use crate::agent::inputs::wait;
+use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::rank_table::{EndedRank, TableCause};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent};
 use crate::agent::others::Others;
@@ -67,7 +67,7 @@ use crate::reporter::{job_event_text, parent_file};
 use crate::spec::{CliFlavor, LaunchSpec};
 
 /// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the agent is given after the fork.
 #[derive(Debug)]
@@ -75,28 +75,28 @@ pub struct AgentSetup {
     /// The launch as the user requested it.
     pub spec: LaunchSpec,
     /// Command line and environment that the launcher was started with.
-    pub words: Invocation,
+    pub invocation: Invocation,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
     /// The id that marks the job's processes.
     pub job: JobId,
     /// Process state that the launcher changed for itself and restores for the workers.
-    pub original: InheritedState,
+    pub inherited: InheritedState,
     /// The process that the user started.
-    pub launcher: Pid,
+    pub launcher_pid: Pid,
     /// A `PYTHON_EXEC` other than the Python beside the launcher.
     pub foreign_python: Option<OsString>,
     /// The guard's watchdog over this process.
-    pub watch: Watchdog,
+    pub watchdog: Watchdog,
 }
 
 /// Runs the job and tells the guard how it ended.
-pub fn run(setup: AgentSetup, link: &GuardLink, voice: UserLog) {
+pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
     let parent_file = setup.spec.parent_error_file.clone();
-    let status = drive(setup, link, &voice).unwrap_or_else(|error| {
-        voice.error(&error, error.hint().as_deref());
+    let status = run_job(setup, link, &user_log).unwrap_or_else(|error| {
+        user_log.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
-            final_report::record(&path, &error_report(&error), &voice);
+            final_report::write_error_report(&path, &error_report(&error), &user_log);
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -104,9 +104,9 @@ pub fn run(setup: AgentSetup, link: &GuardLink, voice: UserLog) {
     let _ = link.send_to_guard(ToGuard::Finish(status));
 }
 
-fn drive(setup: AgentSetup, link: &GuardLink, voice: &UserLog) -> Result<ExitStatus, LaunchError> {
-    let mut agent = Agent::open(setup, link, voice)?;
-    match agent.supervise() {
+fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<ExitStatus, LaunchError> {
+    let mut agent = Agent::open(setup, link, user_log)?;
+    match agent.run_loop() {
         Ok(end) => Ok(agent.finish(&end)),
         Err(AgentAbort::GuardGone) => {
             agent.kill_leftovers();
@@ -138,60 +138,60 @@ struct Agent<'a> {
     state: State,
     workers: WorkerGroup,
     /// The rendezvous, where other nodes may take part.
-    others: Option<Others>,
-    voice: &'a UserLog,
+    rendezvous: Option<Others>,
+    user_log: &'a UserLog,
     link: &'a GuardLink,
     inbox: SignalInbox,
-    handled: HandledSignals,
+    handled_signals: HandledSignals,
     /// A stop signal from the guard was handled: the next one kills.
-    signalled: bool,
-    last_words: FinalReport,
+    has_stop_signal: bool,
+    final_report: FinalReport,
     /// Parsed again when a device has died.
-    words: Invocation,
+    invocation: Invocation,
     /// The health check of the devices, once a generation has failed.
-    check: Option<DeviceCheckRun>,
+    device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
-    progress: Option<ProgressProbe>,
+    progress_probe: Option<ProgressProbe>,
     halts: Halts,
-    died_of: Option<ErrorReport>,
+    launcher_error: Option<ErrorReport>,
     /// Why it is unknown whether a process of the job is left.
-    unswept: Option<ProcessScanError>,
+    scan_error: Option<ProcessScanError>,
 }
 
 impl<'a> Agent<'a> {
     fn open(setup: AgentSetup, link: &'a GuardLink, voice: &'a UserLog) -> Result<Self, LaunchError> {
-        let inbox = SignalInbox::open(&setup.original.handled)
+        let inbox = SignalInbox::open(&setup.inherited.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
-        let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::seed_of(&setup.job));
-        let handled = setup.original.handled.clone();
-        let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher);
-        let words = setup.words.clone();
+        let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::jitter_seed(&setup.job));
+        let handled = setup.inherited.handled.clone();
+        let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
+        let words = setup.invocation.clone();
         // First, since it leaves nothing behind when the rest fails.
-        let others = Others::open(&setup.spec, &setup.watch)?;
+        let others = Others::open(&setup.spec, &setup.watchdog)?;
         let workers = WorkerGroup::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
             workers,
-            others,
-            voice,
+            rendezvous: others,
+            user_log: voice,
             link,
             inbox,
-            handled,
-            signalled: false,
-            last_words,
-            words,
-            check: None,
-            progress: None,
+            handled_signals: handled,
+            has_stop_signal: false,
+            final_report: last_words,
+            invocation: words,
+            device_check: None,
+            progress_probe: None,
             halts: Halts::default(),
-            died_of: None,
-            unswept: None,
+            launcher_error: None,
+            scan_error: None,
         })
     }
 
     /// The loop: until the state says that the job is over.
-    fn supervise(&mut self) -> Result<JobEnd, AgentAbort> {
+    fn run_loop(&mut self) -> Result<JobEnd, AgentAbort> {
         let mut inputs = VecDeque::new();
-        self.collect(&mut inputs)?;
+        self.collect_inputs(&mut inputs)?;
         inputs.push_back(Input::Ready);
         loop {
             while let Some(input) = inputs.pop_front() {
@@ -200,34 +200,34 @@ impl<'a> Agent<'a> {
                 for action in actions {
                     match action {
                         Action::Finish(end) => return Ok(end),
-                        action => inputs.extend(self.perform(action)),
+                        action => inputs.extend(self.perform_action(action)),
                     }
                 }
                 self.tell_guard_of_workers(false);
             }
             let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
-            readers.extend(self.workers.left_out_fds());
-            readers.extend(self.check.iter().flat_map(DeviceCheckRun::as_fds));
-            readers.extend(self.others.iter().map(Others::as_fd));
-            readers.extend(self.progress.iter().map(ProgressProbe::as_fd));
-            let check_deadline = self.check.as_ref().and_then(DeviceCheckRun::deadline);
+            readers.extend(self.workers.external_worker_fds());
+            readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
+            readers.extend(self.rendezvous.iter().map(Others::as_fd));
+            readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
+            let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
-            let others = self.others.as_ref().filter(|_| self.state.has_workers());
+            let others = self.rendezvous.as_ref().filter(|_| self.state.has_workers());
             let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
-            wait(&readers, deadlines.into_iter().flatten().min())?;
-            self.collect(&mut inputs)?;
+            wait_for_inputs(&readers, deadlines.into_iter().flatten().min())?;
+            self.collect_inputs(&mut inputs)?;
         }
     }
 
-    fn perform(&mut self, action: Action) -> Option<Input> {
+    fn perform_action(&mut self, action: Action) -> Option<Input> {
         match action {
-            Action::Start { generation, .. } if self.unswept.is_some() => {
+            Action::Start { generation, .. } if self.scan_error.is_some() => {
                 return Some(Input::StartFailed { generation, failed: LocalRank(0) });
             }
             Action::Start { generation, restart_count, round } => {
-                let took = self.others.as_ref().map(Others::took).unwrap_or_default();
-                let joined = round.map(|round| RoundContext { round: *round, took });
-                return self.start(generation, restart_count, joined);
+                let took = self.rendezvous.as_ref().map(Others::took).unwrap_or_default();
+                let joined = round.map(|round| RoundContext { round: *round, rendezvous_duration: took });
+                return self.start_generation(generation, restart_count, joined);
             }
             Action::Join { .. }
             | Action::TellFailure { .. }
@@ -235,27 +235,31 @@ impl<'a> Agent<'a> {
             | Action::TellSuccess
             | Action::TellStop { .. } => self.speak_to_others(&action),
             Action::ForwardSignal { generation, local_ranks, signal } => {
-                self.workers.pass(generation, &local_ranks, signal);
+                self.workers.forward_signal(generation, &local_ranks, signal);
             }
             Action::Signal { generation, local_ranks, signal } => {
                 self.workers.signal(generation, &local_ranks, signal);
             }
-            Action::ReleaseExternalWorker { because } => {
+            Action::ReleaseExternalWorker { reason: because } => {
                 if let Some(left_out) = self.workers.external_worker() {
-                    left_out.release(&job_event_text::released(&because));
+                    left_out.release(&job_event_text::external_worker_released(&because));
                 }
             }
             Action::KillLeftovers { generation } => {
-                self.workers.ended(generation);
+                self.workers.end_streams(generation);
                 self.kill_leftovers();
             }
             Action::ProbeDState { generation, local_ranks } => {
-                let asleep = self.workers.uninterruptible(&local_ranks);
-                return Some(Input::DStateProbed { generation, at: SystemTime::now(), asleep });
+                let asleep = self.workers.uninterruptible_workers(&local_ranks);
+                return Some(Input::DStateProbed {
+                    generation,
+                    at: SystemTime::now(),
+                    uninterruptible: asleep,
+                });
             }
             Action::ProbeJoined { generation, local_ranks } => {
-                let greeted = self.others.as_ref().map(Others::greeted);
-                let missing = self.workers.not_joined(&local_ranks, greeted);
+                let greeted = self.rendezvous.as_ref().map(Others::greeted);
+                let missing = self.workers.workers_not_joined(&local_ranks, greeted);
                 return Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing });
             }
             Action::CollectRanks { generation, ended, cause } => {
@@ -263,18 +267,21 @@ impl<'a> Agent<'a> {
             }
             Action::ProbeDevices { generation } => {
                 let settings = self.workers.spec().device_check;
-                self.check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
+                self.device_check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
             }
             Action::ProbeProgress { generation } => {
                 return self.probe_progress(generation);
             }
             Action::ReassignDevices { .. } => {
-                return self.check.as_mut()?.reassign(&self.words, &mut self.workers, None);
+                return self.device_check.as_mut()?.reassign(&self.invocation, &mut self.workers, None);
             }
             Action::Emit(said) => {
-                self.voice.event(&said, self.workers.group());
+                self.user_log.event(&said, self.workers.event_subject());
                 if matches!(said, JobEvent::DevicesReassigned { .. }) {
-                    self.workers.pending_device_lines().iter().for_each(|line| self.voice.say(line));
+                    self.workers
+                        .pending_device_lines()
+                        .iter()
+                        .for_each(|line| self.user_log.print_line(line));
                 }
             }
             Action::Finish(_) => {}
@@ -283,26 +290,26 @@ impl<'a> Agent<'a> {
     }
 
     fn collect_ranks(&self, why: (Generation, TableCause), ended: &[EndedRank]) -> Option<Input> {
-        let greeted = self.others.as_ref().map(Others::greeted);
+        let greeted = self.rendezvous.as_ref().map(Others::greeted);
         let table = self.workers.rank_table(why, ended, greeted)?;
         Some(Input::RanksCollected { generation: why.0, table })
     }
 
-    fn start(
+    fn start_generation(
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
         joined: Option<RoundContext>,
     ) -> Option<Input> {
         if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
-            self.voice.error(&failed.error, failed.error.hint().as_deref());
-            self.died_of = Some(error_report(&failed.error));
-            self.others.iter_mut().for_each(|others| others.cannot_start(&failed.error));
-            return Some(Input::StartFailed { generation, failed: failed.at });
+            self.user_log.error(&failed.error, failed.error.hint().as_deref());
+            self.launcher_error = Some(error_report(&failed.error));
+            self.rendezvous.iter_mut().for_each(|others| others.cannot_start(&failed.error));
+            return Some(Input::StartFailed { generation, failed: failed.failed_rank });
         }
         if let Some(left_out) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.
-            self.voice.print(&left_out.hint());
+            self.user_log.print(&left_out.hint());
         }
         None
     }
@@ -310,41 +317,45 @@ impl<'a> Agent<'a> {
     /// Flushes the workers' final output, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
         // Kills the probes that have not answered.
-        self.check = None;
-        let failed = self.others.as_mut().and_then(Others::take_failure);
+        self.device_check = None;
+        let failed = self.rendezvous.as_mut().and_then(Others::take_failure);
         let departure = self.part(end, failed.as_ref());
         // Before the output ends: a remaining process still writes to it.
         let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
         let is_unswept = self.confess_unswept();
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
-        let late = end.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
-        let elsewhere = final_report::of_others(end, failed.as_ref());
-        let died_of =
-            self.died_of.take().or(elsewhere).or_else(|| late.as_ref().map(error_report)).or_else(|| {
-                let launcher = self.last_words.launcher();
+        let time_limit_error = end.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
+        let elsewhere = final_report::remote_error_report(end, failed.as_ref());
+        let died_of = self
+            .launcher_error
+            .take()
+            .or(elsewhere)
+            .or_else(|| time_limit_error.as_ref().map(error_report))
+            .or_else(|| {
+                let launcher = self.final_report.launcher();
                 end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
             });
         let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
-        self.workers.tell_end(end, raw_error);
+        self.workers.emit_end_events(end, raw_error);
         let cut_short = self.drain(end, swept_early).or(swept_early);
-        self.last_words.hand_on(end, died_of.as_ref(), &self.workers, self.voice);
-        let shown = self.last_words.report(end, &self.workers, self.voice);
+        self.final_report.write_parent_file(end, died_of.as_ref(), &self.workers, self.user_log);
+        let shown = self.final_report.report(end, &self.workers, self.user_log);
         if let Some(failed) = failed {
-            self.voice.error(&failed, failed.hint());
+            self.user_log.error(&failed, failed.hint());
         }
-        if let Some(late) = late {
-            self.voice.error(&late, late.hint().as_deref());
+        if let Some(late) = time_limit_error {
+            self.user_log.error(&late, late.hint().as_deref());
         }
-        let reported = self.workers.reported_error_files(&shown, self.voice);
+        let reported = self.workers.reported_error_files(&shown, self.user_log);
         // Without a guard, no process reads our output, and no process of the job may remain a second later.
         let is_alone = self.link.receive_from_guard() == LinkMessage::Closed;
-        if self.voice.console().flush(if is_alone { Duration::ZERO } else { LAST_WORDS }) {
+        if self.user_log.console().flush(if is_alone { Duration::ZERO } else { FLUSH_TIMEOUT }) {
             error_files::remove(&reported);
         }
         if let Some(departure) = departure.filter(|_| !is_alone) {
             self.wait_for_others(&departure);
         }
-        let persona = self.workers.spec().persona;
+        let persona = self.workers.spec().cli_flavor;
         self.workers.close();
         match cut_short {
             _ if is_unswept => ExitStatus::Code(LAUNCHER_FAILED),

@@ -19,9 +19,9 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
 use crate::agent::message::{Action, Input, JobEnd, LocalStop, PeerNotice, RemoteEnd};
-use crate::error::{LaunchError, in_one_line};
+use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
-use crate::rendezvous::descriptor::entrypoint;
+use crate::rendezvous::descriptor::display_entrypoint;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
 use crate::rendezvous::{
@@ -70,7 +70,7 @@ impl Others {
             network: spec.network.clone(),
             role: spec.role.clone(),
             workers: spec.workers,
-            entrypoint: entrypoint(&name_of(&spec.entrypoint)),
+            entrypoint: display_entrypoint(&name_of(&spec.entrypoint)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             max_restarts: spec.max_restarts,
         })?;
@@ -126,12 +126,12 @@ impl Others {
             RendezvousEvent::Blamed(node) => Input::LostNodeFound(node),
             RendezvousEvent::AllSucceeded => Input::AllSucceeded,
             RendezvousEvent::Waiting(waiting) => {
-                voice.say(&nodes::waiting(&waiting));
+                voice.print_line(&nodes::waiting(&waiting));
                 return None;
             }
             RendezvousEvent::Note(text) => {
                 if self.is_many {
-                    voice.say(&nodes::note(&text));
+                    voice.print_line(&nodes::note(&text));
                 } else {
                     tracing::info!("{text}");
                 }
@@ -166,7 +166,7 @@ impl Others {
 
     /// What the state has to hear of before it hears of any end: the workers were killed while it could not be asked.
     pub(super) fn killed(&mut self) -> Option<Input> {
-        let struck = self.watch.struck().filter(|kill_by| self.kill_by != Some(*kill_by));
+        let struck = self.watch.take_killed_deadline().filter(|kill_by| self.kill_by != Some(*kill_by));
         if let Some(kill_by) = struck {
             self.kill_by = Some(kill_by);
             self.killed.get_or_insert(MembershipChange::StoodStill);
@@ -205,7 +205,7 @@ impl Others {
 
     /// The workers cannot be started here: the others are told when this node goes.
     pub(super) fn cannot_start(&mut self, error: &LaunchError) {
-        self.not_started.get_or_insert_with(|| in_one_line(error));
+        self.not_started.get_or_insert_with(|| format_chain(error));
     }
 
     /// Tells the others how this node goes, and keeps what they need for a while, beside whatever the agent does
@@ -240,7 +240,7 @@ impl Agent<'_> {
     /// Before what the state wants is done, who is about to be started counts; afterwards, nobody who has been swept.
     pub(super) fn tell_guard_of_workers(&mut self, is_before: bool) {
         let may = self.state.has_workers();
-        if let Some(others) = &mut self.others
+        if let Some(others) = &mut self.rendezvous
             && may == is_before
         {
             others.may_have_workers(may);
@@ -249,18 +249,18 @@ impl Agent<'_> {
 
     /// Passes on what the state wants of the other nodes.
     pub(super) fn speak_to_others(&mut self, action: &Action) {
-        let Some(others) = &mut self.others else { return };
+        let Some(others) = &mut self.rendezvous else { return };
         match action {
             Action::Join { workers } => others.join(*workers),
             Action::TellFailure { end } => {
                 self.workers
-                    .note_of(end)
+                    .failure_note(end)
                     .into_iter()
                     .for_each(|note| others.wish(RendezvousCommand::Failed(note)));
             }
             Action::FindLostNode => others.wish(RendezvousCommand::Blame),
             Action::TellSuccess => others.wish(RendezvousCommand::Succeeded),
-            Action::TellStop { because } => {
+            Action::TellStop { reason: because } => {
                 others.wish(RendezvousCommand::Stopping { why: reason(*because) })
             }
             _ => {}
@@ -269,12 +269,12 @@ impl Agent<'_> {
 
     /// The other nodes hear of the end while the last output and the last words go out.
     pub(super) fn part(&mut self, end: &JobEnd, failed: Option<&RendezvousError>) -> Option<Departure> {
-        let mut others = self.others.take()?;
-        if let Some(source) = self.unswept {
+        let mut others = self.rendezvous.take()?;
+        if let Some(source) = self.scan_error {
             others.cannot_start(&LaunchError::Unswept { source });
         }
-        let own = || self.workers.note_of_launcher(others.not_started.take()?);
-        let parting = match end.farewell {
+        let own = || self.workers.launcher_failure_note(others.not_started.take()?);
+        let parting = match end.peer_notice {
             PeerNotice::Succeeded => {
                 ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }
             }
@@ -284,12 +284,12 @@ impl Agent<'_> {
             }
             PeerNotice::Left => ShutdownKind::Leave { why: why(end, failed) },
         };
-        let departure = others.part(end.farewell, parting);
+        let departure = others.part(end.peer_notice, parting);
         departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
     }
 
     fn own_failure(&self, end: &JobEnd) -> Option<FailureNote> {
-        end.failure.as_ref().and_then(|failure| self.workers.note_of(&failure.first))
+        end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
     }
 
     /// Until the others have what they need of this node, or a signal says that nobody cares.
@@ -301,11 +301,11 @@ impl Agent<'_> {
                 return;
             }
             if say_at.take_if(|at| *at <= now).is_some() {
-                self.voice.say("waiting for the other nodes to end; a signal ends the wait");
+                self.user_log.print_line("waiting for the other nodes to end; a signal ends the wait");
             }
             let deadline = say_at.into_iter().chain([departure.until]).min();
             let fds = [departure.over.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
-            if super::inputs::wait(&fds, deadline).is_err() || is_closed(&departure.over) {
+            if super::inputs::wait_for_inputs(&fds, deadline).is_err() || is_closed(&departure.over) {
                 return;
             }
             if !matches!(self.next_signal(), Ok(None)) {
@@ -335,10 +335,10 @@ const fn limit_of(farewell: PeerNotice) -> Duration {
 }
 
 fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
-    match (end.stopped_by, end.time_limit, failed, &end.elsewhere) {
+    match (end.stopped_by, end.time_limit, failed, &end.remote_end) {
         (Some(signal), ..) => reason(LocalStop::Signal(signal)),
         (None, Some(_), ..) => reason(LocalStop::TimeLimit),
-        (None, None, Some(error), _) => in_one_line(error),
+        (None, None, Some(error), _) => format_chain(error),
         (None, None, None, Some(_)) => "the job has ended".to_owned(),
         (None, None, None, None) => "its workers cannot be ended".to_owned(),
     }

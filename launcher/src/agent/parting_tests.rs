@@ -1,6 +1,6 @@
 //! How a job of several nodes ends on this node, and what the other nodes are told.
 
-use super::rendezvous_tests::{joined, joins, lost, node, note, running};
+use super::rendezvous_tests::{failure_note, joined, joins, node, peer_lost, running};
 use super::*;
 use crate::agent::message::{LocalStop, PeerNotice, RemoteEnd};
 use crate::rendezvous::note::{RuleEnd, RuleNote};
@@ -9,12 +9,12 @@ use crate::spec::stop::TimeLimit;
 use rankrun_contract::rank::NodeRank;
 
 #[test]
-fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
+fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
     let at = clock();
     let end_of = |job: &mut State| {
         let actions = job.handle(at(9), stop(Signal::SIGTERM, false));
         let end = end(&actions).expect("invariant 10").clone();
-        assert_eq!((end.farewell, end.stopped_by), (PeerNotice::Left, Some(Signal::SIGTERM)));
+        assert_eq!((end.peer_notice, end.stopped_by), (PeerNotice::Left, Some(Signal::SIGTERM)));
         assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
         end.status
     };
@@ -38,7 +38,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
         let (failed, stopped) = (exited(0, 0, Exit::Code(1)), exited(0, 1, killed_by(15)));
         let succeeded = |rank| exited(0, rank, Exit::Code(0));
         for mut job in [
-            run(&[lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
+            run(&[peer_lost(), exited(0, 0, killed_by(15)), stopped.clone()]),
             run(&[failed.clone(), stopped.clone()]),
             run(&[failed.clone(), stopped.clone(), Input::LostNodeFound(None)]),
             run(&[succeeded(0), succeeded(1)]),
@@ -50,7 +50,7 @@ fn a_signal_ends_every_wait_for_others_at_once_and_closes_nothing() {
 
 /// This node's workers may fail before it is told of the stop.
 #[test]
-fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
+fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
     let at = clock();
     let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
     let left = || Input::Over(RemoteEnd::Closed { failure: Some(host.clone()) });
@@ -72,18 +72,18 @@ fn what_fails_when_the_host_of_the_store_stops_is_its_doing() {
 
 /// Before the signal: the other nodes then know the cause when their workers fail.
 #[test]
-fn a_stop_of_this_node_alone_is_told_before_it_begins() {
+fn local_stop_is_reported_to_peers_before_stop_signal() {
     let at = clock();
     let told = |actions: &[Action], because: LocalStop| {
-        assert_eq!(actions[0], Action::TellStop { because });
+        assert_eq!(actions[0], Action::TellStop { reason: because });
         let mut rest = actions[1..].iter().filter(|action| !matches!(action, Action::CollectRanks { .. }));
         assert!(matches!(rest.next(), Some(Action::Signal { .. })), "{actions:?}");
     };
-    let stop = || Input::StopRequested { signal: Signal::SIGINT, again: false };
+    let stop = || Input::StopRequested { signal: Signal::SIGINT, is_second: false };
     told(&running(3, &at).handle(at(2), stop()), LocalStop::Signal(Signal::SIGINT));
     // A restart was to follow.
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(2), peer_lost());
     told(&job.handle(at(3), stop()), LocalStop::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
     let mut job =
@@ -99,7 +99,7 @@ fn a_stop_of_this_node_alone_is_told_before_it_begins() {
 }
 
 #[test]
-fn the_time_limit_ends_every_wait_for_others_too() {
+fn time_limit_ends_every_wait_for_peers() {
     let at = clock();
     let limited = || {
         let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
@@ -112,7 +112,7 @@ fn the_time_limit_ends_every_wait_for_others_too() {
     };
     let ends = [exited(0, 0, killed_by(15)), exited(0, 1, killed_by(15))];
     let (rejoining, settling) = (
-        [vec![lost()], ends.to_vec()].concat(),
+        [vec![peer_lost()], ends.to_vec()].concat(),
         vec![exited(0, 0, Exit::Code(0)), exited(0, 1, Exit::Code(0))],
     );
     for inputs in [rejoining.clone(), settling] {
@@ -122,7 +122,7 @@ fn the_time_limit_ends_every_wait_for_others_too() {
         }
         let actions = job.handle(at(110), Input::DeadlinePassed);
         let end = end(&actions).unwrap_or_else(|| panic!("{:?}", job.phase));
-        assert_eq!((end.status, end.farewell), (ExitStatus::Code(124), PeerNotice::Left));
+        assert_eq!((end.status, end.peer_notice), (ExitStatus::Code(124), PeerNotice::Left));
     }
     let mut job = limited();
     for input in rejoining {
@@ -132,12 +132,12 @@ fn the_time_limit_ends_every_wait_for_others_too() {
 }
 
 #[test]
-fn what_is_over_elsewhere_ends_here_in_every_phase() {
+fn job_ended_on_other_node_ends_here_in_every_phase() {
     let at = clock();
-    let closed = || Input::Over(RemoteEnd::Closed { failure: Some(note()) });
+    let closed = || Input::Over(RemoteEnd::Closed { failure: Some(failure_note()) });
     let status = |actions: &[Action]| {
         let end = end(actions).unwrap();
-        assert_eq!((end.first_cause.as_deref(), end.farewell), (Some(&note()), PeerNotice::Left));
+        assert_eq!((end.first_cause.as_deref(), end.peer_notice), (Some(&failure_note()), PeerNotice::Left));
         end.status
     };
     let mut job = node(0, CliFlavor::Rankrun);
@@ -169,17 +169,17 @@ fn what_is_over_elsewhere_ends_here_in_every_phase() {
 /// A failure that was reported before does not count where a rule calls it a success; nor does an own exit
 /// that followed.
 #[test]
-fn a_rule_of_another_node_ends_the_job_here_alike() {
+fn restart_rule_of_other_node_ends_job_with_same_status() {
     let at = clock();
     for (then, code, cause) in [
         (RuleEnd::Succeed, 0, None),
-        (RuleEnd::Requeue, 75, Some(note())),
-        (RuleEnd::NoRequeue, 78, Some(note())),
+        (RuleEnd::Requeue, 75, Some(failure_note())),
+        (RuleEnd::NoRequeue, 78, Some(failure_note())),
     ] {
         let rule = RuleNote { text: "exit=7".to_owned(), then };
-        let over = || Input::Over(RemoteEnd::ByRule { rule: rule.clone(), failure: Some(note()) });
+        let over = || Input::Over(RemoteEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
-        let told = Input::Changed(MembershipChange::PeerFailed(note()));
+        let told = Input::Changed(MembershipChange::PeerFailed(failure_note()));
         for inputs in [
             [vec![over()], ends.to_vec()].concat(),
             [vec![told.clone(), over()], ends.to_vec()].concat(),
@@ -192,23 +192,23 @@ fn a_rule_of_another_node_ends_the_job_here_alike() {
                 inputs.iter().flat_map(|input| job.handle(at(2), input.clone())).collect();
             let end = end(&actions).unwrap_or_else(|| panic!("{inputs:?}"));
             assert_eq!(end.status, ExitStatus::Code(code), "{inputs:?}");
-            assert_eq!((end.first_cause.as_deref(), end.farewell), (cause.as_ref(), PeerNotice::Left));
+            assert_eq!((end.first_cause.as_deref(), end.peer_notice), (cause.as_ref(), PeerNotice::Left));
             assert!(then != RuleEnd::Succeed || end.failure.is_none(), "{inputs:?}");
         }
     }
 }
 
 #[test]
-fn start_failure_fails_the_job_and_unstoppable_worker_leaves_it() {
+fn start_failure_fails_job_and_unkillable_worker_leaves_it() {
     let at = clock();
     let mut job = running(3, &at);
     let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
-    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().farewell, PeerNotice::Failed);
+    assert_eq!(end(&job.handle(at(1), nobody)).unwrap().peer_notice, PeerNotice::Failed);
 
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(2), peer_lost());
     let _ = job.handle(at(32), Input::DeadlinePassed);
     let actions = job.handle(at(37), Input::DeadlinePassed);
     assert!(!joins(&actions), "invariant 1: a worker is alive");
-    assert_eq!(end(&actions).unwrap().farewell, PeerNotice::Left, "the others may go on");
+    assert_eq!(end(&actions).unwrap().peer_notice, PeerNotice::Left, "the others may go on");
 }

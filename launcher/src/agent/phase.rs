@@ -35,13 +35,13 @@ pub(super) enum JobPhase {
     /// the failure counts as our own.
     Blaming { failure: Failure, until: Instant },
     /// No worker is alive. A check of the devices or of the job's progress runs. The user is told at
-    /// `say_at`; the check is abandoned at `give_up_at`.
-    Checking { failure: Failure, step: CheckStep, say_at: Option<Instant>, give_up_at: Option<Instant> },
+    /// `report_at`; the check is abandoned at `give_up_at`.
+    Checking { failure: Failure, step: CheckStep, report_at: Option<Instant>, give_up_at: Option<Instant> },
     /// No worker is alive, and all start again at `until`.
     Waiting { failure: Failure, until: Instant },
     /// All workers of this node have succeeded, and this node waits for the others. The user is told at
-    /// `say_at`.
-    Settling { say_at: Option<Instant> },
+    /// `report_at`.
+    Settling { report_at: Option<Instant> },
     /// The job is over, and no worker is left.
     Finished,
 }
@@ -78,7 +78,7 @@ pub(super) enum StopStage {
 }
 
 impl StopCause {
-    pub(super) const fn released(&self) -> ReleaseReason {
+    pub(super) const fn release_reason(&self) -> ReleaseReason {
         match self {
             Self::Failure(failure) => ReleaseReason::Failed(failure.first),
             Self::User => ReleaseReason::Stopped,

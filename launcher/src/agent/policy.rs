@@ -12,7 +12,7 @@ use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::{Failure, FailureKind};
 use crate::process::Exit;
-use crate::spec::LONGEST;
+use crate::spec::MAX_DURATION;
 use crate::spec::restart::{Backoff, Conditions, RestartPolicy, RestartRule, RuleAction};
 
 /// What follows a failure.
@@ -76,18 +76,18 @@ pub(super) struct History {
     /// Seed of the jitter.
     pub(super) seed: u64,
     /// This node's place in the round of the last started generation.
-    place: NodeSlot,
+    node_slot: NodeSlot,
     /// Restarts used since the budget was last reset.
     used: u32,
     /// Restarts since the back-off was last reset.
     streak: u32,
     /// The restarts within the window, oldest first, on a clock that stops while no worker runs.
-    recent: VecDeque<Instant>,
+    recent_restarts: VecDeque<Instant>,
     /// Start of the generation; unset if its workers never joined the store.
     began: Option<Instant>,
     /// Time of the first failure or of the stop.
     ended: Option<Instant>,
-    gone: Option<Instant>,
+    reaped: Option<Instant>,
     /// Total time without workers, from the last reap to the restart.
     idle: Duration,
     progress: ProgressState,
@@ -106,49 +106,49 @@ enum ProgressState {
     /// No check has answered.
     Unknown,
     /// The last change that was seen, and the restarts since then that changed nothing.
-    Since { sight: CheckpointFingerprint, restarts: u32 },
+    Since { fingerprint: CheckpointFingerprint, restarts: u32 },
 }
 
 impl History {
     pub(super) const fn new() -> Self {
         Self {
             seed: 0,
-            place: NodeSlot { node: NodeRank(0), base: Rank(0) },
+            node_slot: NodeSlot { node: NodeRank(0), base: Rank(0) },
             used: 0,
             streak: 0,
-            recent: VecDeque::new(),
+            recent_restarts: VecDeque::new(),
             began: None,
             ended: None,
-            gone: None,
+            reaped: None,
             idle: Duration::ZERO,
             progress: ProgressState::Unknown,
         }
     }
 
     /// All workers of a generation are started.
-    pub(super) const fn generation_began(&mut self, now: Instant) {
-        (self.began, self.ended, self.gone) = (Some(now), None, None);
+    pub(super) const fn record_start(&mut self, now: Instant) {
+        (self.began, self.ended, self.reaped) = (Some(now), None, None);
     }
 
     /// The next generation has this place in its round. It waited for this long until the round was complete.
-    pub(super) fn joined(&mut self, place: NodeSlot, waited: Duration) {
-        self.place = place;
+    pub(super) fn record_joined(&mut self, place: NodeSlot, waited: Duration) {
+        self.node_slot = place;
         self.idle += waited;
     }
 
     /// All workers start again because other nodes joined or left; that does not count as a restart.
-    pub(super) fn rejoined(&mut self, now: Instant, policy: &RestartPolicy) {
-        (self.used, self.streak) = self.counted(policy);
-        self.idle += self.gone.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
+    pub(super) fn record_rejoin(&mut self, now: Instant, policy: &RestartPolicy) {
+        (self.used, self.streak) = self.counted_restarts(policy);
+        self.idle += self.reaped.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
     }
 
     /// The first worker failed, or all are told to stop.
-    pub(super) fn generation_ended(&mut self, now: Instant) {
+    pub(super) fn record_first_end(&mut self, now: Instant) {
         self.ended.get_or_insert(now);
     }
 
     /// The workers were suspended for this long, which does not count as healthy time.
-    pub(super) fn was_halted(&mut self, lasted: Duration) {
+    pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
         if let (Some(began), None) = (&mut self.began, self.ended) {
             *began += lasted;
         }
@@ -156,66 +156,72 @@ impl History {
 
     /// The global rank of a worker of this node, in the round of the last started generation.
     pub(super) const fn rank_of(&self, local_rank: LocalRank) -> Rank {
-        Rank(self.place.base.0.saturating_add(local_rank.0))
+        Rank(self.node_slot.base.0.saturating_add(local_rank.0))
     }
 
     pub(super) const fn first_end(&self) -> Option<Instant> {
         self.ended
     }
 
-    pub(super) const fn generation_is_gone(&mut self, now: Instant) {
-        self.gone = Some(now);
+    pub(super) const fn record_last_reap(&mut self, now: Instant) {
+        self.reaped = Some(now);
     }
 
     /// The workers never joined the store, so the generation does not count as healthy.
-    pub(super) const fn generation_never_met(&mut self) {
+    pub(super) const fn record_never_joined(&mut self) {
         self.began = None;
     }
 
     /// Records the result of a progress check.
-    pub(super) fn saw(&mut self, sight: CheckpointFingerprint) {
+    pub(super) fn record_progress(&mut self, fingerprint: CheckpointFingerprint) {
         let restarts = match self.progress {
-            ProgressState::Since { sight: before, restarts } if sight == before => restarts.saturating_add(1),
+            ProgressState::Since { fingerprint: before, restarts } if fingerprint == before => {
+                restarts.saturating_add(1)
+            }
             ProgressState::Unknown | ProgressState::Since { .. } => 0,
         };
-        self.progress = ProgressState::Since { sight, restarts };
+        self.progress = ProgressState::Since { fingerprint: fingerprint, restarts };
     }
 
-    pub(super) fn restarted(&mut self, now: Instant, policy: &RestartPolicy) {
-        let (used, streak) = self.counted(policy);
+    pub(super) fn record_restart(&mut self, now: Instant, policy: &RestartPolicy) {
+        let (used, streak) = self.counted_restarts(policy);
         self.used = used.saturating_add(1);
         self.streak = streak.saturating_add(1);
-        let worked = self.worked(now);
-        self.idle += self.gone.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
+        let worked = self.work_clock(now);
+        self.idle += self.reaped.map_or(Duration::ZERO, |gone| now.saturating_duration_since(gone));
         if let Some(window) = policy.window {
-            while self.recent.front().is_some_and(|earlier| worked.duration_since(*earlier) >= window) {
-                self.recent.pop_front();
+            while self
+                .recent_restarts
+                .front()
+                .is_some_and(|earlier| worked.duration_since(*earlier) >= window)
+            {
+                self.recent_restarts.pop_front();
             }
-            self.recent.push_back(worked);
+            self.recent_restarts.push_back(worked);
         }
     }
 
     /// Time on the window's clock, which stops while no worker runs: else a long wait would empty any window.
-    fn worked(&self, now: Instant) -> Instant {
-        let at = self.gone.unwrap_or(now);
+    fn work_clock(&self, now: Instant) -> Instant {
+        let at = self.reaped.unwrap_or(now);
         at.checked_sub(self.idle).unwrap_or(at)
     }
 
     /// What follows this failure, once all exits are known; `most` is `--max-restarts`.
-    pub(super) fn decide(
+    pub(super) fn decide_restart(
         &self,
-        (policy, most): (&RestartPolicy, RestartCount),
-        wish: WorkerDemand,
+        (policy, max_restarts): (&RestartPolicy, RestartCount),
+        demand: WorkerDemand,
         failure: &Failure,
         now: Instant,
     ) -> Decision {
-        if wish == WorkerDemand::Stop {
+        if demand == WorkerDemand::Stop {
             return Decision::Fail(NoRestart::Stopped);
         }
         if !failure.is_restartable() {
             return Decision::Fail(NoRestart::Stuck);
         }
-        match policy.rules.iter().find(|rule| fits(&rule.when, failure, self.place)) {
+        match policy.rules.iter().find(|rule| matches_conditions(&rule.when, failure, self.node_slot)) {
             Some(rule) if rule.then == RuleAction::Succeed => return Decision::Succeed(*rule),
             Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(NoRestart::Rule(*rule)),
             _ => {}
@@ -225,25 +231,25 @@ impl History {
         {
             return Decision::Fail(NoRestart::NoProgress { restarts });
         }
-        let (used, streak) = self.counted(policy);
-        let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.wait(&backoff, streak));
+        let (used, streak) = self.counted_restarts(policy);
+        let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.backoff_delay(&backoff, streak));
         let Some(window) = policy.window else {
-            let left = used < most.0;
+            let left = used < max_restarts.0;
             return if left { Decision::Restart { at } } else { Decision::Fail(NoRestart::Budget) };
         };
-        let worked = self.worked(now);
+        let worked = self.work_clock(now);
         let within = |earlier: &&Instant| worked.duration_since(**earlier) < window;
-        if self.recent.iter().filter(within).count() < most.0 as usize {
+        if self.recent_restarts.iter().filter(within).count() < max_restarts.0 as usize {
             Decision::Restart { at }
-        } else if most.0 == 0 {
+        } else if max_restarts.0 == 0 {
             Decision::Fail(NoRestart::Budget)
         } else {
-            Decision::Fail(NoRestart::Window { restarts: most, window })
+            Decision::Fail(NoRestart::Window { restarts: max_restarts, window })
         }
     }
 
     /// The restarts that count against the budget, and those that lengthen the wait.
-    fn counted(&self, policy: &RestartPolicy) -> (u32, u32) {
+    fn counted_restarts(&self, policy: &RestartPolicy) -> (u32, u32) {
         let healthy = self.began.zip(self.ended).map(|(began, ended)| ended.saturating_duration_since(began));
         match (policy.reset_after, healthy) {
             (Some(enough), Some(healthy)) if healthy >= enough => (0, 0),
@@ -251,25 +257,25 @@ impl History {
         }
     }
 
-    fn wait(&self, backoff: &Backoff, streak: u32) -> Duration {
-        let longest = backoff.cap.min(LONGEST);
+    fn backoff_delay(&self, backoff: &Backoff, streak: u32) -> Duration {
+        let longest = backoff.cap.min(MAX_DURATION);
         let grown = backoff.delay.as_secs_f64() * backoff.factor.powf(f64::from(streak));
         // A wait beyond any duration is cut to the cap.
         let wait = Duration::try_from_secs_f64(grown).unwrap_or(longest).min(longest);
-        let left_out = backoff.jitter * chance(self.seed.wrapping_add(u64::from(streak)));
-        wait.mul_f64((1.0 - left_out).clamp(0.0, 1.0))
+        let reduction = backoff.jitter * random_fraction(self.seed.wrapping_add(u64::from(streak)));
+        wait.mul_f64((1.0 - reduction).clamp(0.0, 1.0))
     }
 }
 
 /// Seed of the jitter, which differs from job to job.
-pub(super) fn seed_of(job: &JobId) -> u64 {
+pub(super) fn jitter_seed(job: &JobId) -> u64 {
     let mut hasher = DefaultHasher::new();
     job.0.hash(&mut hasher);
     hasher.finish()
 }
 
 /// A pseudo-random number from 0 to 1: one step of SplitMix64.
-fn chance(seed: u64) -> f64 {
+fn random_fraction(seed: u64) -> f64 {
     let mixed = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -279,9 +285,9 @@ fn chance(seed: u64) -> f64 {
 
 /// True if a rule matches this failure. If our own stop ended the worker, its exit matches no exit or signal
 /// condition.
-fn fits(when: &Conditions, failure: &Failure, place: NodeSlot) -> bool {
+fn matches_conditions(when: &Conditions, failure: &Failure, place: NodeSlot) -> bool {
     let first = &failure.first;
-    let own = |exit: Exit| (failure.manner == FailureKind::Ended).then_some(exit);
+    let own = |exit: Exit| (failure.kind == FailureKind::Ended).then_some(exit);
     let exit = when.exit.is_none_or(|codes| {
         matches!(own(first.exit), Some(Exit::Code(code)) if u8::try_from(code).is_ok_and(|code| codes.contains(code)))
     });

@@ -10,7 +10,7 @@ use super::*;
 use crate::agent::message::WorkerEnd;
 use crate::exit_code::ExitStatus;
 use crate::rendezvous::note::RuleNote;
-use crate::spec::LONGEST;
+use crate::spec::MAX_DURATION;
 use crate::spec::restart::{ExitCodes, ProgressLimit};
 
 fn clock() -> impl Fn(u64) -> Instant {
@@ -25,17 +25,17 @@ fn failure(local_rank: u32, exit: Exit) -> Failure {
         pid: Pid::from_raw(100),
         exit,
         at: SystemTime::UNIX_EPOCH,
-        testimony: None,
+        error_file_info: None,
         foreign_kill: None,
     };
     Failure {
         generation: Generation(0),
         first,
-        manner: FailureKind::Ended,
-        others: Vec::new(),
+        kind: FailureKind::Ended,
+        following_ends: Vec::new(),
         restart_count: RestartCount(0),
         dead_devices: Vec::new(),
-        early: Box::default(),
+        early_successes: Box::default(),
         not_joined: Box::default(),
     }
 }
@@ -49,19 +49,23 @@ fn rule(when: Conditions, then: RuleAction) -> RestartRule {
 }
 
 /// The decision on a generation that ran between these seconds, and the history after it.
-fn fail_at(
+fn decide_after_run(
     history: &mut History,
     policy: &RestartPolicy,
     most: u32,
     (from, to): (Instant, Instant),
 ) -> Decision {
-    history.generation_began(from);
-    history.generation_ended(to);
-    history.generation_is_gone(to);
-    let decision =
-        history.decide((policy, RestartCount(most)), WorkerDemand::GoOn, &failure(0, Exit::Code(1)), to);
+    history.record_start(from);
+    history.record_first_end(to);
+    history.record_last_reap(to);
+    let decision = history.decide_restart(
+        (policy, RestartCount(most)),
+        WorkerDemand::GoOn,
+        &failure(0, Exit::Code(1)),
+        to,
+    );
     if let Decision::Restart { at } = decision {
-        history.restarted(at, policy);
+        history.record_restart(at, policy);
     }
     decision
 }
@@ -72,18 +76,18 @@ fn backoff(delay: u64, cap: u64, jitter: f64) -> RestartPolicy {
 }
 
 #[test]
-fn without_a_policy_all_restarts_come_at_once() {
+fn default_policy_restarts_without_delay() {
     let (at, policy) = (clock(), RestartPolicy::default());
     let mut history = History::new();
     for second in 0..3 {
-        let decision = fail_at(&mut history, &policy, 3, (at(second), at(second)));
+        let decision = decide_after_run(&mut history, &policy, 3, (at(second), at(second)));
         assert_eq!(decision, Decision::Restart { at: at(second) });
     }
-    assert_eq!(fail_at(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(NoRestart::Budget));
+    assert_eq!(decide_after_run(&mut history, &policy, 3, (at(3), at(3))), Decision::Fail(NoRestart::Budget));
 }
 
 #[test]
-fn each_rule_decides_about_what_it_fits() {
+fn first_matching_rule_decides() {
     let at = clock();
     let exit =
         |codes: &[u8]| Conditions { exit: Some(codes.iter().copied().collect()), ..Conditions::default() };
@@ -103,7 +107,7 @@ fn each_rule_decides_about_what_it_fits() {
     ];
     let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
     let decide = |failure: &Failure| {
-        History::new().decide((&policy, RestartCount(1)), WorkerDemand::GoOn, failure, at(1))
+        History::new().decide_restart((&policy, RestartCount(1)), WorkerDemand::GoOn, failure, at(1))
     };
     let restart = Decision::Restart { at: at(1) };
     let by = |index: usize| Decision::Fail(NoRestart::Rule(rules[index]));
@@ -125,12 +129,12 @@ fn each_rule_decides_about_what_it_fits() {
     assert_eq!(status_by(5), Some(ExitStatus::Code(75)));
     assert_eq!(status_by(6), Some(ExitStatus::Code(78)));
     assert_eq!(status_by(1), None, "the worker's own");
-    let stopped_by_us =
-        Failure { manner: FailureKind::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
+    let stopped_by_us = Failure { kind: FailureKind::EndedByStop, ..failure(0, killed_by(Signal::SIGKILL)) };
     assert_eq!(decide(&stopped_by_us), by(8), "our own stop says nothing about a worker");
-    let stuck = Failure { manner: FailureKind::Stuck { dwell: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
+    let stuck =
+        Failure { kind: FailureKind::Stuck { stuck_for: Duration::ZERO }, ..failure(0, Exit::Code(5)) };
     assert_eq!(decide(&stuck), Decision::Fail(NoRestart::Stuck));
-    let told = History::new().decide(
+    let told = History::new().decide_restart(
         (&policy, RestartCount(1)),
         WorkerDemand::Stop,
         &failure(0, Exit::Code(5)),
@@ -140,20 +144,24 @@ fn each_rule_decides_about_what_it_fits() {
 }
 
 #[test]
-fn a_rule_to_restart_does_not_lift_the_budget() {
+fn restart_rule_does_not_exceed_budget() {
     let rules = vec![rule(Conditions::default(), RuleAction::Restart)];
     let policy = RestartPolicy { rules, ..RestartPolicy::default() };
     let at = clock();
-    assert_eq!(fail_at(&mut History::new(), &policy, 0, (at(0), at(0))), Decision::Fail(NoRestart::Budget));
+    assert_eq!(
+        decide_after_run(&mut History::new(), &policy, 0, (at(0), at(0))),
+        Decision::Fail(NoRestart::Budget)
+    );
 }
 
 #[test]
-fn each_wait_is_longer_up_to_the_cap() {
+fn backoff_doubles_up_to_cap() {
     let at = clock();
     let mut history = History::new();
     let mut waits = Vec::new();
     for _ in 0..6 {
-        let Decision::Restart { at: then } = fail_at(&mut history, &backoff(1, 10, 0.0), 9, (at(0), at(100)))
+        let Decision::Restart { at: then } =
+            decide_after_run(&mut history, &backoff(1, 10, 0.0), 9, (at(0), at(100)))
         else {
             panic!("there is a restart left")
         };
@@ -161,25 +169,26 @@ fn each_wait_is_longer_up_to_the_cap() {
     }
     assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
     let endless = Backoff { delay: Duration::MAX, factor: f64::MAX, cap: Duration::MAX, jitter: 0.0 };
-    assert_eq!(history.wait(&endless, u32::MAX), LONGEST, "no number is too big");
+    assert_eq!(history.backoff_delay(&endless, u32::MAX), MAX_DURATION, "no number is too big");
 }
 
 #[test]
-fn a_healthy_generation_pays_for_those_before_it() {
+fn healthy_generation_resets_backoff() {
     let at = clock();
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..backoff(1, 10, 0.0) };
     let mut history = History::new();
-    let waits = [(0, 1), (10, 11), (100, 159), (200, 260), (300, 301)].map(|(from, to)| {
-        match fail_at(&mut history, &policy, 3, (at(from), at(to))) {
-            Decision::Restart { at: then } => (then - at(to)).as_secs(),
-            decision => panic!("{decision:?}"),
-        }
-    });
+    let waits =
+        [(0, 1), (10, 11), (100, 159), (200, 260), (300, 301)].map(|(from, to)| {
+            match decide_after_run(&mut history, &policy, 3, (at(from), at(to))) {
+                Decision::Restart { at: then } => (then - at(to)).as_secs(),
+                decision => panic!("{decision:?}"),
+            }
+        });
     assert_eq!(waits, [1, 2, 4, 1, 2], "60 s are enough, 59 s are not");
 }
 
 #[test]
-fn a_window_is_looked_back_on_from_each_restart() {
+fn window_slides_with_each_restart() {
     let at = clock();
     let window = Duration::from_secs(3_600);
     let policy = RestartPolicy { window: Some(window), ..RestartPolicy::default() };
@@ -188,13 +197,13 @@ fn a_window_is_looked_back_on_from_each_restart() {
     for (second, restarts) in
         [(0, true), (1_000, true), (3_599, false), (3_600, true), (4_599, false), (4_600, true)]
     {
-        let decision = fail_at(&mut history, &policy, 2, (at(second), at(second)));
+        let decision = decide_after_run(&mut history, &policy, 2, (at(second), at(second)));
         assert_eq!(decision, if restarts { Decision::Restart { at: at(second) } } else { full }, "{second}");
     }
 }
 
 #[test]
-fn the_time_in_which_nobody_runs_is_no_part_of_a_window() {
+fn restart_delay_does_not_count_towards_window() {
     let (at, window) = (clock(), Duration::from_secs(60));
     // Each wait alone, or a few together, would be longer than the window.
     for (delay, cap) in [(1, 300), (60, 60), (1, 59)] {
@@ -202,36 +211,37 @@ fn the_time_in_which_nobody_runs_is_no_part_of_a_window() {
         let (mut history, mut now) = (History::new(), at(0));
         for _ in 0..10 {
             let ended = now + Duration::from_secs(5);
-            let Decision::Restart { at: then } = fail_at(&mut history, &policy, 10, (now, ended)) else {
+            let Decision::Restart { at: then } = decide_after_run(&mut history, &policy, 10, (now, ended))
+            else {
                 panic!("ten are allowed")
             };
             now = then;
         }
         let ended = now + Duration::from_secs(5);
         let refused = Decision::Fail(NoRestart::Window { restarts: RestartCount(10), window });
-        assert_eq!(fail_at(&mut history, &policy, 10, (now, ended)), refused, "ten within 55 s");
+        assert_eq!(decide_after_run(&mut history, &policy, 10, (now, ended)), refused, "ten within 55 s");
         let healthy = now + Duration::from_secs(15);
-        let decision = fail_at(&mut history, &policy, 10, (now, healthy));
+        let decision = decide_after_run(&mut history, &policy, 10, (now, healthy));
         assert!(matches!(decision, Decision::Restart { .. }), "{decision:?}");
     }
 }
 
 #[test]
-fn no_changed_file_for_so_many_restarts_is_the_end() {
+fn unchanged_checkpoints_for_n_restarts_end_job() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut history = History::new();
     for (sight, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
-        history.saw(CheckpointFingerprint(sight));
-        let decision = fail_at(&mut history, &policy, 9, (at(0), at(0)));
+        history.record_progress(CheckpointFingerprint(sight));
+        let decision = decide_after_run(&mut history, &policy, 9, (at(0), at(0)));
         let given_up = Decision::Fail(NoRestart::NoProgress { restarts: 2 });
         assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{sight}");
     }
 }
 
 #[test]
-fn codes_are_shown_as_they_are_written() {
+fn exit_codes_are_displayed_in_option_syntax() {
     let codes: ExitCodes = [3, 10, 11, 12, 254, 255].into_iter().collect();
     assert_eq!(codes.to_string(), "3/10-12/254-255");
     let when = Conditions { exit: Some(codes), rank: Some(Rank(2)), ..Conditions::default() };
@@ -241,12 +251,12 @@ fn codes_are_shown_as_they_are_written() {
 
 proptest! {
     #[test]
-    fn chance_makes_a_wait_shorter_by_its_share_at_most(seed: u64, streak in 0_u32..100, jitter in 0.0..=1.0) {
+    fn jitter_shortens_backoff_by_at_most_its_share(seed: u64, streak in 0_u32..100, jitter in 0.0..=1.0) {
         let mut history = History::new();
         history.seed = seed;
         let policy = backoff(2, 60, jitter).backoff.unwrap();
-        let whole = history.wait(&Backoff { jitter: 0.0, ..policy }, streak);
-        let wait = history.wait(&policy, streak);
+        let whole = history.backoff_delay(&Backoff { jitter: 0.0, ..policy }, streak);
+        let wait = history.backoff_delay(&policy, streak);
         prop_assert!(wait <= whole && wait.as_secs_f64() >= whole.as_secs_f64() * (1.0 - jitter) - 1e-6);
     }
 
@@ -272,7 +282,7 @@ proptest! {
             if reset.is_some_and(|reset| life >= reset) {
                 in_a_row = 0;
             }
-            let Decision::Restart { at: then } = fail_at(&mut history, &policy, most, (now, ended)) else { break };
+            let Decision::Restart { at: then } = decide_after_run(&mut history, &policy, most, (now, ended)) else { break };
             prop_assert!(then >= ended);
             idle += then - ended;
             (now, in_a_row) = (then, in_a_row + 1);
@@ -285,21 +295,21 @@ proptest! {
                 prop_assert!(within <= most as usize, "{within} of {most}");
             },
         }
-        prop_assert!(history.recent.len() <= most as usize, "memory does not grow");
+        prop_assert!(history.recent_restarts.len() <= most as usize, "memory does not grow");
     }
 }
 
 #[test]
-fn a_rule_names_a_rank_and_a_node_of_the_whole_job() {
+fn rule_rank_and_node_are_global() {
     let at = clock();
     let conditions = Conditions { rank: Some(Rank(5)), node: Some(NodeRank(1)), ..Conditions::default() };
     let policy =
         RestartPolicy { rules: vec![rule(conditions, RuleAction::Requeue)], ..RestartPolicy::default() };
     let decide = |node, base, local_rank| {
         let mut history = History::new();
-        history.joined(NodeSlot { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
+        history.record_joined(NodeSlot { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
         let failure = failure(local_rank, Exit::Code(1));
-        history.decide((&policy, RestartCount(1)), WorkerDemand::GoOn, &failure, at(1))
+        history.decide_restart((&policy, RestartCount(1)), WorkerDemand::GoOn, &failure, at(1))
     };
     assert!(matches!(decide(1, 4, 1), Decision::Fail(NoRestart::Rule(_))));
     for (node, base, local_rank) in [(1, 4, 0), (0, 4, 1), (1, 3, 1), (0, 0, 5)] {
@@ -314,13 +324,16 @@ fn generation_ended_by_peers_uses_no_budget_and_may_restore_it() {
     let policy = RestartPolicy { reset_after: Some(enough), ..RestartPolicy::default() };
     for (healthy, expected) in [(59, false), (60, true)] {
         let mut history = History::new();
-        assert!(matches!(fail_at(&mut history, &policy, 1, (at(0), at(1))), Decision::Restart { .. }));
-        history.generation_began(at(1));
-        history.generation_ended(at(1 + healthy));
-        history.generation_is_gone(at(1 + healthy));
-        history.rejoined(at(1 + healthy), &policy);
-        history.joined(NodeSlot::default(), Duration::from_secs(30));
-        let decision = fail_at(&mut history, &policy, 1, (at(100), at(101)));
+        assert!(matches!(
+            decide_after_run(&mut history, &policy, 1, (at(0), at(1))),
+            Decision::Restart { .. }
+        ));
+        history.record_start(at(1));
+        history.record_first_end(at(1 + healthy));
+        history.record_last_reap(at(1 + healthy));
+        history.record_rejoin(at(1 + healthy), &policy);
+        history.record_joined(NodeSlot::default(), Duration::from_secs(30));
+        let decision = decide_after_run(&mut history, &policy, 1, (at(100), at(101)));
         assert_eq!(matches!(decision, Decision::Restart { .. }), expected, "{healthy} s");
     }
 }

@@ -21,21 +21,21 @@ use crate::agent::message::Input;
 use crate::agent::policy::CheckpointFingerprint;
 
 /// A checkpoint is a file of the folder, or a folder of files.
-const DEEPEST: usize = 4;
-const MOST_FILES: usize = 1_000_000;
+const MAX_DEPTH: usize = 4;
+const MAX_FILES: usize = 1_000_000;
 /// Length in bytes of a [`Sight`].
-const ANSWER: usize = 8;
+const ANSWER_SIZE: usize = 8;
 
 impl Agent<'_> {
     /// Starts a check; returns the answer at once if the check cannot run.
     pub(super) fn probe_progress(&mut self, generation: Generation) -> Option<Input> {
         let limit = self.workers.spec().restart.progress.as_ref()?;
-        if self.progress.is_some() {
+        if self.progress_probe.is_some() {
             // The thread before hangs: a second thread would hang beside it.
-            return Some(Input::ProgressProbed { generation, sight: None });
+            return Some(Input::ProgressProbed { generation, fingerprint: None });
         }
-        self.progress = ProgressProbe::start(generation, limit.folder.clone());
-        self.progress.is_none().then_some(Input::ProgressProbed { generation, sight: None })
+        self.progress_probe = ProgressProbe::start(generation, limit.folder.clone());
+        self.progress_probe.is_none().then_some(Input::ProgressProbed { generation, fingerprint: None })
     }
 }
 
@@ -49,13 +49,13 @@ impl ProgressProbe {
     /// Starts to read the folder; `None` if no descriptor or no thread is left.
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
         let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
-        Self::ask(generation, folder).inspect_err(warn).ok()
+        Self::spawn(generation, folder).inspect_err(warn).ok()
     }
 
-    fn ask(generation: Generation, folder: PathBuf) -> io::Result<Self> {
+    fn spawn(generation: Generation, folder: PathBuf) -> io::Result<Self> {
         let (answer, mut asked) = UnixStream::pair()?;
         answer.set_nonblocking(true)?;
-        let look = move || match look(&folder) {
+        let look = move || match fingerprint_folder(&folder) {
             Ok(sight) => {
                 // The write fails if the job has ended meanwhile.
                 let _ = asked.write_all(&sight.0.to_ne_bytes());
@@ -75,15 +75,15 @@ impl ProgressProbe {
 
     /// The answer, if it is there: a few bytes in one write, or end of file.
     pub(super) fn advance(&mut self) -> Option<Input> {
-        let mut bytes = [0; ANSWER];
+        let mut bytes = [0; ANSWER_SIZE];
         let sight = match self.answer.read(&mut bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 return None;
             }
-            Ok(ANSWER) => Some(CheckpointFingerprint(u64::from_ne_bytes(bytes))),
+            Ok(ANSWER_SIZE) => Some(CheckpointFingerprint(u64::from_ne_bytes(bytes))),
             Ok(_) | Err(_) => None,
         };
-        Some(Input::ProgressProbed { generation: self.generation, sight })
+        Some(Input::ProgressProbed { generation: self.generation, fingerprint: sight })
     }
 }
 
@@ -91,11 +91,13 @@ impl ProgressProbe {
 ///
 /// # Errors
 /// The folder, or the file system under it, cannot be read. A subfolder of another user is skipped.
-fn look(folder: &Path) -> io::Result<CheckpointFingerprint> {
+fn fingerprint_folder(folder: &Path) -> io::Result<CheckpointFingerprint> {
     let mut sight = 0_u64;
-    let mut left = MOST_FILES;
-    let mut folders: Vec<(ReadDir, usize)> =
-        unless(ErrorKind::NotFound, fs::read_dir(folder))?.into_iter().map(|root| (root, DEEPEST)).collect();
+    let mut left = MAX_FILES;
+    let mut folders: Vec<(ReadDir, usize)> = ignore_error(ErrorKind::NotFound, fs::read_dir(folder))?
+        .into_iter()
+        .map(|root| (root, MAX_DEPTH))
+        .collect();
     while let Some((entries, depth)) = folders.pop() {
         for entry in entries {
             if left == 0 {
@@ -103,13 +105,14 @@ fn look(folder: &Path) -> io::Result<CheckpointFingerprint> {
             }
             left -= 1;
             let entry = entry?;
-            let Some(metadata) = unless(ErrorKind::NotFound, entry.metadata())? else { continue };
+            let Some(metadata) = ignore_error(ErrorKind::NotFound, entry.metadata())? else { continue };
             if metadata.is_file() {
                 // Addition is independent of the listing order.
-                sight = sight.wrapping_add(identity(&entry, &metadata));
+                sight = sight.wrapping_add(entry_hash(&entry, &metadata));
             } else if metadata.is_dir() && depth > 1 {
-                let inner = unless(ErrorKind::NotFound, fs::read_dir(entry.path()));
-                let inner = inner.map_or_else(|error| unless(ErrorKind::PermissionDenied, Err(error)), Ok)?;
+                let inner = ignore_error(ErrorKind::NotFound, fs::read_dir(entry.path()));
+                let inner =
+                    inner.map_or_else(|error| ignore_error(ErrorKind::PermissionDenied, Err(error)), Ok)?;
                 folders.extend(inner.map(|inner| (inner, depth - 1)));
             }
         }
@@ -118,14 +121,14 @@ fn look(folder: &Path) -> io::Result<CheckpointFingerprint> {
 }
 
 /// Maps this error to `None`.
-fn unless<T>(reason: ErrorKind, result: io::Result<T>) -> io::Result<Option<T>> {
+fn ignore_error<T>(reason: ErrorKind, result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == reason => Ok(None),
         result => result.map(Some),
     }
 }
 
-fn identity(entry: &DirEntry, metadata: &Metadata) -> u64 {
+fn entry_hash(entry: &DirEntry, metadata: &Metadata) -> u64 {
     let mut hasher = DefaultHasher::new();
     let written = (metadata.mtime(), metadata.mtime_nsec());
     (entry.path(), metadata.ino(), metadata.size(), written).hash(&mut hasher);
@@ -140,20 +143,20 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn whatever_changes_a_file_is_seen_and_nothing_else() {
+    fn every_file_change_changes_the_fingerprint() {
         let folder = std::env::temp_dir().join(format!("rankrun-progress-{}", std::process::id()));
         fs::create_dir_all(folder.join("step-2")).unwrap();
-        let nothing = look(&folder).unwrap();
-        assert_eq!(look(&folder.join("missing")).unwrap(), nothing, "a folder is no file");
+        let nothing = fingerprint_folder(&folder).unwrap();
+        assert_eq!(fingerprint_folder(&folder.join("missing")).unwrap(), nothing, "a folder is no file");
         let write = |name: &str, seconds| {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             File::create(folder.join(name)).unwrap().set_modified(at).unwrap();
         };
         let mut before = nothing;
         let mut must_differ = |what: &str| {
-            let now = look(&folder).unwrap();
+            let now = fingerprint_folder(&folder).unwrap();
             assert_ne!(now, before, "{what}");
-            assert_eq!(look(&folder).unwrap(), now, "{what}");
+            assert_eq!(fingerprint_folder(&folder).unwrap(), now, "{what}");
             before = now;
         };
         write("of-the-future", 9_000_000_000);
@@ -175,12 +178,12 @@ mod tests {
         fs::remove_file(folder.join("of-the-future")).unwrap();
         must_differ("one that is gone");
         symlink("/proc/self/stat", folder.join("link")).unwrap();
-        assert_eq!(look(&folder).unwrap(), before, "what a link leads to");
+        assert_eq!(fingerprint_folder(&folder).unwrap(), before, "what a link leads to");
         fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_answer() {
-        assert!(look(Path::new("/proc/self/stat")).is_err());
+    fn unreadable_folder_is_an_error() {
+        assert!(fingerprint_folder(Path::new("/proc/self/stat")).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The ranks are collected before a stop, and shown where a rank may hang.
 
-use super::rendezvous_tests::{joined, lost, node, note, running};
+use super::rendezvous_tests::{failure_note, joined, node, peer_lost, running};
 use super::*;
 use crate::agent::message::RemoteEnd;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
@@ -19,47 +19,47 @@ fn table(cause: TableCause, joined: &[JoinState]) -> RankTable {
         process: ProcessState::Alive(RunState::Waiting),
         joined: *joined,
         cpu_time: None,
-        output: LastOutput::Nothing,
+        output: LastOutput::Empty,
     };
     RankTable { cause, rows: (0..).zip(joined).map(row).collect() }
 }
 
-fn collected(cause: TableCause, ended: Vec<EndedRank>) -> Action {
+fn collect_action(cause: TableCause, ended: Vec<EndedRank>) -> Action {
     Action::CollectRanks { generation: Generation(0), ended, cause }
 }
 
-fn is_collected(actions: &[Action]) -> bool {
+fn collects_ranks(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::CollectRanks { .. }))
 }
 
-fn answer(table: &RankTable, generation: u32) -> Input {
+fn ranks_collected(table: &RankTable, generation: u32) -> Input {
     Input::RanksCollected { generation: Generation(generation), table: table.clone() }
 }
 
 #[test]
-fn ranks_are_collected_before_the_signal_and_shown_where_one_is_missing() {
+fn ranks_are_collected_before_stop_and_shown_if_one_is_missing() {
     use JoinState::{Joined, NotJoined, Unknown};
     let at = clock();
     for (joined, is_shown) in
         [([Joined, Joined], false), ([Joined, NotJoined], true), ([Unknown, Joined], true)]
     {
-        let mut job = state(2, 0, CliFlavor::Rankrun);
+        let mut job = new_job(2, 0, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGTERM, false));
-        assert_eq!(actions[0], collected(SIGTERM, Vec::new()));
+        assert_eq!(actions[0], collect_action(SIGTERM, Vec::new()));
         assert!(matches!(actions[1], Action::Signal { .. }), "{actions:?}");
         let table = table(SIGTERM, &joined);
         let said = is_shown.then(|| Action::Emit(JobEvent::RankTable(table.clone())));
-        assert_eq!(job.handle(at(1), answer(&table, 7)), [], "of another generation");
-        assert_eq!(job.handle(at(1), answer(&table, 0)), Vec::from_iter(said), "{joined:?}");
-        assert!(!is_collected(&job.handle(at(2), stop(Signal::SIGINT, true))), "once");
+        assert_eq!(job.handle(at(1), ranks_collected(&table, 7)), [], "of another generation");
+        assert_eq!(job.handle(at(1), ranks_collected(&table, 0)), Vec::from_iter(said), "{joined:?}");
+        assert!(!collects_ranks(&job.handle(at(2), stop(Signal::SIGINT, true))), "once");
     }
 }
 
 #[test]
-fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
+fn ended_ranks_are_passed_and_finished_job_shows_no_table() {
     let at = clock();
-    let mut job = state(3, 0, CliFlavor::Rankrun);
+    let mut job = new_job(3, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(0)));
     // The same signal may be on its way to the launcher.
@@ -67,62 +67,68 @@ fn ranks_that_have_ended_are_named_and_ended_jobs_show_none() {
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     let ended = [(1, Exit::Code(0)), (2, killed_by(15))];
     let ended = ended.map(|(rank, exit)| EndedRank { local_rank: LocalRank(rank), exit });
-    assert_eq!(actions[0], collected(SIGTERM, ended.to_vec()));
+    assert_eq!(actions[0], collect_action(SIGTERM, ended.to_vec()));
     assert!(end(&job.handle(at(2), exited(0, 0, killed_by(15)))).is_some());
-    assert_eq!(job.handle(at(2), answer(&table(SIGTERM, &[JoinState::NotJoined]), 0)), []);
+    assert_eq!(job.handle(at(2), ranks_collected(&table(SIGTERM, &[JoinState::NotJoined]), 0)), []);
 }
 
 #[test]
-fn early_success_before_peers_is_shown_and_signalled_rank_is_not() {
+fn early_success_shows_table_and_signalled_rank_does_not() {
     let at = clock();
     for (exit, is_shown) in [(Exit::Code(0), true), (killed_by(15), false)] {
-        let mut job = state(2, 0, CliFlavor::Rankrun);
+        let mut job = new_job(2, 0, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 1, exit));
         let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
         let mut table = table(SIGTERM, &[JoinState::Joined, JoinState::Joined]);
         table.rows[1].process = ProcessState::Ended(exit);
-        assert_eq!(!job.handle(at(1), answer(&table, 0)).is_empty(), is_shown, "{exit:?}");
+        assert_eq!(!job.handle(at(1), ranks_collected(&table, 0)).is_empty(), is_shown, "{exit:?}");
     }
 }
 
 #[test]
-fn time_limit_shows_joined_ranks_and_a_single_one() {
+fn time_limit_shows_table_of_joined_or_single_rank() {
     let at = clock();
     for workers in [1, 2] {
-        let mut job = state(workers, 0, CliFlavor::Rankrun);
+        let mut job = new_job(workers, 0, CliFlavor::Rankrun);
         let limit = Duration::from_secs(5);
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(5), Input::DeadlinePassed);
-        assert_eq!(actions[0], collected(TableCause::TimeLimit, Vec::new()));
+        assert_eq!(actions[0], collect_action(TableCause::TimeLimit, Vec::new()));
         let table = table(TableCause::TimeLimit, &[JoinState::Joined]);
-        assert_eq!(job.handle(at(5), answer(&table, 0)), [Action::Emit(JobEvent::RankTable(table.clone()))]);
+        assert_eq!(
+            job.handle(at(5), ranks_collected(&table, 0)),
+            [Action::Emit(JobEvent::RankTable(table.clone()))]
+        );
     }
 }
 
 #[test]
-fn torchrun_and_a_single_rank_collect_nothing_at_a_signal() {
+fn signal_under_torchrun_or_single_rank_collects_no_ranks() {
     let at = clock();
     for (persona, workers) in [(CliFlavor::Torchrun, 2), (CliFlavor::Rankrun, 1)] {
-        let mut job = state(workers, 0, persona);
+        let mut job = new_job(workers, 0, persona);
         let _ = job.handle(at(0), Input::Ready);
-        assert!(!is_collected(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
+        assert!(!collects_ranks(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
     }
 }
 
 #[test]
-fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
+fn ranks_are_collected_if_other_node_stops_the_job() {
     let at = clock();
     let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
     let over = |failure| Input::Over(RemoteEnd::Closed { failure: Some(failure) });
     let actions = running(0, &at).handle(at(2), over(host.clone()));
-    assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
-    assert!(!is_collected(&running(0, &at).handle(at(2), over(note()))), "a worker has failed there");
+    assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));
+    assert!(
+        !collects_ranks(&running(0, &at).handle(at(2), over(failure_note()))),
+        "a worker has failed there"
+    );
     let left = MembershipChange::PeerLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
-    assert_eq!(actions[0], collected(TableCause::OtherNode, Vec::new()));
-    assert!(!is_collected(&running(0, &at).handle(at(2), lost())), "it was not told to stop");
+    assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));
+    assert!(!collects_ranks(&running(0, &at).handle(at(2), peer_lost())), "it was not told to stop");
     // The time limits of two nodes expire at about the same time.
     for (limit, cause) in [(3, TableCause::TimeLimit), (9, TableCause::OtherNode)] {
         let mut job = node(0, CliFlavor::Rankrun);
@@ -130,6 +136,6 @@ fn ranks_are_collected_where_another_node_ends_the_job_by_its_own_stop() {
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), joined(0));
-        assert_eq!(job.handle(at(3), over(host.clone()))[0], collected(cause, Vec::new()));
+        assert_eq!(job.handle(at(3), over(host.clone()))[0], collect_action(cause, Vec::new()));
     }
 }

@@ -36,13 +36,13 @@ pub struct DeviceAssignment {
     /// The number of workers on this node.
     pub workers: LocalWorldSize,
     /// The device of each worker, by local rank.
-    pub seats: Vec<WorkerDevice>,
+    pub worker_devices: Vec<WorkerDevice>,
     /// The visibility variables for the workers.
     pub visibility: Visibility,
     /// `OMP_NUM_THREADS`: fewer workers have more CPUs each.
     pub omp_threads: Option<u32>,
     /// Lines for the user about the assignment.
-    pub lines: Vec<String>,
+    pub device_lines: Vec<String>,
 }
 
 /// The result of a new assignment.
@@ -57,18 +57,19 @@ pub(super) enum Reassignment {
 
 /// Parses the command line again. `before` is the assignment so far. Where the devices have other indices
 /// now, an option may mean another device, so the assignment is refused.
-pub(super) fn seats(
-    words: &Invocation,
+pub(super) fn reassign_devices(
+    invocation: &Invocation,
     before: &[WorkerDevice],
     machine: Machine,
     order: Option<CudaOrder>,
 ) -> Reassignment {
-    if !has_same_numbers(before, &machine) {
+    if !has_same_indices(before, &machine) {
         return Reassignment::Refused("the devices that are left have other numbers now".to_owned());
     }
     let needs_order = Rc::new(Cell::new(false));
     let seen = ProbedMachine { machine, order, needs_order: Rc::clone(&needs_order) };
-    let read = read(&words.argv, &Facts::new(words.environment.clone(), Box::new(seen)));
+    let read =
+        parse_assignment(&invocation.argv, &Facts::new(invocation.environment.clone(), Box::new(seen)));
     match read {
         _ if needs_order.get() => Reassignment::NeedsOrder,
         Ok(seating) => Reassignment::Seated(Box::new(seating)),
@@ -76,23 +77,30 @@ pub(super) fn seats(
     }
 }
 
-fn read(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment, String> {
+fn parse_assignment(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment, String> {
     match cli::interpret(argv, facts) {
         Ok(Command::Launch(launch)) => {
             let is_seat = |notice: &&Notice| matches!(notice, Notice::Seat { .. } | Notice::OnCpus { .. });
             let lines = launch.notices.iter().filter(is_seat).map(ToString::to_string).collect();
-            let LaunchSpec { workers, seats, visibility, defaults, .. } = launch.spec;
-            Ok(DeviceAssignment { workers, seats, visibility, omp_threads: defaults.omp_threads, lines })
+            let LaunchSpec { workers, worker_devices: seats, visibility, defaults, .. } = launch.spec;
+            Ok(DeviceAssignment {
+                workers,
+                worker_devices: seats,
+                visibility,
+                omp_threads: defaults.omp_threads,
+                device_lines: lines,
+            })
         }
         Ok(_) => Err("the command line means something else now".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn has_same_numbers(before: &[WorkerDevice], machine: &Machine) -> bool {
+fn has_same_indices(before: &[WorkerDevice], machine: &Machine) -> bool {
     before.iter().all(|seat| {
-        let Some(card) = &seat.device.card else { return true };
-        device_report::find(machine, &seat.device, card).is_none_or(|found| number(found) == card.index)
+        let Some(card) = &seat.device.identity else { return true };
+        device_report::find_accelerator(machine, &seat.device, card)
+            .is_none_or(|found| number(found) == card.index)
     })
 }
 
@@ -104,7 +112,7 @@ struct ProbedMachine {
 }
 
 impl World for ProbedMachine {
-    fn discover(&self, _: ProbeScope, _: Duration) -> Machine {
+    fn probe_devices(&self, _: ProbeScope, _: Duration) -> Machine {
         self.machine.clone()
     }
 
@@ -119,28 +127,28 @@ impl World for ProbedMachine {
         System::SILENT.working_folder()
     }
 
-    fn affinity_cpus(&self) -> usize {
-        System::SILENT.affinity_cpus()
+    fn affinity_cpu_count(&self) -> usize {
+        System::SILENT.affinity_cpu_count()
     }
 
     fn kind(&self, path: &Path) -> FileKind {
         System::SILENT.kind(path)
     }
 
-    fn may(&self, permission: Permission, path: &Path) -> bool {
-        System::SILENT.may(permission, path)
+    fn has_permission(&self, permission: Permission, path: &Path) -> bool {
+        System::SILENT.has_permission(permission, path)
     }
 
-    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
-        System::SILENT.names_in(folder, most)
+    fn list_names(&self, folder: &Path, most: usize) -> Vec<String> {
+        System::SILENT.list_names(folder, most)
     }
 
-    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
-        System::SILENT.first_bytes(path, most)
+    fn read_first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
+        System::SILENT.read_first_bytes(path, most)
     }
 
-    fn whole_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
-        System::SILENT.whole_file(path, most)
+    fn read_file(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+        System::SILENT.read_file(path, most)
     }
 
     fn resolve_links(&self, path: &Path) -> PathBuf {
@@ -167,8 +175,8 @@ impl World for ProbedMachine {
         System::SILENT.fresh_uuid()
     }
 
-    fn affinity(&self) -> Vec<u32> {
-        System::SILENT.affinity()
+    fn allowed_cpus(&self) -> Vec<u32> {
+        System::SILENT.allowed_cpus()
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn round(number: u64) -> Box<Round> {
         world_size: WorldSize::new(4).unwrap(),
         base_role_rank: Rank(2),
         role_world_size: WorldSize::new(4).unwrap(),
-        master: Master { addr: "th1".to_owned(), port: 29_500, agent_store: true },
+        master: Master { addr: "th1".to_owned(), port: 29_500, uses_agent_store: true },
         members: Vec::new(),
         interface: None,
     })
@@ -31,11 +31,11 @@ pub(super) fn joined(number: u64) -> Input {
     Input::Joined(round(number))
 }
 
-pub(super) fn lost() -> Input {
+pub(super) fn peer_lost() -> Input {
     Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th1") })
 }
 
-pub(super) fn note() -> FailureNote {
+pub(super) fn failure_note() -> FailureNote {
     FailureNote {
         node_rank: NodeRank(0),
         host: "th1".to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn note() -> FailureNote {
 }
 
 pub(super) fn peer_failed() -> Input {
-    Input::Changed(MembershipChange::PeerFailed(note()))
+    Input::Changed(MembershipChange::PeerFailed(failure_note()))
 }
 
 /// A node with workers that run in round 0.
@@ -80,7 +80,7 @@ pub(super) fn position(actions: &[Action], wanted: impl Fn(&Action) -> bool) -> 
 }
 
 #[test]
-fn workers_are_started_for_a_completed_round_and_once() {
+fn workers_start_once_per_completed_round() {
     let at = clock();
     let mut job = node(0, CliFlavor::Rankrun);
     let actions = job.handle(at(0), Input::Ready);
@@ -94,14 +94,14 @@ fn workers_are_started_for_a_completed_round_and_once() {
     assert_eq!(job.handle(at(10), Input::DeadlinePassed), [Action::Emit(JobEvent::Settling)]);
     let actions = job.handle(at(11), Input::AllSucceeded);
     let end = end(&actions).unwrap();
-    assert_eq!((end.status, end.farewell), (ExitStatus::SUCCESS, PeerNotice::Succeeded));
+    assert_eq!((end.status, end.peer_notice), (ExitStatus::SUCCESS, PeerNotice::Succeeded));
 }
 
 #[test]
-fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
+fn membership_change_restarts_all_without_using_budget() {
     let at = clock();
     for (change, by) in [
-        (lost(), GRACE),
+        (peer_lost(), GRACE),
         (peer_failed(), GRACE),
         (Input::Changed(MembershipChange::NodeWaits { node: NodeName::of_host("th3") }), GRACE),
         (
@@ -125,10 +125,10 @@ fn what_happens_elsewhere_restarts_all_and_uses_no_restart() {
 }
 
 #[test]
-fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
+fn cut_off_node_kills_workers_in_time_during_any_stop() {
     let at = clock();
     let cut_off = |seconds| Input::Changed(MembershipChange::CutOff { kill_by: at(seconds) });
-    for stop in [exited(0, 0, Exit::Code(1)), stop(Signal::SIGTERM, false), lost()] {
+    for stop in [exited(0, 0, Exit::Code(1)), stop(Signal::SIGTERM, false), peer_lost()] {
         let mut job = running(0, &at);
         let _ = job.handle(at(2), stop);
         let _ = job.handle(at(3), cut_off(5));
@@ -141,7 +141,7 @@ fn who_is_cut_off_kills_in_time_whatever_the_stop_was_for() {
 }
 
 #[test]
-fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
+fn failed_rendezvous_kills_workers_before_lease_expires() {
     let at = clock();
     let over = |seconds| Input::Over(RemoteEnd::Failed { kill_by: Some(at(seconds)) });
     let mut job = running(3, &at);
@@ -149,7 +149,7 @@ fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
     assert_eq!(job.deadline(), Some(at(4)));
 
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), lost());
+    let _ = job.handle(at(2), peer_lost());
     let _ = job.handle(at(3), over(5));
     assert_eq!(job.deadline(), Some(at(5)), "also those who are being stopped");
     let killed = signals(&job.handle(at(5), Input::DeadlinePassed));
@@ -157,7 +157,7 @@ fn who_has_lost_the_rendezvous_kills_before_its_lease_is_over() {
 }
 
 #[test]
-fn only_who_may_have_workers_heeds_the_fence() {
+fn cut_off_is_ignored_without_live_workers() {
     let at = clock();
     let mut job = node(0, CliFlavor::Rankrun);
     assert!(!job.has_workers());
@@ -178,7 +178,7 @@ fn only_who_may_have_workers_heeds_the_fence() {
 }
 
 #[test]
-fn who_was_left_behind_kills_at_once() {
+fn removed_node_kills_workers_at_once() {
     let at = clock();
     let mut job = running(0, &at);
     let _ = job.handle(at(2), Input::Changed(MembershipChange::Removed));
@@ -191,7 +191,7 @@ fn who_was_left_behind_kills_at_once() {
 }
 
 #[test]
-fn what_succeeded_runs_again_where_another_node_starts_again() {
+fn succeeded_workers_run_again_if_peer_node_failed() {
     let at = clock();
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
@@ -204,18 +204,18 @@ fn what_succeeded_runs_again_where_another_node_starts_again() {
 }
 
 #[test]
-fn group_signal_suspect_is_not_a_failure_after_the_round() {
+fn stop_signal_exit_is_not_a_failure_if_node_was_lost() {
     let at = clock();
     let mut job = running(0, &at);
     assert_eq!(job.handle(at(2), exited(0, 0, killed_by(15))), []);
-    let actions = job.handle(at(2), lost());
+    let actions = job.handle(at(2), peer_lost());
     assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)]);
     assert!(!actions.iter().any(|action| matches!(action, Action::TellFailure { .. })));
     assert!(joins(&job.handle(at(3), exited(0, 1, killed_by(15)))));
 }
 
-fn any_news() -> impl Strategy<Value = Input> {
-    let change = prop_oneof![Just(lost()), Just(peer_failed())];
+fn any_rendezvous_input() -> impl Strategy<Value = Input> {
+    let change = prop_oneof![Just(peer_lost()), Just(peer_failed())];
     prop_oneof![
         6 => any_input(),
         4 => (0u64..5).prop_map(joined),
@@ -230,7 +230,7 @@ fn any_news() -> impl Strategy<Value = Input> {
 proptest! {
     /// Any inputs in any order: a start answers a join, the count is right, and nothing follows the end.
     #[test]
-    fn a_start_answers_a_join(inputs in prop::collection::vec(any_news(), 0..80)) {
+    fn random_inputs_start_workers_only_after_join(inputs in prop::collection::vec(any_rendezvous_input(), 0..80)) {
         let at = clock();
         let mut job = running(1, &at);
         let (mut has_joined, mut ended, mut generations) = (false, false, 1);
@@ -253,16 +253,16 @@ proptest! {
     }
 }
 
-fn loses(lost: PeerLoss) -> FailureNote {
-    FailureNote { lost: Some(lost), ..note() }
+fn failure_note_with_loss(lost: PeerLoss) -> FailureNote {
+    FailureNote { lost: Some(lost), ..failure_note() }
 }
 
-fn says_early_end(actions: &[Action]) -> bool {
+fn emits_early_end(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::FinishedBeforeLoss { .. })))
 }
 
 #[test]
-fn finished_node_says_that_another_lost_its_workers() {
+fn finished_node_reports_that_peer_lost_its_workers() {
     let at = clock();
     let closed = |note| Input::Over(RemoteEnd::Closed { failure: Some(note) });
     let failed = |note| Input::Changed(MembershipChange::PeerFailed(note));
@@ -273,22 +273,24 @@ fn finished_node_says_that_another_lost_its_workers() {
         (Some(PeerLoss::Rank(Rank(0))), false),
         (None, false),
     ] {
-        for input in [failed(FailureNote { lost, ..note() }), closed(FailureNote { lost, ..note() })] {
+        for input in
+            [failed(FailureNote { lost, ..failure_note() }), closed(FailureNote { lost, ..failure_note() })]
+        {
             let mut job = running(0, &at);
             let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
             let _ = job.handle(at(2), exited(0, 1, Exit::Code(0)));
             let actions = job.handle(at(3), input);
-            assert_eq!(says_early_end(&actions), expected, "{lost:?}: {actions:?}");
+            assert_eq!(emits_early_end(&actions), expected, "{lost:?}: {actions:?}");
         }
     }
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
-    let actions = job.handle(at(3), failed(loses(PeerLoss::Unnamed)));
-    assert!(!says_early_end(&actions), "a worker of this node runs: {actions:?}");
+    let actions = job.handle(at(3), failed(failure_note_with_loss(PeerLoss::Unnamed)));
+    assert!(!emits_early_end(&actions), "a worker of this node runs: {actions:?}");
 }
 
 #[test]
-fn failure_of_another_node_is_said_once_while_the_blame_is_open() {
+fn peer_failure_during_lost_node_query_is_reported_once() {
     let at = clock();
     let mut job = running(3, &at);
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(1)));

@@ -4,7 +4,7 @@ use super::*;
 use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Part};
 
 /// A card with this index that was there from the start.
-fn card(index: u32) -> Accelerator {
+fn accelerator(index: u32) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
         index,
@@ -21,8 +21,8 @@ fn card(index: u32) -> Accelerator {
     }
 }
 
-fn lost(index: u32) -> Accelerator {
-    Accelerator { condition: Condition::Lost { why: "GPU is lost".to_owned() }, ..card(index) }
+fn lost_accelerator(index: u32) -> Accelerator {
+    Accelerator { condition: Condition::Lost { why: "GPU is lost".to_owned() }, ..accelerator(index) }
 }
 
 fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
@@ -34,15 +34,15 @@ fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Invocation, V
     let program = ["--exclude-unhealthy", "--no-python", "/bin/true"];
     let argv = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(program);
     let words = Invocation { argv: argv.map(OsString::from).collect(), environment: Vec::new() };
-    match seats(&words, &[], machine.clone(), Some(order.clone())) {
-        Reassignment::Seated(seating) => (words, seating.seats),
+    match reassign_devices(&words, &[], machine.clone(), Some(order.clone())) {
+        Reassignment::Seated(seating) => (words, seating.worker_devices),
         other => panic!("{options}: {other:?}"),
     }
 }
 
 /// The card's index of each rank.
-fn numbers(seats: &[WorkerDevice]) -> Vec<&str> {
-    seats.iter().map(|seat| seat.device.card.as_ref().map_or("none", |card| &*card.index)).collect()
+fn device_indices(seats: &[WorkerDevice]) -> Vec<&str> {
+    seats.iter().map(|seat| seat.device.identity.as_ref().map_or("none", |card| &*card.index)).collect()
 }
 
 fn no_driver() -> CudaOrder {
@@ -50,9 +50,9 @@ fn no_driver() -> CudaOrder {
 }
 
 #[test]
-fn the_words_mean_the_devices_that_are_left() {
-    let before = machine([0, 1, 2].map(card));
-    let now = machine([card(0), lost(1), card(2)]);
+fn reparsed_devices_option_yields_remaining_devices() {
+    let before = machine([0, 1, 2].map(accelerator));
+    let now = machine([accelerator(0), lost_accelerator(1), accelerator(2)]);
     for (options, first, then) in [
         ("--devices all", vec!["0", "1", "2"], vec!["0", "2"]),
         ("--devices 2,1,0", vec!["2", "1", "0"], vec!["2", "0"]),
@@ -60,24 +60,24 @@ fn the_words_mean_the_devices_that_are_left() {
         ("--devices 2,0", vec!["2", "0"], vec!["2", "0"]),
     ] {
         let (words, seats_before) = launch(options, &before, &no_driver());
-        assert_eq!(numbers(&seats_before), first, "{options}");
-        let reseated = seats(&words, &seats_before, now.clone(), Some(no_driver()));
+        assert_eq!(device_indices(&seats_before), first, "{options}");
+        let reseated = reassign_devices(&words, &seats_before, now.clone(), Some(no_driver()));
         let Reassignment::Seated(seating) = reseated else { panic!("{options}: {reseated:?}") };
-        assert_eq!(numbers(&seating.seats), then, "{options}");
+        assert_eq!(device_indices(&seating.worker_devices), then, "{options}");
         assert_eq!(seating.workers.get() as usize, then.len(), "{options}");
-        assert_eq!(seating.lines.len(), then.len(), "{options}");
+        assert_eq!(seating.device_lines.len(), then.len(), "{options}");
     }
 }
 
 /// This test has no other Python: without that of the shim the command line could not be parsed again.
 #[test]
-fn the_shims_python_is_there_again() {
+fn reparsed_command_line_finds_shim_python() {
     let given = [("PATH", "/nowhere"), ("RANKRUN_SHIM_PYTHON", "/bin/sh")];
     let given = given.map(|(name, value)| (name.into(), value.into())).to_vec();
     let argv = ["/nowhere/rankrun", "--exclude-unhealthy", "/etc/passwd"].map(OsString::from).to_vec();
     let seats_of = |environment| {
         let words = Invocation { argv: argv.clone(), environment };
-        seats(&words, &[], machine([card(0)]), Some(no_driver()))
+        reassign_devices(&words, &[], machine([accelerator(0)]), Some(no_driver()))
     };
     let facts = Facts::new(given, Box::new(System::SILENT));
     assert!(matches!(seats_of(facts.environment().to_vec()), Reassignment::Refused(_)));
@@ -85,10 +85,10 @@ fn the_shims_python_is_there_again() {
 }
 
 #[test]
-fn what_was_asked_for_is_not_made_smaller() {
+fn explicit_worker_count_without_enough_devices_is_refused() {
     let (words, seats_before) =
-        launch("--devices all --nproc-per-node 2", &machine([0, 1].map(card)), &no_driver());
-    let refused = |accelerators: [Accelerator; 2]| match seats(
+        launch("--devices all --nproc-per-node 2", &machine([0, 1].map(accelerator)), &no_driver());
+    let refused = |accelerators: [Accelerator; 2]| match reassign_devices(
         &words,
         &seats_before,
         machine(accelerators),
@@ -97,16 +97,16 @@ fn what_was_asked_for_is_not_made_smaller() {
         Reassignment::Refused(why) => why,
         other => panic!("{other:?}"),
     };
-    assert!(refused([card(0), lost(1)]).contains("2 workers"));
-    assert!(!refused([lost(0), lost(1)]).is_empty());
+    assert!(refused([accelerator(0), lost_accelerator(1)]).contains("2 workers"));
+    assert!(!refused([lost_accelerator(0), lost_accelerator(1)]).is_empty());
 }
 
 #[test]
-fn a_number_that_means_another_device_now_means_none() {
-    let (words, seats_before) = launch("--devices 0,1,2", &machine([0, 1, 2].map(card)), &no_driver());
+fn renumbered_devices_are_refused() {
+    let (words, seats_before) = launch("--devices 0,1,2", &machine([0, 1, 2].map(accelerator)), &no_driver());
     // The first is not even listed: the others have moved up.
-    let moved = machine([1, 2].map(|index| Accelerator { index: index - 1, ..card(index) }));
-    let reseated = seats(&words, &seats_before, moved, Some(no_driver()));
+    let moved = machine([1, 2].map(|index| Accelerator { index: index - 1, ..accelerator(index) }));
+    let reseated = reassign_devices(&words, &seats_before, moved, Some(no_driver()));
     assert_eq!(
         reseated,
         Reassignment::Refused("the devices that are left have other numbers now".to_owned())
@@ -114,23 +114,24 @@ fn a_number_that_means_another_device_now_means_none() {
 }
 
 #[test]
-fn the_drivers_order_is_asked_for_only_where_it_counts() {
+fn driver_order_is_requested_only_for_fastest_order() {
     let device = |index: u32| CudaDevice {
-        uuid: card(index).uuid.unwrap_or_default(),
-        pci: card(index).pci,
+        uuid: accelerator(index).uuid.unwrap_or_default(),
+        pci: accelerator(index).pci,
         name: "Fast".to_owned(),
     };
-    let now = machine([lost(0), card(1), card(2)]);
+    let now = machine([lost_accelerator(0), accelerator(1), accelerator(2)]);
     let order: CudaOrder = Ok(vec![device(2), device(0), device(1)]);
     let (words, seats_before) =
-        launch("--device-order fastest --devices all", &machine([0, 1, 2].map(card)), &order);
-    assert_eq!(numbers(&seats_before), ["2", "0", "1"]);
-    assert_eq!(seats(&words, &seats_before, now.clone(), None), Reassignment::NeedsOrder);
-    let Reassignment::Seated(seating) = seats(&words, &seats_before, now.clone(), Some(order)) else {
+        launch("--device-order fastest --devices all", &machine([0, 1, 2].map(accelerator)), &order);
+    assert_eq!(device_indices(&seats_before), ["2", "0", "1"]);
+    assert_eq!(reassign_devices(&words, &seats_before, now.clone(), None), Reassignment::NeedsOrder);
+    let Reassignment::Seated(seating) = reassign_devices(&words, &seats_before, now.clone(), Some(order))
+    else {
         panic!("the driver has answered")
     };
-    assert_eq!(numbers(&seating.seats), ["2", "1"]);
+    assert_eq!(device_indices(&seating.worker_devices), ["2", "1"]);
 
-    let (words, seats_before) = launch("--devices all", &machine([0, 1, 2].map(card)), &no_driver());
-    assert!(matches!(seats(&words, &seats_before, now, None), Reassignment::Seated(_)));
+    let (words, seats_before) = launch("--devices all", &machine([0, 1, 2].map(accelerator)), &no_driver());
+    assert!(matches!(reassign_devices(&words, &seats_before, now, None), Reassignment::Seated(_)));
 }

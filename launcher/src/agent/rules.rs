@@ -16,7 +16,7 @@ use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
 /// The settings of one launch, as the state needs them.
 #[derive(Debug, Clone)]
 pub struct JobRules {
-    pub(super) persona: CliFlavor,
+    pub(super) cli_flavor: CliFlavor,
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
     pub(super) restart: RestartPolicy,
@@ -29,7 +29,7 @@ pub struct JobRules {
     /// Time in which every worker must join the store.
     pub(super) start_timeout: Option<Duration>,
     /// How long a worker may be uninterruptible (state `D`), if watched.
-    pub(super) stuck_limit: Option<Duration>,
+    pub(super) dstate_timeout: Option<Duration>,
     pub(super) stop_signals: SigSet,
     /// SIGINT also ends a Python launcher if `--signals-to-handle` leaves it out. The launcher then raises an
     /// exception, and the workers get SIGTERM.
@@ -39,7 +39,7 @@ pub struct JobRules {
     /// Other nodes may take part: workers run in rounds.
     pub(super) has_rendezvous: bool,
     /// The external worker: the job waits for it, but never signals it.
-    pub(super) left_out: Option<LocalRank>,
+    pub(super) external_worker: Option<LocalRank>,
 }
 
 /// Whether SIGINT is among the signals to handle.
@@ -53,10 +53,10 @@ impl JobRules {
     /// The rules of the launch that `spec` describes.
     #[must_use]
     pub fn of(spec: &LaunchSpec) -> Self {
-        let has_devices = spec.seats.iter().any(|seat| seat.device.card.is_some());
+        let has_devices = spec.worker_devices.iter().any(|seat| seat.device.identity.is_some());
         let listed = spec.signals.stop.contains(&Signal::SIGINT);
         Self {
-            persona: spec.persona,
+            cli_flavor: spec.cli_flavor,
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             restart: spec.restart.clone(),
@@ -64,18 +64,18 @@ impl JobRules {
             grace_for: spec.stop.grace_for,
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,
-            stuck_limit: spec.stuck_limit,
+            dstate_timeout: spec.dstate_timeout,
             stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
             has_rendezvous: spec.rendezvous.is_shared(),
-            left_out: spec.left_out,
+            external_worker: spec.external_worker,
         }
     }
 
     /// True if a worker ended by a stop signal, or with the code by which shells report it. SIGINT counts
     /// always.
-    pub(super) fn is_of_a_stop_signal(&self, exit: Exit) -> bool {
+    pub(super) fn is_exit_by_stop_signal(&self, exit: Exit) -> bool {
         let number = match exit {
             Exit::Signal { number, .. } => number,
             Exit::Code(code) => code.saturating_sub(i32::from(SIGNAL_BASE)),
@@ -85,7 +85,7 @@ impl JobRules {
     }
 
     /// The signal for the workers when the launcher got `signal`.
-    pub(super) fn for_workers(&self, signal: Signal) -> Signal {
+    pub(super) fn worker_signal(&self, signal: Signal) -> Signal {
         match (signal, self.interrupt) {
             (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
             _ => signal,

@@ -17,9 +17,9 @@ use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 const HISTORIES: u64 = 3_000;
-const HISTORIES_OF_A_MUTANT: u64 = 500;
+const MUTANT_HISTORIES: u64 = 500;
 /// From the last exit on a node to its next round, if nothing has to be awaited.
-const AT_ONCE: u64 = 60;
+const MAX_REJOIN_DELAY: u64 = 60;
 
 /// A fault of the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,8 +119,8 @@ struct Node {
     end: Option<(End, u64)>,
     /// As in `rendezvous::thread::member`.
     failure: Option<FailureNote>,
-    told: Option<FailureNote>,
-    is_untold: bool,
+    reported: Option<FailureNote>,
+    is_report_pending: bool,
     is_stopping: bool,
     asked: Option<u64>,
     wants_to_join: bool,
@@ -145,7 +145,7 @@ impl World<'_> {
         self.start + Duration::from_millis(time)
     }
 
-    fn later(&mut self, delay: u64, event: Event) {
+    fn schedule(&mut self, delay: u64, event: Event) {
         self.count += 1;
         self.events.insert((self.now + delay, self.count), event);
     }
@@ -167,19 +167,21 @@ impl World<'_> {
             Action::TellFailure { end } => {
                 let note = note_of(node, &end);
                 let one = &mut self.nodes[node];
-                (one.is_untold, one.is_stopping) = (true, true);
-                let expected = one.told.clone();
-                self.later(delay, Event::Tells { node, note, expected });
+                (one.is_report_pending, one.is_stopping) = (true, true);
+                let expected = one.reported.clone();
+                self.schedule(delay, Event::Tells { node, note, expected });
             }
             Action::FindLostNode => {
                 self.nodes[node].asked = Some(self.now);
-                self.later(delay, Event::Asks(node));
+                self.schedule(delay, Event::Asks(node));
             }
-            Action::Join { .. } if self.nodes[node].is_untold => self.nodes[node].wants_to_join = true,
+            Action::Join { .. } if self.nodes[node].is_report_pending => {
+                self.nodes[node].wants_to_join = true
+            }
             Action::Join { .. } => self.join(node),
             Action::Signal { .. } if self.nodes[node].end.is_none() => {
                 self.nodes[node].is_signalled = true;
-                self.later(7, Event::Stopped(node));
+                self.schedule(7, Event::Stopped(node));
             }
             Action::Start { restart_count, .. } if self.nodes[node].joined.is_some() => {
                 self.nodes[node].restarts = Some(restart_count.0);
@@ -190,62 +192,62 @@ impl World<'_> {
 
     fn join(&mut self, node: usize) {
         self.nodes[node].joined.get_or_insert(self.now);
-        self.later(self.history.delays[node], Event::Joins(node));
+        self.schedule(self.history.delays[node], Event::Joins(node));
     }
 
     /// The worker of a node ends, and others lose it.
-    fn ends(&mut self, node: usize, (end, exit): (End, Exit), testimony: Option<Option<usize>>) {
+    fn end_worker(&mut self, node: usize, (end, exit): (End, Exit), testimony: Option<Option<usize>>) {
         if self.nodes[node].end.is_some() {
             return;
         }
         self.nodes[node].end = Some((end, self.now));
-        self.is_gone(node);
+        self.close_connections(node);
         let written = SystemTime::UNIX_EPOCH + Duration::from_millis(self.now);
         let lost = |rank: usize| LostPeer::Elsewhere(Rank(u32::try_from(rank).unwrap()));
-        let testimony = testimony.map(|rank| ErrorFileInfo { written, lost: rank.map(lost) });
+        let testimony = testimony.map(|rank| ErrorFileInfo { written, lost_peer: rank.map(lost) });
         let (local_rank, pid, at) = (LocalRank(0), Pid::from_raw(100), written);
-        let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
+        let end = WorkerEnd { local_rank, pid, exit, at, error_file_info: testimony, foreign_kill: None };
         self.input(node, Input::Exited { generation: Generation(0), end });
     }
 
-    fn is_gone(&mut self, node: usize) {
+    fn close_connections(&mut self, node: usize) {
         for other in self.others(node) {
             let way = self.history.delays[node] + self.history.delays[other];
-            self.later(way + 1, Event::Misses(other, node));
+            self.schedule(way + 1, Event::Misses(other, node));
         }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
-            Event::Closes(node) if self.nodes[node].end.is_none() => self.is_gone(node),
+            Event::Closes(node) if self.nodes[node].end.is_none() => self.close_connections(node),
             Event::Closes(_) => {}
             Event::Ends(node) => {
                 let wrote = self.history.plans[node].filter(|plan| plan.writes).map(|_| None);
                 let is_signalled = self.nodes[node].is_signalled;
                 let end = if is_signalled { End::DuringAStop } else { End::ByItself };
-                self.ends(node, (end, Exit::Code(3)), wrote);
+                self.end_worker(node, (end, Exit::Code(3)), wrote);
             }
             Event::Misses(node, lost) if !self.fails_already(node) => {
-                self.ends(node, (End::OfALoss, Exit::Code(1)), Some(Some(lost)));
+                self.end_worker(node, (End::OfALoss, Exit::Code(1)), Some(Some(lost)));
             }
             Event::Misses(..) => {}
             Event::Stopped(node) => {
                 let has_written =
                     self.fails_already(node) && self.history.plans[node].is_some_and(|plan| plan.writes);
                 let end = if has_written { End::StoppedLate } else { End::Stopped };
-                self.ends(node, (end, killed_by(15)), has_written.then_some(None));
+                self.end_worker(node, (end, killed_by(15)), has_written.then_some(None));
             }
-            Event::Tells { node, note, expected } => self.store_takes(node, note, expected.as_ref()),
-            Event::Told { node, note, found } => self.told(node, &note, found),
+            Event::Tells { node, note, expected } => self.write_note_to_store(node, note, expected.as_ref()),
+            Event::Told { node, note, found } => self.on_note_written(node, &note, found),
             Event::Joins(node) => {
                 self.left.insert(node);
-                self.ring();
+                self.notify_nodes();
             }
             Event::Asks(node) => {
                 let (note, left) = (self.note.clone(), self.left.clone());
-                self.later(self.history.delays[node], Event::Sees { node, note, left });
+                self.schedule(self.history.delays[node], Event::Sees { node, note, left });
             }
-            Event::Sees { node, note, left } => self.sees(node, note, &left),
+            Event::Sees { node, note, left } => self.on_snapshot(node, note, &left),
         }
     }
 
@@ -253,41 +255,42 @@ impl World<'_> {
         self.history.plans[node].is_some_and(|plan| plan.closes <= self.now)
     }
 
-    /// As in `Backend::tell_failure`, one request after the other.
-    fn store_takes(&mut self, node: usize, note: FailureNote, expected: Option<&FailureNote>) {
+    /// As in `Backend::publish_failure`, one request after the other.
+    fn write_note_to_store(&mut self, node: usize, note: FailureNote, expected: Option<&FailureNote>) {
         let delay = self.history.delays[node];
         let is_first = self.note.is_none() || self.note.as_ref() == expected;
         if is_first {
             self.note = Some(note.clone());
-            self.ring();
+            self.notify_nodes();
         } else if let Some(found) = &self.note
-            && note.outranks(found)
+            && note.overrides(found)
             && self.fault != Some(Fault::FirstStands)
         {
             let expected = Some(found.clone());
-            return self.later(2 * delay, Event::Tells { node, note, expected });
+            return self.schedule(2 * delay, Event::Tells { node, note, expected });
         }
         let found = self.note.clone().expect("it was told");
-        self.later(delay, Event::Told { node, note, found });
+        self.schedule(delay, Event::Told { node, note, found });
     }
 
-    fn ring(&mut self) {
+    fn notify_nodes(&mut self) {
         for node in 0..self.nodes.len() {
-            self.later(2 * self.history.delays[node], Event::Asks(node));
+            self.schedule(2 * self.history.delays[node], Event::Asks(node));
         }
     }
 
-    fn told(&mut self, node: usize, note: &FailureNote, found: FailureNote) {
+    fn on_note_written(&mut self, node: usize, note: &FailureNote, found: FailureNote) {
         let one = &mut self.nodes[node];
         let is_ours = *note == found;
-        (one.is_untold, one.failure, one.told) = (false, Some(found.clone()), is_ours.then(|| found.clone()));
+        (one.is_report_pending, one.failure, one.reported) =
+            (false, Some(found.clone()), is_ours.then(|| found.clone()));
         if !is_ours {
             self.input(node, self.peer_failed(found));
         }
         if std::mem::take(&mut self.nodes[node].wants_to_join) {
             self.join(node);
         }
-        self.later(self.history.delays[node], Event::Asks(node));
+        self.schedule(self.history.delays[node], Event::Asks(node));
     }
 
     fn peer_failed(&self, note: FailureNote) -> Input {
@@ -295,14 +298,14 @@ impl World<'_> {
         Input::Changed(MembershipChange::PeerFailed(FailureNote { lost, ..note }))
     }
 
-    fn sees(&mut self, node: usize, note: Option<FailureNote>, left: &BTreeSet<usize>) {
+    fn on_snapshot(&mut self, node: usize, note: Option<FailureNote>, left: &BTreeSet<usize>) {
         let one = &mut self.nodes[node];
-        if one.joined.is_some() || one.is_untold {
+        if one.joined.is_some() || one.is_report_pending {
             return;
         }
         if let Some(note) = note.filter(|note| one.failure.as_ref() != Some(note)) {
-            let is_better = one.failure.as_ref().is_some_and(|told| note.outranks(told));
-            (one.failure, one.told) = (Some(note.clone()), None);
+            let is_better = one.failure.as_ref().is_some_and(|told| note.overrides(told));
+            (one.failure, one.reported) = (Some(note.clone()), None);
             if !std::mem::replace(&mut one.is_stopping, true) || is_better {
                 self.input(node, self.peer_failed(note));
             }
@@ -311,7 +314,7 @@ impl World<'_> {
             }
         }
         let Some(asked) = self.nodes[node].asked else { return };
-        let told = self.nodes[node].told.as_ref();
+        let told = self.nodes[node].reported.as_ref();
         let others_have_told = self.others(node).all(|other| left.contains(&other));
         let awaits_cause = match self.fault {
             Some(Fault::NeverWaits) => false,
@@ -326,7 +329,7 @@ impl World<'_> {
         }
         let wait = until.duration_since(self.at(self.now)).as_millis();
         let delay = self.history.delays[node];
-        self.later(u64::try_from(wait).unwrap().saturating_sub(delay), Event::Asks(node));
+        self.schedule(u64::try_from(wait).unwrap().saturating_sub(delay), Event::Asks(node));
     }
 }
 
@@ -341,7 +344,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
         pid: 100,
         ended: end.exit.to_string(),
         message: None,
-        lost: end.testimony.and_then(|testimony| match testimony.lost? {
+        lost: end.error_file_info.and_then(|testimony| match testimony.lost_peer? {
             LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
             LostPeer::Here(_) | LostPeer::Unnamed => None,
         }),
@@ -349,7 +352,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
 }
 
 /// Runs a history, from the start of a round to the next round.
-fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
+fn run_history(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let start = clock()(0);
     let count = history.delays.len();
     let node = |index: usize| {
@@ -364,8 +367,8 @@ fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
             state,
             end,
             failure,
-            told,
-            is_untold,
+            reported: told,
+            is_report_pending: is_untold,
             is_stopping,
             asked,
             wants_to_join,
@@ -378,8 +381,8 @@ fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let mut world = World { history, fault, start, now: 0, events, count: 0, nodes, note: None, left };
     for (node, plan) in (0..).zip(&history.plans) {
         if let Some(plan) = plan {
-            world.later(plan.closes, Event::Closes(node));
-            world.later(plan.ends, Event::Ends(node));
+            world.schedule(plan.closes, Event::Closes(node));
+            world.schedule(plan.ends, Event::Ends(node));
         }
     }
     while let Some(((at, _), event)) = world.events.pop_first() {
@@ -387,12 +390,12 @@ fn live(history: &History, fault: Option<Fault>) -> Result<(), String> {
             break;
         }
         world.now = at;
-        world.happen(event);
+        world.handle_event(event);
     }
     for node in 0..count {
         world.input(node, Input::Joined(round_of(1, node, count)));
     }
-    judge(&world)
+    check_history(&world)
 }
 
 fn round_of(number: u64, node: usize, count: usize) -> Box<crate::rendezvous::Round> {
@@ -408,7 +411,7 @@ fn round_of(number: u64, node: usize, count: usize) -> Box<crate::rendezvous::Ro
     })
 }
 
-fn judge(world: &World<'_>) -> Result<(), String> {
+fn check_history(world: &World<'_>) -> Result<(), String> {
     let must = |holds: bool, why: String| if holds { Ok(()) } else { Err(why) };
     let note = world.note.as_ref().ok_or("nothing was told")?;
     let of =
@@ -428,7 +431,8 @@ fn judge(world: &World<'_>) -> Result<(), String> {
             }
             _ => {}
         }
-        let limit = if end == End::ByItself { AT_ONCE + 6 * world.history.delays[index] } else { 5_100 };
+        let limit =
+            if end == End::ByItself { MAX_REJOIN_DELAY + 6 * world.history.delays[index] } else { 5_100 };
         must(joined <= at + limit, format!("wait: node {index} ended at {at} and joins at {joined}"))?;
     }
     Ok(())
@@ -448,17 +452,17 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn first_cause_is_the_failure_that_lost_no_peer_in_every_history() {
+fn first_cause_lost_no_peer_in_every_history() {
     let (first, count) = (seed(), if is_soak() { 20 * HISTORIES } else { HISTORIES });
     for seed in first..first + count {
         let history = History::random(seed);
-        let result = live(&history, None);
+        let result = run_history(&history, None);
         assert_eq!(result, Ok(()), "RANKRUN_SEED={seed}: {history:?}");
     }
 }
 
 #[test]
-fn every_mutant_of_the_blame_is_found_by_its_rule() {
+fn every_mutant_of_blame_logic_is_detected() {
     let faults = [
         (Fault::FirstStands, "cause"),
         (Fault::NeverWaits, "charge"),
@@ -466,8 +470,8 @@ fn every_mutant_of_the_blame_is_found_by_its_rule() {
         (Fault::ForgetsTheLoss, "c"),
     ];
     for (fault, rule) in faults {
-        let broken: Vec<String> = (0..HISTORIES_OF_A_MUTANT)
-            .filter_map(|seed| live(&History::random(seed), Some(fault)).err())
+        let broken: Vec<String> = (0..MUTANT_HISTORIES)
+            .filter_map(|seed| run_history(&History::random(seed), Some(fault)).err())
             .collect();
         assert!(broken.iter().any(|why| why.starts_with(rule)), "{fault:?}: {broken:?}");
     }

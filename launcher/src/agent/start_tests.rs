@@ -5,13 +5,13 @@ use crate::agent::message::NotJoined;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-fn limited(max_restarts: u32) -> State {
-    let mut job = state(4, max_restarts, CliFlavor::Rankrun);
+fn job_with_start_timeout(max_restarts: u32) -> State {
+    let mut job = new_job(4, max_restarts, CliFlavor::Rankrun);
     job.rules.start_timeout = Some(LIMIT);
     job
 }
 
-fn missing(generation: u32, local_ranks: &[u32]) -> Input {
+fn ranks_not_joined(generation: u32, local_ranks: &[u32]) -> Input {
     let worker = |rank: &u32| NotJoined { local_rank: LocalRank(*rank), pid: Pid::from_raw(100) };
     let missing = local_ranks.iter().map(worker).collect();
     Input::JoinedProbed { generation: Generation(generation), at: SystemTime::UNIX_EPOCH, missing }
@@ -22,9 +22,9 @@ fn ranks(numbers: &[u32]) -> Vec<LocalRank> {
 }
 
 #[test]
-fn who_is_missing_has_failed_and_all_start_again() {
+fn rank_not_joined_by_start_timeout_fails_and_all_restart() {
     let at = clock();
-    let mut job = limited(1);
+    let mut job = job_with_start_timeout(1);
     for generation in [0, 1] {
         let began = u64::from(generation) * 20;
         if generation == 0 {
@@ -36,7 +36,7 @@ fn who_is_missing_has_failed_and_all_start_again() {
             Action::ProbeJoined { generation: Generation(generation), local_ranks: ranks(&[0, 1, 2, 3]) };
         assert_eq!(job.handle(at(began + 5), Input::DeadlinePassed), [look]);
         assert_eq!(job.deadline(), None, "once");
-        let actions = job.handle(at(began + 5), missing(generation, &[1, 3]));
+        let actions = job.handle(at(began + 5), ranks_not_joined(generation, &[1, 3]));
         assert_eq!(signals(&actions), [(vec![0, 1, 2, 3], Signal::SIGTERM)]);
         assert!(actions.iter().any(
             |action| matches!(action, Action::Emit(JobEvent::NotJoined { missing, .. }) if *missing == ranks(&[1, 3]))
@@ -52,36 +52,36 @@ fn who_is_missing_has_failed_and_all_start_again() {
             let failure = end.failure.as_ref().unwrap();
             assert_eq!((end.status, failure.not_joined.to_vec()), (ExitStatus::Code(1), ranks(&[1, 3])));
             assert_eq!(failure.first.local_rank, LocalRank(1), "invariant 5");
-            assert_eq!(failure.others.len(), 3);
+            assert_eq!(failure.following_ends.len(), 3);
         }
     }
 }
 
 #[test]
-fn nobody_is_missing_who_has_joined_or_ended_or_is_of_an_old_life() {
+fn joined_ended_or_old_ranks_are_not_missing() {
     let at = clock();
-    let mut job = limited(1);
+    let mut job = job_with_start_timeout(1);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 2, Exit::Code(0)));
     let _ = job.handle(at(5), Input::DeadlinePassed);
-    for seen in [missing(0, &[]), missing(0, &[2]), missing(7, &[0])] {
+    for seen in [ranks_not_joined(0, &[]), ranks_not_joined(0, &[2]), ranks_not_joined(7, &[0])] {
         assert_eq!(job.handle(at(5), seen), []);
     }
     let _ = job.handle(at(6), stop(Signal::SIGTERM, false));
-    assert_eq!(job.handle(at(6), missing(0, &[0])), [], "invariant 5");
+    assert_eq!(job.handle(at(6), ranks_not_joined(0, &[0])), [], "invariant 5");
 }
 
 #[test]
-fn a_generation_that_never_met_pays_for_none_before_it() {
+fn start_timeout_generation_does_not_reset_budget() {
     let at = clock();
     let policy = RestartPolicy { reset_after: Some(LIMIT / 2), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 1, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, 1, CliFlavor::Rankrun);
     job.rules.start_timeout = Some(LIMIT);
     let _ = job.handle(at(0), Input::Ready);
     for (generation, restart) in [(0, Some(1)), (1, None)] {
         let now = at(5 * u64::from(generation + 1));
         let _ = job.handle(now, Input::DeadlinePassed);
-        let _ = job.handle(now, missing(generation, &[0]));
+        let _ = job.handle(now, ranks_not_joined(generation, &[0]));
         assert_eq!(started(&job.handle(now, exited(generation, 0, killed_by(15)))), restart, "invariant 6");
     }
 }

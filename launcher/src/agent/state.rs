@@ -51,25 +51,25 @@ pub struct State {
     rules: JobRules,
     generation: Generation,
     /// Restarts of this node, as the workers see them.
-    restarts_used: RestartCount,
+    node_restarts: RestartCount,
     /// Under the name rankrun restarts of all nodes, which share one budget; else of this node.
-    restarts_of_job: RestartCount,
+    job_restarts: RestartCount,
     stopped_by: Option<Signal>,
     /// The stop signals that this generation got.
-    told: Vec<Signal>,
+    sent_signals: Vec<Signal>,
     phase: JobPhase,
     history: History,
     /// Watches the running generation for uninterruptible workers, if enabled.
-    watch: Option<DStateWatch>,
+    dstate_watch: Option<DStateWatch>,
     /// Start limit of the running generation, if enabled.
     join_by: Option<Instant>,
     finished: FinishedWorkers,
     /// The time limit of the job.
-    timer: Timer,
+    time_limit_timer: Timer,
     /// The end of the grace period since the user or the time limit asked for the end.
-    patience: Option<Instant>,
+    output_deadline: Option<Instant>,
     /// The status of the other nodes.
-    others: PeerStatus,
+    peers: PeerStatus,
 }
 
 impl State {
@@ -79,18 +79,18 @@ impl State {
         Self {
             rules,
             generation: Generation(0),
-            restarts_used: RestartCount(0),
-            restarts_of_job: RestartCount(0),
+            node_restarts: RestartCount(0),
+            job_restarts: RestartCount(0),
             stopped_by: None,
-            told: Vec::new(),
+            sent_signals: Vec::new(),
             phase: JobPhase::Starting,
             history: History::new(),
-            watch: None,
+            dstate_watch: None,
             join_by: None,
             finished: FinishedWorkers::default(),
-            timer: Timer::default(),
-            patience: None,
-            others: PeerStatus::default(),
+            time_limit_timer: Timer::default(),
+            output_deadline: None,
+            peers: PeerStatus::default(),
         }
     }
 
@@ -104,8 +104,8 @@ impl State {
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let limits = self.time_limit_at().into_iter().chain(self.start_limit_at());
-        self.phase_deadline().into_iter().chain(limits).chain(self.finished_told_at()).min()
+        let limits = self.next_time_limit_event().into_iter().chain(self.start_timeout_at());
+        self.phase_deadline().into_iter().chain(limits).chain(self.finished_report_at()).min()
     }
 
     fn phase_deadline(&self) -> Option<Instant> {
@@ -114,12 +114,14 @@ impl State {
                 stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
                 ..
             } => Some(*at),
-            JobPhase::Running { .. } => self.watch.as_ref().map(DStateWatch::next_look),
+            JobPhase::Running { .. } => self.dstate_watch.as_ref().map(DStateWatch::next_poll),
             JobPhase::Undecided { until, .. }
             | JobPhase::Observing { until, .. }
             | JobPhase::Blaming { until, .. } => Some(*until),
-            JobPhase::Settling { say_at } => *say_at,
-            JobPhase::Checking { say_at, give_up_at, .. } => say_at.iter().chain(give_up_at).min().copied(),
+            JobPhase::Settling { report_at: say_at } => *say_at,
+            JobPhase::Checking { report_at: say_at, give_up_at, .. } => {
+                say_at.iter().chain(give_up_at).min().copied()
+            }
             JobPhase::Waiting { until, .. } => Some(*until),
             JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished => None,
         }
@@ -128,81 +130,91 @@ impl State {
     /// Processes an event; returns the actions to perform, in order.
     #[must_use]
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        let mut actions = self.stop_siblings_before(now, &input);
-        actions.extend(self.take_in(now, input));
+        let mut actions = self.stop_siblings_on_input(now, &input);
+        actions.extend(self.apply_input(now, input));
         actions
     }
 
-    fn take_in(&mut self, now: Instant, input: Input) -> Vec<Action> {
+    fn apply_input(&mut self, now: Instant, input: Input) -> Vec<Action> {
         match input {
-            Input::Ready => self.ready(now),
-            Input::StartFailed { generation, failed } => self.start_failed(now, generation, failed),
-            Input::Exited { generation, end } => self.exited(now, generation, end),
+            Input::Ready => self.on_ready(now),
+            Input::StartFailed { generation, failed } => self.on_start_failed(now, generation, failed),
+            Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
                 let said = is_current.then_some(JobEvent::StartedByHand { local_rank, pid });
                 said.map(Action::Emit).into_iter().collect()
             }
-            Input::StopRequested { signal, again } => self.stop_requested(now, signal, again),
-            Input::SignalForwarded { signal } => self.pass(signal),
-            Input::DStateProbed { generation, at, asleep } if generation == self.generation => {
-                self.looked(now, at, &asleep)
+            Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),
+            Input::SignalForwarded { signal } => self.forward_signal(signal),
+            Input::DStateProbed { generation, at, uninterruptible: asleep }
+                if generation == self.generation =>
+            {
+                self.on_dstate_probed(now, at, &asleep)
             }
             Input::DStateProbed { .. } => Vec::new(),
-            Input::JoinedProbed { generation, at, missing } => self.joins_seen(now, generation, at, &missing),
-            Input::RanksCollected { generation, table } => self.ranks_collected(generation, table),
-            Input::DevicesProbed { generation, checkup } => self.checked(now, generation, checkup),
-            Input::DevicesReassigned { generation, seating } => self.reseated(now, generation, seating),
-            Input::ProgressProbed { generation, sight } => self.progress_seen(now, generation, sight),
-            Input::Joined(round) => self.joined(now, round),
-            Input::Changed(change) => self.changed(now, change),
-            Input::LostNodeFound(lost) => self.blamed(now, lost),
-            Input::AllSucceeded => self.all_succeeded(),
-            Input::Over(ending) => self.over(now, ending),
-            Input::Resumed { lasted } => self.was_halted(lasted),
-            Input::DeadlinePassed => self.deadline_passed(now),
+            Input::JoinedProbed { generation, at, missing } => {
+                self.on_joined_probed(now, generation, at, &missing)
+            }
+            Input::RanksCollected { generation, table } => self.on_ranks_collected(generation, table),
+            Input::DevicesProbed { generation, report: checkup } => {
+                self.on_devices_probed(now, generation, checkup)
+            }
+            Input::DevicesReassigned { generation, result: seating } => {
+                self.on_devices_reassigned(now, generation, seating)
+            }
+            Input::ProgressProbed { generation, fingerprint: sight } => {
+                self.on_progress_probed(now, generation, sight)
+            }
+            Input::Joined(round) => self.on_round_joined(now, round),
+            Input::Changed(change) => self.on_membership_change(now, change),
+            Input::LostNodeFound(lost) => self.on_lost_node_answer(now, lost),
+            Input::AllSucceeded => self.on_all_succeeded(),
+            Input::Over(ending) => self.on_job_ended_elsewhere(now, ending),
+            Input::Resumed { suspended_for: lasted } => self.on_resumed(lasted),
+            Input::DeadlinePassed => self.on_deadline(now),
         }
     }
 
-    fn ready(&mut self, now: Instant) -> Vec<Action> {
+    fn on_ready(&mut self, now: Instant) -> Vec<Action> {
         if self.phase != JobPhase::Starting {
             return Vec::new();
         }
         if self.rules.has_rendezvous {
-            return vec![self.join(now, None)];
+            return vec![self.join_next_round(now, None)];
         }
-        self.timer.start(self.rules.time_limit, now);
-        vec![self.start(now, None)]
+        self.time_limit_timer.start(self.rules.time_limit, now);
+        vec![self.start_generation(now, None)]
     }
 
-    fn start(&mut self, now: Instant, round: Option<Box<Round>>) -> Action {
+    fn start_generation(&mut self, now: Instant, round: Option<Box<Round>>) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
-        self.watch = self.rules.stuck_limit.map(|limit| DStateWatch::new(limit, now));
-        self.told.clear();
-        self.timer.generation_began();
+        self.dstate_watch = self.rules.dstate_timeout.map(|limit| DStateWatch::new(limit, now));
+        self.sent_signals.clear();
+        self.time_limit_timer.reset_warning();
         self.join_by = self.rules.start_timeout.map(|limit| now + limit);
         self.finished = FinishedWorkers::default();
         self.phase = JobPhase::Running { live };
-        self.history.generation_began(now);
-        Action::Start { generation: self.generation, restart_count: self.restarts_used, round }
+        self.history.record_start(now);
+        Action::Start { generation: self.generation, restart_count: self.node_restarts, round }
     }
 
-    fn start_failed(&mut self, now: Instant, generation: Generation, failed: LocalRank) -> Vec<Action> {
+    fn on_start_failed(&mut self, now: Instant, generation: Generation, failed: LocalRank) -> Vec<Action> {
         if generation != self.generation {
             return Vec::new();
         }
-        self.cannot_start();
+        self.mark_start_failed();
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
-                self.stop(now, live, StopCause::NotStarted, Signal::SIGTERM)
+                self.stop_workers(now, live, StopCause::NotStarted, Signal::SIGTERM)
             }
             // They were told to stop during the start: the job does not wait for workers that were not
             // started.
             JobPhase::Stopping { mut live, cause, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
                 if live.is_empty() {
-                    return self.stopped(now, cause);
+                    return self.on_workers_stopped(now, cause);
                 }
                 self.phase = JobPhase::Stopping { live, cause, stage };
                 Vec::new()
@@ -214,7 +226,7 @@ impl State {
         }
     }
 
-    fn exited(&mut self, now: Instant, generation: Generation, end: WorkerEnd) -> Vec<Action> {
+    fn on_worker_exit(&mut self, now: Instant, generation: Generation, end: WorkerEnd) -> Vec<Action> {
         if generation != self.generation {
             return Vec::new();
         }
@@ -222,10 +234,10 @@ impl State {
             JobPhase::Running { mut live } => {
                 live.remove(&end.local_rank);
                 if !end.exit.is_success() {
-                    return self.ended_badly(now, live, end);
+                    return self.on_failed_exit(now, live, end);
                 }
                 if live.is_empty() {
-                    return self.all_succeeded_here(now);
+                    return self.on_local_success(now);
                 }
                 self.finished.push(now, end);
                 self.phase = JobPhase::Running { live };
@@ -233,22 +245,25 @@ impl State {
             }
             JobPhase::Stopping { mut live, mut cause, stage } => {
                 live.remove(&end.local_rank);
-                let mut told = None;
+                let mut report = None;
                 if let StopCause::Failure(failure) = &mut cause {
-                    failure.followed_by(FollowingEnd { end, stopped: self.was_stopped(end.exit) });
+                    failure.push_exit(FollowingEnd {
+                        end,
+                        is_stopped_by_us: self.is_exit_by_our_signal(end.exit),
+                    });
                 } else {
-                    (cause, told) = self.ended_for_others(now, end, cause);
+                    (cause, report) = self.reassess_membership_stop(now, end, cause);
                 }
                 if live.is_empty() {
-                    return told.into_iter().chain(self.stopped(now, cause)).collect();
+                    return report.into_iter().chain(self.on_workers_stopped(now, cause)).collect();
                 }
                 self.phase = JobPhase::Stopping { live, cause, stage };
-                told.into_iter().collect()
+                report.into_iter().collect()
             }
             phase => {
                 self.phase = phase;
-                self.ended_undecided(end);
-                self.sibling_ended(now, end)
+                self.record_undecided_exit(end);
+                self.on_sibling_exit(now, end)
             }
         }
     }
@@ -263,56 +278,83 @@ impl State {
 
     /// True if a worker's exit may come from our stop signal, or from a signal that the launcher and the
     /// workers got alike.
-    fn was_stopped(&self, exit: Exit) -> bool {
+    fn is_exit_by_our_signal(&self, exit: Exit) -> bool {
         let Exit::Signal { number, .. } = exit else { return false };
-        let told = || self.told.iter().copied().chain(self.stopped_by);
+        let told = || self.sent_signals.iter().copied().chain(self.stopped_by);
         number == libc::SIGTERM || told().any(|signal| signal as i32 == number)
     }
 
-    fn failed(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
-        let told = self.tell_of(failure.first);
-        told.into_iter().chain(self.stop_for(now, live, failure)).collect()
+    fn report_failure_and_stop(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        failure: Failure,
+    ) -> Vec<Action> {
+        let report = self.report_failure_to_peers(failure.first);
+        report.into_iter().chain(self.stop_after_failure(now, live, failure)).collect()
     }
 
-    fn stop_for(&mut self, now: Instant, live: BTreeSet<LocalRank>, failure: Failure) -> Vec<Action> {
-        let (end, others) = (failure.first, self.ours(&live));
-        let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
-        let grace = self.left_of_the_grace(now);
-        let said = Action::Emit(JobEvent::WorkerFailed { end, others, grace });
+    fn stop_after_failure(
+        &mut self,
+        now: Instant,
+        live: BTreeSet<LocalRank>,
+        failure: Failure,
+    ) -> Vec<Action> {
+        let (end, others) = (failure.first, self.without_external_worker(&live));
+        let actions = self.stop_workers(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let grace = self.remaining_grace(now);
+        let said = Action::Emit(JobEvent::WorkerFailed { end, live: others, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        with_at(actions, at, said)
+        insert_action(actions, at, said)
     }
 
-    fn failure(&self, now: Instant, first: WorkerEnd, manner: FailureKind) -> Failure {
-        let (generation, restart_count) = (self.generation, self.restarts_of_job);
+    fn new_failure(&self, now: Instant, first: WorkerEnd, manner: FailureKind) -> Failure {
+        let (generation, restart_count) = (self.generation, self.job_restarts);
         let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
-        let early = self.finished.before(now);
-        Failure { generation, first, manner, early, others, restart_count, dead_devices, not_joined }
+        let early = self.finished.early_successes(now);
+        Failure {
+            generation,
+            first,
+            kind: manner,
+            early_successes: early,
+            following_ends: others,
+            restart_count,
+            dead_devices,
+            not_joined,
+        }
     }
 
     /// A worker that is uninterruptible for too long holds a device that a new worker would need: the job
     /// ends.
-    fn looked(&mut self, now: Instant, at: SystemTime, asleep: &[UninterruptibleWorker]) -> Vec<Action> {
+    fn on_dstate_probed(
+        &mut self,
+        now: Instant,
+        at: SystemTime,
+        uninterruptible: &[UninterruptibleWorker],
+    ) -> Vec<Action> {
         let JobPhase::Running { live } = &self.phase else { return Vec::new() };
         let live = live.clone();
         let asleep: Vec<UninterruptibleWorker> =
-            asleep.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
-        let found = self.watch.as_mut().and_then(|watch| watch.found(now, &asleep));
-        let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.stuck_limit) else { return Vec::new() };
-        let end = WorkerEnd::expected(asleep.local_rank, asleep.pid, Signal::SIGKILL, at);
-        let failure = self.failure(now, end, FailureKind::Stuck { dwell });
-        let told = self.tell_of(failure.first);
-        let ours = self.ours(&live);
-        let actions = self.stop(now, live, StopCause::Failure(failure), Signal::SIGTERM);
-        let grace = self.left_of_the_grace(now);
-        let said = Action::Emit(JobEvent::Stuck { asleep, dwell, limit, live: ours, grace });
-        told.into_iter().chain(with_at(actions, 1, said)).collect()
+            uninterruptible.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
+        let found = self.dstate_watch.as_mut().and_then(|watch| watch.record_stuck_workers(now, &asleep));
+        let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.dstate_timeout) else {
+            return Vec::new();
+        };
+        let end = WorkerEnd::new_expected(asleep.local_rank, asleep.pid, Signal::SIGKILL, at);
+        let failure = self.new_failure(now, end, FailureKind::Stuck { stuck_for: dwell });
+        let report = self.report_failure_to_peers(failure.first);
+        let ours = self.without_external_worker(&live);
+        let actions = self.stop_workers(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let grace = self.remaining_grace(now);
+        let said =
+            Action::Emit(JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live: ours, grace });
+        report.into_iter().chain(insert_action(actions, 1, said)).collect()
     }
 
-    fn deadline_passed(&mut self, now: Instant) -> Vec<Action> {
-        let struck = self.time_limit_struck(now).or_else(|| self.start_limit_struck(now));
-        if let Some(actions) = struck.or_else(|| self.finished_long_ago(now)) {
+    fn on_deadline(&mut self, now: Instant) -> Vec<Action> {
+        let limit_actions = self.on_time_limit_event(now).or_else(|| self.on_start_timeout(now));
+        if let Some(actions) = limit_actions.or_else(|| self.report_finished_workers(now)) {
             return actions;
         }
         if self.phase_deadline().is_none_or(|deadline| now < deadline) {
@@ -320,35 +362,35 @@ impl State {
         }
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal, .. } } => {
-                self.kill(now, (live, cause), WaitEnd::GraceOver(signal))
+                self.kill_workers(now, (live, cause), WaitEnd::GraceOver(signal))
             }
             JobPhase::Stopping { live, cause, stage: StopStage::Killed { .. } } => {
                 let local_ranks = live.into_iter().collect();
                 let said = Action::Emit(JobEvent::CannotEnd { local_ranks });
-                let (cause, ended) = self.ended(cause);
+                let (cause, ended) = self.settle_cause(cause);
                 let end = self.end_without_restart(now, cause.into_failure());
                 [said].into_iter().chain(ended).chain(end).collect()
             }
             JobPhase::Running { live } => {
-                let local_ranks = self.ours(&live);
+                let local_ranks = self.without_external_worker(&live);
                 self.phase = JobPhase::Running { live };
-                if let Some(watch) = &mut self.watch {
-                    watch.look(now);
+                if let Some(watch) = &mut self.dstate_watch {
+                    watch.schedule_next_poll(now);
                 }
                 vec![Action::ProbeDState { generation: self.generation, local_ranks }]
             }
-            JobPhase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+            JobPhase::Undecided { live, failure, .. } => self.report_failure_and_stop(now, live, failure),
+            JobPhase::Observing { live, failure, .. } => self.stop_after_failure(now, live, failure),
             JobPhase::Checking { failure, step, give_up_at, .. } => {
-                self.look_lasts(now, (failure, step, give_up_at))
+                self.on_check_deadline(now, (failure, step, give_up_at))
             }
             JobPhase::Waiting { failure, .. } => self.restart(now, failure),
             phase @ JobPhase::Blaming { .. } => {
                 self.phase = phase;
-                self.blamed(now, None)
+                self.on_lost_node_answer(now, None)
             }
             JobPhase::Settling { .. } => {
-                self.phase = JobPhase::Settling { say_at: None };
+                self.phase = JobPhase::Settling { report_at: None };
                 vec![Action::Emit(JobEvent::Settling)]
             }
             phase @ (JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished) => {
@@ -360,56 +402,61 @@ impl State {
 
     /// The only way to stop workers: the signal to each process group, and SIGKILL after the cause's grace
     /// period.
-    fn stop(
+    fn stop_workers(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         cause: StopCause,
         signal: Signal,
     ) -> Vec<Action> {
-        self.history.generation_ended(now);
+        self.history.record_first_end(now);
         let mut live = live;
-        let left_out = self.rules.left_out.filter(|local_rank| live.remove(local_rank));
-        let released = left_out.map(|_| Action::ReleaseExternalWorker { because: cause.released() });
+        let external_worker = self.rules.external_worker.filter(|local_rank| live.remove(local_rank));
+        let released =
+            external_worker.map(|_| Action::ReleaseExternalWorker { reason: cause.release_reason() });
         if live.is_empty() {
-            return released.into_iter().chain(self.stopped(now, cause)).collect();
+            return released.into_iter().chain(self.on_workers_stopped(now, cause)).collect();
         }
-        let told = self.signal(&live, signal);
-        let grace = self.grace(self.reason_of(now, &cause));
+        let signal_action = self.signal_workers(&live, signal);
+        let grace = self.grace_period(self.stop_reason(now, &cause));
         let stage = StopStage::Asked { signal, kill_at: now + grace };
         self.phase = JobPhase::Stopping { live, cause, stage };
-        [told].into_iter().chain(released).collect()
+        [signal_action].into_iter().chain(released).collect()
     }
 
-    fn kill(
+    fn kill_workers(
         &mut self,
         now: Instant,
         (live, cause): (BTreeSet<LocalRank>, StopCause),
         because: WaitEnd,
     ) -> Vec<Action> {
-        self.patience = self.patience.map(|until| until.min(now));
+        self.output_deadline = self.output_deadline.map(|until| until.min(now));
         let local_ranks = live.iter().copied().collect();
-        let said = Action::Emit(JobEvent::Killing { local_ranks, because });
-        let told = self.signal(&live, Signal::SIGKILL);
+        let said = Action::Emit(JobEvent::Killing { local_ranks, reason: because });
+        let signal_action = self.signal_workers(&live, Signal::SIGKILL);
         let stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         self.phase = JobPhase::Stopping { live, cause, stage };
-        vec![told, said]
+        vec![signal_action, said]
     }
 
-    fn signal(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
-        if !self.told.contains(&signal) {
-            self.told.push(signal);
+    fn signal_workers(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {
+        if !self.sent_signals.contains(&signal) {
+            self.sent_signals.push(signal);
         }
-        Action::Signal { generation: self.generation, local_ranks: self.ours(live), signal }
+        Action::Signal {
+            generation: self.generation,
+            local_ranks: self.without_external_worker(live),
+            signal,
+        }
     }
 
     /// The live workers without the external worker.
-    fn ours(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
-        live.iter().copied().filter(|local_rank| self.rules.left_out != Some(*local_rank)).collect()
+    fn without_external_worker(&self, live: &BTreeSet<LocalRank>) -> Vec<LocalRank> {
+        live.iter().copied().filter(|local_rank| self.rules.external_worker != Some(*local_rank)).collect()
     }
 }
 
-fn with_at(mut actions: Vec<Action>, at: usize, action: Action) -> Vec<Action> {
+fn insert_action(mut actions: Vec<Action>, at: usize, action: Action) -> Vec<Action> {
     actions.insert(at.min(actions.len()), action);
     actions
 }

@@ -50,18 +50,18 @@ mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
-fn state(workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
+fn new_job(workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
     State::new(rules(workers, max_restarts, persona))
 }
 
-fn state_by(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
+fn new_job_with_policy(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
     State::new(JobRules { restart, ..rules(workers, max_restarts, persona) })
 }
 
 /// The rules of a launch without further options.
 pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobRules {
     JobRules {
-        persona,
+        cli_flavor: persona,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         restart: RestartPolicy::default(),
@@ -69,12 +69,12 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobR
         grace_for: GraceFor::default(),
         start_timeout: None,
         time_limit: None,
-        stuck_limit: None,
+        dstate_timeout: None,
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
         has_rendezvous: false,
-        left_out: None,
+        external_worker: None,
     }
 }
 
@@ -91,14 +91,14 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
         pid: Pid::from_raw(100 + i32::try_from(local_rank).unwrap()),
         exit,
         at: SystemTime::UNIX_EPOCH,
-        testimony: None,
+        error_file_info: None,
         foreign_kill: None,
     };
     Input::Exited { generation: Generation(generation), end }
 }
 
 fn stop(signal: Signal, again: bool) -> Input {
-    Input::StopRequested { signal, again }
+    Input::StopRequested { signal, is_second: again }
 }
 
 fn killed_by(number: i32) -> Exit {
@@ -132,9 +132,9 @@ fn started(actions: &[Action]) -> Option<u32> {
 }
 
 #[test]
-fn success_is_everybodys_success() {
+fn job_succeeds_only_after_all_workers_succeed() {
     let at = clock();
-    let mut job = state(2, 0, CliFlavor::Rankrun);
+    let mut job = new_job(2, 0, CliFlavor::Rankrun);
     assert_eq!(started(&job.handle(at(0), Input::Ready)), Some(0));
     assert_eq!(job.handle(at(1), exited(0, 1, Exit::Code(0))), []);
     let actions = job.handle(at(2), exited(0, 0, Exit::Code(0)));
@@ -146,9 +146,9 @@ fn success_is_everybodys_success() {
 }
 
 #[test]
-fn a_failure_stops_the_others_then_restarts_all_then_fails() {
+fn worker_failure_stops_peers_then_restarts_all_until_budget_ends() {
     let at = clock();
-    let mut job = state(3, 1, CliFlavor::Rankrun);
+    let mut job = new_job(3, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
     assert_eq!(signals(&actions), [(vec![0, 2], Signal::SIGTERM)]);
@@ -167,13 +167,13 @@ fn a_failure_stops_the_others_then_restarts_all_then_fails() {
     assert_eq!(end.status, ExitStatus::Code(9));
     let failure = end.failure.as_ref().unwrap();
     assert_eq!(failure.first.local_rank, LocalRank(2), "invariant 5: the first cause stays");
-    assert_eq!(failure.others.len(), 2);
+    assert_eq!(failure.following_ends.len(), 2);
 }
 
 #[test]
-fn who_ignores_the_signal_is_killed_when_the_grace_is_over() {
+fn worker_ignoring_sigterm_is_killed_after_grace_period() {
     let at = clock();
-    let mut job = state(2, 0, CliFlavor::Rankrun);
+    let mut job = new_job(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, killed_by(11)));
     assert_eq!(job.handle(at(30), Input::DeadlinePassed), [], "not yet");
@@ -184,9 +184,9 @@ fn who_ignores_the_signal_is_killed_when_the_grace_is_over() {
 }
 
 #[test]
-fn a_stop_ends_even_where_sigkill_does_not_help() {
+fn stop_ends_although_worker_survives_sigkill() {
     let at = clock();
-    let mut job = state(1, 3, CliFlavor::Rankrun);
+    let mut job = new_job(1, 3, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(31), Input::DeadlinePassed);
@@ -197,10 +197,10 @@ fn a_stop_ends_even_where_sigkill_does_not_help() {
 }
 
 #[test]
-fn the_users_signal_is_forwarded_and_ends_the_job() {
+fn user_signal_is_forwarded_and_ends_job() {
     let at = clock();
     for (persona, status) in [(CliFlavor::Rankrun, 130), (CliFlavor::Torchrun, 1)] {
-        let mut job = state(2, 5, persona);
+        let mut job = new_job(2, 5, persona);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGINT, false));
         assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGINT)]);
@@ -213,9 +213,9 @@ fn the_users_signal_is_forwarded_and_ends_the_job() {
 }
 
 #[test]
-fn the_second_signal_kills() {
+fn second_stop_signal_kills_workers() {
     let at = clock();
-    let mut job = state(1, 0, CliFlavor::Rankrun);
+    let mut job = new_job(1, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     assert_eq!(job.handle(at(1), stop(Signal::SIGTERM, false)), [], "the same wish by a second way");
@@ -226,9 +226,9 @@ fn the_second_signal_kills() {
 }
 
 #[test]
-fn a_signal_during_the_stop_after_a_failure_forbids_the_restart() {
+fn signal_during_stop_after_failure_prevents_restart() {
     let at = clock();
-    let mut job = state(2, 5, CliFlavor::Rankrun);
+    let mut job = new_job(2, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(3)));
     assert_eq!(signals(&job.handle(at(2), stop(Signal::SIGHUP, false))), [(vec![1], Signal::SIGHUP)]);
@@ -239,21 +239,21 @@ fn a_signal_during_the_stop_after_a_failure_forbids_the_restart() {
 }
 
 #[test]
-fn a_signal_before_the_first_start_is_final() {
+fn signal_before_first_start_ends_job() {
     let at = clock();
     for (persona, status) in
         [(CliFlavor::Torchrun, ExitStatus::Signal(15)), (CliFlavor::Rankrun, ExitStatus::Code(143))]
     {
-        let mut job = state(1, 0, persona);
+        let mut job = new_job(1, 0, persona);
         assert_eq!(end(&job.handle(at(0), stop(Signal::SIGTERM, false))).unwrap().status, status);
         assert_eq!(job.handle(at(1), Input::Ready), []);
     }
 }
 
 #[test]
-fn a_start_that_fails_half_way_stops_what_it_started() {
+fn partly_failed_start_stops_started_workers() {
     let at = clock();
-    let mut job = state(3, 5, CliFlavor::Rankrun);
+    let mut job = new_job(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
     assert_eq!(signals(&job.handle(at(0), input)), [(vec![0, 1], Signal::SIGTERM)]);
@@ -267,7 +267,7 @@ fn a_start_that_fails_half_way_stops_what_it_started() {
 fn start_failure_during_stop_keeps_cause_and_deadline() {
     let at = clock();
     for again in [false, true] {
-        let mut job = state(3, 5, CliFlavor::Rankrun);
+        let mut job = new_job(3, 5, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(0), stop(Signal::SIGINT, false));
         if again {
@@ -280,7 +280,7 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
         let actions = job.handle(at(2), exited(0, 0, killed_by(9)));
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130), "no wait for the other workers");
     }
-    let mut job = state(3, 5, CliFlavor::Rankrun);
+    let mut job = new_job(3, 5, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), stop(Signal::SIGINT, false));
     let nobody = Input::StartFailed { generation: Generation(0), failed: LocalRank(0) };
@@ -288,26 +288,28 @@ fn start_failure_during_stop_keeps_cause_and_deadline() {
 }
 
 #[test]
-fn who_ended_by_the_users_second_wish_is_no_cause() {
+fn worker_ended_by_second_user_signal_is_not_first_cause() {
     let at = clock();
-    let mut job = state(2, 0, CliFlavor::Rankrun);
+    let mut job = new_job(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let Input::Exited { generation, end: mut first } = exited(0, 0, Exit::Code(1)) else { unreachable!() };
-    first.testimony =
-        Some(ErrorFileInfo { written: SystemTime::UNIX_EPOCH, lost: Some(LostPeer::Here(LocalRank(1))) });
+    first.error_file_info = Some(ErrorFileInfo {
+        written: SystemTime::UNIX_EPOCH,
+        lost_peer: Some(LostPeer::Here(LocalRank(1))),
+    });
     let _ = job.handle(at(0), Input::Exited { generation, end: first });
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(2), stop(Signal::SIGINT, false));
     let actions = job.handle(at(3), exited(0, 1, killed_by(libc::SIGINT)));
     let failure = end(&actions).unwrap().failure.as_ref().unwrap();
     assert_eq!(failure.first.local_rank, LocalRank(0), "invariant 5");
-    assert!(failure.others[0].stopped);
+    assert!(failure.following_ends[0].is_stopped_by_us);
 }
 
 #[test]
-fn the_status_is_the_causes_also_when_a_victim_was_seen_first() {
+fn exit_status_is_of_first_cause_even_if_victim_was_reaped_first() {
     let at = clock();
-    let mut job = state(3, 0, CliFlavor::Rankrun);
+    let mut job = new_job(3, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));
     let _ = job.handle(at(1), exited(0, 1, killed_by(9)));
@@ -317,9 +319,9 @@ fn the_status_is_the_causes_also_when_a_victim_was_seen_first() {
 }
 
 #[test]
-fn an_old_generation_changes_nothing() {
+fn exit_of_old_generation_is_ignored() {
     let at = clock();
-    let mut job = state(1, 1, CliFlavor::Rankrun);
+    let mut job = new_job(1, 1, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(1)))), Some(1));
     assert_eq!(job.handle(at(2), exited(0, 0, Exit::Code(1))), []);
@@ -338,9 +340,9 @@ fn any_input() -> impl Strategy<Value = Input> {
 proptest! {
     /// Any inputs in any order: invariants 6, 7 and 1, and nothing follows the end.
     #[test]
-    fn the_budget_is_kept_and_the_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
+    fn random_inputs_keep_restart_budget_and_job_end_is_final(inputs in prop::collection::vec(any_input(), 0..60)) {
         let at = clock();
-        let mut job = state(3, 2, CliFlavor::Rankrun);
+        let mut job = new_job(3, 2, CliFlavor::Rankrun);
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             told |= matches!(input, Input::StopRequested { .. });
@@ -358,9 +360,9 @@ proptest! {
 }
 
 #[test]
-fn a_signal_for_the_workers_changes_nothing() {
+fn forwarded_signal_does_not_change_phase() {
     let at = clock();
-    let mut job = state(2, 0, CliFlavor::Rankrun);
+    let mut job = new_job(2, 0, CliFlavor::Rankrun);
     let passed = Input::SignalForwarded { signal: Signal::SIGUSR1 };
     assert_eq!(job.handle(at(0), passed.clone()), []);
     let _ = job.handle(at(0), Input::Ready);
@@ -378,12 +380,12 @@ fn a_signal_for_the_workers_changes_nothing() {
 }
 
 #[test]
-fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
+fn unlisted_sigint_stops_workers_by_sigterm() {
     let at = clock();
     for (persona, status) in
         [(CliFlavor::Rankrun, ExitStatus::Code(130)), (CliFlavor::Torchrun, ExitStatus::Signal(2))]
     {
-        let mut job = state(1, 0, persona);
+        let mut job = new_job(1, 0, persona);
         job.rules.interrupt = Interrupt::Unlisted;
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGINT, false));
@@ -394,17 +396,17 @@ fn an_interrupt_that_is_not_listed_stops_the_workers_by_sigterm() {
 }
 
 #[test]
-fn who_sits_in_the_kernel_ends_the_job_for_good() {
+fn worker_stuck_in_dstate_ends_job_without_restart() {
     let at = clock();
     for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-        let mut job = state(2, 5, persona);
-        job.rules.stuck_limit = Some(Duration::from_secs(2));
+        let mut job = new_job(2, 5, persona);
+        job.rules.dstate_timeout = Some(Duration::from_secs(2));
         let _ = job.handle(at(0), Input::Ready);
         let asleep = vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
         let looked = || Input::DStateProbed {
             generation: Generation(0),
             at: SystemTime::UNIX_EPOCH,
-            asleep: asleep.clone(),
+            uninterruptible: asleep.clone(),
         };
         assert_eq!(job.deadline(), Some(at(0)), "the first look is due");
         let actions = job.handle(at(0), Input::DeadlinePassed);
@@ -423,7 +425,7 @@ fn who_sits_in_the_kernel_ends_the_job_for_good() {
         assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
         let failure = end.failure.as_ref().unwrap();
         assert_eq!(failure.first.local_rank, LocalRank(1));
-        assert_eq!(failure.manner, FailureKind::Stuck { dwell: Duration::from_secs(2) });
-        assert_eq!(failure.others.len(), 1);
+        assert_eq!(failure.kind, FailureKind::Stuck { stuck_for: Duration::from_secs(2) });
+        assert_eq!(failure.following_ends.len(), 1);
     }
 }

@@ -8,11 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::process::exec_problem;
-use crate::process::listener::listener;
+use crate::process::listener::listener_of_port;
 use crate::reporter::causes::{Listener, NeverExecutable, OtherPython, Surroundings};
 use crate::spec::Entrypoint;
 
-const MOST_PYTHONS: usize = 16;
+const MAX_PYTHONS: usize = 16;
 
 /// The surroundings of the workers of this launch.
 pub(super) struct WorkerSurroundings<'a> {
@@ -36,7 +36,7 @@ impl WorkerSurroundings<'_> {
     }
 
     /// Where a user may have another interpreter: active environments, those beside the script, `PATH`.
-    fn candidates(&self) -> Vec<PathBuf> {
+    fn candidate_pythons(&self) -> Vec<PathBuf> {
         let beside = self.python().and_then(|(_, script)| script?.parent().map(Path::to_owned));
         let folders = beside.into_iter().chain([PathBuf::from(".")]);
         let local = folders.flat_map(|folder| [".venv", "venv"].map(|name| folder.join(name).join("bin")));
@@ -59,9 +59,9 @@ impl Surroundings for WorkerSurroundings<'_> {
         let mut seen: BTreeSet<PathBuf> =
             self.python().map(|(python, _)| identity(python)).into_iter().collect();
         let mut others = Vec::new();
-        for path in self.candidates() {
+        for path in self.candidate_pythons() {
             let is_new = is_program(&path) && seen.insert(identity(&path));
-            if is_new && others.len() < MOST_PYTHONS {
+            if is_new && others.len() < MAX_PYTHONS {
                 let path = std::path::absolute(&path).unwrap_or(path);
                 others.push(OtherPython { has_module: has_module(&path, module), path });
             }
@@ -69,7 +69,7 @@ impl Surroundings for WorkerSurroundings<'_> {
         others
     }
 
-    fn module_here(&self, module: &str) -> Option<String> {
+    fn local_module_file(&self, module: &str) -> Option<String> {
         let (_, script) = self.python()?;
         // Python finds modules in the working folder with `-m`, and for a script in that folder.
         let folder = script?.parent().filter(|folder| !folder.as_os_str().is_empty())?;
@@ -84,7 +84,7 @@ impl Surroundings for WorkerSurroundings<'_> {
     }
 
     fn listener(&self, port: u16) -> Option<Listener> {
-        listener(port).map(|(pid, name)| Listener { pid: pid.as_raw(), name })
+        listener_of_port(port).map(|(pid, name)| Listener { pid: pid.as_raw(), name })
     }
 
     fn shared_memory(&self) -> Option<u64> {
@@ -114,20 +114,20 @@ fn is_program(path: &Path) -> bool {
 /// The folder of a venv, since all venvs link to one file; else the file.
 fn identity(python: &Path) -> PathBuf {
     let file = fs::canonicalize(python).unwrap_or_else(|_| python.to_owned());
-    match venv(python) {
+    match venv_folder(python) {
         Some(folder) => fs::canonicalize(&folder).unwrap_or(folder),
         None => file,
     }
 }
 
-fn venv(python: &Path) -> Option<PathBuf> {
+fn venv_folder(python: &Path) -> Option<PathBuf> {
     let folder = python.parent()?.join("..");
     folder.join("pyvenv.cfg").is_file().then_some(folder)
 }
 
 /// True if the module is among the packages of that interpreter.
 fn has_module(python: &Path, module: &str) -> bool {
-    let prefix = venv(python).or_else(|| {
+    let prefix = venv_folder(python).or_else(|| {
         let file = fs::canonicalize(python).ok()?;
         Some(file.parent()?.parent()?.to_owned())
     });
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn other_interpreters_are_found_with_their_packages() {
+    fn other_pythons_are_found_with_module_flag() {
         let folder = std::env::temp_dir().join(format!("rankrun-pythons-{}", std::process::id()));
         let [used, active, beside] = ["used", "active", "work/.venv"].map(|name| {
             let module = if name == "used" { "numpy" } else { "torch" };
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_and_own_port_are_seen() {
+    fn shared_memory_and_own_listener_are_found() {
         let entrypoint = Entrypoint::Program { path: "/bin/true".into(), name: "true".into() };
         let surroundings = WorkerSurroundings { environment: &[], entrypoint: &entrypoint };
         assert_eq!(surroundings.shared_memory().is_some(), Path::new("/dev/shm").is_dir());

@@ -8,7 +8,7 @@ fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
     let delay = Duration::from_secs(5);
     let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 3, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, 3, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(10), exited(0, 0, Exit::Code(7)));
     (job, actions)
@@ -17,18 +17,18 @@ fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
 fn ruled_job(then: RuleAction) -> (State, RestartRule) {
     let rule = RestartRule { when: Conditions::default(), then };
     let policy = RestartPolicy { rules: vec![rule], ..RestartPolicy::default() };
-    (state_by(policy, 2, 3, CliFlavor::Rankrun), rule)
+    (new_job_with_policy(policy, 2, 3, CliFlavor::Rankrun), rule)
 }
 
-fn says(actions: &[Action], said: &JobEvent) -> bool {
+fn emits(actions: &[Action], said: &JobEvent) -> bool {
     actions.iter().any(|action| matches!(action, Action::Emit(what) if what == said))
 }
 
 #[test]
-fn a_restart_comes_when_its_time_has_come() {
+fn delayed_restart_starts_at_end_of_backoff() {
     let at = clock();
     let (mut job, actions) = waiting_job(&at);
-    assert!(says(&actions, &JobEvent::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
+    assert!(emits(&actions, &JobEvent::Waiting { wait: Duration::from_secs(5), used: RestartCount(1) }));
     assert!(
         actions.iter().any(|action| matches!(action, Action::KillLeftovers { .. })),
         "leftovers do not outlive the wait"
@@ -43,14 +43,14 @@ fn a_restart_comes_when_its_time_has_come() {
 }
 
 #[test]
-fn a_signal_ends_the_wait_at_once() {
+fn signal_ends_restart_delay_at_once() {
     let at = clock();
     for (persona, status) in [
         (CliFlavor::Rankrun, ExitStatus::Code(128 + 15)),
         (CliFlavor::Torchrun, ExitStatus::Code(LAUNCHER_FAILED)),
     ] {
         let (mut job, _) = waiting_job(&at);
-        job.rules.persona = persona;
+        job.rules.cli_flavor = persona;
         let actions = job.handle(at(11), stop(Signal::SIGTERM, false));
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
@@ -60,7 +60,7 @@ fn a_signal_ends_the_wait_at_once() {
 }
 
 #[test]
-fn nothing_else_ends_the_wait() {
+fn unrelated_inputs_do_not_end_restart_delay() {
     let at = clock();
     let (mut job, _) = waiting_job(&at);
     for input in [
@@ -68,7 +68,7 @@ fn nothing_else_ends_the_wait() {
         Input::SignalForwarded { signal: Signal::SIGUSR1 },
         exited(0, 0, Exit::Code(0)),
         exited(1, 0, Exit::Code(1)),
-        Input::ProgressProbed { generation: Generation(0), sight: None },
+        Input::ProgressProbed { generation: Generation(0), fingerprint: None },
     ] {
         assert_eq!(job.handle(at(11), input), []);
     }
@@ -76,7 +76,7 @@ fn nothing_else_ends_the_wait() {
 }
 
 #[test]
-fn a_rule_may_end_a_job_that_has_restarts_left() {
+fn restart_rule_ends_job_with_restarts_left() {
     let at = clock();
     for (then, status) in [
         (RuleAction::Fail, ExitStatus::Code(7)),
@@ -88,7 +88,7 @@ fn a_rule_may_end_a_job_that_has_restarts_left() {
         let actions = job.handle(at(1), exited(0, 1, Exit::Code(7)));
         assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)], "the others are stopped as ever");
         let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
-        assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::Rule(rule))));
+        assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::Rule(rule))));
         let end = end(&actions).unwrap();
         assert_eq!(end.status, status, "invariant 8");
         assert!(end.failure.is_some());
@@ -96,19 +96,19 @@ fn a_rule_may_end_a_job_that_has_restarts_left() {
 }
 
 #[test]
-fn a_rule_may_call_a_failure_a_success() {
+fn succeed_rule_turns_failure_into_success() {
     let at = clock();
     let (mut job, rule) = ruled_job(RuleAction::Succeed);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 1, Exit::Code(5)));
     let actions = job.handle(at(2), exited(0, 0, killed_by(15)));
-    assert!(says(&actions, &JobEvent::CalledSuccess { rule }));
+    assert!(emits(&actions, &JobEvent::CalledSuccess { rule }));
     let end = end(&actions).unwrap();
     assert_eq!((end.status, &end.failure), (ExitStatus::SUCCESS, &None));
 }
 
 #[test]
-fn a_rule_decides_about_the_status_also_where_a_worker_cannot_be_ended() {
+fn restart_rule_sets_status_even_if_worker_survives_sigkill() {
     let at = clock();
     for (then, status) in [
         (RuleAction::Restart, ExitStatus::Code(7)),
@@ -121,14 +121,14 @@ fn a_rule_decides_about_the_status_also_where_a_worker_cannot_be_ended() {
         let _ = job.handle(at(1), exited(0, 1, Exit::Code(7)));
         let _ = job.handle(at(31), Input::DeadlinePassed);
         let actions = job.handle(at(36), Input::DeadlinePassed);
-        assert!(says(&actions, &JobEvent::CannotEnd { local_ranks: vec![LocalRank(0)] }));
+        assert!(emits(&actions, &JobEvent::CannotEnd { local_ranks: vec![LocalRank(0)] }));
         assert_eq!(started(&actions), None, "invariant 1");
         assert_eq!(end(&actions).unwrap().status, status, "invariant 8");
     }
 }
 
 #[test]
-fn the_user_comes_before_the_rules() {
+fn user_signal_takes_precedence_over_restart_rules() {
     let at = clock();
     let (mut job, _) = ruled_job(RuleAction::Succeed);
     let _ = job.handle(at(0), Input::Ready);
@@ -139,11 +139,11 @@ fn the_user_comes_before_the_rules() {
 }
 
 #[test]
-fn a_job_without_progress_is_given_up() {
+fn restarts_without_checkpoint_progress_end_job() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let actions = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
@@ -151,7 +151,7 @@ fn a_job_without_progress_is_given_up() {
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::LookingForProgress)]);
     let seen = |generation, sight| Input::ProgressProbed {
         generation: Generation(generation),
-        sight: Some(CheckpointFingerprint(sight)),
+        fingerprint: Some(CheckpointFingerprint(sight)),
     };
     assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to another question");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
@@ -159,56 +159,60 @@ fn a_job_without_progress_is_given_up() {
     assert_eq!(started(&job.handle(at(5), seen(1, 2))), Some(2), "another file");
     let _ = job.handle(at(6), exited(2, 0, Exit::Code(7)));
     let actions = job.handle(at(6), seen(2, 2));
-    assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
+    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(7));
 }
 
 #[test]
-fn a_signal_ends_the_look_for_progress() {
+fn signal_ends_progress_probe() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(7)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
-    assert_eq!(job.handle(at(3), Input::ProgressProbed { generation: Generation(0), sight: None }), []);
+    assert_eq!(job.handle(at(3), Input::ProgressProbed { generation: Generation(0), fingerprint: None }), []);
 }
 
 #[test]
-fn a_look_that_gives_no_answer_changes_nothing() {
+fn progress_probe_without_answer_does_not_count() {
     let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 1 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
-    let mut job = state_by(policy, 1, 9, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let seen = |generation, sight: Option<u64>| Input::ProgressProbed {
         generation: Generation(generation),
-        sight: sight.map(CheckpointFingerprint),
+        fingerprint: sight.map(CheckpointFingerprint),
     };
     for (generation, sight) in [(0, Some(1)), (1, None), (2, None)] {
         let _ = job.handle(at(1), exited(generation, 0, Exit::Code(7)));
         let actions = job.handle(at(1), seen(generation, sight));
-        assert_eq!(says(&actions, &JobEvent::ProgressUnknown), sight.is_none());
+        assert_eq!(emits(&actions, &JobEvent::ProgressUnknown), sight.is_none());
         assert_eq!(started(&actions), Some(generation + 1));
     }
     let _ = job.handle(at(2), exited(3, 0, Exit::Code(7)));
     let _ = job.handle(at(4), Input::DeadlinePassed);
     assert_eq!(job.deadline(), Some(at(12)), "the wait for a folder has a limit");
     let actions = job.handle(at(12), Input::DeadlinePassed);
-    assert!(says(&actions, &JobEvent::ProgressUnknown));
+    assert!(emits(&actions, &JobEvent::ProgressUnknown));
     assert_eq!(started(&actions), Some(4));
     assert_eq!(job.handle(at(12), seen(3, Some(1))), [], "too late");
     let _ = job.handle(at(13), exited(4, 0, Exit::Code(7)));
     let actions = job.handle(at(13), seen(4, Some(1)));
-    assert!(says(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
+    assert!(emits(&actions, &JobEvent::RestartRefused(NoRestart::NoProgress { restarts: 1 })));
 }
 
 /// The waits of a worker that exits with code 7 each of these seconds after its start.
-fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64>, Vec<RestartCount>, State) {
+fn restart_delays(
+    policy: RestartPolicy,
+    max_restarts: u32,
+    lives: &[u64],
+) -> (Vec<u64>, Vec<RestartCount>, State) {
     let at = clock();
-    let mut job = state_by(policy, 1, max_restarts, CliFlavor::Rankrun);
+    let mut job = new_job_with_policy(policy, 1, max_restarts, CliFlavor::Rankrun);
     let (mut waits, mut counts, mut now) = (Vec::new(), Vec::new(), at(0));
     let mut actions = job.handle(now, Input::Ready);
     for life in lives {
@@ -236,50 +240,50 @@ fn waits_of(policy: RestartPolicy, max_restarts: u32, lives: &[u64]) -> (Vec<u64
 }
 
 #[test]
-fn each_wait_is_longer_than_the_one_before_up_to_the_cap() {
+fn backoff_doubles_up_to_cap_and_resets_after_long_run() {
     let backoff =
         Backoff { delay: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
-    let (waits, _, job) = waits_of(policy.clone(), 5, &[0; 9]);
+    let (waits, _, job) = restart_delays(policy.clone(), 5, &[0; 9]);
     assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
-    let (waits, _, job) = waits_of(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
+    let (waits, _, job) = restart_delays(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
     assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "a long run resets the backoff");
     assert!(job.is_running());
 }
 
 #[test]
-fn a_window_counts_the_restarts_in_it_and_no_others() {
+fn restart_window_counts_only_restarts_within_it() {
     let window = Some(Duration::from_secs(3_600));
     let policy = RestartPolicy { window, ..RestartPolicy::default() };
-    let (_, counts, job) = waits_of(policy.clone(), 2, &[0, 1_000, 2_600, 1_000, 2_600]);
+    let (_, counts, job) = restart_delays(policy.clone(), 2, &[0, 1_000, 2_600, 1_000, 2_600]);
     assert!(job.is_running(), "the restarts of an hour ago are over");
     assert_eq!(counts, [0, 1, 2, 3, 4].map(RestartCount), "the workers' counter counts all, as torch's");
-    let (_, counts, job) = waits_of(policy, 2, &[0, 1_000, 2_599]);
+    let (_, counts, job) = restart_delays(policy, 2, &[0, 1_000, 2_599]);
     assert_eq!((counts.len(), job.phase), (3, JobPhase::Finished), "invariant 6");
 }
 
 #[test]
-fn a_wait_is_no_part_of_a_window() {
+fn restart_delay_does_not_count_towards_window() {
     let backoff = Backoff { delay: Duration::from_secs(10), factor: 1.0, cap: Duration::MAX, jitter: 0.0 };
     let window = Some(Duration::from_secs(100));
     let policy = RestartPolicy { window, backoff: Some(backoff), ..RestartPolicy::default() };
-    let (waits, _, job) = waits_of(policy.clone(), 1, &[0, 100]);
+    let (waits, _, job) = restart_delays(policy.clone(), 1, &[0, 100]);
     assert_eq!((waits, job.is_running()), (vec![10, 10], true));
-    let (waits, _, job) = waits_of(policy, 1, &[0, 99]);
+    let (waits, _, job) = restart_delays(policy, 1, &[0, 99]);
     assert_eq!((waits, job.phase), (vec![10], JobPhase::Finished), "invariant 6");
 }
 
 #[test]
-fn a_healthy_generation_makes_the_budget_whole() {
+fn healthy_generation_restores_restart_budget() {
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..RestartPolicy::default() };
-    let (_, counts, job) = waits_of(policy, 1, &[60, 60, 60, 59, 1_000]);
+    let (_, counts, job) = restart_delays(policy, 1, &[60, 60, 60, 59, 1_000]);
     assert_eq!(counts, [0, 1, 2, 3].map(RestartCount));
     assert_eq!(job.phase, JobPhase::Finished, "invariant 6");
 }
 
 #[test]
-fn a_rule_is_about_a_code_a_signal_a_rank_or_a_node() {
+fn restart_rule_matches_exit_code_signal_rank_or_node() {
     let any = Conditions::default();
     let segv = killed_by(libc::SIGSEGV);
     let at = clock();
@@ -297,7 +301,7 @@ fn a_rule_is_about_a_code_a_signal_a_rank_or_a_node() {
         let fail = RestartRule { when, then: RuleAction::Fail };
         let later = RestartRule { when: any, then: RuleAction::Restart };
         let policy = RestartPolicy { rules: vec![fail, later], ..RestartPolicy::default() };
-        let mut job = state_by(policy, 2, 1, CliFlavor::Rankrun);
+        let mut job = new_job_with_policy(policy, 2, 1, CliFlavor::Rankrun);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, rank, exit));
         let actions = job.handle(at(2), exited(0, 1 - rank, killed_by(15)));
@@ -307,13 +311,13 @@ fn a_rule_is_about_a_code_a_signal_a_rank_or_a_node() {
 }
 
 #[test]
-fn the_time_limit_ends_a_wait_and_nobody_waits_for_longer_than_it() {
+fn time_limit_ends_restart_delay_or_prevents_it() {
     let at = clock();
     for (limit, told_at) in [(12, None), (15, None), (16, Some(15))] {
         let delay = Duration::from_secs(5);
         let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
         let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
-        let mut job = state_by(policy, 1, 3, CliFlavor::Rankrun);
+        let mut job = new_job_with_policy(policy, 1, 3, CliFlavor::Rankrun);
         let limit = Duration::from_secs(limit);
         job.rules.time_limit = Some(crate::spec::stop::TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);

@@ -54,24 +54,24 @@ pub(super) struct WorkerGroup {
     spec: LaunchSpec,
     environment: Vec<(OsString, OsString)>,
     job: JobId,
-    original: InheritedState,
+    inherited: InheritedState,
     /// The round of the last started generation.
     round: Option<Round>,
     /// The rank and device of each worker in it.
     placements: Vec<Placement>,
     /// The device assignment from the next generation on, if it changes.
-    next_seating: Option<DeviceAssignment>,
+    pending_assignment: Option<DeviceAssignment>,
     /// The training store of a job without rendezvous.
-    meeting: Option<LocalTrainingStore>,
+    local_store: Option<LocalTrainingStore>,
     children: Children,
     logs: Logs,
-    tree: Option<LogTree>,
+    log_tree: Option<LogTree>,
     /// Log folders of the last started generation.
     attempt: Option<Attempt>,
     /// Standard input of workers that may not read the launcher's.
     no_input: Option<File>,
     /// The external worker of this generation.
-    left_out: Option<ExternalWorker>,
+    external_worker: Option<ExternalWorker>,
     /// The last started generation.
     generation: Generation,
     started: SystemTime,
@@ -80,7 +80,7 @@ pub(super) struct WorkerGroup {
     /// The error files of its failed workers.
     error_files: BTreeMap<LocalRank, ErrorFile>,
     /// What the OOM killer has killed since their start.
-    oom: OomLedger,
+    oom_ledger: OomLedger,
     /// Their log folder, if its disk was full when a worker failed.
     full_log_folder: Option<FullLogFolder>,
     events: Option<EventSink>,
@@ -90,26 +90,26 @@ pub(super) struct WorkerGroup {
 pub(super) struct RoundContext {
     pub(super) round: Round,
     /// How long the rendezvous took.
-    pub(super) took: Duration,
+    pub(super) rendezvous_duration: Duration,
 }
 
 /// Not every worker could be started.
 pub(super) struct StartFailed {
     /// The first worker that was not started.
-    pub(super) at: LocalRank,
+    pub(super) failed_rank: LocalRank,
     pub(super) error: LaunchError,
 }
 
 impl WorkerGroup {
     /// Opens all resources that outlive a generation.
     pub(super) fn open(setup: AgentSetup, console: Console) -> Result<Self, LaunchError> {
-        let AgentSetup { spec, environment, job, original, .. } = setup;
+        let AgentSetup { spec, environment, job, inherited: original, .. } = setup;
         // First, since it leaves nothing behind when the rest fails.
         let is_alone = !spec.rendezvous.is_shared();
         let meeting = if is_alone {
             Some(
                 LocalTrainingStore::open(&spec.rendezvous, spec.network.ports)?
-                    .limited(spec.network.store_limit)?,
+                    .with_limit(spec.network.store_limit)?,
             )
         } else {
             None
@@ -133,23 +133,23 @@ impl WorkerGroup {
             events: EventSink::open(&spec, &console),
             round: None,
             placements: Vec::new(),
-            next_seating: None,
-            logs: Logs::new(console, spec.persona),
-            tree,
+            pending_assignment: None,
+            logs: Logs::new(console, spec.cli_flavor),
+            log_tree: tree,
             attempt: None,
             spec,
             environment,
             job,
-            original,
-            meeting,
+            inherited: original,
+            local_store: meeting,
             children: Children::default(),
             no_input,
-            left_out: None,
+            external_worker: None,
             generation: Generation(0),
             started: SystemTime::UNIX_EPOCH,
             pids: BTreeMap::new(),
             error_files: BTreeMap::new(),
-            oom: OomLedger::default(),
+            oom_ledger: OomLedger::default(),
             full_log_folder: None,
         })
     }
@@ -160,20 +160,20 @@ impl WorkerGroup {
 
     /// Sets the assignment of the next generation; reports about this generation keep the old one.
     pub(super) fn set_pending_assignment(&mut self, seating: DeviceAssignment) {
-        self.next_seating = Some(seating);
+        self.pending_assignment = Some(seating);
     }
 
     fn apply_assignment(&mut self) {
-        let Some(seating) = self.next_seating.take() else { return };
+        let Some(seating) = self.pending_assignment.take() else { return };
         self.spec.workers = seating.workers;
-        self.spec.seats = seating.seats;
+        self.spec.worker_devices = seating.worker_devices;
         self.spec.visibility = seating.visibility;
         self.spec.defaults.omp_threads = seating.omp_threads;
     }
 
     /// Lines for the user about the next assignment.
     pub(super) fn pending_device_lines(&self) -> &[String] {
-        self.next_seating.as_ref().map_or(&[], |seating| &seating.lines)
+        self.pending_assignment.as_ref().map_or(&[], |seating| &seating.device_lines)
     }
 
     /// Starts all workers, local rank 0 first.
@@ -190,70 +190,73 @@ impl WorkerGroup {
         self.pids.clear();
         self.error_files.clear();
         self.full_log_folder = None;
-        let started = self.start_each(generation, restart_count, joined);
+        let started = self.start_workers(generation, restart_count, joined);
         if let (Ok(()), Some(events)) = (&started, &self.events) {
-            events.started(&self.seats());
+            events.emit_started(&self.event_workers());
         }
         for note in self.logs.take_notes() {
             tracing::info!("{note}");
         }
         // Also after a failure: the output of running workers is read until they are stopped.
         let all = LocalRank(self.spec.workers.get());
-        let heard = self.logs.pump().map_err(|error| StartFailed { at: all, error: error.into() });
+        let heard = self.logs.pump().map_err(|error| StartFailed { failed_rank: all, error: error.into() });
         started.and(heard)
     }
 
-    fn start_each(
+    fn start_workers(
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
         joined: Option<RoundContext>,
     ) -> Result<(), StartFailed> {
-        let nobody = |error| StartFailed { at: LocalRank(0), error };
+        let nobody = |error| StartFailed { failed_rank: LocalRank(0), error };
         let began = Instant::now();
         let number = joined.as_ref().map(|joined| joined.round.number);
-        let RoundContext { round, took } = match joined {
+        let RoundContext { round, rendezvous_duration: took } = match joined {
             Some(joined) => joined,
-            None => RoundContext { round: self.alone(generation).map_err(nobody)?, took: began.elapsed() },
+            None => RoundContext {
+                round: self.single_node_round(generation).map_err(nobody)?,
+                rendezvous_duration: began.elapsed(),
+            },
         };
         if let Some(events) = &mut self.events {
-            events.joined(restart_count, &round, took);
+            events.emit_joined(restart_count, &round, took);
         }
-        self.placements = placement::assign(&self.spec.seats, &round);
+        self.placements = placement::assign_ranks(&self.spec.worker_devices, &round);
         self.round = Some(round.clone());
-        self.attempt = self.folders(restart_count, number).map_err(|error| nobody(error.into()))?;
+        self.attempt = self.create_attempt(restart_count, number).map_err(|error| nobody(error.into()))?;
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
-        let duplicated = self.logs.duplicate(self.attempt.as_ref(), &self.spec.logs.duplicates);
+        let duplicated = self.logs.open_line_filters(self.attempt.as_ref(), &self.spec.logs.duplicates);
         duplicated.map_err(|error| nobody(error.into()))?;
         let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
         for placement in self.placements.clone() {
-            self.start_one(&life, &placement)
-                .map_err(|error| StartFailed { at: placement.local_rank, error })?;
+            self.start_worker(&life, &placement)
+                .map_err(|error| StartFailed { failed_rank: placement.local_rank, error })?;
             if placement.local_rank == LocalRank(0) {
                 // Started here, as the first worker has no memory yet.
-                self.oom = OomLedger::begin();
+                self.oom_ledger = OomLedger::begin();
             }
         }
         Ok(())
     }
 
     /// The round of a job of one node.
-    fn alone(&mut self, generation: Generation) -> Result<Round, LaunchError> {
-        let meeting = self.meeting.as_mut().expect("a job of one node opens its store at the start");
+    fn single_node_round(&mut self, generation: Generation) -> Result<Round, LaunchError> {
+        let meeting = self.local_store.as_mut().expect("a job of one node opens its store at the start");
         let master = meeting.next_generation(generation == Generation(0))?;
         Ok(Round::alone(self.spec.workers, master))
     }
 
     /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
-    fn folders(
+    fn create_attempt(
         &mut self,
         restart_count: RestartCount,
         round: Option<u64>,
     ) -> Result<Option<Attempt>, LogError> {
-        let Some(tree) = &mut self.tree else { return Ok(None) };
+        let Some(tree) = &mut self.log_tree else { return Ok(None) };
         let attempt = match round {
             Some(round) => tree.attempt_in(round, restart_count, self.spec.workers),
             None => tree.attempt(restart_count, self.spec.workers),
@@ -269,21 +272,22 @@ impl WorkerGroup {
         }
     }
 
-    fn start_one(&mut self, life: &GenerationContext, placement: &Placement) -> Result<(), LaunchError> {
+    fn start_worker(&mut self, life: &GenerationContext, placement: &Placement) -> Result<(), LaunchError> {
         let attempt = self.attempt.as_ref();
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = attempt.map(|attempt| attempt.error_file(local_rank));
-        let command = command::build(&self.spec, life, placement, &self.environment, error_file.as_deref())
-            .map_err(|source| LaunchError::Command { rank, source })?;
+        let command =
+            command::worker_command(&self.spec, life, placement, &self.environment, error_file.as_deref())
+                .map_err(|source| LaunchError::Command { rank, source })?;
         let worker = WorkerId { generation: life.generation, local_rank };
-        if self.spec.left_out == Some(local_rank) {
+        if self.spec.external_worker == Some(local_rank) {
             let script = self.script_path(local_rank);
-            self.left_out = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);
+            self.external_worker = Some(ExternalWorker::prepare(worker, &self.job, &command, &script)?);
             return Ok(());
         }
 
-        let (persona, role) = (self.spec.persona, &*self.spec.role);
+        let (persona, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
         let folder = attempt.map(|attempt| attempt.worker(local_rank));
@@ -294,11 +298,11 @@ impl WorkerGroup {
         let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {
             stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
-            stdout: descriptor(&streams.stdout),
-            stderr: descriptor(&streams.stderr),
+            stdout: child_end_fd(&streams.stdout),
+            stderr: child_end_fd(&streams.stderr),
         };
 
-        let pid = self.children.spawn(worker, &command, stdio, &self.original).map_err(|source| {
+        let pid = self.children.spawn(worker, &command, stdio, &self.inherited).map_err(|source| {
             let program = PathBuf::from(OsStr::from_bytes(command.path.as_bytes()));
             let source = SpawnError::new(source, &program);
             LaunchError::Spawn { rank, program, source }
@@ -323,8 +327,8 @@ impl WorkerGroup {
 
     /// What the external worker has reported.
     pub(super) fn external_worker_inputs(&mut self, at: SystemTime) -> Vec<Input> {
-        let Some(left_out) = &mut self.left_out else { return Vec::new() };
-        let (worker, reported) = (left_out.worker(), left_out.receive());
+        let Some(left_out) = &mut self.external_worker else { return Vec::new() };
+        let (worker, reported) = (left_out.worker_id(), left_out.receive());
         let WorkerId { generation, local_rank } = worker;
         let input = |reported| match reported {
             AttachReport::Started(pid) => {
@@ -334,7 +338,7 @@ impl WorkerGroup {
             AttachReport::Ended { pid, exit } => {
                 let (peak, is_killed) = (None, false);
                 let exit = WorkerExit { worker, pid, exit, peak, is_killed };
-                Input::Exited { generation, end: self.end_by_hand(&exit, at) }
+                Input::Exited { generation, end: self.external_worker_end(&exit, at) }
             }
         };
         reported.into_iter().map(input).collect()
@@ -342,29 +346,29 @@ impl WorkerGroup {
 
     /// The external worker, while its generation lives.
     pub(super) const fn external_worker(&mut self) -> Option<&mut ExternalWorker> {
-        self.left_out.as_mut()
+        self.external_worker.as_mut()
     }
 
     /// What becomes readable when the external worker reports.
-    pub(super) fn left_out_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.left_out.iter().flat_map(ExternalWorker::as_fds)
+    pub(super) fn external_worker_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.external_worker.iter().flat_map(ExternalWorker::as_fds)
     }
 
     /// The job and its workers, for messages about them.
-    pub(super) fn group(&self) -> EventSubject<'_> {
+    pub(super) fn event_subject(&self) -> EventSubject<'_> {
         let round = self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE);
         EventSubject { spec: &self.spec, pids: &self.pids, round }
     }
 
     /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
-    pub(super) fn tell_end(&mut self, end: &JobEnd, died_of: Option<String>) {
-        let seats = self.seats();
+    pub(super) fn emit_end_events(&mut self, end: &JobEnd, died_of: Option<String>) {
+        let seats = self.event_workers();
         if let Some(events) = &mut self.events {
-            events.ended(&events::of_end(end, died_of, &seats, &self.error_files));
+            events.emit_ended(&events::end_events(end, died_of, &seats, &self.error_files));
         }
     }
 
-    fn seats(&self) -> Vec<EventWorker> {
+    fn event_workers(&self) -> Vec<EventWorker> {
         let Some(role_world_size) = self.round.as_ref().map(|round| round.role_world_size) else {
             return Vec::new();
         };
@@ -379,8 +383,8 @@ impl WorkerGroup {
     }
 
     /// Ends the streams of a reaped generation, even if another process holds them open.
-    pub(super) fn ended(&mut self, generation: Generation) {
-        self.left_out = None;
+    pub(super) fn end_streams(&mut self, generation: Generation) {
+        self.external_worker = None;
         drop(self.logs.generation_ended(generation));
     }
 
@@ -389,14 +393,14 @@ impl WorkerGroup {
         self.logs.finish()
     }
 
-    pub(super) fn resize(&self) {
+    pub(super) fn resize_console(&self) {
         self.logs.resize();
     }
 
     /// Removes log folders that stayed empty.
     pub(super) fn close(mut self) {
-        self.left_out = None;
-        if let Some(tree) = self.tree {
+        self.external_worker = None;
+        if let Some(tree) = self.log_tree {
             tree.remove_empty();
         }
     }
@@ -406,7 +410,7 @@ impl WorkerGroup {
     }
 
     pub(super) fn signal(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
-        self.children.signal_groups(&of_generation(generation, local_ranks), signal);
+        self.children.signal_groups(&worker_ids(generation, local_ranks), signal);
     }
 
     /// Signals the process groups of all live workers.
@@ -414,16 +418,21 @@ impl WorkerGroup {
         self.children.signal_all_groups(signal);
     }
 
-    pub(super) fn pass(&mut self, generation: Generation, local_ranks: &[LocalRank], signal: Signal) {
-        self.children.signal_alone(&of_generation(generation, local_ranks), signal);
+    pub(super) fn forward_signal(
+        &mut self,
+        generation: Generation,
+        local_ranks: &[LocalRank],
+        signal: Signal,
+    ) {
+        self.children.signal_leaders(&worker_ids(generation, local_ranks), signal);
     }
 }
 
-fn of_generation(generation: Generation, local_ranks: &[LocalRank]) -> Vec<WorkerId> {
+fn worker_ids(generation: Generation, local_ranks: &[LocalRank]) -> Vec<WorkerId> {
     local_ranks.iter().map(|&local_rank| WorkerId { generation, local_rank }).collect()
 }
 
-fn descriptor(end: &ChildEnd) -> Option<BorrowedFd<'_>> {
+fn child_end_fd(end: &ChildEnd) -> Option<BorrowedFd<'_>> {
     match end {
         ChildEnd::Inherit => None,
         ChildEnd::Fd(fd) => Some(fd.as_fd()),

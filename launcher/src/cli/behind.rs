@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_only_a_launcher_has_are_named_with_their_values() {
+    fn launcher_options_after_script_are_named_with_values() {
         assert_eq!(
             told("train.py --lr 1 --nproc-per-node 4").unwrap(),
             "`--nproc-per-node 4` stands behind `train.py` and goes to it; if it should reach the launcher, put it before \
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_may_be_the_programs_are_not_named() {
+    fn ambiguous_options_after_script_are_not_named() {
         for line in [
             "train.py --devices 2 --tee 3 --config c.toml --local-rank 0 --master_port 1",
             "train.py -- --nproc-per-node 4",
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn common_options_are_options() {
+    fn common_options_exist_in_option_tables() {
         for name in COMMON.iter().filter(|name| **name != "local-rank") {
             assert!(tables(CliFlavor::Rankrun).any(|row| row.long == *name), "{name}");
         }

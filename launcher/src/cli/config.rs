@@ -111,9 +111,9 @@ pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, Cli
     let Some(Setting { value, .. }) = settings.find(&CONFIG) else { return Ok(Config::default()) };
     let fail = |problem| ConfigError { path: value.to_string_lossy().into_owned(), at: None, problem };
     let path = facts.absolute(Path::new(&value));
-    let bytes = facts.world().whole_file(&path, MOST_BYTES).map_err(|error| {
+    let bytes = facts.world().read_file(&path, MOST_BYTES).map_err(|error| {
         let words = error.to_string();
-        fail(match regular_file::not_regular(&error) {
+        fail(match regular_file::not_regular_cause(&error) {
             Some(_) => ConfigProblem::NotRegular(words),
             None => ConfigProblem::Unreadable(words),
         })

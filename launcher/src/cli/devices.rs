@@ -82,7 +82,7 @@ fn hidden(facts: &Facts) -> Choice {
     Choice {
         kind: DeviceType::Cpu,
         devices: Vec::new(),
-        untouched: false,
+        is_untouched: false,
         pinned: Vec::new(),
         hidden: [DeviceType::Cuda].into_iter().chain(others).collect(),
         warnings: Vec::new(),
@@ -100,7 +100,7 @@ struct Resolver<'a> {
 impl Resolver<'_> {
     fn resolve(&mut self) -> Result<Devices, CliError> {
         let facts = self.settings.facts;
-        let sign = || presence::sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
+        let sign = || presence::has_accelerator_sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
         let devices = match self.wishes.look(self.settings.persona, sign) {
             Look::No => self.unseen(sign())?,
             Look::OnlyCpus => {
@@ -158,7 +158,7 @@ impl Resolver<'_> {
             seats,
             visibility,
             spec: DeviceSpec {
-                listed: wishes.devices.as_ref().map(|listed| listed.value.0.clone()),
+                device_list: wishes.devices.as_ref().map(|listed| listed.value.0.clone()),
                 order: wishes.order.as_ref().map(|order| order.value),
                 oversubscribe: wishes.oversubscribe,
                 binding: wishes.binding.as_ref().map(|binding| binding.value),
@@ -223,9 +223,9 @@ impl Resolver<'_> {
     fn on_devices(&mut self, machine: &Machine, choice: &Choice) -> Result<Devices, CliError> {
         let workers = self.workers(choice)?;
         if choice.kind == DeviceType::Cpu {
-            let useless = advice::without_effect(&self.wishes).filter(|_| choice.untouched);
+            let useless = advice::without_effect(&self.wishes).filter(|_| choice.is_untouched);
             self.notices.extend(useless.map(|text| Notice::Device { text }));
-            return if choice.untouched {
+            return if choice.is_untouched {
                 self.on_cpus(None, Cause::Choice(machine, &choice.warnings))
             } else {
                 self.on_cpus(Some(choice), Cause::Requested)

@@ -109,7 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn endpoints_are_torchs() {
+    fn endpoints_are_parsed_like_torch() {
         for (text, host, port) in [
             ("", "localhost", None),
             ("  ", "localhost", None),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_where_nobody_can_be_is_none() {
+    fn unreachable_host_is_rejected() {
         use HostProblem::{ManyMachines, NeedsInterface, NeitherNameNorIpv6, NoIpv4, NoName};
         let long = "a".repeat(LONGEST_NAME + 1);
         for (host, problem) in [
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_address_without_brackets_is_seen() {
+    fn ipv6_address_without_brackets_is_detected() {
         for text in
             ["::1", " fe80::2:7", "::", "2001:db8::1", "2001:db8:0:0:0:0:0:1:29400", "::ffff:1.2.3.4:5"]
         {
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "\\PC*", ports in "[a-z:\\[\\]0-9]{0,9}") {
+        fn any_endpoint_text_does_not_panic(text in "\\PC*", ports in "[a-z:\\[\\]0-9]{0,9}") {
             let _ = (parse_endpoint(&text), parse_endpoint(&ports), is_bare_ipv6(&text), is_bare_ipv6(&ports));
         }
     }

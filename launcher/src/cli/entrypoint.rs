@@ -139,7 +139,7 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
     let facts = settings.facts;
     match facts.world().kind(here) {
         FileKind::File => {
-            let first_bytes = facts.world().first_bytes(here, LONGEST_LINE);
+            let first_bytes = facts.world().read_first_bytes(here, LONGEST_LINE);
             let executable = facts.is_executable(here);
             let elf = first_bytes.starts_with(b"\x7fELF");
             if elf && !executable {
@@ -161,7 +161,7 @@ fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Opti
             }))
         }
         FileKind::Missing if may_be_in_path(typed) => match find_program(typed, facts) {
-            Ok(path) if is_of_launcher(&facts.world().first_bytes(&path, LONGEST_LINE), facts) => {
+            Ok(path) if is_of_launcher(&facts.world().read_first_bytes(&path, LONGEST_LINE), facts) => {
                 Ok(Some(Found::Script(path)))
             }
             Ok(path) => Ok(Some(Found::Program(path))),
@@ -207,7 +207,7 @@ const MOST_NAMES: usize = 2000;
 fn nearest_file(typed: &OsStr, facts: &Facts) -> Option<String> {
     let path = Path::new(typed);
     let (folder, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let names = facts.world().names_in(folder, MOST_NAMES);
+    let names = facts.world().list_names(folder, MOST_NAMES);
     let nearest = folder.join(nearest_of(name, names.iter().map(String::as_str))?);
     facts.is_file(&nearest).then(|| nearest.to_string_lossy().into_owned())
 }
@@ -239,7 +239,7 @@ fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), Entrypoint
             nearest: nearest_file(typed, facts),
         }),
         FileKind::Directory if !facts.exists(&path.join("__main__.py")) => Err(EntrypointProblem::Directory),
-        _ if !facts.world().may(Permission::Read, path) => Err(EntrypointProblem::NotReadable),
+        _ if !facts.world().has_permission(Permission::Read, path) => Err(EntrypointProblem::NotReadable),
         FileKind::File if own && path.extension() == Some(OsStr::new("ipynb")) => {
             Err(EntrypointProblem::Notebook)
         }

@@ -20,14 +20,14 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
     if words.iter().any(|word| word == "-h" || word == "--help") {
         return Ok(Command::Print(include_str!("help_gc.txt").to_owned()));
     }
-    let mut request = GcRequest { deed: GcMode::End, form: OutputFormat::Text };
+    let mut request = GcRequest { mode: GcMode::End, format: OutputFormat::Text };
     for word in words {
         match word.to_str() {
-            Some("--dry-run" | "--dry_run") => request.deed = GcMode::List,
+            Some("--dry-run" | "--dry_run") => request.mode = GcMode::List,
             // In any order, a dry run touches nothing.
-            Some("--force") if request.deed == GcMode::End => request.deed = GcMode::EndAll,
+            Some("--force") if request.mode == GcMode::End => request.mode = GcMode::EndAll,
             Some("--force") => {}
-            Some("--json") => request.form = OutputFormat::Json,
+            Some("--json") => request.format = OutputFormat::Json,
             _ => {
                 let word = word.to_string_lossy().into_owned();
                 let error = UsageError::UnknownTo { command: WORD, word };
@@ -48,8 +48,8 @@ mod tests {
     }
 
     #[test]
-    fn the_words_may_stand_in_any_order() {
-        let gc = |deed, form| Ok(Command::Gc(GcRequest { deed, form }));
+    fn gc_options_are_accepted_in_any_order() {
+        let gc = |deed, form| Ok(Command::Gc(GcRequest { mode: deed, format: form }));
         assert_eq!(told(""), gc(GcMode::End, OutputFormat::Text));
         assert_eq!(told("--dry-run"), gc(GcMode::List, OutputFormat::Text));
         assert_eq!(told("--json --dry_run"), gc(GcMode::List, OutputFormat::Json));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named_and_nothing_is_done() {
+    fn unknown_gc_argument_is_refused() {
         for line in ["--dry", "--dry-run=yes", "4711", "--json=1"] {
             let word = format!("`rankrun gc` does not know `{line}`");
             assert!(told(line).unwrap_err().contains(&word), "{line}");

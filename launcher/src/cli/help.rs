@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_help_is_the_reference() {
+    fn help_matches_reference_file() {
         assert_eq!(help(CliFlavor::Rankrun), include_str!("help_rankrun.txt"));
         assert_eq!(help(CliFlavor::Torchrun), include_str!("help_torchrun.txt"));
     }

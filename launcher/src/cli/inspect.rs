@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_may_stand_in_any_order() {
+    fn inspect_options_are_accepted_in_any_order() {
         let limit = Duration::from_secs(7);
         let inspect = |subject, manner| Ok(Command::Inspect(Inspect { subject, manner, limit }));
         let devices = |kind, manner| inspect(Subject::Devices { kind, ids: Vec::new() }, manner);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_inspect_argument_is_named() {
         for (line, part) in [
             ("devices --jsn", "`rankrun devices` does not know `--jsn`"),
             ("devices 3", "does not know `3`"),

@@ -25,7 +25,7 @@ pub(super) fn resolve_start_timeout(
     let Some(Setting { origin, value }) = time(settings, &START_TIMEOUT, Expected::Time)? else {
         return Ok(None);
     };
-    if rendezvous.nodes().is_many() {
+    if rendezvous.nodes().allows_many() {
         return Err(SettingError::JoinsElsewhere { origin }.into());
     }
     if rendezvous.store().host == StoreHost::Worker {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_warning_is_a_signal_and_a_time() {
+    fn warn_signal_is_parsed_as_signal_and_time() {
         let warning = |signal, seconds| Some(EarlyWarning { signal, before: Duration::from_secs(seconds) });
         for (text, expected) in [
             ("USR1", warning(Signal::SIGUSR1, 60)),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_an_option_under_our_name_and_a_variable_under_both() {
+    fn time_limit_is_rankrun_option_and_shared_variable() {
         let two_hours = TimeLimit { limit: Duration::from_secs(7200), warning: None };
         assert_eq!(limit(&["rankrun", "--time-limit", "2h"], &[]), Ok((Some(two_hours), vec![])));
         assert_eq!(limit(&["rankrun"], &[]), Ok((None, vec![])));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_value() {
+    fn invalid_limit_error_names_value() {
         for (words, parts) in [
             (&["rankrun", "--time-limit", "soon"][..], ["`--time-limit` is `soon`", "1h30m"]),
             (&["rankrun", "--time-limit", "0"], ["`--time-limit` is `0`", "above 0"]),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_limit_needs_our_store() {
+    fn start_timeout_requires_launcher_store() {
         let said = |words: &[&str], environment: &[(&str, &str)]| limit(words, environment).err();
         assert_eq!(said(&["rankrun", "--start-timeout", "1.5"], &[]), None);
         let unseen = said(
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_longer_than_the_limit_is_said() {
+    fn warning_longer_than_time_limit_is_reported() {
         let both = limit(&["rankrun", "--time-limit=30", "--warn-signal=USR1@1m"], &[]).unwrap_err();
         let text = "`--warn-signal` is `USR1@1m`, and `--time-limit` is `30s`: the workers would be warned at their start";
         assert!(both.contains(text), "one person wrote both: {both}");

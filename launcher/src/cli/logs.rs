@@ -180,7 +180,8 @@ fn temporary_folder(facts: &Facts, only_error_files: bool) -> PathBuf {
     let mut candidates = temporary_folders(facts, only_error_files);
     let first = candidates.next().unwrap_or_default();
     let writable = |folder: &PathBuf| {
-        facts.world().kind(folder) == FileKind::Directory && facts.world().may(Permission::Write, folder)
+        facts.world().kind(folder) == FileKind::Directory
+            && facts.world().has_permission(Permission::Write, folder)
     };
     if writable(&first) {
         return first;
@@ -251,34 +252,34 @@ mod tests {
     }
 
     #[test]
-    fn one_digit_is_for_all() {
+    fn stream_map_digit_applies_to_all_ranks() {
         for (text, bits) in [("0", 0), ("1", 1), ("2", 2), ("3", 3)] {
             assert_eq!(parse_stream_map(text, false), Some(StreamMap::All(streams(bits))));
         }
     }
 
     #[test]
-    fn a_list_names_ranks() {
+    fn stream_map_list_assigns_ranks() {
         let ranks = vec![(LocalRank(0), streams(3)), (LocalRank(1), streams(0)), (LocalRank(0), streams(2))];
         assert_eq!(parse_stream_map("0:3,1:0,0:2", false), Some(StreamMap::Ranks(ranks)));
     }
 
     #[test]
-    fn ranks_above_nine_are_ours_alone() {
+    fn stream_map_ranks_above_nine_need_rankrun() {
         let ranks = vec![(LocalRank(10), streams(1))];
         assert_eq!(parse_stream_map("10:1", true), Some(StreamMap::Ranks(ranks)));
         assert_eq!(parse_stream_map("10:1", false), None);
     }
 
     #[test]
-    fn the_rest_is_refused() {
+    fn invalid_stream_map_is_refused() {
         for text in ["", "4", "33", "0:1,", ",0:1", "0:4", ":1", "0:", "a:1", "-1:1", "0:1 ", "0:1:1"] {
             assert_eq!(parse_stream_map(text, true), None, "`{text}`");
         }
     }
 
     #[test]
-    fn two_commas_are_one_in_a_filter() {
+    fn double_comma_in_filter_is_literal_comma() {
         for (list, items) in [
             ("apple,orange", vec!["apple", "orange"]),
             ("a,,b,c", vec!["a,b", "c"]),
@@ -295,13 +296,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "[0-9:,x ]{0,12}") {
+        fn any_stream_map_does_not_panic(text in "[0-9:,x ]{0,12}") {
             let _ = (parse_stream_map(&text, true), parse_stream_map(&text, false));
         }
 
         /// Python: `[item.replace(mark, ",") for item in text.replace(",,", mark).split(",")]`.
         #[test]
-        fn filters_are_split_as_torchrun_splits_them(text in "[ab,]{0,12}") {
+        fn filters_are_split_like_torchrun(text in "[ab,]{0,12}") {
             let marked = text.replace(",,", "\0");
             let items: Vec<String> = marked.split(',').map(|item| item.replace('\0', ",")).collect();
             prop_assert_eq!(split_filters(&text), items);

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_given_to_the_workers_with_its_whole_path() {
+    fn nccl_library_path_is_made_absolute() {
         let file = Some(PathBuf::from("/job/libnccl.so.2"));
         assert_eq!(library(&["rankrun"], &[]).unwrap(), None);
         assert_eq!(library(&["rankrun", "--nccl-lib", "/job/libnccl.so.2"], &[]).unwrap(), file);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused_at_once() {
+    fn nccl_library_that_is_not_a_file_is_refused() {
         for (word, value) in
             [("--nccl-lib=/nowhere", "`/nowhere`"), ("--nccl-lib=", "empty"), ("--nccl-lib=/job", "`/job`")]
         {

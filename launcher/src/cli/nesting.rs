@@ -153,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_a_launcher_that_is_not_above_start_anew() {
+    fn nesting_count_restarts_outside_launcher() {
         let three = inside(3, SCRIPT).unwrap();
         assert!(nesting(FakeWorld::new().elsewhere(), &three, SCRIPT).unwrap().ends_with("=1"));
     }
 
     #[test]
-    fn worker_is_known_by_its_launcher_above() {
+    fn worker_is_detected_by_ancestor_launcher() {
         let is_inside = |world: FakeWorld, environment: &[_]| is_inside_worker(&world.facts(environment));
         assert!(is_inside(FakeWorld::new(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
         assert!(!is_inside(FakeWorld::new().elsewhere(), &[(NESTING, "1:0=1"), (RUN_ID, "none")]));
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn text_of_another_form_counts_as_none() {
+    fn invalid_nesting_variable_is_ignored() {
         for text in ["", "1", "1:", ":", "x:0=1", "1:0=1,", "1:zz=9", "1:0=-1", "1:0"] {
             assert!(nesting(FakeWorld::new(), text, SCRIPT).unwrap().ends_with("=1"), "{text}");
         }
     }
 
     #[test]
-    fn only_so_many_entrypoints_are_remembered() {
+    fn number_of_counted_entrypoints_is_limited() {
         let last = (0..100).try_fold(String::new(), |inherited, number| {
             nesting(FakeWorld::new(), &inherited, &format!("/job/train{number}"))
         });
@@ -184,7 +184,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_written_is_read(launcher: u32, counts in proptest::collection::vec((0u128.., 0u32..), 1..40)) {
+        fn nesting_variable_round_trips(launcher: u32, counts in proptest::collection::vec((0u128.., 0u32..), 1..40)) {
             let nesting = Nesting { launcher, counts };
             proptest::prop_assert_eq!(Nesting::parse(&nesting.render()), Some(nesting));
         }

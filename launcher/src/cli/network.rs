@@ -56,7 +56,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
     };
     let loopback_confines = settings.persona == CliFlavor::Rankrun;
     // What the workers use is not known yet.
-    Ok(NetworkSpec { iface, ports, loopback_confines, store_limit, nccl_chooses: false })
+    Ok(NetworkSpec { iface, ports, binds_loopback_only: loopback_confines, store_limit, nccl_chooses: false })
 }
 
 /// The variables that tell the workers' libraries the interface, where the user did not set them.
@@ -72,7 +72,7 @@ pub(super) fn connection_interfaces(
     nodes: NodeRange,
     network: &NetworkSpec,
 ) -> Vec<&'static str> {
-    if settings.persona != CliFlavor::Rankrun || !nodes.is_many() || network.iface.is_some() {
+    if settings.persona != CliFlavor::Rankrun || !nodes.allows_many() || network.iface.is_some() {
         return Vec::new();
     }
     let is_unset = |name: &&str| settings.facts.filled_variable(name).is_none();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_two_ports_in_order() {
+    fn port_range_is_two_ordered_ports() {
         for (text, first, last) in
             [("29500-29599", 29_500, 29_599), (" 1 - 65535 ", 1, 65_535), ("7-7", 7, 7), ("7", 7, 7)]
         {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_has_a_name_that_the_kernel_could_give() {
+    fn interface_name_must_be_valid_for_kernel() {
         for name in ["eth0", "enp0s31f6", "br-1a2b3c4d5e6f", "ib0.8001", "bond0@x"] {
             assert!(is_interface(name), "`{name}`");
         }
@@ -152,13 +152,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_a_range_or_none(text in "[0-9 -]{0,12}|\\PC{0,12}") {
+        fn parsed_port_range_is_ordered_and_nonzero(text in "[0-9 -]{0,12}|\\PC{0,12}") {
             prop_assert!(parse_ports(&text).is_none_or(|ports| 0 < ports.first && ports.first <= ports.last));
         }
     }
 
     #[test]
-    fn they_are_options_under_our_name_and_variables_under_both() {
+    fn network_settings_are_rankrun_options_and_shared_variables() {
         let network = |words: &[&str], environment: &[(&str, &str)]| {
             let spec = launch(words, environment).unwrap().spec;
             (spec.network, spec.defaults.interfaces)
@@ -169,16 +169,16 @@ mod tests {
         let ports = Some(PortRange { first: 5, last: 6 });
         let iface = Some("eth0".to_owned());
         let store_limit = Some(ByteSize(64 << 20));
-        let spec = NetworkSpec { iface, ports, loopback_confines: true, store_limit, nccl_chooses: false };
+        let spec = NetworkSpec { iface, ports, binds_loopback_only: true, store_limit, nccl_chooses: false };
         assert_eq!(
             network(&["rankrun", "--iface", "eth0", "--port-range=5-6", "--store-limit", "64MiB"], &[]),
             (spec.clone(), both.to_vec())
         );
         let variables =
             [("RANKRUN_IFACE", "eth0"), ("RANKRUN_PORT_RANGE", "5-6"), ("RANKRUN_STORE_LIMIT", "64 mib")];
-        let torchrun = NetworkSpec { loopback_confines: false, ..spec };
+        let torchrun = NetworkSpec { binds_loopback_only: false, ..spec };
         assert_eq!(network(&["torchrun"], &variables), (torchrun, both.to_vec()));
-        let none = NetworkSpec { loopback_confines: true, ..NetworkSpec::default() };
+        let none = NetworkSpec { binds_loopback_only: true, ..NetworkSpec::default() };
         assert_eq!(network(&["rankrun"], &[]), (none, vec![]));
         assert!(launch(&["torchrun", "--iface", "eth0"], &[]).is_err());
         // What the user says about a library stands.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn several_nodes_export_the_interface_variables_unless_set() {
+    fn multi_node_launch_exports_interface_variables_unless_set() {
         let variables = |words: &[&str], environment: &[(&str, &str)]| {
             launch(words, environment).unwrap().spec.defaults.connection_interfaces
         };
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused_with_its_value() {
+    fn invalid_network_setting_error_names_value() {
         for (words, text) in [
             (["rankrun", "--iface=a/b"], "`--iface` is `a/b`, which is not the name of a network interface"),
             (["rankrun", "--iface="], "`--iface` is empty, which is not the name of a network interface"),

@@ -158,7 +158,7 @@ mod tests {
     const TEE: OptionRow = OptionRow::text("tee", "MAP", "help").short(b't').family(Family::Rankrun);
 
     #[test]
-    fn names_follow_from_the_long_one() {
+    fn option_spellings_derive_from_long_name() {
         assert_eq!(RESTARTS.spellings(), ["--max-restarts", "--max_restarts"]);
         assert_eq!(RESTARTS.argparse_name(), "--max-restarts/--max_restarts");
         assert_eq!(RESTARTS.variable().as_deref(), Some("PET_MAX_RESTARTS"));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_has_the_type_of_its_option() {
+    fn option_value_must_match_option_type() {
         let stdin = OptionRow::rank_or_word("stdin", "RANK", "help");
         let choice = OptionRow::choice("start-method", &["spawn", "fork"], "help");
         for (row, text, taken) in [

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn python_and_unknown_programs_are_pythons() {
+    fn python_and_unknown_programs_have_no_other_language() {
         for text in [
             "",
             "import torch",
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_a_shell_script_is_enough() {
+    fn shell_script_is_detected_by_extension() {
         assert_eq!(language("a/run.sh", "set -e\n").as_deref(), Some("sh"));
         assert_eq!(language("run.bash", "").as_deref(), Some("bash"));
         assert_eq!(language("run.sh", "#!/usr/bin/env python3\n"), None);

@@ -43,7 +43,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn integers_are_pythons() {
+    fn integers_are_parsed_like_python() {
         for (text, value) in
             [("2", 2), (" 2 ", 2), ("+2", 2), ("-2", -2), ("1_0", 10), ("007", 7), ("\t3\n", 3), ("-0", 0)]
         {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_pythons() {
+    fn floats_are_parsed_like_python() {
         for (text, value) in
             [("0.1", 0.1), (" 5 ", 5.0), ("1e3", 1000.0), (".5", 0.5), ("5.", 5.0), ("1_0.5", 10.5)]
         {
@@ -70,12 +70,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "\\PC*") {
+        fn any_number_text_does_not_panic(text in "\\PC*") {
             let _ = (parse_int(&text), parse_float(&text));
         }
 
         #[test]
-        fn written_integers_are_read(number in any::<i64>()) {
+        fn integers_round_trip(number in any::<i64>()) {
             prop_assert_eq!(parse_int(&number.to_string()), Some(i128::from(number)));
         }
     }

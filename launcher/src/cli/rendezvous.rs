@@ -90,7 +90,7 @@ pub(super) fn resolve_rendezvous(
         }
         Mode::C10d => resolve_c10d(settings, &nodes, node_rank, notices),
         Mode::Static(Spot { host: addr, port, named_by }) => {
-            let conf = read_conf(settings, STATIC_KEYS, RoundTimes::of_static())?;
+            let conf = read_conf(settings, STATIC_KEYS, RoundTimes::static_defaults())?;
             let nodes = nodes.fixed(notices);
             let run_id = run_id(settings, NodeRange { min: nodes, max: nodes }, notices)?;
             let node_rank = rank_among(node_rank, nodes)?;
@@ -139,7 +139,7 @@ fn choose_mode(
             _ => Err(SettingError::PythonPlugin { origin, value, built_in: &["static", "c10d"] }.into()),
         };
     }
-    let is_many = nodes.range.is_many();
+    let is_many = nodes.range.allows_many();
     if let Some(Endpoint { origin, text, host, port }) = endpoint(settings, None)? {
         if is_many && port == 0 {
             return Err(refused(origin, text, Expected::EndpointOfMany));
@@ -191,7 +191,7 @@ fn resolve_c10d(
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
     let conf = read_conf(settings, C10D_KEYS, RoundTimes::default())?;
-    let is_many = nodes.range.is_many();
+    let is_many = nodes.range.allows_many();
     let Spot { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
         Some(Endpoint { origin, text, host, port }) => {
             // torchrun looks for the store of another agent on this machine then.

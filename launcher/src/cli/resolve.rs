@@ -87,7 +87,7 @@ pub(super) fn resolve(
     let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, omp_threads)?;
     network.nccl_chooses = nccl_chooses(&settings, &network, &devices.seats);
     let spec = LaunchSpec {
-        persona,
+        cli_flavor: persona,
         entrypoint,
         args: request.args,
         workers,
@@ -100,18 +100,18 @@ pub(super) fn resolve(
         start_timeout,
         time_limit,
         signals,
-        stuck_limit: seconds_of(facts, STUCK_VARIABLE),
+        dstate_timeout: seconds_of(facts, STUCK_VARIABLE),
         logs,
         stdin,
         defaults,
         network,
-        seats: devices.seats,
+        worker_devices: devices.seats,
         visibility: devices.visibility,
         devices: devices.spec,
         device_check: devices.check,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
-        left_out,
+        external_worker: left_out,
         nesting,
     };
     Ok(Launch { spec, verbosity, notices })
@@ -181,7 +181,7 @@ fn resolve_omp_threads(
         }
         CliFlavor::Rankrun => {
             let (cpus, threads) = bound_share(seats).unwrap_or_else(|| {
-                let cpus = settings.facts.world().affinity_cpus();
+                let cpus = settings.facts.world().affinity_cpu_count();
                 (cpus, u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()))
             });
             let threads = threads.max(1);

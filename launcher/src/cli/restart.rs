@@ -265,7 +265,7 @@ fn add_condition(when: &mut Conditions, condition: &str) -> Result<(), RuleProbl
 }
 
 fn parse_action(word: &str) -> Option<RuleAction> {
-    RuleAction::WORDS.into_iter().find(|(known, _)| *known == word).map(|(_, action)| action)
+    RuleAction::KEYWORDS.into_iter().find(|(known, _)| *known == word).map(|(_, action)| action)
 }
 
 /// `3`, `10-19`, and several with `/` between.

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn step_with_several_tasks_on_this_node_is_seen() {
+    fn step_with_several_tasks_on_node_is_detected() {
         const STEP: &str = "SLURM_STEP_TASKS_PER_NODE";
         for (environment, expected) in [
             (vec![], None),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn step_of_several_tasks_has_their_number_and_its_nodes() {
+    fn step_gives_number_of_tasks_and_nodes() {
         const ALL: &str = "SLURM_STEP_NUM_TASKS";
         const OMPI: &str = "OMPI_COMM_WORLD_SIZE";
         let slurm =
@@ -253,7 +253,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_list_panics(list in "[0-9(x),]{0,24}", node in 0u32..) {
+        fn any_task_list_does_not_panic(list in "[0-9(x),]{0,24}", node in 0u32..) {
             let _ = tasks_on(&list, node);
         }
     }

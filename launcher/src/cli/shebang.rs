@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn launcher_in_the_first_line_is_found() {
+    fn launcher_in_shebang_is_detected() {
         for line in [
             "#!/usr/bin/env rankrun",
             "#!/usr/bin/env torchrun",
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn another_first_line_is_not() {
+    fn other_first_line_is_not_a_launcher() {
         for line in [
             "",
             "#!",
@@ -120,7 +120,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_line_panics(line in proptest::collection::vec(proptest::num::u8::ANY, 0..64)) {
+        fn any_first_line_does_not_panic(line in proptest::collection::vec(proptest::num::u8::ANY, 0..64)) {
             let _ = starts_launcher(&[b"#!", &line[..]].concat(), |_| None);
         }
     }

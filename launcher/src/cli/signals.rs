@@ -78,14 +78,14 @@ mod tests {
     }
 
     #[test]
-    fn torchruns_four_unless_the_user_says() {
+    fn default_signals_are_those_of_torchrun() {
         assert_eq!(signals(&["torchrun"], &[]), (SignalSpec::torchrun(), vec![]));
         let forward = vec![Signal::SIGUSR1, Signal::SIGUSR2];
         assert_eq!(signals(&["rankrun"], &[]).0, SignalSpec { forward, ..SignalSpec::torchrun() });
     }
 
     #[test]
-    fn a_list_is_taken_as_it_is_written() {
+    fn signal_list_is_kept_as_written() {
         let text = " SIGTERM , SIGUSR1,SIGTERM";
         let (stop, text) = (vec![Signal::SIGTERM, Signal::SIGUSR1], text.to_owned());
         let forward = vec![Signal::SIGUSR2];
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_handled_is_said_and_the_rest_works() {
+    fn unhandleable_signals_give_notice_and_are_skipped() {
         let (spec, said) =
             signals(&["torchrun", "--signals-to-handle", "SIGKILL,SIGHUP,TERM,SIGCLD,SIGPOLL"], &[]);
         assert_eq!(spec.stop, [Signal::SIGHUP, Signal::SIGIO]);

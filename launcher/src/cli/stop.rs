@@ -79,7 +79,7 @@ fn resolve_grace_for(settings: &Settings<'_>) -> Result<GraceFor, CliError> {
             return Err(refused(origin.clone(), value, Expected::TimeOrZero));
         };
         refuse_without_cause(settings, *cause, origin)?;
-        grace_for.say(*cause, grace);
+        grace_for.set(*cause, grace);
     }
     Ok(grace_for)
 }

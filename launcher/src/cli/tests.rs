@@ -49,12 +49,12 @@ fn said(launch: &Launch) -> Vec<String> {
 }
 
 #[test]
-fn a_plain_script_is_standalone() {
+fn plain_script_is_standalone_launch() {
     let launch = launch("rankrun x.py --epochs 3", &[]);
     assert_eq!(launch.notices, []);
     assert_eq!(launch.verbosity, Verbosity::Warn);
     let spec = launch.spec;
-    assert_eq!(spec.persona, CliFlavor::Rankrun);
+    assert_eq!(spec.cli_flavor, CliFlavor::Rankrun);
     let python = PathBuf::from("/usr/bin/python3");
     assert_eq!(spec.entrypoint, Entrypoint::Script { python, script: "x.py".into() });
     assert_eq!(spec.args, ["--epochs", "3"]);
@@ -71,7 +71,7 @@ fn a_plain_script_is_standalone() {
 }
 
 #[test]
-fn the_name_picks_the_grammar() {
+fn program_name_selects_cli_flavor() {
     for (name, is) in [
         ("rankrun", CliFlavor::Rankrun),
         ("/a/b/torchrun", CliFlavor::Torchrun),
@@ -86,7 +86,7 @@ fn the_name_picks_the_grammar() {
 }
 
 #[test]
-fn a_subcommand_is_only_the_first_word() {
+fn subcommand_is_recognized_only_as_first_word() {
     assert_eq!(launch("rankrun run --stdin none x.py run", &[]).spec.args, ["run"]);
     let here = || world().script("/job/run");
     let program = |path: &str, name: &str| Entrypoint::Program { path: path.into(), name: name.into() };
@@ -103,7 +103,7 @@ fn a_subcommand_is_only_the_first_word() {
 }
 
 #[test]
-fn help_and_version_print() {
+fn help_and_version_are_printed() {
     let printed = |line: &str| match interpret_in(world(), line, &[]) {
         Ok(Command::Print(text)) => text,
         other => panic!("`{line}`: {other:?}"),
@@ -120,7 +120,7 @@ fn help_and_version_print() {
 }
 
 #[test]
-fn errors_are_rendered_for_the_name() {
+fn errors_have_format_of_cli_flavor() {
     let render = |line: &str| interpret_in(world(), line, &[]).unwrap_err().render();
     assert_eq!(
         render("rankrun --nproc_per-node 2 x.py"),
@@ -145,7 +145,7 @@ fn errors_are_rendered_for_the_name() {
 }
 
 #[test]
-fn what_runs_is_decided_by_the_file() {
+fn entrypoint_kind_depends_on_file() {
     let world = || {
         world()
             .program("/job/train")
@@ -205,7 +205,7 @@ fn what_runs_is_decided_by_the_file() {
 }
 
 #[test]
-fn who_reads_standard_input() {
+fn stdin_policy_follows_option_and_variable() {
     let stdin = |line: &str, environment: &[(&str, &str)]| launch(line, environment).spec.stdin;
     assert_eq!(stdin("rankrun --stdin none x.py", &[]), StdinPolicy::None);
     assert_eq!(stdin("rankrun --stdin none --stdin all x.py", &[]), StdinPolicy::All);
@@ -222,7 +222,7 @@ fn who_reads_standard_input() {
 }
 
 #[test]
-fn verbosity_is_the_flag_or_a_level_in_any_case() {
+fn verbosity_follows_flag_or_loglevel() {
     for (line, environment, verbosity) in [
         ("rankrun -v x.py", vec![("LOGLEVEL", "error")], Verbosity::Info),
         ("rankrun -vv x.py", vec![], Verbosity::Debug),
@@ -243,7 +243,7 @@ fn verbosity_is_the_flag_or_a_level_in_any_case() {
 }
 
 #[test]
-fn log_settings() {
+fn log_settings_follow_options_and_variables() {
     let logs = |line: &str, environment: &[(&str, &str)]| launch(line, environment).spec.logs;
     let at = |path: &str| LogDir::At(PathBuf::from(path));
     assert_eq!(logs("rankrun --log-dir logs x.py", &[]).dir, at("/job/logs"));
@@ -303,7 +303,7 @@ fn any_word() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_command_line_and_no_environment_panics(
+    fn any_command_line_and_environment_do_not_panic(
         line in prop::collection::vec(any_word(), 0..7),
         values in prop::collection::vec(".{0,5}", 3),
         at in 0usize..30,
@@ -320,7 +320,7 @@ proptest! {
     }
 
     #[test]
-    fn the_programs_arguments_are_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
+    fn program_arguments_are_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
         for name in ["rankrun", "torchrun"] {
             let mut argv: Vec<OsString> = vec![name.into(), "--standalone".into(), "--".into(), "x.py".into()];
             argv.extend(args.iter().map(OsString::from));

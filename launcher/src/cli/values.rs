@@ -10,7 +10,7 @@ use super::option::OptionRow;
 use super::python_text::parse_float;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
-use crate::spec::LONGEST;
+use crate::spec::MAX_DURATION;
 
 /// humantime knows months and years; `5M` is more likely a slip for minutes.
 const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
@@ -37,12 +37,12 @@ pub(super) fn time(
 pub(super) fn parse_time(text: &str) -> Option<Duration> {
     let seconds = |text: &str| {
         let seconds = parse_float(text).filter(|seconds| seconds.is_finite() && *seconds >= 0.0)?;
-        Some(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST))
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(MAX_DURATION))
     };
     let text = text.trim();
     let time = seconds(text).or_else(|| seconds(text.strip_suffix('s')?));
     let time = time.or_else(|| parse_slurm(text)).or_else(|| parse_units(text))?;
-    Some(time.min(LONGEST))
+    Some(time.min(MAX_DURATION))
 }
 
 /// `[DAYS-]HOURS:MINUTES:SECONDS`, `MINUTES:SECONDS`, `DAYS-HOURS[:MINUTES]`. A bare number, which is minutes there,
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_written_as_people_and_slurm_write_it() {
+    fn time_accepts_unit_and_slurm_formats() {
         for (text, seconds) in [
             ("90", 90.0),
             (" 1.5 ", 1.5),
@@ -119,8 +119,8 @@ mod tests {
             ("1-12:00:00", 129_600.0),
             ("1-12:30", 131_400.0),
             ("1-0", 86_400.0),
-            ("1e300", LONGEST.as_secs_f64()),
-            ("4294967295-23:59:59", LONGEST.as_secs_f64()),
+            ("1e300", MAX_DURATION.as_secs_f64()),
+            ("4294967295-23:59:59", MAX_DURATION.as_secs_f64()),
         ] {
             assert_eq!(parse_time(text), Some(Duration::from_secs_f64(seconds)), "`{text}`");
         }
@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slurms_clock_is_read_back(days in 0u64..1000, hours in 0u64..24, minutes in 0u64..60, seconds in 0u64..60) {
+        fn slurm_time_format_round_trips(days in 0u64..1000, hours in 0u64..24, minutes in 0u64..60, seconds in 0u64..60) {
             let total = Duration::from_secs(((days * 24 + hours) * 60 + minutes) * 60 + seconds);
             let text = format!("{days}-{hours:02}:{minutes:02}:{seconds:02}");
             prop_assert_eq!(parse_time(&text), Some(total));
@@ -157,13 +157,13 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_a_time_or_none(text in "[0-9.:smhdMy e-]{0,12}|\\PC{0,12}") {
-            prop_assert!(parse_time(&text).is_none_or(|time| time <= LONGEST));
+        fn parsed_time_is_within_limit(text in "[0-9.:smhdMy e-]{0,12}|\\PC{0,12}") {
+            prop_assert!(parse_time(&text).is_none_or(|time| time <= MAX_DURATION));
         }
     }
 
     #[test]
-    fn a_signal_is_a_name_or_a_number() {
+    fn signal_is_parsed_from_name_or_number() {
         for text in ["KILL", "SIGKILL", "kill", "9"] {
             assert_eq!(parse_signal(text), Some(Signal::SIGKILL), "`{text}`");
         }

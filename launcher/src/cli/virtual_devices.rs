@@ -71,7 +71,7 @@ mod tests {
         match interpret(&line.map(OsString::from), &facts) {
             Ok(Command::Launch(launch)) => {
                 let of = |name| {
-                    let variables = launch.spec.seats.iter().flat_map(|seat| seat.variables.clone());
+                    let variables = launch.spec.worker_devices.iter().flat_map(|seat| seat.variables.clone());
                     variables.filter(move |(set, _)| *set == name).filter_map(|(_, value)| value)
                 };
                 Ok((of(HIP).next().is_some(), of(CUDA).collect()))
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_has_the_device_in_its_place() {
+    fn virtual_local_rank_takes_device_by_position() {
         assert_eq!(devices("2", &[(CUDA, "3,5")]), is(false, &["3", "5"]));
         assert_eq!(devices("2", &[(CUDA, " GPU-a , 5,7")]), is(false, &["GPU-a", "5"]));
         assert_eq!(devices("2", &[]), is(false, &["0", "1"]));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_too_short_names_the_rank() {
+    fn short_device_list_error_names_local_rank() {
         let message = |name: &str, list: &str, rank: u32| {
             Err((1, format!("`{name}` is `{list}`, which has no device for local rank {rank}")))
         };

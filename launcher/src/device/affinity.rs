@@ -24,7 +24,7 @@ impl NumaBinding {
 
     /// The word on the command line.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Node => "node",
             Self::Socket => "socket",
@@ -43,7 +43,7 @@ impl FromStr for NumaBinding {
     type Err = UnknownBinding;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|binding| binding.word() == text).ok_or(UnknownBinding)
+        Self::ALL.into_iter().find(|binding| binding.as_str() == text).ok_or(UnknownBinding)
     }
 }
 
@@ -101,20 +101,20 @@ impl Bindings<'_> {
     pub fn cpus(&self, binding: NumaBinding, device: usize) -> Result<Vec<u32>, AffinityError> {
         let devices = self.nodes.len();
         let node = *self.nodes.get(device).ok_or(AffinityError::NoDevice { device, devices })?;
-        let on_node = self.on_node(node)?;
+        let on_node = self.allowed_cpus_of_node(node)?;
         // The position of the device on its node, and the node's number of devices.
         let position = self.nodes[..device].iter().filter(|other| **other == node).count();
         let neighbours = self.nodes.iter().filter(|other| **other == node).count();
         match binding {
             NumaBinding::Node => Ok(on_node),
-            NumaBinding::Socket => Ok(self.on_socket(&on_node)),
+            NumaBinding::Socket => Ok(self.allowed_cpus_of_socket(&on_node)),
             NumaBinding::Exclusive => {
-                let cores = self.groups(&on_node, |cpu| &cpu.siblings);
+                let cores = self.group_by_shared_part(&on_node, |cpu| &cpu.siblings);
                 let too_few = AffinityError::TooFewCores { node, cores: cores.len(), devices: neighbours };
                 share(&cores, position, neighbours).ok_or(too_few)
             }
             NumaBinding::CoreComplex => {
-                let mut caches = self.groups(&on_node, |cpu| &cpu.cache);
+                let mut caches = self.group_by_shared_part(&on_node, |cpu| &cpu.cache);
                 // Stable: of equal size, the lowest CPU first.
                 caches.sort_by_key(|cpus| std::cmp::Reverse(cpus.len()));
                 let at = position.checked_rem(caches.len());
@@ -124,16 +124,16 @@ impl Bindings<'_> {
     }
 
     /// The CPUs of a node that may be used.
-    fn on_node(&self, node: u32) -> Result<Vec<u32>, AffinityError> {
+    fn allowed_cpus_of_node(&self, node: u32) -> Result<Vec<u32>, AffinityError> {
         let found = self.layout.nodes.iter().find(|found| found.id == node);
         let all = found.ok_or(AffinityError::UnknownNode { node })?;
-        match self.permitted(&all.cpus) {
+        match self.filter_allowed(&all.cpus) {
             cpus if cpus.is_empty() => Err(AffinityError::NoCpus { node }),
             cpus => Ok(cpus),
         }
     }
 
-    fn permitted(&self, cpus: &[u32]) -> Vec<u32> {
+    fn filter_allowed(&self, cpus: &[u32]) -> Vec<u32> {
         let cpus: BTreeSet<u32> = cpus.iter().copied().collect();
         cpus.into_iter().filter(|cpu| self.allowed.binary_search(cpu).is_ok()).collect()
     }
@@ -143,10 +143,10 @@ impl Bindings<'_> {
     }
 
     /// All permitted CPUs of all nodes of the package that these are in.
-    fn on_socket(&self, on_node: &[u32]) -> Vec<u32> {
+    fn allowed_cpus_of_socket(&self, on_node: &[u32]) -> Vec<u32> {
         let package = |cpus: &[u32]| cpus.first().and_then(|cpu| self.cpu(*cpu)).map(|cpu| cpu.package);
         let own = package(on_node);
-        let nodes = self.layout.nodes.iter().map(|node| self.permitted(&node.cpus));
+        let nodes = self.layout.nodes.iter().map(|node| self.filter_allowed(&node.cpus));
         let of_package = nodes.filter(|cpus| own.is_some() && package(cpus) == own);
         let cpus: BTreeSet<u32> = of_package.flatten().chain(on_node.iter().copied()).collect();
         cpus.into_iter().collect()
@@ -154,7 +154,11 @@ impl Bindings<'_> {
 
     /// Groups the CPUs that share a part such as a core or a cache, by the lowest CPU that shares it, permitted or
     /// not.
-    fn groups<'a>(&'a self, cpus: &[u32], shared: impl Fn(&'a Cpu) -> &'a [u32]) -> Vec<Vec<u32>> {
+    fn group_by_shared_part<'a>(
+        &'a self,
+        cpus: &[u32],
+        shared: impl Fn(&'a Cpu) -> &'a [u32],
+    ) -> Vec<Vec<u32>> {
         let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for id in cpus {
             let lowest = self.cpu(*id).and_then(|cpu| shared(cpu).iter().min()).unwrap_or(id);
@@ -180,7 +184,7 @@ fn share(cores: &[Vec<u32>], position: usize, parts: usize) -> Option<Vec<u32>> 
 
 /// `0-3,8,10-11` for numbers in ascending order.
 #[must_use]
-pub fn ranges(numbers: &[u32]) -> String {
+pub fn format_ranges(numbers: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {
         match runs.last_mut() {

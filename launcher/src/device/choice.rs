@@ -43,7 +43,7 @@ pub struct DeviceRequest {
     /// `--exclude-unhealthy`: a dead device is left out instead of refused.
     pub exclude_unhealthy: bool,
     /// Nothing is chosen: the devices are only counted, as PyTorch counts them.
-    pub as_torch: bool,
+    pub uses_torch_order: bool,
 }
 
 /// Everything that the choice depends on.
@@ -69,7 +69,7 @@ pub struct Choice {
     /// In the order of the ranks; empty for CPUs and MPS-less machines.
     pub devices: Vec<SelectedDevice>,
     /// Whether the inherited variables already name exactly these devices, so that they pass unchanged.
-    pub untouched: bool,
+    pub is_untouched: bool,
     /// Variables that define the meaning of the device names (`CUDA_DEVICE_ORDER=PCI_BUS_ID`); set together with the
     /// names.
     pub pinned: Vec<(&'static str, OsString)>,
@@ -127,7 +127,7 @@ impl fmt::Display for SelectionMethod {
             Self::Inherited { variable, entry: Some(entry) } => write!(f, "{variable} entry {entry}"),
             Self::Typed { entry, within: None } => write!(f, "--devices {entry}"),
             Self::Typed { entry, within: Some(variable) } => write!(f, "--devices {entry} within {variable}"),
-            Self::Ordered { how, order } => write!(f, "{how}, --device-order {}", order.word()),
+            Self::Ordered { how, order } => write!(f, "{how}, --device-order {}", order.as_str()),
         }
     }
 }
@@ -136,40 +136,40 @@ impl fmt::Display for SelectionMethod {
 ///
 /// # Errors
 /// The device options do not fit this machine.
-pub fn choose(question: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
-    let kind = match kind::pick(question)? {
+pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
+    let kind = match kind::pick(input)? {
         DeviceTarget::Of(kind) => kind,
-        target => return Ok(on_cpus(question, target == DeviceTarget::WantedCpus)),
+        target => return Ok(cpu_choice(input, target == DeviceTarget::WantedCpus)),
     };
     let answer = OnceCell::new();
-    let cuda_order = || answer.get_or_init(|| (question.cuda_order)()).clone();
-    let request = question.request;
-    let asking = VisibilityQuery { counting: counting(request), cuda_order: &cuda_order };
-    let seen = visibility::read(kind, question.machine, question.inherited, asking);
+    let cuda_order = || answer.get_or_init(|| (input.cuda_order)()).clone();
+    let request = input.request;
+    let asking = VisibilityQuery { index_order: index_order(request), cuda_order: &cuda_order };
+    let seen = visibility::read_visible_devices(kind, input.machine, input.inherited, asking);
     if seen.devices.is_empty() {
-        return Err(nothing_visible(kind, &seen));
+        return Err(no_visible_device_error(kind, &seen));
     }
-    let is_by_number = kind == DeviceType::Xpu && is_by_number(question, &seen);
+    let is_by_number = kind == DeviceType::Xpu && is_selected_by_index(input, &seen);
     if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
         refuse_unknown_list(kind, &seen)?;
     }
-    let shelf = CandidatePool { kind, machine: question.machine, seen: &seen };
+    let shelf = CandidatePool { kind, machine: input.machine, seen: &seen };
     let picked = match &request.devices {
         Some(selector) => shelf.take(selector)?,
         None => shelf.everything(),
     };
     let mut warnings = seen.warnings.clone();
     if request.kind.is_none() {
-        let elsewhere = kind::lost_elsewhere(question, Some(kind)).into_iter();
+        let elsewhere = kind::lost_elsewhere(input, Some(kind)).into_iter();
         warnings.extend(elsewhere.filter(|warning| !warning.is_told(&seen.warnings)));
     }
     let asked = picked.len();
-    let mut picked = without_the_dead(picked, question, &mut warnings)?;
+    let mut picked = drop_or_refuse_unhealthy(picked, input, &mut warnings)?;
     if request.devices.is_none() && seen.list().is_none() {
-        without_integrated(&mut picked);
+        drop_integrated(&mut picked);
     }
     // A process sees one MIG device only, so each worker gets its own.
-    let several_instances = !request.as_torch
+    let several_instances = !request.uses_torch_order
         && picked.len() > 1
         && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
     let untouched =
@@ -177,27 +177,27 @@ pub fn choose(question: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
     if let Some(because) = seen.order_unknown.clone() {
         if untouched || is_by_number {
             warnings.push(ChoiceWarning::OrderUnknown { kind, because });
-        } else if seen.list().is_some() || asking.counting == IndexOrder::Typed {
+        } else if seen.list().is_some() || asking.index_order == IndexOrder::Typed {
             return Err(ChoiceError::OrderUnknown { kind, because });
         }
     }
     if let Some(order) = request.order {
-        picked = arranged(order, picked, question.machine, &cuda_order)?;
+        picked = apply_order(order, picked, input.machine, &cuda_order)?;
     }
-    let names = match names::of(&picked, &shelf, question.inherited) {
+    let names = match names::of(&picked, &shelf, input.inherited) {
         Err(_) if untouched => DeviceNames::unnamed(picked.len()),
         names => names?,
     };
     let devices: Vec<SelectedDevice> =
         picked.into_iter().zip(names.names).map(|(picked, name)| picked.selected(name)).collect();
-    remarks::about(&devices, question.machine, &mut warnings);
-    Ok(Choice { kind, devices, untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
+    remarks::about(&devices, input.machine, &mut warnings);
+    Ok(Choice { kind, devices, is_untouched: untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
 }
 
 /// The meaning of device indices for this request.
-fn counting(request: &DeviceRequest) -> IndexOrder {
+fn index_order(request: &DeviceRequest) -> IndexOrder {
     match (&request.devices, request.order) {
-        _ if request.as_torch => IndexOrder::Torch,
+        _ if request.uses_torch_order => IndexOrder::Torch,
         (None, None) => IndexOrder::Runtime,
         (Some(Selector::List(entries)), _) if entries.iter().all(SelectorEntry::is_identity) => {
             IndexOrder::Named
@@ -208,8 +208,8 @@ fn counting(request: &DeviceRequest) -> IndexOrder {
 }
 
 /// Refuses an inherited list in the driver's own, unknown order: the devices that it names are not known.
-fn refuse_unknown_list(kind: DeviceType, seen: &VisibleDevices) -> Result<(), ChoiceError> {
-    match seen.order_unknown.clone().filter(|_| seen.list().is_some()) {
+fn refuse_unknown_list(kind: DeviceType, visible: &VisibleDevices) -> Result<(), ChoiceError> {
+    match visible.order_unknown.clone().filter(|_| visible.list().is_some()) {
         Some(because) => Err(ChoiceError::OrderUnknown { kind, because }),
         None => Ok(()),
     }
@@ -217,7 +217,7 @@ fn refuse_unknown_list(kind: DeviceType, seen: &VisibleDevices) -> Result<(), Ch
 
 /// Whether the devices are named only by their numbers within an inherited list. Its own entries then identify them,
 /// whatever the driver's order is.
-fn is_by_number(question: &ChoiceInput<'_>, seen: &VisibleDevices) -> bool {
+fn is_selected_by_index(question: &ChoiceInput<'_>, visible: &VisibleDevices) -> bool {
     let request = question.request;
     let is_number = |entry: &SelectorEntry| match entry {
         SelectorEntry::Except(entry) => !entry.is_identity(),
@@ -232,23 +232,23 @@ fn is_by_number(question: &ChoiceInput<'_>, seen: &VisibleDevices) -> bool {
     let is_integrated = |found: &Accelerator| found.kind == DeviceType::Xpu && found.integrated;
     let discrete = !question.machine.accelerators.iter().any(is_integrated);
     let ordered = request.order.is_some_and(|order| order != DeviceOrder::AsListed);
-    seen.list().is_some() && by_number && discrete && !ordered && !request.exclude_unhealthy
+    visible.list().is_some() && by_number && discrete && !ordered && !request.exclude_unhealthy
 }
 
 /// If only the set of devices matters, the driver is not asked for their order.
-fn no_driver() -> Result<Vec<CudaDevice>, String> {
+fn unavailable_driver() -> Result<Vec<CudaDevice>, String> {
     Err("it was not asked".to_owned())
 }
 
-fn nothing_visible(kind: DeviceType, seen: &VisibleDevices) -> ChoiceError {
-    match &seen.variable {
+fn no_visible_device_error(kind: DeviceType, visible: &VisibleDevices) -> ChoiceError {
+    match &visible.variable {
         Some((variable, value)) => ChoiceError::AllHidden { kind, variable, value: value.clone() },
         None => ChoiceError::NoDevices { kind: Some(kind), because: Vec::new(), instead: Vec::new() },
     }
 }
 
 /// CPUs: since they were wanted, so that the accelerators are hidden, or since nothing else is visible.
-fn on_cpus(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
+fn cpu_choice(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
     let present = kind::present(question.machine);
     let mut warnings = Vec::new();
     let hidden = if wanted {
@@ -260,18 +260,25 @@ fn on_cpus(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
         Vec::new()
     };
     let untouched = hidden.is_empty();
-    Choice { kind: DeviceType::Cpu, devices: Vec::new(), untouched, pinned: Vec::new(), hidden, warnings }
+    Choice {
+        kind: DeviceType::Cpu,
+        devices: Vec::new(),
+        is_untouched: untouched,
+        pinned: Vec::new(),
+        hidden,
+        warnings,
+    }
 }
 
 /// Drops integrated GPUs if the list has other devices: `all` does not mean them.
-fn without_integrated(picked: &mut Vec<Candidate>) {
+fn drop_integrated(picked: &mut Vec<Candidate>) {
     if picked.iter().any(|picked| !picked.device.accelerator.integrated) {
         picked.retain(|picked| !picked.device.accelerator.integrated);
     }
 }
 
 /// Refuses dead devices, or with `--exclude-unhealthy` leaves them out.
-fn without_the_dead(
+fn drop_or_refuse_unhealthy(
     mut picked: Vec<Candidate>,
     question: &ChoiceInput<'_>,
     warnings: &mut Vec<ChoiceWarning>,
@@ -299,26 +306,26 @@ fn without_the_dead(
 /// Whether the entry `at` of the machine is this device, the card that it is an instance of, or one of its tiles.
 fn is_part_of(picked: &Candidate, at: usize, machine: &Machine) -> bool {
     let (device, Some(entry)) = (&picked.device, machine.accelerators.get(at)) else { return false };
-    let first = &machine.accelerators[device.at];
+    let first = &machine.accelerators[device.position];
     match (device.accelerator.part, entry.part) {
         (Part::MigInstance { gpu }, Part::MigParent) if entry.kind == DeviceType::Cuda => entry.index == gpu,
         (Part::Whole, Part::Tile { card, .. }) if entry.kind == first.kind => {
             matches!(first.part, Part::Tile { card: of, .. } if of == card)
         }
-        _ => device.at == at,
+        _ => device.position == at,
     }
 }
 
-fn arranged(
+fn apply_order(
     order: DeviceOrder,
     mut picked: Vec<Candidate>,
     machine: &Machine,
     cuda_order: AskCuda<'_>,
 ) -> Result<Vec<Candidate>, ChoiceError> {
-    let listed: Vec<usize> = picked.iter().map(|picked| picked.device.at).collect();
-    let places = order::arrange(order, &listed, machine, cuda_order)
-        .map_err(|error| ChoiceError::Order { word: order.word(), error })?;
-    picked.sort_by_key(|picked| places.iter().position(|at| *at == picked.device.at));
+    let listed: Vec<usize> = picked.iter().map(|picked| picked.device.position).collect();
+    let places = order::sort_devices(order, &listed, machine, cuda_order)
+        .map_err(|error| ChoiceError::Order { word: order.as_str(), error })?;
+    picked.sort_by_key(|picked| places.iter().position(|at| *at == picked.device.position));
     for picked in &mut picked {
         let how = std::mem::replace(&mut picked.how, SelectionMethod::Default);
         picked.how = SelectionMethod::Ordered { how: Box::new(how), order };

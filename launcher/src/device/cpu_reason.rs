@@ -27,7 +27,7 @@ pub struct CpuFacts<'a> {
     /// Whether a driver has made its device node.
     pub has_node: &'a dyn Fn(DeviceType) -> bool,
     /// Whether there is any driver library or device node.
-    pub has_sign: &'a dyn Fn() -> bool,
+    pub has_accelerator_sign: &'a dyn Fn() -> bool,
 }
 
 /// A vendor's names for its driver and its variables.
@@ -93,18 +93,19 @@ const SLURM_NONE: &str = "NoDevFiles";
 
 /// The reason; a variable that asks for devices comes first, then one that hides them all.
 #[must_use]
-pub fn reason(evidence: &CpuFacts<'_>) -> CpuReason {
-    if let Some(words) = lost_entries(evidence.warnings) {
+pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> CpuReason {
+    if let Some(words) = describe_lost_entries(facts.warnings) {
         return CpuReason::Because(words);
     }
     let processes = VENDORS.iter().map(|vendor| (vendor, vendor.lists));
-    let found = said_by(evidence, processes);
+    let found = requesting_variable(facts, processes);
     let containers = VENDORS.iter().map(|vendor| (vendor, vendor.container_list.as_slice()));
     let found = found.or_else(|| {
-        said_by(evidence, containers).filter(|(_, _, _, wanted)| *wanted == RequestedDevices::Devices)
+        requesting_variable(facts, containers)
+            .filter(|(_, _, _, wanted)| *wanted == RequestedDevices::Devices)
     });
     match found {
-        None => CpuReason::Because(nothing_usable(evidence)),
+        None => CpuReason::Because(no_usable_device_reason(facts)),
         Some((.., RequestedDevices::Cpus | RequestedDevices::Nothing)) => CpuReason::Requested,
         Some((_, name, value, RequestedDevices::Devices)) if value.trim() == SLURM_NONE => {
             CpuReason::Because(format!(
@@ -112,8 +113,8 @@ pub fn reason(evidence: &CpuFacts<'_>) -> CpuReason {
             ))
         }
         Some((vendor, name, value, RequestedDevices::Devices)) => {
-            let why = unmet(vendor, evidence);
-            let way_out = match (evidence.has_node)(vendor.kind) {
+            let why = unmet_request_reason(vendor, facts);
+            let way_out = match (facts.has_node)(vendor.kind) {
                 true => "`rankrun devices` shows what is there",
                 false => "start the container or job step with its devices",
             };
@@ -125,7 +126,7 @@ pub fn reason(evidence: &CpuFacts<'_>) -> CpuReason {
 }
 
 /// Every list that lost all of its entries, with the vendor's rule.
-fn lost_entries(warnings: &[ChoiceWarning]) -> Option<String> {
+fn describe_lost_entries(warnings: &[ChoiceWarning]) -> Option<String> {
     let lost = warnings.iter().filter_map(|warning| match warning {
         ChoiceWarning::Dropped { variable, value, because } => {
             Some(format!("`{variable}={}` leaves no device: {because}", value.to_string_lossy()))
@@ -139,15 +140,15 @@ fn lost_entries(warnings: &[ChoiceWarning]) -> Option<String> {
 type VariableValue<'a> = (&'a VendorNames, &'static str, String, RequestedDevices);
 
 /// The first vendor with a list that asks for devices; else the first list that asks for none.
-fn said_by<'a>(
-    evidence: &CpuFacts<'_>,
+fn requesting_variable<'a>(
+    facts: &CpuFacts<'_>,
     lists: impl Iterator<Item = (&'a VendorNames, &'static [&'static str])>,
 ) -> Option<VariableValue<'a>> {
     let mut none = None;
     for (vendor, names) in lists {
         let said = names.iter().filter_map(|name| {
-            let value = (evidence.variable)(name)?;
-            let wanted = wanted(&value);
+            let value = (facts.variable)(name)?;
+            let wanted = parse_requested_devices(&value);
             Some((vendor, *name, value, wanted))
         });
         let said: Vec<VariableValue<'a>> = said.collect();
@@ -164,7 +165,7 @@ fn said_by<'a>(
     none
 }
 
-fn wanted(value: &str) -> RequestedDevices {
+fn parse_requested_devices(value: &str) -> RequestedDevices {
     match value.trim() {
         "" => RequestedDevices::Nothing,
         "-1" | "none" | "void" => RequestedDevices::Cpus,
@@ -173,29 +174,29 @@ fn wanted(value: &str) -> RequestedDevices {
 }
 
 /// The reason why there is no device of this vendor.
-fn unmet(vendor: &VendorNames, evidence: &CpuFacts<'_>) -> String {
+fn unmet_request_reason(vendor: &VendorNames, facts: &CpuFacts<'_>) -> String {
     let there = |machine: &Machine| machine.accelerators.iter().any(|device| device.kind == vendor.kind);
-    let hidden = evidence.machine.filter(|machine| there(machine));
-    if let Some(words) = hidden.and_then(without_instances) {
+    let hidden = facts.machine.filter(|machine| there(machine));
+    if let Some(words) = hidden.and_then(mig_without_instances) {
         return words;
     }
     if hidden.is_some() {
         return format!("none of the {} devices here is in it", vendor.kind);
     }
-    let trouble = evidence.machine.and_then(|machine| main_trouble(vendor, machine));
-    let has_node = (evidence.has_node)(vendor.kind);
+    let trouble = facts.machine.and_then(|machine| main_problem(vendor, machine));
+    let has_node = (facts.has_node)(vendor.kind);
     match (trouble, has_node) {
         (Some(trouble), true) => format!("`{}` is here, but {trouble}", vendor.node),
         (None, true) => format!("`{}` is here, but no device answers", vendor.node),
         (trouble, false) => {
-            let words = trouble.filter(|trouble| tells_more(trouble)).map(|trouble| format!("; {trouble}"));
+            let words = trouble.filter(|trouble| is_specific(trouble)).map(|trouble| format!("; {trouble}"));
             format!("{} is missing: no `{}`{}", vendor.driver, vendor.node, words.unwrap_or_default())
         }
     }
 }
 
 /// A card that the kernel lists without its node comes before a missing library.
-fn main_trouble<'a>(vendor: &VendorNames, machine: &'a Machine) -> Option<&'a ProbeProblem> {
+fn main_problem<'a>(vendor: &VendorNames, machine: &'a Machine) -> Option<&'a ProbeProblem> {
     let mut troubles = machine.troubles.iter().filter(|trouble| trouble.kind == vendor.kind);
     troubles.clone().find(|trouble| is_closed_node(trouble)).or_else(|| troubles.next())
 }
@@ -205,14 +206,14 @@ fn is_closed_node(trouble: &ProbeProblem) -> bool {
 }
 
 /// Whether a trouble says more than that the driver's own folder is missing.
-fn tells_more(trouble: &ProbeProblem) -> bool {
+fn is_specific(trouble: &ProbeProblem) -> bool {
     is_closed_node(trouble) || trouble.kind == DeviceType::Cuda
 }
 
 /// No variable is set: names the missing driver, library or device node.
-fn nothing_usable(evidence: &CpuFacts<'_>) -> String {
-    let Some(machine) = evidence.machine else { return no_accelerator(evidence) };
-    if let Some(words) = without_instances(machine) {
+fn no_usable_device_reason(facts: &CpuFacts<'_>) -> String {
+    let Some(machine) = facts.machine else { return no_accelerator_reason(facts) };
+    if let Some(words) = mig_without_instances(machine) {
         return words;
     }
     if let Some(device) = machine.accelerators.iter().find(|device| device.integrated) {
@@ -224,7 +225,7 @@ fn nothing_usable(evidence: &CpuFacts<'_>) -> String {
     // Intel's nodes are the screen's as well.
     let mut listed = VENDORS.iter().filter(|vendor| vendor.kind != DeviceType::Xpu);
     let closed = listed.clone().find_map(|vendor| {
-        main_trouble(vendor, machine)
+        main_problem(vendor, machine)
             .filter(|trouble| is_closed_node(trouble))
             .map(|trouble| (vendor, trouble))
     });
@@ -234,20 +235,20 @@ fn nothing_usable(evidence: &CpuFacts<'_>) -> String {
     // Other drivers have nodes in `/dev/accel` and `/dev/dri`.
     let has_own_node =
         |vendor: &&VendorNames| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
-    let with_node = listed.find(|vendor| has_own_node(vendor) && (evidence.has_node)(vendor.kind));
-    match with_node.and_then(|vendor| Some((vendor, main_trouble(vendor, machine)?))) {
+    let with_node = listed.find(|vendor| has_own_node(vendor) && (facts.has_node)(vendor.kind));
+    match with_node.and_then(|vendor| Some((vendor, main_problem(vendor, machine)?))) {
         Some((vendor, trouble)) => format!("`{}` is here, but {trouble}", vendor.node),
-        None => no_accelerator(evidence),
+        None => no_accelerator_reason(facts),
     }
 }
 
-fn no_accelerator(evidence: &CpuFacts<'_>) -> String {
-    let nothing = if (evidence.has_sign)() { "" } else { ": no driver library and no device node" };
+fn no_accelerator_reason(facts: &CpuFacts<'_>) -> String {
+    let nothing = if (facts.has_accelerator_sign)() { "" } else { ": no driver library and no device node" };
     format!("no accelerator is found{nothing}")
 }
 
 /// A card in MIG mode without instances, where all cards are so.
-fn without_instances(machine: &Machine) -> Option<String> {
+fn mig_without_instances(machine: &Machine) -> Option<String> {
     let is_parent = |part: Part| part == Part::MigParent;
     let all =
         !machine.accelerators.is_empty() && machine.accelerators.iter().all(|device| is_parent(device.part));

@@ -36,13 +36,13 @@ pub(crate) fn card(kind: DeviceType, index: u32, name: &str, bus: u8) -> Acceler
     }
 }
 
-fn alike(kind: DeviceType, count: u8, name: &str) -> Machine {
+fn identical_devices(kind: DeviceType, count: u8, name: &str) -> Machine {
     let cards = (0..count).map(|index| card(kind, index.into(), name, 0x10 * (index + 1)));
     Machine { accelerators: cards.collect(), ..Machine::default() }
 }
 
 pub(crate) fn cuda(count: u8) -> Machine {
-    alike(DeviceType::Cuda, count, "NVIDIA H100")
+    identical_devices(DeviceType::Cuda, count, "NVIDIA H100")
 }
 
 /// An old card, a new one, an old one, a newer one, of 8, 24, 8 and 80 GiB: the driver's order is not PCI's.
@@ -91,7 +91,7 @@ pub(crate) fn mig() -> Machine {
 }
 
 pub(crate) fn rocm(count: u8) -> Machine {
-    alike(DeviceType::Rocm, count, "AMD MI300X")
+    identical_devices(DeviceType::Rocm, count, "AMD MI300X")
 }
 
 /// Intel cards with so many tiles each.
@@ -112,7 +112,7 @@ pub(crate) fn xpu(cards: u8, tiles: u8) -> Machine {
 
 /// Gaudi cards with modules that are numbered backwards on the board.
 pub(crate) fn hpu(count: u8) -> Machine {
-    let mut machine = alike(DeviceType::Hpu, count, "Gaudi 2");
+    let mut machine = identical_devices(DeviceType::Hpu, count, "Gaudi 2");
     for card in &mut machine.accelerators {
         card.module_id = Some(u32::from(count) - 1 - card.index);
     }
@@ -120,11 +120,11 @@ pub(crate) fn hpu(count: u8) -> Machine {
 }
 
 pub(crate) fn npu(count: u8) -> Machine {
-    alike(DeviceType::Npu, count, "Ascend 910B")
+    identical_devices(DeviceType::Npu, count, "Ascend 910B")
 }
 
 /// The cards of several machines in one.
-pub(crate) fn together(machines: impl IntoIterator<Item = Machine>) -> Machine {
+pub(crate) fn merge_machines(machines: impl IntoIterator<Item = Machine>) -> Machine {
     let accelerators = machines.into_iter().flat_map(|machine| machine.accelerators).collect();
     Machine { accelerators, ..Machine::default() }
 }
@@ -148,7 +148,7 @@ pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], oth
 
 /// A machine by name: `cuda 4`, `xpu 2x2` (cards and tiles), `mixed`, `mig`, `none`, and several with `+`.
 pub(crate) fn machine(name: &str) -> Machine {
-    together(name.split('+').map(|name| {
+    merge_machines(name.split('+').map(|name| {
         let (kind, count) = name.split_once(' ').unwrap_or((name, "0"));
         let (cards, tiles) = count.split_once('x').unwrap_or((count, "1"));
         let (cards, tiles) = (cards.parse().unwrap(), tiles.parse().unwrap());
@@ -178,7 +178,7 @@ pub(crate) fn environment(text: &str) -> InheritedVariables {
 }
 
 /// The environment of a process that inherits these variables and gets others on top.
-pub(crate) fn changed(
+pub(crate) fn with_variables(
     inherited: &InheritedVariables,
     variables: &[(&'static str, Option<OsString>)],
 ) -> InheritedVariables {
@@ -228,7 +228,7 @@ pub(crate) fn choose(
         let cards = machine.accelerators.iter().filter(|card| card.kind == DeviceType::Cuda).count();
         if cards == 4 { Ok(mixed_cuda_order(machine)) } else { Err("no driver here".to_owned()) }
     };
-    super::choice::choose(&ChoiceInput {
+    super::choice::choose_devices(&ChoiceInput {
         machine,
         inherited,
         request,
@@ -238,7 +238,7 @@ pub(crate) fn choose(
 }
 
 /// Devices as `rankrun devices` numbers them: `3 1`, `0:1` for a MIG device; `cpu` for none.
-pub(crate) fn numbers<'a>(devices: impl IntoIterator<Item = &'a Accelerator>) -> String {
+pub(crate) fn device_numbers<'a>(devices: impl IntoIterator<Item = &'a Accelerator>) -> String {
     let numbers: Vec<String> = devices.into_iter().map(number).collect();
     if numbers.is_empty() { "cpu".to_owned() } else { numbers.join(" ") }
 }

@@ -24,7 +24,7 @@ pub struct Handover {
     /// The devices that workers see: as requested, or [`Visibility::Own`] if one list cannot express the choice.
     pub visibility: Visibility,
     /// The reason why the visibility differs from the requested one.
-    pub forced: Option<&'static str>,
+    pub forced_own_reason: Option<&'static str>,
     /// The devices and variables, by local rank.
     pub workers: Vec<WorkerVariables>,
 }
@@ -42,19 +42,19 @@ pub struct WorkerVariables {
 
 /// The variables of `workers` workers; with more workers than devices they are dealt in turn, each its own.
 #[must_use]
-pub fn hand_over(
+pub fn assign_worker_variables(
     choice: &Choice,
     inherited: &InheritedVariables,
     workers: u32,
     visibility: Visibility,
 ) -> Handover {
     if choice.devices.is_empty() {
-        let variables = hiding(&choice.hidden, inherited);
+        let variables = hide_variables(&choice.hidden, inherited);
         let worker = |ordinal| WorkerVariables { device: None, ordinal, variables: variables.clone() };
-        return Handover { visibility, forced: None, workers: (0..workers).map(worker).collect() };
+        return Handover { visibility, forced_own_reason: None, workers: (0..workers).map(worker).collect() };
     }
     let forced = match visibility {
-        Visibility::Whole => needs_own(choice, workers),
+        Visibility::Whole => own_visibility_reason(choice, workers),
         Visibility::Own => None,
     };
     let visibility = if forced.is_some() { Visibility::Own } else { visibility };
@@ -67,15 +67,15 @@ pub fn hand_over(
             Visibility::Whole => (ordinal, names.as_slice()),
             Visibility::Own => (0, &names[place..=place]),
         };
-        let as_inherited = choice.untouched && shown.len() == names.len();
-        let variables = if as_inherited { Vec::new() } else { showing(choice, shown, inherited) };
+        let as_inherited = choice.is_untouched && shown.len() == names.len();
+        let variables = if as_inherited { Vec::new() } else { show_variables(choice, shown, inherited) };
         WorkerVariables { device: Some(place), ordinal, variables }
     };
-    Handover { visibility, forced, workers: (0..workers).map(worker).collect() }
+    Handover { visibility, forced_own_reason: forced, workers: (0..workers).map(worker).collect() }
 }
 
 /// The reason why one list cannot express these devices in this order.
-fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
+fn own_visibility_reason(choice: &Choice, workers: u32) -> Option<&'static str> {
     let is_instance = |part: Part| matches!(part, Part::MigInstance { .. });
     if choice.devices.iter().any(|device| is_instance(device.accelerator.part)) {
         return Some("a process sees one MIG device only");
@@ -90,7 +90,7 @@ fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
         name[..digits].parse::<u64>().unwrap_or(u64::MAX)
     };
     let ascending = choice.devices.is_sorted_by_key(|device| number(&device.name));
-    if choice.untouched || ascending {
+    if choice.is_untouched || ascending {
         return None;
     }
     match choice.kind {
@@ -102,7 +102,7 @@ fn needs_own(choice: &Choice, workers: u32) -> Option<&'static str> {
 }
 
 /// The variables with which a process sees exactly these devices.
-fn showing(
+fn show_variables(
     choice: &Choice,
     names: &[&str],
     inherited: &InheritedVariables,
@@ -130,7 +130,10 @@ fn showing(
 }
 
 /// The variables with which a process sees no device of these types, where the vendor has words for that.
-fn hiding(hidden: &[DeviceType], inherited: &InheritedVariables) -> Vec<(&'static str, Option<OsString>)> {
+fn hide_variables(
+    hidden: &[DeviceType],
+    inherited: &InheritedVariables,
+) -> Vec<(&'static str, Option<OsString>)> {
     let cuda = hidden.contains(&DeviceType::Cuda);
     let mut variables = Vec::new();
     for kind in hidden {

@@ -10,13 +10,13 @@ use super::{Accelerator, Condition, DeviceProcess, DeviceState, Memory, Part, Th
 /// So many degrees below the temperature at which a device slows itself down, it counts as hot.
 const HEAT_MARGIN: u32 = 3;
 /// From so many per cent of its power limit on, a device that the limit holds back is at it.
-const NEAR_LIMIT_PER_CENT: u64 = 95;
+const NEAR_LIMIT_PERCENT: u64 = 95;
 /// The memory that a driver may keep of any card, in bytes.
-const DRIVERS_MEMORY: u64 = 500 << 20;
+const DRIVER_OVERHEAD_BYTES: u64 = 500 << 20;
 /// The same in per cent of all: of a large card it keeps more.
-const DRIVERS_PER_CENT: u64 = 5;
+const DRIVER_OVERHEAD_PERCENT: u64 = 5;
 /// More processes than that are only counted.
-const MOST_PROCESSES: usize = 3;
+const MAX_LISTED_PROCESSES: usize = 3;
 
 /// A finding about a device, for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum Severity {
 impl Severity {
     /// The severity in machine-readable output.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Note => "note",
             Self::Warning => "warning",
@@ -71,7 +71,7 @@ pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<HealthFinding> {
     let Some(state) = &accelerator.state else { return Vec::new() };
     let mut findings: Vec<HealthFinding> = [
         uncorrected_errors(state),
-        heat(state),
+        heat_finding(state),
         slowdown(state),
         power_cap(state),
         low_power_limit(state),
@@ -80,15 +80,17 @@ pub fn findings(accelerator: &Accelerator, own_uid: u32) -> Vec<HealthFinding> {
     .into_iter()
     .flatten()
     .collect();
-    findings.extend(users(state, own_uid));
-    findings.extend(accelerator.memory.and_then(|memory| unseen_users(memory, accelerator.part, state)));
+    findings.extend(process_findings(state, own_uid));
+    findings.extend(
+        accelerator.memory.and_then(|memory| hidden_process_finding(memory, accelerator.part, state)),
+    );
     findings
 }
 
 /// Those of the cards that have less than half the memory of the largest among them, by their positions in the list:
 /// where all do the same work, it ends where the smallest is full. MIG instances are small on purpose and left out.
 #[must_use]
-pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, HealthFinding)> {
+pub fn small_memory_findings(accelerators: &[&Accelerator]) -> Vec<(usize, HealthFinding)> {
     let total = |accelerator: &Accelerator| match accelerator.part {
         Part::MigInstance { .. } => None,
         Part::Whole | Part::MigParent | Part::Tile { .. } => accelerator.memory.map(|memory| memory.total),
@@ -101,7 +103,7 @@ pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, HealthFinding)
     let small = sizes.filter_map(|(at, total)| Some((at, total.filter(is_small)?)));
     small
         .map(|(at, total)| {
-            let (total, largest) = (in_words(total), in_words(largest));
+            let (total, largest) = (format_bytes(total), format_bytes(largest));
             (
                 at,
                 HealthFinding::warning(format!(
@@ -114,22 +116,22 @@ pub fn small_memory(accelerators: &[&Accelerator]) -> Vec<(usize, HealthFinding)
 
 /// The bytes in use beyond a driver's own: more than 5 per cent or 500 MiB, whichever is larger.
 #[must_use]
-pub fn in_use(memory: Memory) -> Option<u64> {
+pub fn memory_in_use(memory: Memory) -> Option<u64> {
     let used = memory.total.checked_sub(memory.free?)?;
-    let share = u128::from(memory.total) * u128::from(DRIVERS_PER_CENT) / 100;
-    (used > DRIVERS_MEMORY && u128::from(used) > share).then_some(used)
+    let share = u128::from(memory.total) * u128::from(DRIVER_OVERHEAD_PERCENT) / 100;
+    (used > DRIVER_OVERHEAD_BYTES && u128::from(used) > share).then_some(used)
 }
 
 /// Bytes as text: `79.6 GiB`, and below one GiB `512 MiB`.
 #[must_use]
-pub fn in_words(bytes: u64) -> String {
+pub fn format_bytes(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
-    if bytes >= 1 << 30 { format!("{} GiB", gib(bytes)) } else { format!("{} MiB", bytes / MIB) }
+    if bytes >= 1 << 30 { format!("{} GiB", format_gib(bytes)) } else { format!("{} MiB", bytes / MIB) }
 }
 
 /// Bytes in GiB with one decimal, cut and not rounded: free memory is not more than there is.
 #[must_use]
-pub fn gib(bytes: u64) -> String {
+pub fn format_gib(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10) >> 30;
     format!("{}.{}", tenths / 10, tenths % 10)
 }
@@ -141,7 +143,7 @@ fn uncorrected_errors(state: &DeviceState) -> Option<HealthFinding> {
     Some(HealthFinding { severity: Severity::Fatal, text })
 }
 
-fn heat(state: &DeviceState) -> Option<HealthFinding> {
+fn heat_finding(state: &DeviceState) -> Option<HealthFinding> {
     let is_throttled = state.throttle.contains(&Throttle::SoftwareThermal)
         || state.throttle.contains(&Throttle::HardwareThermal);
     let (now, limit) = (state.temperature, state.slowdown_temperature);
@@ -211,7 +213,7 @@ fn retired_memory(state: &DeviceState) -> Option<HealthFinding> {
 }
 
 /// Processes on the device: of other users, of unknown users, and of this user.
-fn users(state: &DeviceState, own_uid: u32) -> Vec<HealthFinding> {
+fn process_findings(state: &DeviceState, own_uid: u32) -> Vec<HealthFinding> {
     let of = |is_it: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
         state.processes.iter().filter(|process| is_it(process.uid)).collect()
     };
@@ -223,27 +225,28 @@ fn users(state: &DeviceState, own_uid: u32) -> Vec<HealthFinding> {
     let told = groups.into_iter().filter(|(_, _, processes)| !processes.is_empty());
     told.map(|(severity, whose, processes)| {
         let noun = if processes.len() == 1 { "process" } else { "processes" };
-        let mut named: Vec<String> = processes.iter().take(MOST_PROCESSES).map(|one| named(one)).collect();
-        if processes.len() > MOST_PROCESSES {
-            named.push(format!("and {} more", processes.len() - MOST_PROCESSES));
+        let mut named: Vec<String> =
+            processes.iter().take(MAX_LISTED_PROCESSES).map(|one| process_label(one)).collect();
+        if processes.len() > MAX_LISTED_PROCESSES {
+            named.push(format!("and {} more", processes.len() - MAX_LISTED_PROCESSES));
         }
         HealthFinding { severity, text: format!("{whose} {noun}: {}", named.join("; ")) }
     })
     .collect()
 }
 
-fn named(process: &DeviceProcess) -> String {
+fn process_label(process: &DeviceProcess) -> String {
     let name = process.name.as_ref().map(|name| format!(" `{name}`")).unwrap_or_default();
-    let memory = process.memory.map(|bytes| format!(", {}", in_words(bytes))).unwrap_or_default();
+    let memory = process.memory.map(|bytes| format!(", {}", format_bytes(bytes))).unwrap_or_default();
     format!("pid {}{name}{memory}", process.pid)
 }
 
 /// Memory is in use, and the processes belong to another container, or to a user that is hidden from us. For a card
 /// in MIG mode its instances report this.
-fn unseen_users(memory: Memory, part: Part, state: &DeviceState) -> Option<HealthFinding> {
+fn hidden_process_finding(memory: Memory, part: Part, state: &DeviceState) -> Option<HealthFinding> {
     let is_unseen = state.processes.is_empty() && part != Part::MigParent;
-    in_use(memory).filter(|_| is_unseen).map(|used| {
-        let used = in_words(used);
+    memory_in_use(memory).filter(|_| is_unseen).map(|used| {
+        let used = format_bytes(used);
         HealthFinding::warning(format!(
             "{used} of its memory in use by processes that are not to be seen from here"
         ))
@@ -257,7 +260,7 @@ pub const fn watts(milliwatts: u64) -> u64 {
 }
 
 fn is_near(power: u64, limit: u64) -> bool {
-    u128::from(power) * 100 >= u128::from(limit) * u128::from(NEAR_LIMIT_PER_CENT)
+    u128::from(power) * 100 >= u128::from(limit) * u128::from(NEAR_LIMIT_PERCENT)
 }
 
 #[cfg(test)]

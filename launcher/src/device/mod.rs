@@ -70,7 +70,7 @@ impl DeviceType {
 
     /// The name of the type for `--device-type`.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
             Self::Rocm => "rocm",
@@ -85,7 +85,7 @@ impl DeviceType {
 
 impl fmt::Display for DeviceType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
@@ -98,7 +98,7 @@ impl FromStr for DeviceType {
     type Err = UnknownDeviceType;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|kind| kind.word() == text).ok_or(UnknownDeviceType)
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text).ok_or(UnknownDeviceType)
     }
 }
 

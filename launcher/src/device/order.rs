@@ -30,7 +30,7 @@ impl DeviceOrder {
 
     /// The word on the command line.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pci => "pci",
             Self::Fastest => "fastest",
@@ -50,7 +50,7 @@ impl FromStr for DeviceOrder {
     type Err = UnknownOrder;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|order| order.word() == text).ok_or(UnknownOrder)
+        Self::ALL.into_iter().find(|order| order.as_str() == text).ok_or(UnknownOrder)
     }
 }
 
@@ -82,7 +82,7 @@ pub enum OrderError {
 ///
 /// # Errors
 /// The probes did not find the facts that the order depends on.
-pub fn arrange(
+pub fn sort_devices(
     order: DeviceOrder,
     listed: &[usize],
     machine: &Machine,
@@ -116,7 +116,9 @@ pub fn arrange(
             let places = fastest_first(listed, machine, &cuda_order().map_err(OrderError::NoDriver)?)?;
             arranged.sort_by_key(|at| places.iter().position(|place| place == at));
         }
-        DeviceOrder::Topology => return topology::arrange(listed, machine).ok_or(OrderError::NoLinks),
+        DeviceOrder::Topology => {
+            return topology::sort_by_topology(listed, machine).ok_or(OrderError::NoLinks);
+        }
     }
     Ok(arranged)
 }

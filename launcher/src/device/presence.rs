@@ -35,17 +35,17 @@ const DRIVER_FOLDERS: [&str; 7] = [
 const NVML: &str = "libnvidia-ml.so.1";
 
 /// At most so many folders of `LD_LIBRARY_PATH` are searched.
-const MOST_FOLDERS: usize = 64;
+const MAX_LIBRARY_FOLDERS: usize = 64;
 
 /// Whether there is any sign of an accelerator. `library_path` is `LD_LIBRARY_PATH`. A sign is not a proof; without
 /// one a probe would find no device.
 #[must_use]
-pub fn sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
+pub fn has_accelerator_sign(world: &dyn World, library_path: Option<&OsStr>) -> bool {
     let is_there = |path: &Path| world.kind(path) != FileKind::Missing;
     let has_library = |folder: &Path| is_there(&folder.join(NVML));
     let path = library_path.map(OsStr::as_bytes).unwrap_or_default();
     // The loader takes an empty item for the working folder, and both separators.
-    let folders = path.split(|byte| matches!(byte, b':' | b';')).take(MOST_FOLDERS);
+    let folders = path.split(|byte| matches!(byte, b':' | b';')).take(MAX_LIBRARY_FOLDERS);
     let mut folders = folders.map(|item| match item {
         [] => Path::new("."),
         name => Path::new(OsStr::from_bytes(name)),
@@ -77,48 +77,48 @@ mod tests {
     use super::*;
     use crate::facts::fake::FakeWorld;
 
-    fn found(world: &FakeWorld, library_path: Option<&str>) -> bool {
-        sign(world, library_path.map(OsStr::new))
+    fn has_sign_with_path(world: &FakeWorld, library_path: Option<&str>) -> bool {
+        has_accelerator_sign(world, library_path.map(OsStr::new))
     }
 
     #[test]
-    fn a_plain_machine_has_none() {
+    fn machine_without_accelerators_has_no_sign() {
         let world = FakeWorld::new().folder("/dev").device("/dev/null").file("/usr/lib/libc.so.6", b"");
         for path in [None, Some(""), Some("/opt/lib:/usr/lib"), Some(":"), Some("::;")] {
-            assert!(!found(&world, path), "{path:?}");
+            assert!(!has_sign_with_path(&world, path), "{path:?}");
         }
     }
 
     #[test]
-    fn each_device_is_one() {
+    fn each_device_node_is_a_sign() {
         for device in DEVICES {
-            assert!(found(&FakeWorld::new().device(device), None), "{device}");
+            assert!(has_sign_with_path(&FakeWorld::new().device(device), None), "{device}");
         }
-        assert!(found(&FakeWorld::new().folder("/dev/dri"), None));
+        assert!(has_sign_with_path(&FakeWorld::new().folder("/dev/dri"), None));
         // A card without its control node cannot be used.
-        assert!(!found(&FakeWorld::new().device("/dev/nvidia0"), None));
+        assert!(!has_sign_with_path(&FakeWorld::new().device("/dev/nvidia0"), None));
     }
 
     #[test]
-    fn the_library_is_one_wherever_the_loader_looks() {
+    fn nvml_in_library_path_is_a_sign() {
         let world = FakeWorld::new().file("/opt/fake/libnvidia-ml.so.1", b"");
-        assert!(found(&world, Some("/nowhere:/opt/fake")));
-        assert!(found(&world, Some("/opt/fake;/nowhere")));
-        assert!(!found(&world, Some("/opt")));
-        assert!(!found(&world, None));
+        assert!(has_sign_with_path(&world, Some("/nowhere:/opt/fake")));
+        assert!(has_sign_with_path(&world, Some("/opt/fake;/nowhere")));
+        assert!(!has_sign_with_path(&world, Some("/opt")));
+        assert!(!has_sign_with_path(&world, None));
         let here = FakeWorld::new().file("/job/libnvidia-ml.so.1", b"");
-        assert!(found(&here, Some("/nowhere:")));
-        assert!(!found(&here, Some("")));
+        assert!(has_sign_with_path(&here, Some("/nowhere:")));
+        assert!(!has_sign_with_path(&here, Some("")));
         for folder in DRIVER_FOLDERS {
             let path: &'static str = format!("{folder}/{NVML}").leak();
-            assert!(found(&FakeWorld::new().file(path, b""), None), "{folder}");
+            assert!(has_sign_with_path(&FakeWorld::new().file(path, b""), None), "{folder}");
         }
     }
 
     #[test]
-    fn a_library_alone_is_no_device() {
+    fn library_without_device_node_is_not_a_device() {
         let world = FakeWorld::new().file("/usr/lib/libnvidia-ml.so.1", b"");
-        assert!(found(&world, None) && !has_node(&world, DeviceType::Cuda));
+        assert!(has_sign_with_path(&world, None) && !has_node(&world, DeviceType::Cuda));
         assert!(has_node(&FakeWorld::new().device("/dev/nvidiactl"), DeviceType::Cuda));
         let amd = FakeWorld::new().device("/dev/kfd").folder("/dev/dri");
         let kinds = DeviceType::ALL.into_iter().filter(|kind| has_node(&amd, *kind)).collect::<Vec<_>>();
@@ -126,9 +126,9 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_library_path_costs_little() {
+    fn long_library_path_is_searched_up_to_a_limit() {
         let world = FakeWorld::new().file("/far/libnvidia-ml.so.1", b"");
         let path = format!("{}/far", "/nowhere:".repeat(100_000));
-        assert!(!found(&world, Some(&path)));
+        assert!(!has_sign_with_path(&world, Some(&path)));
     }
 }

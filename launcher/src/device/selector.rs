@@ -90,7 +90,7 @@ pub enum SelectorError {
     #[error("the list is empty")]
     Empty,
     /// Nothing between two commas, or before the first or after the last.
-    #[error("entry {place} of `{}` is empty", cut(list))]
+    #[error("entry {place} of `{}` is empty", display_value(list))]
     EmptyEntry {
         /// The whole list as it was written.
         list: String,
@@ -113,7 +113,7 @@ pub enum SelectorError {
         entry: String,
     },
     /// `all`, `idle` or `none` beside other entries.
-    #[error("`{word}` stands alone, and not in a list (`{}`)", cut(list))]
+    #[error("`{word}` stands alone, and not in a list (`{}`)", display_value(list))]
     NotAlone {
         /// The word that must stand alone.
         word: String,
@@ -121,7 +121,7 @@ pub enum SelectorError {
         list: String,
     },
     /// `cuda:1,2`: PyTorch's way of writing one device.
-    #[error("`{}` begins with a device type", cut(list))]
+    #[error("`{}` begins with a device type", display_value(list))]
     TypePrefix {
         /// The whole list as it was written.
         list: String,
@@ -131,7 +131,7 @@ pub enum SelectorError {
         rest: String,
     },
     /// The entry has none of the known forms.
-    #[error("`{}` names no device", cut(entry))]
+    #[error("`{}` names no device", display_value(entry))]
     Junk {
         /// The entry as it was written.
         entry: String,
@@ -162,7 +162,7 @@ impl SelectorError {
                 let words: Vec<String> = [kind, devices].into_iter().flatten().collect();
                 format!("write it as `{}`", words.join(" "))
             }
-            Self::Junk { entry } => meant_by(entry).unwrap_or_else(|| {
+            Self::Junk { entry } => suggest_entry(entry).unwrap_or_else(|| {
                 "a device is an index (`3`), a range (`0-3`), an exclusion (`-2`), a UUID (`GPU-…`, `MIG-…`) or its \
                  beginning, a MIG device (`1:0`) or a PCI address (`0000:1b:00.0`)"
                     .to_owned()
@@ -172,7 +172,7 @@ impl SelectorError {
 }
 
 /// The probable meaning of an entry that names no device.
-fn meant_by(entry: &str) -> Option<String> {
+fn suggest_entry(entry: &str) -> Option<String> {
     let small = entry.to_ascii_lowercase();
     if matches!(small.as_str(), "auto" | "any" | "every" | "*") {
         return Some(
@@ -207,7 +207,7 @@ impl FromStr for Selector {
             "idle" => return Ok(Self::Idle),
             _ => {}
         }
-        if let Some(error) = type_prefix(text.trim()) {
+        if let Some(error) = type_prefix_error(text.trim()) {
             return Err(error);
         }
         let mut entries = Vec::new();
@@ -219,7 +219,7 @@ impl FromStr for Selector {
                 return Err(SelectorError::NotAlone { word: entry.to_owned(), list: text.to_owned() });
             }
             // Messages repeat an entry.
-            if entry.len() > LONGEST_SHOWN || entry.chars().any(char::is_control) {
+            if entry.len() > MAX_DISPLAY_LENGTH || entry.chars().any(char::is_control) {
                 return Err(SelectorError::Junk { entry: entry.to_owned() });
             }
             let parsed = parse_entry(entry)?;
@@ -233,12 +233,12 @@ impl FromStr for Selector {
 }
 
 /// So many bytes of a value are shown in a message.
-const LONGEST_SHOWN: usize = 200;
+const MAX_DISPLAY_LENGTH: usize = 200;
 
 /// A value as a message can show it: on one line, not too long, and nothing in it commands a terminal.
 #[must_use]
-pub fn cut(value: &str) -> String {
-    let end = value.floor_char_boundary(LONGEST_SHOWN);
+pub fn display_value(value: &str) -> String {
+    let end = value.floor_char_boundary(MAX_DISPLAY_LENGTH);
     let mut shown: String = value[..end]
         .chars()
         .flat_map(|letter| {
@@ -253,7 +253,7 @@ pub fn cut(value: &str) -> String {
 }
 
 /// `cuda:1,2`, `gpu:1`, `cuda`: returns the error that shows the right form.
-fn type_prefix(list: &str) -> Option<SelectorError> {
+fn type_prefix_error(list: &str) -> Option<SelectorError> {
     let kind = |word: &str| match word {
         // Several vendors' programs call theirs so.
         "gpu" | "device" => Some(None),

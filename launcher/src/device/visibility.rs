@@ -16,7 +16,7 @@ use super::choice::ChoiceWarning;
 use super::{Accelerator, CudaDevice, DeviceType, Machine};
 
 pub(super) use cuda::pci_order;
-pub(super) use level_zero::{Hierarchy, hierarchy, ordinal_of};
+pub(super) use level_zero::{Hierarchy, hierarchy, mask_entry_of};
 
 /// The inherited variables; `None` where a variable is not set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,7 +43,7 @@ pub struct InheritedVariables {
 
 impl IndexOrder {
     /// Whether the order of the untouched runtime matters.
-    pub(super) const fn is_runtimes(self) -> bool {
+    pub(super) const fn is_runtime_order(self) -> bool {
         matches!(self, Self::Runtime | Self::Torch)
     }
 }
@@ -102,7 +102,7 @@ pub struct VisibleDevices {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Visible {
     /// Its position in [`Machine::accelerators`]; of its first tile for an Intel card that is seen as one device.
-    pub at: usize,
+    pub position: usize,
     /// The device, as the process sees it.
     pub accelerator: Accelerator,
     /// The index that `--devices` names it by; a MIG device that no list names has none.
@@ -122,19 +122,19 @@ pub struct NamedEntry {
 
 /// The devices of one type that a process with these variables sees, and in which order.
 #[must_use]
-pub fn read(
+pub fn read_visible_devices(
     kind: DeviceType,
     machine: &Machine,
     inherited: &InheritedVariables,
-    asking: VisibilityQuery<'_>,
+    query: VisibilityQuery<'_>,
 ) -> VisibleDevices {
     match kind {
-        DeviceType::Cuda => cuda::read(machine, inherited, asking),
+        DeviceType::Cuda => cuda::read(machine, inherited, query),
         DeviceType::Rocm => rocm::read(machine, inherited),
-        DeviceType::Xpu => level_zero::read(machine, inherited, asking.counting),
-        DeviceType::Hpu => habana::read(machine, inherited, asking.counting),
+        DeviceType::Xpu => level_zero::read(machine, inherited, query.index_order),
+        DeviceType::Hpu => habana::read(machine, inherited, query.index_order),
         DeviceType::Npu => ascend::read(machine, inherited),
-        DeviceType::Mps | DeviceType::Cpu => VisibleDevices::all(of_kind(machine, kind)),
+        DeviceType::Mps | DeviceType::Cpu => VisibleDevices::all(devices_of_kind(machine, kind)),
     }
 }
 
@@ -142,7 +142,7 @@ pub fn read(
 #[derive(Clone, Copy)]
 pub struct VisibilityQuery<'a> {
     /// For devices that no list names.
-    pub counting: IndexOrder,
+    pub index_order: IndexOrder,
     /// The CUDA driver's answer, asked for only where it matters.
     pub cuda_order: AskCuda<'a>,
 }
@@ -166,12 +166,12 @@ impl VisibleDevices {
         }
         let mut seen = Self::all(devices);
         seen.variable = Some((variable, value.to_owned()));
-        seen.drop_of(variable, value, dropped);
+        seen.warn_dropped(variable, value, dropped);
         seen
     }
 
     /// One warning for one variable, however many entries it loses.
-    fn drop_of(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
+    fn warn_dropped(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
         if !dropped.is_empty() {
             let because = dropped.join("; ");
             self.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because });
@@ -182,7 +182,7 @@ impl VisibleDevices {
 impl Visible {
     fn of(machine: &Machine, at: usize) -> Self {
         let accelerator = machine.accelerators[at].clone();
-        Self { at, index: Some(accelerator.index), accelerator, entry: None }
+        Self { position: at, index: Some(accelerator.index), accelerator, entry: None }
     }
 
     fn named(self, text: impl Into<String>, is_uuid: bool) -> Self {
@@ -191,7 +191,7 @@ impl Visible {
 }
 
 /// Every device of a type, by index.
-fn of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
+fn devices_of_kind(machine: &Machine, kind: DeviceType) -> Vec<Visible> {
     let of_kind = |(at, accelerator): (usize, &Accelerator)| (accelerator.kind == kind).then_some(at);
     let mut devices: Vec<Visible> = machine
         .accelerators

@@ -33,7 +33,7 @@ use crate::rendezvous::Round;
 use crate::spec::stop::GraceCause;
 use crate::spec::{CliFlavor, LaunchSpec, RendezvousSpec, StoreHost};
 pub use nodes::{ListenPorts, NodesSection};
-use nodes::{is_agreed_on, nodes_of, place_of};
+use nodes::{initial_round, is_agreed_on, nodes_of};
 use plan::LaunchPlan;
 use settings::SettingOrigins;
 pub use settings::{SettingLine, SettingOrigin};
@@ -201,7 +201,7 @@ impl From<&placement::DeviceIdentity> for DeviceSummary {
             uuid: card.uuid.clone(),
             pci: card.pci.map(|pci| pci.to_string()),
             numa_node: card.numa_node,
-            chosen_by: card.how.clone(),
+            chosen_by: card.chosen_by.clone(),
             title: card.to_string(),
         }
     }
@@ -256,40 +256,40 @@ pub struct EnvironmentEntry {
 /// # Errors
 /// An argument or variable that no program can be given, as at launch.
 pub fn explain(
-    question: &Explain,
+    request: &Explain,
     facts: &Facts,
     handled: &HandledSignals,
 ) -> Result<Explanation, LaunchError> {
-    let spec = &question.launch.spec;
-    let sources = SettingOrigins { spec, origins: &question.origins, facts };
+    let spec = &request.launch.spec;
+    let sources = SettingOrigins { spec, origins: &request.origins, facts };
     let run_id = spec.rendezvous.run_id();
-    let known_run_id = (question.run_id == RunIdLife::Fixed).then_some(run_id);
+    let known_run_id = (request.run_id == RunIdLife::Fixed).then_some(run_id);
     let plan = LaunchPlan {
         spec,
         facts,
         sources: &sources,
-        life: life_of(spec),
+        life: generation_context(spec),
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
-        run_id: question.run_id,
+        run_id: request.run_id,
     };
-    let seats = placement::assign(&spec.seats, &plan.life.round);
+    let seats = placement::assign_ranks(&spec.worker_devices, &plan.life.round);
     let ranks = seats.iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,
-        name: match spec.persona {
+        name: match spec.cli_flavor {
             CliFlavor::Rankrun => "rankrun",
             CliFlavor::Torchrun => "torchrun",
         },
         working_folder: Text(facts.working_folder().into_os_string()),
-        settings: sources.settings(question.run_id),
+        settings: sources.settings(request.run_id),
         run_id: plan.value(RUN_ID, OsStr::new(&run_id.0)),
         store: store_of(spec),
         nodes: nodes_of(spec),
         signals: signals_of(spec, handled),
         max_restarts: spec.max_restarts.0,
-        log_folder: plan.attempt.as_ref().map(|attempt| pattern(attempt.folder())),
-        left_out: spec.left_out.map(|local_rank| local_rank.0),
-        warnings: warnings(&question.launch.notices),
+        log_folder: plan.attempt.as_ref().map(|attempt| path_pattern(attempt.folder())),
+        left_out: spec.external_worker.map(|local_rank| local_rank.0),
+        warnings: warnings(&request.launch.notices),
         ranks,
     })
 }
@@ -311,14 +311,17 @@ pub fn render(explanation: &Explanation, question: &Explain, style: Style) -> Ve
 }
 
 /// The first generation of a job that does not exist.
-fn life_of(spec: &LaunchSpec) -> GenerationContext {
+fn generation_context(spec: &LaunchSpec) -> GenerationContext {
     let store = spec.rendezvous.store();
-    let master =
-        Master { addr: store.addr.to_owned(), port: store.port, agent_store: store.host == StoreHost::Agent };
+    let master = Master {
+        addr: store.addr.to_owned(),
+        port: store.port,
+        uses_agent_store: store.host == StoreHost::Agent,
+    };
     GenerationContext {
         generation: Generation(0),
         restart_count: RestartCount(0),
-        round: place_of(spec, Round::alone(spec.workers, master)),
+        round: initial_round(spec, Round::alone(spec.workers, master)),
         job: JobId(String::new()),
     }
 }
@@ -353,7 +356,7 @@ fn port(number: u16) -> LaunchValue {
 
 fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
     let (stop, forward): (Vec<Signal>, Vec<Signal>) =
-        handled.iter().partition(|signal| handled.stops(*signal as i32));
+        handled.iter().partition(|signal| handled.is_stop_signal(*signal as i32));
     let names = |signals: Vec<Signal>| signals.into_iter().map(Signal::as_str).collect();
     Signals {
         stop: names(stop),
@@ -361,18 +364,18 @@ fn signals_of(spec: &LaunchSpec, handled: &HandledSignals) -> Signals {
         grace_seconds: spec.stop.grace.as_secs_f64(),
         grace_for_seconds: GraceCause::ALL
             .into_iter()
-            .filter_map(|cause| Some((cause.key(), spec.stop.grace_for.said_for(cause)?.as_secs_f64())))
+            .filter_map(|cause| Some((cause.key(), spec.stop.grace_for.get(cause)?.as_secs_f64())))
             .collect(),
-        stuck_seconds: spec.stuck_limit.map(|limit| limit.as_secs_f64()),
+        stuck_seconds: spec.dstate_timeout.map(|limit| limit.as_secs_f64()),
     }
 }
 
-fn pattern(path: &Path) -> LaunchValue {
+fn path_pattern(path: &Path) -> LaunchValue {
     LaunchValue::AtLaunch(Pending::Path(path.to_owned()))
 }
 
 /// `NAME=value` at its first `=`; a name may begin with one.
-pub(crate) fn split(entry: &[u8]) -> (&OsStr, &OsStr) {
+pub(crate) fn split_entry(entry: &[u8]) -> (&OsStr, &OsStr) {
     let at = entry.iter().skip(1).position(|byte| *byte == b'=').map_or(entry.len(), |at| at + 1);
     let value = entry.get(at + 1..).unwrap_or_default();
     (OsStr::from_bytes(&entry[..at]), OsStr::from_bytes(value))

@@ -55,7 +55,7 @@ pub(super) fn nodes_of(spec: &LaunchSpec) -> Option<NodesSection> {
     let range = spec.rendezvous.nodes();
     let (rendezvous, node_rank, times, local_addr) = match &spec.rendezvous {
         RendezvousSpec::C10d { node_rank, times, local_addr, .. } => ("c10d", *node_rank, times, local_addr),
-        RendezvousSpec::Static { node_rank, times, local_addr, .. } if range.is_many() => {
+        RendezvousSpec::Static { node_rank, times, local_addr, .. } if range.allows_many() => {
             ("static", Some(*node_rank), times, local_addr)
         }
         RendezvousSpec::Static { .. } | RendezvousSpec::Standalone { .. } => return None,
@@ -86,21 +86,21 @@ fn host_of(rendezvous: &RendezvousSpec) -> String {
         RendezvousSpec::Static { .. } => "the node with rank 0".to_owned(),
         RendezvousSpec::C10d { is_host: Some(true), .. } => "this node".to_owned(),
         RendezvousSpec::C10d { is_host: Some(false), .. } => "another node".to_owned(),
-        RendezvousSpec::C10d { host, .. } if is_of_this_machine(host) => {
+        RendezvousSpec::C10d { host, .. } if is_local_host(host) => {
             "the first launcher on this machine".to_owned()
         }
         RendezvousSpec::C10d { host, .. } => format!("the first launcher on the machine `{host}`"),
     }
 }
 
-fn is_of_this_machine(host: &str) -> bool {
+fn is_local_host(host: &str) -> bool {
     loopback(host).is_some() || host == short_hostname()
 }
 
 /// Whether the value of this variable is only known after the nodes' rendezvous.
 pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
     let range = spec.rendezvous.nodes();
-    if !range.is_many() {
+    if !range.allows_many() {
         return false;
     }
     match (&spec.rendezvous, name) {
@@ -113,12 +113,12 @@ pub(super) fn is_agreed_on(spec: &LaunchSpec, name: &str) -> bool {
 }
 
 /// This node's place in the first round, as far as it is known before the rendezvous.
-pub(super) fn place_of(spec: &LaunchSpec, round: Round) -> Round {
+pub(super) fn initial_round(spec: &LaunchSpec, round: Round) -> Round {
     let node_rank = match &spec.rendezvous {
         RendezvousSpec::Static { node_rank, .. } => *node_rank,
         RendezvousSpec::C10d { .. } | RendezvousSpec::Standalone { .. } => NodeRank(0),
     };
     // Which one is known when the store is reached.
-    let interface = Some(String::new()).filter(|_| spec.rendezvous.nodes().is_many());
+    let interface = Some(String::new()).filter(|_| spec.rendezvous.nodes().allows_many());
     Round { node_rank, nodes: spec.rendezvous.nodes().max, interface, ..round }
 }

@@ -10,7 +10,8 @@ use rankrun_contract::rank::LocalRank;
 use super::nodes::is_agreed_on;
 use super::settings::SettingOrigins;
 use super::{
-    EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, pattern, split,
+    EnvironmentEntry, LaunchValue, Pending, StreamTarget, Text, Variable, WorkerPlan, path_pattern,
+    split_entry,
 };
 use crate::cli::RunIdLife;
 use crate::error::LaunchError;
@@ -36,20 +37,20 @@ impl LaunchPlan<'_> {
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = command::build(self.spec, &self.life, seat, inherited, error_file.as_deref())
+        let command = command::worker_command(self.spec, &self.life, seat, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::variables(self.spec, &self.life, seat, error_file.as_deref());
-        let (persona, role) = (self.spec.persona, &*self.spec.role);
+        let variables = command::worker_environment(self.spec, &self.life, seat, error_file.as_deref());
+        let (persona, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
         let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
-        let by_hand = self.spec.left_out == Some(local_rank);
+        let by_hand = self.spec.external_worker == Some(local_rank);
         Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
             device: device.to_string(),
-            card: device.card.as_ref().map(Into::into),
+            card: device.identity.as_ref().map(Into::into),
             cpus: command.cpus.clone(),
             program: text(command.path.as_bytes()),
             argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),
@@ -61,7 +62,7 @@ impl LaunchPlan<'_> {
             },
             stdout: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stdout) },
             stderr: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
-            error_file: error_file.as_deref().map(pattern),
+            error_file: error_file.as_deref().map(path_pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
             unset: self.unset(local_rank),
             environment: self.environment(&command, variables.len()),
@@ -79,7 +80,7 @@ impl LaunchPlan<'_> {
     }
 
     fn unset(&self, local_rank: LocalRank) -> Vec<&'static str> {
-        let seat = self.spec.seats.get(local_rank.index());
+        let seat = self.spec.worker_devices.get(local_rank.index());
         let variables = seat.into_iter().flat_map(|seat| &seat.variables);
         let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
         taken.map(|(name, _)| *name).collect()
@@ -89,7 +90,7 @@ impl LaunchPlan<'_> {
     fn environment(&self, command: &WorkerCommand, ours: usize) -> Vec<EnvironmentEntry> {
         let inherited = command.envp.len().saturating_sub(ours);
         let entry = |(at, entry): (usize, &CString)| {
-            let (name, value) = split(entry.as_bytes());
+            let (name, value) = split_entry(entry.as_bytes());
             let value = match name.to_str() {
                 Some(name) if at >= inherited => self.value(name, value),
                 _ => LaunchValue::Known(value.to_owned()),
@@ -110,7 +111,7 @@ impl LaunchPlan<'_> {
             RUN_ID if self.run_id == RunIdLife::Fresh => LaunchValue::AtLaunch(Pending::RunId),
             // Both name the processes of one launch.
             JOB | NESTING => LaunchValue::AtLaunch(Pending::Mark),
-            ERROR_FILE if !value.is_empty() => pattern(Path::new(value)),
+            ERROR_FILE if !value.is_empty() => path_pattern(Path::new(value)),
             _ => LaunchValue::Known(value.to_owned()),
         }
     }
@@ -128,7 +129,7 @@ impl LaunchPlan<'_> {
 
     fn file(&self, path: &Path) -> LaunchValue {
         match &self.attempt {
-            Some(attempt) if path.starts_with(attempt.folder()) => pattern(path),
+            Some(attempt) if path.starts_with(attempt.folder()) => path_pattern(path),
             _ => LaunchValue::Known(path.as_os_str().to_owned()),
         }
     }

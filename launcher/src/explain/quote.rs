@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_words_stay_and_others_are_quoted() {
+    fn plain_words_stay_unquoted_and_others_are_quoted() {
         assert_eq!(shell(b"--lr=0.1"), b"--lr=0.1");
         assert_eq!(shell(b"=ls"), b"'=ls'");
         assert_eq!(shell(b"/usr/bin/python3"), b"/usr/bin/python3");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_one_line_that_moves_no_cursor() {
+    fn displayed_word_is_one_line_without_control_codes() {
         assert_eq!(people(b"train.py"), "train.py");
         assert_eq!(people("größe 1".as_bytes()), "'größe 1'");
         assert_eq!(people(b"a\nb'\x1b[2J"), r"$'a\nb\'\033[2J'");

@@ -13,10 +13,10 @@ use rankrun_contract::rank::LocalRank;
 
 use super::quote::for_shell;
 use super::{Explanation, LaunchValue, Pending, Store};
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 
 /// Variables that the terminal at hand defines.
-const OF_THE_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
+const TERMINAL_VARIABLES: [&str; 2] = ["TERM", "COLORTERM"];
 
 /// A worker's command as a shell script.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,8 @@ pub enum ScriptValue {
 pub fn worker_script(explanation: &Explanation, local_rank: LocalRank) -> Script {
     let worker = explanation.ranks.get(local_rank.index());
     let entries = worker.map(|worker| worker.environment.as_slice()).unwrap_or_default();
-    let environment = entries.iter().map(|entry| (entry.name.0.clone(), word(&entry.name.0, &entry.value)));
+    let environment =
+        entries.iter().map(|entry| (entry.name.0.clone(), script_value(&entry.name.0, &entry.value)));
     let mut command: Vec<OsString> = Vec::new();
     if let Some(worker) = worker {
         command.push(worker.program.0.clone());
@@ -64,7 +65,7 @@ pub fn worker_script(explanation: &Explanation, local_rank: LocalRank) -> Script
     }
 }
 
-fn word(name: &OsStr, value: &LaunchValue) -> ScriptValue {
+fn script_value(name: &OsStr, value: &LaunchValue) -> ScriptValue {
     match value {
         LaunchValue::Known(text) => ScriptValue::Exactly(text.clone()),
         LaunchValue::AtLaunch(Pending::FreePort) => {
@@ -106,14 +107,14 @@ fn comment(explanation: &Explanation, local_rank: LocalRank) -> Vec<String> {
         format!("{ERROR_FILE} and {JOB} may be set, to those of a running job."),
     ];
     let worker = explanation.ranks.get(local_rank.index());
-    lines.extend(worker.and_then(|worker| worker.cpus.as_deref()).map(binding));
+    lines.extend(worker.and_then(|worker| worker.cpus.as_deref()).map(binding_script));
     lines
 }
 
 /// A shell has no word of its own to bind a program.
 #[must_use]
-pub(crate) fn binding(cpus: &[u32]) -> String {
-    let cpus = ranges(cpus);
+pub(crate) fn binding_script(cpus: &[u32]) -> String {
+    let cpus = format_ranges(cpus);
     format!("A launch binds it to the CPUs {cpus}; by hand: `taskset --cpu-list {cpus} sh THIS`.")
 }
 
@@ -128,7 +129,7 @@ impl Script {
         text.push(b'\n');
         for (name, value) in &self.environment {
             if let ScriptValue::Demanded(what) = value {
-                demand(&mut text, &name.to_string_lossy(), what);
+                push_required_variable(&mut text, &name.to_string_lossy(), what);
             }
         }
         if !self.folder.is_empty() {
@@ -140,11 +141,11 @@ impl Script {
         for (at, (name, value)) in self.environment.iter().enumerate() {
             // Of two equal names a program sees the first, and `env` would keep the last.
             let is_first = !self.environment[..at].iter().any(|(earlier, _)| earlier == name);
-            if is_first && !OF_THE_TERMINAL.iter().any(|own| name == own) {
+            if is_first && !TERMINAL_VARIABLES.iter().any(|own| name == own) {
                 push_line(&mut text, &assignment(name, value));
             }
         }
-        for name in OF_THE_TERMINAL {
+        for name in TERMINAL_VARIABLES {
             push_line(&mut text, format!("${{{name}+\"{name}=${name}\"}}").as_bytes());
         }
         if !self.wrapper.is_empty() {
@@ -158,7 +159,7 @@ impl Script {
 }
 
 /// Ends the script early where a variable is missing.
-fn demand(text: &mut Vec<u8>, name: &str, what: &str) {
+fn push_required_variable(text: &mut Vec<u8>, name: &str, what: &str) {
     let message = for_shell(OsStr::new(&format!("error: `{name}` is not set: {what}")));
     text.extend_from_slice(format!("if [ -z \"${{{name}-}}\" ]; then\n    echo ").as_bytes());
     text.extend_from_slice(&message);

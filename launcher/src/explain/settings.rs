@@ -90,11 +90,11 @@ pub(super) struct SettingOrigins<'a> {
 const STUCK_LIMIT: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 
 /// The options that make the launcher write a vendor's variable.
-const CHOOSERS: [&str; 5] =
+const VISIBILITY_VARIABLES: [&str; 5] =
     ["devices", "device-order", "device-type", "device-visibility", "virtual-local-rank"];
 
 /// Whether a vendor's variable controls which devices a process sees.
-fn of_devices(name: &str) -> bool {
+fn is_device_variable(name: &str) -> bool {
     let vendors = ["CUDA_", "HIP_", "ROCR_", "GPU_DEVICE_", "ZE_", "HABANA_", "HLS_", "ASCEND_"];
     vendors.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -109,7 +109,7 @@ fn setting(name: &'static str, value: Option<String>, source: SettingOrigin) -> 
 
 impl SettingOrigins<'_> {
     /// The one of these options that was said, else the first of these variables that is set and not empty.
-    fn said(&self, options: &[&str], variables: &[&str]) -> SettingOrigin {
+    fn origin_of(&self, options: &[&str], variables: &[&str]) -> SettingOrigin {
         if let Some(origin) = self.origins.of_setting(options) {
             return origin.into();
         }
@@ -120,25 +120,27 @@ impl SettingOrigins<'_> {
     /// Where the value of a variable that the launcher sets was said.
     pub(super) fn of_variable(&self, name: &str) -> SettingOrigin {
         match name {
-            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.said(&["nproc-per-node"], &[]),
-            GROUP_WORLD_SIZE => self.said(&["nnodes"], &[]),
+            WORLD_SIZE | LOCAL_WORLD_SIZE | ROLE_WORLD_SIZE => self.origin_of(&["nproc-per-node"], &[]),
+            GROUP_WORLD_SIZE => self.origin_of(&["nnodes"], &[]),
             GROUP_RANK if matches!(self.spec.rendezvous, RendezvousSpec::Static { .. }) => {
-                self.said(&["node-rank"], &[])
+                self.origin_of(&["node-rank"], &[])
             }
             name if self.spec.defaults.connection_interfaces.contains(&name) => {
                 SettingOrigin::Because { reason: SEVERAL_HOSTS }
             }
-            "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => self.said(&["iface"], &[]),
-            NCCL_LIBRARY => self.said(&["nccl-lib"], &[]),
-            ROLE_NAME => self.said(&["role"], &[]),
+            "GLOO_SOCKET_IFNAME" | "TP_SOCKET_IFNAME" | "NCCL_SOCKET_IFNAME" => {
+                self.origin_of(&["iface"], &[])
+            }
+            NCCL_LIBRARY => self.origin_of(&["nccl-lib"], &[]),
+            ROLE_NAME => self.origin_of(&["role"], &[]),
             MASTER_ADDR => self.address(),
             MASTER_PORT => self.port(),
-            MAX_RESTARTS => self.said(&["max-restarts"], &[]),
-            RUN_ID => self.said(&["rdzv-id"], &[]),
+            MAX_RESTARTS => self.origin_of(&["max-restarts"], &[]),
+            RUN_ID => self.origin_of(&["rdzv-id"], &[]),
             USE_AGENT_STORE => self.store_host(),
             ERROR_FILE => self.log_dir(),
-            SIGNALS_TO_HANDLE => self.said(&["signals-to-handle"], &[]),
-            name if of_devices(name) => self.said(&CHOOSERS, &[]),
+            SIGNALS_TO_HANDLE => self.origin_of(&["signals-to-handle"], &[]),
+            name if is_device_variable(name) => self.origin_of(&VISIBILITY_VARIABLES, &[]),
             "OMP_NUM_THREADS" | "TORCH_NCCL_ASYNC_ERROR_HANDLING" => SettingOrigin::Default,
             _ => SettingOrigin::Launcher,
         }
@@ -146,7 +148,7 @@ impl SettingOrigins<'_> {
 
     fn log_dir(&self) -> SettingOrigin {
         match &self.spec.logs.dir {
-            LogDir::At(_) | LogDir::Off => self.said(&["log-dir"], &[]),
+            LogDir::At(_) | LogDir::Off => self.origin_of(&["log-dir"], &[]),
             LogDir::Temporary(parent) | LogDir::ErrorFiles(parent) => {
                 let names = |name: &&str| self.facts.filled_variable(name).map(Path::new) == Some(parent);
                 let variable = ["TMPDIR", "TEMP", "TMP"].into_iter().find(names);
@@ -159,7 +161,7 @@ impl SettingOrigins<'_> {
     /// Every setting worth a line, including defaults.
     pub(super) fn settings(&self, run_id: RunIdLife) -> Vec<SettingLine> {
         let spec = self.spec;
-        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
         let run_id = match run_id {
             RunIdLife::Fixed => option("rdzv-id", Some(spec.rendezvous.run_id().0.clone())),
             RunIdLife::Fresh => SettingLine {
@@ -174,24 +176,24 @@ impl SettingOrigins<'_> {
             option("role", Some(spec.role.clone())),
             run_id,
         ];
-        settings.extend(self.of_the_nodes());
-        settings.extend(self.of_the_restarts());
-        settings.extend(self.of_the_store());
-        settings.extend(self.of_the_logs());
-        settings.extend(self.of_the_end());
-        settings.extend(self.of_single_causes());
+        settings.extend(self.node_settings());
+        settings.extend(self.restart_settings());
+        settings.extend(self.store_settings());
+        settings.extend(self.log_settings());
+        settings.extend(self.shutdown_settings());
+        settings.extend(self.grace_settings());
         settings.extend([
             option("stdin", Some(stdin(spec.stdin))),
             option("virtual-local-rank", Some(yes_or_no(spec.visibility == Visibility::Own))),
         ]);
-        settings.extend(self.of_the_devices());
-        settings.extend([option("leave-out", spec.left_out.map(|local_rank| local_rank.to_string()))]);
+        settings.extend(self.device_settings());
+        settings.extend([option("leave-out", spec.external_worker.map(|local_rank| local_rank.to_string()))]);
         settings.extend(self.parent_error_file());
         settings.extend(self.python());
         settings
     }
 
-    fn of_the_logs(&self) -> Vec<SettingLine> {
+    fn log_settings(&self) -> Vec<SettingLine> {
         let logs = &self.spec.logs;
         let dir = match &logs.dir {
             LogDir::Temporary(path) | LogDir::ErrorFiles(path) | LogDir::At(path) => {
@@ -203,7 +205,7 @@ impl SettingOrigins<'_> {
             let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
             ranks.join(",")
         });
-        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
         let mut settings = vec![
             setting("log-dir", Some(dir), self.log_dir()),
             option("redirects", Some(streams(&logs.redirects))),
@@ -222,7 +224,7 @@ impl SettingOrigins<'_> {
     }
 
     /// Only where something was said: most jobs have no policy.
-    fn of_the_restarts(&self) -> Vec<SettingLine> {
+    fn restart_settings(&self) -> Vec<SettingLine> {
         let policy = &self.spec.restart;
         let rules: Vec<String> = policy.rules.iter().map(ToString::to_string).collect();
         let backoff = policy.backoff.as_ref();
@@ -239,39 +241,41 @@ impl SettingOrigins<'_> {
             ("progress-restarts", progress.map(|limit| limit.restarts.to_string())),
         ];
         let said = values.into_iter().filter(|(_, value)| value.is_some());
-        said.map(|(name, value)| setting(name, value, self.said(&[name], &[]))).collect()
+        said.map(|(name, value)| setting(name, value, self.origin_of(&[name], &[]))).collect()
     }
 
     fn prefix(&self) -> SettingOrigin {
         match &self.spec.logs.prefix {
             None => SettingOrigin::Default,
-            Some(_) => self.said(&["log-line-prefix-template"], &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"]),
+            Some(_) => {
+                self.origin_of(&["log-line-prefix-template"], &["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"])
+            }
         }
     }
 
-    fn of_the_end(&self) -> [SettingLine; 8] {
+    fn shutdown_settings(&self) -> [SettingLine; 8] {
         let spec = self.spec;
         let grace = time(spec.stop.grace);
         let events = match spec.events {
             EventLog::Off => "null",
             EventLog::Console => "console",
         };
-        let stuck = match spec.stuck_limit {
+        let stuck = match spec.dstate_timeout {
             Some(_) => SettingOrigin::Variable { name: STUCK_LIMIT.to_owned() },
             None => SettingOrigin::Default,
         };
-        let limit = spec.stuck_limit.map(time);
+        let limit = spec.dstate_timeout.map(time);
         let leftovers = match spec.leftovers {
             LeftoverPolicy::Keep => None,
             LeftoverPolicy::End { grace } => Some(time(grace)),
         };
-        let of_grace = self.said(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
-        let said = |name, value| setting(name, value, self.said(&[name], &[]));
+        let of_grace = self.origin_of(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
+        let said = |name, value| setting(name, value, self.origin_of(&[name], &[]));
         let option = |name, value| said(name, Some(value));
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
-            setting("leftover-grace", leftovers, self.said(&["leftover-grace"], &[])),
+            setting("leftover-grace", leftovers, self.origin_of(&["leftover-grace"], &[])),
             said("start-timeout", spec.start_timeout.map(time)),
             said("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
             said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
@@ -282,20 +286,20 @@ impl SettingOrigins<'_> {
     }
 
     /// Graces of their own, where there are any.
-    fn of_single_causes(&self) -> impl Iterator<Item = SettingLine> + '_ {
+    fn grace_settings(&self) -> impl Iterator<Item = SettingLine> + '_ {
         GraceCause::ALL.into_iter().filter_map(|cause| {
-            let grace = self.spec.stop.grace_for.said_for(cause)?;
+            let grace = self.spec.stop.grace_for.get(cause)?;
             let name = cause.setting();
-            Some(setting(name, Some(time(grace)), self.said(&[name], &[])))
+            Some(setting(name, Some(time(grace)), self.origin_of(&[name], &[])))
         })
     }
 
     /// The requested devices; the chosen ones are shown at each rank.
-    fn of_the_devices(&self) -> [SettingLine; 6] {
-        let LaunchSpec { seats, devices, visibility, .. } = self.spec;
+    fn device_settings(&self) -> [SettingLine; 6] {
+        let LaunchSpec { worker_devices: seats, devices, visibility, .. } = self.spec;
         let cards: Vec<&str> =
-            seats.iter().filter_map(|seat| Some(seat.device.card.as_ref()?.index.as_str())).collect();
-        let listed = devices.listed.clone().or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
+            seats.iter().filter_map(|seat| Some(seat.device.identity.as_ref()?.index.as_str())).collect();
+        let listed = devices.device_list.clone().or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
         let kind = seats.first().map(|seat| seat.device.kind.to_string());
         let visible = match visibility {
             Visibility::Whole => "all",
@@ -305,23 +309,23 @@ impl SettingOrigins<'_> {
             Unhealthy::Refuse => "refuse".to_owned(),
             Unhealthy::Exclude => "exclude".to_owned(),
         });
-        let order = devices.order.map(|order| order.word().to_owned());
-        let binding = devices.binding.map(|binding| binding.word().to_owned());
-        let option = |name, value| setting(name, value, self.said(&[name], &[]));
-        let of_visibility = self.said(&["device-visibility", "virtual-local-rank"], &[]);
+        let order = devices.order.map(|order| order.as_str().to_owned());
+        let binding = devices.binding.map(|binding| binding.as_str().to_owned());
+        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
+        let of_visibility = self.origin_of(&["device-visibility", "virtual-local-rank"], &[]);
         [
-            setting("devices", listed, self.said(&["devices"], &self.of_kind())),
-            setting("device-type", kind, self.said(&["device-type"], &[])),
+            setting("devices", listed, self.origin_of(&["devices"], &self.visibility_variables())),
+            setting("device-type", kind, self.origin_of(&["device-type"], &[])),
             option("device-order", order),
             setting("device-visibility", Some(visible.to_owned()), of_visibility),
-            setting("check-devices", check, self.said(&["exclude-unhealthy", "check-devices"], &[])),
+            setting("check-devices", check, self.origin_of(&["exclude-unhealthy", "check-devices"], &[])),
             option("numa-binding", binding),
         ]
     }
 
     /// The visibility variables for a job like this one.
-    fn of_kind(&self) -> Vec<&'static str> {
-        match self.spec.seats.first().map(|seat| seat.device.kind) {
+    fn visibility_variables(&self) -> Vec<&'static str> {
+        match self.spec.worker_devices.first().map(|seat| seat.device.kind) {
             Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],
             Some(DeviceType::Rocm) => {
                 vec!["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
@@ -347,7 +351,7 @@ impl SettingOrigins<'_> {
             Entrypoint::Program { .. } => return None,
         };
         let value = Some(python.display().to_string());
-        Some(setting("python", value, self.said(&[], &["PYTHON_EXEC"])))
+        Some(setting("python", value, self.origin_of(&[], &["PYTHON_EXEC"])))
     }
 }
 

@@ -51,7 +51,7 @@ fn by_variable(name: &str) -> SettingOrigin {
 }
 
 #[test]
-fn each_value_has_its_source() {
+fn each_value_names_its_source() {
     let environment = [("PET_ROLE", "actor"), ("RANK", "9"), ("TMPDIR", "/tmp")];
     let line = "rankrun explain --nproc-per-node 2 --max-restarts 3 --master-port 29511 x.py";
     let explanation = explained(line, &environment);
@@ -76,7 +76,7 @@ fn each_value_has_its_source() {
 
 /// The table lists the options that decide; here the launch itself is asked.
 #[test]
-fn the_sources_are_those_that_decide() {
+fn setting_source_is_the_deciding_one() {
     for (name, words, environment, value, source) in [
         ("grace", "--grace 1.5", None, "1s 500ms", option("--grace")),
         ("grace", "--grace 1 --shutdown-timeout 2", None, "2s", option("--shutdown-timeout")),
@@ -136,7 +136,7 @@ fn the_sources_are_those_that_decide() {
 }
 
 #[test]
-fn what_is_known_only_at_launch_is_said_so() {
+fn values_known_only_at_launch_are_marked() {
     let (mut question, facts) = question("rankrun explain -r 1 x.py", &[]);
     question.run_id = RunIdLife::Fresh;
     let explanation = of(&question, &facts);
@@ -160,7 +160,7 @@ fn what_is_known_only_at_launch_is_said_so() {
 }
 
 #[test]
-fn a_given_run_id_is_in_the_folder_and_no_log_tree_is_none() {
+fn log_folder_contains_given_run_id_or_is_none() {
     let explanation = explained("rankrun explain --rdzv-id a/b --log-dir /l x.py", &[]);
     let folder = PathBuf::from("/l/a_b_????????/attempt_0");
     assert_eq!(explanation.log_folder, Some(LaunchValue::AtLaunch(Pending::Path(folder))));
@@ -171,7 +171,7 @@ fn a_given_run_id_is_in_the_folder_and_no_log_tree_is_none() {
 }
 
 #[test]
-fn the_environment_is_the_whole_one_in_the_order_of_a_launch() {
+fn environment_is_complete_in_launch_order() {
     let explanation = explained("rankrun explain x.py", &[("RANK", "9"), ("A", "1"), ("A", "2")]);
     let names: Vec<&str> =
         explanation.ranks[0].environment.iter().map(|entry| entry.name.0.to_str().unwrap()).collect();
@@ -180,23 +180,23 @@ fn the_environment_is_the_whole_one_in_the_order_of_a_launch() {
 }
 
 #[test]
-fn every_kind_of_rendezvous_is_told() {
+fn c10d_rendezvous_shows_endpoint_and_port() {
     let store = explained("rankrun explain --rdzv-backend c10d --rdzv-endpoint h x.py", &[]).store;
     assert_eq!(store.port, LaunchValue::AtLaunch(Pending::FreePort));
     assert_eq!(store.endpoint, Some(EndpointSummary { host: "h".to_owned(), port: known("29400") }));
 }
 
 #[test]
-fn entries_are_split_at_their_first_equals_sign() {
+fn environment_entry_splits_at_first_equals_sign() {
     for (entry, parts) in
         [("A=1=2", ("A", "1=2")), ("A=", ("A", "")), ("A", ("A", "")), ("=C:=x", ("=C:", "x"))]
     {
-        assert_eq!(split(entry.as_bytes()), (OsStr::new(parts.0), OsStr::new(parts.1)));
+        assert_eq!(split_entry(entry.as_bytes()), (OsStr::new(parts.0), OsStr::new(parts.1)));
     }
 }
 
 #[test]
-fn json_is_one_object_of_this_shape() {
+fn explanation_json_has_expected_shape() {
     let (mut question, facts) = question("rankrun explain --nproc-per-node 2 --stdin 1 tool", &[("B", "1")]);
     question.launch.spec.stop.grace = Duration::from_millis(1500);
     question.launch.spec.args = vec![OsStr::from_bytes(b"\xff").to_owned()];
@@ -225,7 +225,7 @@ fn json_is_one_object_of_this_shape() {
 }
 
 #[test]
-fn the_text_is_for_people() {
+fn explanation_text_lists_settings_and_ranks() {
     let line = "rankrun explain --nproc-per-node 2 --leave-out 1 --master-port 29511 -t 1 x.py";
     let (mut question, facts) = question(line, &[("ROLE_NAME", "x")]);
     question.launch.spec.args.push("it's".into());
@@ -253,7 +253,7 @@ fn the_text_is_for_people() {
 }
 
 #[test]
-fn devices_and_cpus_are_told_for_each_rank() {
+fn devices_and_cpus_are_listed_per_rank() {
     let mut machine = crate::device::fake::cuda(2);
     let id = |id: u32| crate::device::Cpu { id, package: 0, siblings: vec![id], cache: vec![id] };
     let node = |id: u32| crate::device::NumaNode { id, cpus: vec![2 * id, 2 * id + 1] };
@@ -300,14 +300,14 @@ fn devices_and_cpus_are_told_for_each_rank() {
 }
 
 #[test]
-fn one_worker_has_everything_in_its_own_part() {
+fn single_worker_has_no_common_section() {
     let (question, facts) = question("rankrun explain x.py", &[]);
     let text = String::from_utf8(render(&of(&question, &facts), &question, Style::Plain)).unwrap();
     assert!(text.starts_with("rankrun would start 1 worker on"), "{text}");
     assert!(!text.contains("every rank"), "{text}");
     let workers = LocalWorldSize::new(1).unwrap();
     assert_eq!(question.launch.spec.workers, workers);
-    assert_eq!(question.launch.spec.left_out, None::<LocalRank>);
+    assert_eq!(question.launch.spec.external_worker, None::<LocalRank>);
 }
 
 mod nodes;

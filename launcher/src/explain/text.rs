@@ -7,7 +7,7 @@ use super::{
     Explanation, LaunchValue, ListenPorts, NodesSection, Pending, SettingOrigin, Store, StreamTarget, Text,
     Variable, WorkerPlan,
 };
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 
 /// Whether the text has colour codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub enum Style {
 }
 
 /// Wider values do not push the sources of the other settings away.
-const WIDEST: usize = 44;
-const BY_HAND: &str = "the terminal that starts it";
+const MAX_VALUE_WIDTH: usize = 44;
+const EXTERNAL_WORKER: &str = "the terminal that starts it";
 
 /// The whole text, each line ended.
 pub(super) fn render(explanation: &Explanation, style: Style) -> String {
@@ -38,7 +38,7 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
         [setting.name.to_owned(), value, origin(&setting.source, setting.name)]
     }));
     page.section("job");
-    page.table(job(explanation));
+    page.table(job_rows(explanation));
     let common = common_variables(&explanation.ranks);
     if !common.is_empty() {
         page.section("every rank has these variables from the launcher");
@@ -48,7 +48,7 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
         let hand = if explanation.left_out == Some(worker.local_rank) { ", started by hand" } else { "" };
         let rank = worker.rank.map_or_else(|| "?".to_owned(), |rank| rank.to_string());
         page.section(&format!("rank {rank} (local rank {}, {}{hand})", worker.local_rank, worker.device));
-        page.table(facts_of(worker));
+        page.table(worker_rows(worker));
         let own = worker.variables.iter().filter(|variable| !common.contains(variable));
         page.table(own.map(row));
     }
@@ -56,20 +56,20 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
     page.text
 }
 
-fn job(explanation: &Explanation) -> Vec<[String; 3]> {
+fn job_rows(explanation: &Explanation) -> Vec<[String; 3]> {
     let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
     let store = &explanation.store;
     let signals = &explanation.signals;
     let mut rows = vec![
         plain("working folder", for_people(&explanation.working_folder.0)),
         plain("run id", shown(&explanation.run_id)),
-        plain("store", place_of(store)),
+        plain("store", store_address(store)),
     ];
     if let Some(endpoint) = &store.endpoint {
         rows.push(plain("agents meet at", format!("{}, port {}", endpoint.host, shown(&endpoint.port))));
     }
     if let Some(nodes) = &explanation.nodes {
-        rows.extend(of_the_nodes(nodes).into_iter().map(|(name, value)| plain(name, value)));
+        rows.extend(node_rows(nodes).into_iter().map(|(name, value)| plain(name, value)));
     }
     rows.push(plain("stop the job", signals.stop.join(", ")));
     if !signals.forward.is_empty() {
@@ -88,7 +88,7 @@ fn job(explanation: &Explanation) -> Vec<[String; 3]> {
     rows
 }
 
-fn place_of(store: &Store) -> String {
+fn store_address(store: &Store) -> String {
     let Store { host, port, opened_by, .. } = store;
     if [host, port].contains(&&LaunchValue::AtLaunch(Pending::Agreed)) {
         return "of the node that gets rank 0".to_owned();
@@ -96,7 +96,7 @@ fn place_of(store: &Store) -> String {
     format!("{}, port {}, opened by {opened_by}", shown(host), shown(port))
 }
 
-fn of_the_nodes(nodes: &NodesSection) -> Vec<(&'static str, String)> {
+fn node_rows(nodes: &NodesSection) -> Vec<(&'static str, String)> {
     let count = match (nodes.min, nodes.max) {
         (1, 1) => "1, and spares".to_owned(),
         (min, max) if min == max => max.to_string(),
@@ -125,7 +125,7 @@ fn of_the_nodes(nodes: &NodesSection) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn facts_of(worker: &WorkerPlan) -> Vec<[String; 3]> {
+fn worker_rows(worker: &WorkerPlan) -> Vec<[String; 3]> {
     let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
     let words: Vec<String> = worker.argv.iter().map(|word| for_people(&word.0)).collect();
     let mut rows = Vec::new();
@@ -134,7 +134,7 @@ fn facts_of(worker: &WorkerPlan) -> Vec<[String; 3]> {
         rows.push(plain("device", format!("{}{node}, by {}", card.title, card.chosen_by)));
     }
     if let Some(cpus) = &worker.cpus {
-        rows.push(plain("CPUs", ranges(cpus)));
+        rows.push(plain("CPUs", format_ranges(cpus)));
     }
     rows.push(plain("runs", words.join(" ")));
     if worker.argv.first() != Some(&worker.program) {
@@ -142,7 +142,7 @@ fn facts_of(worker: &WorkerPlan) -> Vec<[String; 3]> {
     }
     let stdin = match worker.stdin {
         "launcher" => "the launcher's",
-        "terminal" => BY_HAND,
+        "terminal" => EXTERNAL_WORKER,
         nothing => nothing,
     };
     rows.push(plain("stdin", stdin.to_owned()));
@@ -162,7 +162,7 @@ fn stream(stream: &StreamTarget) -> String {
     };
     match stream {
         StreamTarget::Launcher => "the launcher's".to_owned(),
-        StreamTarget::Terminal => BY_HAND.to_owned(),
+        StreamTarget::Terminal => EXTERNAL_WORKER.to_owned(),
         StreamTarget::File { file } => shown(file),
         StreamTarget::Console { prefix: None, file } => format!("console{}", behind(file)),
         StreamTarget::Console { prefix: Some(prefix), file } => {
@@ -255,7 +255,7 @@ impl TextPage {
     fn table(&mut self, rows: impl IntoIterator<Item = [String; 3]>) {
         let rows: Vec<[String; 3]> = rows.into_iter().collect();
         let widest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let (names, values) = (widest(0), widest(1).min(WIDEST));
+        let (names, values) = (widest(0), widest(1).min(MAX_VALUE_WIDTH));
         for [name, value, origin] in &rows {
             let line = format!("  {name:<names$}  {value:<values$}");
             match origin.as_str() {

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_any_size_tells_its_cpus() {
+    fn affinity_is_read_for_any_mask_size() {
         for (built_for, cpus) in [
             (64, vec![0, 3, 63]),
             (1024, vec![1, 64, 1023]),
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_ends() {
+    fn affinity_error_ends_retries() {
         for refusal in [libc::EINVAL, libc::ENOSYS] {
             let error = read_with(|_| Err(io::Error::from_raw_os_error(refusal))).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(refusal));
@@ -89,9 +89,9 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_says_what_proc_says() {
+    fn affinity_matches_proc_status() {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-        assert_eq!(crate::device::affinity::ranges(&own_cpus().unwrap()), list.trim());
+        assert_eq!(crate::device::affinity::format_ranges(&own_cpus().unwrap()), list.trim());
     }
 }

@@ -155,7 +155,7 @@ impl World for FakeWorld {
         Some(PathBuf::from("/job"))
     }
 
-    fn affinity_cpus(&self) -> usize {
+    fn affinity_cpu_count(&self) -> usize {
         self.cpus
     }
 
@@ -163,7 +163,7 @@ impl World for FakeWorld {
         self.entry(path).map_or(FileKind::Missing, |entry| entry.kind)
     }
 
-    fn may(&self, permission: Permission, path: &Path) -> bool {
+    fn has_permission(&self, permission: Permission, path: &Path) -> bool {
         self.entry(path).is_some_and(|entry| match permission {
             Permission::Read => entry.readable,
             Permission::Write => true,
@@ -171,16 +171,16 @@ impl World for FakeWorld {
         })
     }
 
-    fn first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
+    fn read_first_bytes(&self, path: &Path, most: usize) -> Vec<u8> {
         self.entry(path).map_or_else(Vec::new, |entry| entry.bytes.iter().copied().take(most).collect())
     }
 
-    fn whole_file(&self, path: &Path, _most: u64) -> io::Result<Vec<u8>> {
+    fn read_file(&self, path: &Path, _most: u64) -> io::Result<Vec<u8>> {
         let entry = self.entry(path).ok_or(io::ErrorKind::NotFound)?;
         if entry.readable { Ok(entry.bytes.to_vec()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
     }
 
-    fn names_in(&self, folder: &Path, most: usize) -> Vec<String> {
+    fn list_names(&self, folder: &Path, most: usize) -> Vec<String> {
         let folder = if folder.as_os_str().is_empty() { Path::new("/job") } else { folder };
         let here = self.entries.keys().filter(|path| path.parent() == Some(folder)).take(most);
         here.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect()
@@ -211,7 +211,7 @@ impl World for FakeWorld {
         uuid::Uuid::from_u128(7)
     }
 
-    fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
+    fn probe_devices(&self, ask: ProbeScope, limit: Duration) -> Machine {
         self.asked.borrow_mut().push(Question::Discover(ask, limit));
         self.machine.clone()
     }
@@ -221,7 +221,7 @@ impl World for FakeWorld {
         self.cuda_order.clone()
     }
 
-    fn affinity(&self) -> Vec<u32> {
+    fn allowed_cpus(&self) -> Vec<u32> {
         self.allowed.clone().unwrap_or_else(|| (0..).take(self.cpus).collect())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{GcMode, as_seconds, in_words};
+use super::{GcMode, as_seconds, format_age};
 use crate::reporter::plain::plain;
 
 /// The origin of a leftover path.
@@ -63,15 +63,15 @@ pub(super) fn text(paths: &[LeftPath], deed: GcMode) -> String {
             PathKind::Shim => "an interrupted shim",
         };
         let path = plain(&path.display().to_string());
-        text.push_str(&format!("{:>8}  {kind:24}  {path}\n", in_words(*age)));
+        text.push_str(&format!("{:>8}  {kind:24}  {path}\n", format_age(*age)));
     }
     let count = |fate: &PathOutcome| paths.iter().filter(|path| path.fate == *fate).count();
     text.push_str(&match (deed, count(&PathOutcome::PutBack)) {
-        (GcMode::List, _) => format!("{} left; `rankrun gc` clears them away\n", counted(paths.len())),
-        (_, 0) => format!("{} removed\n", counted(count(&PathOutcome::Removed))),
+        (GcMode::List, _) => format!("{} left; `rankrun gc` clears them away\n", count_paths(paths.len())),
+        (_, 0) => format!("{} removed\n", count_paths(count(&PathOutcome::Removed))),
         (_, back) => format!(
             "{} removed, {back} put back\n`rankrun shim on` or `rankrun shim off` does what was interrupted\n",
-            counted(count(&PathOutcome::Removed))
+            count_paths(count(&PathOutcome::Removed))
         ),
     });
     for LeftPath { path, fate, .. } in paths {
@@ -86,6 +86,6 @@ pub(super) fn text(paths: &[LeftPath], deed: GcMode) -> String {
     text
 }
 
-fn counted(count: usize) -> String {
+fn count_paths(count: usize) -> String {
     format!("{count} path{}", if count == 1 { "" } else { "s" })
 }

@@ -24,11 +24,14 @@ fn left_with_evidence(processes: &[(i32, i32, ProcessRelation)], me: i32) -> Vec
             standing: standing.clone(),
         })
         .collect();
-    super::left(&seen, me).into_iter().map(|(process, _, evidence)| (process.pid, evidence)).collect()
+    super::find_leftovers(&seen, me)
+        .into_iter()
+        .map(|(process, _, evidence)| (process.pid, evidence))
+        .collect()
 }
 
 #[test]
-fn orphans_are_found_with_what_is_below_them() {
+fn orphans_are_listed_with_descendants() {
     use ProcessRelation::Stranger;
     let processes = [
         (1, 0, Stranger),
@@ -41,7 +44,7 @@ fn orphans_are_found_with_what_is_below_them() {
 }
 
 #[test]
-fn whoever_is_below_a_launcher_belongs_to_a_job_that_runs() {
+fn descendants_of_launcher_are_not_listed() {
     use ProcessRelation::{Launcher, Stranger};
     let processes = [
         (1, 0, Stranger),
@@ -55,7 +58,7 @@ fn whoever_is_below_a_launcher_belongs_to_a_job_that_runs() {
 }
 
 #[test]
-fn copied_mark_of_a_job_that_runs_is_not_listed() {
+fn copied_mark_of_running_job_is_not_listed() {
     use ProcessRelation::{Launcher, Stranger};
     let mut processes = vec![(1, 0, Stranger), (10, 1, Launcher), (12, 10, MARKED), (30, 1, LEAKED)];
     assert_eq!(left(&processes, 1), [] as [i32; 0]);
@@ -64,7 +67,7 @@ fn copied_mark_of_a_job_that_runs_is_not_listed() {
 }
 
 #[test]
-fn what_is_kept_is_kept_with_what_is_below_it_in_the_same_job() {
+fn kept_process_protects_descendants_of_same_job() {
     use ProcessRelation::Stranger;
     let of_another = ProcessRelation::Marked { job: OTHER, evidence: SURE, kept: false };
     let processes =
@@ -73,14 +76,14 @@ fn what_is_kept_is_kept_with_what_is_below_it_in_the_same_job() {
 }
 
 #[test]
-fn whoever_asks_is_spared_with_those_above() {
+fn calling_process_and_its_ancestors_are_not_listed() {
     use ProcessRelation::Stranger;
     let processes = [(1, 0, Stranger), (10, 1, MARKED), (11, 10, MARKED), (12, 10, MARKED)];
     assert_eq!(left(&processes, 11), [12]);
 }
 
 #[test]
-fn evidence_passes_from_a_process_to_those_below_it_in_its_job() {
+fn mark_evidence_extends_to_descendants_of_same_job() {
     use ProcessRelation::Stranger;
     let of_another = ProcessRelation::Marked { job: OTHER, evidence: MarkEvidence::Environment, kept: false };
     let processes = [
@@ -99,10 +102,10 @@ fn evidence_passes_from_a_process_to_those_below_it_in_its_job() {
 }
 
 #[test]
-fn without_evidence_only_force_ends_a_process() {
+fn process_without_evidence_is_ended_only_by_force() {
     let ends = |deed| {
         [SURE, MarkEvidence::Environment]
-            .map(|evidence| GcRequest { deed, form: OutputFormat::Text }.ends(evidence))
+            .map(|evidence| GcRequest { mode: deed, format: OutputFormat::Text }.ends_process(evidence))
     };
     assert_eq!(
         [GcMode::List, GcMode::End, GcMode::EndAll].map(ends),
@@ -111,7 +114,7 @@ fn without_evidence_only_force_ends_a_process() {
 }
 
 #[test]
-fn a_list_that_goes_in_a_circle_has_an_end() {
+fn circular_parent_list_terminates() {
     let processes = [(10, 11, MARKED), (11, 10, MARKED), (12, 12, MARKED)];
     assert_eq!(left(&processes, 1), [10, 11, 12]);
 }
@@ -122,9 +125,12 @@ fn leftover(pid: i32, age: u64, fate: GcOutcome) -> Leftover {
 }
 
 #[test]
-fn people_get_a_table_and_a_sentence() {
+fn text_report_has_table_and_summary() {
     let told = |processes, deed| {
-        render(&GcReport { processes, paths: Vec::new() }, &GcRequest { deed, form: OutputFormat::Text })
+        render(
+            &GcReport { processes, paths: Vec::new() },
+            &GcRequest { mode: deed, format: OutputFormat::Text },
+        )
     };
     assert_eq!(told(Vec::new(), GcMode::End), "nothing is left of jobs without a launcher\n");
     assert_eq!(
@@ -145,10 +151,13 @@ fn people_get_a_table_and_a_sentence() {
 }
 
 #[test]
-fn doubtful_process_is_told_apart_until_it_is_ended() {
+fn uncertain_process_is_listed_separately_until_ended() {
     let doubtful = |fate| Leftover { evidence: MarkEvidence::Environment, ..leftover(8, 1, fate) };
     let told = |processes, deed| {
-        render(&GcReport { processes, paths: Vec::new() }, &GcRequest { deed, form: OutputFormat::Text })
+        render(
+            &GcReport { processes, paths: Vec::new() },
+            &GcRequest { mode: deed, format: OutputFormat::Text },
+        )
     };
     let text = told(vec![leftover(7, 1, GcOutcome::Ended), doubtful(GcOutcome::Listed)], GcMode::End);
     let [first, second] =
@@ -171,10 +180,13 @@ fn folder(fate: PathOutcome) -> LeftPath {
 }
 
 #[test]
-fn paths_have_a_table_and_a_sentence_of_their_own() {
+fn paths_have_separate_table_and_summary() {
     let told = |fates: &[PathOutcome], deed| {
         let paths = fates.iter().cloned().map(folder).collect();
-        render(&GcReport { processes: Vec::new(), paths }, &GcRequest { deed, form: OutputFormat::Text })
+        render(
+            &GcReport { processes: Vec::new(), paths },
+            &GcRequest { mode: deed, format: OutputFormat::Text },
+        )
     };
     assert_eq!(
         told(&[PathOutcome::Listed], GcMode::List),
@@ -192,12 +204,12 @@ fn paths_have_a_table_and_a_sentence_of_their_own() {
 }
 
 #[test]
-fn programs_get_an_object() {
+fn json_report_is_one_object() {
     let collected = GcReport {
         processes: vec![leftover(7, 60, GcOutcome::Ended)],
         paths: vec![folder(PathOutcome::Removed)],
     };
-    let json = render(&collected, &GcRequest { deed: GcMode::End, form: OutputFormat::Json });
+    let json = render(&collected, &GcRequest { mode: GcMode::End, format: OutputFormat::Json });
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();
     let process = &value["processes"][0];
     assert_eq!((&process["pid"], &process["age_seconds"]), (&7.into(), &60.into()));

@@ -9,35 +9,35 @@ use crate::device::probe::merge::merge;
 use crate::device::{DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 
 /// The second look asks for so little that a library that takes longer will not answer.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_RETRY_TIME: Duration = Duration::from_secs(5);
 
 /// Looks, and where that is worth it looks again.
-pub(super) fn look(
+pub(super) fn probe_with_retry(
     ask: ProbeScope,
     limit: Duration,
     discover: impl Fn(ProbeScope, Duration) -> Machine,
 ) -> Machine {
     let first = discover(ask, limit);
-    if !is_worth_it(&first, ask) {
+    if !needs_retry(&first, ask) {
         return first;
     }
-    let second = discover(shorter(ask), self::limit(limit));
-    joined(first, second, ask)
+    let second = discover(reduced_scope(ask), self::retry_limit(limit));
+    merge_probes(first, second, ask)
 }
 
 /// The same question without the parts that libraries stumble over.
-pub(super) const fn shorter(ask: ProbeScope) -> ProbeScope {
+pub(super) const fn reduced_scope(ask: ProbeScope) -> ProbeScope {
     ProbeScope { state: false, links: false, cpus: ask.cpus }
 }
 
 /// The limit of the second look.
-pub(super) fn limit(limit: Duration) -> Duration {
-    limit.min(LONGEST)
+pub(super) fn retry_limit(limit: Duration) -> Duration {
+    limit.min(MAX_RETRY_TIME)
 }
 
 /// Whether a shorter question may find devices that this one did not.
-pub(super) fn is_worth_it(first: &Machine, ask: ProbeScope) -> bool {
-    shorter(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
+pub(super) fn needs_retry(first: &Machine, ask: ProbeScope) -> bool {
+    reduced_scope(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
 }
 
 /// Whether the whole answer about this type went with the trouble.
@@ -50,7 +50,7 @@ fn is_lost(machine: &Machine, trouble: &ProbeProblem) -> bool {
 }
 
 /// Joins two looks: the second one's answers in place of the lost ones, with the first one's troubles.
-pub(super) fn joined(first: Machine, second: Machine, ask: ProbeScope) -> Machine {
+pub(super) fn merge_probes(first: Machine, second: Machine, ask: ProbeScope) -> Machine {
     let is_found = |kind: DeviceType| second.accelerators.iter().any(|found| found.kind == kind);
     let is_back = |trouble: &ProbeProblem| {
         is_lost(&first, trouble)
@@ -61,7 +61,7 @@ pub(super) fn joined(first: Machine, second: Machine, ask: ProbeScope) -> Machin
         first.troubles.iter().filter(|trouble| is_back(trouble)).map(|trouble| trouble.kind).collect();
     let mut troubles = first.troubles.clone();
     for trouble in troubles.iter_mut().filter(|trouble| is_back(trouble)) {
-        trouble.source = format!("{}, asked for {},", trouble.source, besides(ask));
+        trouble.source = format!("{}, asked for {},", trouble.source, omitted_facts(ask));
     }
     let is_nvidia = |kind: &DeviceType| *kind == DeviceType::Cuda;
     let others_are_lost = !first.accelerators.iter().any(|found| !is_nvidia(&found.kind));
@@ -80,7 +80,7 @@ pub(super) fn joined(first: Machine, second: Machine, ask: ProbeScope) -> Machin
 }
 
 /// The facts that the first look asked for, and the second did not.
-const fn besides(ask: ProbeScope) -> &'static str {
+const fn omitted_facts(ask: ProbeScope) -> &'static str {
     match (ask.state, ask.links) {
         (true, true) => "state and links",
         (true, false) => "state",
@@ -106,15 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn what_a_question_too_many_loses_is_found_by_a_shorter_one() {
+    fn crashed_probe_is_retried_with_smaller_scope() {
         for what in [crashed(), ProbeProblemKind::Hung(1), ProbeProblemKind::Failed("garbled".to_owned())] {
-            let found = look(ASK, Duration::from_secs(30), |ask, limit| match ask.state || ask.links {
-                true => lost(DeviceType::Cuda, what.clone()),
-                false => {
-                    assert!(ask.cpus && limit == LONGEST);
-                    machine(vec![card(0), card(1)], LinkKind::Sys)
-                }
-            });
+            let found =
+                probe_with_retry(ASK, Duration::from_secs(30), |ask, limit| match ask.state || ask.links {
+                    true => lost(DeviceType::Cuda, what.clone()),
+                    false => {
+                        assert!(ask.cpus && limit == MAX_RETRY_TIME);
+                        machine(vec![card(0), card(1)], LinkKind::Sys)
+                    }
+                });
             assert_eq!(found.accelerators.len(), 2, "{what:?}");
             assert_eq!(found.troubles[0].source, "NVML, asked for state and links,");
             assert_eq!(found.troubles[0].what, what);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_first_look_found_stays() {
+    fn retry_keeps_devices_of_first_probe() {
         let mut amd = card(0);
         amd.kind = DeviceType::Rocm;
         let mut other = amd.clone();
@@ -135,7 +136,7 @@ mod tests {
         amd.state = None;
         other.state = None;
         let second = machine(vec![card(0), amd, other], LinkKind::Sys);
-        let found = joined(first.clone(), second, ASK);
+        let found = merge_probes(first.clone(), second, ASK);
         let kinds: Vec<DeviceType> = found.accelerators.iter().map(|found| found.kind).collect();
         assert_eq!(kinds, [DeviceType::Cuda, DeviceType::Rocm, DeviceType::Rocm]);
         assert_eq!(found.accelerators[1].state, first.accelerators[0].state);
@@ -143,11 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_lost_is_told_as_it_was() {
+    fn failed_retry_keeps_first_problem() {
         let first = lost(DeviceType::Cuda, crashed());
-        assert_eq!(joined(first.clone(), first.clone(), ASK), first);
+        assert_eq!(merge_probes(first.clone(), first.clone(), ASK), first);
         let missing = lost(DeviceType::Cuda, ProbeProblemKind::Missing("no file".to_owned()));
-        assert!(!is_worth_it(&missing, ASK) && is_worth_it(&first, ASK));
-        assert!(!is_worth_it(&first, shorter(ASK)));
+        assert!(!needs_retry(&missing, ASK) && needs_retry(&first, ASK));
+        assert!(!needs_retry(&first, reduced_scope(ASK)));
     }
 }

@@ -4,7 +4,7 @@
 //! and its processes. Then the names and addresses of the devices, and the launcher's plan for them.
 
 use crate::device::choice::number;
-use crate::device::health::{Severity, in_words};
+use crate::device::health::{Severity, format_bytes};
 use crate::device::{
     Accelerator, Condition, DeviceProcess, DeviceState, DeviceType, Machine, Part, ProbeProblem,
 };
@@ -14,7 +14,7 @@ use super::picture::{DeviceWarningLine, MachineSnapshot};
 use super::words;
 
 /// A longer name is cut, and shown whole in the second table.
-const LONGEST_NAME: usize = 24;
+const MAX_NAME_LENGTH: usize = 24;
 
 const STATES: [Column; 9] = [
     Column("#", Align::Left),
@@ -118,12 +118,12 @@ fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
     let (clock, most) = (state.clock.map(u64::from), state.max_clock.map(u64::from));
     Row::new(key("state", device))
         .toned(index(device), tone)
-        .cell(device.kind.word())
-        .cell(cut(&device.name))
+        .cell(device.kind.as_str())
+        .cell(truncate_name(&device.name))
         .cell(words::memory(device.memory))
         .cell(number(state.temperature))
         .cell(words::power(state.power, state.power_limit))
-        .cell(words::of(clock, most))
+        .cell(words::format_with_limit(clock, most))
         .cell(number(state.utilisation))
         .toned(throttle.0, throttle.1)
 }
@@ -132,7 +132,7 @@ fn place_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
     let capability = device.state.as_ref().and_then(|state| state.compute_capability);
     let capability = capability.map_or_else(String::new, |(major, minor)| format!("{major}.{minor}"));
     let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
-    let full_name = if cut(&device.name) == device.name { "" } else { &device.name };
+    let full_name = if truncate_name(&device.name) == device.name { "" } else { &device.name };
     Row::new(key("place", device))
         .cell(index(device))
         .cell(device.pci.map_or_else(String::new, |address| address.to_string()))
@@ -144,11 +144,11 @@ fn place_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
         .cell(full_name)
 }
 
-fn cut(name: &str) -> String {
-    if width(name) <= LONGEST_NAME {
+fn truncate_name(name: &str) -> String {
+    if width(name) <= MAX_NAME_LENGTH {
         return name.to_owned();
     }
-    name.chars().take(LONGEST_NAME - 1).chain(['…']).collect()
+    name.chars().take(MAX_NAME_LENGTH - 1).chain(['…']).collect()
 }
 
 const fn tone_of(severity: Severity) -> Tone {
@@ -201,7 +201,7 @@ fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> R
     Row::new(format!("{}/{}", key("process", device), process.pid))
         .cell(index(device))
         .cell(process.pid.to_string())
-        .cell(process.memory.map_or_else(String::new, in_words))
+        .cell(process.memory.map_or_else(String::new, format_bytes))
         .toned(whose, tone)
         .cell(process.name.clone().unwrap_or_default())
 }
@@ -224,9 +224,9 @@ fn orders(page: &mut Page, picture: &MachineSnapshot) {
                 }
                 Err(why) => (why.clone(), Tone::Faint),
             };
-            let kind = if kinds.len() > 1 { order.kind.word() } else { "" };
-            let key = format!("order/{}/{}", order.kind, order.order.word());
-            Row::new(key).cell(kind).cell(order.order.word()).toned(text, tone)
+            let kind = if kinds.len() > 1 { order.kind.as_str() } else { "" };
+            let key = format!("order/{}/{}", order.kind, order.order.as_str());
+            Row::new(key).cell(kind).cell(order.order.as_str()).toned(text, tone)
         })
         .collect();
     if !rows.is_empty() {
@@ -259,7 +259,7 @@ pub(super) fn sources(page: &mut Page, machine: &Machine) {
     let rows: Vec<Row> = missing
         .map(|trouble| {
             let key = format!("source/{}/{}", trouble.kind, trouble.source);
-            Row::new(key).cell(trouble.kind.word()).cell(trouble.to_string())
+            Row::new(key).cell(trouble.kind.as_str()).cell(trouble.to_string())
         })
         .collect();
     if !rows.is_empty() {

@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn every_line_ends_with_what_clears_it() {
+    fn every_line_clears_to_its_end() {
         let text = drawn(&page(["34", "40"]), None, (80, 24), Style::Plain);
         let lines = ["\x1b[Htitle", "", "#  °C  name", "0  34  card", "1  40  card"];
         assert_eq!(text, lines.join("\x1b[K\r\n") + "\x1b[K\x1b[J");
     }
 
     #[test]
-    fn only_what_changed_is_marked() {
+    fn only_changed_cells_are_highlighted() {
         let (before, after) = (page(["34", "40"]), page(["34", "41"]));
         let text = drawn(&after, Some(&before), (80, 24), Style::Plain);
         assert!(text.contains("1  \x1b[7m41\x1b[m  card"), "{text:?}");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_row_is_marked_and_moves_no_mark_to_others() {
+    fn new_row_is_highlighted_alone() {
         let (mut before, after) = (page(["34", "40"]), page(["34", "40"]));
         before.lines.remove(1);
         let text = drawn(&after, Some(&before), (80, 24), Style::Plain);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_wider_or_taller_than_the_terminal() {
+    fn frame_fits_terminal_size() {
         for (columns, rows) in [(1, 1), (4, 3), (7, 4), (80, 5), (0, 0)] {
             let size = Size::of(columns, rows);
             let text = drawn(&page(["34", "40"]), None, (columns, rows), Style::Plain);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_takes_the_empty_line() {
+    fn problem_replaces_blank_line() {
         let header = Header { title: "t".to_owned(), trouble: Some("NVML hangs".to_owned()) };
         let text = draw(&header, &Page::default(), None, Size::of(80, 24), Style::Coloured);
         let text = String::from_utf8(text).unwrap();

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 use crate::device::choice::number;
 use crate::device::{
     Accelerator, Condition, Cpu, CpuLayout, DeviceState, DeviceType, Machine, Nic, NumaNode, Part,
@@ -13,7 +13,7 @@ use crate::device::{
 };
 
 use super::picture::MachineSnapshot;
-use super::topo::{Topology, word};
+use super::topo::{Topology, link_name};
 
 /// The shape of both objects. They grow without a new number; a field that is there keeps its name and meaning.
 const VERSION: u32 = 1;
@@ -152,13 +152,13 @@ pub(super) fn devices(picture: &MachineSnapshot) -> Vec<u8> {
     let all = machine.accelerators.iter().zip(&picture.hidden_by);
     let orders = picture.orders.iter().map(|known| OrderAnswer {
         r#type: known.kind,
-        order: known.order.word(),
+        order: known.order.as_str(),
         devices: known.devices.as_deref().ok(),
         error: known.devices.as_ref().err().map(String::as_str),
     });
     let warnings = picture.warnings.iter().map(|warning| WarningAnswer {
         device: warning.device,
-        severity: warning.severity.word(),
+        severity: warning.severity.as_str(),
         text: &warning.text,
     });
     object(&DevicesAnswer {
@@ -204,7 +204,7 @@ struct NearAnswer<'a> {
 /// The matrix as one object, with a newline behind it.
 pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
     let topology = Topology::of(machine);
-    let near = topology.near.iter().zip(&topology.names).map(|(near, name)| {
+    let near = topology.neighbours.iter().zip(&topology.names).map(|(near, name)| {
         let device = &machine.accelerators[near.device];
         NearAnswer {
             name,
@@ -215,7 +215,7 @@ pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
             cpu_affinity: near.cpus.as_deref(),
             numa_affinity: near.numa_node,
             nearest_nics: near.nics.iter().map(|row| topology.names[*row].as_str()).collect(),
-            nearest_nic_link: near.way.map(word),
+            nearest_nic_link: near.nearest_nic_link.map(link_name),
         }
     });
     object(&TopologyAnswer {
@@ -296,7 +296,11 @@ fn state(state: &DeviceState, own_uid: u32) -> StateAnswer<'_> {
 }
 
 fn links(machine: &Machine) -> Vec<LinkAnswer> {
-    machine.links.iter().map(|link| LinkAnswer { devices: [link.a, link.b], kind: word(link.kind) }).collect()
+    machine
+        .links
+        .iter()
+        .map(|link| LinkAnswer { devices: [link.a, link.b], kind: link_name(link.kind) })
+        .collect()
 }
 
 fn nic(nic: &Nic) -> NicAnswer<'_> {
@@ -304,7 +308,7 @@ fn nic(nic: &Nic) -> NicAnswer<'_> {
         name: &nic.name,
         pci: nic.pci,
         numa_node: nic.numa_node,
-        links: nic.links.iter().copied().map(word).collect(),
+        links: nic.links.iter().copied().map(link_name).collect(),
     }
 }
 
@@ -313,8 +317,8 @@ fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> CpusAnswer<'a> {
     let cpu = |cpu: &Cpu| CpuAnswer {
         id: cpu.id,
         package: cpu.package,
-        siblings: ranges(&cpu.siblings),
-        cache: ranges(&cpu.cache),
+        siblings: format_ranges(&cpu.siblings),
+        cache: format_ranges(&cpu.cache),
     };
     CpusAnswer {
         count: layout.cpus.len(),

@@ -43,7 +43,7 @@ const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// `-i` names a device that is not there.
-    #[error("there is no device `{id}` here, only {}", known(there))]
+    #[error("there is no device `{id}` here, only {}", known_ids_text(there))]
     NoSuchDevice {
         /// The device name as it was typed.
         id: String,
@@ -76,7 +76,7 @@ impl InspectError {
     }
 }
 
-fn known(there: &[String]) -> String {
+fn known_ids_text(there: &[String]) -> String {
     if there.is_empty() { "the CPUs".to_owned() } else { there.join(", ") }
 }
 
@@ -95,12 +95,12 @@ pub struct InspectOutput {
 /// # Errors
 /// `--watch` was asked for and is not possible.
 pub fn inspect(
-    question: &Inspect,
+    request: &Inspect,
     facts: &Facts,
     style: Style,
     can_draw: bool,
 ) -> Result<InspectOutput, InspectError> {
-    match (&question.subject, question.manner) {
+    match (&request.subject, request.manner) {
         (Subject::Devices { kind, ids }, Manner::Watch(every)) => {
             if !facts.world().is_terminal(StandardStream::Output) {
                 return Err(InspectError::NoTerminal);
@@ -108,16 +108,16 @@ pub fn inspect(
             if !can_draw {
                 return Err(InspectError::NoCursor);
             }
-            let watched = watch::WatchSubject { kind: *kind, ids, every, limit: question.limit };
+            let watched = watch::WatchSubject { kind: *kind, ids, every, limit: request.limit };
             let status = watch::watch(watched, facts, style)?;
             Ok(InspectOutput { text: Vec::new(), status })
         }
-        (Subject::Devices { kind, ids }, _) => tell_devices((*kind, ids), question, facts, style),
-        (Subject::Topo, _) => Ok(tell_topology(question, facts, style)),
+        (Subject::Devices { kind, ids }, _) => render_devices((*kind, ids), request, facts, style),
+        (Subject::Topo, _) => Ok(render_topology(request, facts, style)),
     }
 }
 
-fn tell_devices(
+fn render_devices(
     (kind, ids): (Option<DeviceType>, &[String]),
     question: &Inspect,
     facts: &Facts,
@@ -125,8 +125,8 @@ fn tell_devices(
 ) -> Result<InspectOutput, InspectError> {
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| facts.world().cuda_order(question.limit)).clone();
-    let machine = look(EVERYTHING, question, facts);
-    let picture = picture_of(machine, facts, kind, &cuda_order).only(ids)?;
+    let machine = probe_machine(EVERYTHING, question, facts);
+    let picture = snapshot_of(machine, facts, kind, &cuda_order).filter_ids(ids)?;
     let text = match question.manner {
         Manner::Json => json::devices(&picture),
         Manner::Text | Manner::Watch(_) => devices::page(&picture, kind).render(style).into_bytes(),
@@ -134,22 +134,22 @@ fn tell_devices(
     Ok(InspectOutput { text, status: status(picture.is_blind()) })
 }
 
-fn tell_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOutput {
+fn render_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOutput {
     let ask = ProbeScope { state: false, links: true, cpus: true };
-    let machine = look(ask, question, facts);
+    let machine = probe_machine(ask, question, facts);
     let host = short_hostname();
     let text = match question.manner {
         Manner::Json => json::topology(&machine, &host),
         Manner::Text | Manner::Watch(_) => {
-            topo::page(&machine, &host, &facts.world().affinity()).render(style).into_bytes()
+            topo::page(&machine, &host, &facts.world().allowed_cpus()).render(style).into_bytes()
         }
     };
     let is_blind = machine.accelerators.is_empty() && machine.troubles.iter().any(words::is_serious);
     InspectOutput { text, status: status(is_blind) }
 }
 
-fn look(ask: ProbeScope, question: &Inspect, facts: &Facts) -> Machine {
-    again::look(ask, question.limit, |ask, limit| facts.world().discover(ask, limit))
+fn probe_machine(ask: ProbeScope, question: &Inspect, facts: &Facts) -> Machine {
+    again::probe_with_retry(ask, question.limit, |ask, limit| facts.world().probe_devices(ask, limit))
 }
 
 const fn status(is_blind: bool) -> ExitStatus {
@@ -157,7 +157,7 @@ const fn status(is_blind: bool) -> ExitStatus {
 }
 
 /// A machine as this user's launches would see it.
-fn picture_of(
+fn snapshot_of(
     machine: Machine,
     facts: &Facts,
     kind: Option<DeviceType>,
@@ -166,7 +166,7 @@ fn picture_of(
     let context = SnapshotContext {
         host: &short_hostname(),
         inherited: &InheritedVariables::of(|name| facts.variable(name)),
-        affinity: &facts.world().affinity(),
+        affinity: &facts.world().allowed_cpus(),
         own_uid: facts.world().user_id(),
         cuda_order,
     };

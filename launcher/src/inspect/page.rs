@@ -205,20 +205,20 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_below_each_other_and_empty_ones_are_left_out() {
+    fn columns_align_and_empty_columns_are_dropped() {
         let text = "warning: ü x\n\n#    °C  name\n0   100  a b\n10       c\n      7\n";
         assert_eq!(page().render(Style::Plain), text);
     }
 
     #[test]
-    fn colours_are_between_the_blanks() {
+    fn colour_codes_exclude_padding() {
         let text = page().render(Style::Coloured);
         assert!(text.starts_with("\x1b[1;33mwarning:\x1b[0m ü x\n"), "{text:?}");
         assert!(text.contains("\x1b[1;31m0\x1b[0m   100  a b\n"), "{text:?}");
     }
 
     #[test]
-    fn cells_know_their_column() {
+    fn cells_have_column_names() {
         let page = page();
         let names: Vec<_> = page.lines[4].cells.iter().map(|cell| cell.name).collect();
         assert_eq!((page.lines[4].key.as_str(), names), ("1", vec!["#", "name"]));

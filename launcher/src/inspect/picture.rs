@@ -3,10 +3,10 @@
 use super::{InspectError, words};
 use crate::device::choice::number;
 use crate::device::choice::{
-    Choice, ChoiceError, ChoiceInput, ChoiceWarning as Remark, DeviceRequest, choose,
+    Choice, ChoiceError, ChoiceInput, ChoiceWarning as Remark, DeviceRequest, choose_devices,
 };
-use crate::device::health::{Severity, findings, small_memory};
-use crate::device::order::{DeviceOrder, arrange};
+use crate::device::health::{Severity, findings, small_memory_findings};
+use crate::device::order::{DeviceOrder, sort_devices};
 use crate::device::visibility::InheritedVariables;
 use crate::device::{Accelerator, CudaDevice, DeviceLink, DeviceType, Machine, Nic, Part, PciAddress};
 
@@ -82,7 +82,7 @@ impl MachineSnapshot {
     ///
     /// # Errors
     /// A name that no device has.
-    pub(super) fn only(self, ids: &[String]) -> Result<Self, InspectError> {
+    pub(super) fn filter_ids(self, ids: &[String]) -> Result<Self, InspectError> {
         if ids.is_empty() {
             return Ok(self);
         }
@@ -118,7 +118,7 @@ impl MachineSnapshot {
         if all.is_empty() {
             return;
         }
-        let visible = match chosen(&self.machine, kind, context) {
+        let visible = match launch_choice(&self.machine, kind, context) {
             Ok((visible, told)) => {
                 self.warnings.extend(told);
                 visible
@@ -130,7 +130,7 @@ impl MachineSnapshot {
             }
         };
         let usable = |device: &Accelerator| device.kind == kind && device.part != Part::MigParent;
-        let variables = variables(kind, context.inherited);
+        let variables = hiding_variables(kind, context.inherited);
         let listed = match (visible, variables) {
             (Some(visible), Some(variables)) => {
                 for &at in
@@ -144,7 +144,7 @@ impl MachineSnapshot {
             _ => self.positions(usable),
         };
         self.orders.extend(orders(kind, &listed, &self.machine, context.cuda_order));
-        self.warnings.extend(blemishes(&all, &self.machine, context.own_uid));
+        self.warnings.extend(health_warnings(&all, &self.machine, context.own_uid));
     }
 
     fn positions(&self, is_it: impl Fn(&Accelerator) -> bool) -> Vec<usize> {
@@ -160,7 +160,7 @@ impl MachineSnapshot {
 
 /// The positions of the devices of this type that a launch would take, in its order, and what would be said about that;
 /// no positions where it takes another type.
-fn chosen(
+fn launch_choice(
     machine: &Machine,
     kind: DeviceType,
     context: &SnapshotContext<'_>,
@@ -173,7 +173,7 @@ fn chosen(
         unhealthy: &[],
         cuda_order: context.cuda_order,
     };
-    let Choice { kind: found, devices, warnings, .. } = match choose(&question) {
+    let Choice { kind: found, devices, warnings, .. } = match choose_devices(&question) {
         // That is an answer too.
         Err(ChoiceError::AllHidden { .. }) => return Ok((Some(Vec::new()), Vec::new())),
         answer => answer?,
@@ -196,7 +196,7 @@ fn chosen(
 }
 
 /// The variables that are set and may hide devices of this type.
-fn variables(kind: DeviceType, inherited: &InheritedVariables) -> Option<String> {
+fn hiding_variables(kind: DeviceType, inherited: &InheritedVariables) -> Option<String> {
     let cuda = ("CUDA_VISIBLE_DEVICES", inherited.cuda.is_some());
     let candidates = match kind {
         DeviceType::Cuda => vec![cuda],
@@ -223,14 +223,14 @@ fn orders(
     // One device has one order, so the driver is not asked.
     let of = |order| match listed.len() {
         0 | 1 => Ok(listed.to_vec()),
-        _ => arrange(order, listed, machine, cuda_order).map_err(|error| error.to_string()),
+        _ => sort_devices(order, listed, machine, cuda_order).map_err(|error| error.to_string()),
     };
     DeviceOrder::ALL.into_iter().map(|order| OrderPreview { kind, order, devices: of(order) }).collect()
 }
 
-fn blemishes(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<DeviceWarningLine> {
+fn health_warnings(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<DeviceWarningLine> {
     let cards: Vec<&Accelerator> = all.iter().map(|at| &machine.accelerators[*at]).collect();
-    let small = small_memory(&cards);
+    let small = small_memory_findings(&cards);
     let of_card = |(place, card): (usize, &&Accelerator)| -> Vec<DeviceWarningLine> {
         let small = small.iter().filter(|(at, _)| *at == place).map(|(_, finding)| finding.clone());
         let findings = findings(card, own_uid).into_iter().chain(small);

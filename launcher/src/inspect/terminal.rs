@@ -16,7 +16,7 @@ use crate::reporter::console::write_while_ready;
 use super::frame::{ENTER, LEAVE, Size};
 
 /// The longest wait for a terminal that has stopped showing output.
-const PATIENCE: Duration = Duration::from_secs(1);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The terminal as we use it; dropping it puts everything back.
 pub(super) struct Terminal {
@@ -25,7 +25,7 @@ pub(super) struct Terminal {
     /// The modes that were found, while they are not in force; none where we are not typed to.
     modes: Option<Termios>,
     /// Whether our picture is on it.
-    is_ours: bool,
+    is_taken: bool,
 }
 
 impl Terminal {
@@ -34,7 +34,7 @@ impl Terminal {
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { input: io::stdin(), output: patient_output()?, modes: None, is_ours: false })
+        Ok(Self { input: io::stdin(), output: nonblocking_output()?, modes: None, is_taken: false })
     }
 
     /// Takes it over.
@@ -51,7 +51,7 @@ impl Terminal {
             tcsetattr(&self.input, OptionalActions::Now, &modes)?;
             self.modes = Some(found);
         }
-        self.is_ours = true;
+        self.is_taken = true;
         self.write(ENTER);
         Ok(())
     }
@@ -62,7 +62,7 @@ impl Terminal {
     }
 
     pub(super) fn leave(&mut self) {
-        if std::mem::take(&mut self.is_ours) {
+        if std::mem::take(&mut self.is_taken) {
             self.write(LEAVE);
         }
         if let Some(modes) = self.modes.take() {
@@ -82,13 +82,13 @@ impl Terminal {
 
     /// Writes; a stuck terminal's remaining bytes are dropped, and the next picture overwrites it.
     pub(super) fn write(&self, bytes: &[u8]) {
-        write_while_ready(self.output.as_fd(), bytes, PATIENCE);
+        write_while_ready(self.output.as_fd(), bytes, WRITE_TIMEOUT);
     }
 }
 
 /// Standard output without waiting. A terminal that is ready for one byte still blocks the write of a page, and then
 /// no signal is handled. The flag must not be set for other writers of the same terminal, so it is opened anew.
-fn patient_output() -> io::Result<OwnedFd> {
+fn nonblocking_output() -> io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     match File::options().write(true).custom_flags(flags).open("/proc/self/fd/1") {
         Ok(file) => Ok(file.into()),

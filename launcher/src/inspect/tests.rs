@@ -17,12 +17,12 @@ fn topo(manner: Manner) -> Inspect {
     Inspect { subject: Subject::Topo, manner, limit: LIMIT }
 }
 
-fn told(machine: Machine, question: Inspect) -> Result<InspectOutput, InspectError> {
+fn run_inspect(machine: Machine, question: Inspect) -> Result<InspectOutput, InspectError> {
     inspect(&question, &FakeWorld::new().machine(machine).facts(&[]), Style::Plain, true)
 }
 
 #[test]
-fn both_questions_are_answered_in_both_manners() {
+fn devices_and_topo_render_as_text_and_json() {
     let two = || machine(vec![card(0), card(1)], LinkKind::Nvlink(2));
     for (question, part) in [
         (devices(None, Manner::Text), ": 2 cuda devices\n"),
@@ -31,7 +31,7 @@ fn both_questions_are_answered_in_both_manners() {
         (topo(Manner::Text), "GPU1  NV2    X "),
         (topo(Manner::Json), "\"NV2\""),
     ] {
-        let told = told(two(), question.clone()).unwrap();
+        let told = run_inspect(two(), question.clone()).unwrap();
         let text = String::from_utf8(told.text).unwrap();
         assert!(text.contains(part), "{question:?}: {text}");
         assert_eq!(told.status, ExitStatus::SUCCESS);
@@ -39,7 +39,7 @@ fn both_questions_are_answered_in_both_manners() {
 }
 
 #[test]
-fn it_fails_only_where_nothing_could_be_told() {
+fn exit_code_fails_only_if_no_device_is_known() {
     let trouble = ProbeProblem {
         kind: DeviceType::Cuda,
         source: "NVML".to_owned(),
@@ -47,7 +47,7 @@ fn it_fails_only_where_nothing_could_be_told() {
     };
     let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
     for question in [devices(None, Manner::Json), topo(Manner::Text)] {
-        let status = |machine| told(machine, question.clone()).unwrap().status;
+        let status = |machine| run_inspect(machine, question.clone()).unwrap().status;
         assert_eq!(status(bare()), ExitStatus::SUCCESS);
         assert_eq!(status(broken(bare())), ExitStatus::Code(1));
         assert_eq!(status(broken(machine(vec![card(0)], LinkKind::Sys))), ExitStatus::SUCCESS);
@@ -55,19 +55,19 @@ fn it_fails_only_where_nothing_could_be_told() {
 }
 
 #[test]
-fn what_is_no_terminal_is_not_watched() {
+fn watch_without_terminal_is_refused() {
     let question = devices(None, Manner::Watch(Duration::from_secs(2)));
-    let error = told(bare(), question).unwrap_err();
+    let error = run_inspect(bare(), question).unwrap_err();
     assert!(matches!(error, InspectError::NoTerminal));
     assert!(error.hint().is_some_and(|hint| hint.contains("--json")));
 }
 
 #[test]
-fn devices_named_by_id_are_shown_alone_and_a_missing_one_is_an_error() {
+fn device_ids_filter_devices_and_unknown_id_is_error() {
     let ask = |ids: &[&str], manner| {
         let ids = ids.iter().map(|id| (*id).to_owned()).collect();
         let question = Inspect { subject: Subject::Devices { kind: None, ids }, manner, limit: LIMIT };
-        told(machine(vec![card(0), card(1), card(2)], LinkKind::Nvlink(2)), question)
+        run_inspect(machine(vec![card(0), card(1), card(2)], LinkKind::Nvlink(2)), question)
             .map(|told| String::from_utf8(told.text).unwrap())
     };
     let uuid = card(1).uuid.unwrap();

@@ -1,6 +1,6 @@
 //! `rankrun topo`: how the devices are joined, as the matrix of `nvidia-smi topo -m`. Pure.
 
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
 use super::page::{Align, Column, Page, Row, Tone};
@@ -37,7 +37,7 @@ pub(super) struct Topology {
     /// The links, by row and column of the matrix.
     pub(super) cells: Vec<Vec<String>>,
     /// The nearest CPUs and cards, by row; of devices only.
-    pub(super) near: Vec<Neighbours>,
+    pub(super) neighbours: Vec<Neighbours>,
     /// The network cards' own names, in the order of their rows.
     pub(super) nics: Vec<String>,
 }
@@ -50,7 +50,7 @@ pub(super) struct Neighbours {
     pub(super) numa_node: Option<u32>,
     /// The rows of the network cards with the best link, and that link.
     pub(super) nics: Vec<usize>,
-    pub(super) way: Option<LinkKind>,
+    pub(super) nearest_nic_link: Option<LinkKind>,
 }
 
 impl Topology {
@@ -70,14 +70,18 @@ impl Topology {
         let row = |one: usize| {
             let cell = |other: usize| match one == other {
                 true => SELF.to_owned(),
-                false => way(machine, ends[one], ends[other]).map_or_else(|| UNKNOWN.to_owned(), word),
+                false => link_between(machine, ends[one], ends[other])
+                    .map_or_else(|| UNKNOWN.to_owned(), link_name),
             };
             (0..ends.len()).map(cell).collect()
         };
         Self {
             names: device_names.chain(nic_names).collect(),
             cells: (0..ends.len()).map(row).collect(),
-            near: devices.iter().map(|&(at, device)| near(machine, at, device, devices.len())).collect(),
+            neighbours: devices
+                .iter()
+                .map(|&(at, device)| neighbours_of(machine, at, device, devices.len()))
+                .collect(),
             nics: machine.nics.iter().map(|nic| nic.name.clone()).collect(),
         }
     }
@@ -87,7 +91,7 @@ impl Topology {
 pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let topology = Topology::of(machine);
     let mut page = Page::default();
-    if topology.near.is_empty() {
+    if topology.neighbours.is_empty() {
         let is_blind = machine.troubles.iter().any(words::is_serious);
         let what = if is_blind { "the accelerators are not known" } else { "no accelerators" };
         page.line("title", &[("title", &format!("{host}: {what}"), Tone::Heading)]);
@@ -95,7 +99,7 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
         matrix(&mut page, &topology);
     }
     devices::troubles(&mut page, machine);
-    if topology.near.is_empty() {
+    if topology.neighbours.is_empty() {
         devices::sources(&mut page, machine);
         devices::processors(&mut page, machine, affinity);
     } else {
@@ -123,9 +127,9 @@ fn matrix(page: &mut Page, topology: &Topology) {
         for cell in &topology.cells[at] {
             row = row.cell(cell.clone());
         }
-        if let Some(near) = topology.near.get(at) {
+        if let Some(near) = topology.neighbours.get(at) {
             let unknown = || UNKNOWN.to_owned();
-            row = row.cell(near.cpus.as_deref().map_or_else(unknown, ranges));
+            row = row.cell(near.cpus.as_deref().map_or_else(unknown, format_ranges));
             row = row.cell(near.numa_node.map_or_else(unknown, |node| node.to_string()));
             if has_nics {
                 row = row.cell(nearest(near, topology));
@@ -138,15 +142,15 @@ fn matrix(page: &mut Page, topology: &Topology) {
 }
 
 fn nearest(near: &Neighbours, topology: &Topology) -> String {
-    let Some(way) = near.way else { return UNKNOWN.to_owned() };
+    let Some(way) = near.nearest_nic_link else { return UNKNOWN.to_owned() };
     let names: Vec<&str> = near.nics.iter().map(|row| topology.names[*row].as_str()).collect();
-    format!("{} ({})", names.join(","), word(way))
+    format!("{} ({})", names.join(","), link_name(way))
 }
 
 fn legend(page: &mut Page, topology: &Topology) {
     if !topology.nics.is_empty() {
         page.blank();
-        let names = topology.names.iter().skip(topology.near.len()).zip(&topology.nics);
+        let names = topology.names.iter().skip(topology.neighbours.len()).zip(&topology.nics);
         let row = |(row, nic): (&String, &String)| Row::new(row.clone()).cell(row.clone()).cell(nic.clone());
         page.bare_table(&[Column("", Align::Left); 2], names.map(row).collect());
     }
@@ -168,12 +172,12 @@ fn legend(page: &mut Page, topology: &Topology) {
 fn name(device: &Accelerator, is_mixed: bool) -> String {
     let noun = match device.kind {
         DeviceType::Cuda | DeviceType::Rocm | DeviceType::Xpu if !is_mixed => "GPU".to_owned(),
-        kind => kind.word().to_uppercase(),
+        kind => kind.as_str().to_uppercase(),
     };
     format!("{noun}{}", device.index)
 }
 
-pub(super) fn word(way: LinkKind) -> String {
+pub(super) fn link_name(way: LinkKind) -> String {
     match way {
         LinkKind::Nvlink(count) => return format!("NV{count}"),
         LinkKind::Xgmi => "XGMI",
@@ -186,7 +190,7 @@ pub(super) fn word(way: LinkKind) -> String {
     .to_owned()
 }
 
-fn way(machine: &Machine, one: MatrixRow<'_>, other: MatrixRow<'_>) -> Option<LinkKind> {
+fn link_between(machine: &Machine, one: MatrixRow<'_>, other: MatrixRow<'_>) -> Option<LinkKind> {
     match (one, other) {
         (MatrixRow::Device(one), MatrixRow::Device(other)) => {
             let (a, b) = (one.min(other), one.max(other));
@@ -208,7 +212,7 @@ fn between_nics(one: &Nic, other: &Nic) -> Option<LinkKind> {
     (one.numa_node? != other.numa_node?).then_some(LinkKind::Sys)
 }
 
-fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> Neighbours {
+fn neighbours_of(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> Neighbours {
     let nodes = machine.cpus.as_ref().map_or(&[][..], |layout| &layout.nodes);
     let node = match (device.numa_node, nodes) {
         (Some(id), nodes) => nodes.iter().find(|node| node.id == id),
@@ -224,7 +228,7 @@ fn near(machine: &Machine, at: usize, device: &Accelerator, devices: usize) -> N
         cpus: node.map(|node| node.cpus.clone()),
         numa_node: device.numa_node.or(node.map(|node| node.id)),
         nics: nearest.map(|(number, _)| devices + number).collect(),
-        way: best,
+        nearest_nic_link: best,
     }
 }
 

@@ -26,10 +26,10 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::MachineSnapshot;
 use super::terminal::Terminal;
-use super::{EVERYTHING, InspectError, again, devices, picture_of, words};
+use super::{EVERYTHING, InspectError, again, devices, snapshot_of, words};
 
 /// A look that takes longer is announced, with the time it has taken so far.
-const SILENT: Duration = Duration::from_secs(1);
+const SLOW_PROBE_NOTICE: Duration = Duration::from_secs(1);
 /// How often to stop and wait for the foreground; a process group without a shell never gets it.
 const FOREGROUND_TRIES: usize = 3;
 /// Ctrl-D, which ends whatever is typed to.
@@ -102,9 +102,11 @@ pub(super) fn watch(
 ) -> Result<ExitStatus, InspectError> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
-    let machine = again::look(EVERYTHING, watched.limit, |ask, limit| facts.world().discover(ask, limit));
+    let machine = again::probe_with_retry(EVERYTHING, watched.limit, |ask, limit| {
+        facts.world().probe_devices(ask, limit)
+    });
     let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
-    let first = picture_of(machine, facts, watched.kind, &ask).only(watched.ids)?;
+    let first = snapshot_of(machine, facts, watched.kind, &ask).filter_ids(watched.ids)?;
     let spec = SignalSpec { forward: vec![Signal::SIGTSTP], ..SignalSpec::torchrun() };
     let handled = HandledSignals::of(&spec, CliFlavor::Rankrun);
     signal::block(&handled)?;
@@ -132,21 +134,21 @@ fn shown(picture: MachineSnapshot, watched: WatchSubject<'_>) -> ShownSnapshot {
 
 impl WatchLoop<'_> {
     fn run(&mut self) -> io::Result<ExitStatus> {
-        if let Some(status) = self.come_forward()? {
+        if let Some(status) = self.wait_for_foreground()? {
             return Ok(status);
         }
         loop {
             self.advance();
             self.sleep()?;
-            match self.happened()? {
+            match self.next_input()? {
                 Some(WatchInput::Look) => self.next = Instant::now(),
                 Some(WatchInput::Resized) => self.draw(),
                 Some(WatchInput::Suspended) => {
                     // Its time would run out while this process is stopped.
                     self.look = None;
                     self.terminal.leave();
-                    signal::suspend()?;
-                    if let Some(status) = self.come_forward()? {
+                    signal::stop_self()?;
+                    if let Some(status) = self.wait_for_foreground()? {
                         return Ok(status);
                     }
                 }
@@ -158,15 +160,15 @@ impl WatchLoop<'_> {
 
     /// Takes the terminal once this process is in its foreground. In the background this process stops, as every
     /// program that wants the terminal does; a signal to end it takes effect when it continues.
-    fn come_forward(&mut self) -> io::Result<Option<ExitStatus>> {
+    fn wait_for_foreground(&mut self) -> io::Result<Option<ExitStatus>> {
         for _ in 0..FOREGROUND_TRIES {
-            if let Some(WatchInput::End(status)) = signalled(&self.inbox, &self.handled)? {
+            if let Some(WatchInput::End(status)) = read_signal(&self.inbox, &self.handled)? {
                 return Ok(Some(status));
             }
             if self.terminal.is_in_foreground() {
                 break;
             }
-            signal::suspend()?;
+            signal::stop_self()?;
         }
         self.terminal.take()?;
         self.draw();
@@ -175,7 +177,7 @@ impl WatchLoop<'_> {
 
     fn draw(&self) {
         let waited = self.look.as_ref().map(|look| (look.since.elapsed(), look));
-        let waiting = waited.filter(|(waited, _)| *waited >= SILENT).map(|(waited, look)| {
+        let waiting = waited.filter(|(waited, _)| *waited >= SLOW_PROBE_NOTICE).map(|(waited, look)| {
             format!("{} has not answered for {} s", look.probes.waiting_for(), waited.as_secs())
         });
         let bytes = self.screen.draw(self.watched, waiting, self.terminal.size(), self.style);
@@ -193,24 +195,25 @@ impl WatchLoop<'_> {
         if look.probes.advance(now) {
             let found = look.probes.into_machine();
             let machine = match look.first {
-                None if again::is_worth_it(&found, EVERYTHING) => {
-                    let (ask, limit) = (again::shorter(EVERYTHING), again::limit(self.watched.limit));
+                None if again::needs_retry(&found, EVERYTHING) => {
+                    let (ask, limit) =
+                        (again::reduced_scope(EVERYTHING), again::retry_limit(self.watched.limit));
                     let probes = Probes::discovery(ask, limit, now);
                     self.look = Some(DeviceLookup { probes, since: look.since, first: Some(found) });
                     return;
                 }
                 None => found,
-                Some(first) => again::joined(first, found, EVERYTHING),
+                Some(first) => again::merge_probes(first, found, EVERYTHING),
             };
             let ask = || self.cuda_order.clone();
             // A missing device is not an error here: the picture then shows all remaining ones.
-            let picture = picture_of(machine, self.facts, self.watched.kind, &ask);
-            let picture = picture.clone().only(self.watched.ids).unwrap_or(picture);
+            let picture = snapshot_of(machine, self.facts, self.watched.kind, &ask);
+            let picture = picture.clone().filter_ids(self.watched.ids).unwrap_or(picture);
             self.screen.show(shown(picture, self.watched));
             self.next = now + self.watched.every;
             self.draw();
         } else {
-            let is_slow = now.duration_since(look.since) >= SILENT;
+            let is_slow = now.duration_since(look.since) >= SLOW_PROBE_NOTICE;
             self.look = Some(look);
             if is_slow {
                 self.draw();
@@ -226,11 +229,11 @@ impl WatchLoop<'_> {
         let until = match &self.look {
             Some(look) => {
                 fds.extend(look.probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-                look.probes.deadline().into_iter().chain([now + SILENT]).min()
+                look.probes.deadline().into_iter().chain([now + SLOW_PROBE_NOTICE]).min()
             }
             None => Some(self.next),
         };
-        let left = until.map_or(SILENT, |until| until.saturating_duration_since(now));
+        let left = until.map_or(SLOW_PROBE_NOTICE, |until| until.saturating_duration_since(now));
         // Rounded up: a millisecond too early would be a useless turn.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
@@ -239,8 +242,8 @@ impl WatchLoop<'_> {
         }
     }
 
-    fn happened(&self) -> io::Result<Option<WatchInput>> {
-        if let Some(event) = signalled(&self.inbox, &self.handled)? {
+    fn next_input(&self) -> io::Result<Option<WatchInput>> {
+        if let Some(event) = read_signal(&self.inbox, &self.handled)? {
             return Ok(Some(event));
         }
         Ok(self.terminal.keys().and_then(read_keys))
@@ -252,7 +255,7 @@ impl DrawnScreen {
     fn show(&mut self, new: ShownSnapshot) {
         match &self.shown {
             Some(old) => {
-                self.trouble = what_went_wrong(&new.machine, &old.machine);
+                self.trouble = new_problem(&new.machine, &old.machine);
                 if self.trouble.is_none() {
                     self.before = self.shown.replace(new).map(|old| old.page);
                 }
@@ -273,7 +276,7 @@ impl DrawnScreen {
 }
 
 /// The trouble that makes the new picture worse than the old one.
-fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
+fn new_problem(new: &Machine, old: &Machine) -> Option<String> {
     let was_there = |source: &str| {
         let serious = old.troubles.iter().filter(|trouble| words::is_serious(trouble));
         serious.map(|trouble| trouble.source.as_str()).any(|other| other == source)
@@ -282,10 +285,10 @@ fn what_went_wrong(new: &Machine, old: &Machine) -> Option<String> {
     serious.filter(|trouble| !was_there(&trouble.source)).map(ToString::to_string).next()
 }
 
-fn signalled(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<WatchInput>> {
+fn read_signal(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<WatchInput>> {
     let mut event = None;
     while let Some(number) = inbox.next()? {
-        if handled.stops(number) {
+        if handled.is_stop_signal(number) {
             return Ok(Some(WatchInput::End(ExitStatus::of_signal(number))));
         }
         match Signal::try_from(number) {
@@ -306,14 +309,14 @@ fn read_keys(keys: BorrowedFd<'_>) -> Option<WatchInput> {
     }
     let mut typed = [0; 64];
     match nix::unistd::read(keys, &mut typed) {
-        Ok(count) if count > 0 => meaning(&typed[..count]),
+        Ok(count) if count > 0 => parse_keys(&typed[..count]),
         Err(Errno::EINTR | Errno::EAGAIN) => None,
         // The terminal has hung up.
         Ok(_) | Err(_) => Some(WatchInput::End(ExitStatus::of_signal(Signal::SIGHUP as i32))),
     }
 }
 
-fn meaning(typed: &[u8]) -> Option<WatchInput> {
+fn parse_keys(typed: &[u8]) -> Option<WatchInput> {
     match typed {
         // An arrow, or a key of its kind.
         [ESCAPE, _, ..] => None,
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_good_picture_stays_while_a_probe_hangs() {
+    fn last_good_snapshot_stays_while_probe_hangs() {
         let mut screen = DrawnScreen::default();
         screen.show(shown("one", Some(ProbeProblemKind::Missing("no file".to_owned()))));
         screen.show(shown("two", Some(ProbeProblemKind::Hung(10))));
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trouble_that_was_always_there_keeps_no_picture_away() {
+    fn existing_problem_does_not_block_new_snapshot() {
         let mut screen = DrawnScreen::default();
         screen.show(shown("one", Some(ProbeProblemKind::Hung(10))));
         screen.show(shown("two", Some(ProbeProblemKind::Crashed("SIGSEGV".to_owned()))));
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_keys_mean_something() {
+    fn only_known_keys_are_handled() {
         let end = Some(WatchInput::End(ExitStatus::SUCCESS));
         for (typed, event) in [
             (&b"q"[..], end),
@@ -375,7 +378,7 @@ mod tests {
             (b"\x1bOq", None),
             (b"\x1b", None),
         ] {
-            assert_eq!(meaning(typed), event, "{typed:?}");
+            assert_eq!(parse_keys(typed), event, "{typed:?}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Facts about devices in words and units. Pure.
 
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 use crate::device::choice::number;
-use crate::device::health::{gib, watts};
+use crate::device::health::{format_gib, watts};
 use crate::device::{Accelerator, Machine, Memory, ProbeProblem, ProbeProblemKind, Throttle};
 
 /// The name of a device within a sentence: `cuda 3`.
@@ -13,13 +13,13 @@ pub(super) fn device(accelerator: &Accelerator) -> String {
 /// Free and total memory, as in `79.1/80.0 GiB`.
 pub(super) fn memory(memory: Option<Memory>) -> String {
     memory.map_or_else(String::new, |memory| {
-        let free = memory.free.map_or_else(|| "?".to_owned(), gib);
-        format!("{free}/{} GiB", gib(memory.total))
+        let free = memory.free.map_or_else(|| "?".to_owned(), format_gib);
+        format!("{free}/{} GiB", format_gib(memory.total))
     })
 }
 
 /// `now/limit`, of which either may be unknown.
-pub(super) fn of(now: Option<u64>, limit: Option<u64>) -> String {
+pub(super) fn format_with_limit(now: Option<u64>, limit: Option<u64>) -> String {
     let shown = |number: Option<u64>| number.map_or_else(|| "?".to_owned(), |number| number.to_string());
     match (now, limit) {
         (None, None) => String::new(),
@@ -29,7 +29,7 @@ pub(super) fn of(now: Option<u64>, limit: Option<u64>) -> String {
 }
 
 pub(super) fn power(now: Option<u64>, limit: Option<u64>) -> String {
-    of(now.map(watts), limit.map(watts))
+    format_with_limit(now.map(watts), limit.map(watts))
 }
 
 /// Why it does not run at full speed.
@@ -65,8 +65,11 @@ pub(super) const fn is_serious(trouble: &ProbeProblem) -> bool {
 /// The processors in one line; nothing where they are not known.
 pub(super) fn processors(machine: &Machine, affinity: &[u32]) -> String {
     let Some(layout) = &machine.cpus else { return String::new() };
-    let nodes: Vec<String> =
-        layout.nodes.iter().map(|node| format!("{} on node {}", ranges(&node.cpus), node.id)).collect();
+    let nodes: Vec<String> = layout
+        .nodes
+        .iter()
+        .map(|node| format!("{} on node {}", format_ranges(&node.cpus), node.id))
+        .collect();
     let total = count(layout.cpus.len(), "CPU");
     let within = match nodes.as_slice() {
         [] => String::new(),
@@ -76,7 +79,7 @@ pub(super) fn processors(machine: &Machine, affinity: &[u32]) -> String {
     let own = if affinity.is_empty() || affinity.len() >= layout.cpus.len() {
         String::new()
     } else {
-        format!("; this process may use {}: {}", affinity.len(), ranges(affinity))
+        format!("; this process may use {}: {}", affinity.len(), format_ranges(affinity))
     };
     format!("{total}{within}{own}")
 }
@@ -87,16 +90,16 @@ mod tests {
     use crate::device::{Cpu, CpuLayout, DeviceType, NumaNode};
 
     #[test]
-    fn what_is_unknown_is_a_question_mark() {
-        assert_eq!(of(None, None), "");
-        assert_eq!(of(Some(5), None), "5");
-        assert_eq!(of(None, Some(7)), "?/7");
+    fn unknown_value_is_question_mark() {
+        assert_eq!(format_with_limit(None, None), "");
+        assert_eq!(format_with_limit(Some(5), None), "5");
+        assert_eq!(format_with_limit(None, Some(7)), "?/7");
         assert_eq!(memory(Some(Memory { total: 80 << 30, free: None })), "?/80.0 GiB");
         assert_eq!(memory(None), "");
     }
 
     #[test]
-    fn troubles_are_told_as_they_are() {
+    fn probe_problems_are_described() {
         let of = |what| ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
         for (what, text, serious) in [
             (ProbeProblemKind::Missing("no such file".to_owned()), "NVML is not there: no such file", false),
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_told_with_their_nodes() {
+    fn processors_are_listed_by_numa_node() {
         let cpu = |id| Cpu { id, package: 0, siblings: vec![id], cache: vec![id] };
         let node = |id, cpus: &[u32]| NumaNode { id, cpus: cpus.to_vec() };
         let machine = |nodes| {

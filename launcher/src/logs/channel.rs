@@ -14,7 +14,7 @@ pub(super) const CAPACITY: i32 = 256 * 1024;
 /// The bytes that a pseudo-terminal's buffer surely holds.
 const TERMINAL_CAPACITY: usize = 4096;
 /// A worker's terminal is not made narrower than this.
-const LEAST_COLUMNS: u16 = 40;
+const MIN_COLUMNS: u16 = 40;
 
 #[derive(Debug)]
 pub(super) struct Channel {
@@ -22,7 +22,7 @@ pub(super) struct Channel {
     pub(super) reader: OwnedFd,
     pub(super) kind: ChannelKind,
     /// A read that gives this much or more may have found a full channel, and the worker in the middle of a write.
-    pub(super) brim: usize,
+    pub(super) full_threshold: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) fn pipe(size: PipeSize) -> Result<(Channel, OwnedFd), Errno> {
     }
     let capacity = fcntl(&reader, FcntlArg::F_GETPIPE_SZ)?.unsigned_abs() as usize;
     // A write takes pages of its own where it does not fit behind the one before: half empty pages are a full pipe.
-    Ok((Channel { reader, kind: ChannelKind::Pipe, brim: capacity / 2 }, writer))
+    Ok((Channel { reader, kind: ChannelKind::Pipe, full_threshold: capacity / 2 }, writer))
 }
 
 /// A pseudo-terminal that changes no byte, and the worker's end of it. It does not become a controlling terminal: job
@@ -75,15 +75,15 @@ pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<(Channel, OwnedFd
         rustix::termios::tcsetwinsize(&reader, size)?;
     }
     rustix::io::ioctl_fionbio(&reader, true)?;
-    Ok((Channel { reader, kind: ChannelKind::Terminal, brim: TERMINAL_CAPACITY / 2 }, writer))
+    Ok((Channel { reader, kind: ChannelKind::Terminal, full_threshold: TERMINAL_CAPACITY / 2 }, writer))
 }
 
 /// The size that is left beside the label of rewritten lines, so that a progress bar fits; one column more stays free,
 /// since a terminal goes to the next row in different ways.
-pub(super) fn beside_label(mut size: Winsize, label: Option<&str>) -> Winsize {
+pub(super) fn size_beside_label(mut size: Winsize, label: Option<&str>) -> Winsize {
     let taken = label.map_or(0, |label| label.chars().count() + 1);
     let left = u16::try_from(usize::from(size.ws_col).saturating_sub(taken)).unwrap_or_default();
-    if left >= LEAST_COLUMNS {
+    if left >= MIN_COLUMNS {
         size.ws_col = left;
     }
     size

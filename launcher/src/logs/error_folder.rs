@@ -15,12 +15,12 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 /// The name of such a folder, before `_` and eight random characters. torch's own folders have these characters right
 /// behind `torchelastic_`.
-pub const NAME: &str = "torchelastic_rankrun";
+pub const NAME_PREFIX: &str = "torchelastic_rankrun";
 
 /// Locks the new folder `made` and gives it its name. Where either is refused the folder keeps the name that it has, and
 /// `rankrun gc` does not know it.
-pub(super) fn hold(made: PathBuf, end: &str) -> (PathBuf, Option<File>) {
-    let named = made.with_file_name(format!("{NAME}_{end}"));
+pub(super) fn lock_folder(made: PathBuf, end: &str) -> (PathBuf, Option<File>) {
+    let named = made.with_file_name(format!("{NAME_PREFIX}_{end}"));
     let locked = open(&made).ok().filter(|lock| lock.try_lock().is_ok());
     match locked {
         Some(lock) if renameat_with(CWD, &made, CWD, &named, RenameFlags::NOREPLACE).is_ok() => {
@@ -55,18 +55,21 @@ impl DeadFolder {
 #[must_use]
 pub fn find_dead(parent: &Path) -> Vec<DeadFolder> {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-    entries.filter(|entry| has_name(&entry.file_name())).filter_map(|entry| dead(entry.path())).collect()
+    entries
+        .filter(|entry| has_name(&entry.file_name()))
+        .filter_map(|entry| lock_dead_folder(entry.path()))
+        .collect()
 }
 
 fn has_name(name: &OsStr) -> bool {
-    let end = name.to_str().and_then(|name| name.strip_prefix(NAME)?.strip_prefix('_'));
+    let end = name.to_str().and_then(|name| name.strip_prefix(NAME_PREFIX)?.strip_prefix('_'));
     let is_random =
         |end: &str| end.len() == 8 && end.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     end.is_some_and(is_random)
 }
 
 /// `None` if the folder is another user's, or locked, or cannot be locked.
-fn dead(path: PathBuf) -> Option<DeadFolder> {
+fn lock_dead_folder(path: PathBuf) -> Option<DeadFolder> {
     let lock = open(&path).ok()?;
     let found = lock.metadata().ok()?;
     if found.uid() != rustix::process::geteuid().as_raw() {

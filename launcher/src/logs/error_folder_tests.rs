@@ -15,7 +15,7 @@ impl Scratch {
     fn held(&self, end: &str) -> (PathBuf, Option<File>) {
         let made = self.0.join(format!("torchelastic_{end}"));
         fs::create_dir(&made).unwrap();
-        hold(made, end)
+        lock_folder(made, end)
     }
 
     fn dead(&self) -> Vec<PathBuf> {
@@ -30,7 +30,7 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn folder_is_dead_once_its_lock_is_dropped() {
+fn error_folder_unlocked_is_found_dead() {
     let scratch = Scratch::new("lock");
     let (path, lock) = scratch.held("abcdefg1");
     assert_eq!(path, scratch.0.join("torchelastic_rankrun_abcdefg1"));
@@ -40,7 +40,7 @@ fn folder_is_dead_once_its_lock_is_dropped() {
 }
 
 #[test]
-fn name_that_is_taken_leaves_both_folders_as_they_are() {
+fn error_folder_name_taken_keeps_both_folders() {
     let scratch = Scratch::new("taken");
     let (first, _lock) = scratch.held("abcdefg1");
     let (second, lock) = scratch.held("abcdefg1");
@@ -50,7 +50,7 @@ fn name_that_is_taken_leaves_both_folders_as_they_are() {
 }
 
 #[test]
-fn what_is_called_otherwise_or_is_no_folder_is_left_alone() {
+fn entry_of_other_name_or_type_is_not_dead_folder() {
     let scratch = Scratch::new("names");
     for name in
         ["torchelastic_abcdefgh", "torchelastic_rankrun_abcdefghi", "torchelastic_rankrun_abcdef-h", "x"]
@@ -63,7 +63,7 @@ fn what_is_called_otherwise_or_is_no_folder_is_left_alone() {
 }
 
 #[test]
-fn link_within_a_dead_folder_is_not_followed() {
+fn symlink_inside_dead_folder_is_not_followed() {
     let scratch = Scratch::new("links");
     let kept = scratch.0.join("kept");
     fs::create_dir(&kept).unwrap();

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memchr::memmem::Finder;
 use memchr::{memchr, memrchr};
 
-use super::space::why_unwritten;
+use super::space::write_error_reason;
 
 /// A longer line is searched and copied in pieces of this size: memory is bounded.
 const LINE_LIMIT: usize = 32 * 1024 * 1024;
@@ -52,7 +52,7 @@ impl Filter {
         if let Some(copies) = &mut *file
             && let Err(error) = copies.append(lines)
         {
-            let (path, why) = (copies.path.display(), why_unwritten(&error, &copies.path));
+            let (path, why) = (copies.path.display(), write_error_reason(&error, &copies.path));
             tracing::warn!("cannot write the filtered log file `{path}`, it ends here: {why}");
             *file = None;
         }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_with_a_text_are_copied_with_their_prefix() {
+    fn matching_lines_are_copied_with_prefix() {
         let chunks = [("0", "apple\nbanana\n"), ("1", "an orange\n"), ("0", "pineapples, oranges\n\n")];
         let expected = "[0]:apple\n[1]:an orange\n[0]:pineapples, oranges\n";
         assert_eq!(copied(&["apple", "orange"], &chunks), expected);
@@ -169,25 +169,25 @@ mod tests {
     }
 
     #[test]
-    fn the_empty_text_is_in_every_line() {
+    fn empty_filter_text_matches_every_line() {
         assert_eq!(copied(&[""], &[("0", "a\n\nb\n")]), "[0]:a\n[0]:\n[0]:b\n");
     }
 
     #[test]
-    fn a_line_may_come_in_pieces_and_between_others() {
+    fn line_in_interleaved_chunks_is_copied_whole() {
         let chunks =
             [("0", "an ap"), ("1", "grapes\n"), ("0", "ple"), ("1", "one more apple\n"), ("0", "!\nx")];
         assert_eq!(copied(&["apple"], &chunks), "[1]:one more apple\n[0]:an apple!\n");
     }
 
     #[test]
-    fn a_last_line_without_newline_is_copied_as_it_is_and_followed_by_none() {
+    fn last_line_without_newline_is_copied_without_newline() {
         assert_eq!(copied(&["a"], &[("0", "a\nlast a")]), "[0]:a\n[0]:last a");
         assert_eq!(copied(&["a"], &[("0", "a"), ("1", "a")]), "[0]:a\n[1]:a");
     }
 
     #[test]
-    fn beyond_the_bound_a_line_is_cut() {
+    fn line_above_limit_is_cut() {
         let half = "a".repeat(LINE_LIMIT / 2);
         let copied = copied(&["a"], &[("0", &half), ("0", &half), ("0", "b\nba\n")]);
         assert_eq!(copied.len(), "[0]:".len() + LINE_LIMIT + "\n[0]:ba\n".len());
@@ -195,7 +195,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_do_not_matter(chunks in prop::collection::vec("[ab\n]{0,8}", 0..8)) {
+        fn chunk_boundaries_do_not_change_copy(chunks in prop::collection::vec("[ab\n]{0,8}", 0..8)) {
             let pieces: Vec<_> = chunks.iter().map(|text| ("0", text.as_str())).collect();
             prop_assert_eq!(copied(&["ab", "bb"], &pieces), copied(&["ab", "bb"], &[("0", &chunks.concat())]));
         }

@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::tail::{Tail, join};
-use super::{Logs, end_of};
+use super::tail::{Tail, join_tails};
+use super::{Logs, read_end};
 use crate::placement::WorkerId;
 
 /// Files that take longer are not waited for.
@@ -27,9 +27,9 @@ pub enum LastOutput {
         age: Duration,
     },
     /// The worker has written nothing so far.
-    Nothing,
+    Empty,
     /// The launcher does not see its output.
-    NotSeen,
+    Unavailable,
 }
 
 impl LastOutput {
@@ -37,8 +37,8 @@ impl LastOutput {
     fn newer(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Line { age, .. }, Self::Line { age: age_of_other, .. }) if age_of_other < age => other,
-            (Self::Line { .. }, _) | (_, Self::NotSeen) => self,
-            (Self::Nothing | Self::NotSeen, _) => other,
+            (Self::Line { .. }, _) | (_, Self::Unavailable) => self,
+            (Self::Empty | Self::Unavailable, _) => other,
         }
     }
 }
@@ -48,7 +48,7 @@ impl Tail {
         let text = self.lines().into_iter().rev().find(|line| !line.trim().is_empty());
         match (text, self.fed_at()) {
             (Some(text), Some(at)) => LastOutput::Line { text, age: now.saturating_duration_since(at) },
-            _ => LastOutput::Nothing,
+            _ => LastOutput::Empty,
         }
     }
 }
@@ -68,7 +68,7 @@ impl Logs {
             Some(tail) if tail.is_captured => {
                 tail.captured.lock().unwrap_or_else(PoisonError::into_inner).last_output(now)
             }
-            Some(_) | None => LastOutput::NotSeen,
+            Some(_) | None => LastOutput::Unavailable,
         });
         captured.zip(of_files).map(|(captured, of_file)| captured.newer(of_file)).collect()
     }
@@ -77,13 +77,13 @@ impl Logs {
 type Files = Vec<(Option<PathBuf>, Option<PathBuf>)>;
 
 fn last_lines_of(files: Files) -> Vec<LastOutput> {
-    let unseen = vec![LastOutput::NotSeen; files.len()];
+    let unseen = vec![LastOutput::Unavailable; files.len()];
     if files.iter().all(|(stdout, stderr)| stdout.is_none() && stderr.is_none()) {
         return unseen;
     }
     let (answer, asked) = mpsc::channel();
     let read = move || {
-        let last = |path: Option<PathBuf>| path.map_or(LastOutput::NotSeen, |path| last_line_of(&path));
+        let last = |path: Option<PathBuf>| path.map_or(LastOutput::Unavailable, |path| last_line_of(&path));
         let outputs = files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect();
         // The receiver may have given up.
         let _ = answer.send(outputs);
@@ -96,11 +96,11 @@ fn last_lines_of(files: Files) -> Vec<LastOutput> {
 }
 
 fn last_line_of(path: &Path) -> LastOutput {
-    let (Ok(bytes), Ok(metadata)) = (end_of(path), path.symlink_metadata()) else {
-        return LastOutput::NotSeen;
+    let (Ok(bytes), Ok(metadata)) = (read_end(path), path.symlink_metadata()) else {
+        return LastOutput::Unavailable;
     };
-    let text = join(Vec::new(), &bytes, b"").into_iter().rev().find(|line| !line.trim().is_empty());
-    let Some(text) = text else { return LastOutput::Nothing };
+    let text = join_tails(Vec::new(), &bytes, b"").into_iter().rev().find(|line| !line.trim().is_empty());
+    let Some(text) = text else { return LastOutput::Empty };
     let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
     LastOutput::Line { text, age: age.unwrap_or_default() }
 }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn last_output_is_the_newer_line_of_both_streams() {
-        let (nothing, not_seen) = (LastOutput::Nothing, LastOutput::NotSeen);
+        let (nothing, not_seen) = (LastOutput::Empty, LastOutput::Unavailable);
         for (one, other, newer) in [
             (line("a", 5), line("b", 3), line("b", 3)),
             (line("a", 3), line("b", 5), line("a", 3)),
@@ -135,7 +135,7 @@ mod tests {
     fn last_output_skips_blank_lines_and_keeps_last_byte_time() {
         let began = Instant::now();
         let mut tail = Tail::default();
-        assert_eq!(tail.last_output(began), LastOutput::Nothing);
+        assert_eq!(tail.last_output(began), LastOutput::Empty);
         tail.feed_at(OutputStream::Stdout, b"one\n\x1b[31mtwo\x1b[0m\n \n", began);
         assert_eq!(tail.last_output(began + Duration::from_secs(4)), line("two", 4));
         tail.feed_at(OutputStream::Stderr, b"10%\r20%", began + Duration::from_secs(4));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn redirected_file_gives_its_last_line_and_other_files_are_not_seen() {
+    fn last_output_reads_redirected_regular_file_only() {
         let folder = std::env::temp_dir().join(format!("rankrun-last-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("stdout.log");
@@ -163,7 +163,7 @@ mod tests {
         let empty = last_line_of(&path);
         std::fs::remove_dir_all(&folder).unwrap();
         assert!(matches!(&found[0], LastOutput::Line { text, age } if text == "last" && age.as_secs() >= 90));
-        assert_eq!(found[1..], [LastOutput::NotSeen, LastOutput::NotSeen]);
-        assert_eq!(empty, LastOutput::Nothing);
+        assert_eq!(found[1..], [LastOutput::Unavailable, LastOutput::Unavailable]);
+        assert_eq!(empty, LastOutput::Empty);
     }
 }

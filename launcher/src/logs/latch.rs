@@ -9,8 +9,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 #[derive(Debug)]
 struct Latch {
-    left: AtomicUsize,
-    opened: EventFd,
+    remaining: AtomicUsize,
+    event: EventFd,
 }
 
 /// A worker thread holds it until it is done; its drop counts as done, also in a panic.
@@ -26,16 +26,16 @@ pub struct Drained(Arc<Latch>);
 /// The waiting end, and one promise for each of `count` threads.
 pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Completion>), Errno> {
     let opened = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-    let latch = Arc::new(Latch { left: AtomicUsize::new(count), opened });
+    let latch = Arc::new(Latch { remaining: AtomicUsize::new(count), event: opened });
     let promises = (0..count).map(|_| Completion(Arc::clone(&latch))).collect();
     Ok((Drained(latch), promises))
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.0.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Fails only when the counter is full, and then it is readable.
-            let _ = self.0.opened.write(1);
+            let _ = self.0.event.write(1);
         }
     }
 }
@@ -44,13 +44,13 @@ impl Drained {
     /// Whether all the threads are done.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.0.left.load(Ordering::Acquire) == 0
+        self.0.remaining.load(Ordering::Acquire) == 0
     }
 }
 
 /// Readable once it is complete, unless it was so from the beginning.
 impl AsFd for Drained {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.opened.as_fd()
+        self.0.event.as_fd()
     }
 }

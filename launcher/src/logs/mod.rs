@@ -17,7 +17,7 @@ use crate::placement::WorkerId;
 use crate::regular_file;
 use crate::reporter::console::{Console, Output, OutputStream};
 use crate::spec::{CliFlavor, LineFilters};
-use channel::{Channel, PipeSize, beside_label};
+use channel::{Channel, PipeSize, size_beside_label};
 use filter::{Filter, LinePicker};
 pub use latch::Drained;
 use latch::{Completion, latch};
@@ -205,7 +205,11 @@ impl Logs {
     ///
     /// # Errors
     /// A file cannot be opened.
-    pub fn duplicate(&mut self, attempt: Option<&Attempt>, wanted: &LineFilters) -> Result<(), LogError> {
+    pub fn open_line_filters(
+        &mut self,
+        attempt: Option<&Attempt>,
+        wanted: &LineFilters,
+    ) -> Result<(), LogError> {
         let filter = |texts: &[String], name| match attempt {
             Some(attempt) if !texts.is_empty() => {
                 let path = attempt.folder().join(name);
@@ -266,15 +270,15 @@ impl Logs {
         let Some(tail) = self.workers.get(&worker) else { return Vec::new() };
         let captured = tail.captured.lock().unwrap_or_else(PoisonError::into_inner).lines();
         let of_file =
-            |path: &Option<PathBuf>| path.as_deref().and_then(|path| end_of(path).ok()).unwrap_or_default();
+            |path: &Option<PathBuf>| path.as_deref().and_then(|path| read_end(path).ok()).unwrap_or_default();
         let (stdout, stderr) = (of_file(&tail.stdout), of_file(&tail.stderr));
-        tail::join(captured, &stdout, &stderr)
+        tail::join_tails(captured, &stdout, &stderr)
     }
 
     /// [`Self::tail`], with all that the worker wrote before its end, unless the threads are held up for so long.
     #[must_use]
-    pub fn tail_at_its_end(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
-        if let Ok(read) = self.tell(|done| PumpCommand::CatchUp(worker.generation, done))
+    pub fn tail_after_drain(&self, worker: WorkerId, limit: Duration) -> Vec<String> {
+        if let Ok(read) = self.send_with_completion(|done| PumpCommand::CatchUp(worker.generation, done))
             && !read.is_complete()
         {
             let mut read = [PollFd::new(read.as_fd(), PollFlags::POLLIN)];
@@ -290,7 +294,7 @@ impl Logs {
     /// # Errors
     /// No descriptor is left to wait with.
     pub fn generation_ended(&self, generation: Generation) -> Result<Drained, LogError> {
-        self.tell(|done| PumpCommand::Ended(generation, done))
+        self.send_with_completion(|done| PumpCommand::Ended(generation, done))
     }
 
     /// All workers of the job have been reaped: the threads end, and the console is written to directly again.
@@ -298,7 +302,7 @@ impl Logs {
     /// # Errors
     /// No descriptor is left to wait with.
     pub fn finish(&mut self) -> Result<Drained, LogError> {
-        let drained = self.tell(PumpCommand::Finish);
+        let drained = self.send_with_completion(PumpCommand::Finish);
         (self.stdout, self.stderr) = (None, None);
         drained
     }
@@ -315,7 +319,7 @@ impl Logs {
         std::mem::take(&mut self.notes)
     }
 
-    fn tell(&self, command: impl Fn(Completion) -> PumpCommand) -> Result<Drained, LogError> {
+    fn send_with_completion(&self, command: impl Fn(Completion) -> PumpCommand) -> Result<Drained, LogError> {
         let (drained, promises) =
             latch(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
         for (pump, promise) in self.pumps().zip(promises) {
@@ -394,7 +398,7 @@ impl Logs {
         size: PipeSize,
     ) -> Result<(Channel, OwnedFd), LogError> {
         if self.pseudo_terminals == PseudoTerminals::Wanted && output.is_terminal() {
-            match channel::pseudo_terminal(output.size().map(|size| beside_label(size, label))) {
+            match channel::pseudo_terminal(output.size().map(|size| size_beside_label(size, label))) {
                 Ok(channel) => return Ok(channel),
                 Err(errno) => {
                     self.pseudo_terminals = PseudoTerminals::No;
@@ -415,12 +419,12 @@ impl Drop for Logs {
 /// A log file, empty. A worker of an earlier life may have put any kind of file in its place.
 fn create(path: &Path) -> Result<File, LogError> {
     let mut options = OpenOptions::new();
-    let file = regular_file::open_without_wait(path, options.write(true).create(true).truncate(true));
+    let file = regular_file::open_nonblocking(path, options.write(true).create(true).truncate(true));
     file.map_err(|source| LogError::File { path: path.to_owned(), source })
 }
 
 /// The last bytes of a file. The worker may have put any kind of file in its place.
-fn end_of(path: &Path) -> io::Result<Vec<u8>> {
+fn read_end(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = regular_file::open_to_read(path)?;
     if file.seek(SeekFrom::End(-FILE_TAIL)).is_err() {
         file.rewind()?;

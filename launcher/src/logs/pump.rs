@@ -18,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::SigSet;
 use rankrun_contract::rank::Generation;
 
-use super::channel::{CAPACITY, beside_label};
+use super::channel::{CAPACITY, size_beside_label};
 use super::latch::Completion;
 use super::source::{ReadResult, StreamSource};
 use crate::reporter::console::{Output, WriteError};
@@ -27,10 +27,10 @@ use crate::reporter::screen::{Screen, StreamId};
 /// Bytes that the output gets at once.
 const FLUSH: usize = 64 * 1024;
 /// For so many milliseconds small writes are gathered.
-const GATHER: u8 = 1;
+const GATHER_MS: u8 = 1;
 /// After so many rounds of small writes without a pause. Before that each is passed on as it comes, so that lines which
 /// workers write in turn stand in the order in which they were written.
-const LIVELY: u32 = 16;
+const MAX_UNGATHERED_ROUNDS: u32 = 16;
 /// At most so many bytes may be left in a pipe when its worker has ended; later bytes are not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;
 /// The token of the wake-up descriptor; sources count from 0.
@@ -97,7 +97,7 @@ struct PumpChannels {
 }
 
 struct Pump {
-    ends: PumpChannels,
+    channels: PumpChannels,
     screen: Screen,
     sources: HashMap<u64, (StreamId, StreamSource)>,
     next_token: u64,
@@ -108,7 +108,7 @@ struct Pump {
     /// Rounds of small writes since the last pause of a millisecond.
     rounds: u32,
     /// The only stream that is read, while it has the exclusive right to the output.
-    floor: Option<StreamId>,
+    exclusive_stream: Option<StreamId>,
 }
 
 /// The result of the last round of reads.
@@ -125,13 +125,13 @@ enum OutputHealth {
     /// Some bytes were lost, and this was said.
     Lossy,
     /// The output has no reader any more.
-    Gone,
+    Closed,
 }
 
 impl Pump {
     fn new(ends: PumpChannels, screen: Screen, unwritten: Vec<u8>) -> Self {
         Self {
-            ends,
+            channels: ends,
             screen,
             sources: HashMap::new(),
             next_token: 0,
@@ -140,7 +140,7 @@ impl Pump {
             health: OutputHealth::Good,
             pace: Pace::Idle,
             rounds: 0,
-            floor: None,
+            exclusive_stream: None,
         }
     }
 
@@ -148,23 +148,23 @@ impl Pump {
         let mut events = [EpollEvent::empty(); 64];
         let finished = loop {
             let asked = Instant::now();
-            let count = self.ends.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
-            if asked.elapsed() >= Duration::from_millis(u64::from(GATHER)) {
+            let count = self.channels.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
+            if asked.elapsed() >= Duration::from_millis(u64::from(GATHER_MS)) {
                 self.rounds = 0;
             }
             self.pace = Pace::Idle;
             for event in &events[..count] {
                 if event.data() == WAKE {
                     // It was only there to end the wait.
-                    let _ = self.ends.wake.read();
+                    let _ = self.channels.wake.read();
                 } else if self.read(event.data()) == ReadResult::End {
                     self.close(event.data());
                 }
             }
-            let finished = self.obey();
+            let finished = self.drain_commands();
             // First, since a message takes its time from it.
             self.screen.show_due(Instant::now(), self.pace != Pace::Idle, &mut self.out);
-            for text in self.ends.output.take_messages() {
+            for text in self.channels.output.take_messages() {
                 self.screen.message(&text, &mut self.out);
             }
             self.screen.draw_due(Instant::now(), &mut self.out);
@@ -172,39 +172,39 @@ impl Pump {
             if let Some(finished) = finished {
                 break finished;
             }
-            self.give_floor();
+            self.update_exclusive_stream();
             if self.pace == Pace::Trickle {
                 self.rounds = self.rounds.saturating_add(1);
-                if self.rounds > LIVELY {
-                    self.gather();
+                if self.rounds > MAX_UNGATHERED_ROUNDS {
+                    self.wait_for_more_input();
                 }
             }
         };
-        self.ends.output.detach(self.screen);
+        self.channels.output.detach(self.screen);
         drop(finished);
     }
 
     /// After small reads: waits for more bytes, or for a command. A wake-up for each line would cost the pump and the
     /// worker more than the line itself.
-    fn gather(&self) {
-        let mut wake = [PollFd::new(self.ends.wake.as_fd(), PollFlags::POLLIN)];
+    fn wait_for_more_input(&self) {
+        let mut wake = [PollFd::new(self.channels.wake.as_fd(), PollFlags::POLLIN)];
         // Whatever ends it, we go on.
-        let _ = poll(&mut wake, PollTimeout::from(GATHER));
+        let _ = poll(&mut wake, PollTimeout::from(GATHER_MS));
     }
 
     /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
-    fn give_floor(&mut self) {
+    fn update_exclusive_stream(&mut self) {
         // Without a reader the screen holds no stream back.
-        let floor = self.screen.exclusive_stream().filter(|_| self.health != OutputHealth::Gone);
-        if floor == self.floor {
+        let exclusive = self.screen.exclusive_stream().filter(|_| self.health != OutputHealth::Closed);
+        if exclusive == self.exclusive_stream {
             return;
         }
-        self.floor = floor;
-        for (&token, (speaker, source)) in &self.sources {
-            let heard = floor.is_none_or(|floor| floor == *speaker);
-            let events = if heard { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+        self.exclusive_stream = exclusive;
+        for (&token, (stream, source)) in &self.sources {
+            let is_enabled = exclusive.is_none_or(|floor| floor == *stream);
+            let events = if is_enabled { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
             // Is watched.
-            let _ = self.ends.epoll.modify(&source.channel.reader, &mut EpollEvent::new(events, token));
+            let _ = self.channels.epoll.modify(&source.channel.reader, &mut EpollEvent::new(events, token));
         }
     }
 
@@ -217,12 +217,12 @@ impl Pump {
     }
 
     /// Executes the waiting commands; returns the promise of `Finish`, which ends the pump.
-    fn obey(&mut self) -> Option<Completion> {
-        while let Ok(command) = self.ends.commands.try_recv() {
+    fn drain_commands(&mut self) -> Option<Completion> {
+        while let Ok(command) = self.channels.commands.try_recv() {
             match command {
                 PumpCommand::Open(source) => self.open(source),
                 PumpCommand::Ended(generation, done) => {
-                    self.drain(|source| source.generation == generation);
+                    self.drain_and_close(|source| source.generation == generation);
                     drop(done);
                 }
                 PumpCommand::CatchUp(generation, done) => {
@@ -230,7 +230,7 @@ impl Pump {
                     drop(done);
                 }
                 PumpCommand::Finish(done) => {
-                    self.drain(|_| true);
+                    self.drain_and_close(|_| true);
                     return Some(done);
                 }
                 PumpCommand::Resize => self.resize(),
@@ -240,19 +240,19 @@ impl Pump {
     }
 
     fn open(&mut self, source: StreamSource) {
-        if self.health == OutputHealth::Gone && source.file.is_none() {
+        if self.health == OutputHealth::Closed && source.file.is_none() {
             return;
         }
         let token = self.next_token;
         self.next_token += 1;
         if let Err(error) =
-            self.ends.epoll.add(&source.channel.reader, EpollEvent::new(EpollFlags::EPOLLIN, token))
+            self.channels.epoll.add(&source.channel.reader, EpollEvent::new(EpollFlags::EPOLLIN, token))
         {
             tracing::error!(%error, "cannot watch the output of a worker");
             return;
         }
         let names = (&*source.prefix, source.label.as_deref());
-        let speaker = self.screen.add(names, source.channel.brim, Instant::now());
+        let speaker = self.screen.add(names, source.channel.full_threshold, Instant::now());
         if source.can_prompt {
             self.screen.allow_prompts(speaker);
         }
@@ -261,14 +261,14 @@ impl Pump {
 
     fn close(&mut self, token: u64) {
         if let Some((speaker, source)) = self.sources.remove(&token) {
-            unwatch(&self.ends.epoll, &source);
+            unwatch(&self.channels.epoll, &source);
             self.screen.end(speaker, &mut self.out);
             source.end();
         }
     }
 
     /// Reads the sources to their end, or a limited amount if another process still writes to them, and closes them.
-    fn drain(&mut self, chosen: impl Fn(&StreamSource) -> bool) {
+    fn drain_and_close(&mut self, chosen: impl Fn(&StreamSource) -> bool) {
         let mut tokens: Vec<u64> =
             self.sources.iter().filter(|(_, (_, source))| chosen(source)).map(|(&token, _)| token).collect();
         tokens.sort_unstable();
@@ -307,9 +307,13 @@ impl Pump {
         let read = source.read(&mut self.buffer);
         let ReadResult::Some(count) = read else { return read };
         let (bytes, now) = (&self.buffer[..count], Instant::now());
-        source.keep(bytes, now);
-        self.pace = self.pace.max(if count < source.channel.brim / 4 { Pace::Trickle } else { Pace::Flood });
-        if self.health != OutputHealth::Gone {
+        source.store(bytes, now);
+        self.pace = self.pace.max(if count < source.channel.full_threshold / 4 {
+            Pace::Trickle
+        } else {
+            Pace::Flood
+        });
+        if self.health != OutputHealth::Closed {
             self.screen.feed(*speaker, bytes, now, &mut self.out);
             if self.out.len() >= FLUSH {
                 self.flush();
@@ -322,17 +326,17 @@ impl Pump {
         if self.out.is_empty() {
             return;
         }
-        let written = self.ends.output.write(&self.out);
+        let written = self.channels.output.write(&self.out);
         self.out.clear();
         // After a line of megabytes.
         self.out.shrink_to(4 * FLUSH);
         match written {
             Ok(()) => {}
-            Err(WriteError::Gone) => {
-                self.health = OutputHealth::Gone;
+            Err(WriteError::NoReader) => {
+                self.health = OutputHealth::Closed;
                 // The workers must see the closed output, as they would without the pump.
                 for (_, (_, source)) in self.sources.extract_if(|_, (_, source)| source.file.is_none()) {
-                    unwatch(&self.ends.epoll, &source);
+                    unwatch(&self.channels.epoll, &source);
                 }
             }
             Err(error @ WriteError::Lost(_)) if self.health == OutputHealth::Good => {
@@ -344,10 +348,10 @@ impl Pump {
     }
 
     fn resize(&mut self) {
-        self.screen.resize(self.ends.output.screen_kind());
-        let Some(size) = self.ends.output.size() else { return };
+        self.screen.resize(self.channels.output.screen_kind());
+        let Some(size) = self.channels.output.size() else { return };
         for (_, source) in self.sources.values() {
-            source.channel.resize(beside_label(size, source.label.as_deref()));
+            source.channel.resize(size_beside_label(size, source.label.as_deref()));
         }
     }
 }

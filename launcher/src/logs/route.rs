@@ -23,7 +23,7 @@ use crate::template::substitute;
 mod tests;
 
 /// The destination of unwanted output: redirected without a log tree, or of a rank that is filtered out.
-const NOWHERE: &str = "/dev/null";
+const DEV_NULL: &str = "/dev/null";
 
 /// The destination of one stream of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +91,11 @@ pub struct StreamOwner<'a> {
 
 /// The routes of one worker; `folder` is its own in the log tree.
 #[must_use]
-pub fn routes(spec: &LogSpec, speaker: StreamOwner<'_>, folder: Option<&Path>) -> Routes {
-    let redirects = chosen(&spec.redirects, speaker.local_rank);
-    let tee = chosen(&spec.tee, speaker.local_rank);
+pub fn routes(spec: &LogSpec, owner: StreamOwner<'_>, folder: Option<&Path>) -> Routes {
+    let redirects = streams_of_rank(&spec.redirects, owner.local_rank);
+    let tee = streams_of_rank(&spec.tee, owner.local_rank);
     let audience = match &spec.console {
-        Some(heard) if !heard.contains(&speaker.local_rank) => Audience::Nobody,
+        Some(heard) if !heard.contains(&owner.local_rank) => Audience::Hidden,
         Some(_) | None => Audience::Console,
     };
     let place = match (folder, &spec.dir) {
@@ -103,7 +103,7 @@ pub fn routes(spec: &LogSpec, speaker: StreamOwner<'_>, folder: Option<&Path>) -
         (None, LogDir::Off) => LogFolder::Off,
         (None, LogDir::Temporary(_) | LogDir::ErrorFiles(_) | LogDir::At(_)) => LogFolder::Missing,
     };
-    let worker = WorkerRoute { speaker, template: spec.prefix.as_deref(), audience, place };
+    let worker = WorkerRoute { owner: owner, template: spec.prefix.as_deref(), audience, log_folder: place };
     Routes {
         stdout: worker.route("stdout.log", StreamMode::of(redirects.stdout, tee.stdout)),
         stderr: worker.route("stderr.log", StreamMode::of(redirects.stderr, tee.stderr)),
@@ -114,17 +114,17 @@ pub fn routes(spec: &LogSpec, speaker: StreamOwner<'_>, folder: Option<&Path>) -
 
 /// The facts that both streams of a worker share.
 struct WorkerRoute<'a> {
-    speaker: StreamOwner<'a>,
+    owner: StreamOwner<'a>,
     template: Option<&'a str>,
     audience: Audience,
-    place: LogFolder<'a>,
+    log_folder: LogFolder<'a>,
 }
 
 /// Whether a worker is heard on the console.
 #[derive(Clone, Copy)]
 enum Audience {
     Console,
-    Nobody,
+    Hidden,
 }
 
 #[derive(Clone, Copy)]
@@ -137,7 +137,7 @@ enum LogFolder<'a> {
 /// The options' request for one stream.
 #[derive(Clone, Copy)]
 enum StreamMode {
-    Nothing,
+    Default,
     Redirect,
     Tee,
 }
@@ -147,17 +147,17 @@ impl StreamMode {
         match (redirect, tee) {
             (_, true) => Self::Tee,
             (true, false) => Self::Redirect,
-            (false, false) => Self::Nothing,
+            (false, false) => Self::Default,
         }
     }
 }
 
 impl WorkerRoute<'_> {
-    fn route(&self, name: &str, wish: StreamMode) -> Route {
-        if matches!(self.place, LogFolder::Off) && self.speaker.persona == CliFlavor::Torchrun {
-            return self.bare();
+    fn route(&self, name: &str, mode: StreamMode) -> Route {
+        if matches!(self.log_folder, LogFolder::Off) && self.owner.persona == CliFlavor::Torchrun {
+            return self.console_only();
         }
-        match (wish, self.audience, self.place) {
+        match (mode, self.audience, self.log_folder) {
             (StreamMode::Tee, Audience::Console, LogFolder::Folder(folder)) => {
                 self.tee(Some(folder.join(name)))
             }
@@ -166,11 +166,11 @@ impl WorkerRoute<'_> {
             (StreamMode::Tee | StreamMode::Redirect, _, LogFolder::Folder(folder)) => {
                 Route::File(folder.join(name))
             }
-            (StreamMode::Redirect, _, LogFolder::Missing) | (StreamMode::Nothing, Audience::Console, _) => {
-                self.bare()
+            (StreamMode::Redirect, _, LogFolder::Missing) | (StreamMode::Default, Audience::Console, _) => {
+                self.console_only()
             }
-            (StreamMode::Nothing, Audience::Nobody, _)
-            | (StreamMode::Tee | StreamMode::Redirect, _, LogFolder::Off) => Route::File(NOWHERE.into()),
+            (StreamMode::Default, Audience::Hidden, _)
+            | (StreamMode::Tee | StreamMode::Redirect, _, LogFolder::Off) => Route::File(DEV_NULL.into()),
         }
     }
 
@@ -178,20 +178,20 @@ impl WorkerRoute<'_> {
         Route::Capture { file, prefix: Some(self.prefix()) }
     }
 
-    fn bare(&self) -> Route {
-        match self.speaker.persona {
+    fn console_only(&self) -> Route {
+        match self.owner.persona {
             CliFlavor::Torchrun => Route::Inherit,
             CliFlavor::Rankrun => Route::Capture { file: None, prefix: None },
         }
     }
 
     fn label(&self) -> Option<RowLabel> {
-        let is_shared = self.speaker.local_world.get() > 1;
-        (self.speaker.persona == CliFlavor::Rankrun).then(|| RowLabel { text: self.prefix(), is_shared })
+        let is_shared = self.owner.local_world.get() > 1;
+        (self.owner.persona == CliFlavor::Rankrun).then(|| RowLabel { text: self.prefix(), is_shared })
     }
 
     fn prefix(&self) -> String {
-        let StreamOwner { role, rank, local_rank, hostname, .. } = self.speaker;
+        let StreamOwner { role, rank, local_rank, hostname, .. } = self.owner;
         let Some(template) = self.template else { return format!("[{role}{local_rank}]:") };
         let value = |name: &str| match name {
             "role_name" => Some(role.to_owned()),
@@ -204,7 +204,7 @@ impl WorkerRoute<'_> {
     }
 }
 
-pub(crate) fn chosen(map: &StreamMap, local_rank: LocalRank) -> Streams {
+pub(crate) fn streams_of_rank(map: &StreamMap, local_rank: LocalRank) -> Streams {
     match map {
         StreamMap::All(streams) => *streams,
         StreamMap::Ranks(ranks) => ranks

@@ -11,7 +11,7 @@ use rankrun_contract::rank::Generation;
 
 use super::channel::Channel;
 use super::filter::LinePicker;
-use super::space::why_unwritten;
+use super::space::write_error_reason;
 use super::tail::Tail;
 use crate::reporter::console::OutputStream;
 
@@ -55,11 +55,11 @@ impl StreamSource {
     }
 
     /// Gives `bytes` to all consumers but the console.
-    pub(super) fn keep(&mut self, bytes: &[u8], now: Instant) {
+    pub(super) fn store(&mut self, bytes: &[u8], now: Instant) {
         if let Some(LogFile { file, path }) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
-            let why = why_unwritten(&error, path);
+            let why = write_error_reason(&error, path);
             tracing::warn!("cannot write the log file `{}`, it ends here: {why}", path.display());
             self.file = None;
         }

@@ -34,10 +34,10 @@ pub struct FullLogFolder {
 }
 
 /// The hint for every error about a full log disk.
-pub const MAKE_ROOM: &str = "free space there, or choose another folder with `--log-dir`";
+pub const FREE_SPACE_HINT: &str = "free space there, or choose another folder with `--log-dir`";
 
 /// With less than this a file system counts as full, in bytes: room for one more line does not help.
-const LEAST_FREE: u64 = 4096;
+const MIN_FREE: u64 = 4096;
 
 impl DiskShortage {
     /// The resource that the file system of this folder lacks; `None` if it has room, or does not answer.
@@ -51,7 +51,7 @@ impl DiskShortage {
     fn of(found: &StatVfs, is_root: bool) -> Option<Self> {
         let blocks = if is_root { found.f_bfree } else { found.f_bavail };
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        if found.f_blocks > 0 && bytes(blocks) < LEAST_FREE {
+        if found.f_blocks > 0 && bytes(blocks) < MIN_FREE {
             return Some(Self::Space { free: bytes(blocks), total: bytes(found.f_blocks) });
         }
         let inodes = if is_root { found.f_ffree } else { found.f_favail };
@@ -83,7 +83,7 @@ impl fmt::Display for FullLogFolder {
 }
 
 /// The reason why a file could not be written: the system's words, their meaning, and the hint.
-pub(super) fn why_unwritten(error: &io::Error, file: &Path) -> String {
+pub(super) fn write_error_reason(error: &io::Error, file: &Path) -> String {
     match error.kind() {
         io::ErrorKind::FileTooLarge => {
             format!("{error}; the limit on file sizes (`ulimit -f`) is reached")
@@ -91,7 +91,7 @@ pub(super) fn why_unwritten(error: &io::Error, file: &Path) -> String {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             let shortage = file.parent().and_then(DiskShortage::at);
             let numbers = shortage.map(|shortage| format!(", {shortage}")).unwrap_or_default();
-            format!("{error}{numbers}; {MAKE_ROOM}")
+            format!("{error}{numbers}; {FREE_SPACE_HINT}")
         }
         _ => error.to_string(),
     }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn full_disk_is_one_without_space_or_inodes_for_this_user() {
+    fn disk_shortage_is_missing_space_or_inodes_for_user() {
         let (inodes, full) = ([100, 50, 50], Some(DiskShortage::Space { free: 0, total: 1 << 20 }));
         assert_eq!(DiskShortage::of(&found([1024, 0, 0], inodes), true), full);
         let reserved = found([1024, 51, 0], inodes);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn full_log_folder_says_what_is_missing() {
+    fn full_log_folder_message_names_space_or_inodes() {
         let full = |shortage| FullLogFolder { folder: "/logs".into(), shortage }.to_string();
         assert_eq!(
             full(DiskShortage::Space { free: 0, total: 1 << 20 }),

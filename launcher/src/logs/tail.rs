@@ -25,19 +25,19 @@ pub(super) struct Tail {
 #[derive(Debug, Default)]
 struct PartialLine {
     text: Vec<u8>,
-    returned: bool,
+    has_return: bool,
 }
 
 impl PartialLine {
     fn push(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|&byte| byte == b'\r') {
             let text = run.strip_suffix(b"\r").unwrap_or(run);
-            if !text.is_empty() && std::mem::take(&mut self.returned) {
+            if !text.is_empty() && std::mem::take(&mut self.has_return) {
                 self.text.clear();
             }
             let room = LINE_LIMIT.saturating_sub(self.text.len()).min(text.len());
             self.text.extend_from_slice(&text[..room]);
-            self.returned |= text.len() < run.len();
+            self.has_return |= text.len() < run.len();
         }
     }
 }
@@ -87,7 +87,7 @@ impl Tail {
 }
 
 /// The captured lines, between the ends of redirected files.
-pub(super) fn join(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
+pub(super) fn join_tails(captured: Vec<String>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
     let lines_of = |bytes: &[u8]| {
         let mut tail = Tail::default();
         tail.feed(OutputStream::Stdout, bytes);
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_stand_in_the_order_in_which_they_were_finished() {
+    fn tail_orders_lines_by_completion() {
         use OutputStream::{Stderr, Stdout};
         let lines = tail(&[(Stdout, "a"), (Stderr, "Traceback\n"), (Stdout, "b\nc"), (Stderr, "err")]);
         assert_eq!(lines, ["Traceback", "ab", "c", "err"]);
     }
 
     #[test]
-    fn progress_is_reduced_to_its_last_state() {
+    fn tail_reduces_progress_to_last_state() {
         assert_eq!(
             tail(&[(OutputStream::Stderr, "\r10%\r20"), (OutputStream::Stderr, "%\rdone\r\nx\r")]),
             ["done", "x"]
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_bounded_in_number_and_length() {
+    fn tail_limits_line_count_and_length() {
         let many: String = (0..100).map(|line| format!("{line}\n")).collect();
         let lines =
             tail(&[(OutputStream::Stdout, &many), (OutputStream::Stdout, &"x".repeat(LINE_LIMIT * 2))]);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_no_escape_sequences() {
+    fn tail_strips_escape_sequences() {
         assert_eq!(
             tail(&[(OutputStream::Stdout, "\x1b[31mred\x1b[0m\x1b]0;title\x07 \x08\u{fffd}\n")]),
             ["red \u{fffd}"]
@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_do_not_matter(chunks in prop::collection::vec("[a-c\n\r]{0,40}", 0..8)) {
+        fn chunk_boundaries_do_not_change_tail(chunks in prop::collection::vec("[a-c\n\r]{0,40}", 0..8)) {
             let pieces: Vec<_> = chunks.iter().map(|text| (OutputStream::Stdout, text.as_str())).collect();
             prop_assert_eq!(tail(&pieces), tail(&[(OutputStream::Stdout, &chunks.concat())]));
         }

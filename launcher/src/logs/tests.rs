@@ -106,7 +106,7 @@ fn collect(mut screen: File) -> JoinHandle<Vec<u8>> {
 }
 
 #[test]
-fn sixteen_workers_flood_both_streams_and_every_line_is_whole() {
+fn flood_of_16_workers_keeps_every_line_whole() {
     const WORKERS: u32 = 16;
     const LINES: usize = 400;
     let mut rig = Rig::pipe();
@@ -145,7 +145,7 @@ fn sixteen_workers_flood_both_streams_and_every_line_is_whole() {
 }
 
 #[test]
-fn an_unfinished_line_is_shown_and_continued_with_one_prefix() {
+fn unfinished_line_is_shown_and_continued_with_one_prefix() {
     for mut rig in [Rig::pipe(), Rig::terminal(CliFlavor::Rankrun)] {
         let scratch = Scratch::new();
         let (mut stdout, _stderr) = rig.open(worker(0), &tee(&scratch.0));
@@ -157,7 +157,7 @@ fn an_unfinished_line_is_shown_and_continued_with_one_prefix() {
 }
 
 #[test]
-fn files_are_byte_exact() {
+fn teed_file_is_byte_exact() {
     let mut rig = Rig::pipe();
     let scratch = Scratch::new();
     let (mut stdout, _stderr) = rig.open(worker(0), &tee(&scratch.0));
@@ -173,7 +173,7 @@ fn files_are_byte_exact() {
 }
 
 #[test]
-fn who_writes_to_a_closed_console_is_told_and_files_go_on() {
+fn console_closed_gives_worker_epipe_and_tee_file_continues() {
     let mut rig = Rig::pipe();
     let scratch = Scratch::new();
     let (mut bare, _) = rig.open(worker(0), &bare());
@@ -192,7 +192,7 @@ fn who_writes_to_a_closed_console_is_told_and_files_go_on() {
 }
 
 #[test]
-fn a_stranger_that_holds_the_pipe_does_not_hold_the_end() {
+fn pipe_held_by_other_process_does_not_delay_generation_end() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
     write!(stdout, "last words").unwrap();
@@ -209,7 +209,7 @@ fn a_stranger_that_holds_the_pipe_does_not_hold_the_end() {
 }
 
 #[test]
-fn a_worker_sees_a_terminal_where_we_have_one() {
+fn worker_under_terminal_gets_pseudo_terminal() {
     let mut rig = Rig::terminal(CliFlavor::Rankrun);
     let (mut stdout, stderr) = rig.open(worker(0), &bare());
     assert!(stdout.is_terminal() && stderr.is_terminal());
@@ -227,14 +227,14 @@ fn a_worker_sees_a_terminal_where_we_have_one() {
 }
 
 #[test]
-fn under_the_name_torchrun_a_captured_stream_is_no_terminal() {
+fn captured_stream_under_torchrun_is_not_a_terminal() {
     let mut rig = Rig::terminal(CliFlavor::Torchrun);
     let (stdout, stderr) = rig.open(worker(0), &bare());
     assert!(!stdout.is_terminal() && !stderr.is_terminal());
 }
 
 #[test]
-fn the_workers_ends_close_on_exec() {
+fn worker_stdio_has_close_on_exec() {
     for mut rig in [Rig::pipe(), Rig::terminal(CliFlavor::Rankrun)] {
         let (stdout, _) = rig.open(worker(0), &bare());
         let flags = nix::fcntl::fcntl(stdout.as_fd(), nix::fcntl::FcntlArg::F_GETFD).unwrap();
@@ -243,7 +243,7 @@ fn the_workers_ends_close_on_exec() {
 }
 
 #[test]
-fn a_slow_reader_delays_the_workers_but_not_the_agent() {
+fn slow_console_reader_delays_workers_but_not_agent() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
     let writer = thread::spawn(move || (0..200_000).for_each(|number| writeln!(stdout, "{number}").unwrap()));
@@ -258,7 +258,7 @@ fn a_slow_reader_delays_the_workers_but_not_the_agent() {
 }
 
 #[test]
-fn a_log_file_on_a_full_disk_does_not_silence_the_console() {
+fn log_file_on_full_disk_keeps_console_output() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &tee("/dev/full"));
     writeln!(stdout, "one").unwrap();
@@ -268,7 +268,7 @@ fn a_log_file_on_a_full_disk_does_not_silence_the_console() {
 }
 
 #[test]
-fn a_log_file_that_cannot_be_opened_is_named() {
+fn unopenable_log_file_is_named() {
     let mut rig = Rig::pipe();
     let error = rig.logs.open(worker(0), &tee("/dev/null/stdout.log")).expect_err("no such folder");
     assert!(matches!(&error, LogError::File { .. }), "{error:?}");
@@ -277,7 +277,7 @@ fn a_log_file_that_cannot_be_opened_is_named() {
 }
 
 #[test]
-fn the_last_lines_of_redirected_streams_come_from_their_files() {
+fn tail_of_redirected_streams_is_read_from_files() {
     let mut rig = Rig::pipe();
     let scratch = Scratch::new();
     let routes = Routes { stdout: Route::File(scratch.0.clone()), ..bare() };
@@ -293,7 +293,7 @@ fn the_last_lines_of_redirected_streams_come_from_their_files() {
 }
 
 #[test]
-fn inherited_streams_need_no_thread_and_messages_are_written_at_once() {
+fn inherited_streams_start_no_pump_and_messages_are_direct() {
     let mut rig = Rig::pipe();
     let routes = Routes { stdout: Route::Inherit, stderr: Route::Inherit, ..bare() };
     let stdio = rig.logs.open(worker(0), &routes).unwrap();
@@ -305,7 +305,7 @@ fn inherited_streams_need_no_thread_and_messages_are_written_at_once() {
 }
 
 #[test]
-fn what_is_said_after_the_end_stands_in_a_line_of_its_own() {
+fn message_after_unfinished_output_starts_new_line() {
     let mut rig = Rig::pipe();
     let (mut stdout, _stderr) = rig.open(worker(0), &bare());
     write!(stdout, "no newline").unwrap();

@@ -24,12 +24,12 @@ use crate::spec::LogDir;
 const NAME_LIMIT: usize = 200;
 /// The base in the temporary folder.
 const TEMPORARY: &str = "torchelastic";
-/// The result of [`random_end`] as a shell pattern.
-const ANY_END: &str = "????????";
+/// The result of [`random_suffix`] as a shell pattern.
+const RANDOM_SUFFIX_PATTERN: &str = "????????";
 /// The file that a failing worker writes into its folder.
 pub const ERROR_FILE: &str = "error.json";
 /// Between the count of restarts and the number of the round.
-const OF_ROUND: &str = ".round_";
+const ROUND_INFIX: &str = ".round_";
 
 /// The log folders of one launch.
 #[derive(Debug)]
@@ -77,13 +77,16 @@ impl Attempt {
     #[must_use]
     pub fn planned(dir: &LogDir, run_id: Option<&RunId>, workers: LocalWorldSize) -> Option<Self> {
         let base = match dir {
-            LogDir::Temporary(parent) => unique(parent, TEMPORARY, ANY_END),
-            LogDir::ErrorFiles(parent) => unique(parent, error_folder::NAME, ANY_END),
+            LogDir::Temporary(parent) => name_with_suffix(parent, TEMPORARY, RANDOM_SUFFIX_PATTERN),
+            LogDir::ErrorFiles(parent) => {
+                name_with_suffix(parent, error_folder::NAME_PREFIX, RANDOM_SUFFIX_PATTERN)
+            }
             LogDir::At(base) => base.clone(),
             LogDir::Off => return None,
         };
         let name = run_id.map_or_else(|| "*".to_owned(), folder_name);
-        let folder = unique(&base, &name, ANY_END).join(attempt_name(RestartCount(0)));
+        let folder =
+            name_with_suffix(&base, &name, RANDOM_SUFFIX_PATTERN).join(attempt_name(RestartCount(0)));
         Some(Self { folder, workers })
     }
 
@@ -174,7 +177,8 @@ impl LogTree {
 
     fn make_temporary(parent: &Path, name: &str, is_held: bool) -> io::Result<Self> {
         let made = make_unique(parent, TEMPORARY)?;
-        let (base, lock) = if is_held { error_folder::hold(made, &random_end()) } else { (made, None) };
+        let (base, lock) =
+            if is_held { error_folder::lock_folder(made, &random_suffix()) } else { (made, None) };
         let run = make_unique(&base, name)?;
         Ok(Self { temporary: Some(base), _lock: lock, run, made: None, has_rounds: false })
     }
@@ -207,7 +211,7 @@ impl LogTree {
         if self.made.is_none_or(|made| made.restarts < restarts) {
             return self.attempt(restarts, workers);
         }
-        let name = format!("{}{OF_ROUND}{round}", attempt_name(restarts));
+        let name = format!("{}{ROUND_INFIX}{round}", attempt_name(restarts));
         let attempt = Attempt { folder: self.run.join(name), workers };
         attempt.make()?;
         self.has_rounds = true;
@@ -228,7 +232,7 @@ impl LogTree {
             return Vec::new();
         };
         let found = std::fs::read_dir(&self.run).into_iter().flatten().flatten();
-        let is_of_round = |name: &OsStr| name.to_str().is_some_and(|name| name.contains(OF_ROUND));
+        let is_of_round = |name: &OsStr| name.to_str().is_some_and(|name| name.contains(ROUND_INFIX));
         let found = found.filter(|entry| is_of_round(&entry.file_name()));
         found.map(|entry| Attempt { folder: entry.path(), workers }).collect()
     }
@@ -277,14 +281,14 @@ fn attempt_name(restarts: RestartCount) -> String {
     format!("attempt_{restarts}")
 }
 
-fn unique(parent: &Path, name: &str, end: &str) -> PathBuf {
+fn name_with_suffix(parent: &Path, name: &str, end: &str) -> PathBuf {
     parent.join(format!("{name}_{end}"))
 }
 
 /// Makes `<parent>/<name>_XXXXXXXX`, for our user alone.
 fn make_unique(parent: &Path, name: &str) -> io::Result<PathBuf> {
     loop {
-        let path = unique(parent, name, &random_end());
+        let path = name_with_suffix(parent, name, &random_suffix());
         match std::fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => return Ok(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -294,7 +298,7 @@ fn make_unique(parent: &Path, name: &str) -> io::Result<PathBuf> {
 }
 
 /// Eight random characters, as Python's `tempfile` uses them.
-fn random_end() -> String {
+fn random_suffix() -> String {
     const CHARACTERS: &[u8; 37] = b"abcdefghijklmnopqrstuvwxyz0123456789_";
     let number = Uuid::new_v4().as_u128();
     (0..8).map(|place| char::from(CHARACTERS[((number >> (place * 8)) & 0xff) as usize % 37])).collect()

@@ -32,7 +32,7 @@ fn two() -> LocalWorldSize {
 }
 
 #[test]
-fn the_tree_is_torchs() {
+fn log_tree_layout_is_that_of_torchrun() {
     let scratch = Scratch::new();
     let base = scratch.0.join("a/b");
     let mut tree = made(&LogDir::At(base.clone()), "x/y");
@@ -46,7 +46,7 @@ fn the_tree_is_torchs() {
 }
 
 #[test]
-fn an_attempt_is_made_anew() {
+fn attempt_folder_made_again_is_empty() {
     let scratch = Scratch::new();
     let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
     let first = tree.attempt(RestartCount(1), two()).unwrap();
@@ -57,7 +57,7 @@ fn an_attempt_is_made_anew() {
 }
 
 #[test]
-fn a_round_without_a_restart_leaves_the_logs_before_it() {
+fn round_without_restart_gets_new_attempt_folder() {
     let scratch = Scratch::new();
     let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
     let name = |attempt: &Attempt| attempt.folder().file_name().unwrap().to_str().unwrap().to_owned();
@@ -74,7 +74,7 @@ fn a_round_without_a_restart_leaves_the_logs_before_it() {
 }
 
 #[test]
-fn empty_folders_are_removed_and_others_stay() {
+fn remove_empty_keeps_folders_with_files() {
     let scratch = Scratch::new();
     let dir = LogDir::Temporary(scratch.0.clone());
     let mut tree = made(&dir, "j");
@@ -98,7 +98,7 @@ fn empty_folders_are_removed_and_others_stay() {
 }
 
 #[test]
-fn error_files_are_found_in_every_generation_and_not_behind_links() {
+fn error_files_are_found_in_all_attempts_but_not_in_symlinks() {
     let scratch = Scratch::new();
     let mut tree = made(&LogDir::ErrorFiles(scratch.0.clone()), "j");
     let attempts = [0, 1].map(|restarts| tree.attempt(RestartCount(restarts), two()).unwrap());
@@ -115,7 +115,7 @@ fn error_files_are_found_in_every_generation_and_not_behind_links() {
 }
 
 #[test]
-fn a_folder_that_the_user_named_must_be_writable() {
+fn unwritable_log_dir_is_an_error() {
     let scratch = Scratch::new();
     let file = scratch.0.join("file");
     std::fs::write(&file, "").unwrap();
@@ -125,7 +125,7 @@ fn a_folder_that_the_user_named_must_be_writable() {
 }
 
 #[test]
-fn without_a_temporary_folder_there_is_a_note() {
+fn missing_temporary_folder_gives_note() {
     let scratch = Scratch::new();
     let missing = scratch.0.join("missing");
     let outcome = LogTree::make(&LogDir::Temporary(missing), &run_id("j")).unwrap();
@@ -133,7 +133,7 @@ fn without_a_temporary_folder_there_is_a_note() {
 }
 
 #[test]
-fn a_long_run_id_is_cut_between_characters() {
+fn long_run_id_is_cut_at_char_boundary() {
     assert_eq!(folder_name(&run_id(&"\u{e9}".repeat(300))).len(), NAME_LIMIT);
     assert!(folder_name(&run_id(&format!("a{}", "\u{e9}".repeat(300)))).len() < NAME_LIMIT);
 }

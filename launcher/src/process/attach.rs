@@ -20,20 +20,20 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::process::attach_listener::{AttachMessage, connect_to_agent, receive, tell, tell_exit};
+use crate::process::attach_listener::{AttachMessage, connect_to_agent, receive, send_exit, send_record};
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{CliFlavor, SignalSpec};
 
 /// The process name of a wrapper after the end of its launcher.
-pub(super) const ABANDONED: &str = "rankrun-alone";
+pub(super) const ABANDONED_WRAPPER_NAME: &str = "rankrun-alone";
 
 /// Why the worker was not run, or its end was not seen.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// No agent listens at the socket.
     #[error("no launcher waits for this worker")]
-    NobodyWaits {
+    NoAttachListener {
         /// The kernel's error for the connection.
         source: io::Error,
     },
@@ -68,7 +68,7 @@ impl AttachError {
     #[must_use]
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::NobodyWaits { .. } | Self::Refused { .. } => {
+            Self::NoAttachListener { .. } | Self::Refused { .. } => {
                 Some("each launch with `--leave-out`, and each restart, names a script of its own: run that")
             }
             Self::NoCommand => Some("run the script that the launcher named; this is a part of it"),
@@ -82,28 +82,32 @@ impl AttachError {
 ///
 /// # Errors
 /// The worker did not run.
-pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<ExitStatus, AttachError> {
+pub fn run_attached(
+    socket: &str,
+    command: &[OsString],
+    print: impl Fn(&str),
+) -> Result<ExitStatus, AttachError> {
     let (program, args) = command.split_first().ok_or(AttachError::NoCommand)?;
-    let agent = connect_to_agent(socket).map_err(|source| AttachError::NobodyWaits { source })?;
+    let agent = connect_to_agent(socket).map_err(|source| AttachError::NoAttachListener { source })?;
     match receive(agent.as_fd()) {
         AttachMessage::Record(b'w', _) => {}
         AttachMessage::Record(_, why) => return Err(AttachError::Refused { why }),
-        AttachMessage::Nothing | AttachMessage::Closed => {
+        AttachMessage::Empty | AttachMessage::Closed => {
             return Err(AttachError::Refused { why: "it has just ended".to_owned() });
         }
     }
     let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun);
     let mask = block(&handled)?;
     let inbox = SignalInbox::open(&handled)?;
-    tell(&agent, b'b', "");
-    let child = spawn(program, args, mask).map_err(|source| {
-        tell(&agent, b'n', "");
+    send_record(&agent, b'b', "");
+    let child = spawn_worker(program, args, mask).map_err(|source| {
+        send_record(&agent, b'n', "");
         let program = program.to_string_lossy().into_owned();
         AttachError::Spawn { program, source }
     })?;
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap_or_default());
-    tell(&agent, b's', &pid.to_string());
-    let exit = wait(pid, &agent, &inbox, say)?;
+    send_record(&agent, b's', &pid.to_string());
+    let exit = wait_for_worker(pid, &agent, &inbox, print)?;
     Ok(match exit {
         Exit::Code(code) => ExitStatus::Code(u8::try_from(code).unwrap_or(1)),
         Exit::Signal { number, .. } => ExitStatus::of_signal(number),
@@ -112,7 +116,7 @@ pub fn attach(socket: &str, command: &[OsString], say: impl Fn(&str)) -> Result<
 
 /// Starts the worker in the person's own session and process group. So the terminal's keys reach it and a debugger
 /// can take the terminal. The worker dies with the wrapper: without a wrapper no process would report its end.
-fn spawn(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> {
+fn spawn_worker(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> {
     let wrapper = getpid();
     let become_worker = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -127,7 +131,7 @@ fn spawn(program: &OsStr, args: &[OsString], mask: SigSet) -> io::Result<Child> 
     unsafe { command.args(args).pre_exec(become_worker) }.spawn()
 }
 
-fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> io::Result<Exit> {
+fn wait_for_worker(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, print: impl Fn(&str)) -> io::Result<Exit> {
     let (mut agent_speaks, mut was_told) = (true, false);
     loop {
         while let Some(number) = inbox.next()? {
@@ -138,7 +142,7 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
         }
         while let Reaped::Child { pid: ended, exit, .. } = wait_for_any() {
             if ended == pid {
-                tell_exit(agent, exit);
+                send_exit(agent, exit);
                 return Ok(exit);
             }
         }
@@ -153,15 +157,15 @@ fn wait(pid: Pid, agent: &OwnedFd, inbox: &SignalInbox, say: impl Fn(&str)) -> i
         if inputs.get(1).and_then(PollFd::any) == Some(true) {
             match receive(agent.as_fd()) {
                 AttachMessage::Record(_, text) => {
-                    say(&text);
+                    print(&text);
                     was_told = true;
                 }
-                AttachMessage::Nothing => {}
+                AttachMessage::Empty => {}
                 AttachMessage::Closed => {
                     // `rankrun gc` takes it for a launcher no more.
-                    let _ = prctl::set_name(&CString::new(ABANDONED).unwrap_or_default());
+                    let _ = prctl::set_name(&CString::new(ABANDONED_WRAPPER_NAME).unwrap_or_default());
                     if !was_told {
-                        say("the launcher is gone; this worker is left alone");
+                        print("the launcher is gone; this worker is left alone");
                     }
                     agent_speaks = false;
                 }

@@ -33,7 +33,7 @@ use crate::placement::WorkerId;
 use crate::process::Exit;
 
 /// The longest record: a line of text.
-const LONGEST: usize = 1024;
+const MAX_RECORD_LEN: usize = 1024;
 
 /// A report of the wrapper about the worker that is started by hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub enum AttachReport {
 pub struct AttachListener {
     /// `None` once the kernel does not accept connections any more.
     listener: Option<OwnedFd>,
-    caller: AttachClient,
+    client: AttachClient,
     /// The reason for refusing callers, once the agent refuses them.
     closed: Option<String>,
 }
@@ -88,12 +88,12 @@ impl AttachListener {
         bind(listener.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
         listen(&listener, Backlog::new(4)?)?;
         let listener = Some(listener);
-        Ok(Self { listener, caller: AttachClient::NotConnected, closed: None })
+        Ok(Self { listener, client: AttachClient::NotConnected, closed: None })
     }
 
     /// Readable when [`Self::receive`] has something to do.
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let caller = match &self.caller {
+        let caller = match &self.client {
             AttachClient::Expected(caller)
             | AttachClient::Starting(caller)
             | AttachClient::Running(caller, _) => Some(caller.as_fd()),
@@ -110,7 +110,7 @@ impl AttachListener {
             reported.push(report);
         }
         while let Some(caller) = self.accept() {
-            self.answer(caller);
+            self.answer_client(caller);
         }
         reported
     }
@@ -133,18 +133,20 @@ impl AttachListener {
 
     /// Tells the wrapper, now or later, that the agent does not wait for this worker any more. Later reports are
     /// still read.
-    pub fn release(&mut self, why: &str) {
-        match &self.caller {
-            AttachClient::Expected(caller) => tell(caller, b'r', why),
-            AttachClient::Starting(caller) | AttachClient::Running(caller, _) => tell(caller, b'x', why),
+    pub fn release_worker(&mut self, reason: &str) {
+        match &self.client {
+            AttachClient::Expected(caller) => send_record(caller, b'r', reason),
+            AttachClient::Starting(caller) | AttachClient::Running(caller, _) => {
+                send_record(caller, b'x', reason)
+            }
             AttachClient::NotConnected | AttachClient::Done => {}
         }
-        self.closed = Some(why.to_owned());
+        self.closed = Some(reason.to_owned());
     }
 
-    fn answer(&mut self, caller: OwnedFd) {
-        let is_ours = is_of_our_user(&caller);
-        let refusal = match (&self.closed, &self.caller) {
+    fn answer_client(&mut self, client: OwnedFd) {
+        let is_ours = is_peer_own_user(&client);
+        let refusal = match (&self.closed, &self.client) {
             _ if !is_ours => Some("the launcher belongs to another user".to_owned()),
             (Some(why), _) => Some(why.clone()),
             (None, AttachClient::NotConnected) => None,
@@ -155,28 +157,28 @@ impl AttachListener {
             (None, AttachClient::Done) => Some("this worker has run already".to_owned()),
         };
         match refusal {
-            Some(why) => tell(&caller, b'r', &why),
+            Some(why) => send_record(&client, b'r', &why),
             None => {
-                tell(&caller, b'w', "");
-                self.caller = AttachClient::Expected(caller);
+                send_record(&client, b'w', "");
+                self.client = AttachClient::Expected(client);
             }
         }
     }
 
     fn next_report(&mut self) -> Option<AttachReport> {
         loop {
-            let received = match &self.caller {
+            let received = match &self.client {
                 AttachClient::Expected(caller)
                 | AttachClient::Starting(caller)
                 | AttachClient::Running(caller, _) => receive(caller.as_fd()),
                 AttachClient::NotConnected | AttachClient::Done => return None,
             };
-            if received == AttachMessage::Nothing {
+            if received == AttachMessage::Empty {
                 return None;
             }
             let (caller, reported) =
-                heard(std::mem::replace(&mut self.caller, AttachClient::NotConnected), &received);
-            self.caller = caller;
+                handle_message(std::mem::replace(&mut self.client, AttachClient::NotConnected), &received);
+            self.client = caller;
             if reported.is_some() {
                 return reported;
             }
@@ -185,10 +187,10 @@ impl AttachListener {
 }
 
 /// The caller's next state, after it sent a record or closed the connection.
-fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Option<AttachReport>) {
+fn handle_message(client: AttachClient, received: &AttachMessage) -> (AttachClient, Option<AttachReport>) {
     // A wrapper that is killed takes its worker with it.
     let killed = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-    match (caller, received) {
+    match (client, received) {
         (AttachClient::Expected(fd), AttachMessage::Record(b'b', _)) => (AttachClient::Starting(fd), None),
         // Another wrapper may try again.
         (AttachClient::Expected(_), _) | (AttachClient::Starting(_), AttachMessage::Record(b'n', _)) => {
@@ -199,7 +201,7 @@ fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Optio
             (AttachClient::Running(fd, pid), Some(AttachReport::Started(pid)))
         }
         (AttachClient::Starting(fd), _) => {
-            let pid = Pid::from_raw(peer(&fd).map_or(0, |wrapper| wrapper.pid()));
+            let pid = Pid::from_raw(peer_credentials(&fd).map_or(0, |wrapper| wrapper.pid()));
             (AttachClient::Done, Some(AttachReport::Ended { pid, exit: killed }))
         }
         (AttachClient::Running(_, pid), AttachMessage::Record(b'e', text)) => {
@@ -214,20 +216,20 @@ fn heard(caller: AttachClient, received: &AttachMessage) -> (AttachClient, Optio
 }
 
 /// Whether the other side is our user's, or root's.
-fn is_of_our_user(other: &OwnedFd) -> bool {
+fn is_peer_own_user(other: &OwnedFd) -> bool {
     let own = rustix::process::getuid().as_raw();
-    peer(other).is_some_and(|peer| peer.uid() == own || peer.uid() == 0)
+    peer_credentials(other).is_some_and(|peer| peer.uid() == own || peer.uid() == 0)
 }
 
-fn peer(caller: &OwnedFd) -> Option<UnixCredentials> {
-    getsockopt(caller, PeerCredentials).ok()
+fn peer_credentials(client: &OwnedFd) -> Option<UnixCredentials> {
+    getsockopt(client, PeerCredentials).ok()
 }
 
 /// The result of one read of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AttachMessage {
     Record(u8, String),
-    Nothing,
+    Empty,
     Closed,
 }
 
@@ -239,25 +241,25 @@ pub(super) fn connect_to_agent(name: &str) -> io::Result<OwnedFd> {
     let agent = new_socket(SockFlag::empty())?;
     connect(agent.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     // Root may start a worker of any user.
-    if !is_of_our_user(&agent) && !rustix::process::getuid().is_root() {
+    if !is_peer_own_user(&agent) && !rustix::process::getuid().is_root() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     Ok(agent)
 }
 
 /// The wrapper's side: how its worker ended.
-pub(super) fn tell_exit(agent: &impl AsFd, exit: Exit) {
+pub(super) fn send_exit(agent: &impl AsFd, exit: Exit) {
     let text = match exit {
         Exit::Code(code) => format!("code {code}"),
         Exit::Signal { number, core_dumped: false } => format!("signal {number}"),
         Exit::Signal { number, core_dumped: true } => format!("signal {number} core"),
     };
-    tell(agent, b'e', &text);
+    send_record(agent, b'e', &text);
 }
 
 fn parse_exit(text: &str) -> Option<Exit> {
-    let words: Vec<&str> = text.split(' ').collect();
-    match words.as_slice() {
+    let fields: Vec<&str> = text.split(' ').collect();
+    match fields.as_slice() {
         ["code", code] => Some(Exit::Code(code.parse().ok()?)),
         ["signal", number] => Some(Exit::Signal { number: number.parse().ok()?, core_dumped: false }),
         ["signal", number, "core"] => Some(Exit::Signal { number: number.parse().ok()?, core_dumped: true }),
@@ -267,22 +269,22 @@ fn parse_exit(text: &str) -> Option<Exit> {
 
 /// The next record, waiting for it where the socket is one that waits.
 pub(super) fn receive(from: BorrowedFd<'_>) -> AttachMessage {
-    let mut record = [0; LONGEST];
+    let mut record = [0; MAX_RECORD_LEN];
     loop {
         return match recv(from.as_raw_fd(), &mut record, MsgFlags::empty()) {
             Ok(length @ 1..) => {
                 AttachMessage::Record(record[0], String::from_utf8_lossy(&record[1..length]).into_owned())
             }
             Err(Errno::EINTR) => continue,
-            Err(Errno::EAGAIN) => AttachMessage::Nothing,
+            Err(Errno::EAGAIN) => AttachMessage::Empty,
             Ok(_) | Err(_) => AttachMessage::Closed,
         };
     }
 }
 
 /// One record; a side that is gone is noticed by the next look.
-pub(super) fn tell(to: &impl AsFd, kind: u8, text: &str) {
-    let end = text.floor_char_boundary(LONGEST - 1);
+pub(super) fn send_record(to: &impl AsFd, kind: u8, text: &str) {
+    let end = text.floor_char_boundary(MAX_RECORD_LEN - 1);
     let record = [&[kind], &text.as_bytes()[..end]].concat();
     let _ = send(to.as_fd().as_raw_fd(), &record, MsgFlags::MSG_NOSIGNAL);
 }
@@ -298,14 +300,14 @@ mod tests {
     use rankrun_contract::rank::{Generation, LocalRank};
 
     /// A door of this test alone.
-    fn door(test: u32) -> (AttachListener, String) {
+    fn open_listener(test: u32) -> (AttachListener, String) {
         let worker = WorkerId { generation: Generation(test), local_rank: LocalRank(1) };
         let name = socket_name(&JobId(std::process::id().to_string()), worker);
         (AttachListener::open(&name).unwrap(), name)
     }
 
     /// Connects, and returns the agent's answer.
-    fn call(door: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
+    fn connect_client(door: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
         let wrapper = connect_to_agent(name).unwrap();
         assert_eq!(door.receive(), []);
         let answer = receive(wrapper.as_fd());
@@ -315,26 +317,26 @@ mod tests {
     const PID: Pid = Pid::from_raw(42);
 
     #[test]
-    fn a_worker_is_started_and_ends() {
-        let (mut door, name) = door(0);
-        let (wrapper, answer) = call(&mut door, &name);
+    fn attached_worker_reports_start_and_exit() {
+        let (mut door, name) = open_listener(0);
+        let (wrapper, answer) = connect_client(&mut door, &name);
         assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
-        tell(&wrapper, b'b', "");
-        tell(&wrapper, b's', "42");
-        tell_exit(&wrapper, Exit::Code(3));
+        send_record(&wrapper, b'b', "");
+        send_record(&wrapper, b's', "42");
+        send_exit(&wrapper, Exit::Code(3));
         let ended = AttachReport::Ended { pid: PID, exit: Exit::Code(3) };
         assert_eq!(door.receive(), [AttachReport::Started(PID), ended]);
         assert!(
-            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("has run"))
+            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("has run"))
         );
     }
 
     #[test]
-    fn a_wrapper_that_is_killed_is_an_end() {
-        let (mut door, name) = door(1);
-        let (wrapper, _) = call(&mut door, &name);
-        tell(&wrapper, b'b', "");
-        tell(&wrapper, b's', "42");
+    fn wrapper_killed_after_start_is_reported_as_exit() {
+        let (mut door, name) = open_listener(1);
+        let (wrapper, _) = connect_client(&mut door, &name);
+        send_record(&wrapper, b'b', "");
+        send_record(&wrapper, b's', "42");
         assert_eq!(door.receive(), [AttachReport::Started(PID)]);
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
@@ -343,22 +345,22 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_failed_may_be_tried_again() {
-        let (mut door, name) = door(2);
-        let (gone_before, _) = call(&mut door, &name);
+    fn failed_attach_can_be_repeated() {
+        let (mut door, name) = open_listener(2);
+        let (gone_before, _) = connect_client(&mut door, &name);
         drop(gone_before);
-        let (wrapper, answer) = call(&mut door, &name);
+        let (wrapper, answer) = connect_client(&mut door, &name);
         assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
-        tell(&wrapper, b'b', "");
-        tell(&wrapper, b'n', "");
-        assert_eq!(call(&mut door, &name).1, AttachMessage::Record(b'w', String::new()));
+        send_record(&wrapper, b'b', "");
+        send_record(&wrapper, b'n', "");
+        assert_eq!(connect_client(&mut door, &name).1, AttachMessage::Record(b'w', String::new()));
     }
 
     #[test]
-    fn a_wrapper_that_is_killed_within_the_start_may_have_started_it() {
-        let (mut door, name) = door(5);
-        let (wrapper, _) = call(&mut door, &name);
-        tell(&wrapper, b'b', "");
+    fn wrapper_killed_during_start_is_reported_as_exit() {
+        let (mut door, name) = open_listener(5);
+        let (wrapper, _) = connect_client(&mut door, &name);
+        send_record(&wrapper, b'b', "");
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         let pid = nix::unistd::getpid();
@@ -366,41 +368,41 @@ mod tests {
     }
 
     #[test]
-    fn no_name_can_be_guessed() {
+    fn socket_name_is_random() {
         let worker = WorkerId { generation: Generation(1), local_rank: LocalRank(0) };
         let name = || socket_name(&JobId("job".to_owned()), worker);
         assert_ne!(name(), name());
     }
 
     #[test]
-    fn one_at_a_time() {
-        let (mut door, name) = door(3);
-        let (wrapper, _) = call(&mut door, &name);
+    fn second_attach_is_refused() {
+        let (mut door, name) = open_listener(3);
+        let (wrapper, _) = connect_client(&mut door, &name);
         assert!(
-            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("another process"))
+            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("another process"))
         );
-        tell(&wrapper, b'b', "");
-        tell(&wrapper, b's', "42");
+        send_record(&wrapper, b'b', "");
+        send_record(&wrapper, b's', "42");
         assert_eq!(door.receive(), [AttachReport::Started(PID)]);
         assert!(
-            matches!(call(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("pid 42"))
+            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("pid 42"))
         );
     }
 
     #[test]
-    fn who_is_released_is_told_and_still_heard() {
-        let (mut door, name) = door(4);
-        let (wrapper, _) = call(&mut door, &name);
-        tell(&wrapper, b'b', "");
-        tell(&wrapper, b's', "42");
+    fn released_wrapper_gets_reason_and_can_still_report_exit() {
+        let (mut door, name) = open_listener(4);
+        let (wrapper, _) = connect_client(&mut door, &name);
+        send_record(&wrapper, b'b', "");
+        send_record(&wrapper, b's', "42");
         assert_eq!(door.receive(), [AttachReport::Started(PID)]);
-        door.release("rank 0 failed");
+        door.release_worker("rank 0 failed");
         assert_eq!(receive(wrapper.as_fd()), AttachMessage::Record(b'x', "rank 0 failed".to_owned()));
         let exit = Exit::Signal { number: libc::SIGSEGV, core_dumped: true };
-        tell_exit(&wrapper, exit);
+        send_exit(&wrapper, exit);
         assert_eq!(door.receive(), [AttachReport::Ended { pid: PID, exit }]);
         let refused = AttachMessage::Record(b'r', "rank 0 failed".to_owned());
-        assert_eq!(call(&mut door, &name).1, refused);
+        assert_eq!(connect_client(&mut door, &name).1, refused);
         drop(door);
         assert!(connect_to_agent(&name).is_err());
     }

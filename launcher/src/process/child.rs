@@ -112,7 +112,7 @@ impl Children {
     }
 
     /// Signals the worker processes alone, without their groups.
-    pub fn signal_alone(&mut self, workers: &[WorkerId], signal: Signal) {
+    pub fn signal_leaders(&mut self, workers: &[WorkerId], signal: Signal) {
         self.signal_each(workers, signal, kill);
     }
 
@@ -141,23 +141,23 @@ impl Children {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
                 // Read before: the process is gone from `/proc` once it is reaped.
                 let faults = faults_of_children(pid);
-                self.sort_in(&mut reapings, wait_for(pid), faults);
+                self.record_reaped(&mut reapings, wait_for(pid), faults);
             }
         }
         while let reaped @ Reaped::Child { .. } = wait_for_any() {
-            self.sort_in(&mut reapings, reaped, None);
+            self.record_reaped(&mut reapings, reaped, None);
         }
         reapings
     }
 
-    fn sort_in(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped, faults: Option<u64>) {
+    fn record_reaped(&mut self, reapings: &mut ReapedWorkers, reaped: Reaped, faults: Option<u64>) {
         let Reaped::Child { pid, exit, peak } = reaped else { return };
         match self.by_pid.remove(&pid) {
             Some(Child { worker, is_killed, .. }) => {
                 let peak = Some(PeakMemory { bytes: peak, is_own: is_mostly_own(peak, faults) });
                 reapings.workers.push(WorkerExit { worker, pid, exit, peak, is_killed });
             }
-            None => reapings.others.push((pid, exit)),
+            None => reapings.other_processes.push((pid, exit)),
         }
     }
 }
@@ -168,15 +168,15 @@ pub struct ReapedWorkers {
     /// The reaped workers, in the order of their deaths.
     pub workers: Vec<WorkerExit>,
     /// Probes, and orphans that this process inherited as subreaper.
-    pub others: Vec<(Pid, Exit)>,
+    pub other_processes: Vec<(Pid, Exit)>,
 }
 
 /// The most memory that one page fault brings: a huge page, in bytes.
-const FAULT: u64 = 2 << 20;
+const MAX_FAULT_BYTES: u64 = 2 << 20;
 
 /// Whether children with so many page faults had less than half of the peak, beside what they inherited.
 fn is_mostly_own(peak: u64, faults_of_children: Option<u64>) -> bool {
-    faults_of_children.is_some_and(|faults| faults.saturating_mul(FAULT) <= peak / 2)
+    faults_of_children.is_some_and(|faults| faults.saturating_mul(MAX_FAULT_BYTES) <= peak / 2)
 }
 
 /// The page faults of the children that a dead process, not yet reaped, has waited for.
@@ -198,7 +198,7 @@ mod fault_tests {
     use super::*;
 
     #[test]
-    fn faults_of_children_stand_behind_any_name() {
+    fn child_faults_are_parsed_after_any_process_name() {
         let stat = "7 (a) S 1) Z 1 2 3 4 5 6 90 11 80 22 0 0";
         assert_eq!(child_faults(stat), Some(33));
         assert_eq!(child_faults("7 (a) Z 1 2 3"), None);
@@ -207,7 +207,7 @@ mod fault_tests {
 
     /// `import torch` starts a small process: 36 faults.
     #[test]
-    fn peak_is_own_where_children_were_small() {
+    fn peak_memory_is_own_if_children_faulted_little() {
         assert!(is_mostly_own(398 << 20, Some(36)) && is_mostly_own(1 << 20, Some(0)));
         assert!(!is_mostly_own(398 << 20, Some(199)) && !is_mostly_own(398 << 20, None));
     }

@@ -42,7 +42,7 @@ record(run_script_path)()
 
 /// Options that name workers of this launch or choose its devices. A launcher that a worker starts has its own, and
 /// inherits the chosen devices.
-const OF_THIS_LAUNCH: [&str; 4] =
+const PER_LAUNCH_VARIABLES: [&str; 4] =
     ["RANKRUN_LEAVE_OUT", "RANKRUN_STDIN", "RANKRUN_DEVICES", "RANKRUN_DEVICE_ORDER"];
 
 /// A program with arguments and environment, ready for `execve`.
@@ -70,22 +70,22 @@ pub struct NulByte {
 ///
 /// # Errors
 /// A text has a NUL byte, so no program can get it.
-pub fn build(
+pub fn worker_command(
     spec: &LaunchSpec,
-    life: &GenerationContext,
+    context: &GenerationContext,
     placement: &Placement,
     environment: &[(OsString, OsString)],
     error_file: Option<&Path>,
 ) -> Result<WorkerCommand, NulByte> {
-    let (path, argv) = command_line(spec, placement);
-    let vars = variables(spec, life, placement, error_file);
-    let seat = spec.seats.get(placement.local_rank.index());
+    let (path, argv) = worker_command_line(spec, placement);
+    let vars = worker_environment(spec, context, placement, error_file);
+    let seat = spec.worker_devices.get(placement.local_rank.index());
     let of_seat = seat.into_iter().flat_map(|seat| &seat.variables);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
         .chain(of_seat.map(|(name, _)| *name))
-        .chain(OF_THIS_LAUNCH)
+        .chain(PER_LAUNCH_VARIABLES)
         // One of a launcher above this one is another's.
         .chain([env::DEVICE, env::ROUND])
         .collect();
@@ -106,10 +106,10 @@ fn c_string(bytes: Vec<u8>) -> Result<CString, NulByte> {
         .map_err(|error| NulByte { text: String::from_utf8_lossy(&error.into_vec()).into_owned() })
 }
 
-fn command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
+fn worker_command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsString>) {
     let unbuffered = OsString::from("-u");
     let ranks = (placement.local_rank, placement.rank);
-    let expanded = |text: &OsStr| expand_macros(text, spec.persona, ranks);
+    let expanded = |text: &OsStr| expand_macros(text, spec.cli_flavor, ranks);
     let (path, mut argv) = match &spec.entrypoint {
         Entrypoint::Script { python, script } => {
             let python = python.clone().into_os_string();
@@ -132,9 +132,9 @@ fn command_line(spec: &LaunchSpec, placement: &Placement) -> (OsString, Vec<OsSt
 
 /// Under our own name `${local_rank}` and `${rank}` → the ranks, and every other dollar stays. As torchrun, Python's
 /// `string.Template` decides: `$local_rank` too, and `$$` → `$` (contract 1.10).
-fn expand_macros(text: &OsStr, persona: CliFlavor, (local_rank, rank): (LocalRank, Rank)) -> OsString {
+fn expand_macros(text: &OsStr, flavor: CliFlavor, (local_rank, rank): (LocalRank, Rank)) -> OsString {
     let bytes = text.as_bytes();
-    OsString::from_vec(match persona {
+    OsString::from_vec(match flavor {
         CliFlavor::Rankrun => template::replace_braced(bytes, |name| match name {
             "local_rank" => Some(local_rank.to_string()),
             "rank" => Some(rank.to_string()),
@@ -149,13 +149,13 @@ fn expand_macros(text: &OsStr, persona: CliFlavor, (local_rank, rank): (LocalRan
 
 /// The variables that the launcher sets or changes for this worker, in a fixed order.
 #[must_use]
-pub fn variables(
+pub fn worker_environment(
     spec: &LaunchSpec,
-    life: &GenerationContext,
+    context: &GenerationContext,
     placement: &Placement,
     error_file: Option<&Path>,
 ) -> Vec<(&'static str, OsString)> {
-    let round = &life.round;
+    let round = &context.round;
     let has_rounds = spec.rendezvous.nodes().max > NodeCount::ONE;
     let env = WorkerEnv {
         rank: placement.rank,
@@ -169,14 +169,14 @@ pub fn variables(
         node_count: round.nodes,
         role: Role { name: spec.role.clone(), rank: placement.role_rank, world_size: round.role_world_size },
         master: round.master.clone(),
-        restart_count: life.restart_count,
+        restart_count: context.restart_count,
         max_restarts: spec.max_restarts,
         run_id: spec.rendezvous.run_id().clone(),
         error_file: error_file.map(Path::to_path_buf),
         signals_to_handle: spec.signals.text.clone(),
         rankrun: Some(RankrunEnv {
-            job: life.job.clone(),
-            generation: life.generation,
+            job: context.job.clone(),
+            generation: context.generation,
             round: has_rounds.then_some(round.number),
             device: placement.device.contract_device(),
         }),
@@ -194,7 +194,7 @@ pub fn variables(
         vars.extend(spec.defaults.connection_interfaces.iter().map(|name| (*name, interface.into())));
     }
     vars.extend(spec.defaults.nccl_library.iter().map(|path| (env::NCCL_LIBRARY, path.into())));
-    let seat = spec.seats.get(placement.local_rank.index());
+    let seat = spec.worker_devices.get(placement.local_rank.index());
     for (name, value) in seat.into_iter().flat_map(|seat| &seat.variables) {
         if let Some(value) = value {
             vars.push((name, value.clone()));
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn macros_of_each_name_are_its_own() {
+    fn macros_expand_by_cli_flavor() {
         for (text, ours, torchs) in [
             ("a${local_rank}b", "a7b", "a7b"),
             ("${rank}", "15", "${rank}"),

@@ -19,7 +19,8 @@ use rankrun_contract::rank::JobId;
 
 use crate::process::child::{Reaped, wait_for_any};
 use crate::process::proc::{
-    self, ProcessEnvironment, ProcessScanError, ProcessStat, can_walk, parse_pid, seen,
+    self, ProcessEnvironment, ProcessScanError, ProcessStat, absent_if_not_found, can_scan_processes,
+    parse_pid,
 };
 use crate::process::reserve::with_reserve;
 
@@ -36,10 +37,10 @@ pub enum KillScope {
 /// How long killed processes may take to go; longer only in uninterruptible sleep.
 const REAP_LIMIT: Duration = Duration::from_secs(5);
 /// How long to wait where the deaths of children cannot be heard of.
-const DEAF: Duration = Duration::from_millis(10);
+const WAIT_WITHOUT_SIGCHLD: Duration = Duration::from_millis(10);
 /// A second walk finds processes born during the first. More walks than these mean a fork storm that cannot be
 /// stopped.
-const MOST_WALKS: usize = 16;
+const MAX_SCANS: usize = 16;
 
 /// Kills every descendant in `scope` and reaps until none is left; returns those that survive SIGKILL.
 ///
@@ -48,7 +49,7 @@ const MOST_WALKS: usize = 16;
 ///
 /// # Errors
 /// The processes cannot be listed, so it is unknown whether any is left.
-pub fn kill_all(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
+pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
     let children: SigSet = [Signal::SIGCHLD].into_iter().collect();
     let inbox = SignalFd::with_flags(&children, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok();
     #[expect(clippy::disallowed_methods, reason = "the limit on a blocking wait is this shell's own")]
@@ -57,8 +58,8 @@ pub fn kill_all(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
     loop {
         while let Reaped::Child { .. } = wait_for_any() {}
         let left = with_reserve(|| {
-            let left = targets(scope)?;
-            left.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
+            let left = kill_targets(scope)?;
+            left.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
             Ok(left)
         });
         let remaining = give_up.saturating_duration_since(now());
@@ -66,13 +67,13 @@ pub fn kill_all(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError> {
             return left.map(|left| left.into_iter().map(|found| found.pid).collect());
         }
         // Others may have freed something by then.
-        let remaining = if left.is_ok() { remaining } else { remaining.min(DEAF) };
+        let remaining = if left.is_ok() { remaining } else { remaining.min(WAIT_WITHOUT_SIGCHLD) };
         wait_for_child_signal(inbox.as_ref(), remaining);
     }
 }
 
 fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
-    let at_most = if inbox.is_some() { at_most } else { at_most.min(DEAF) };
+    let at_most = if inbox.is_some() { at_most } else { at_most.min(WAIT_WITHOUT_SIGCHLD) };
     let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
     let mut inputs: Vec<_> =
         inbox.iter().map(|inbox| PollFd::new(inbox.as_fd(), PollFlags::POLLIN)).collect();
@@ -84,16 +85,16 @@ fn wait_for_child_signal(inbox: Option<&SignalFd>, at_most: Duration) {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn everybody_below(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
-    let found = with_reserve(|| below(root, true, &|_, parent_is| Ok(parent_is)))?;
+pub fn descendants_of(root: Pid) -> Result<Vec<Pid>, ProcessScanError> {
+    let found = with_reserve(|| filter_descendants(root, true, &|_, parent_is| Ok(parent_is)))?;
     Ok(found.into_iter().map(|found| found.pid).collect())
 }
 
-fn targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
+fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
     match scope {
-        KillScope::All => below(getpid(), true, &|_, parent_is| Ok(parent_is)),
+        KillScope::All => filter_descendants(getpid(), true, &|_, parent_is| Ok(parent_is)),
         KillScope::Marked(job) => {
-            below(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?))
+            filter_descendants(getpid(), false, &|pid, parent_is| Ok(parent_is || is_marked(pid, job)?))
         }
     }
 }
@@ -103,11 +104,11 @@ fn targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub fn leftovers() -> Result<Vec<FoundProcess>, ProcessScanError> {
+pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
     let is_kept = |pid| Ok(ProcessEnvironment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
         let mut living = Vec::new();
-        for found in below(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
+        for found in filter_descendants(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
             if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
                 living.push(found);
             }
@@ -121,8 +122,8 @@ pub fn leftovers() -> Result<Vec<FoundProcess>, ProcessScanError> {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may not be stopped.
-pub fn halt_all() -> Result<(), ProcessScanError> {
-    with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
+pub fn stop_descendants() -> Result<(), ProcessScanError> {
+    with_reserve(|| signal_descendants_of(getpid(), HashSet::new(), Signal::SIGSTOP, &|| true))
 }
 
 /// Kills all processes below this process, and reaps none.
@@ -130,17 +131,17 @@ pub fn halt_all() -> Result<(), ProcessScanError> {
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may be left.
 pub fn kill_unreaped() -> Result<(), ProcessScanError> {
-    with_reserve(|| signal_below(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
+    with_reserve(|| signal_descendants_of(getpid(), HashSet::new(), Signal::SIGKILL, &|| true))
 }
 
 /// The living processes below `root`.
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub(super) fn living_below(root: Pid) -> Result<Vec<FoundProcess>, ProcessScanError> {
+pub(super) fn live_descendants(root: Pid) -> Result<Vec<FoundProcess>, ProcessScanError> {
     with_reserve(|| {
         let mut living = Vec::new();
-        for found in below(root, true, &|_, parent_is| Ok(parent_is))? {
+        for found in filter_descendants(root, true, &|_, parent_is| Ok(parent_is))? {
             if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
                 living.push(found);
             }
@@ -151,28 +152,28 @@ pub(super) fn living_below(root: Pid) -> Result<Vec<FoundProcess>, ProcessScanEr
 
 /// Kills the known processes and, while `is_wanted` holds, any other process below `root`. If `/proc` cannot be read,
 /// the rest is left to `root`.
-pub(super) fn kill_below(root: Pid, known: &[FoundProcess], is_wanted: &dyn Fn() -> bool) {
+pub(super) fn kill_descendants_of(root: Pid, known: &[FoundProcess], is_wanted: &dyn Fn() -> bool) {
     with_reserve(|| {
-        known.iter().for_each(|found| found.signal_within(Signal::SIGKILL));
+        known.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
         let known = known.iter().map(|found| found.pid).collect();
-        let _ = signal_below(root, known, Signal::SIGKILL, is_wanted);
+        let _ = signal_descendants_of(root, known, Signal::SIGKILL, is_wanted);
     });
 }
 
 /// Signals all processes below `root` except the known ones, until a walk meets no new process.
-fn signal_below(
+fn signal_descendants_of(
     root: Pid,
     mut known: HashSet<Pid>,
     signal: Signal,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), ProcessScanError> {
-    for _ in 0..MOST_WALKS {
-        let mut found = below(root, true, &|_, parent_is| Ok(parent_is))?;
+    for _ in 0..MAX_SCANS {
+        let mut found = filter_descendants(root, true, &|_, parent_is| Ok(parent_is))?;
         found.retain(|found| known.insert(found.pid));
         if found.is_empty() || !is_wanted() {
             break;
         }
-        found.iter().for_each(|found| found.signal_within(signal));
+        found.iter().for_each(|found| found.signal_if_same(signal));
     }
     Ok(())
 }
@@ -181,9 +182,9 @@ fn signal_below(
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`; some processes may stay stopped.
-pub fn continue_all() -> Result<(), ProcessScanError> {
+pub fn continue_descendants() -> Result<(), ProcessScanError> {
     with_reserve(|| {
-        targets(&KillScope::All)?.iter().for_each(|found| found.signal_within(Signal::SIGCONT));
+        kill_targets(&KillScope::All)?.iter().for_each(|found| found.signal_if_same(Signal::SIGCONT));
         Ok(())
     })
 }
@@ -201,18 +202,18 @@ impl FoundProcess {
     /// The process that has this pid now.
     #[cfg(test)]
     pub(super) fn of(pid: Pid) -> Option<Self> {
-        let started = ProcessStat::of(pid).ok()??.started()?;
+        let started = ProcessStat::of(pid).ok()??.start_ticks()?;
         Some(Self { pid, started })
     }
 
     /// Signals it, and no later owner of its pid.
     pub fn signal(&self, signal: Signal) {
-        with_reserve(|| self.signal_within(signal));
+        with_reserve(|| self.signal_if_same(signal));
     }
 
     /// As [`Found::signal`], where the reserve is free already.
-    fn signal_within(&self, signal: Signal) {
-        proc::signal_the_same((self.pid, self.started), signal);
+    fn signal_if_same(&self, signal: Signal) {
+        proc::signal_if_same_start((self.pid, self.started), signal);
     }
 
     /// Signals the process, and continues it: a stopped process cannot act on a signal.
@@ -224,31 +225,31 @@ impl FoundProcess {
     /// The command line of the process, in one line.
     #[must_use]
     pub fn command(&self) -> String {
-        proc::command(self.pid)
+        proc::displayed_command(self.pid)
     }
 }
 
 /// The living descendants that `chosen` selects, by the process and whether its parent is selected; parents first.
 ///
 /// Empty where `/proc` is absent or shows another pid namespace: its numbers would mean other processes here.
-pub(super) fn below(
+pub(super) fn filter_descendants(
     root: Pid,
-    root_is: bool,
-    chosen: &dyn Fn(Pid, bool) -> Result<bool, ProcessScanError>,
+    is_root_selected: bool,
+    is_selected: &dyn Fn(Pid, bool) -> Result<bool, ProcessScanError>,
 ) -> Result<Vec<FoundProcess>, ProcessScanError> {
     let mut found = Vec::new();
-    if !can_walk() {
+    if !can_scan_processes() {
         return Ok(found);
     }
-    let mut seen = HashSet::new();
-    let mut pending = vec![(root, root_is)];
+    let mut visited = HashSet::new();
+    let mut pending = vec![(root, is_root_selected)];
     while let Some((parent, parent_is)) = pending.pop() {
         for child in children_of(parent)? {
-            if !seen.insert(child) {
+            if !visited.insert(child) {
                 continue;
             }
-            let is_chosen = chosen(child, parent_is)?;
-            if is_chosen && let Some(started) = ProcessStat::of(child)?.and_then(|stat| stat.started()) {
+            let is_chosen = is_selected(child, parent_is)?;
+            if is_chosen && let Some(started) = ProcessStat::of(child)?.and_then(|stat| stat.start_ticks()) {
                 found.push(FoundProcess { pid: child, started });
             }
             pending.push((child, is_chosen));
@@ -261,7 +262,9 @@ pub(super) fn below(
 /// was built without `CONFIG_PROC_CHILDREN`.
 fn children_of(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     let mut children = Vec::new();
-    let Some(threads) = seen(fs::read_dir(format!("/proc/{parent}/task")))? else { return Ok(children) };
+    let Some(threads) = absent_if_not_found(fs::read_dir(format!("/proc/{parent}/task")))? else {
+        return Ok(children);
+    };
     for thread in threads.flatten() {
         match fs::read_to_string(thread.path().join("children")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -270,7 +273,7 @@ fn children_of(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
                 }
             }
             list => {
-                let list = seen(list)?.unwrap_or_default();
+                let list = absent_if_not_found(list)?.unwrap_or_default();
                 children.extend(list.split_ascii_whitespace().filter_map(parse_pid));
             }
         }
@@ -280,7 +283,7 @@ fn children_of(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
 
 fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
     let mut children = Vec::new();
-    let Some(processes) = seen(fs::read_dir("/proc"))? else { return Ok(children) };
+    let Some(processes) = absent_if_not_found(fs::read_dir("/proc"))? else { return Ok(children) };
     for pid in processes.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?)) {
         if ProcessStat::of(pid)?.is_some_and(|stat| stat.parent() == Some(parent)) {
             children.push(pid);
@@ -291,8 +294,8 @@ fn children_by_parent_field(parent: Pid) -> Result<Vec<Pid>, ProcessScanError> {
 
 /// Whether the process is in uninterruptible sleep, as far as can be seen.
 #[must_use]
-pub fn sits_in_the_kernel(pid: Pid) -> bool {
-    with_reserve(|| ProcessStat::of(pid)).ok().flatten().is_some_and(|stat| stat.sits_in_the_kernel())
+pub fn is_in_dstate(pid: Pid) -> bool {
+    with_reserve(|| ProcessStat::of(pid)).ok().flatten().is_some_and(|stat| stat.is_in_dstate())
 }
 
 fn is_marked(pid: Pid, job: &JobId) -> Result<bool, ProcessScanError> {

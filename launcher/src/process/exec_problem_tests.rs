@@ -30,7 +30,7 @@ fn elf(wide: bool, machine: u16, loader: &str) -> Vec<u8> {
 }
 
 #[test]
-fn program_of_another_machine_is_named() {
+fn program_of_other_architecture_is_named() {
     let file = elf(true, FOREIGN, "/lib/ld.so");
     let machine = machine_name(FOREIGN, true);
     let found = problem(Errno::ENOEXEC, &file, &[]);
@@ -51,7 +51,7 @@ fn program_of_another_machine_is_named() {
 }
 
 #[test]
-fn damaged_program_and_object_file_are_no_scripts() {
+fn damaged_program_and_object_file_are_named() {
     let own = MACHINES.iter().find(|(_, name)| *name == HERE).unwrap().0;
     let whole = elf(true, own, "/lib/ld.so");
     for length in [4, 6, 19, 20, 64, 100] {
@@ -69,7 +69,7 @@ fn damaged_program_and_object_file_are_no_scripts() {
 }
 
 #[test]
-fn noexec_mount_is_named_and_not_the_permissions() {
+fn noexec_mount_hint_does_not_mention_chmod() {
     assert!(!is_on_noexec_mount(Path::new("/nowhere")));
     assert!(!is_on_noexec_mount(&std::env::current_exe().unwrap()), "this test runs from there");
     let text = ExecProblem::NoExecMount.to_string();
@@ -89,7 +89,7 @@ fn missing_loader_is_named() {
 }
 
 #[test]
-fn first_line_is_read_as_the_kernel_reads_it() {
+fn shebang_is_parsed_like_the_kernel() {
     for (line, expected) in [
         ("#!/bin/sh", Some(("/bin/sh", false))),
         ("#! \t/bin/sh -e\nx", Some(("/bin/sh", false))),
@@ -105,7 +105,7 @@ fn first_line_is_read_as_the_kernel_reads_it() {
 }
 
 #[test]
-fn interpreter_of_a_script_is_named_with_what_is_wrong() {
+fn script_interpreter_problem_is_named() {
     let interpreter = || "/bin/sh".to_owned();
     let none = ExecProblem::NoInterpreter { interpreter: interpreter() };
     assert_eq!(problem(Errno::ENOENT, b"#!/bin/sh\n", &[]), Some(none.clone()));
@@ -120,7 +120,7 @@ fn interpreter_of_a_script_is_named_with_what_is_wrong() {
 }
 
 #[test]
-fn other_files_are_told_apart() {
+fn unknown_file_formats_are_distinguished() {
     for (head, text) in [
         (&b"MZ\x90"[..], "it is a program for Windows"),
         (b"\xcf\xfa\xed\xfe", "it is a program for macOS"),
@@ -138,7 +138,7 @@ fn other_files_are_told_apart() {
 
 proptest! {
     #[test]
-    fn no_header_panics(tail in prop::collection::vec(any::<u8>(), 0..200), wide in any::<bool>()) {
+    fn arbitrary_elf_header_does_not_panic(tail in prop::collection::vec(any::<u8>(), 0..200), wide in any::<bool>()) {
         let class = if wide { 2 } else { 1 };
         let head = [&b"\x7fELF"[..], &[class, 1], &tail].concat();
         for errno in [Errno::ENOENT, Errno::ENOEXEC, Errno::EACCES] {

@@ -17,19 +17,20 @@ use uuid::Uuid;
 use rankrun_contract::env::{JOB, KEEP};
 
 use crate::gc::{
-    GcOutcome, GcReport, GcRequest, Leftover, MarkEvidence, ProcessRecord, ProcessRelation, left,
+    GcOutcome, GcReport, GcRequest, Leftover, MarkEvidence, ProcessRecord, ProcessRelation, find_leftovers,
 };
-use crate::process::attach::ABANDONED;
+use crate::process::attach::ABANDONED_WRAPPER_NAME;
 use crate::process::guard::AGENT_NAME;
 use crate::process::job_limit;
 use crate::process::proc::{
-    ProcessEnvironment, ProcessScanError, ProcessStat, can_walk, command, parse_pid, seen, signal_the_same,
+    ProcessEnvironment, ProcessScanError, ProcessStat, absent_if_not_found, can_scan_processes,
+    displayed_command, parse_pid, signal_if_same_start,
 };
 
 /// From SIGTERM to SIGKILL, and from there to giving up.
-const PATIENCE: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// At most so many processes are awaited by pidfds at once; the rest is checked when one of these ends.
-const WATCHED: usize = 256;
+const MAX_WATCHED: usize = 256;
 /// Of the clock in `/proc/PID/stat`: `USER_HZ`, which is 100 on every architecture that we are built for.
 const TICKS_PER_SECOND: u64 = 100;
 /// The launcher's process names, as rankrun and as torchrun.
@@ -49,7 +50,7 @@ pub enum GcError {
     Unreadable(#[source] io::Error),
     /// No descriptor or memory is left to read `/proc`.
     #[error(transparent)]
-    NoRoom(#[from] ProcessScanError),
+    ScanFailed(#[from] ProcessScanError),
 }
 
 impl GcError {
@@ -60,7 +61,7 @@ impl GcError {
             Self::NoProc | Self::Unreadable(_) => {
                 "mount it, as `unshare --mount-proc` and every container runtime do"
             }
-            Self::NoRoom(_) => "raise the limit of open files (`ulimit -n`)",
+            Self::ScanFailed(_) => "raise the limit of open files (`ulimit -n`)",
         }
     }
 }
@@ -70,13 +71,13 @@ impl GcError {
 /// # Errors
 /// The processes cannot be inspected.
 pub fn collect(request: &GcRequest) -> Result<GcReport, GcError> {
-    if !can_walk() {
+    if !can_scan_processes() {
         return Err(GcError::NoProc);
     }
-    let ends = |found: &FoundLeftover| request.ends(found.leftover.evidence);
-    let (mut found, doubtful): (Vec<_>, Vec<_>) = look()?.into_iter().partition(ends);
+    let ends = |found: &FoundLeftover| request.ends_process(found.leftover.evidence);
+    let (mut found, doubtful): (Vec<_>, Vec<_>) = list_leftovers()?.into_iter().partition(ends);
     for (signal, fate) in [(Signal::SIGTERM, GcOutcome::Ended), (Signal::SIGKILL, GcOutcome::Killed)] {
-        end(&mut found, (signal, fate), &ends)?;
+        terminate_and_wait(&mut found, (signal, fate), &ends)?;
     }
     found.extend(doubtful);
     found.sort_by_key(|found| found.leftover.pid);
@@ -97,28 +98,28 @@ impl FoundLeftover {
 }
 
 /// Signals all that live and waits for their end. Processes of the same jobs that were born meanwhile are found too.
-fn end(
+fn terminate_and_wait(
     found: &mut Vec<FoundLeftover>,
     (signal, fate): (Signal, GcOutcome),
     ends: &dyn Fn(&FoundLeftover) -> bool,
 ) -> Result<(), GcError> {
     let jobs: Vec<Uuid> = found.iter().map(|found| found.leftover.job).collect();
-    let give_up = Instant::now() + PATIENCE;
+    let give_up = Instant::now() + KILL_TIMEOUT;
     let most = getrlimit(Resource::RLIMIT_NOFILE).map_or(1, |(soft, _)| soft / 2);
-    let most = usize::try_from(most).unwrap_or(WATCHED).min(WATCHED);
+    let most = usize::try_from(most).unwrap_or(MAX_WATCHED).min(MAX_WATCHED);
     let mut signalled: Vec<(Pid, u64)> = Vec::new();
     while found.iter().any(|found| found.leftover.fate.is_alive()) {
         let mut handles = Vec::new();
         for found in found.iter_mut().filter(|found| found.leftover.fate.is_alive()) {
-            let handle = watch(found.key())?;
-            if handle.is_none() && !lives(found.key())? {
+            let handle = open_pidfd(found.key())?;
+            if handle.is_none() && !is_same_process_alive(found.key())? {
                 found.leftover.fate = fate;
                 continue;
             }
             if !signalled.contains(&found.key()) {
-                signal_the_same(found.key(), signal);
+                signal_if_same_start(found.key(), signal);
                 // A stopped process cannot act on a signal.
-                signal_the_same(found.key(), Signal::SIGCONT);
+                signal_if_same_start(found.key(), Signal::SIGCONT);
                 signalled.push(found.key());
             }
             if let Some(handle) = handle.filter(|_| handles.len() < most) {
@@ -130,27 +131,29 @@ fn end(
         if remaining.is_zero() {
             break;
         }
-        wait_for_one(&handles, remaining);
+        wait_for_any_exit(&handles, remaining);
         let known: Vec<_> = found.iter().map(FoundLeftover::key).collect();
-        let born = look()?.into_iter().filter(|born| jobs.contains(&born.leftover.job) && ends(born));
+        let born =
+            list_leftovers()?.into_iter().filter(|born| jobs.contains(&born.leftover.job) && ends(born));
         found.extend(born.filter(|born| !known.contains(&born.key())));
     }
     Ok(())
 }
 
 /// A descriptor of the process that becomes readable at its end; nothing where it has ended, or before Linux 5.3.
-fn watch(key: (Pid, u64)) -> Result<Option<OwnedFd>, ProcessScanError> {
+fn open_pidfd(key: (Pid, u64)) -> Result<Option<OwnedFd>, ProcessScanError> {
     let Some(pid) = rustix::process::Pid::from_raw(key.0.as_raw()) else { return Ok(None) };
     let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
-    Ok(seen(handle.map_err(io::Error::from))?.filter(|_| lives(key).unwrap_or(true)))
+    Ok(absent_if_not_found(handle.map_err(io::Error::from))?
+        .filter(|_| is_same_process_alive(key).unwrap_or(true)))
 }
 
-fn lives((pid, started): (Pid, u64)) -> Result<bool, ProcessScanError> {
+fn is_same_process_alive((pid, started): (Pid, u64)) -> Result<bool, ProcessScanError> {
     let stat = ProcessStat::of(pid)?;
-    Ok(stat.is_some_and(|stat| stat.started() == Some(started) && !stat.has_ended()))
+    Ok(stat.is_some_and(|stat| stat.start_ticks() == Some(started) && !stat.has_ended()))
 }
 
-fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
+fn wait_for_any_exit(handles: &[OwnedFd], at_most: Duration) {
     // Without descriptors to wait on, a look now and then has to do.
     let at_most = if handles.is_empty() { at_most.min(Duration::from_millis(100)) } else { at_most };
     let mut inputs: Vec<_> =
@@ -158,8 +161,8 @@ fn wait_for_one(handles: &[OwnedFd], at_most: Duration) {
     let _ = poll(&mut inputs, PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX));
 }
 
-fn look() -> Result<Vec<FoundLeftover>, GcError> {
-    let seen = all_processes()?;
+fn list_leftovers() -> Result<Vec<FoundLeftover>, GcError> {
+    let processes = all_processes()?;
     let now = uptime();
     let leftover = |(process, job, evidence): (&ProcessRecord, Uuid, MarkEvidence)| FoundLeftover {
         started: process.started,
@@ -168,11 +171,11 @@ fn look() -> Result<Vec<FoundLeftover>, GcError> {
             job,
             evidence,
             age: now.saturating_sub(Duration::from_secs(process.started / TICKS_PER_SECOND)),
-            command: command(Pid::from_raw(process.pid)),
+            command: displayed_command(Pid::from_raw(process.pid)),
             fate: GcOutcome::Listed,
         },
     };
-    Ok(left(&seen, getpid().as_raw()).into_iter().map(leftover).collect())
+    Ok(find_leftovers(&processes, getpid().as_raw()).into_iter().map(leftover).collect())
 }
 
 fn all_processes() -> Result<Vec<ProcessRecord>, GcError> {
@@ -180,11 +183,15 @@ fn all_processes() -> Result<Vec<ProcessRecord>, GcError> {
     let program = fs::metadata("/proc/self/exe").map(|file| (file.dev(), file.ino())).ok();
     let entries = fs::read_dir("/proc").map_err(GcError::Unreadable)?;
     let pids = entries.flatten().filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-    let all: Result<Vec<_>, ProcessScanError> = pids.map(|pid| see(pid, me, program)).collect();
+    let all: Result<Vec<_>, ProcessScanError> = pids.map(|pid| process_record(pid, me, program)).collect();
     Ok(all?.into_iter().flatten().collect())
 }
 
-fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<ProcessRecord>, ProcessScanError> {
+fn process_record(
+    pid: Pid,
+    me: u32,
+    program: Option<(u64, u64)>,
+) -> Result<Option<ProcessRecord>, ProcessScanError> {
     let Some(stat) = ProcessStat::of(pid)? else { return Ok(None) };
     let is_ours = || fs::metadata(format!("/proc/{pid}")).is_ok_and(|folder| folder.uid() == me);
     let standing = if is_launcher(pid, &stat, program) {
@@ -192,10 +199,10 @@ fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<ProcessR
     } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
         ProcessRelation::Stranger
     } else {
-        marked(pid, &ProcessEnvironment::of(pid)?)?.unwrap_or(ProcessRelation::Stranger)
+        mark_of(pid, &ProcessEnvironment::of(pid)?)?.unwrap_or(ProcessRelation::Stranger)
     };
     let parent = stat.parent().map_or(0, Pid::as_raw);
-    Ok(stat.started().map(|started| ProcessRecord { pid: pid.as_raw(), parent, started, standing }))
+    Ok(stat.start_ticks().map(|started| ProcessRecord { pid: pid.as_raw(), parent, started, standing }))
 }
 
 /// Our program, also another copy of it (an earlier version, a second environment): whatever that runs is not touched.
@@ -204,7 +211,7 @@ fn see(pid: Pid, me: u32, program: Option<(u64, u64)>) -> Result<Option<ProcessR
 fn is_launcher(pid: Pid, stat: &ProcessStat, program: Option<(u64, u64)>) -> bool {
     let has_our_name = |name: &str| LAUNCHERS.contains(&name);
     match stat.name() {
-        Some(ABANDONED) => return false,
+        Some(ABANDONED_WRAPPER_NAME) => return false,
         Some(OLD_AGENT_NAME) => return true,
         Some(name) if name.as_bytes() == AGENT_NAME.to_bytes() => return true,
         _ => {}
@@ -223,11 +230,11 @@ fn is_launcher(pid: Pid, stat: &ProcessStat, program: Option<(u64, u64)>) -> boo
 }
 
 /// A mark that is not a UUID is not a launcher's: a worker that is started by hand may have one.
-fn marked(pid: Pid, environment: &ProcessEnvironment) -> Result<Option<ProcessRelation>, ProcessScanError> {
+fn mark_of(pid: Pid, environment: &ProcessEnvironment) -> Result<Option<ProcessRelation>, ProcessScanError> {
     let Some(job) = environment.value(JOB).and_then(|mark| Uuid::try_parse_ascii(mark).ok()) else {
         return Ok(None);
     };
-    let inherits = job_limit::has(pid, job)?;
+    let inherits = job_limit::has_job_mark(pid, job)?;
     // The limits of a process that is just ending are empty.
     if !inherits && ProcessStat::of(pid)?.is_none_or(|stat| stat.has_ended()) {
         return Ok(None);

@@ -25,7 +25,7 @@ use rankrun_contract::rank::JobId;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for_any};
-use crate::process::descendants::{KillScope, kill_all};
+use crate::process::descendants::{KillScope, kill_descendants};
 use crate::process::job_control::JobControl;
 use crate::process::job_limit;
 use crate::process::link::{self, GuardLink, LinkMessage, ToAgent, ToGuard};
@@ -37,7 +37,7 @@ use crate::process::watchdog::Watchdog;
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The same signal that comes again within this time, and not by a second key press or a second `kill`, is one wish.
-const ECHO: Duration = Duration::from_millis(200);
+const DUPLICATE_WINDOW: Duration = Duration::from_millis(200);
 
 /// The agent's name. A kill by our own name (`pkill -9 rankrun`) must not end both processes in one instant.
 pub(super) const AGENT_NAME: &CStr = c"rr-agent";
@@ -59,11 +59,11 @@ pub struct Guard {
     inbox: SignalInbox,
     handled: HandledSignals,
     scope: KillScope,
-    halts: Option<JobControl>,
+    job_control: Option<JobControl>,
     watch: Watchdog,
-    forwarded: Option<Instant>,
+    unanswered_since: Option<Instant>,
     /// The last stop signal, its sender, and its time.
-    last: Option<(i32, SignalSender, Instant)>,
+    last_signal: Option<(i32, SignalSender, Instant)>,
     /// The signal that the agent did not answer, and was killed for.
     killed_for: Option<i32>,
     status: Option<ExitStatus>,
@@ -75,7 +75,7 @@ pub struct Guard {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuardEnd {
     /// The agent said with which status.
-    Told(ExitStatus),
+    AgentFinished(ExitStatus),
     /// The agent died without having reported the job's status.
     AgentLost {
         /// How the agent ended: exit code or signal.
@@ -83,7 +83,7 @@ pub enum GuardEnd {
         /// The user's signal, where the guard killed the agent because it did not answer that.
         killed_for: Option<i32>,
         /// The processes of the job that survived SIGKILL, if they can be listed.
-        left: Result<Vec<Pid>, ProcessScanError>,
+        leftover: Result<Vec<Pid>, ProcessScanError>,
     },
 }
 
@@ -91,7 +91,7 @@ pub enum GuardEnd {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
+pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
     let inbox = SignalInbox::open(handled)?;
     // Before the fork: blocked in the agent too, which only the kernel's own SIGSTOP stops.
     let halts = JobControl::open(handled)?;
@@ -112,10 +112,10 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
                 inbox,
                 handled: handled.clone(),
                 scope,
-                halts,
+                job_control: halts,
                 watch,
-                forwarded: None,
-                last: None,
+                unanswered_since: None,
+                last_signal: None,
                 killed_for: None,
                 status: None,
                 _lifeline: watched,
@@ -130,7 +130,7 @@ pub fn split(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
             // effect.
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(AGENT_NAME);
-            job_limit::set(job);
+            job_limit::set_job_mark(job);
             Ok(ForkSide::Agent(agent_end.with(held), watch))
         }
     }
@@ -151,7 +151,7 @@ impl Guard {
                         // An agent that is gone is noticed by its exit.
                         let _ = self.link.send_to_agent(ToAgent::Resized);
                     }
-                    signal => self.forward(signal, sender),
+                    signal => self.forward_signal(signal, sender),
                 }
             }
             while let Reaped::Child { pid, exit, .. } = wait_for_any() {
@@ -159,13 +159,13 @@ impl Guard {
                     return Ok(self.end(exit));
                 }
             }
-            if let Some(halts) = &mut self.halts
+            if let Some(halts) = &mut self.job_control
                 && agent_speaks
             {
                 halts.advance(&self.link)?;
             }
-            let halts = self.halts.as_ref().filter(|_| agent_speaks);
-            let watched_until = self.watch.look(self.agent, Instant::now());
+            let halts = self.job_control.as_ref().filter(|_| agent_speaks);
+            let watched_until = self.watch.kill_if_overdue(self.agent, Instant::now());
             let deadline = halts.and_then(JobControl::deadline).into_iter().chain(watched_until).min();
             let mut inputs = vec![
                 PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
@@ -187,14 +187,14 @@ impl Guard {
     fn read_messages(&mut self) -> bool {
         loop {
             match self.link.receive_from_agent() {
-                LinkMessage::Message(ToGuard::Handled) => self.forwarded = None,
+                LinkMessage::Message(ToGuard::Handled) => self.unanswered_since = None,
                 LinkMessage::Message(ToGuard::Finish(status)) => self.status = Some(status),
-                LinkMessage::Message(ToGuard::Halted) => {
-                    if let Some(halts) = &mut self.halts {
-                        halts.answered();
+                LinkMessage::Message(ToGuard::Suspended) => {
+                    if let Some(halts) = &mut self.job_control {
+                        halts.on_acknowledged();
                     }
                 }
-                LinkMessage::Nothing => return true,
+                LinkMessage::Empty => return true,
                 LinkMessage::Closed => return false,
             }
         }
@@ -202,25 +202,25 @@ impl Guard {
 
     /// A second signal counts only after the first was handled: a scheduler that signals a whole process group, or a
     /// Ctrl-C that arrives in two ways, is one request and not two.
-    fn forward(&mut self, signal: i32, sender: SignalSender) {
+    fn forward_signal(&mut self, signal: i32, sender: SignalSender) {
         // The agent's earlier answers come before this signal, however late both are read.
         self.read_messages();
-        if !self.handled.stops(signal) {
+        if !self.handled.is_stop_signal(signal) {
             // For the workers: it is neither answered nor counted, and must not hide a wish to stop behind it.
             let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             return;
         }
         let now = Instant::now();
-        let is_echo = self.last.is_some_and(|(last, first, at)| {
-            last == signal && now.duration_since(at) < ECHO && sender.echoes(first)
+        let is_echo = self.last_signal.is_some_and(|(last, first, at)| {
+            last == signal && now.duration_since(at) < DUPLICATE_WINDOW && sender.is_duplicate_of(first)
         });
         if is_echo {
             return;
         }
-        self.last = Some((signal, sender, now));
-        match self.forwarded {
+        self.last_signal = Some((signal, sender, now));
+        match self.unanswered_since {
             None => {
-                self.forwarded = Some(now);
+                self.unanswered_since = Some(now);
                 // An agent that is gone is noticed by its exit.
                 let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             }
@@ -235,8 +235,12 @@ impl Guard {
     fn end(mut self, exit: Exit) -> GuardEnd {
         self.read_messages();
         match self.status {
-            Some(status) => GuardEnd::Told(status),
-            None => GuardEnd::AgentLost { exit, killed_for: self.killed_for, left: kill_all(&self.scope) },
+            Some(status) => GuardEnd::AgentFinished(status),
+            None => GuardEnd::AgentLost {
+                exit,
+                killed_for: self.killed_for,
+                leftover: kill_descendants(&self.scope),
+            },
         }
     }
 }
@@ -266,10 +270,10 @@ mod tests {
             inbox,
             handled,
             scope,
-            halts: None,
+            job_control: None,
             watch: Watchdog::open(Instant::now()).unwrap(),
-            forwarded: None,
-            last: None,
+            unanswered_since: None,
+            last_signal: None,
             killed_for: None,
             status: None,
             _lifeline: link::lifeline().unwrap().0,
@@ -277,7 +281,7 @@ mod tests {
         (guard, agent_end)
     }
 
-    fn heard(agent_end: &GuardLink, count: usize) -> Vec<LinkMessage<ToAgent>> {
+    fn received_messages(agent_end: &GuardLink, count: usize) -> Vec<LinkMessage<ToAgent>> {
         std::iter::repeat_with(|| agent_end.receive_from_guard()).take(count).collect()
     }
 
@@ -285,51 +289,54 @@ mod tests {
         LinkMessage::Message(ToAgent::Signal(number))
     }
 
-    const SOMEBODY: SignalSender = SignalSender::Process(1_000);
+    const SENDER: SignalSender = SignalSender::Process(1_000);
 
     #[test]
-    fn one_wish_may_come_by_two_ways() {
+    fn signal_repeated_by_group_or_wrapper_is_forwarded_once() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
-        guard.forward(libc::SIGTERM, SOMEBODY);
+        guard.forward_signal(libc::SIGTERM, SENDER);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
         // `timeout` signals its child and then its group; a wrapper passes on a signal that the terminal sent to all.
-        guard.forward(libc::SIGTERM, SOMEBODY);
-        guard.forward(libc::SIGTERM, SignalSender::Other);
-        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGTERM), LinkMessage::Nothing]);
-        guard.forward(libc::SIGTERM, SignalSender::Process(1_001));
-        assert_eq!(heard(&agent_end, 1), [signal(libc::SIGTERM)]);
+        guard.forward_signal(libc::SIGTERM, SENDER);
+        guard.forward_signal(libc::SIGTERM, SignalSender::Other);
+        assert_eq!(received_messages(&agent_end, 2), [signal(libc::SIGTERM), LinkMessage::Empty]);
+        guard.forward_signal(libc::SIGTERM, SignalSender::Process(1_001));
+        assert_eq!(received_messages(&agent_end, 1), [signal(libc::SIGTERM)]);
     }
 
     #[test]
-    fn two_key_presses_are_two_wishes() {
+    fn sigint_pressed_twice_is_forwarded_twice() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
         for _ in 0..2 {
-            guard.forward(libc::SIGINT, SignalSender::Other);
+            guard.forward_signal(libc::SIGINT, SignalSender::Other);
             agent_end.send_to_guard(ToGuard::Handled).unwrap();
         }
-        assert_eq!(heard(&agent_end, 2), [signal(libc::SIGINT), signal(libc::SIGINT)]);
+        assert_eq!(received_messages(&agent_end, 2), [signal(libc::SIGINT), signal(libc::SIGINT)]);
     }
 
     #[test]
-    fn an_answer_that_is_not_read_yet_makes_the_next_signal_a_second_one() {
+    fn signal_after_unread_answer_is_forwarded() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
-        guard.forward(libc::SIGTERM, SOMEBODY);
+        guard.forward_signal(libc::SIGTERM, SENDER);
         // Not answered yet: the same wish by another way.
-        guard.forward(libc::SIGTERM, SOMEBODY);
+        guard.forward_signal(libc::SIGTERM, SENDER);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
-        guard.forward(libc::SIGINT, SOMEBODY);
-        assert_eq!(heard(&agent_end, 3), [signal(libc::SIGTERM), signal(libc::SIGINT), LinkMessage::Nothing]);
+        guard.forward_signal(libc::SIGINT, SENDER);
+        assert_eq!(
+            received_messages(&agent_end, 3),
+            [signal(libc::SIGTERM), signal(libc::SIGINT), LinkMessage::Empty]
+        );
     }
 
     #[test]
-    fn what_is_for_the_workers_never_hides_a_wish_to_stop() {
+    fn forwarded_worker_signal_does_not_hide_stop_signal() {
         let (mut guard, agent_end) =
             guard_of(&SignalSpec { forward: vec![Signal::SIGUSR1], ..SignalSpec::torchrun() });
         for number in [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1, libc::SIGTERM] {
-            guard.forward(number, SOMEBODY);
+            guard.forward_signal(number, SENDER);
         }
         let sent = [libc::SIGUSR1, libc::SIGTERM, libc::SIGUSR1].map(signal);
-        assert_eq!(heard(&agent_end, 3), sent);
-        assert_eq!(heard(&agent_end, 1), [LinkMessage::Nothing]);
+        assert_eq!(received_messages(&agent_end, 3), sent);
+        assert_eq!(received_messages(&agent_end, 1), [LinkMessage::Empty]);
     }
 }

@@ -5,10 +5,10 @@
 ///
 /// Every generation needs a few for a moment: the stack of a child until `execve`, the entries of a folder. In the heap,
 /// a small block that is put into the gap which one of them left, and stays, would make the next one need another place.
-const LARGE: libc::c_int = 32 * 1024;
+const MMAP_THRESHOLD: libc::c_int = 32 * 1024;
 
 /// Keeps blocks that come and go out of the heap, for the rest of the process. Before it has another thread.
-pub fn keep_small() {
+pub fn set_mmap_threshold() {
     // SAFETY: without another thread no allocation runs meanwhile; the parameter and its range are mallopt(3)'s.
-    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
+    let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD) };
 }

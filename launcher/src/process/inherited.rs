@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
 /// The first descriptor behind standard input, output and error.
-const FIRST: RawFd = 3;
+const FIRST_INHERITED_FD: RawFd = 3;
 
 /// Marks every descriptor from 3 on as closed on exec: torchrun hands down none of them (`close_fds`).
 ///
@@ -18,12 +18,12 @@ const FIRST: RawFd = 3;
 ///
 /// # Errors
 /// Neither was possible: workers may then see descriptors of the launcher's parent.
-pub fn close_on_exec() -> io::Result<()> {
+pub fn set_close_on_exec() -> io::Result<()> {
     // SAFETY: only sets a flag on descriptors, opens and closes none.
     let done = unsafe {
         libc::syscall(
             libc::SYS_close_range,
-            libc::c_uint::try_from(FIRST).unwrap_or_default(),
+            libc::c_uint::try_from(FIRST_INHERITED_FD).unwrap_or_default(),
             libc::c_uint::MAX,
             libc::CLOSE_RANGE_CLOEXEC,
         )
@@ -34,7 +34,7 @@ pub fn close_on_exec() -> io::Result<()> {
     let open = fs::read_dir("/proc/self/fd")?;
     let numbers: Vec<RawFd> =
         open.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers.into_iter().filter(|number| *number >= FIRST) {
+    for number in numbers.into_iter().filter(|number| *number >= FIRST_INHERITED_FD) {
         // SAFETY: used for this one call; a number that was closed meanwhile gives EBADF.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
@@ -62,6 +62,6 @@ pub fn raise_file_limit() -> Option<FileLimits> {
 
 /// Whether the limit on file sizes forbids every byte (`ulimit -f 0`).
 #[must_use]
-pub fn no_file_may_grow() -> bool {
+pub fn is_file_size_limit_zero() -> bool {
     nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_FSIZE).is_ok_and(|(soft, _)| soft == 0)
 }

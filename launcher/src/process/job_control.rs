@@ -44,10 +44,10 @@ pub(super) struct JobControl {
 enum SuspendStage {
     Running,
     /// The agent was asked to stop the job then.
-    Asked {
+    Requested {
         at: Instant,
     },
-    Answered,
+    Acknowledged,
 }
 
 impl JobControl {
@@ -75,14 +75,14 @@ impl JobControl {
 
     /// Until when an answer is waited for.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let SuspendStage::Asked { at } = self.stage else { return None };
+        let SuspendStage::Requested { at } = self.stage else { return None };
         Some(at + ANSWER_LIMIT)
     }
 
     /// The agent has stopped the job.
-    pub(super) fn answered(&mut self) {
-        if matches!(self.stage, SuspendStage::Asked { .. }) {
-            self.stage = SuspendStage::Answered;
+    pub(super) fn on_acknowledged(&mut self) {
+        if matches!(self.stage, SuspendStage::Requested { .. }) {
+            self.stage = SuspendStage::Acknowledged;
         }
     }
 
@@ -96,15 +96,15 @@ impl JobControl {
         match self.stage {
             SuspendStage::Running if is_readable(&self.pending) => {
                 // An agent that is gone is noticed by its exit.
-                let _ = link.send_to_agent(ToAgent::Halt);
-                self.stage = SuspendStage::Asked { at: now };
+                let _ = link.send_to_agent(ToAgent::Suspend);
+                self.stage = SuspendStage::Requested { at: now };
             }
             SuspendStage::Running => {}
-            SuspendStage::Asked { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
-            SuspendStage::Asked { .. } | SuspendStage::Answered => {
+            SuspendStage::Requested { at } if now.saturating_duration_since(at) < ANSWER_LIMIT => {}
+            SuspendStage::Requested { .. } | SuspendStage::Acknowledged => {
                 self.stop()?;
                 self.stage = SuspendStage::Running;
-                let _ = link.send_to_agent(ToAgent::GoOn);
+                let _ = link.send_to_agent(ToAgent::Resume);
             }
         }
         Ok(())

@@ -14,17 +14,17 @@ use uuid::Uuid;
 
 use rankrun_contract::rank::JobId;
 
-use crate::process::proc::{ProcessScanError, seen};
+use crate::process::proc::{ProcessScanError, absent_if_not_found};
 
 /// How the limit is called in `/proc/PID/limits` (proc(5)).
-const ROW: &str = "Max file locks";
+const LIMITS_ROW: &str = "Max file locks";
 
 /// Gives this process and its later descendants the job's number. If the kernel refuses, `rankrun gc` cannot be
 /// certain about leftovers of a crash.
-pub fn set(job: &JobId) {
+pub fn set_job_mark(job: &JobId) {
     let Ok(job) = Uuid::try_parse(&job.0) else { return };
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_LOCKS) {
-        let _ = setrlimit(Resource::RLIMIT_LOCKS, number_of(job), hard);
+        let _ = setrlimit(Resource::RLIMIT_LOCKS, lock_limit_of(job), hard);
     }
 }
 
@@ -32,19 +32,19 @@ pub fn set(job: &JobId) {
 ///
 /// # Errors
 /// No descriptor or memory is left to read `/proc`.
-pub(super) fn has(pid: Pid, job: Uuid) -> Result<bool, ProcessScanError> {
-    let limits = seen(fs::read_to_string(format!("/proc/{pid}/limits")))?;
-    Ok(limits.as_deref().and_then(soft_limit) == Some(number_of(job)))
+pub(super) fn has_job_mark(pid: Pid, job: Uuid) -> Result<bool, ProcessScanError> {
+    let limits = absent_if_not_found(fs::read_to_string(format!("/proc/{pid}/limits")))?;
+    Ok(limits.as_deref().and_then(soft_limit) == Some(lock_limit_of(job)))
 }
 
 /// 63 bits of the job's: the limit that means "none" has all 64.
-const fn number_of(job: Uuid) -> u64 {
+const fn lock_limit_of(job: Uuid) -> u64 {
     job.as_u64_pair().1 >> 1
 }
 
 /// The soft limit on file locks; nothing where there is none.
 fn soft_limit(limits: &str) -> Option<u64> {
-    let values = limits.lines().find_map(|line| line.strip_prefix(ROW))?;
+    let values = limits.lines().find_map(|line| line.strip_prefix(LIMITS_ROW))?;
     values.split_ascii_whitespace().next()?.parse().ok()
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn soft_limit_is_the_first_number_of_its_row() {
+    fn soft_limit_is_parsed_from_its_row() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max cpu time              17                   unlimited            seconds   \n\
                       Max file locks            4611686018427387905  unlimited            locks     \n";
@@ -70,9 +70,9 @@ mod tests {
     }
 
     #[test]
-    fn two_jobs_have_two_numbers_and_neither_means_no_limit() {
-        let [one, other] = [Uuid::new_v4(), Uuid::new_v4()].map(number_of);
+    fn job_numbers_differ_and_are_below_infinity() {
+        let [one, other] = [Uuid::new_v4(), Uuid::new_v4()].map(lock_limit_of);
         assert_ne!(one, other);
-        assert!(number_of(Uuid::from_u128(u128::MAX)) < nix::libc::RLIM_INFINITY);
+        assert!(lock_limit_of(Uuid::from_u128(u128::MAX)) < nix::libc::RLIM_INFINITY);
     }
 }

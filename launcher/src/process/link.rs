@@ -20,9 +20,9 @@ pub enum ToAgent {
     /// The terminal has changed its size.
     Resized,
     /// The guard is about to be stopped (Ctrl-Z): the agent stops all processes of the job, and answers.
-    Halt,
+    Suspend,
     /// The guard goes on: so may they.
-    GoOn,
+    Resume,
 }
 
 /// Messages from the agent to the guard.
@@ -33,7 +33,7 @@ pub enum ToGuard {
     /// The job has ended and its workers are gone: end with this status.
     Finish(ExitStatus),
     /// All processes of the job are stopped.
-    Halted,
+    Suspended,
 }
 
 /// The result of one read of the link.
@@ -42,7 +42,7 @@ pub enum LinkMessage<T> {
     /// A message of the other process.
     Message(T),
     /// No message has arrived so far.
-    Nothing,
+    Empty,
     /// The other process has closed its end.
     Closed,
 }
@@ -55,7 +55,7 @@ pub struct GuardLink {
     _alive: Option<OwnedFd>,
 }
 
-const RECORD: usize = 2;
+const RECORD_LEN: usize = 2;
 
 /// fcntl(2), which the libc crate has for musl alone.
 const F_SETSIG: libc::c_int = 10;
@@ -77,16 +77,16 @@ impl GuardLink {
         Self { _alive: Some(alive), ..self }
     }
 
-    fn send(&self, record: [u8; RECORD]) -> io::Result<()> {
+    fn send(&self, record: [u8; RECORD_LEN]) -> io::Result<()> {
         send(self.socket.as_raw_fd(), &record, MsgFlags::MSG_NOSIGNAL)?;
         Ok(())
     }
 
-    fn receive(&self) -> LinkMessage<[u8; RECORD]> {
-        let mut record = [0; RECORD];
+    fn receive(&self) -> LinkMessage<[u8; RECORD_LEN]> {
+        let mut record = [0; RECORD_LEN];
         match recv(self.socket.as_raw_fd(), &mut record, MsgFlags::empty()) {
-            Ok(RECORD) => LinkMessage::Message(record),
-            Err(Errno::EAGAIN | Errno::EINTR) => LinkMessage::Nothing,
+            Ok(RECORD_LEN) => LinkMessage::Message(record),
+            Err(Errno::EAGAIN | Errno::EINTR) => LinkMessage::Empty,
             Ok(_) | Err(_) => LinkMessage::Closed,
         }
     }
@@ -99,8 +99,8 @@ impl GuardLink {
         self.send(match message {
             ToAgent::Signal(number) => [b's', u8::try_from(number).unwrap_or_default()],
             ToAgent::Resized => [b'w', 0],
-            ToAgent::Halt => [b'z', 0],
-            ToAgent::GoOn => [b'g', 0],
+            ToAgent::Suspend => [b'z', 0],
+            ToAgent::Resume => [b'g', 0],
         })
     }
 
@@ -109,7 +109,7 @@ impl GuardLink {
     pub fn receive_from_agent(&self) -> LinkMessage<ToGuard> {
         match self.receive() {
             LinkMessage::Message([b'h', _]) => LinkMessage::Message(ToGuard::Handled),
-            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToGuard::Halted),
+            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToGuard::Suspended),
             LinkMessage::Message([b'c', code]) => {
                 LinkMessage::Message(ToGuard::Finish(ExitStatus::Code(code)))
             }
@@ -117,7 +117,7 @@ impl GuardLink {
                 LinkMessage::Message(ToGuard::Finish(ExitStatus::Signal(i32::from(signal))))
             }
             LinkMessage::Message(_) | LinkMessage::Closed => LinkMessage::Closed,
-            LinkMessage::Nothing => LinkMessage::Nothing,
+            LinkMessage::Empty => LinkMessage::Empty,
         }
     }
 
@@ -128,7 +128,7 @@ impl GuardLink {
     pub fn send_to_guard(&self, message: ToGuard) -> io::Result<()> {
         self.send(match message {
             ToGuard::Handled => [b'h', 0],
-            ToGuard::Halted => [b'z', 0],
+            ToGuard::Suspended => [b'z', 0],
             ToGuard::Finish(ExitStatus::Code(code)) => [b'c', code],
             ToGuard::Finish(ExitStatus::Signal(signal)) => [b'k', u8::try_from(signal).unwrap_or_default()],
         })
@@ -140,10 +140,10 @@ impl GuardLink {
         match self.receive() {
             LinkMessage::Message([b's', signal]) => LinkMessage::Message(ToAgent::Signal(i32::from(signal))),
             LinkMessage::Message([b'w', _]) => LinkMessage::Message(ToAgent::Resized),
-            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToAgent::Halt),
-            LinkMessage::Message([b'g', _]) => LinkMessage::Message(ToAgent::GoOn),
+            LinkMessage::Message([b'z', _]) => LinkMessage::Message(ToAgent::Suspend),
+            LinkMessage::Message([b'g', _]) => LinkMessage::Message(ToAgent::Resume),
             LinkMessage::Message(_) | LinkMessage::Closed => LinkMessage::Closed,
-            LinkMessage::Nothing => LinkMessage::Nothing,
+            LinkMessage::Empty => LinkMessage::Empty,
         }
     }
 }
@@ -181,16 +181,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_arrive_as_they_were_sent_and_the_end_is_seen() {
+    fn link_delivers_messages_and_reports_close() {
         let (guard, agent) = pair().unwrap();
-        assert_eq!(agent.receive_from_guard(), LinkMessage::Nothing);
-        for message in [ToAgent::Signal(15), ToAgent::Resized, ToAgent::Halt, ToAgent::GoOn] {
+        assert_eq!(agent.receive_from_guard(), LinkMessage::Empty);
+        for message in [ToAgent::Signal(15), ToAgent::Resized, ToAgent::Suspend, ToAgent::Resume] {
             guard.send_to_agent(message).unwrap();
             assert_eq!(agent.receive_from_guard(), LinkMessage::Message(message));
         }
         for message in [
             ToGuard::Handled,
-            ToGuard::Halted,
+            ToGuard::Suspended,
             ToGuard::Finish(ExitStatus::Code(143)),
             ToGuard::Finish(ExitStatus::Signal(2)),
         ] {

@@ -8,19 +8,19 @@ use nix::unistd::Pid;
 use super::proc::{ProcessStat, parse_pid};
 
 /// The state `TCP_LISTEN` as `/proc/net/tcp` shows it.
-const LISTEN: &str = "0A";
+const TCP_LISTEN_STATE: &str = "0A";
 /// At most so many processes are searched.
-const MOST_PROCESSES: usize = 65_536;
+const MAX_PROCESSES: usize = 65_536;
 
 /// The pid and the name of the process that listens on `port`.
 #[must_use]
-pub fn listener(port: u16) -> Option<(Pid, String)> {
+pub fn listener_of_port(port: u16) -> Option<(Pid, String)> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
-    let inodes: Vec<String> = tables.iter().flat_map(|table| sockets(table, port)).collect();
+    let inodes: Vec<String> = tables.iter().flat_map(|table| listening_inodes(table, port)).collect();
     if inodes.is_empty() {
         return None;
     }
-    let entries = fs::read_dir("/proc").ok()?.take(MOST_PROCESSES).filter_map(Result::ok);
+    let entries = fs::read_dir("/proc").ok()?.take(MAX_PROCESSES).filter_map(Result::ok);
     let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
     let pid = pids.into_iter().find(|pid| has_socket(*pid, &inodes))?;
     let name = ProcessStat::of(pid).ok()??.name()?.to_owned();
@@ -35,12 +35,12 @@ fn has_socket(pid: Pid, inodes: &[String]) -> bool {
 }
 
 /// The inodes of the sockets that listen on that port. Pure.
-fn sockets(table: &str, port: u16) -> Vec<String> {
+fn listening_inodes(table: &str, port: u16) -> Vec<String> {
     let inode = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
         let (address, state) = (fields.nth(1)?, fields.nth(1)?);
         let (_, own) = address.rsplit_once(':')?;
-        let listens = state == LISTEN && u16::from_str_radix(own, 16) == Ok(port);
+        let listens = state == TCP_LISTEN_STATE && u16::from_str_radix(own, 16) == Ok(port);
         fields.nth(5).filter(|_| listens).map(str::to_owned)
     };
     table.lines().skip(1).filter_map(inode).collect()
@@ -51,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_that_listen_on_the_port_are_found() {
+    fn listening_sockets_of_port_are_found() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
              0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0\n\
              1: 0100007F:733C 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0\n\
              2: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0\n\
              3: broken\n";
-        assert_eq!(sockets(table, 29500), ["4711"]);
-        assert_eq!(sockets(table, 22), ["4713"]);
-        assert!(sockets(table, 80).is_empty() && sockets("", 80).is_empty());
+        assert_eq!(listening_inodes(table, 29500), ["4711"]);
+        assert_eq!(listening_inodes(table, 22), ["4713"]);
+        assert!(listening_inodes(table, 80).is_empty() && listening_inodes("", 80).is_empty());
     }
 }

@@ -96,14 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wait_statuses_are_read_as_the_kernel_writes_them() {
+    fn wait_status_is_decoded() {
         assert_eq!(Exit::from_wait_status(3 << 8), Exit::Code(3));
         assert_eq!(Exit::from_wait_status(9), Exit::Signal { number: 9, core_dumped: false });
         assert_eq!(Exit::from_wait_status(11 | 0x80), Exit::Signal { number: 11, core_dumped: true });
     }
 
     #[test]
-    fn exits_are_told_in_words() {
+    fn exit_is_displayed_in_words() {
         assert_eq!(Exit::Code(3).to_string(), "exit code 3");
         assert_eq!(Exit::Signal { number: 9, core_dumped: false }.to_string(), "killed by SIGKILL");
         assert_eq!(

@@ -32,7 +32,7 @@ struct CgroupCounters {
 struct Limit {
     bytes: u64,
     /// How often the memory of this cgroup has come to it.
-    reached: u64,
+    reached_count: u64,
     /// The most memory that this cgroup ever had, in bytes.
     peak: Option<u64>,
 }
@@ -86,13 +86,13 @@ impl Version {
             Self::V1 => Limit {
                 bytes: limit("memory.limit_in_bytes")?,
                 // With an equal limit on memory and swap together, that one is reached first.
-                reached: number("memory.failcnt")?
+                reached_count: number("memory.failcnt")?
                     .saturating_add(number("memory.memsw.failcnt").unwrap_or_default()),
                 peak: number("memory.max_usage_in_bytes"),
             },
             Self::V2 => Limit {
                 bytes: limit("memory.max")?,
-                reached: value_of(&read("memory.events")?, "oom")?,
+                reached_count: value_of(&read("memory.events")?, "oom")?,
                 peak: None,
             },
         })
@@ -103,10 +103,10 @@ impl Version {
 const NO_LIMIT: u64 = 1 << 62;
 
 /// The size of a read of `/proc/vmstat`, in bytes.
-const PIECE: usize = 16 * 1024;
+const READ_CHUNK: usize = 16 * 1024;
 
 /// More is not read of a file, in bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_FILE_LEN: u64 = 1 << 20;
 
 impl OomCounters {
     /// Reads the counters of the cgroup and of the machine.
@@ -131,7 +131,8 @@ impl OomCounters {
         let cgroups = self.cgroup.as_ref().zip(before.cgroup.as_ref());
         // Counters of another cgroup cannot be compared.
         let cgroups = cgroups.filter(|(now, before)| now.folder == before.folder);
-        let reached = |(now, before): (&Limit, &Limit)| (now.reached > before.reached).then_some(now.bytes);
+        let reached =
+            |(now, before): (&Limit, &Limit)| (now.reached_count > before.reached_count).then_some(now.bytes);
         let limit = cgroups.and_then(|(now, before)| {
             // Linux 6.18 was seen to count no failures in version 1.
             let full = || now.limits.iter().find(|limit| limit.was_ever_reached()).map(|limit| limit.bytes);
@@ -163,8 +164,8 @@ impl CgroupCounters {
 
 /// The text of one of the kernel's files, in one piece: the kernel counts anew for each piece that is read.
 fn text_of(path: &Path) -> Option<String> {
-    let mut text = String::with_capacity(PIECE);
-    File::open(path).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
+    let mut text = String::with_capacity(READ_CHUNK);
+    File::open(path).ok()?.take(MAX_FILE_LEN).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -187,10 +188,10 @@ fn value_of(text: &str, name: &str) -> Option<u64> {
 }
 
 /// A process that the kernel kills for lack of memory is dead after this time at the latest, in all but rare cases.
-const DIES_WITHIN: Duration = Duration::from_secs(5);
+const MAX_KILL_DELAY: Duration = Duration::from_secs(5);
 
 /// The kernel kills the largest process: one with less than this part of the limit was hardly the largest.
-const LEAST_PART: u64 = 64;
+const MIN_VICTIM_DIVISOR: u64 = 64;
 
 /// Deaths by SIGKILL that were found together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -206,11 +207,11 @@ pub struct SigkillDeaths {
 pub struct OomLedger {
     before: OomCounters,
     /// Kills that already explain a worker's death.
-    explained: u64,
+    explained_kills: u64,
     /// Kills that are known to be of other processes than the workers that are found dead from now on.
-    of_others: u64,
+    other_kills: u64,
     /// The last look, and the kills in the cgroup that it found.
-    last_look: Option<(Instant, u64)>,
+    last_sample: Option<(Instant, u64)>,
 }
 
 impl OomLedger {
@@ -227,53 +228,53 @@ impl OomLedger {
     }
 
     /// Reads the counters, unless it did so a moment ago.
-    pub fn look(&mut self, now: Instant) {
+    pub fn sample(&mut self, now: Instant) {
         // Without counters of the cgroup there is nothing to read.
-        if self.before.cgroup.is_some() && self.is_last_look_old(now) {
+        if self.before.cgroup.is_some() && self.is_last_sample_old(now) {
             let kills = self.kills().cgroup.unwrap_or_default();
-            self.note_look(kills, now);
+            self.record_sample(kills, now);
         }
     }
 
-    fn is_last_look_old(&self, now: Instant) -> bool {
-        self.last_look.is_none_or(|(at, _)| now.saturating_duration_since(at) >= DIES_WITHIN)
+    fn is_last_sample_old(&self, now: Instant) -> bool {
+        self.last_sample.is_none_or(|(at, _)| now.saturating_duration_since(at) >= MAX_KILL_DELAY)
     }
 
     /// The victims of the last look are dead by now, if that was long ago.
-    fn note_look(&mut self, kills: u64, now: Instant) {
-        if self.is_last_look_old(now) {
-            let old = self.last_look.map_or(0, |(_, kills)| kills);
-            self.of_others = self.of_others.max(old.saturating_sub(self.explained));
-            self.last_look = Some((now, kills));
+    fn record_sample(&mut self, kills: u64, now: Instant) {
+        if self.is_last_sample_old(now) {
+            let old = self.last_sample.map_or(0, |(_, kills)| kills);
+            self.other_kills = self.other_kills.max(old.saturating_sub(self.explained_kills));
+            self.last_sample = Some((now, kills));
         }
     }
 
     /// The evidence about workers that died by SIGKILL and were reaped together.
-    pub fn explain(&mut self, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
+    pub fn explain_deaths(&mut self, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
         let kills = self.kills();
-        self.take(kills, deaths, now)
+        self.explain_with_kills(kills, deaths, now)
     }
 
-    fn take(&mut self, kills: OomKills, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
+    fn explain_with_kills(&mut self, kills: OomKills, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
         let in_cgroup = kills.cgroup.unwrap_or_default();
-        self.note_look(in_cgroup, now);
-        let left = in_cgroup.saturating_sub(self.explained);
-        let fresh = left.saturating_sub(self.of_others);
+        self.record_sample(in_cgroup, now);
+        let left = in_cgroup.saturating_sub(self.explained_kills);
+        let fresh = left.saturating_sub(self.other_kills);
         let count = deaths.workers.len() as u64;
         let may_be_victim = |peak: &Option<PeakMemory>| {
-            let least = kills.limit.unwrap_or_default() / LEAST_PART;
+            let least = kills.limit.unwrap_or_default() / MIN_VICTIM_DIVISOR;
             peak.is_some_and(|peak| peak.is_own && peak.bytes >= least)
         };
         let is_certain = fresh >= count + deaths.orphans && deaths.workers.iter().all(may_be_victim);
-        self.explained += left.min(count);
+        self.explained_kills += left.min(count);
         let rest = left - left.min(count);
-        self.of_others = self.of_others.saturating_add(deaths.orphans).min(rest);
+        self.other_kills = self.other_kills.saturating_add(deaths.orphans).min(rest);
         let elsewhere = kills.machine.map(|all| all.saturating_sub(in_cgroup));
         match (left, elsewhere) {
             (1.., _) => OomEvidence::InCgroup { limit: kills.limit, is_certain },
             (0, Some(count @ 1..)) => OomEvidence::OnMachine { count },
-            (0, Some(0)) => OomEvidence::Nothing,
-            (0, None) if kills.cgroup.is_some() => OomEvidence::Nothing,
+            (0, Some(0)) => OomEvidence::NoKill,
+            (0, None) if kills.cgroup.is_some() => OomEvidence::NoKill,
             (0, None) => OomEvidence::Unknown,
         }
     }
@@ -295,7 +296,7 @@ pub enum OomEvidence {
         count: u64,
     },
     /// The kernel killed no process for lack of memory.
-    Nothing,
+    NoKill,
     /// The kernel shows no counter to this process.
     Unknown,
 }

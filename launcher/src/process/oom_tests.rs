@@ -55,7 +55,7 @@ const V1_UNLIMITED: u64 = 9_223_372_036_854_771_712;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn v2_kill_names_the_nearest_limit_that_was_reached() {
+fn v2_kill_names_nearest_reached_limit() {
     let root = FakeRoot::new("v2", "0::/pod/job\n");
     let write = |(pod_oom, job_oom, kills)| {
         root.v2("pod", (&(400 * MIB).to_string(), pod_oom, kills));
@@ -74,7 +74,7 @@ fn v2_kill_names_the_nearest_limit_that_was_reached() {
 }
 
 #[test]
-fn v2_without_a_limit_counts_kills_and_names_none() {
+fn v2_without_limit_counts_kills_and_names_no_limit() {
     let root = FakeRoot::new("v2-max", "0::/job\n");
     root.v2("job", ("max", 0, 0));
     let before = root.read();
@@ -85,7 +85,7 @@ fn v2_without_a_limit_counts_kills_and_names_none() {
 }
 
 #[test]
-fn v1_kill_is_counted_below_a_limited_cgroup() {
+fn v1_kill_below_limited_cgroup_is_counted() {
     let root = FakeRoot::new("v1", "5:devices:/x\n4:cpu,memory:/box/job\n0::/elsewhere\n");
     root.v1("box", (400 * MIB, 10, 0));
     root.v1("box/job", (V1_UNLIMITED, 0, 2));
@@ -97,7 +97,7 @@ fn v1_kill_is_counted_below_a_limited_cgroup() {
 }
 
 #[test]
-fn v1_limit_without_a_counter_is_known_by_the_peak() {
+fn v1_limit_without_counter_is_detected_by_peak() {
     let root = FakeRoot::new("v1-peak", "4:memory:/box\n");
     root.v1("box", (400 * MIB, 0, 0));
     let peak = |bytes: u64| {
@@ -110,7 +110,7 @@ fn v1_limit_without_a_counter_is_known_by_the_peak() {
 
 /// The limit on memory and swap together counts for itself, and is reached first where both are equal.
 #[test]
-fn v1_limit_with_swap_counts_too() {
+fn v1_limit_with_swap_is_detected() {
     let root = FakeRoot::new("v1-swap", "4:memory:/box\n");
     root.v1("box", (400 * MIB, 0, 0));
     let with_swap = "sys/fs/cgroup/memory/box/memory.memsw.failcnt";
@@ -123,7 +123,7 @@ fn v1_limit_with_swap_counts_too() {
 
 /// The container's own cgroup is mounted as the root, and `/proc` tells the host's path.
 #[test]
-fn container_without_cgroup_namespace_reads_the_mounts_root() {
+fn container_without_cgroup_namespace_reads_mount_root() {
     for (name, path) in [("host-path", "/docker/abc"), ("above", "/../../abc")] {
         let root = FakeRoot::new(name, &format!("3:memory:{path}\n"));
         root.v1("", (64 * MIB, 0, 0));
@@ -135,7 +135,7 @@ fn container_without_cgroup_namespace_reads_the_mounts_root() {
 }
 
 #[test]
-fn unreadable_counters_are_no_evidence() {
+fn unreadable_counters_give_no_evidence() {
     let root = FakeRoot::new("none", "0::/job\n");
     let kills = OomKills { cgroup: None, limit: None, machine: Some(0) };
     assert_eq!(root.read().kills_since(&root.read()), kills, "the root of v2 has no such files");
@@ -151,7 +151,7 @@ fn unreadable_counters_are_no_evidence() {
 }
 
 #[test]
-fn numbers_of_another_cgroup_are_not_compared() {
+fn counters_of_another_cgroup_are_not_compared() {
     let root = FakeRoot::new("moved", "0::/one\n");
     root.v2("one", ("max", 0, 0));
     root.v2("two", ("max", 0, 5));
@@ -176,24 +176,28 @@ const PROBABLE: OomEvidence = OomEvidence::InCgroup { limit: Some(MIB), is_certa
 fn each_kill_explains_one_death() {
     let now = Instant::now();
     let mut ledger = OomLedger::default();
-    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), CERTAIN);
-    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), CERTAIN);
-    assert_eq!(ledger.take(kills(2, 2), &deaths(1), now), OomEvidence::Nothing);
-    assert_eq!(ledger.take(kills(2, 5), &deaths(1), now), OomEvidence::OnMachine { count: 3 });
-    assert_eq!(ledger.take(kills(3, 3), &deaths(2), now), PROBABLE, "one of the two");
-    let take = |kills| OomLedger::default().take(kills, &deaths(1), now);
-    assert_eq!(take(kills(0, 0)), OomEvidence::Nothing);
-    assert_eq!(take(kills(0, None)), OomEvidence::Nothing);
-    assert_eq!(take(kills(None, 0)), OomEvidence::Nothing);
+    assert_eq!(ledger.explain_with_kills(kills(2, 2), &deaths(1), now), CERTAIN);
+    assert_eq!(ledger.explain_with_kills(kills(2, 2), &deaths(1), now), CERTAIN);
+    assert_eq!(ledger.explain_with_kills(kills(2, 2), &deaths(1), now), OomEvidence::NoKill);
+    assert_eq!(ledger.explain_with_kills(kills(2, 5), &deaths(1), now), OomEvidence::OnMachine { count: 3 });
+    assert_eq!(ledger.explain_with_kills(kills(3, 3), &deaths(2), now), PROBABLE, "one of the two");
+    let take = |kills| OomLedger::default().explain_with_kills(kills, &deaths(1), now);
+    assert_eq!(take(kills(0, 0)), OomEvidence::NoKill);
+    assert_eq!(take(kills(0, None)), OomEvidence::NoKill);
+    assert_eq!(take(kills(None, 0)), OomEvidence::NoKill);
     assert_eq!(take(kills(None, 3)), OomEvidence::OnMachine { count: 3 });
     assert_eq!(take(OomKills::default()), OomEvidence::Unknown);
 }
 
 #[test]
-fn kill_that_may_be_of_another_process_is_only_probable() {
+fn kill_of_possibly_other_process_is_only_probable() {
     let now = Instant::now();
     let take = |peak: Option<PeakMemory>, orphans| {
-        OomLedger::default().take(kills(1, 1), &SigkillDeaths { workers: vec![peak], orphans }, now)
+        OomLedger::default().explain_with_kills(
+            kills(1, 1),
+            &SigkillDeaths { workers: vec![peak], orphans },
+            now,
+        )
     };
     let own = |bytes| Some(PeakMemory { bytes, is_own: true });
     assert_eq!(take(own(MIB / 2), 0), CERTAIN);
@@ -204,21 +208,25 @@ fn kill_that_may_be_of_another_process_is_only_probable() {
 }
 
 #[test]
-fn kill_seen_long_before_a_death_is_only_probable() {
+fn kill_counted_long_before_death_is_only_probable() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
     let mut ledger = OomLedger::default();
-    ledger.note_look(1, at(0));
-    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(1)), CERTAIN, "the victim takes a moment to die");
+    ledger.record_sample(1, at(0));
+    assert_eq!(
+        ledger.explain_with_kills(kills(1, 1), &deaths(1), at(1)),
+        CERTAIN,
+        "the victim takes a moment to die"
+    );
     let mut ledger = OomLedger::default();
-    ledger.note_look(1, at(0));
-    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(9)), PROBABLE);
+    ledger.record_sample(1, at(0));
+    assert_eq!(ledger.explain_with_kills(kills(1, 1), &deaths(1), at(9)), PROBABLE);
     let mut ledger = OomLedger::default();
-    ledger.note_look(1, at(0));
-    assert_eq!(ledger.take(kills(2, 2), &deaths(1), at(9)), CERTAIN, "a kill of its own");
-    assert_eq!(ledger.take(kills(2, 2), &deaths(1), at(10)), PROBABLE, "the old one is left");
+    ledger.record_sample(1, at(0));
+    assert_eq!(ledger.explain_with_kills(kills(2, 2), &deaths(1), at(9)), CERTAIN, "a kill of its own");
+    assert_eq!(ledger.explain_with_kills(kills(2, 2), &deaths(1), at(10)), PROBABLE, "the old one is left");
     let mut ledger = OomLedger::default();
     let orphan = SigkillDeaths { workers: Vec::new(), orphans: 1 };
-    let _ = ledger.take(kills(1, 1), &orphan, at(0));
-    assert_eq!(ledger.take(kills(1, 1), &deaths(1), at(1)), PROBABLE, "an orphan died before");
+    let _ = ledger.explain_with_kills(kills(1, 1), &orphan, at(0));
+    assert_eq!(ledger.explain_with_kills(kills(1, 1), &deaths(1), at(1)), PROBABLE, "an orphan died before");
 }

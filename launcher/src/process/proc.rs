@@ -1,7 +1,7 @@
 //! Reads facts of one process from `/proc` (proc(5)).
 //!
 //! Every answer may be old when it is read, and a pid may have another owner by then. Before it acts on a pid, a
-//! caller compares the start time again, with a pidfd in hand (`signal_the_same`).
+//! caller compares the start time again, with a pidfd in hand (`signal_if_same_start`).
 
 use std::fs;
 use std::io;
@@ -23,8 +23,8 @@ impl From<ProcessScanError> for io::Error {
 }
 
 /// After any other refusal of the kernel the process counts as absent.
-pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, ProcessScanError> {
-    match look {
+pub(super) fn absent_if_not_found<T>(result: io::Result<T>) -> Result<Option<T>, ProcessScanError> {
+    match result {
         Ok(seen) => Ok(Some(seen)),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
             Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(ProcessScanError(errno)),
@@ -34,11 +34,11 @@ pub(super) fn seen<T>(look: io::Result<T>) -> Result<Option<T>, ProcessScanError
 }
 
 /// A longer command line is cut.
-const COMMAND_SHOWN: usize = 120;
+const MAX_COMMAND_LEN: usize = 120;
 
 /// Whether `/proc` exists and shows our own pid namespace; without it only the workers themselves can be ended.
 #[must_use]
-pub fn can_walk() -> bool {
+pub fn can_scan_processes() -> bool {
     fs::read_link("/proc/self").ok().as_deref() == Some(Path::new(&getpid().to_string()))
 }
 
@@ -73,7 +73,7 @@ pub(super) struct ProcessStat(String);
 impl ProcessStat {
     /// `None` if there is no such process.
     pub(super) fn of(pid: Pid) -> Result<Option<Self>, ProcessScanError> {
-        let raw = seen(fs::read(format!("/proc/{pid}/stat")))?;
+        let raw = absent_if_not_found(fs::read(format!("/proc/{pid}/stat")))?;
         // A name may hold any bytes (PR_SET_NAME).
         Ok(raw.map(|raw| Self(String::from_utf8_lossy(&raw).into_owned())))
     }
@@ -89,7 +89,7 @@ impl ProcessStat {
     }
 
     /// The start time of the process, in clock ticks since boot.
-    pub(super) fn started(&self) -> Option<u64> {
+    pub(super) fn start_ticks(&self) -> Option<u64> {
         self.field(22)?.parse().ok()
     }
 
@@ -120,7 +120,7 @@ impl ProcessStat {
     }
 
     /// Whether it is in uninterruptible sleep.
-    pub(super) fn sits_in_the_kernel(&self) -> bool {
+    pub(super) fn is_in_dstate(&self) -> bool {
         self.field(3) == Some("D")
     }
 
@@ -138,7 +138,7 @@ pub(super) struct ProcessEnvironment(Vec<u8>);
 
 impl ProcessEnvironment {
     pub(super) fn of(pid: Pid) -> Result<Self, ProcessScanError> {
-        Ok(Self(seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default()))
+        Ok(Self(absent_if_not_found(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default()))
     }
 
     /// The first value of that name.
@@ -149,18 +149,18 @@ impl ProcessEnvironment {
 }
 
 /// The command line of a process, in one line; its name in brackets if it has no arguments, as `ps` does.
-pub(super) fn command(pid: Pid) -> String {
+pub(super) fn displayed_command(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
-    if words.is_empty() {
+    let args: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+    if args.is_empty() {
         let stat = ProcessStat::of(pid).ok().flatten();
         return stat
             .as_ref()
             .and_then(ProcessStat::name)
             .map_or_else(String::new, |name| format!("[{name}]"));
     }
-    let line = String::from_utf8_lossy(&words.join(&b' ')).into_owned();
-    match line.char_indices().nth(COMMAND_SHOWN) {
+    let line = String::from_utf8_lossy(&args.join(&b' ')).into_owned();
+    match line.char_indices().nth(MAX_COMMAND_LEN) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
     }
@@ -169,11 +169,11 @@ pub(super) fn command(pid: Pid) -> String {
 /// Signals the process that had this pid and this start time, and no later owner of the pid: the pidfd holds on to a
 /// process, and only if that one still has the start time is it the one that was meant. Gone meanwhile is as good as
 /// signalled.
-pub(super) fn signal_the_same((pid, started): (Pid, u64), signal: Signal) {
+pub(super) fn signal_if_same_start((pid, started): (Pid, u64), signal: Signal) {
     use rustix::process::{PidfdFlags, Signal as Raw, pidfd_open, pidfd_send_signal};
     let handle = rustix::process::Pid::from_raw(pid.as_raw()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let is_the_same =
-        ProcessStat::of(pid).is_ok_and(|stat| stat.and_then(|stat| stat.started()) == Some(started));
+        ProcessStat::of(pid).is_ok_and(|stat| stat.and_then(|stat| stat.start_ticks()) == Some(started));
     let (Some(handle), Some(raw), true) = (handle, Raw::from_named_raw(signal as i32), is_the_same) else {
         return;
     };
@@ -194,21 +194,21 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_found_behind_any_name() {
+    fn stat_fields_are_parsed_after_any_process_name() {
         let odd = stat("12 (a) R 3 (b) D 7 12 12 34816 0");
         assert_eq!((odd.parent(), odd.name()), (Some(Pid::from_raw(7)), Some("a) R 3 (b")));
-        assert!(odd.sits_in_the_kernel() && odd.has_terminal() && !odd.has_ended());
+        assert!(odd.is_in_dstate() && odd.has_terminal() && !odd.has_ended());
         let plain = stat("12 (a) Z 7 12 12 0 0");
         assert!(plain.has_ended() && !plain.has_terminal());
         assert_eq!(
-            (stat("garbage").parent(), stat("garbage").name(), stat("").started()),
+            (stat("garbage").parent(), stat("garbage").name(), stat("").start_ticks()),
             (None, None, None)
         );
     }
 
     #[test]
-    fn without_room_for_a_look_nobody_is_taken_for_gone() {
-        let look = |errno: Errno| seen::<()>(Err(errno.into()));
+    fn lack_of_descriptors_or_memory_does_not_mean_process_gone() {
+        let look = |errno: Errno| absent_if_not_found::<()>(Err(errno.into()));
         for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
             assert_eq!(look(errno), Err(ProcessScanError(errno)));
         }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_found_by_its_whole_name() {
+    fn environment_variable_is_found_by_whole_name() {
         let environment = ProcessEnvironment(b"XRANKRUN_KEEP=0\0RANKRUN_KEEPS=2\0RANKRUN_KEEP=1\0".to_vec());
         assert_eq!(environment.value("RANKRUN_KEEP"), Some(b"1".as_slice()));
         assert_eq!(environment.value("KEEP"), None);

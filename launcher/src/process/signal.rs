@@ -34,7 +34,7 @@ impl HandledSignals {
     }
 
     /// The signals that stop a launch before its command line is parsed: torchrun's defaults.
-    fn before_the_words() -> Self {
+    fn before_cli_parse() -> Self {
         Self::of(&SignalSpec::torchrun(), CliFlavor::Rankrun)
     }
 
@@ -57,7 +57,7 @@ impl HandledSignals {
 
     /// Whether this one stops the job.
     #[must_use]
-    pub fn stops(&self, number: i32) -> bool {
+    pub fn is_stop_signal(&self, number: i32) -> bool {
         self.stop.iter().any(|signal| *signal as i32 == number)
     }
 }
@@ -84,8 +84,8 @@ pub struct SignalInbox {
 /// # Errors
 /// The kernel's refusal.
 pub fn block(handled: &HandledSignals) -> io::Result<SigSet> {
-    hear_of_children()?;
-    let mut blocked = readable(handled);
+    reset_sigchld_action()?;
+    let mut blocked = inbox_signal_set(handled);
     blocked.add(Signal::SIGTTOU);
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut before))?;
@@ -103,26 +103,26 @@ pub fn ignore_file_size_signal() {
 /// mask, or `None` if nothing was blocked.
 ///
 /// The kernel drops an unhandled signal to PID 1 and keeps a blocked one until it is read: by the wait for the
-/// devices ([`SignalInbox::of_the_first`]), or else by the guard.
+/// devices ([`SignalInbox::open_for_early_signals`]), or else by the guard.
 #[must_use]
-pub fn keep_as_the_first() -> Option<SigSet> {
+pub fn block_stop_signals_at_start() -> Option<SigSet> {
     if getpid().as_raw() != 1 {
         return None;
     }
     let mut before = SigSet::empty();
-    let kept: SigSet = HandledSignals::before_the_words().iter().collect();
+    let kept: SigSet = HandledSignals::before_cli_parse().iter().collect();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&kept), Some(&mut before)).ok()?;
     Some(before)
 }
 
-/// As [`block`], after [`keep_as_the_first`]: signals blocked there without a handler here get their previous state.
+/// As [`block`], after [`block_stop_signals_at_start`]: signals blocked there without a handler here get their previous state.
 ///
 /// # Errors
 /// The kernel's refusal.
 pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result<SigSet> {
     let before = block(handled)?;
     let Some(original) = kept else { return Ok(before) };
-    let unhandled: SigSet = HandledSignals::before_the_words()
+    let unhandled: SigSet = HandledSignals::before_cli_parse()
         .iter()
         .filter(|signal| !handled.contains(*signal as i32) && !original.contains(*signal))
         .collect();
@@ -135,13 +135,13 @@ pub fn block_after(kept: Option<SigSet>, handled: &HandledSignals) -> io::Result
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn hear_of_children() -> io::Result<()> {
+pub fn reset_sigchld_action() -> io::Result<()> {
     // SAFETY: the default action is not a handler.
     unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     Ok(())
 }
 
-fn readable(handled: &HandledSignals) -> SigSet {
+fn inbox_signal_set(handled: &HandledSignals) -> SigSet {
     handled.iter().chain([Signal::SIGCHLD, Signal::SIGWINCH]).collect()
 }
 
@@ -152,18 +152,18 @@ impl SignalInbox {
     /// The kernel's refusal.
     pub fn open(handled: &HandledSignals) -> io::Result<Self> {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        Ok(Self { fd: SignalFd::with_flags(&readable(handled), flags)? })
+        Ok(Self { fd: SignalFd::with_flags(&inbox_signal_set(handled), flags)? })
     }
 
-    /// Opens the signals that [`keep_as_the_first`] keeps; `None` where the calling process is not PID 1.
+    /// Opens the signals that [`block_stop_signals_at_start`] keeps; `None` where the calling process is not PID 1.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn of_the_first() -> io::Result<Option<Self>> {
+    pub fn open_for_early_signals() -> io::Result<Option<Self>> {
         if getpid().as_raw() != 1 {
             return Ok(None);
         }
-        Self::open(&HandledSignals::before_the_words()).map(Some)
+        Self::open(&HandledSignals::before_cli_parse()).map(Some)
     }
 
     /// The next pending signal's number, `None` when there is none.
@@ -196,7 +196,7 @@ pub(super) enum SignalSender {
 impl SignalSender {
     /// Whether this, a moment later, is the same request by another way: `timeout` signals us and then its whole
     /// process group, and a wrapper passes on the Ctrl-C that we got ourselves.
-    pub(super) fn echoes(self, first: Self) -> bool {
+    pub(super) fn is_duplicate_of(self, first: Self) -> bool {
         match (first, self) {
             (Self::Process(first), Self::Process(second)) => first == second,
             (Self::Other, Self::Other) => false,
@@ -215,14 +215,14 @@ impl AsFd for SignalInbox {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn suspend() -> io::Result<()> {
-    die_by(Signal::SIGTSTP as i32);
+pub fn stop_self() -> io::Result<()> {
+    raise_with_default_action(Signal::SIGTSTP as i32);
     let only: SigSet = [Signal::SIGTSTP].into_iter().collect();
     Ok(sigprocmask(SigmaskHow::SIG_BLOCK, Some(&only), None)?)
 }
 
 /// Ends the calling process as an unhandled `number` would have; returns where the kernel does not allow it.
-pub fn die_by(number: i32) {
+pub fn raise_with_default_action(number: i32) {
     let Ok(signal) = Signal::try_from(number) else { return };
     // SAFETY: the default action is not a handler of ours.
     let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigDfl) };

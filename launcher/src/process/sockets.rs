@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connected_socket_is_found_by_the_port_of_its_other_end() {
+    fn connected_socket_is_found_by_peer_port() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let own = nix::unistd::getpid();
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_connections_are_skipped() {
+    fn table_lines_without_connection_are_skipped() {
         let line = |remote: &str, state: &str| {
             format!(
                 "   1: 0100007F:B0C2 {remote} {state} 00000000:00000000 00:00000000 00000000     0        0 4711 1"

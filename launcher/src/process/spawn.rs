@@ -212,7 +212,7 @@ mod tests {
     use crate::spec::{CliFlavor, SignalSpec};
 
     #[test]
-    fn a_mask_is_as_long_as_its_highest_cpu() {
+    fn cpu_mask_is_as_long_as_its_highest_cpu() {
         assert_eq!(mask_of(&[0, 2, 63]), [1 | 4 | 1 << 63]);
         assert_eq!(mask_of(&[64, 1300]).len(), 1300 / 64 + 1);
         assert_eq!(mask_of(&[64])[1], 1);
@@ -240,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_bound_before_it_becomes_the_program() {
-        let own = System::SILENT.affinity();
+    fn child_is_bound_to_cpus_before_exec() {
+        let own = System::SILENT.allowed_cpus();
         let last = *own.last().unwrap();
         assert_eq!(bound_to(Some(vec![last])).unwrap(), last.to_string());
-        assert_eq!(bound_to(None).unwrap(), crate::device::affinity::ranges(&own));
+        assert_eq!(bound_to(None).unwrap(), crate::device::affinity::format_ranges(&own));
         // A CPU that is not there.
         let error = bound_to(Some(vec![8190])).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL));

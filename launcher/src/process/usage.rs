@@ -5,7 +5,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-use crate::process::descendants::below;
+use crate::process::descendants::filter_descendants;
 use crate::process::proc::{ProcessScanError, ProcessStat};
 use crate::process::reserve::with_reserve;
 
@@ -36,9 +36,9 @@ pub struct TreeUsage {
 /// The process and its living descendants.
 ///
 /// # Errors
-/// No descriptor or memory is left to read `/proc`, or `is_late` before its end (`ETIME`).
+/// No descriptor or memory is left to read `/proc`, or `is_expired` before its end (`ETIME`).
 pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
-    with_reserve(|| walk(root, is_late))
+    with_reserve(|| tree_pids(root, is_late))
 }
 
 /// The usage of the process and its descendants; `None` if there is no such process, or `/proc` does not answer in
@@ -46,23 +46,23 @@ pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, Proces
 #[must_use]
 pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
     let stats = with_reserve(|| {
-        let pids = walk(root, is_late)?;
+        let pids = tree_pids(root, is_late)?;
         pids.into_iter().map(ProcessStat::of).collect::<Result<Vec<_>, _>>()
     });
     let ticks_per_second = rustix::param::clock_ticks_per_second();
-    sum(&stats.ok()?.into_iter().collect::<Vec<_>>(), ticks_per_second)
+    sum_usage(&stats.ok()?.into_iter().collect::<Vec<_>>(), ticks_per_second)
 }
 
-fn walk(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
+fn tree_pids(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
     let in_time = |_, parent_is| {
         if is_late() { Err(ProcessScanError(Errno::ETIME)) } else { Ok::<_, ProcessScanError>(parent_is) }
     };
-    let found = below(root, true, &in_time)?;
+    let found = filter_descendants(root, true, &in_time)?;
     Ok([root].into_iter().chain(found.into_iter().map(|found| found.pid)).collect())
 }
 
 /// The root is the first one. Descendants that have ended since the walk count no more.
-fn sum(stats: &[Option<ProcessStat>], ticks_per_second: u64) -> Option<TreeUsage> {
+fn sum_usage(stats: &[Option<ProcessStat>], ticks_per_second: u64) -> Option<TreeUsage> {
     let root = stats.first()?.as_ref()?;
     let all = || stats.iter().flatten();
     let is_one = |states: &str| all().any(|stat| stat.state().is_some_and(|state| states.contains(state)));
@@ -92,8 +92,9 @@ mod tests {
     }
 
     #[test]
-    fn tree_usage_adds_times_and_shows_the_state_that_matters_most() {
-        let usage = |states: &[char]| sum(&states.iter().map(|state| stat(*state)).collect::<Vec<_>>(), 100);
+    fn tree_usage_sums_times_and_picks_most_important_state() {
+        let usage =
+            |states: &[char]| sum_usage(&states.iter().map(|state| stat(*state)).collect::<Vec<_>>(), 100);
         for (states, state) in [
             (&['S'][..], RunState::Waiting),
             (&['S', 'R'], RunState::Running),
@@ -105,12 +106,12 @@ mod tests {
             let cpu_time = Duration::from_millis(100 * states.len() as u64);
             assert_eq!(usage(states), Some(TreeUsage { state, cpu_time }), "{states:?}");
         }
-        assert_eq!(sum(&[None, stat('R')], 100), None, "the root is gone");
-        assert_eq!(sum(&[stat('S'), None], 100), usage(&['S']), "a descendant is gone");
+        assert_eq!(sum_usage(&[None, stat('R')], 100), None, "the root is gone");
+        assert_eq!(sum_usage(&[stat('S'), None], 100), usage(&['S']), "a descendant is gone");
     }
 
     #[test]
-    fn tree_usage_of_this_process_is_known_unless_it_is_late() {
+    fn tree_usage_fails_if_late_or_process_is_gone() {
         let (own, gone) = (nix::unistd::getpid(), Pid::from_raw(i32::MAX));
         assert!(tree_usage(own, &|| false).is_some());
         assert_eq!(tree_usage(gone, &|| false), None);

@@ -112,7 +112,7 @@ impl fmt::Display for PublishedHost {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// No interface has the given name.
-    #[error("this machine has no interface `{name}`; it has {}", list(known))]
+    #[error("this machine has no interface `{name}`; it has {}", quoted_list(known))]
     Unknown {
         /// The name as the user gave it.
         name: String,
@@ -138,7 +138,7 @@ impl AddressError {
     }
 }
 
-fn list(names: &[String]) -> String {
+fn quoted_list(names: &[String]) -> String {
     let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
     quoted.join(", ")
 }
@@ -147,7 +147,7 @@ fn list(names: &[String]) -> String {
 ///
 /// # Errors
 /// `--iface` names an interface that does not exist, or has no address.
-pub fn choose(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
+pub fn choose_published_host(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
     if let Some(given) = known.local_addr {
         return Ok(PublishedHost { addr: given.to_owned(), why: AddressReason::Given });
     }
@@ -162,13 +162,13 @@ pub fn choose(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
         });
     }
     if let Some(name) = known.iface {
-        let addr = of_interface(known.interfaces, name, connection.is_ipv6())?.to_string();
+        let addr = interface_address(known.interfaces, name, connection.is_ipv6())?.to_string();
         return Ok(PublishedHost { addr, why: AddressReason::OfGivenInterface { name: name.to_owned() } });
     }
     if !connection.is_loopback() {
         return Ok(PublishedHost { addr: connection.to_string(), why: AddressReason::OfConnection });
     }
-    Ok(match network::reachable(known.interfaces, connection.is_ipv6()) {
+    Ok(match network::first_reachable_interface(known.interfaces, connection.is_ipv6()) {
         Some((interface, address)) => PublishedHost {
             addr: address.to_string(),
             why: AddressReason::OfInterface { name: interface.name.clone() },
@@ -181,14 +181,14 @@ pub fn choose(known: &AddressFacts<'_>) -> Result<PublishedHost, AddressError> {
 /// known before any connection.
 ///
 /// # Errors
-/// See [`choose`]. `--iface` is checked even if `--local-addr` decides.
+/// See [`choose_published_host`]. `--iface` is checked even if `--local-addr` decides.
 pub fn is_confined(
     local_addr: Option<&str>,
     iface: Option<&str>,
     interfaces: &[Interface],
 ) -> Result<bool, AddressError> {
     let by_interface = match iface {
-        Some(name) => of_interface(interfaces, name, false)?.is_loopback(),
+        Some(name) => interface_address(interfaces, name, false)?.is_loopback(),
         None => false,
     };
     Ok(local_addr.map_or(by_interface, |addr| loopback(addr).is_some()))
@@ -198,7 +198,7 @@ pub fn is_confined(
 /// the endpoint's host. `None` if the store must listen on all addresses. The endpoint has priority over the interface,
 /// because other nodes look for the store there.
 #[must_use]
-pub fn listen_at(
+pub fn listen_addresses(
     interfaces: &[Interface],
     iface: &str,
     meant: &[IpAddr],
@@ -219,7 +219,7 @@ pub fn listen_at(
         [one] => Some(**one),
         // The name means a loopback address on this machine only, such as Debian's 127.0.1.1. Other nodes know another
         // address.
-        [] if !needs_endpoint => of_interface(interfaces, iface, wants_ipv6).ok(),
+        [] if !needs_endpoint => interface_address(interfaces, iface, wants_ipv6).ok(),
         _ => None,
     }
 }
@@ -249,7 +249,7 @@ pub fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Op
             Err(_) if loopback(&chosen.addr).is_some() => of_loopback(),
             // `--local-addr` may be a name; it is not resolved.
             Err(_) => {
-                let found = network::reachable(known.interfaces, connection.is_ipv6());
+                let found = network::first_reachable_interface(known.interfaces, connection.is_ipv6());
                 found.map(|(interface, _)| interface.name.clone())
             }
         },
@@ -258,14 +258,14 @@ pub fn workers_interface(known: &AddressFacts<'_>, chosen: &PublishedHost) -> Op
 
 /// Hint to the user if NCCL chooses among several networks of this host. `own` is the interface of the other libraries.
 #[must_use]
-pub fn several_networks(interfaces: &[Interface], own: &str) -> Option<String> {
-    let names = network::hardware(interfaces);
+pub fn several_networks_hint(interfaces: &[Interface], own: &str) -> Option<String> {
+    let names = network::hardware_interfaces(interfaces);
     (names.len() > 1).then(|| {
         format!(
             "this host has {} networks, {}: gloo uses `{own}`, by which the nodes reach each other, and NCCL chooses by \
              itself; `--iface NAME` names one for both",
             names.len(),
-            list(&names)
+            quoted_list(&names)
         )
     })
 }
@@ -282,7 +282,7 @@ pub fn loopback(host: &str) -> Option<IpAddr> {
 /// Warning if this machine does not have the address of `--local-addr`. It may still be right if addresses are
 /// translated. A name is not resolved.
 #[must_use]
-pub fn doubt(known: &AddressFacts<'_>) -> Option<String> {
+pub fn unknown_address_warning(known: &AddressFacts<'_>) -> Option<String> {
     let given = known.local_addr?;
     let address = given.trim_matches(['[', ']']).parse::<IpAddr>().ok()?.to_canonical();
     let is_own = address.is_loopback()
@@ -300,7 +300,11 @@ pub fn doubt(known: &AddressFacts<'_>) -> Option<String> {
 ///
 /// # Errors
 /// The interface does not exist, or has no address.
-pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Result<IpAddr, AddressError> {
+pub fn interface_address(
+    interfaces: &[Interface],
+    name: &str,
+    wants_ipv6: bool,
+) -> Result<IpAddr, AddressError> {
     if interfaces.iter().all(|interface| interface.name != name) {
         // The kernel lists an interface's IPv4 and IPv6 addresses apart.
         let mut known: Vec<String> = Vec::new();
@@ -311,7 +315,7 @@ pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> R
         }
         return Err(AddressError::Unknown { name: name.to_owned(), known });
     }
-    network::of_interface(interfaces, name, wants_ipv6)
+    network::interface_address(interfaces, name, wants_ipv6)
         .ok_or_else(|| AddressError::NoAddress { name: name.to_owned() })
 }
 
@@ -358,20 +362,20 @@ mod tests {
     }
 
     fn addr(known: &AddressFacts<'_>) -> String {
-        choose(known).unwrap().addr
+        choose_published_host(known).unwrap().addr
     }
 
     #[test]
-    fn what_was_given_wins() {
+    fn given_address_takes_precedence() {
         let machine = machine();
         let known =
             AddressFacts { local_addr: Some("node7"), iface: Some("nope"), ..known(&machine, "10.0.0.2") };
-        let chosen = choose(&known).unwrap();
+        let chosen = choose_published_host(&known).unwrap();
         assert_eq!((chosen.addr.as_str(), &chosen.why), ("node7", &AddressReason::Given));
     }
 
     #[test]
-    fn an_interface_gives_the_address_of_the_endpoints_family() {
+    fn interface_gives_address_of_endpoint_family() {
         let machine = machine();
         let of =
             |iface, connection| addr(&AddressFacts { iface: Some(iface), ..known(&machine, connection) });
@@ -382,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_must_be_there_and_have_an_address() {
+    fn interface_missing_or_without_address_is_an_error() {
         let machine = machine();
         let check = |name| is_confined(None, Some(name), &machine);
         let error = check("eth7").unwrap_err();
@@ -397,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_says_that_all_nodes_are_here() {
+    fn loopback_endpoint_gives_loopback_address() {
         let machine = machine();
         let on = |addr, iface| is_confined(addr, iface, &machine).unwrap();
         assert!(on(None, Some("lo")) && !on(None, Some("ib0")) && !on(None, None));
@@ -407,15 +411,20 @@ mod tests {
         for addr in ["10.0.0.2", "0.0.0.0", "node7"] {
             assert!(!on(Some(addr), Some("lo")), "{addr}");
         }
-        let chosen = choose(&AddressFacts { iface: Some("lo"), ..known(&machine, "::1") }).unwrap();
+        let chosen =
+            choose_published_host(&AddressFacts { iface: Some("lo"), ..known(&machine, "::1") }).unwrap();
         assert_eq!(chosen.addr, "::1");
     }
 
     #[test]
-    fn a_given_address_that_no_interface_has_is_doubted() {
+    fn given_address_without_interface_is_warned_about() {
         let machine = machine();
         let of = |addr, is_alone| {
-            doubt(&AddressFacts { local_addr: Some(addr), is_alone, ..known(&machine, "::1") })
+            unknown_address_warning(&AddressFacts {
+                local_addr: Some(addr),
+                is_alone,
+                ..known(&machine, "::1")
+            })
         };
         for addr in ["10.0.0.2", "fd00::2", "[fd00::2]", "::ffff:10.1.0.2", "127.0.0.2", "::1", "node7"] {
             assert_eq!(of(addr, false), None, "{addr}");
@@ -425,30 +434,30 @@ mod tests {
         assert!(of("203.0.113.7", true).is_some() && of("fd00::3", false).is_some());
         // A job of one node uses its own addresses only.
         assert!(of("0.0.0.0", true).is_none() && of("0.0.0.0", false).is_some());
-        assert_eq!(doubt(&known(&machine, "::1")), None);
+        assert_eq!(unknown_address_warning(&known(&machine, "::1")), None);
     }
 
     #[test]
-    fn the_connection_knows_how_others_reach_us() {
+    fn connection_source_address_is_published() {
         let machine = machine();
         assert_eq!(addr(&known(&machine, "10.1.0.2")), "10.1.0.2");
         assert_eq!(addr(&known(&machine, "::ffff:10.1.0.2")), "10.1.0.2");
     }
 
     #[test]
-    fn a_loopback_connection_means_an_interface() {
+    fn loopback_connection_falls_back_to_interface() {
         let machine = machine();
         assert_eq!(addr(&known(&machine, "127.0.0.1")), "10.0.0.2");
         assert_eq!(addr(&known(&machine, "::1")), "fd00::2");
         assert_eq!(addr(&known(&machine[..3], "127.0.0.1")), "172.17.0.1");
-        let alone = choose(&known(&machine[..2], "127.0.0.1")).unwrap();
+        let alone = choose_published_host(&known(&machine[..2], "127.0.0.1")).unwrap();
         assert_eq!((alone.addr.as_str(), &alone.why), ("127.0.0.1", &AddressReason::OnlyLoopback));
     }
 
     #[test]
     fn workers_use_the_interface_of_the_connection() {
         let machine = machine();
-        let of = |known: &AddressFacts<'_>| workers_interface(known, &choose(known).unwrap());
+        let of = |known: &AddressFacts<'_>| workers_interface(known, &choose_published_host(known).unwrap());
         let at = |connection| of(&known(&machine, connection));
         assert_eq!(at("10.1.0.2").as_deref(), Some("ib0"));
         assert_eq!(at("::ffff:10.0.0.2").as_deref(), Some("eth0"));
@@ -468,11 +477,11 @@ mod tests {
     }
 
     #[test]
-    fn several_networks_of_hardware_are_a_hint() {
+    fn several_hardware_networks_give_a_hint() {
         let machine = machine();
-        let hint = several_networks(&machine, "eth0").unwrap();
+        let hint = several_networks_hint(&machine, "eth0").unwrap();
         assert!(hint.starts_with("this host has 2 networks, `eth0`, `ib0`: gloo uses `eth0`"), "{hint}");
-        assert_eq!(several_networks(&machine[..6], "eth0"), None, "{:?}", &machine[..6]);
+        assert_eq!(several_networks_hint(&machine[..6], "eth0"), None, "{:?}", &machine[..6]);
     }
 
     #[test]
@@ -480,7 +489,7 @@ mod tests {
         let machine = machine();
         let at = |iface: &str, meant: &[&str], needs_endpoint| {
             let meant: Vec<IpAddr> = meant.iter().map(|address| address.parse().unwrap()).collect();
-            listen_at(&machine, iface, &meant, needs_endpoint).map(|address| address.to_string())
+            listen_addresses(&machine, iface, &meant, needs_endpoint).map(|address| address.to_string())
         };
         for is_static in [false, true] {
             assert_eq!(at("eth0", &["10.0.0.2"], is_static).as_deref(), Some("10.0.0.2"));
@@ -500,12 +509,12 @@ mod tests {
         let machine = machine();
         let at = |connection| AddressFacts { is_on_this_machine: true, ..known(&machine, connection) };
         assert_eq!([addr(&at("127.0.0.1")), addr(&at("::1"))], ["127.0.0.1", "::1"]);
-        assert_eq!(choose(&at("::1")).unwrap().why, AddressReason::OfLoopbackEndpoint);
+        assert_eq!(choose_published_host(&at("::1")).unwrap().why, AddressReason::OfLoopbackEndpoint);
         assert_eq!(addr(&AddressFacts { local_addr: Some("127.0.0.9"), ..at("127.0.0.1") }), "127.0.0.9");
     }
 
     #[test]
-    fn one_node_needs_the_loopback_only() {
+    fn single_node_uses_loopback_only() {
         let machine = machine();
         let on =
             |connection| AddressFacts { is_alone: true, iface: Some("eth0"), ..known(&machine, connection) };
@@ -517,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn every_machine_has_a_loopback() {
+    fn loopback_interface_is_listed() {
         assert!(
             interfaces().unwrap().iter().any(|one| one.address.is_some_and(|address| address.is_loopback()))
         );

@@ -20,7 +20,7 @@ use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::pickle::{self, StateParseError};
 use crate::rendezvous::state::{Node, RendezvousState};
-use crate::rendezvous::text::harmless_bytes;
+use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
 
 pub use tell::Introduction;
@@ -29,7 +29,7 @@ pub use tell::Introduction;
 const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
 
 /// Number of notification keys that are kept for late observers.
-const KEPT_RINGS: i64 = 64;
+const MAX_CHANGE_KEYS: i64 = 64;
 
 /// Longest store identity that is accepted, in bytes.
 const MAX_IDENTITY: usize = 64;
@@ -54,9 +54,9 @@ pub enum StoreFailure {
 #[derive(Debug)]
 pub struct C10dBackend {
     keys: RendezvousKeys,
-    calls: Client,
+    request_client: Client,
     /// `None` while it is lent out for an exchange of ranks.
-    bell: Option<Client>,
+    change_notifier: Option<Client>,
     /// What the notification connection waits for.
     armed: Option<StoreChange>,
     /// torch's keys of the only round, if the job has only one.
@@ -84,7 +84,7 @@ pub struct SnapshotQuery<'a> {
     /// Nodes of which the success in that round is read.
     pub done: &'a [Node],
     /// Nodes of which the heartbeat is read.
-    pub beats: &'a [Node],
+    pub heartbeats: &'a [Node],
 }
 
 /// The result of one read. The state itself is [`C10dBackend::state`].
@@ -103,7 +103,7 @@ pub struct StoreSnapshot {
     /// The previous round's ranks as they are stored.
     pub ranks: Vec<u8>,
     /// The heartbeat counters that exist.
-    pub beats: BTreeMap<Node, i64>,
+    pub heartbeats: BTreeMap<Node, i64>,
 }
 
 impl C10dBackend {
@@ -122,8 +122,8 @@ impl C10dBackend {
         calls.compare_set(keys.state(), b"", SENTINEL)?;
         Ok(Self {
             keys,
-            calls,
-            bell: Some(bell),
+            request_client: calls,
+            change_notifier: Some(bell),
             armed: None,
             only: None,
             version: 0,
@@ -137,7 +137,7 @@ impl C10dBackend {
     /// # Errors
     /// The connection is closed.
     pub fn local_ip(&self) -> Result<IpAddr, ClientError> {
-        Ok(self.calls.local_addr()?.ip())
+        Ok(self.request_client.local_addr()?.ip())
     }
 
     /// The address at which the store was reached.
@@ -145,13 +145,13 @@ impl C10dBackend {
     /// # Errors
     /// The connection is closed.
     pub fn peer_addr(&self) -> Result<SocketAddr, ClientError> {
-        self.calls.peer_addr()
+        self.request_client.peer_addr()
     }
 
     /// The kernel's smoothed round-trip time of the connection for requests.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
-        self.calls.round_trip()
+        self.request_client.round_trip()
     }
 
     /// Returns the identity of the store. Writes `fresh` if it has none; only an agent's first connection may do that.
@@ -159,9 +159,9 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`].
     pub fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
-        let key = self.keys.store();
-        let found = self.calls.compare_set(&key, b"", fresh.as_bytes())?;
-        Ok(harmless_bytes(&found, MAX_IDENTITY))
+        let key = self.keys.store_identity();
+        let found = self.request_client.compare_set(&key, b"", fresh.as_bytes())?;
+        Ok(escape_bytes_for_terminal(&found, MAX_IDENTITY))
     }
 
     /// The identity of the store; empty if it has none.
@@ -169,7 +169,7 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`].
     pub fn known_identity(&mut self) -> Result<String, ClientError> {
-        known_identity(&mut self.calls, &self.keys)
+        known_identity(&mut self.request_client, &self.keys)
     }
 
     /// The state as of the last read or write.
@@ -185,54 +185,55 @@ impl C10dBackend {
     }
 
     /// Sets that the job has only one round, with these torch keys.
-    pub fn use_round(&mut self, only: RoundKeys) {
+    pub fn set_round_keys(&mut self, only: RoundKeys) {
         self.only = Some(only);
     }
 
     /// The connection for requests, for direct calls.
-    pub const fn calls(&mut self) -> &mut Client {
-        &mut self.calls
+    pub const fn request_client(&mut self) -> &mut Client {
+        &mut self.request_client
     }
 
     /// The oldest unanswered request on either connection.
     #[must_use]
     pub fn unanswered(&self) -> Option<&Unanswered> {
-        self.calls.unanswered().or_else(|| self.bell.as_ref()?.unanswered())
+        self.request_client.unanswered().or_else(|| self.change_notifier.as_ref()?.unanswered())
     }
 
     /// Reads the store in one request.
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub fn look(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
+    pub fn read_snapshot(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
             let torch = self.torch_keys(round);
             names.extend([keys.failure(round), torch.last_member(), torch.num_members()]);
-            names.extend(wants.done.iter().map(|node| keys.done(round, node)));
+            names.extend(wants.done.iter().map(|node| keys.succeeded(round, node)));
         }
-        names.extend(wants.beats.iter().map(|node| keys.beat(node)));
+        names.extend(wants.heartbeats.iter().map(|node| keys.heartbeat(node)));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.calls.multi_get(&names)?.into_iter();
+        let mut values = self.request_client.multi_get(&names)?.into_iter();
         let mut next = || values.next().unwrap_or_default();
-        self.version = number(&next()).unwrap_or(0);
+        self.version = parse_i64(&next()).unwrap_or(0);
         let text = next();
         let mut look =
             StoreSnapshot { end: ClosingNote::from_json(&next()), ranks: next(), ..StoreSnapshot::default() };
         if wants.round.is_some() {
             look.failure = FailureNote::from_json(&next());
             look.all_succeeded = !next().is_empty();
-            look.successes = number(&next()).and_then(|nodes| usize::try_from(nodes).ok()).unwrap_or(0);
+            look.successes = parse_i64(&next()).and_then(|nodes| usize::try_from(nodes).ok()).unwrap_or(0);
             look.done = wants.done.iter().filter(|_| !next().is_empty()).cloned().collect();
         }
-        look.beats = wants.beats.iter().filter_map(|node| Some((node.clone(), number(&next())?))).collect();
-        self.keep(text)?;
+        look.heartbeats =
+            wants.heartbeats.iter().filter_map(|node| Some((node.clone(), parse_i64(&next())?))).collect();
+        self.store_state_text(text)?;
         Ok(look)
     }
 
     /// Parses a text that was read, and stores it as the last state.
-    fn keep(&mut self, text: Vec<u8>) -> Result<(), StoreFailure> {
+    fn store_state_text(&mut self, text: Vec<u8>) -> Result<(), StoreFailure> {
         if text == self.text {
             return Ok(());
         }
@@ -253,15 +254,15 @@ impl C10dBackend {
     /// The connection is lost, or the value is not a state.
     pub fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
         let text = pickle::encode(state);
-        let found = self.calls.compare_set(self.keys.state(), &self.text, &text)?;
+        let found = self.request_client.compare_set(self.keys.state(), &self.text, &text)?;
         if found != text {
-            self.keep(found)?;
+            self.store_state_text(found)?;
             return Ok(false);
         }
         self.text = text;
         self.state.clone_from(state);
         if rings {
-            self.ring()?;
+            self.notify_change()?;
         }
         Ok(true)
     }
@@ -270,15 +271,15 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn ring(&mut self) -> Result<(), ClientError> {
-        let version = self.calls.add(&self.keys.version(), 1)?;
+    pub fn notify_change(&mut self) -> Result<(), ClientError> {
+        let version = self.request_client.add(&self.keys.version(), 1)?;
         // Our own notification is skipped, unless another agent sent one before it.
         if version == self.version.wrapping_add(1) {
             self.version = version;
         }
-        self.calls.set(&self.keys.bell(version), b"1")?;
-        if version > KEPT_RINGS {
-            self.calls.delete(&self.keys.bell(version - KEPT_RINGS))?;
+        self.request_client.set(&self.keys.change_key(version), b"1")?;
+        if version > MAX_CHANGE_KEYS {
+            self.request_client.delete(&self.keys.change_key(version - MAX_CHANGE_KEYS))?;
         }
         Ok(())
     }
@@ -287,30 +288,30 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn listen(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
-        let Some(bell) = &mut self.bell else { return Ok(()) };
+    pub fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
+        let Some(bell) = &mut self.change_notifier else { return Ok(()) };
         let next = success_of.map_or(StoreChange::Ring(self.version.wrapping_add(1)), StoreChange::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
                 bell.end_wait(true)?;
             }
             let key = match next {
-                StoreChange::Ring(version) => self.keys.bell(version),
+                StoreChange::Ring(version) => self.keys.change_key(version),
                 StoreChange::Success(round) => self.torch_keys(round).last_member(),
             };
-            let Some(bell) = &mut self.bell else { return Ok(()) };
+            let Some(bell) = &mut self.change_notifier else { return Ok(()) };
             bell.begin_wait(&[&key])?;
             self.armed = Some(next);
         }
         Ok(())
     }
 
-    /// Returns what has arrived since [`Self::listen`], if anything.
+    /// Returns what has arrived since [`Self::subscribe_changes`], if anything.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn has_rung(&mut self) -> Result<Option<StoreChange>, ClientError> {
-        let (Some(bell), Some(awaited)) = (&mut self.bell, self.armed) else { return Ok(None) };
+    pub fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
+        let (Some(bell), Some(awaited)) = (&mut self.change_notifier, self.armed) else { return Ok(None) };
         if !bell.end_wait(false)? {
             return Ok(None);
         }
@@ -324,26 +325,26 @@ impl C10dBackend {
 
     /// Descriptor that becomes readable when a notification arrives.
     #[must_use]
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().filter(|_| self.armed.is_some()).map(AsFd::as_fd)
+    pub fn notifier_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.change_notifier.as_ref().filter(|_| self.armed.is_some()).map(AsFd::as_fd)
     }
 
     /// Lends out the notification connection. No notification is received until it is given back.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn lend(&mut self) -> Result<Option<Client>, ClientError> {
+    pub fn take_notifier(&mut self) -> Result<Option<Client>, ClientError> {
         if self.armed.take().is_some()
-            && let Some(bell) = &mut self.bell
+            && let Some(bell) = &mut self.change_notifier
         {
             bell.end_wait(true)?;
         }
-        Ok(self.bell.take())
+        Ok(self.change_notifier.take())
     }
 
     /// Takes back the connection that was lent out.
     pub fn give_back(&mut self, bell: Client) {
-        self.bell = Some(bell);
+        self.change_notifier = Some(bell);
     }
 }
 
@@ -352,10 +353,10 @@ impl C10dBackend {
 /// # Errors
 /// See [`Client`].
 pub fn known_identity(client: &mut Client, keys: &RendezvousKeys) -> Result<String, ClientError> {
-    Ok(harmless_bytes(&client.get(&keys.store())?, MAX_IDENTITY))
+    Ok(escape_bytes_for_terminal(&client.get(&keys.store_identity())?, MAX_IDENTITY))
 }
 
 /// Parses a counter as the store keeps it.
-fn number(text: &[u8]) -> Option<i64> {
+fn parse_i64(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }

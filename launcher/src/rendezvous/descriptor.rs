@@ -9,7 +9,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RestartCount};
 use serde::{Deserialize, Serialize};
 
-use super::text::harmless;
+use super::text::escape_for_terminal;
 use crate::spec::rendezvous::NodeRange;
 
 /// Version of the protocol between rankrun agents. Agents with different protocols do not work together.
@@ -52,8 +52,8 @@ pub struct AgentDescriptor {
 
 /// Name of the program, script or module of the workers, bounded. It is compared and shown to users.
 #[must_use]
-pub fn entrypoint(name: &OsStr) -> String {
-    harmless(&name.to_string_lossy(), MAX_ENTRYPOINT)
+pub fn display_entrypoint(name: &OsStr) -> String {
+    escape_for_terminal(&name.to_string_lossy(), MAX_ENTRYPOINT)
 }
 
 /// Why two agents belong to different jobs. Every variant contains the values of both agents.
@@ -159,7 +159,7 @@ pub fn compare(ours: &AgentDescriptor, theirs: &AgentDescriptor) -> Result<(), M
 ///
 /// # Errors
 /// The first difference that matters.
-pub fn meet(ours: &AgentDescriptor, theirs: &[u8]) -> Result<AgentDescriptor, Mismatch> {
+pub fn parse_and_compare(ours: &AgentDescriptor, theirs: &[u8]) -> Result<AgentDescriptor, Mismatch> {
     let theirs = AgentDescriptor::from_json(theirs).map_err(|error| match error {
         DescriptorError::Protocol { protocol, version } => Mismatch::Protocol {
             ours: ours.version.clone(),
@@ -242,27 +242,27 @@ impl AgentDescriptor {
         }
         let head: DescriptorHead = serde_json::from_slice(text).map_err(|_| DescriptorError::Unreadable)?;
         if head.protocol != PROTOCOL {
-            let version = harmless(&head.version, MAX_NAME);
+            let version = escape_for_terminal(&head.version, MAX_NAME);
             return Err(DescriptorError::Protocol { protocol: head.protocol, version });
         }
         let wire: DescriptorWire = serde_json::from_slice(text).map_err(|_| DescriptorError::Unreadable)?;
-        wire.check().ok_or(DescriptorError::Unreadable)
+        wire.into_descriptor().ok_or(DescriptorError::Unreadable)
     }
 }
 
 impl DescriptorWire {
-    fn check(self) -> Option<AgentDescriptor> {
+    fn into_descriptor(self) -> Option<AgentDescriptor> {
         let nodes = NodeRange { min: NodeCount::new(self.min)?, max: NodeCount::new(self.max)? };
         (nodes.min <= nodes.max).then_some(())?;
         Some(AgentDescriptor {
             protocol: self.protocol,
-            version: harmless(&self.version, MAX_NAME),
-            host: harmless(&self.host, MAX_NAME),
+            version: escape_for_terminal(&self.version, MAX_NAME),
+            host: escape_for_terminal(&self.host, MAX_NAME),
             nodes,
             node_rank: self.node_rank.map(NodeRank),
             lease: Duration::from_millis(self.lease_ms),
             workers: LocalWorldSize::new(self.workers)?,
-            entrypoint: harmless(&self.entrypoint, MAX_ENTRYPOINT),
+            entrypoint: escape_for_terminal(&self.entrypoint, MAX_ENTRYPOINT),
             nonce: self.nonce,
             max_restarts: self.max_restarts.map(RestartCount),
         })

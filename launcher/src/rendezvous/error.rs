@@ -12,7 +12,7 @@ use super::descriptor::Mismatch;
 use super::pickle::StateParseError;
 use super::port_owner::PortOwner;
 use super::unreached::Unreached;
-use crate::error::which_names;
+use crate::error::naming_source;
 use crate::store::StoreError;
 use crate::store::client::ClientError;
 
@@ -20,7 +20,7 @@ use crate::store::client::ClientError;
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
     /// Too few nodes joined in time.
-    #[error("only {here} of {needed} nodes came within {}{}", humantime::format_duration(*waited), missing_words(missing))]
+    #[error("only {here} of {needed} nodes came within {}{}", humantime::format_duration(*waited), describe_missing(missing))]
     TooFew {
         /// Number of nodes that joined.
         here: u32,
@@ -47,7 +47,7 @@ pub enum RendezvousError {
     #[error(
         "another launcher{} already hosts this job on port {port}{}",
         if *has_node_rank { " with node rank 0" } else { "" },
-        owner_words(owner.as_ref(), node.as_deref())
+        describe_owner(owner.as_ref(), node.as_deref())
     )]
     AlreadyHosted {
         /// Whether `--node-rank` decides which node hosts.
@@ -60,7 +60,7 @@ pub enum RendezvousError {
         node: Option<Box<NodeName>>,
     },
     /// The host of the endpoint has no address on this machine.
-    #[error("cannot find the host `{host}`{} (tried for {})", which_names(named_by.as_deref()), humantime::format_duration(*waited))]
+    #[error("cannot find the host `{host}`{} (tried for {})", naming_source(named_by.as_deref()), humantime::format_duration(*waited))]
     NoSuchHost {
         /// Host name from the endpoint.
         host: String,
@@ -82,7 +82,7 @@ pub enum RendezvousError {
     /// The store repeatedly closes the connection on the same request.
     #[error(
         "the rendezvous store at `{endpoint}` refuses `{request}` of key `{key}`, which has {}",
-        value_words(value)
+        describe_value(value)
     )]
     Refused {
         /// Host and port of the store.
@@ -146,7 +146,7 @@ pub enum RendezvousError {
         theirs: Box<NodeName>,
     },
     /// A member of the round did not publish its part in time.
-    #[error("no {what} from {} within {}", names(nodes), humantime::format_duration(*waited))]
+    #[error("no {what} from {} within {}", join_node_names(nodes), humantime::format_duration(*waited))]
     NoAnswer {
         /// What the member did not publish.
         what: &'static str,
@@ -216,21 +216,21 @@ pub enum RendezvousError {
     },
 }
 
-fn owner_words(owner: Option<&PortOwner>, node: Option<&NodeName>) -> String {
+fn describe_owner(owner: Option<&PortOwner>, node: Option<&NodeName>) -> String {
     let words = [owner.map(ToString::to_string), node.map(|node| format!("on {node}"))];
     let words: Vec<String> = words.into_iter().flatten().collect();
     if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) }
 }
 
-fn value_words(value: &str) -> String {
+fn describe_value(value: &str) -> String {
     if value.is_empty() { "no value".to_owned() } else { format!("the value `{value}`") }
 }
 
-fn missing_words(missing: &[NodeName]) -> String {
-    if missing.is_empty() { String::new() } else { format!(": {} missing", names(missing)) }
+fn describe_missing(missing: &[NodeName]) -> String {
+    if missing.is_empty() { String::new() } else { format!(": {} missing", join_node_names(missing)) }
 }
 
-fn names(nodes: &[NodeName]) -> String {
+fn join_node_names(nodes: &[NodeName]) -> String {
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 

@@ -20,7 +20,7 @@ use crate::spec::rendezvous::RoundTimes;
 pub struct FailureDetector {
     lease: Duration,
     torch_limit: Duration,
-    signs: BTreeMap<Node, PeerRecord>,
+    peers: BTreeMap<Node, PeerRecord>,
     last_call: Option<LastCall>,
     /// Records of nodes that are in no list any more.
     unlisted: BTreeMap<Node, RemovedNode>,
@@ -31,17 +31,17 @@ pub struct FailureDetector {
 struct RemovedNode {
     /// The round in which the removal was noticed.
     round: u64,
-    sign: PeerRecord,
+    record: PeerRecord,
 }
 
 /// Liveness record of one node.
 #[derive(Debug, Clone)]
 struct PeerRecord {
-    life: LivenessSource,
-    /// Time of the last change of `life`.
+    liveness: LivenessSource,
+    /// Time of the last change of `liveness`.
     since: Instant,
-    /// Time of the last read of `life`.
-    looked: Instant,
+    /// Time of the last read of `liveness`.
+    observed_time: Instant,
     /// Whether the heartbeat counter has advanced while this node was reading it.
     has_moved: bool,
     gone: ConnectionStatus,
@@ -79,7 +79,7 @@ struct LastCall {
 }
 
 /// A node's heartbeat is read about this many times per limit.
-const LOOKS: u32 = 5;
+const MAX_READ_GAP: u32 = 5;
 
 /// A heartbeat is late after 5/4 periods. A node that is cut off in one direction stops its workers after 7/10 of the
 /// lease without an answer. Its last heartbeat may be seen up to two periods later. At least 1.5 periods have passed
@@ -93,7 +93,7 @@ impl FailureDetector {
         Self {
             lease: times.lease,
             torch_limit: times.keep_alive.saturating_mul(times.keep_alive_attempts),
-            signs: BTreeMap::new(),
+            peers: BTreeMap::new(),
             last_call: None,
             unlisted: BTreeMap::new(),
         }
@@ -101,18 +101,18 @@ impl FailureDetector {
 
     /// Records one read of the state, with the heartbeat counters that were read at the same time (empty if only the
     /// state was read). Forgets nodes that are in no list for two rounds.
-    pub fn saw(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
+    pub fn record_snapshot(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> = state.listed().collect();
-        self.miss_all_but(&listed, state.round, now);
+        self.record_unlisted(&listed, state.round, now);
         let limits = (self.lease, self.torch_limit);
         for node in listed {
             self.unlisted.remove(node);
             let heartbeat = state.last_heartbeats.get(node).copied();
-            match self.signs.get_mut(node) {
+            match self.peers.get_mut(node) {
                 Some(sign) => sign.saw(beats.get(node).copied(), heartbeat, limits, now),
                 None => {
                     let sign = PeerRecord::first(beats.get(node).copied(), heartbeat, now);
-                    self.signs.insert(node.clone(), sign);
+                    self.peers.insert(node.clone(), sign);
                 }
             }
         }
@@ -123,12 +123,12 @@ impl FailureDetector {
         });
     }
 
-    fn miss_all_but(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
+    fn record_unlisted(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
         let limits = (self.lease, self.torch_limit);
-        let unlisted = self.signs.extract_if(.., |node, _| !listed.contains(node));
-        self.unlisted.extend(unlisted.map(|(node, sign)| (node, RemovedNode { round, sign })));
+        let unlisted = self.peers.extract_if(.., |node, _| !listed.contains(node));
+        self.unlisted.extend(unlisted.map(|(node, sign)| (node, RemovedNode { round, record: sign })));
         self.unlisted.retain(|_, unlisted| unlisted.round + 2 > round);
-        for RemovedNode { sign, .. } in self.unlisted.values_mut() {
+        for RemovedNode { record: sign, .. } in self.unlisted.values_mut() {
             sign.saw(None, sign.heartbeat, limits, now);
         }
     }
@@ -137,7 +137,7 @@ impl FailureDetector {
     /// seen.
     #[must_use]
     pub fn is_dead(&self, node: &Node) -> bool {
-        self.signs.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
+        self.peers.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
     }
 
     /// Whether a node in no list is dead, or has been away for longer than its limit. Such a node is not just changing
@@ -145,29 +145,29 @@ impl FailureDetector {
     #[must_use]
     pub fn has_died(&self, node: &Node) -> bool {
         let limits = (self.lease, self.torch_limit);
-        self.unlisted.get(node).is_some_and(|unlisted| unlisted.sign.is_dead(limits))
+        self.unlisted.get(node).is_some_and(|unlisted| unlisted.record.is_dead(limits))
     }
 
     /// Whether a rankrun agent's heartbeat has advanced since the agent was first seen.
     #[must_use]
     pub fn has_moved(&self, node: &Node) -> bool {
-        self.signs.get(node).is_some_and(|sign| sign.has_moved)
+        self.peers.get(node).is_some_and(|sign| sign.has_moved)
     }
 
     /// Whether a rankrun agent's heartbeat was seen to advance after `then`.
     #[must_use]
-    pub fn lives_since(&self, node: &Node, then: Instant) -> bool {
-        self.signs
+    pub fn is_alive_since(&self, node: &Node, then: Instant) -> bool {
+        self.peers
             .get(node)
-            .is_some_and(|sign| sign.since > then && matches!(sign.life, LivenessSource::Beat(_)))
+            .is_some_and(|sign| sign.since > then && matches!(sign.liveness, LivenessSource::Beat(_)))
     }
 
     /// When a rankrun agent with late heartbeats will be dead. Heartbeats are late if the last read was clearly later
     /// than one `period` after the last change. `None` if they are fresh.
     #[must_use]
-    pub fn doubted_until(&self, node: &Node, period: Duration) -> Option<Instant> {
-        let sign = self.signs.get(node).filter(|sign| matches!(sign.life, LivenessSource::Beat(_)))?;
-        let is_late = sign.looked.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
+    pub fn heartbeat_late_until(&self, node: &Node, period: Duration) -> Option<Instant> {
+        let sign = self.peers.get(node).filter(|sign| matches!(sign.liveness, LivenessSource::Beat(_)))?;
+        let is_late = sign.observed_time.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
         sign.since.checked_add(self.lease).filter(|_| is_late)
     }
 
@@ -175,24 +175,24 @@ impl FailureDetector {
     #[must_use]
     pub fn next_death(&self, now: Instant) -> Option<Instant> {
         let limits = (self.lease, self.torch_limit);
-        let away = self.unlisted.values().map(|unlisted| &unlisted.sign);
+        let away = self.unlisted.values().map(|unlisted| &unlisted.record);
         // A rankrun agent in no list changes nothing when it dies.
-        let away = away.filter(|sign| matches!(sign.life, LivenessSource::Heartbeat(_)));
-        let living = self.signs.values().chain(away).filter(|sign| sign.gone == ConnectionStatus::No);
+        let away = away.filter(|sign| matches!(sign.liveness, LivenessSource::Heartbeat(_)));
+        let living = self.peers.values().chain(away).filter(|sign| sign.gone == ConnectionStatus::No);
         living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
     }
 
     /// Records that a node or its kernel has closed all its connections. The node is dead at once, until its heartbeat
     /// advances.
-    pub fn gone(&mut self, node: &Node) {
-        if let Some(sign) = self.signs.get_mut(node) {
+    pub fn mark_disconnected(&mut self, node: &Node) {
+        if let Some(sign) = self.peers.get_mut(node) {
             sign.gone = ConnectionStatus::JustNow;
         }
     }
 
     /// When this node first saw the last call of this state.
     #[must_use]
-    pub fn deadline_seen(&self, state: &RendezvousState) -> Option<Instant> {
+    pub fn last_call_observed_at(&self, state: &RendezvousState) -> Option<Instant> {
         let same = |call: &LastCall| call.round == state.round && Some(call.deadline) == state.deadline;
         self.last_call.filter(same).map(|call| call.since)
     }
@@ -200,21 +200,21 @@ impl FailureDetector {
     /// Since when a node's heartbeat in the state has not changed.
     #[must_use]
     pub fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
-        self.signs.get(node).filter(|sign| sign.heartbeat.is_some()).map(|sign| sign.heartbeat_since)
+        self.peers.get(node).filter(|sign| sign.heartbeat.is_some()).map(|sign| sign.heartbeat_since)
     }
 
     /// The fastest torchrun agent's clock shows at least this time. torchrun agents compare our heartbeats with their
     /// clocks.
     #[must_use]
     pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
-        let clock = |sign: &PeerRecord| match sign.life {
+        let clock = |sign: &PeerRecord| match sign.liveness {
             LivenessSource::Heartbeat(Some(Timestamp(shown))) => {
                 let since = now.saturating_duration_since(sign.heartbeat_since).as_micros();
                 Some(Timestamp(shown.saturating_add(i64::try_from(since).unwrap_or(i64::MAX))))
             }
             LivenessSource::Heartbeat(None) | LivenessSource::Beat(_) => None,
         };
-        self.signs.values().filter_map(clock).max()
+        self.peers.values().filter_map(clock).max()
     }
 }
 
@@ -222,9 +222,9 @@ impl PeerRecord {
     fn first(beat: Option<i64>, heartbeat: Option<Timestamp>, now: Instant) -> Self {
         let life = beat.map_or(LivenessSource::Heartbeat(heartbeat), LivenessSource::Beat);
         Self {
-            life,
+            liveness: life,
             since: now,
-            looked: now,
+            observed_time: now,
             has_moved: false,
             gone: ConnectionStatus::No,
             is_doubtful: false,
@@ -235,12 +235,12 @@ impl PeerRecord {
 
     /// Silence counts only up to the last read: a later heartbeat may exist.
     fn is_dead(&self, limits: (Duration, Duration)) -> bool {
-        let is_silent = self.looked.saturating_duration_since(self.since) >= self.limit(limits);
+        let is_silent = self.observed_time.saturating_duration_since(self.since) >= self.limit(limits);
         !self.is_doubtful && (self.gone != ConnectionStatus::No || is_silent)
     }
 
     const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
-        match self.life {
+        match self.liveness {
             LivenessSource::Beat(_) => lease,
             LivenessSource::Heartbeat(_) => torch_limit,
         }
@@ -257,23 +257,23 @@ impl PeerRecord {
             (self.heartbeat, self.heartbeat_since) = (heartbeat, now);
             self.is_doubtful = true;
         }
-        let life = match (self.life, beat) {
+        let life = match (self.liveness, beat) {
             (_, Some(beat)) => LivenessSource::Beat(beat),
             // The counter was not read.
             (LivenessSource::Beat(_), None) => return,
             (LivenessSource::Heartbeat(_), None) => LivenessSource::Heartbeat(heartbeat),
         };
         self.is_doubtful = false;
-        let unseen = now.saturating_duration_since(self.looked);
-        let interval = self.limit(limits) / LOOKS;
-        self.looked = now;
-        if life != self.life {
+        let unseen = now.saturating_duration_since(self.observed_time);
+        let interval = self.limit(limits) / MAX_READ_GAP;
+        self.observed_time = now;
+        if life != self.liveness {
             let is_old_news = self.gone == ConnectionStatus::JustNow;
-            let is_beat = matches!((self.life, life), (LivenessSource::Beat(_), LivenessSource::Beat(_)));
+            let is_beat = matches!((self.liveness, life), (LivenessSource::Beat(_), LivenessSource::Beat(_)));
             // A change may be old if the last read was long ago.
             let is_fresh = unseen <= interval * 2;
             self.has_moved = is_beat && !is_old_news && (self.has_moved || is_fresh);
-            (self.life, self.since) = (life, now);
+            (self.liveness, self.since) = (life, now);
             self.gone = if is_old_news { ConnectionStatus::Yes } else { ConnectionStatus::No };
         } else if unseen > interval * 2 {
             self.since = (self.since + unseen).checked_sub(interval).unwrap_or(now);

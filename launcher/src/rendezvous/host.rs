@@ -21,7 +21,7 @@ use crate::store::{StoreError, StoreServer};
 /// Time limit of the name lookup by which a node guesses whether it hosts.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 /// Time limit for an answer of another socket of this machine.
-const TRY: Duration = Duration::from_millis(200);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Host and port of the rendezvous store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl StoreEndpoint {
     }
 
     /// The addresses, if the text alone gives them.
-    fn without_resolver(&self) -> Option<Vec<SocketAddr>> {
+    fn parse_without_resolver(&self) -> Option<Vec<SocketAddr>> {
         if self.host == "localhost" {
             return Some(loopback(self.port).into());
         }
@@ -66,9 +66,9 @@ impl StoreEndpoint {
     /// # Errors
     /// The name does not resolve, or the resolver does not answer within `limit`.
     pub fn resolve(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
-        match self.without_resolver() {
+        match self.parse_without_resolver() {
             Some(addresses) => Ok(addresses),
-            None => look_up(&self.host, self.port, limit),
+            None => resolve_host(&self.host, self.port, limit),
         }
     }
 }
@@ -80,7 +80,7 @@ fn loopback(port: u16) -> [SocketAddr; 2] {
 
 /// Resolves a name in a separate thread, because the resolver cannot be interrupted. The thread is abandoned after
 /// `limit`.
-fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+fn resolve_host(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let (answer, answered) = mpsc::sync_channel(1);
     let asked = name.to_owned();
     thread::Builder::new().name("endpoint-name".to_owned()).spawn(move || {
@@ -93,7 +93,7 @@ fn look_up(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>
 }
 
 /// Whether this node hosts, by the endpoint's text alone; `None` if the endpoint is another name. Pure.
-fn by_text(endpoint: &StoreEndpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
+fn is_local_by_text(endpoint: &StoreEndpoint, own_name: &str, own: &[IpAddr]) -> Option<bool> {
     if endpoint.is_loopback() || endpoint.host == own_name {
         return Some(true);
     }
@@ -102,9 +102,9 @@ fn by_text(endpoint: &StoreEndpoint, own_name: &str, own: &[IpAddr]) -> Option<b
 }
 
 /// Whether this node hosts, if the user did not say. It does if the endpoint is its own address or name.
-fn guess(endpoint: &StoreEndpoint) -> bool {
+fn is_local_guess(endpoint: &StoreEndpoint) -> bool {
     let own: Vec<_> = interfaces().unwrap_or_default().into_iter().filter_map(|one| one.address).collect();
-    by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
+    is_local_by_text(endpoint, &short_hostname(), &own).unwrap_or_else(|| {
         // A node that cannot resolve the name does not have it.
         let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
         found.iter().map(|address| address.ip().to_canonical()).any(|address| own.contains(&address))
@@ -124,7 +124,7 @@ pub enum AllowedClients {
 
 /// The addresses of the endpoint's host on this machine; empty if its name does not resolve here.
 #[must_use]
-pub fn meant_by(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
+pub fn endpoint_addresses(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
     let found = endpoint.resolve(RESOLVE_LIMIT).unwrap_or_default();
     found.iter().map(|address| address.ip().to_canonical()).collect()
 }
@@ -132,7 +132,7 @@ pub fn meant_by(endpoint: &StoreEndpoint) -> Vec<IpAddr> {
 /// Whether this node may open the store, by the user's setting or by a guess.
 #[must_use]
 pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
-    is_host.unwrap_or_else(|| guess(endpoint))
+    is_host.unwrap_or_else(|| is_local_guess(endpoint))
 }
 
 /// Opens the store on a node that may host it. Returns `None` if another agent of this machine was first. A free port
@@ -140,12 +140,12 @@ pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
 ///
 /// # Errors
 /// The port cannot be bound: it is in use although this node must host, or this user has no permission.
-pub fn open(
+pub fn open_store(
     endpoint: &StoreEndpoint,
     is_host: Option<bool>,
     (guests, ports): (AllowedClients, Option<PortRange>),
 ) -> Result<Option<StoreServer>, LaunchError> {
-    match unless_answered(|| bind(endpoint, guests, ports), is_answered) {
+    match bind_unless_answered(|| bind(endpoint, guests, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine opened the store first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
@@ -156,7 +156,7 @@ pub fn open(
 /// Retries a failed bind for a while if no socket answers at the port. Linux marks a socket as listening before it
 /// checks for another one. If two agents listen at the same moment, each may get "address in use", and neither has the
 /// port. Another launcher may also be about to listen. A socket that holds the port for longer is a separate error.
-fn unless_answered<T>(
+fn bind_unless_answered<T>(
     mut bind: impl FnMut() -> Result<T, StoreError>,
     answers: impl Fn(SocketAddr) -> bool,
 ) -> Result<T, StoreError> {
@@ -173,13 +173,13 @@ fn unless_answered<T>(
             done => return done,
         }
     }
-    bind().map_err(|error| held_unless(|addr| answers(addr) || is_listened_on(addr.port()), error))
+    bind().map_err(|error| port_taken_unless(|addr| answers(addr) || is_listened_on(addr.port()), error))
 }
 
 /// The error of a port in use, with its cause if no socket listens there.
 #[must_use]
-pub fn held_unless_answered(error: StoreError) -> StoreError {
-    with_owner(held_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error))
+pub fn port_taken_unless_answered(error: StoreError) -> StoreError {
+    with_owner(port_taken_unless(|addr| is_answered(addr) || is_listened_on(addr.port()), error))
 }
 
 /// The error of a port in use, with the process that listens there, if this user may see it.
@@ -193,7 +193,7 @@ fn with_owner(error: StoreError) -> StoreError {
     }
 }
 
-fn held_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> StoreError {
+fn port_taken_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> StoreError {
     match error {
         StoreError::Bind { addr, source } if is_in_use(&source) && !answers(addr) => {
             StoreError::Held { addr, source }
@@ -204,7 +204,7 @@ fn held_unless(answers: impl Fn(SocketAddr) -> bool, error: StoreError) -> Store
 
 /// Whether a socket of this machine answers at this address, or at the same port of another one.
 fn is_answered(addr: SocketAddr) -> bool {
-    let answers = |address: &SocketAddr| match TcpStream::connect_timeout(address, TRY) {
+    let answers = |address: &SocketAddr| match TcpStream::connect_timeout(address, CONNECT_TIMEOUT) {
         Ok(_) => true,
         // A timeout counts as an answer: the program is busy.
         Err(error) => error.kind() == io::ErrorKind::TimedOut,
@@ -261,9 +261,9 @@ mod tests {
     }
 
     #[test]
-    fn the_text_decides_where_it_can() {
+    fn endpoint_text_decides_locality_without_lookup() {
         let own = ["127.0.0.1", "10.0.0.2", "fd00::2"].map(|address| address.parse().unwrap());
-        let says = |host: &str| by_text(&at(host, 1), "node0", &own);
+        let says = |host: &str| is_local_by_text(&at(host, 1), "node0", &own);
         for host in
             ["localhost", "127.0.0.1", "127.9.9.9", "::1", "node0", "10.0.0.2", "fd00::2", "::ffff:10.0.0.2"]
         {
@@ -276,22 +276,23 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_does_not_resolve_is_another_machine() {
-        assert!(!guess(&at("no-such-host.invalid", 1)));
+    fn unresolvable_host_is_not_local() {
+        assert!(!is_local_guess(&at("no-such-host.invalid", 1)));
     }
 
     #[test]
-    fn the_first_to_bind_hosts_and_the_second_is_its_client() {
-        let first = open(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
+    fn first_agent_to_bind_hosts_and_second_is_client() {
+        let first = open_store(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
         let port = first.local_addr().port();
-        assert!(open(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
-        let error = open(&at("localhost", port), Some(true), (AllowedClients::Others, None)).unwrap_err();
+        assert!(open_store(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
+        let error =
+            open_store(&at("localhost", port), Some(true), (AllowedClients::Others, None)).unwrap_err();
         assert!(error.to_string().contains(&format!(":{port}`: ")), "{error}");
         assert!(error.hint().is_some());
     }
 
     #[test]
-    fn of_two_that_the_kernel_refused_at_the_same_moment_one_hosts() {
+    fn simultaneous_refused_binds_leave_one_host() {
         let refused = || {
             let source = Errno::EADDRINUSE.into();
             Err(StoreError::Bind { addr: (Ipv4Addr::LOCALHOST, 1).into(), source })
@@ -301,16 +302,16 @@ mod tests {
             tries.set(tries.get() + 1);
             if tries.get() < 3 { refused() } else { Ok(tries.get()) }
         };
-        assert_eq!(unless_answered(third, |_| false).unwrap(), 3);
+        assert_eq!(bind_unless_answered(third, |_| false).unwrap(), 3);
         tries.set(0);
-        unless_answered(third, |_| true).unwrap_err();
+        bind_unless_answered(third, |_| true).unwrap_err();
         assert_eq!(tries.get(), 1);
-        let held = unless_answered(refused, |_| false).unwrap_err();
+        let held = bind_unless_answered(refused, |_| false).unwrap_err();
         assert!(matches!(held, StoreError::Held { .. }), "{held}");
     }
 
     #[test]
-    fn whoever_is_told_not_to_host_does_not() {
+    fn agent_configured_as_client_does_not_host() {
         assert!(!may_host(&at("localhost", 0), Some(false)) && may_host(&at("localhost", 0), None));
     }
 
@@ -319,32 +320,34 @@ mod tests {
         for (host, expected) in
             [("localhost", "127.0.0.1"), ("127.3.2.1", "127.3.2.1"), ("10.0.0.2", "127.0.0.1")]
         {
-            let store = open(&at(host, 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
+            let store = open_store(&at(host, 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
             assert_eq!(store.local_addr().ip().to_string(), expected, "{host}");
         }
         let here = Ipv4Addr::LOCALHOST.into();
-        let store = open(&at("node7", 0), Some(true), (AllowedClients::At(here), None)).unwrap().unwrap();
+        let store =
+            open_store(&at("node7", 0), Some(true), (AllowedClients::At(here), None)).unwrap().unwrap();
         assert_eq!(store.local_addr().ip(), here);
     }
 
     #[test]
-    fn one_node_listens_on_the_loopback_only() {
-        let store = open(&at("localhost", 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
+    fn single_node_store_listens_on_loopback_only() {
+        let store =
+            open_store(&at("localhost", 0), None, (AllowedClients::ThisMachine, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_loopback());
-        let store = open(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
+        let store = open_store(&at("localhost", 0), None, (AllowedClients::Others, None)).unwrap().unwrap();
         assert!(store.local_addr().ip().is_unspecified());
         TcpStream::connect(("127.0.0.1", store.local_addr().port())).unwrap();
     }
 
     #[test]
-    fn a_foreign_listener_is_no_store_of_ours() {
+    fn foreign_listener_is_not_our_store() {
         let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(open(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
+        assert!(open_store(&at("localhost", port), None, (AllowedClients::Others, None)).unwrap().is_none());
     }
 
     #[test]
-    fn an_endpoint_is_told_with_brackets_where_it_needs_them() {
+    fn ipv6_endpoint_is_shown_with_brackets() {
         assert_eq!(at("::1", 7).to_string(), "[::1]:7");
         assert_eq!(at("node0", 7).to_string(), "node0:7");
         let store = "[::]:9".parse().unwrap();

@@ -23,7 +23,7 @@ pub struct RendezvousKeys {
     /// Prefix of torch's keys for a round; the round's number follows.
     rounds: String,
     /// Prefix of all rankrun keys.
-    own: String,
+    rankrun_prefix: String,
 }
 
 impl RendezvousKeys {
@@ -31,14 +31,14 @@ impl RendezvousKeys {
     #[must_use]
     pub fn dynamic(run_id: &RunId) -> Self {
         let state = format!("{WIRE}torch.rendezvous.{run_id}");
-        Self { rounds: format!("{state}."), own: format!("{state}/rankrun/"), state }
+        Self { rounds: format!("{state}."), rankrun_prefix: format!("{state}/rankrun/"), state }
     }
 
     /// Keys of a static job with rankrun agents only, except for its first round (see [`RoundKeys::first_of_static`]).
     #[must_use]
-    pub fn fixed(run_id: &RunId) -> Self {
+    pub fn static_keys(run_id: &RunId) -> Self {
         let own = format!("{WIRE}{run_id}/rankrun/");
-        Self { state: format!("{own}state"), rounds: format!("{own}round/"), own }
+        Self { state: format!("{own}state"), rounds: format!("{own}round/"), rankrun_prefix: own }
     }
 
     /// Key of torch's shared state.
@@ -65,91 +65,91 @@ impl RendezvousKeys {
     /// Counter of change notifications.
     #[must_use]
     pub fn version(&self) -> String {
-        format!("{}version", self.own)
+        format!("{}version", self.rankrun_prefix)
     }
 
     /// Notification key: it is created when [`Self::version`] reaches `version`. Agents wait for it.
     #[must_use]
-    pub fn bell(&self, version: i64) -> String {
-        format!("{}{version}", self.own)
+    pub fn change_key(&self, version: i64) -> String {
+        format!("{}{version}", self.rankrun_prefix)
     }
 
     /// Counter of tickets for agents that lost a compare-and-set. Agents with tickets write in turn.
     #[must_use]
-    pub fn turns(&self) -> String {
-        format!("{}turns", self.own)
+    pub fn write_ticket_counter(&self) -> String {
+        format!("{}turns", self.rankrun_prefix)
     }
 
     /// Created when the agent with this ticket has had its turn.
     #[must_use]
-    pub fn turn(&self, number: i64) -> String {
-        format!("{}turn/{number}", self.own)
+    pub fn write_ticket(&self, number: i64) -> String {
+        format!("{}turn/{number}", self.rankrun_prefix)
     }
 
     /// Random identity of the store, written by the first agent.
     #[must_use]
-    pub fn store(&self) -> String {
-        format!("{}store", self.own)
+    pub fn store_identity(&self) -> String {
+        format!("{}store", self.rankrun_prefix)
     }
 
     /// Key of a rankrun agent's descriptor.
     #[must_use]
     pub fn agent(&self, node: &Node) -> String {
-        format!("{}agent/{}", self.own, name(node))
+        format!("{}agent/{}", self.rankrun_prefix, node_key_name(node))
     }
 
     /// An agent's heartbeat, a counter that it increments.
     #[must_use]
-    pub fn beat(&self, node: &Node) -> String {
-        format!("{}beat/{}", self.own, name(node))
+    pub fn heartbeat(&self, node: &Node) -> String {
+        format!("{}beat/{}", self.rankrun_prefix, node_key_name(node))
     }
 
     /// The reason that a node gave when it left.
     #[must_use]
     pub fn left(&self, node: &Node) -> String {
-        format!("{}left/{}", self.own, name(node))
+        format!("{}left/{}", self.rankrun_prefix, node_key_name(node))
     }
 
     /// Ranks of the last complete round.
     #[must_use]
     pub fn ranks(&self) -> String {
-        format!("{}ranks", self.own)
+        format!("{}ranks", self.rankrun_prefix)
     }
 
     /// The failure that ended this round.
     #[must_use]
     pub fn failure(&self, round: u64) -> String {
-        format!("{}{round}/failure", self.own)
+        format!("{}{round}/failure", self.rankrun_prefix)
     }
 
     /// Created when all workers of a node have succeeded in this round.
     #[must_use]
-    pub fn done(&self, round: u64, node: &Node) -> String {
-        format!("{}{round}/done/{}", self.own, name(node))
+    pub fn succeeded(&self, round: u64, node: &Node) -> String {
+        format!("{}{round}/done/{}", self.rankrun_prefix, node_key_name(node))
     }
 
     /// Exists if a rankrun agent hosts the store. The host then reports closed connections at once.
     #[must_use]
     pub fn watched(&self) -> String {
-        format!("{}watched", self.own)
+        format!("{}watched", self.rankrun_prefix)
     }
 
     /// The closing note of the job.
     #[must_use]
     pub fn end(&self) -> String {
-        format!("{}end", self.own)
+        format!("{}end", self.rankrun_prefix)
     }
 
     /// Static job: the claim of the agent that holds a node rank.
     #[must_use]
     pub fn claim(&self, node_rank: NodeRank) -> String {
-        format!("{}agent/{node_rank}", self.own)
+        format!("{}agent/{node_rank}", self.rankrun_prefix)
     }
 
     /// Static job with rankrun agents only: the state from which all agents continue.
     #[must_use]
-    pub fn alone(&self) -> String {
-        format!("{}alone", self.own)
+    pub fn rankrun_only(&self) -> String {
+        format!("{}alone", self.rankrun_prefix)
     }
 }
 
@@ -205,7 +205,7 @@ impl RoundKeys {
 
 /// `<addr>_<pid>_<counter>`, with every special byte of the address as `%XX`. Two nodes never have the same name. Above
 /// [`MAX_NAME`] bytes a checksum distinguishes them.
-fn name(node: &Node) -> String {
+fn node_key_name(node: &Node) -> String {
     let mut addr = String::new();
     for byte in node.addr.bytes() {
         match byte {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn torchs_keys_are_those_of_the_contract() {
+    fn torch_keys_match_the_contract() {
         let keys = RendezvousKeys::dynamic(&job());
         assert_eq!(keys.state(), "/torch.rendezvous.job");
         let round = keys.round(7);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_of_an_address_is_read_from_its_key() {
+    fn round_is_parsed_from_master_addr_key() {
         let keys = RendezvousKeys::dynamic(&job());
         let round_of = |key: &str| keys.round_of_master_addr(key.as_bytes());
         assert_eq!(round_of(&keys.round(12).master_addr()), Some(12));
@@ -285,24 +285,24 @@ mod tests {
     }
 
     #[test]
-    fn no_two_keys_of_ours_are_the_same() {
-        for keys in [RendezvousKeys::dynamic(&job()), RendezvousKeys::fixed(&job())] {
+    fn rankrun_keys_are_distinct() {
+        for keys in [RendezvousKeys::dynamic(&job()), RendezvousKeys::static_keys(&job())] {
             let node = node("th1");
             let all = [
                 keys.state().to_owned(),
                 keys.round(5).master_addr(),
                 keys.version(),
-                keys.bell(5),
-                keys.store(),
+                keys.change_key(5),
+                keys.store_identity(),
                 keys.agent(&node),
-                keys.beat(&node),
+                keys.heartbeat(&node),
                 keys.left(&node),
                 keys.ranks(),
                 keys.failure(5),
-                keys.done(5, &node),
+                keys.succeeded(5, &node),
                 keys.end(),
                 keys.claim(NodeRank(5)),
-                keys.alone(),
+                keys.rankrun_only(),
             ];
             assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{all:?}");
             assert!(all[2..].iter().all(|key| key.contains("/rankrun/")), "{all:?}");
@@ -310,20 +310,20 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nodes_are_escaped() {
-        assert_eq!(name(&node("fe80::1")), "fe80::1_4711_0");
-        assert_eq!(name(&node("a/b%c\né")), "a%2Fb%25c%0A%C3%A9_4711_0");
+    fn node_names_in_keys_are_escaped() {
+        assert_eq!(node_key_name(&node("fe80::1")), "fe80::1_4711_0");
+        assert_eq!(node_key_name(&node("a/b%c\né")), "a%2Fb%25c%0A%C3%A9_4711_0");
     }
 
     #[test]
-    fn long_names_are_bounded_and_differ() {
+    fn long_node_names_in_keys_are_bounded_and_distinct() {
         let long = "/".repeat(1 << 20);
-        let (one, other) = (name(&node(&long)), name(&node(&format!("{long}x"))));
+        let (one, other) = (node_key_name(&node(&long)), node_key_name(&node(&format!("{long}x"))));
         assert!(one.len() < 512 && one != other, "{} {one} {other}", one.len());
     }
 
     #[test]
-    fn the_checksum_is_fnv() {
+    fn checksum_is_fnv1a() {
         // The published value of FNV-1a 128 for no input; each piece has one more step.
         assert_eq!(checksum([]), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
         let sums =

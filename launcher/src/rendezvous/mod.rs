@@ -158,8 +158,8 @@ impl FailureNote {
 
     /// Whether this failure replaces `told` as the cause of a round's end: `told` lost a peer, and this one did not.
     #[must_use]
-    pub const fn outranks(&self, told: &Self) -> bool {
-        told.lost.is_some() && self.lost.is_none()
+    pub const fn overrides(&self, reported: &Self) -> bool {
+        reported.lost.is_some() && self.lost.is_none()
     }
 
     /// The note of a node that hosts the store and leaves for this reason. The job ends with it.

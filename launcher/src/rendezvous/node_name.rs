@@ -5,7 +5,7 @@ use std::fmt;
 use rankrun_contract::rank::NodeRank;
 
 use super::state::Node;
-use super::text::harmless;
+use super::text::escape_for_terminal;
 
 /// Longest host name and address in messages, in characters.
 const MAX_NAME: usize = 255;
@@ -38,7 +38,7 @@ impl NodeName {
     /// The name of a node in the shared state, with its host name if the node publishes it. Safe for a terminal.
     #[must_use]
     pub fn of_node(node: &Node, host: Option<&str>, rank: Option<NodeRank>) -> Self {
-        let text = |text: &str| Some(harmless(text, MAX_NAME)).filter(|text| !text.is_empty());
+        let text = |text: &str| Some(escape_for_terminal(text, MAX_NAME)).filter(|text| !text.is_empty());
         Self { rank, host: host.and_then(text), addr: text(&node.addr) }
     }
 
@@ -52,11 +52,11 @@ impl NodeName {
     #[must_use]
     pub fn as_row(&self) -> String {
         let rank = self.rank.map(|rank| rank.to_string());
-        rank.into_iter().chain(self.places().map(str::to_owned)).collect::<Vec<_>>().join(", ")
+        rank.into_iter().chain(self.host_and_addr().map(str::to_owned)).collect::<Vec<_>>().join(", ")
     }
 
     /// Host and address. They are equal for a torchrun agent, which publishes its host name as address.
-    fn places(&self) -> impl Iterator<Item = &str> {
+    fn host_and_addr(&self) -> impl Iterator<Item = &str> {
         let addr = self.addr.as_deref().filter(|addr| self.host.as_deref() != Some(*addr));
         self.host.as_deref().into_iter().chain(addr)
     }
@@ -64,7 +64,7 @@ impl NodeName {
 
 impl fmt::Display for NodeName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let places: Vec<&str> = self.places().collect();
+        let places: Vec<&str> = self.host_and_addr().collect();
         match (self.rank, places.as_slice()) {
             (Some(rank), []) => write!(f, "node {rank}"),
             (Some(rank), places) => write!(f, "node {rank} ({})", places.join(", ")),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_machines_are_bounded_and_fit_for_a_terminal() {
+    fn remote_node_names_are_bounded_and_escaped() {
         let node = Node { addr: format!("\x1b]0;{}", "x".repeat(500)), pid: 1, local_id: 0 };
         let name = NodeName::of_node(&node, Some("a\u{202e}b\n"), None).to_string();
         assert!(name.starts_with("a b  ( ]0;xxx") && name.chars().count() < 600, "{name}");

@@ -6,7 +6,7 @@
 use rankrun_contract::rank::{LocalRank, NodeRank, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::text::{harmless, harmless_bytes};
+use super::text::{escape_bytes_for_terminal, escape_for_terminal};
 use super::{FailureNote, PeerLoss};
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, REQUEUE};
 use crate::spec::restart::{RestartRule, RuleAction};
@@ -128,13 +128,13 @@ impl From<&FailureNote> for FailureNoteWire {
     fn from(note: &FailureNote) -> Self {
         Self {
             node_rank: note.node_rank.0,
-            host: harmless(&note.host, MAX_HOST),
-            addr: note.addr.as_deref().map(|addr| harmless(addr, MAX_HOST)),
+            host: escape_for_terminal(&note.host, MAX_HOST),
+            addr: note.addr.as_deref().map(|addr| escape_for_terminal(addr, MAX_HOST)),
             rank: note.rank.0,
             local_rank: note.local_rank.0,
             pid: note.pid,
-            ended: harmless(&note.ended, MAX_ENDED),
-            message: note.message.as_deref().map(|message| harmless(message, MAX_MESSAGE)),
+            ended: escape_for_terminal(&note.ended, MAX_ENDED),
+            message: note.message.as_deref().map(|message| escape_for_terminal(message, MAX_MESSAGE)),
             lost_peer: note.lost.is_some(),
             lost_rank: note.lost.and_then(|lost| match lost {
                 PeerLoss::Rank(rank) => Some(rank.0),
@@ -148,13 +148,13 @@ impl From<FailureNoteWire> for FailureNote {
     fn from(wire: FailureNoteWire) -> Self {
         Self {
             node_rank: NodeRank(wire.node_rank),
-            host: harmless(&wire.host, MAX_HOST),
-            addr: wire.addr.map(|addr| harmless(&addr, MAX_HOST)),
+            host: escape_for_terminal(&wire.host, MAX_HOST),
+            addr: wire.addr.map(|addr| escape_for_terminal(&addr, MAX_HOST)),
             rank: Rank(wire.rank),
             local_rank: LocalRank(wire.local_rank),
             pid: wire.pid,
-            ended: harmless(&wire.ended, MAX_ENDED),
-            message: wire.message.map(|message| harmless(&message, MAX_MESSAGE)),
+            ended: escape_for_terminal(&wire.ended, MAX_ENDED),
+            message: wire.message.map(|message| escape_for_terminal(&message, MAX_MESSAGE)),
             lost: wire
                 .lost_peer
                 .then(|| wire.lost_rank.map_or(PeerLoss::Unnamed, |rank| PeerLoss::Rank(Rank(rank)))),
@@ -172,7 +172,7 @@ impl FailureNote {
     /// Parses another agent's note; `None` if it does not have the expected form.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
-        read::<FailureNoteWire>(text).map(Self::from)
+        parse_json_bounded::<FailureNoteWire>(text).map(Self::from)
     }
 }
 
@@ -180,7 +180,8 @@ impl ClosingNote {
     /// The note as JSON for the store, with every text bounded.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        let rule = |rule: &RuleNote| RuleWire { text: harmless(&rule.text, MAX_RULE), then: rule.then };
+        let rule =
+            |rule: &RuleNote| RuleWire { text: escape_for_terminal(&rule.text, MAX_RULE), then: rule.then };
         let wire = ClosingWire {
             succeeded: self.succeeded,
             failure: self.failure.as_ref().map(FailureNoteWire::from),
@@ -192,8 +193,10 @@ impl ClosingNote {
     /// Parses another agent's note; `None` if it does not have the expected form.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
-        let wire: ClosingWire = read(text)?;
-        let rule = wire.rule.map(|rule| RuleNote { text: harmless(&rule.text, MAX_RULE), then: rule.then });
+        let wire: ClosingWire = parse_json_bounded(text)?;
+        let rule = wire
+            .rule
+            .map(|rule| RuleNote { text: escape_for_terminal(&rule.text, MAX_RULE), then: rule.then });
         if rule.as_ref().is_some_and(|rule| rule.is_success() != wire.succeeded) {
             return None;
         }
@@ -203,11 +206,11 @@ impl ClosingNote {
 
 /// The reason that another node gave when it left, bounded for a terminal.
 #[must_use]
-pub fn why_left(text: &[u8]) -> String {
-    harmless_bytes(text, MAX_ENDED)
+pub fn parse_leave_reason(text: &[u8]) -> String {
+    escape_bytes_for_terminal(text, MAX_ENDED)
 }
 
-fn read<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Option<T> {
+fn parse_json_bounded<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Option<T> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
@@ -233,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn failure_note_json_round_trips() {
         assert_eq!(FailureNote::from_json(&note().to_json()), Some(note()));
         for failure in [None, Some(note()), Some(FailureNote { message: None, ..note() })] {
             for succeeded in [false, true] {
@@ -245,7 +248,7 @@ mod tests {
 
     /// An agent of an earlier version writes no address.
     #[test]
-    fn note_without_address_is_read() {
+    fn note_without_address_is_parsed() {
         let text = String::from_utf8(note().to_json()).unwrap();
         let earlier = text.replace(r#""addr":"10.0.0.2","#, "");
         assert_ne!(earlier, text);
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_read_as_it_is_written_and_fits_the_end() {
+    fn rule_note_round_trips_and_matches_end() {
         for then in [RuleEnd::Succeed, RuleEnd::Requeue, RuleEnd::NoRequeue] {
             let rule = RuleNote { text: "exit=5:x".to_owned(), then };
             let closing =
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_lost_who_left_and_who_failed_are_told_apart() {
+    fn lost_left_and_failed_nodes_are_distinguished() {
         let of = |note: &FailureNote| FailureNote::from_json(&note.to_json()).unwrap();
         let lost = of(&FailureNote::of_lost_node(NodeRank(1), NodeName::of_host("th1")));
         let left =
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_others_are_bounded_and_fit_for_a_terminal() {
+    fn remote_texts_are_bounded_and_escaped() {
         let long = format!("\x1b]0;{}\n", "x".repeat(10_000));
         let loud =
             FailureNote { host: long.clone(), ended: long.clone(), message: Some(long.clone()), ..note() };
@@ -295,11 +298,11 @@ mod tests {
         let read = FailureNote::from_json(text.as_bytes()).unwrap();
         assert_eq!(read.host.chars().count(), MAX_HOST);
         assert!(read.host.starts_with(" ]0;xxx") && read.host.ends_with('…'), "{}", read.host);
-        assert_eq!(why_left(b"SIGTERM\r\n\xff"), "SIGTERM  \u{fffd}");
+        assert_eq!(parse_leave_reason(b"SIGTERM\r\n\xff"), "SIGTERM  \u{fffd}");
     }
 
     #[test]
-    fn what_no_agent_writes_is_nothing() {
+    fn malformed_note_is_none() {
         let good = String::from_utf8(note().to_json()).unwrap();
         let bad = [
             String::new(),
@@ -319,8 +322,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = (FailureNote::from_json(&bytes), ClosingNote::from_json(&bytes), why_left(&bytes));
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = (FailureNote::from_json(&bytes), ClosingNote::from_json(&bytes), parse_leave_reason(&bytes));
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::rendezvous::text::harmless;
+use crate::rendezvous::text::escape_for_terminal;
 
 /// Longest process name that is shown, in characters.
 const MAX_NAME: usize = 64;
@@ -26,36 +26,38 @@ impl std::fmt::Display for PortOwner {
 /// The process that listens on the port at any address. `None` if there is none, or if it belongs to another user.
 #[must_use]
 pub fn port_owner(port: u16) -> Option<PortOwner> {
-    let links: Vec<String> =
-        tables().flat_map(|table| listeners(&table, port)).map(|inode| format!("socket:[{inode}]")).collect();
+    let links: Vec<String> = read_tcp_tables()
+        .flat_map(|table| parse_listener_inodes(&table, port))
+        .map(|inode| format!("socket:[{inode}]"))
+        .collect();
     if links.is_empty() {
         return None;
     }
     let pids = fs::read_dir("/proc").ok()?.flatten();
     let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let pid = pids.find(|pid| holds(*pid, &links))?;
+    let pid = pids.find(|pid| process_has_socket(*pid, &links))?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(PortOwner { pid, name: harmless(name.trim(), MAX_NAME) })
+    Some(PortOwner { pid, name: escape_for_terminal(name.trim(), MAX_NAME) })
 }
 
 /// Whether the kernel lists a listener on this port at any address.
 #[must_use]
 pub fn is_listened_on(port: u16) -> bool {
-    tables().any(|table| !listeners(&table, port).is_empty())
+    read_tcp_tables().any(|table| !parse_listener_inodes(&table, port).is_empty())
 }
 
-fn tables() -> impl Iterator<Item = String> {
+fn read_tcp_tables() -> impl Iterator<Item = String> {
     ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().filter_map(|file| fs::read_to_string(file).ok())
 }
 
-fn holds(pid: i32, links: &[String]) -> bool {
+fn process_has_socket(pid: i32, links: &[String]) -> bool {
     let Ok(fds) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     let mut targets = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
     targets.any(|target| links.iter().any(|link| target.as_os_str() == link.as_str()))
 }
 
 /// Inodes of the listeners on a port, from a kernel table (see proc_net_tcp in the kernel documentation). Pure.
-fn listeners(table: &str, port: u16) -> Vec<u64> {
+fn parse_listener_inodes(table: &str, port: u16) -> Vec<u64> {
     const LISTEN: &str = "0A";
     let inode = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -74,12 +76,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listener_is_found_in_the_kernels_table() {
+    fn listener_is_found_in_proc_net_table() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue\n\
                         0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 71\n\
                         1: 0100007F:1F91 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 72\n\
                         2: junk\n";
-        assert_eq!([8080, 8081, 40_000].map(|port| listeners(table, port)), [vec![71], vec![], vec![]]);
+        assert_eq!(
+            [8080, 8081, 40_000].map(|port| parse_listener_inodes(table, port)),
+            [vec![71], vec![], vec![]]
+        );
         let listener = TcpListener::bind("127.0.0.53:0").unwrap();
         assert!(is_listened_on(listener.local_addr().unwrap().port()));
     }

@@ -32,16 +32,16 @@ pub fn assign(
 ) -> Participants {
     let sorted: BTreeSet<&Node> = participants.iter().collect();
     let order = if sorted.iter().any(|node| !agents.contains_key(*node)) {
-        beside_torch(&sorted, before)
+        order_beside_torchrun(&sorted, before)
     } else {
-        as_given(&sorted, agents).unwrap_or_else(|| as_before(&sorted, before))
+        order_by_given_ranks(&sorted, agents).unwrap_or_else(|| order_by_previous_ranks(&sorted, before))
     };
     let ranks: BTreeMap<&Node, i64> = order.into_iter().zip(0..).collect();
     let ranked = |node: &Node| Some((node.clone(), *ranks.get(node)?));
     participants.iter().filter_map(ranked).collect()
 }
 
-fn as_given<'a>(
+fn order_by_given_ranks<'a>(
     sorted: &BTreeSet<&'a Node>,
     agents: &BTreeMap<Node, AgentDescriptor>,
 ) -> Option<Vec<&'a Node>> {
@@ -50,13 +50,13 @@ fn as_given<'a>(
     (given.len() == sorted.len()).then(|| given.into_values().collect())
 }
 
-fn beside_torch<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a Node> {
+fn order_beside_torchrun<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a Node> {
     let was_first = |node: &Node| before.is_some_and(|before| before.of.get(node) == Some(&0));
     let (first, others): (Vec<&Node>, Vec<&Node>) = sorted.iter().partition(|node| was_first(node));
     first.into_iter().chain(others).collect()
 }
 
-fn as_before<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a Node> {
+fn order_by_previous_ranks<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a Node> {
     let rank_before = |node: &Node| before.and_then(|before| before.of.get(node)).copied();
     let mut seats: Vec<Option<&Node>> = vec![None; sorted.len()];
     let mut seatless = Vec::new();

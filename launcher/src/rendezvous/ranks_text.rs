@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else() {
+    fn ranks_json_round_trips_and_other_text_is_none() {
         let node = |addr: &str, pid| Node { addr: addr.to_owned(), pid, local_id: 0 };
         let of = [(node("th1", 7), 1), (node("fe80::1", 8), 0)].into_iter().collect();
         let ranks = Ranks { round: 3, of };

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn torchs_texts_are_read_and_spelled() {
+    fn torch_role_info_json_is_parsed_and_written() {
         let text = br#"{"role": "default", "rank": 3, "local_world_size": 2}"#;
         assert_eq!(RoleInfo::from_json(text, NodeRank(3)), Some(info("default", 2)));
         let ours = info("default", 2).to_json(NodeRank(3));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_agent_writes_is_nothing() {
+    fn malformed_role_info_is_none() {
         for text in [
             "",
             "null",
@@ -206,7 +206,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_rank_is_given_once(
+        fn every_rank_is_assigned_once(
             members in proptest::collection::vec(("[ab]", 1_u32..20), 1..12)
         ) {
             let members: Vec<_> = members.iter().map(|(role, workers)| info(role, *workers)).collect();
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), workers in 1_u32..) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), workers in 1_u32..) {
             let _ = RoleInfo::from_json(&bytes, NodeRank(0));
             let _ = RankAssignment::from_json(&bytes, LocalWorldSize::new(workers).unwrap());
         }

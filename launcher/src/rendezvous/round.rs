@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::NodeRank;
 
-use self::changes::{differ, forget, is_news, leave, remove_dead};
-pub use self::ending::{ending, has_time};
+use self::changes::{is_significant_change, remove_dead, remove_node, remove_participant, states_differ};
+pub use self::ending::{has_time_to_rejoin, previous_round_members};
 use super::descriptor::AgentDescriptor;
 use super::failure_detector::FailureDetector;
 use super::ranks::Ranks;
@@ -29,7 +29,7 @@ use crate::spec::rendezvous::{NodeRange, RoundTimes};
 /// How long after the deadline an agent still removes itself from the state; torch's value.
 const ROLLBACK: Duration = Duration::from_secs(5);
 /// Another machine's clock is believed to be ahead of ours by at most this, in microseconds.
-const MOST_SKEW: i64 = 24 * 3600 * 1_000_000;
+const MAX_CLOCK_SKEW: i64 = 24 * 3600 * 1_000_000;
 
 /// The agent for which the next step is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct RoundView<'a> {
     /// The shared state of the last read.
     pub state: &'a RendezvousState,
     /// The failure detector, which has observed this state.
-    pub sightings: &'a FailureDetector,
+    pub failure_detector: &'a FailureDetector,
     /// Descriptors of the rankrun agents in the lists of the state or in the previous round, this agent included.
     pub agents: &'a BTreeMap<Node, AgentDescriptor>,
     /// The newest known ranks, either from this node's last round or from the store.
@@ -62,7 +62,7 @@ pub struct RoundView<'a> {
 pub enum RoundGoal<'a> {
     /// Be in the next round. All its workers have ended.
     Join {
-        /// The agent gives up at this time. The caller extends it while the time does not count ([`has_time`]).
+        /// The agent gives up at this time. The caller extends it while the time does not count ([`has_time_to_rejoin`]).
         deadline: Instant,
         /// The last round of this node, if any.
         before: Option<u64>,
@@ -144,19 +144,19 @@ pub fn next(
     now: Instant,
     wall: Timestamp,
 ) -> RoundStep {
-    let look = StateSnapshot { view, me, now, wall };
+    let look = StateSnapshot { view, local_node: me, now, wall };
     let state = view.state;
     match goal {
         RoundGoal::Close | RoundGoal::Leave if state.closed => RoundStep::Done,
         RoundGoal::Close => {
             RoundStep::Write { state: RendezvousState { closed: true, ..state.clone() }, rings: true }
         }
-        RoundGoal::Leave => look.go(),
+        RoundGoal::Leave => look.leave_round(),
         RoundGoal::Join { .. } if state.closed && is_spare(state, &me.node) => RoundStep::NotNeeded,
         RoundGoal::Join { .. } if state.closed => RoundStep::Closed,
         RoundGoal::Join { deadline, before } => look.join(deadline, before),
         RoundGoal::Stay { round, members } => look.stay(round, members),
-        RoundGoal::Hold => look.keep(),
+        RoundGoal::Hold => look.hold_membership(),
     }
 }
 
@@ -164,77 +164,77 @@ pub fn next(
 #[derive(Clone, Copy)]
 struct StateSnapshot<'a> {
     view: &'a RoundView<'a>,
-    me: &'a LocalNode,
+    local_node: &'a LocalNode,
     now: Instant,
     wall: Timestamp,
 }
 
 impl StateSnapshot<'_> {
     const fn min(&self) -> usize {
-        self.me.nodes.min.get() as usize
+        self.local_node.nodes.min.get() as usize
     }
 
     const fn max(&self) -> usize {
-        self.me.nodes.max.get() as usize
+        self.local_node.nodes.max.get() as usize
     }
 
     fn is_dead(&self, node: &Node) -> bool {
-        *node != self.me.node && self.view.sightings.is_dead(node)
+        *node != self.local_node.node && self.view.failure_detector.is_dead(node)
     }
 
     fn is_ours(&self, node: &Node) -> bool {
-        *node == self.me.node || self.view.agents.contains_key(node)
+        *node == self.local_node.node || self.view.agents.contains_key(node)
     }
 
     /// The state without the nodes that are dead.
-    fn cleaned(&self) -> RendezvousState {
+    fn without_dead(&self) -> RendezvousState {
         let mut draft = self.view.state.clone();
         remove_dead(&mut draft, self.min(), |node| self.is_dead(node));
         draft
     }
 
     /// The time to write as a heartbeat. torchrun agents compare it with their own clocks.
-    fn stamp(&self) -> Timestamp {
-        let most = Timestamp(self.wall.0.saturating_add(MOST_SKEW));
-        let torch = self.view.sightings.torch_clock(self.now).unwrap_or(self.wall);
+    fn torch_time(&self) -> Timestamp {
+        let most = Timestamp(self.wall.0.saturating_add(MAX_CLOCK_SKEW));
+        let torch = self.view.failure_detector.torch_clock(self.now).unwrap_or(self.wall);
         self.wall.max(torch.min(most))
     }
 
     fn join(&self, deadline: Instant, before: Option<u64>) -> RoundStep {
-        let (state, node) = (self.view.state, &self.me.node);
-        let is_old = before.is_some_and(|before| before >= state.round) || !self.is_whole();
+        let (state, node) = (self.view.state, &self.local_node.node);
+        let is_old = before.is_some_and(|before| before >= state.round) || !self.is_joined_round_intact();
         let takes_part = state.participants.contains(node);
         if state.complete && takes_part && !is_old {
             return RoundStep::Joined;
         }
-        let mut draft = self.cleaned();
+        let mut draft = self.without_dead();
         let leaves = state.complete && takes_part;
         if leaves {
-            leave(&mut draft, node, self.min());
+            remove_participant(&mut draft, node, self.min());
         }
         if self.now > deadline && !is_spare(state, node) {
             return self.give_up(draft, deadline);
         }
         if !state.lists(node)
-            && let Some(step) = self.refuse(&draft, deadline)
+            && let Some(step) = self.refuse_duplicate_rank(&draft, deadline)
         {
             return step;
         }
         if !draft.complete {
-            self.form(&mut draft);
+            self.advance_forming_round(&mut draft);
         } else if leaves {
             draft.wait_list.insert(node.clone());
         } else {
-            self.wait_for_a_seat(&mut draft);
+            self.enter_wait_list(&mut draft);
         }
-        self.seat_the_rest(&mut draft);
+        self.admit_waiting_nodes(&mut draft);
         self.write_or_wait(draft, Some(deadline))
     }
 
     /// Whether all members of a complete round are still in it. Otherwise this agent would start workers in a smaller
     /// world than the other agents. Beside torchrun agents that makes no difference: they wait in the rank exchange
     /// until they fail.
-    fn is_whole(&self) -> bool {
+    fn is_joined_round_intact(&self) -> bool {
         let participants = &self.view.state.participants;
         let members: BTreeMap<&Node, i64> = participants.iter().collect();
         if members.len() < self.min() {
@@ -253,20 +253,20 @@ impl StateSnapshot<'_> {
     /// The deadline has passed (contract 5.4, rows 6 to 8).
     fn give_up(&self, mut draft: RendezvousState, deadline: Instant) -> RoundStep {
         let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
-        if is_late || !self.view.state.lists(&self.me.node) {
+        if is_late || !self.view.state.lists(&self.local_node.node) {
             return RoundStep::TimedOut;
         }
-        forget(&mut draft, &self.me.node, self.min());
+        remove_node(&mut draft, &self.local_node.node, self.min());
         RoundStep::Write { state: draft, rings: true }
     }
 
     /// Two agents have the same node rank. The newcomer leaves as soon as it has seen the other agent alive.
-    fn refuse(&self, draft: &RendezvousState, deadline: Instant) -> Option<RoundStep> {
-        let mine = self.me.node_rank?;
+    fn refuse_duplicate_rank(&self, draft: &RendezvousState, deadline: Instant) -> Option<RoundStep> {
+        let mine = self.local_node.node_rank?;
         let has_mine = |node: &Node| self.view.agents.get(node).and_then(|it| it.node_rank) == Some(mine);
-        let others = self.view.agents.keys().filter(|node| **node != self.me.node && has_mine(node));
+        let others = self.view.agents.keys().filter(|node| **node != self.local_node.node && has_mine(node));
         let other = others.into_iter().find(|node| draft.lists(node))?;
-        if self.view.sightings.has_moved(other) {
+        if self.view.failure_detector.has_moved(other) {
             return Some(RoundStep::Taken { by: other.clone() });
         }
         Some(self.wait(Some(deadline)))
@@ -274,8 +274,8 @@ impl StateSnapshot<'_> {
 
     /// The round runs without this node (rows 3, 4, 9, 10). Nodes on the wait list enter first, then the spares in
     /// order.
-    fn wait_for_a_seat(&self, draft: &mut RendezvousState) {
-        let node = &self.me.node;
+    fn enter_wait_list(&self, draft: &mut RendezvousState) {
+        let node = &self.local_node.node;
         let seats = self.max().saturating_sub(draft.participants.len());
         let waiting = draft.wait_list.iter().filter(|other| *other != node).count();
         let spares = draft.redundancy_list.iter().take_while(|other| *other != node).count();
@@ -287,7 +287,7 @@ impl StateSnapshot<'_> {
     }
 
     fn stay(&self, round: u64, members: &[Node]) -> RoundStep {
-        let (state, node) = (self.view.state, &self.me.node);
+        let (state, node) = (self.view.state, &self.local_node.node);
         if state.closed {
             return self.wait(None);
         }
@@ -295,28 +295,28 @@ impl StateSnapshot<'_> {
             return RoundStep::Changed(RoundEnd::Removed);
         }
         // Other nodes learn of dead members before this node reports the change.
-        let upheaval = if self.is_untidy() { None } else { self.upheaval(members) };
-        upheaval.map_or_else(|| self.keep(), RoundStep::Changed)
+        let upheaval = if self.needs_cleanup() { None } else { self.membership_end(members) };
+        upheaval.map_or_else(|| self.hold_membership(), RoundStep::Changed)
     }
 
     /// Removes dead nodes and renews heartbeats, if either is due.
-    fn keep(&self) -> RoundStep {
-        if !self.is_untidy() && !self.is_due() {
+    fn hold_membership(&self) -> RoundStep {
+        if !self.needs_cleanup() && !self.is_due() {
             return self.wait(None);
         }
-        let mut draft = self.cleaned();
-        self.seat_the_rest(&mut draft);
+        let mut draft = self.without_dead();
+        self.admit_waiting_nodes(&mut draft);
         self.write_or_wait(draft, None)
     }
 
     /// Whether a list contains a node that must not be there.
-    fn is_untidy(&self) -> bool {
+    fn needs_cleanup(&self) -> bool {
         let state = self.view.state;
         let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
         !state.closed && (crowds || state.listed().any(|node| self.is_dead(node)))
     }
 
-    fn upheaval(&self, members: &[Node]) -> Option<RoundEnd> {
+    fn membership_end(&self, members: &[Node]) -> Option<RoundEnd> {
         let state = self.view.state;
         let mut missing = members.iter().filter(|member| !state.participants.contains(member));
         let rejoins = missing.clone().find(|member| state.lists(member));
@@ -326,21 +326,21 @@ impl StateSnapshot<'_> {
             .or_else(|| newcomer().cloned().map(RoundEnd::Waits))
     }
 
-    fn go(&self) -> RoundStep {
-        if !self.view.state.lists(&self.me.node) {
+    fn leave_round(&self) -> RoundStep {
+        if !self.view.state.lists(&self.local_node.node) {
             return RoundStep::Done;
         }
-        let mut draft = self.cleaned();
-        forget(&mut draft, &self.me.node, self.min());
+        let mut draft = self.without_dead();
+        remove_node(&mut draft, &self.local_node.node, self.min());
         RoundStep::Write { state: draft, rings: true }
     }
 
     /// Writes the changed state, or the heartbeats if they are due.
     fn write_or_wait(&self, mut draft: RendezvousState, deadline: Option<Instant>) -> RoundStep {
-        let is_another = differ(self.view.state, &draft);
+        let is_another = states_differ(self.view.state, &draft);
         if is_another || self.is_due() {
-            let rings = is_news(self.view.state, &draft);
-            self.refresh(&mut draft, is_another);
+            let rings = is_significant_change(self.view.state, &draft);
+            self.refresh_heartbeats(&mut draft, is_another);
             return RoundStep::Write { state: draft, rings };
         }
         self.wait(deadline)
@@ -351,13 +351,13 @@ impl StateSnapshot<'_> {
     }
 
     fn wait(&self, deadline: Option<Instant>) -> RoundStep {
-        let times = &self.me.times;
-        let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.me.node));
+        let times = &self.local_node.times;
+        let deadline = deadline.filter(|_| !is_spare(self.view.state, &self.local_node.node));
         // The deadline itself is still in time.
         let deadline = deadline.map(|deadline| deadline + Duration::from_millis(1));
-        let last_call = self.view.sightings.deadline_seen(self.view.state);
+        let last_call = self.view.failure_detector.last_call_observed_at(self.view.state);
         let last_call = last_call.and_then(|seen| seen.checked_add(times.last_call));
-        let death = self.view.sightings.next_death(self.now);
+        let death = self.view.failure_detector.next_death(self.now);
         let moments = [self.heartbeat_due(), deadline, last_call, death, Some(self.now + times.keep_alive)];
         let until = moments.into_iter().flatten().filter(|moment| *moment > self.now).min();
         RoundStep::Wait { until: until.unwrap_or(self.now + times.keep_alive) }
@@ -365,11 +365,11 @@ impl StateSnapshot<'_> {
 
     /// Renews our own heartbeat. If nothing else is written, it also renews the heartbeats of all live rankrun agents.
     /// Otherwise torchrun agents would declare them dead.
-    fn refresh(&self, draft: &mut RendezvousState, is_another: bool) {
-        let node = &self.me.node;
+    fn refresh_heartbeats(&self, draft: &mut RendezvousState, is_another: bool) {
+        let node = &self.local_node.node;
         let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
         let meant: Vec<Node> = draft.listed().filter(is_meant).cloned().collect();
-        let stamp = self.stamp();
+        let stamp = self.torch_time();
         for other in meant {
             let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
             // A heartbeat counts only if its value differs from the last one.
@@ -379,13 +379,13 @@ impl StateSnapshot<'_> {
 
     /// Time of the next heartbeat. One rankrun agent is due a little before the others, and writes for all of them.
     fn heartbeat_due(&self) -> Option<Instant> {
-        let (state, node) = (self.view.state, &self.me.node);
+        let (state, node) = (self.view.state, &self.local_node.node);
         if !state.lists(node) || state.closed {
             return None;
         }
-        let Some(since) = self.view.sightings.heartbeat_since(node) else { return Some(self.now) };
-        let spread = self.me.times.keep_alive / 5;
-        let first = since.checked_add(self.me.times.keep_alive - spread)?;
+        let Some(since) = self.view.failure_detector.heartbeat_since(node) else { return Some(self.now) };
+        let spread = self.local_node.times.keep_alive / 5;
+        let first = since.checked_add(self.local_node.times.keep_alive - spread)?;
         if first > self.now {
             return Some(first);
         }

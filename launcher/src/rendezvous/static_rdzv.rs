@@ -12,7 +12,7 @@ mod claim;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{claim_name, take_back};
+pub use claim::{claim_name, withdraw_claims};
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +89,7 @@ pub fn first_round(
     between: &mut Between<'_>,
 ) -> Result<FirstRound, ExchangeError> {
     let job = StaticJob {
-        keys: RendezvousKeys::fixed(setup.run_id),
+        keys: RendezvousKeys::static_keys(setup.run_id),
         round: RoundKeys::first_of_static(setup.run_id),
         setup,
     };
@@ -102,7 +102,7 @@ pub fn first_round(
             Aborted
         })
     };
-    let first = take_part(&job, &mut Talk { store, between: &mut watched });
+    let first = run_first_round(&job, &mut Talk { store, between: &mut watched });
     match refusal {
         Some(error) => Err(error),
         None => {
@@ -113,11 +113,11 @@ pub fn first_round(
     }
 }
 
-fn take_part(job: &StaticJob<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
+fn run_first_round(job: &StaticJob<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
     let setup = job.setup;
     job.refuse_torchrun(talk)?;
     job.claim(talk)?;
-    if talk.store.check(&[&job.keys.alone()])? {
+    if talk.store.check(&[&job.keys.rankrun_only()])? {
         return Ok(FirstRound::Running);
     }
     // torch's host stops waiting too early if an agent is counted twice. This agent may have been counted before a
@@ -143,7 +143,7 @@ fn take_part(job: &StaticJob<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound,
         }
         taken => taken?,
     };
-    let begun = talk.store.get(&job.keys.alone())?;
+    let begun = talk.store.get(&job.keys.rankrun_only())?;
     let claims = job.claims(talk)?;
     let seen: Vec<_> = job.ranks().zip(claims).map(|(rank, claim)| member(rank, claim)).collect();
     let told = Told { master: setup.master.clone(), workers };
@@ -178,13 +178,13 @@ pub struct JoinProgress {
 ///
 /// # Errors
 /// See [`Client`].
-pub fn roll_call(
+pub fn read_join_progress(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     (own_rank, own): (NodeRank, &Node),
     own_name: NodeName,
 ) -> Result<JoinProgress, ClientError> {
-    let (keys, round) = (RendezvousKeys::fixed(run_id), RoundKeys::first_of_static(run_id));
+    let (keys, round) = (RendezvousKeys::static_keys(run_id), RoundKeys::first_of_static(run_id));
     let ranks = || (0..nodes.get()).map(NodeRank);
     let names: Vec<String> = ranks().flat_map(|rank| [keys.claim(rank), round.role_info(rank)]).collect();
     let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
@@ -198,7 +198,7 @@ pub fn roll_call(
         }
         match claim {
             Some(claim) => roll.here.push(NodeName { rank: Some(rank), ..claim.name() }),
-            None if pair[1].is_empty() || pair[0] == claim::TAKEN_BACK => roll.missing.push(rank),
+            None if pair[1].is_empty() || pair[0] == claim::WITHDRAWN_CLAIM => roll.missing.push(rank),
             None => roll.here.push(NodeName::of_rank(rank)),
         }
     }
@@ -252,9 +252,9 @@ impl StaticJob<'_> {
         misfit_since: &mut Option<Instant>,
     ) -> Result<Ready, ExchangeError> {
         let [claims, infos] = self.claims_and_infos(talk.store)?;
-        let misfit = self.misfit_among(&claims);
+        let misfit = self.first_mismatch(&claims);
         let is_leaving = |(claim, info): (&Vec<u8>, &Vec<u8>)| {
-            claim == claim::TAKEN_BACK || (claim.is_empty() && info.is_empty())
+            claim == claim::WITHDRAWN_CLAIM || (claim.is_empty() && info.is_empty())
         };
         if misfit.is_some() || claims.iter().zip(&infos).any(is_leaving) {
             return self.wait_for_rank(talk, misfit, misfit_since);
@@ -267,7 +267,7 @@ impl StaticJob<'_> {
         let nodes = claims.iter().map(|claim| &claim.node);
         let state = alone::state(nodes.clone(), self.setup.wall);
         talk.store.set(self.keys.state(), &pickle::encode(&state))?;
-        talk.store.set(&self.keys.alone(), &alone::to_json(nodes, self.setup.wall))?;
+        talk.store.set(&self.keys.rankrun_only(), &alone::to_json(nodes, self.setup.wall))?;
         Ok(Ready::Yes)
     }
 
@@ -285,7 +285,7 @@ impl StaticJob<'_> {
         let setup = self.setup;
         let job = (setup.run_id, setup.nodes);
         let JoinProgress { here, missing, .. } =
-            roll_call(talk.store, job, (setup.node_rank, setup.node), self.name())?;
+            read_join_progress(talk.store, job, (setup.node_rank, setup.node), self.name())?;
         let waited = setup.timeout;
         if missing.is_empty() {
             let nodes = vec![NodeName::of_rank(NodeRank(0))];

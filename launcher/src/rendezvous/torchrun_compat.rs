@@ -15,10 +15,10 @@ use rankrun_contract::env::Master;
 
 use super::descriptor::AgentDescriptor;
 use super::state::{Node, RendezvousState};
-use super::text::harmless;
+use super::text::escape_for_terminal;
 
 /// Number of rounds of other agents that are remembered.
-const MAX_SEEN: usize = 32;
+const MAX_COMPLETED_ROUNDS: usize = 32;
 
 /// Longest host name or address that is accepted, in bytes; no name system has longer names.
 const MAX_ADDR: usize = 255;
@@ -47,7 +47,7 @@ impl PublishedAddress {
     #[must_use]
     pub fn parse(addr: &[u8], port: &[u8]) -> Option<Self> {
         let addr = std::str::from_utf8(addr).ok()?;
-        let is_loud = addr.chars().any(char::is_whitespace) || harmless(addr, MAX_ADDR) != addr;
+        let is_loud = addr.chars().any(char::is_whitespace) || escape_for_terminal(addr, MAX_ADDR) != addr;
         if addr.is_empty() || addr.len() > MAX_ADDR || is_loud {
             return None;
         }
@@ -60,7 +60,7 @@ impl PublishedAddress {
     /// The address for the workers' environment.
     #[must_use]
     pub fn master(&self, agent_store: bool) -> Master {
-        Master { addr: self.addr.clone(), port: self.port, agent_store }
+        Master { addr: self.addr.clone(), port: self.port, uses_agent_store: agent_store }
     }
 }
 
@@ -88,32 +88,33 @@ pub struct StaleMasterAddress {
     /// The torchrun member with the wrong address.
     pub peer: Node,
     /// The address that it has cached.
-    pub believed: PublishedAddress,
+    pub cached_address: PublishedAddress,
 }
 
 /// The master addresses that torchrun's agents have cached, as far as this agent knows.
 #[derive(Debug, Clone, Default)]
 pub struct MasterAddressCache {
     /// The master address that each torchrun agent has cached.
-    believed: BTreeMap<Node, PublishedAddress>,
+    cached_address: BTreeMap<Node, PublishedAddress>,
     /// The node that hosts the store at an address.
     hosts: BTreeMap<PublishedAddress, Node>,
     /// Members of complete rounds by rank. This node may not have been in them.
-    seen: BTreeMap<u64, Vec<Node>>,
+    completed_rounds: BTreeMap<u64, Vec<Node>>,
 }
 
 impl MasterAddressCache {
     /// Observes a state. A complete round tells which agents have learned its master address. The caller passes in
     /// every state that it reads, before and between its own rounds.
-    pub fn saw(&mut self, state: &RendezvousState) {
-        if !state.complete || self.seen.contains_key(&state.round) {
+    pub fn record_state(&mut self, state: &RendezvousState) {
+        if !state.complete || self.completed_rounds.contains_key(&state.round) {
             return;
         }
         let mut members: Vec<_> = state.participants.iter().collect();
         members.sort_by_key(|(_, rank)| *rank);
-        self.seen.insert(state.round, members.into_iter().map(|(node, _)| node.clone()).collect());
-        if self.seen.len() > MAX_SEEN {
-            self.seen.pop_first();
+        self.completed_rounds
+            .insert(state.round, members.into_iter().map(|(node, _)| node.clone()).collect());
+        if self.completed_rounds.len() > MAX_COMPLETED_ROUNDS {
+            self.completed_rounds.pop_first();
         }
     }
 
@@ -122,18 +123,19 @@ impl MasterAddressCache {
     #[must_use]
     pub fn needs_history(&self, round: u64, members: &Members) -> bool {
         let unknown = |(node, descriptor): &(Node, Option<AgentDescriptor>)| {
-            descriptor.is_none() && !self.believed.contains_key(node)
+            descriptor.is_none() && !self.cached_address.contains_key(node)
         };
-        let was_seen = |node: &Node| self.seen.range(..round).any(|(_, nodes)| nodes.contains(node));
+        let was_seen =
+            |node: &Node| self.completed_rounds.range(..round).any(|(_, nodes)| nodes.contains(node));
         round > 0 && members.iter().any(|member| unknown(member) && was_seen(&member.0))
     }
 
     /// Learns the addresses that were published before this round.
     pub fn learn_history(&mut self, round: u64, published: &BTreeMap<u64, PublishedAddress>) {
-        for (past, nodes) in self.seen.range(..round) {
+        for (past, nodes) in self.completed_rounds.range(..round) {
             let Some((_, place)) = published.range(..=*past).next_back() else { continue };
             for node in nodes {
-                self.believed.entry(node.clone()).or_insert_with(|| place.clone());
+                self.cached_address.entry(node.clone()).or_insert_with(|| place.clone());
             }
             let host = nodes.iter().find(|node| node.addr == place.addr);
             if let Some(host) = host {
@@ -151,10 +153,10 @@ impl MasterAddressCache {
         let Some((peer, place)) = believers.next() else { return Ok(MasterChoice::Own) };
         let refusal = |peer: &Node, place: &PublishedAddress| StaleMasterAddress {
             peer: peer.clone(),
-            believed: place.clone(),
+            cached_address: place.clone(),
         };
         if let Some((other, _)) = believers.find(|(_, other)| *other != place) {
-            return Err(refusal(other, &self.believed[other]));
+            return Err(refusal(other, &self.cached_address[other]));
         }
         match self.hosts.get(place) {
             Some(host) if host == me => Ok(MasterChoice::Own),
@@ -173,7 +175,7 @@ impl MasterAddressCache {
     pub fn predict(&self, rank_zero: &Node, members: &Members) -> Result<(), StaleMasterAddress> {
         match self.choose(rank_zero, members) {
             // Without the host of that store, this agent knows too little to decide.
-            Err(refusal) if self.hosts.contains_key(&refusal.believed) => Err(refusal),
+            Err(refusal) if self.hosts.contains_key(&refusal.cached_address) => Err(refusal),
             _ => Ok(()),
         }
     }
@@ -202,7 +204,7 @@ impl MasterAddressCache {
         match self.cached_by(members).find(|(node, believed)| Some(*node) != rank_zero && *believed != place)
         {
             Some((peer, believed)) => {
-                Err(StaleMasterAddress { peer: peer.clone(), believed: believed.clone() })
+                Err(StaleMasterAddress { peer: peer.clone(), cached_address: believed.clone() })
             }
             None => Ok(()),
         }
@@ -210,10 +212,10 @@ impl MasterAddressCache {
 
     /// Records that the workers of this round meet there: all torchrun members have now cached it. `host` is the node
     /// with the store, if known.
-    pub fn met(&mut self, members: &Members, place: &PublishedAddress, host: Option<&Node>) {
+    pub fn record_round_address(&mut self, members: &Members, place: &PublishedAddress, host: Option<&Node>) {
         for (node, descriptor) in members {
             if descriptor.is_none() {
-                self.believed.insert(node.clone(), place.clone());
+                self.cached_address.insert(node.clone(), place.clone());
             }
         }
         let nodes = || members.iter().map(|(node, _)| node);
@@ -229,7 +231,7 @@ impl MasterAddressCache {
         members: &'a Members,
     ) -> impl Iterator<Item = (&'a Node, &'a PublishedAddress)> {
         let torch = members.iter().filter(|(_, descriptor)| descriptor.is_none()).map(|(node, _)| node);
-        torch.filter_map(|node| self.believed.get(node).map(|place| (node, place)))
+        torch.filter_map(|node| self.cached_address.get(node).map(|place| (node, place)))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::port_owner::PortOwner;
-use super::text::harmless_bytes;
+use super::text::escape_bytes_for_terminal;
 use crate::store::client::ClientError;
 
 /// Longest text of another program that is shown, in characters.
@@ -210,7 +210,7 @@ impl WaitingLines {
 /// Name of a program, guessed from its first bytes.
 fn program(said: &[u8]) -> String {
     let line = said.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let shown = harmless_bytes(line.trim_ascii(), MAX_SHOWN);
+    let shown = escape_bytes_for_terminal(line.trim_ascii(), MAX_SHOWN);
     // TLS: an alert or handshake record of any version.
     let is_tls = matches!(said, [0x15 | 0x16, 0x03, ..]);
     let is_text = !shown.is_empty() && line.iter().all(|byte| (0x20..0x7f).contains(byte) || *byte == b'\r');
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_failed_try_has_its_cause_in_words() {
+    fn failed_attempts_are_described_by_cause() {
         assert_eq!(of_errno(Errno::ECONNREFUSED), "nothing listens there");
         let no_route =
             "no way leads there (No route to host): the machine is down, or this is not its address";
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_is_named_by_its_first_line_fit_for_a_terminal() {
+    fn other_program_is_named_by_its_escaped_first_line() {
         let long = [b"HTTP/1.0 ".as_slice(), &[b'x'; 500]].concat();
         let cases: [(&[u8], &str); 8] = [
             (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n", "an HTTP server (`HTTP/1.1 400 Bad Request`)"),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_line_comes_with_each_new_reason_and_seldom_again() {
+    fn waiting_line_repeats_rarely_unless_reason_changes() {
         let (mut lines, seconds) = (WaitingLines::default(), Duration::from_secs);
         let mut line = |waited: u64, reason: Option<Unreached>| {
             let waited = Duration::from_millis(waited);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_line_for_another_program_has_the_way_out() {
+    fn waiting_line_for_other_program_has_a_hint() {
         let owner = || Some(PortOwner { pid: 7, name: "python3".to_owned() });
         let reason = Unreached::AnotherProgram { program: program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
         let line = WaitingLines::default().line(FIRST_LINE, Some(reason), (Duration::from_secs(9), true));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn hint_for_another_program_names_the_option_of_the_port() {
+    fn hint_for_other_program_names_the_port_option() {
         let other = Unreached::AnotherProgram { program: String::new() };
         assert!(other.hint(true).contains("--master-port") && other.hint(false).contains("--rdzv-endpoint"));
     }

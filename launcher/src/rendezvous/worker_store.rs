@@ -48,7 +48,7 @@ impl WorkerHostedStore {
 impl AgentStore for WorkerHostedStore {
     fn open(&mut self) -> Result<Master, RendezvousError> {
         let port = self.next().map_err(|source| RendezvousError::NoPort { source })?;
-        Ok(Master { addr: self.addr.clone(), port, agent_store: false })
+        Ok(Master { addr: self.addr.clone(), port, uses_agent_store: false })
     }
 
     fn reset(&mut self) -> Result<(), RendezvousError> {
@@ -74,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_round_has_another_port_in_the_range() {
+    fn worker_store_port_changes_every_round() {
         let any = |store: &mut WorkerHostedStore| store.open().unwrap();
         let mut anywhere = WorkerHostedStore::new("th1".to_owned(), None);
         let master = any(&mut anywhere);
-        assert_eq!((master.addr.as_str(), master.agent_store), ("th1", false));
+        assert_eq!((master.addr.as_str(), master.uses_agent_store), ("th1", false));
         assert_ne!(master.port, 0);
         // The test holds one port, so that the range has a busy one. Neighbour ports may belong to other processes.
         let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_without_a_free_port_is_an_error() {
+    fn port_range_without_free_port_is_an_error() {
         let taken = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
             .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)));
         let port = taken.as_ref().unwrap().local_addr().unwrap().port();

@@ -146,7 +146,7 @@ struct MessageQueue {
 pub enum WriteError {
     /// The reader is gone for good, as after `| head`.
     #[error("its reader is gone")]
-    Gone,
+    NoReader,
     /// These bytes are lost, later ones may be written: a full disk, for example.
     #[error("{0}")]
     Lost(Errno),
@@ -180,7 +180,7 @@ impl Output {
 
     fn message(&self, text: &[u8], priority: Priority) {
         match &mut *self.lock() {
-            OutputOwner::Direct(direct) => direct.say(text, priority, self.fd.as_fd()),
+            OutputOwner::Direct(direct) => direct.write_message(text, priority, self.fd.as_fd()),
             OutputOwner::Pumped(queue) => queue.push(text, priority),
         }
     }
@@ -221,7 +221,10 @@ impl Output {
         let mut state = self.lock();
         let mut direct = DirectOutput { screen, backlog: Vec::new(), dropped: 0 };
         if let OutputOwner::Pumped(queue) = &mut *state {
-            queue.take().iter().for_each(|text| direct.say(text, Priority::Always, self.fd.as_fd()));
+            queue
+                .take()
+                .iter()
+                .for_each(|text| direct.write_message(text, Priority::Always, self.fd.as_fd()));
         }
         *state = OutputOwner::Direct(direct);
     }
@@ -244,7 +247,7 @@ impl Output {
                     }
                 }
                 Err(Errno::EPIPE | Errno::EIO | Errno::EBADF | Errno::ECONNRESET) => {
-                    return Err(WriteError::Gone);
+                    return Err(WriteError::NoReader);
                 }
                 Err(errno) => return Err(WriteError::Lost(errno)),
             }
@@ -259,7 +262,7 @@ impl Output {
 }
 
 impl DirectOutput {
-    fn say(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
+    fn write_message(&mut self, text: &[u8], priority: Priority, fd: BorrowedFd<'_>) {
         if priority == Priority::Normal && self.backlog.len() + text.len() > QUEUE_LIMIT {
             self.dropped += 1;
             return;

@@ -33,20 +33,20 @@ const MISSING_PEER: [&str; 5] = [
 /// The sentence about the early success that probably caused the failure.
 #[must_use]
 pub fn probable_cause(card: &FailureReport) -> Option<String> {
-    if !matches!(card.manner, FailureKind::Ended | FailureKind::EndedByStop) {
+    if !matches!(card.kind, FailureKind::Ended | FailureKind::EndedByStop) {
         return None;
     }
     let me = card.rank;
     if let Some(lost) = card.report.as_ref().and_then(|report| report.lost_rank) {
         let is_lost = |end: &&OtherEnd| end.rank == lost && end.exit.is_success();
-        let same_moment = || card.others.iter().find(is_lost).map(|_| Duration::ZERO);
+        let same_moment = || card.other_ends.iter().find(is_lost).map(|_| Duration::ZERO);
         let early = card.early.iter().find(|early| early.rank == lost).map(|early| early.before);
         let before = seconds_before(early.or_else(same_moment)?);
         return Some(format!(
             "rank {lost} had exited with 0, {before}; rank {me} reports that it lost rank {lost}"
         ));
     }
-    let phrase = loss_in(card)?;
+    let phrase = peer_loss_phrase(card)?;
     let names = early_names(&card.early)?;
     Some(format!("{names}; rank {me} reports a lost peer (`{phrase}`)"))
 }
@@ -59,7 +59,7 @@ pub fn early_ranks(card: &FailureReport) -> String {
     lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
 }
 
-fn loss_in(card: &FailureReport) -> Option<&'static str> {
+fn peer_loss_phrase(card: &FailureReport) -> Option<&'static str> {
     let report = card.report.iter();
     let reported = report.flat_map(|report| [Some(&report.message), report.callstack.as_ref()]).flatten();
     let texts: Vec<&String> = card.tail.iter().chain(reported).collect();
@@ -70,11 +70,11 @@ fn loss_in(card: &FailureReport) -> Option<&'static str> {
 /// `rank 1 had exited with 0, 1.2 s before`
 fn early_names(early: &[EarlyRank]) -> Option<String> {
     let names = rank_names(early.iter().map(|early| early.rank));
-    Some(format!("{names} had exited with 0, {}", before(early)?))
+    Some(format!("{names} had exited with 0, {}", early_range_text(early)?))
 }
 
 /// `1.2 s before`, or from the last to the first.
-fn before(early: &[EarlyRank]) -> Option<String> {
+fn early_range_text(early: &[EarlyRank]) -> Option<String> {
     let (first, last) =
         (early.iter().map(|early| early.before).max()?, early.iter().map(|early| early.before).min()?);
     let (first, last) = (seconds_before(first), format!("{:.1}", last.as_secs_f64()));
@@ -87,12 +87,12 @@ fn seconds_before(before: Duration) -> String {
 
 /// How all other ranks of the node ended; equal ends together.
 #[must_use]
-pub fn others(card: &FailureReport) -> String {
+pub fn other_ends_text(card: &FailureReport) -> String {
     let mut groups: Vec<(String, Vec<Rank>)> = Vec::new();
-    if let Some(before) = before(&card.early) {
+    if let Some(before) = early_range_text(&card.early) {
         groups.push((format!("exit code 0, {before}"), card.early.iter().map(|early| early.rank).collect()));
     }
-    for other in &card.others {
+    for other in &card.other_ends {
         let end = other.exit.to_string();
         match groups.iter_mut().find(|(known, _)| *known == end) {
             Some((_, ranks)) => ranks.push(other.rank),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn early_success_is_the_probable_cause_where_the_worker_lost_a_peer() {
+    fn early_success_is_probable_cause_of_lost_peer() {
         let gloo =
             "RuntimeError: [/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:44682.";
         let one = of_rank_0(&[(1, 1_240)], gloo);
@@ -147,19 +147,19 @@ mod tests {
     }
 
     #[test]
-    fn early_success_is_no_cause_of_a_failure_that_names_another_reason() {
+    fn early_success_is_not_cause_of_other_named_reason() {
         for line in
             ["ValueError: bad batch", "ConnectionResetError: [Errno 104] Connection reset by peer", ""]
         {
             assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
         }
-        let stuck = FailureKind::Stuck { dwell: Duration::from_secs(2) };
-        let card = FailureReport { manner: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
+        let stuck = FailureKind::Stuck { stuck_for: Duration::from_secs(2) };
+        let card = FailureReport { kind: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
         assert_eq!(probable_cause(&card), None);
     }
 
     #[test]
-    fn rank_that_the_worker_reports_as_lost_decides() {
+    fn reported_lost_rank_selects_probable_cause() {
         let with = |report| FailureReport { report, ..of_rank_0(&[(1, 1_000), (2, 500)], "") };
         let words = "rank 2 had exited with 0, 0.5 s before; rank 0 reports that it lost rank 2";
         assert_eq!(probable_cause(&with(reports("lost rank 2", Some(2)))).as_deref(), Some(words));
@@ -167,19 +167,19 @@ mod tests {
         let exit = Exit::Code(0);
         let seen_later = FailureReport {
             early: Vec::new(),
-            others: vec![OtherEnd { rank: Rank(2), exit }],
+            other_ends: vec![OtherEnd { rank: Rank(2), exit }],
             ..with(reports("lost rank 2", Some(2)))
         };
         assert!(probable_cause(&seen_later).unwrap().starts_with("rank 2 had exited with 0, 0.0 s before; "));
     }
 
     #[test]
-    fn every_rank_is_listed_equal_ends_together() {
+    fn other_ranks_with_equal_exit_are_listed_together() {
         let stopped = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
         let mut card = of_rank_0(&[(1, 1_240)], "");
-        card.others = (2..40).map(|rank| OtherEnd { rank: Rank(rank), exit: stopped }).collect();
-        card.others.insert(5, OtherEnd { rank: Rank(40), exit: Exit::Code(7) });
+        card.other_ends = (2..40).map(|rank| OtherEnd { rank: Rank(rank), exit: stopped }).collect();
+        card.other_ends.insert(5, OtherEnd { rank: Rank(40), exit: Exit::Code(7) });
         let text = "rank 1: exit code 0, 1.2 s before; ranks 2-39: killed by SIGTERM; rank 40: exit code 7";
-        assert_eq!(others(&card), text);
+        assert_eq!(other_ends_text(&card), text);
     }
 }

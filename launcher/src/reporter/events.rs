@@ -80,7 +80,7 @@ pub enum TorchEvent {
     /// A worker failed; torch reports it as an error.
     Failed {
         /// The ranks and the process of the failed worker.
-        seat: EventWorker,
+        worker: EventWorker,
         /// Its exit code, or the negated signal.
         exit_code: i32,
         /// Its error file as JSON, or torch's text without one.
@@ -169,7 +169,7 @@ pub fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> Stri
         RankStatus::Joined { node_rank, nodes } => Some((node_rank.0, nodes.get())),
     };
     let exit = match event {
-        TorchEvent::Failed { exit_code, seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
+        TorchEvent::Failed { exit_code, worker: seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
         _ => (None, None),
     };
     let inner = MetadataText {
@@ -217,7 +217,7 @@ const fn kind(event: &TorchEvent) -> (&'static str, &'static str, Option<EventWo
         TorchEvent::Started(seat) => ("WORKER", "START", Some(*seat)),
         TorchEvent::Succeeded(seat) => ("WORKER", "SUCCEEDED", Some(*seat)),
         TorchEvent::Terminated(seat) => ("WORKER", "TERMINATED", Some(*seat)),
-        TorchEvent::Failed { seat, .. } => ("WORKER", "FAILED", Some(*seat)),
+        TorchEvent::Failed { worker: seat, .. } => ("WORKER", "FAILED", Some(*seat)),
         TorchEvent::AgentSucceeded => ("AGENT", "SUCCEEDED", None),
         TorchEvent::AgentFailed { .. } => ("AGENT", "FAILED", None),
     }
@@ -254,21 +254,21 @@ mod tests {
 
     const ALONE: RankStatus = RankStatus::Joined { node_rank: NodeRank(0), nodes: NodeCount::ONE };
 
-    fn seat() -> EventWorker {
+    fn example_worker() -> EventWorker {
         let (rank, local_rank, pid) = (Rank(1), LocalRank(1), Pid::from_raw(20257));
         EventWorker { rank, role_rank: rank, local_rank, role_world_size: WorldSize::new(2).unwrap(), pid }
     }
 
     /// What torchrun 2.15.0 printed, but for the run id and the name of the program.
     #[test]
-    fn they_are_torchs_to_the_byte() {
+    fn events_match_torchrun_bytes() {
         let event = TorchEvent::Rendezvous(Duration::from_micros(124_207));
         assert_eq!(
             line(progress(RankStatus::Joining), &event),
             r#"{"name": "torchelastic.worker.status.RENDEZVOUS", "source": "AGENT", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": null, "group_rank": null, "worker_id": null, "role": "default", "hostname": "localhost", "state": "RENDEZVOUS", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": null, \"entry_point\": \"true\"}", "agent_restarts": 0, "duration_ms": 124.207}}"#
         );
         assert_eq!(
-            line(progress(ALONE), &TorchEvent::Started(seat())),
+            line(progress(ALONE), &TorchEvent::Started(example_worker())),
             r#"{"name": "torchelastic.worker.status.START", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "START", "total_run_time": 0, "rdzv_backend": "c10d", "raw_error": null, "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [null], \"worker_pid\": [null]}", "agent_restarts": 0, "duration_ms": null}}"#
         );
         let over = JobProgress {
@@ -279,14 +279,18 @@ mod tests {
         assert_eq!(
             line(
                 over,
-                &TorchEvent::Failed { seat: seat(), exit_code: 3, raw_error: ENDED_BY_CODE.to_owned() }
+                &TorchEvent::Failed {
+                    worker: example_worker(),
+                    exit_code: 3,
+                    raw_error: ENDED_BY_CODE.to_owned()
+                }
             ),
             r#"{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "example", "global_rank": 1, "group_rank": 0, "worker_id": "20257", "role": "default", "hostname": "localhost", "state": "FAILED", "total_run_time": 2, "rdzv_backend": "c10d", "raw_error": "{\"message\": \"<NONE>\", \"errorTraits\": {\"category\": \"system_terminated_error\", \"retryability\": \"False\"}}", "metadata": "{\"group_world_size\": 1, \"entry_point\": \"true\", \"local_rank\": [1], \"role_rank\": [1], \"role_world_size\": [2], \"exit_code\": [3], \"worker_pid\": [20257]}", "agent_restarts": 1, "duration_ms": null}}"#
         );
     }
 
     #[test]
-    fn a_failure_of_our_own_says_why() {
+    fn agent_failure_event_has_raw_error() {
         let event =
             TorchEvent::AgentFailed { raw_error: "SignalException: Process 7 got signal: 15".to_owned() };
         let text = line(progress(ALONE), &event);
@@ -295,9 +299,9 @@ mod tests {
     }
 
     #[test]
-    fn one_of_several_nodes_says_which() {
+    fn event_of_multi_node_job_names_node_rank() {
         let membership = RankStatus::Joined { node_rank: NodeRank(1), nodes: NodeCount::new(3).unwrap() };
-        let seat = EventWorker { rank: Rank(5), role_rank: Rank(2), ..seat() };
+        let seat = EventWorker { rank: Rank(5), role_rank: Rank(2), ..example_worker() };
         let text = line(progress(membership), &TorchEvent::Started(seat));
         assert!(text.contains(r#""global_rank": 5, "group_rank": 1"#), "{text}");
         assert!(

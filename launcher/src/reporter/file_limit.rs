@@ -57,7 +57,7 @@ mod tests {
     use crate::logs::LogError;
 
     #[test]
-    fn cause_and_hint_name_the_limit_on_open_files() {
+    fn open_file_limit_is_named_in_cause_and_hint() {
         let reached = "Too many open files (os error 24): the limit is 5 (`ulimit -n`)";
         assert_eq!(with_limit("Too many open files (os error 24)", 5), reached);
         assert!(advice(5).starts_with("run `ulimit -n 1024` before the launcher, "));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_on_open_files_is_found_in_any_cause() {
+    fn open_file_limit_is_found_in_error_chain() {
         let setup = |errno| LaunchError::Setup {
             what: "start the agent",
             source: io::Error::from_raw_os_error(errno),

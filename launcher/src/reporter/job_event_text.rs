@@ -21,14 +21,14 @@ use crate::spec::LaunchSpec;
 /// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
 /// has no line. The line of a long wait names the awaited thing.
 #[must_use]
-pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
-    Some(match happening {
-        JobEvent::WorkerFailed { end, others, .. } if others.is_empty() => {
-            format!("{} failed: {}", who(end, round), end_in_words(end, rank_of(end, round)))
+pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
+    Some(match event {
+        JobEvent::WorkerFailed { end, live: others, .. } if others.is_empty() => {
+            format!("{} failed: {}", worker_name(end, round), end_in_words(end, rank_of(end, round)))
         }
-        JobEvent::WorkerFailed { end, others, grace } => format!(
+        JobEvent::WorkerFailed { end, live: others, grace } => format!(
             "{} failed: {}; waiting up to {} s for {} other{} to stop",
-            who(end, round),
+            worker_name(end, round),
             end_in_words(end, rank_of(end, round)),
             seconds(*grace),
             others.len(),
@@ -39,11 +39,13 @@ pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) ->
         | JobEvent::Rejoined { .. }
         | JobEvent::OverElsewhere { .. }
         | JobEvent::Settling
-        | JobEvent::FinishedBeforeLoss { .. } => return of_nodes(happening, spec),
-        JobEvent::SomeFinished { finished, live, since } => some_finished(finished, live, *since, round),
+        | JobEvent::FinishedBeforeLoss { .. } => return node_event_text(event, spec),
+        JobEvent::SomeFinished { finished, live, waited: since } => {
+            some_finished(finished, live, *since, round)
+        }
         // The table has a form of its own.
         JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
-        JobEvent::StartedByHand { local_rank, pid } => started_by_hand(*local_rank, *pid),
+        JobEvent::StartedByHand { local_rank, pid } => external_worker_started(*local_rank, *pid),
         JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")
         }
@@ -56,8 +58,8 @@ pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) ->
         JobEvent::Stuck { .. }
         | JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
-        | JobEvent::TimeIsUp { .. } => return of_limits(happening),
-        JobEvent::Killing { local_ranks, because } => killing(local_ranks, because),
+        | JobEvent::TimeIsUp { .. } => return limit_event_text(event),
+        JobEvent::Killing { local_ranks, reason: because } => killing_workers(local_ranks, because),
         JobEvent::CannotEnd { local_ranks } => format!(
             "{} survived {} for 5 s, probably stuck in the kernel: giving up",
             ranks(local_ranks),
@@ -67,20 +69,20 @@ pub fn render(happening: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) ->
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
-        | JobEvent::Waiting { .. } => return of_policy(happening, spec),
+        | JobEvent::Waiting { .. } => return policy_event_text(event, spec),
         JobEvent::CheckingDevices
         | JobEvent::DevicesUnchecked { .. }
         | JobEvent::DeviceWarning(_)
         | JobEvent::DeviceDead(_)
         | JobEvent::NoRestart { .. }
-        | JobEvent::DevicesReassigned { .. } => return of_devices(happening, spec),
+        | JobEvent::DevicesReassigned { .. } => return device_event_text(event, spec),
         JobEvent::Restarting { used } => {
-            format!("starting all workers again ({})", restart(*used, spec))
+            format!("starting all workers again ({})", restart_text(*used, spec))
         }
     })
 }
 
-fn killing(local_ranks: &[LocalRank], because: &WaitEnd) -> String {
+fn killing_workers(local_ranks: &[LocalRank], because: &WaitEnd) -> String {
     let because = match because {
         WaitEnd::GraceOver(_) => "still alive after the grace",
         WaitEnd::SecondSignal => "told a second time",
@@ -93,7 +95,7 @@ fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
 }
 
 /// The worker that this was the end of.
-fn who(end: &WorkerEnd, round: Option<&Round>) -> String {
+fn worker_name(end: &WorkerEnd, round: Option<&Round>) -> String {
     match round {
         Some(round) => {
             let rank = round.base_rank.0.saturating_add(end.local_rank.0);
@@ -130,23 +132,23 @@ pub fn some_finished(
 
 /// The lines about other nodes, under both command names; `None` for other events.
 #[must_use]
-pub fn of_nodes(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let stopping = |live: &[LocalRank], grace: Duration| match live.len() {
         0 => String::new(),
         count => {
             format!("; waiting up to {} s for {count} worker{} to stop", seconds(grace), plural(count))
         }
     };
-    Some(match happening {
+    Some(match event {
         JobEvent::Changed { change, live, grace } => {
-            format!("{}{}", nodes::changed(change), stopping(live, *grace))
+            format!("{}{}", nodes::membership_change_text(change), stopping(live, *grace))
         }
         JobEvent::Blamed { node } => {
             plain(&format!("{node} was lost: the failure is put down to that and uses no restart"))
         }
-        JobEvent::Rejoined { round } => nodes::rejoined(round, spec.workers.get()),
-        JobEvent::OverElsewhere { ending, live, grace } => {
-            format!("{}{}", nodes::over(ending), stopping(live, *grace))
+        JobEvent::Rejoined { round } => nodes::next_round_text(round, spec.workers.get()),
+        JobEvent::OverElsewhere { remote_end: ending, live, grace } => {
+            format!("{}{}", nodes::remote_end_text(ending), stopping(live, *grace))
         }
         JobEvent::Settling => {
             "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
@@ -159,21 +161,23 @@ pub fn of_nodes(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
 
 /// The lines about devices after a failure, under both command names; `None` for other events.
 #[must_use]
-pub fn of_devices(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
-    Some(match happening {
+pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+    Some(match event {
         JobEvent::CheckingDevices => {
             let limit = spec.device_check.map_or(0.0, |check| check.limit.as_secs_f64());
             format!("waiting up to {limit} s for the devices to be checked; a signal ends the wait")
         }
-        JobEvent::DevicesUnchecked { why } => format!("not every device could be checked: {}", plain(why)),
-        JobEvent::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.what)),
-        JobEvent::DeviceDead(dead) => {
-            plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.why))
+        JobEvent::DevicesUnchecked { reason: why } => {
+            format!("not every device could be checked: {}", plain(why))
         }
-        JobEvent::NoRestart { why: None } => {
+        JobEvent::DeviceWarning(warning) => plain(&format!("{}: {}", warning.device, warning.problem)),
+        JobEvent::DeviceDead(dead) => {
+            plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.reason))
+        }
+        JobEvent::NoRestart { reason: None } => {
             "no restart on a dead device; `--exclude-unhealthy` goes on without it".to_owned()
         }
-        JobEvent::NoRestart { why: Some(why) } => format!("no restart without it: {}", plain(why)),
+        JobEvent::NoRestart { reason: Some(why) } => format!("no restart without it: {}", plain(why)),
         JobEvent::DevicesReassigned { workers } => {
             let workers = workers.get();
             let plural = if workers == 1 { "" } else { "s" };
@@ -185,10 +189,10 @@ pub fn of_devices(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
 
 /// The lines about time limits, under both command names; `None` for other events.
 #[must_use]
-pub fn of_limits(happening: &JobEvent) -> Option<String> {
+pub fn limit_event_text(event: &JobEvent) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
-    Some(match happening {
-        JobEvent::Stuck { asleep, dwell, limit, live, grace } => format!(
+    Some(match event {
+        JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live, grace } => format!(
             "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
              {} s for {} to stop; no restart",
             asleep.local_rank,
@@ -206,7 +210,7 @@ pub fn of_limits(happening: &JobEvent) -> Option<String> {
             seconds(*grace),
             workers(live)
         ),
-        JobEvent::TimeIsShort { before, signal, live } => format!(
+        JobEvent::TimeIsShort { remaining: before, signal, live } => format!(
             "the time limit is over in {}: {signal} to {}",
             humantime::format_duration(*before),
             workers(live)
@@ -232,9 +236,9 @@ pub fn of_limits(happening: &JobEvent) -> Option<String> {
 
 /// The lines about the restart policy, under both command names; `None` for other events.
 #[must_use]
-pub fn of_policy(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
+pub fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
-    Some(match happening {
+    Some(match event {
         JobEvent::LookingForProgress => {
             let folder = folder().display().to_string();
             format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
@@ -260,13 +264,13 @@ pub fn of_policy(happening: &JobEvent, spec: &LaunchSpec) -> Option<String> {
         JobEvent::Waiting { wait, used } => format!(
             "starting all workers again in {:.1} s ({}); a signal ends the wait",
             wait.as_secs_f64(),
-            restart(*used, spec)
+            restart_text(*used, spec)
         ),
         _ => return None,
     })
 }
 
-fn restart(used: RestartCount, spec: &LaunchSpec) -> String {
+fn restart_text(used: RestartCount, spec: &LaunchSpec) -> String {
     let (most, policy) = (spec.max_restarts, &spec.restart);
     match policy.window {
         Some(window) => format!("restart {used}, {most} within {}", humantime::format_duration(window)),
@@ -277,13 +281,13 @@ fn restart(used: RestartCount, spec: &LaunchSpec) -> String {
 
 /// The launcher's line about the start of a worker by hand.
 #[must_use]
-pub fn started_by_hand(local_rank: LocalRank, pid: Pid) -> String {
+pub fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
     format!("local rank {local_rank} was started by hand (pid {pid})")
 }
 
 /// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
-pub fn released(because: &ReleaseReason) -> String {
+pub fn external_worker_released(because: &ReleaseReason) -> String {
     let what = match because {
         ReleaseReason::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
         ReleaseReason::TimeLimit => "the time limit of the job is over".to_owned(),
@@ -318,16 +322,18 @@ mod tests {
     use nix::sys::signal::Signal;
 
     #[test]
-    fn finished_and_live_ranks_are_named_by_their_global_ranks() {
+    fn finished_and_live_workers_are_named_by_global_rank() {
         let spec = example();
         let render = |finished: &[u32], live: &[u32], round: Option<&Round>| {
             let [finished, live] =
                 [finished, live].map(|ranks| ranks.iter().copied().map(LocalRank).collect());
             let since = Duration::from_millis(60_400);
-            super::render(&JobEvent::SomeFinished { finished, live, since }, &spec, round).unwrap_or_default()
+            super::render(&JobEvent::SomeFinished { finished, live, waited: since }, &spec, round)
+                .unwrap_or_default()
         };
         assert_eq!(render(&[1], &[0], None), "rank 1 has exited with 0, and rank 0 still runs 60 s later");
-        let master = rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+        let master =
+            rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true };
         let mut round = Round::alone(spec.workers, master);
         (round.node_rank, round.base_rank) = (rankrun_contract::rank::NodeRank(1), Rank(8));
         assert_eq!(
@@ -337,20 +343,20 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_grammatical() {
+    fn event_texts_use_singular_and_plural() {
         let mut spec = example();
         let grace = Duration::from_micros(2_500_001);
         spec.max_restarts = RestartCount(3);
         let render = |happening| super::render(&happening, &spec, None).unwrap_or_default();
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            render(JobEvent::Stopping { signal, told: signal, live, grace }),
+            render(JobEvent::Stopping { signal, worker_signal: signal, live, grace }),
             "SIGINT: waiting up to 2.5 s for 1 worker to stop; a second signal kills"
         );
         assert_eq!(
             render(JobEvent::Killing {
                 local_ranks: vec![LocalRank(0), LocalRank(2)],
-                because: WaitEnd::GraceOver(signal)
+                reason: WaitEnd::GraceOver(signal)
             }),
             "killing local ranks 0, 2: still alive after the grace"
         );
@@ -369,7 +375,7 @@ mod tests {
         );
         let (before, live) = (Duration::from_secs(60), vec![LocalRank(0), LocalRank(1)]);
         assert_eq!(
-            render(JobEvent::TimeIsShort { before, signal: Signal::SIGUSR1, live }),
+            render(JobEvent::TimeIsShort { remaining: before, signal: Signal::SIGUSR1, live }),
             "the time limit is over in 1m: SIGUSR1 to 2 workers"
         );
     }

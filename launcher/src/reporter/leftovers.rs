@@ -8,7 +8,7 @@ use crate::agent::leftovers::LeftoverStop;
 use crate::reporter::plain::plain;
 
 /// At most so many processes are named in one line.
-const NAMED: usize = 4;
+const MAX_NAMED: usize = 4;
 
 /// A process that a worker left running: pid and command.
 pub type Left = (Pid, String);
@@ -20,7 +20,7 @@ pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
     let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
     format!(
         "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; {enders} ends the wait",
-        named(left)
+        leftover_names(left)
     )
 }
 
@@ -34,7 +34,7 @@ pub fn ending(left: &[Left], because: LeftoverStop, grace: Duration) -> String {
     };
     format!(
         "{because}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
-        named(left),
+        leftover_names(left),
         grace.as_secs_f64()
     )
 }
@@ -46,20 +46,20 @@ pub fn killing(left: &[Left], because: LeftoverStop) -> String {
         LeftoverStop::TimeOver | LeftoverStop::TimeLimit => "still there after SIGTERM",
         LeftoverStop::Signal(_) => "told a second time",
     };
-    format!("killing {}: {because}", named(left))
+    format!("killing {}: {because}", leftover_names(left))
 }
 
 /// These processes survived SIGKILL; the launcher gives up.
 #[must_use]
-pub fn cannot_end(left: &[Left]) -> String {
-    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", named(left))
+pub fn unkillable(left: &[Left]) -> String {
+    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(left))
 }
 
 /// Lists processes as ``pid 12 `sleep 9` ``.
-fn named(left: &[Left]) -> String {
-    let names = left.iter().take(NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
+fn leftover_names(left: &[Left]) -> String {
+    let names = left.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
     let names: Vec<String> = names.collect();
-    match left.len().saturating_sub(NAMED) {
+    match left.len().saturating_sub(MAX_NAMED) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     }
@@ -71,7 +71,7 @@ mod tests {
     use nix::sys::signal::Signal;
 
     #[test]
-    fn a_few_are_named_and_the_others_counted() {
+    fn leftovers_above_limit_are_counted() {
         let left: Vec<Left> = (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
         assert_eq!(
             waiting(&left[..1], Duration::from_millis(1_500), false),

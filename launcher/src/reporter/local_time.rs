@@ -80,13 +80,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_torch_does() {
+    fn local_time_has_torchrun_format() {
         assert_eq!(EXAMPLE.to_string(), "2026-11-20_22:02:16");
         assert_eq!(EXAMPLE.log_stamp(), "1120 22:02:16.657000");
     }
 
     #[test]
-    fn no_moment_is_too_far() {
+    fn local_time_accepts_far_future() {
         for seconds in [0, 1_700_000_000, u64::from(u32::MAX), i64::MAX as u64] {
             let Some(at) = UNIX_EPOCH.checked_add(Duration::from_secs(seconds)) else { continue };
             assert!(LocalTime::of(at).to_string().len() >= 19);

@@ -1,6 +1,6 @@
 //! A log folder without room, in a failure report. Pure.
 
-use crate::logs::space::{DiskShortage, FullLogFolder, MAKE_ROOM};
+use crate::logs::space::{DiskShortage, FREE_SPACE_HINT, FullLogFolder};
 use crate::process::Exit;
 use crate::reporter::causes::is_exception;
 use crate::reporter::summary::FailureReport;
@@ -34,7 +34,8 @@ pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
 pub fn hint(card: &FailureReport) -> Option<String> {
     let disk = card.log_disk.as_ref()?;
     let is_silent = card.report.is_none() && card.tail.is_empty();
-    (matches!(card.exit, Exit::Code(_)) && (is_cause(card, disk) || is_silent)).then(|| MAKE_ROOM.to_owned())
+    (matches!(card.exit, Exit::Code(_)) && (is_cause(card, disk) || is_silent))
+        .then(|| FREE_SPACE_HINT.to_owned())
 }
 
 /// The cause for the other nodes, of a worker without a report and with these last lines.
@@ -87,11 +88,11 @@ mod tests {
     const FULL: DiskShortage = DiskShortage::Space { free: 0, total: 1 << 20 };
 
     #[test]
-    fn full_disk_is_the_probable_cause_where_the_worker_writes_its_log() {
+    fn full_disk_is_probable_cause_if_worker_writes_log() {
         let silent = on(FULL, true);
         let row = "\n  cause     probably a full disk: the log folder `/logs` has no space left (0 B free of 1.0 MiB)\n";
         assert!(render(&silent).contains(row), "{}", render(&silent));
-        assert_eq!(summary::hint(&silent).as_deref(), Some(MAKE_ROOM), "and no hint at `@record`");
+        assert_eq!(summary::hint(&silent).as_deref(), Some(FREE_SPACE_HINT), "and no hint at `@record`");
         let other = "ValueError: own error".to_owned();
         assert_eq!(cause_of(silent.log_disk.as_ref().unwrap(), std::slice::from_ref(&other)), None);
         let other = FailureReport { tail: vec![other], ..silent.clone() };
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn full_disk_is_a_fact_where_the_launcher_writes_the_log() {
+    fn full_disk_is_only_reported_if_launcher_writes_log() {
         let teed = on(FULL, false);
         let row = "\n  disk      the log folder `/logs` has no space left (0 B free of 1.0 MiB)\n";
         assert!(render(&teed).contains(row), "{}", render(&teed));

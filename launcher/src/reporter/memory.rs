@@ -38,7 +38,7 @@ pub fn kill_in_words(kill: ForeignKill, rank: Rank) -> String {
             let by = if is_certain { "by the kernel" } else { "by SIGKILL, probably by the kernel" };
             format!("killed {by}: out of memory ({})", numbers.join(", "))
         }
-        OomEvidence::OnMachine { .. } | OomEvidence::Nothing | OomEvidence::Unknown => {
+        OomEvidence::OnMachine { .. } | OomEvidence::NoKill | OomEvidence::Unknown => {
             "killed by SIGKILL from outside".to_owned()
         }
     }
@@ -55,7 +55,7 @@ pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     let on_machine = card.foreign_kill.and_then(|kill| match kill.oom {
         OomEvidence::OnMachine { count } => Some(count),
-        OomEvidence::InCgroup { .. } | OomEvidence::Nothing | OomEvidence::Unknown => None,
+        OomEvidence::InCgroup { .. } | OomEvidence::NoKill | OomEvidence::Unknown => None,
     });
     if let Some(count) = on_machine {
         let killed = processes(count);
@@ -93,7 +93,7 @@ pub fn hint(card: &FailureReport) -> Option<String> {
             "`dmesg` names the processes that the kernel killed; any other SIGKILL is from a scheduler, a container runtime \
              or a person"
         }
-        Some(OomEvidence::Nothing) => {
+        Some(OomEvidence::NoKill) => {
             "the kernel killed nothing for lack of memory: ask the scheduler or container runtime (its log, its time and \
              memory limits), or see which person, which other script or the script itself sends `kill -9`"
         }
@@ -142,9 +142,9 @@ fn names_loss(error: &str) -> bool {
 /// `returned non-zero exit status 137`, `exitcode: -9`.
 fn names_exit_by_sigkill(line: &str) -> bool {
     let is_of_number = |letter: char| letter.is_alphanumeric() || letter == '-';
-    let mut words = line.split(|letter| !is_of_number(letter));
+    let mut tokens = line.split(|letter| !is_of_number(letter));
     ["exit", "code", "status"].iter().any(|word| line.contains(word))
-        && words.any(|word| word == "137" || word == "-9")
+        && tokens.any(|word| word == "137" || word == "-9")
 }
 
 const fn is_by_kernel(kill: &ForeignKill) -> bool {

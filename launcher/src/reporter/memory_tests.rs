@@ -16,7 +16,7 @@ fn first_line(card: &FailureReport) -> String {
 }
 
 #[test]
-fn kernels_kill_names_the_limit_and_the_peak() {
+fn oom_kill_names_limit_and_peak() {
     let of = |limit, is_certain| killed(OomEvidence::InCgroup { limit, is_certain });
     let certain = of(LIMIT, true);
     assert_eq!(
@@ -41,7 +41,7 @@ fn kernels_kill_names_the_limit_and_the_peak() {
 }
 
 #[test]
-fn peak_of_a_worker_with_children_may_be_theirs() {
+fn peak_memory_may_be_of_worker_children() {
     let peak = Some(PeakMemory { is_own: false, ..PEAK });
     let oom = OomEvidence::InCgroup { limit: LIMIT, is_certain: false };
     let words = kill_in_words(ForeignKill { oom, peak }, rankrun_contract::rank::Rank(1));
@@ -50,8 +50,8 @@ fn peak_of_a_worker_with_children_may_be_theirs() {
 }
 
 #[test]
-fn kill_without_evidence_is_from_outside_and_a_guess_is_a_guess() {
-    let nothing = killed(OomEvidence::Nothing);
+fn sigkill_without_evidence_is_from_outside() {
+    let nothing = killed(OomEvidence::NoKill);
     assert_eq!(first_line(&nothing), "rank 1 failed first: killed by SIGKILL from outside");
     assert!(render(&nothing).contains("\n  memory    rank 1 had 398 MiB\n"), "{}", render(&nothing));
     assert!(!render(&nothing).contains("cause"), "{}", render(&nothing));
@@ -67,13 +67,13 @@ fn kill_without_evidence_is_from_outside_and_a_guess_is_a_guess() {
 }
 
 #[test]
-fn kill_of_the_launcher_itself_is_not_from_outside() {
+fn sigkill_by_launcher_is_not_from_outside() {
     assert_eq!(first_line(&card()), "rank 1 failed first: killed by SIGKILL");
     assert_eq!(hint(&card()), None);
 }
 
 #[test]
-fn kernels_kill_of_a_child_stands_beside_another_end() {
+fn oom_kill_of_child_is_shown_beside_worker_exit() {
     let oom = OomKills { cgroup: Some(1), limit: LIMIT, machine: Some(1) };
     let failed = FailureReport { exit: Exit::Code(1), oom, ..card() };
     let row = "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
@@ -110,7 +110,7 @@ fn kernels_kill_of_a_child_stands_beside_another_end() {
 }
 
 #[test]
-fn memory_is_told_in_whole_mib() {
+fn memory_is_shown_in_whole_mib() {
     for (bytes, text) in [
         (0, "0 B"),
         (MIB, "1 MiB"),

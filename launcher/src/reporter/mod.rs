@@ -50,7 +50,7 @@ use crate::shim::ShimError;
 use crate::spec::CliFlavor;
 
 /// How long a reader that has stopped reading holds up our last words.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers a question, such as `--help`.
 #[must_use]
@@ -59,7 +59,7 @@ pub fn print(text: &[u8]) -> ExitCode {
     match stdout.write_all(text).and_then(|()| stdout.flush()) {
         // A reader that closes early, such as `head`, is not a failure.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            complain(&format!("error: cannot write the answer\n  caused by: {error}\n"));
+            print_error(&format!("error: cannot write the answer\n  caused by: {error}\n"));
             ExitCode::from(LAUNCHER_FAILED)
         }
         Ok(()) | Err(_) => ExitCode::SUCCESS,
@@ -67,33 +67,33 @@ pub fn print(text: &[u8]) -> ExitCode {
 }
 
 /// Writes a message of the launcher to the terminal of a worker started by hand.
-pub fn tell_by_hand(text: &str) {
-    complain(&format!("rankrun: {text}\n"));
+pub fn print_attach_message(text: &str) {
+    print_error(&format!("rankrun: {text}\n"));
 }
 
 /// Announces a long wait before the launch, and the awaited answer.
-pub fn announce_wait(whom: &str, limit: Duration) {
-    complain(&format!("rankrun: waiting up to {} s for {whom}\n", limit.as_secs_f64()));
+pub fn print_probe_wait(probed: &str, limit: Duration) {
+    print_error(&format!("rankrun: waiting up to {} s for {probed}\n", limit.as_secs_f64()));
 }
 
 /// A worker that was started by hand does not run.
 #[must_use]
-pub fn not_attached(error: &AttachError) -> ExitCode {
-    complain(&with_cause(error, error.hint()));
+pub fn report_attach_error(error: &AttachError) -> ExitCode {
+    print_error(&with_cause(error, error.hint()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// Reports that `devices` or `topo` cannot inspect the machine.
 #[must_use]
-pub fn not_inspected(error: &InspectError) -> ExitCode {
-    complain(&with_cause(error, error.hint()));
+pub fn report_inspect_error(error: &InspectError) -> ExitCode {
+    print_error(&with_cause(error, error.hint()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// `rankrun gc` could not look; the exit status.
 #[must_use]
-pub fn not_collected(error: &GcError) -> ExitCode {
-    complain(&with_cause(error, Some(error.hint())));
+pub fn report_gc_error(error: &GcError) -> ExitCode {
+    print_error(&with_cause(error, Some(error.hint())));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
@@ -125,9 +125,9 @@ pub fn trace_to(console: Console, (persona, verbosity): (CliFlavor, Verbosity), 
 /// Refuses a command line. `way_out` is a hint for features that torchrun has and the launcher lacks. An invalid
 /// setting is recorded in `parent_file`; a usage error is not.
 #[must_use]
-pub fn refuse(error: &CliError, way_out: Option<&str>, parent_file: Option<&Path>) -> ExitCode {
-    let way_out = way_out.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
-    complain(&(error.render() + &way_out.unwrap_or_default()));
+pub fn report_cli_error(error: &CliError, hint: Option<&str>, parent_file: Option<&Path>) -> ExitCode {
+    let way_out = hint.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
+    print_error(&(error.render() + &way_out.unwrap_or_default()));
     if let CliError::Setting(error) = error {
         write_parent_file(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
     }
@@ -136,21 +136,21 @@ pub fn refuse(error: &CliError, way_out: Option<&str>, parent_file: Option<&Path
 
 /// The shim cannot be changed or read.
 #[must_use]
-pub fn refuse_shim(error: &ShimError) -> ExitCode {
-    complain(&with_cause(error, error.hint()));
+pub fn report_shim_error(error: &ShimError) -> ExitCode {
+    print_error(&with_cause(error, error.hint()));
     ExitCode::from(error.exit_code())
 }
 
 /// The launcher could not split into guard and agent, or the guard cannot do its work.
 #[must_use]
-pub fn failed_to_start(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
-    complain(&with_cause(error, error.hint().as_deref()));
+pub fn report_launch_error(error: &LaunchError, parent_file: Option<&Path>) -> ExitCode {
+    print_error(&with_cause(error, error.hint().as_deref()));
     write_parent_file(parent_file, &parent_file::of_error("LaunchError", error, SystemTime::now()));
     ExitCode::from(LAUNCHER_FAILED)
 }
 
 /// The agent died without a report, or was killed since it did not answer a signal; `left` survived.
-pub fn agent_lost(
+pub fn report_agent_lost(
     (exit, killed_for): (Exit, Option<i32>),
     left: Result<&[Pid], &ProcessScanError>,
     parent_file: Option<&Path>,
@@ -174,7 +174,7 @@ pub fn agent_lost(
     if killed_for.is_none() && matches!(exit, Exit::Signal { number: libc::SIGKILL, .. }) {
         text.push_str("\nhint: if no user killed it, the kernel ran out of memory: see `dmesg`\n");
     }
-    complain(&text);
+    print_error(&text);
     write_parent_file(parent_file, &parent_file::of_text(&fact, SystemTime::now()));
 }
 
@@ -186,14 +186,14 @@ fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
 }
 
 /// Records the error in the parent's error file, if the parent asked for one.
-fn write_parent_file(parent_file: Option<&Path>, died_of: &ErrorReport) {
-    if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, died_of)) {
-        complain(&format!("warning: {error}\n"));
+fn write_parent_file(parent_file: Option<&Path>, report: &ErrorReport) {
+    if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, report)) {
+        print_error(&format!("warning: {error}\n"));
     }
 }
 
 /// Writes outside of the agent, where there is no console. The time limit covers a reader that has stopped reading.
-fn complain(text: &str) {
+fn print_error(text: &str) {
     let stderr = io::stderr();
-    let _ = write_while_ready(stderr.as_fd(), text.as_bytes(), LAST_WORDS);
+    let _ = write_while_ready(stderr.as_fd(), text.as_bytes(), FINAL_FLUSH_TIMEOUT);
 }

@@ -8,20 +8,21 @@ use crate::agent::message::RemoteEnd;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus};
 use crate::reporter::plain::plain;
-use crate::reporter::summary::worker_on;
+use crate::reporter::summary::worker_name_on_node;
 
 /// Names of more nodes than this are left out.
 const NAMES_SHOWN: usize = 8;
 
 /// The change of another node, as one line.
 #[must_use]
-pub fn changed(change: &MembershipChange) -> String {
+pub fn membership_change_text(change: &MembershipChange) -> String {
     match change {
         MembershipChange::PeerFailed(note) if note.is_of_lost_node() => {
             plain(&format!("{} is lost, and failed first", note.node()))
         }
         MembershipChange::PeerFailed(note) => {
-            let words = || format!("{} failed: {}{}", worker(note), plain(&note.ended), lost(note.lost));
+            let words =
+                || format!("{} failed: {}{}", worker(note), plain(&note.ended), peer_loss_text(note.lost));
             ended_by_node(note).unwrap_or_else(words)
         }
         MembershipChange::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
@@ -43,7 +44,7 @@ pub fn changed(change: &MembershipChange) -> String {
 
 /// How the job has ended elsewhere, as one line.
 #[must_use]
-pub fn over(ending: &RemoteEnd) -> String {
+pub fn remote_end_text(ending: &RemoteEnd) -> String {
     match ending {
         RemoteEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
         RemoteEnd::Closed { failure: Some(note) } if note.is_of_lost_node() => {
@@ -54,12 +55,12 @@ pub fn over(ending: &RemoteEnd) -> String {
             ended_by_node(note).unwrap_or_else(words)
         }
         RemoteEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
-        RemoteEnd::ByRule { rule, failure } => by_rule(rule, failure.as_ref()),
+        RemoteEnd::ByRule { rule, failure } => rule_text(rule, failure.as_ref()),
         RemoteEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
 }
 
-fn by_rule(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
+fn rule_text(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
     let what = if rule.is_success() { "is done" } else { "has failed" };
     let where_from = failure.map_or_else(
         || " of another node".to_owned(),
@@ -70,7 +71,7 @@ fn by_rule(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
 
 /// A further round, in which this node has so many workers.
 #[must_use]
-pub fn rejoined(round: &Round, workers: u32) -> String {
+pub fn next_round_text(round: &Round, workers: u32) -> String {
     let first = round.base_rank.0;
     let ranks = match workers {
         1 => format!("rank {first}"),
@@ -181,7 +182,7 @@ fn ended_by_node(note: &FailureNote) -> Option<String> {
 }
 
 /// The peer that a worker lost before it failed; follows its exit.
-fn lost(peer: Option<PeerLoss>) -> String {
+fn peer_loss_text(peer: Option<PeerLoss>) -> String {
     match peer {
         Some(PeerLoss::Rank(rank)) => format!(" (it lost rank {rank})"),
         Some(PeerLoss::Unnamed) => " (it lost a peer)".to_owned(),
@@ -199,7 +200,7 @@ pub fn finished_before(note: &FailureNote) -> String {
 }
 
 fn worker(note: &FailureNote) -> String {
-    worker_on(note.rank, note.local_rank, &note.node())
+    worker_name_on_node(note.rank, note.local_rank, &note.node())
 }
 
 fn nodes(count: NodeCount) -> String {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     /// With an address each: `th2` has 10.0.0.2.
-    fn known(names: &[&str]) -> Vec<NodeName> {
+    fn node_names(names: &[&str]) -> Vec<NodeName> {
         let name =
             |name: &&str| NodeName { addr: Some(name.replace("th", "10.0.0.")), ..NodeName::of_host(*name) };
         names.iter().map(name).collect()
@@ -252,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_says_who_is_here_who_is_missing_and_how_long_still() {
+    fn wait_message_names_present_and_missing_nodes_and_time() {
         let mut seen = WaitStatus {
-            here: known(&["th1", "th2"]),
-            missing: known(&["th3"]),
+            here: node_names(&["th1", "th2"]),
+            missing: node_names(&["th3"]),
             min: count(3),
             max: count(3),
             left: Duration::from_millis(590_400),
@@ -263,11 +264,11 @@ mod tests {
         };
         let words = "waiting for nodes: 2 of 3 are here: th1 (10.0.0.1), th2 (10.0.0.2); th3 (10.0.0.3) is missing; 9m 50s left";
         assert_eq!(waiting(&seen), words);
-        seen.here = known(&["th1"]);
+        seen.here = node_names(&["th1"]);
         (seen.missing, seen.max) = (Vec::new(), count(5));
         let words = "waiting for nodes: 1 is here: th1 (10.0.0.1); at least 3 are needed; 9m 50s left";
         assert_eq!(waiting(&seen), words);
-        seen.here = known(&["th1", "th2", "th3"]);
+        seen.here = node_names(&["th1", "th2", "th3"]);
         seen.awaited = WaitReason::More { starts_in: Duration::from_millis(25_900) };
         let words = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
                      the job starts with these nodes in 25s";
@@ -284,28 +285,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_nodes_that_stop_their_workers_says_so() {
+    fn wait_message_names_nodes_stopping_workers() {
         let mut seen = WaitStatus {
-            here: known(&["th1", "th3"]),
+            here: node_names(&["th1", "th3"]),
             missing: Vec::new(),
             min: count(3),
             max: count(3),
             left: Duration::from_secs(9),
-            awaited: WaitReason::Stops { nodes: known(&["th2"]) },
+            awaited: WaitReason::Stops { nodes: node_names(&["th2"]) },
         };
         assert_eq!(
             waiting(&seen),
             "waiting for th2 (10.0.0.2) to stop its workers; 2 of 3 are here: th1 (10.0.0.1), th3 (10.0.0.3)"
         );
-        (seen.here, seen.missing, seen.max) = (known(&["th3"]), known(&["th4"]), count(4));
-        seen.awaited = WaitReason::Stops { nodes: known(&["th1", "th2"]) };
+        (seen.here, seen.missing, seen.max) = (node_names(&["th3"]), node_names(&["th4"]), count(4));
+        seen.awaited = WaitReason::Stops { nodes: node_names(&["th1", "th2"]) };
         let words = "waiting for th1 (10.0.0.1), th2 (10.0.0.2) to stop their workers; \
                      1 is here: th3 (10.0.0.3); th4 (10.0.0.4) is missing";
         assert_eq!(waiting(&seen), words);
     }
 
     #[test]
-    fn the_first_cause_is_the_same_on_every_node_and_disturbs_no_terminal() {
+    fn first_cause_is_same_on_all_nodes_and_escaped() {
         assert_eq!(
             first_cause(&note()),
             "\
@@ -316,20 +317,20 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
 "
         );
         assert_eq!(
-            changed(&MembershipChange::PeerFailed(note())),
+            membership_change_text(&MembershipChange::PeerFailed(note())),
             "rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed: exit code 7"
         );
-        let lost = FailureNote::of_lost_node(NodeRank(2), known(&["th3"]).remove(0));
+        let lost = FailureNote::of_lost_node(NodeRank(2), node_names(&["th3"]).remove(0));
         assert_eq!(first_cause(&lost), "node 2 (th3, 10.0.0.3) was lost first\n");
         assert_eq!(
-            changed(&MembershipChange::PeerFailed(lost)),
+            membership_change_text(&MembershipChange::PeerFailed(lost)),
             "node 2 (th3, 10.0.0.3) is lost, and failed first"
         );
         let why = "it was told to stop by SIGTERM".to_owned();
         let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th\x1b[2J1"), why);
         let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
         assert_eq!(first_cause(&host), format!("{words}\n"));
-        assert_eq!(over(&RemoteEnd::Closed { failure: Some(host.clone()) }), words);
+        assert_eq!(remote_end_text(&RemoteEnd::Closed { failure: Some(host.clone()) }), words);
         assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
         let failed =
             FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot".to_owned());
@@ -338,12 +339,12 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
         assert_eq!(hint(&note()), "the launcher on node 1 (th2, 10.0.0.2) says more", "it may keep no log");
         let left =
             MembershipChange::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
-        assert_eq!(changed(&left), "th3 has left: SIGTERM");
+        assert_eq!(membership_change_text(&left), "th3 has left: SIGTERM");
     }
 
     #[test]
-    fn a_further_round_says_what_it_is_like() {
-        let master = Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+    fn next_round_message_shows_nodes_and_ranks() {
+        let master = Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true };
         let round = Round {
             number: 2,
             node_rank: NodeRank(1),
@@ -357,10 +358,10 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
             interface: None,
         };
         let words = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
-        assert_eq!(rejoined(&round, 4), words);
-        let name = NodeName { rank: Some(NodeRank(1)), ..known(&["th2"]).remove(0) };
+        assert_eq!(next_round_text(&round, 4), words);
+        let name = NodeName { rank: Some(NodeRank(1)), ..node_names(&["th2"]).remove(0) };
         let members = vec![Member { node_rank: NodeRank(1), name, workers: None }];
         let words = "going on with 3 nodes and 12 workers; this is node 1 (th2, 10.0.0.2), with ranks 4-7";
-        assert_eq!(rejoined(&Round { members, ..round }, 4), words);
+        assert_eq!(next_round_text(&Round { members, ..round }, 4), words);
     }
 }

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport};
 
-use crate::error::in_one_line;
+use crate::error::format_chain;
 use crate::regular_file;
 
 /// At most so many bytes of a previous file are shown.
@@ -31,7 +31,7 @@ pub struct ParentFileError {
 /// The launcher's own failure in an error file: the error, and its causes as the call stack.
 #[must_use]
 pub fn of_error(kind: &str, error: &dyn Error, at: SystemTime) -> ErrorReport {
-    let message = format!("{kind}: {}", in_one_line(error));
+    let message = format!("{kind}: {}", format_chain(error));
     let mut callstack = format!("{kind}: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -76,7 +76,7 @@ pub fn replace(path: &Path, text: &str) -> Result<Option<String>, ParentFileErro
     let found = fs::metadata(path).ok();
     let is_plain = found.as_ref().is_some_and(Metadata::is_file);
     if let Some(found) = found.filter(|found| !is_null(found) && !is_own_output(found)) {
-        regular_file::check(&found).map_err(|error| unwritten(error.into()))?;
+        regular_file::ensure_regular(&found).map_err(|error| unwritten(error.into()))?;
     }
     let old = is_plain.then(|| start_of(path)).flatten();
     // The launcher must not remove a link such as `/dev/stdout`: it writes to the target.
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_file_is_replaced_and_told() {
+    fn parent_file_replace_returns_old_contents() {
         let folder = scratch("old");
         let path = folder.join("error.json");
         assert_eq!(replace(&path, "first").unwrap(), None);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_and_what_it_names_is_written() {
+    fn parent_file_symlink_is_kept_and_target_written() {
         let folder = scratch("link");
         let (file, link) = (folder.join("file"), folder.join("link"));
         fs::write(&file, "a longer first").unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_an_error_at_once() {
+    fn unwritable_parent_file_is_an_error_without_blocking() {
         let folder = scratch("fifo");
         let fifo = folder.join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_told_with_its_causes() {
+    fn parent_file_report_has_error_causes() {
         let error = crate::error::LaunchError::Setup {
             what: "read signals",
             source: io::Error::from_raw_os_error(libc::EMFILE),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_is_told_as_torch_does() {
+    fn parent_file_signal_message_matches_torchrun() {
         let report = of_signal(Signal::SIGTERM, Pid::from_raw(7), UNIX_EPOCH);
         assert_eq!(report.message, "SignalException: Process 7 got signal: 15");
     }

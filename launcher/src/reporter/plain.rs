@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_left_that_a_terminal_obeys() {
+    fn plain_removes_terminal_controls() {
         assert_eq!(plain("\x1b[31mred\x1b[0m\x1b]0;title\x07\t\x08\r\u{9b}31m end"), "red\t31m end");
         assert_eq!(plain("\x1b[31"), "");
         assert_eq!(plain("\x1b"), "");
     }
 
     #[test]
-    fn bidi_controls_become_escapes_and_other_letters_stay() {
+    fn bidi_controls_are_escaped_and_letters_kept() {
         for control in ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {
             let escape = format!("a{}b", control.escape_unicode());
             assert_eq!(

@@ -66,8 +66,8 @@ pub fn in_events(entrypoint: &Entrypoint) -> String {
 
 /// torchrun takes the first word behind the interpreter that does not begin with a hyphen.
 fn first_word(what: &OsStr, args: &[OsString]) -> String {
-    let words = [what].into_iter().chain(args.iter().map(OsString::as_os_str));
-    words.into_iter().find(|word| !word.as_bytes().starts_with(b"-")).map(text).unwrap_or_default()
+    let args = [what].into_iter().chain(args.iter().map(OsString::as_os_str));
+    args.into_iter().find(|word| !word.as_bytes().starts_with(b"-")).map(text).unwrap_or_default()
 }
 
 fn text(name: &OsStr) -> String {
@@ -81,7 +81,7 @@ mod tests {
     use crate::spec::example;
 
     #[test]
-    fn each_place_has_its_name() {
+    fn entrypoint_names_match_torchrun_per_place() {
         let python = || "/venv/bin/python".into();
         for (entrypoint, expected) in [
             (
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_python_is_one_beside_another() {
+    fn foreign_python_is_one_not_beside_launcher() {
         let foreign = |argv0: &str, python: Option<&str>, world: FakeWorld| {
             let python = python.map(|python| ("PYTHON_EXEC".into(), python.into()));
             let path = [("PATH".into(), "/venv/bin".into())];
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_python_is_not_the_one_that_called_us() {
+    fn python_that_started_shim_is_not_foreign() {
         for (python, foreign) in
             [("/env/python", None), ("/usr/bin/python3", Some("/usr/bin/python3".into()))]
         {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_looks_like_an_option_is_passed_over() {
+    fn title_skips_script_that_looks_like_option() {
         let spec = crate::spec::LaunchSpec {
             entrypoint: Entrypoint::Script { python: "/bin/python".into(), script: "-x.py".into() },
             args: vec!["--lr".into(), "0.1".into()],

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_a_range() {
+    fn consecutive_ranks_are_shown_as_range() {
         let names = |ranks: &[u32]| rank_names(ranks.iter().copied().map(Rank));
         assert_eq!(names(&[3]), "rank 3");
         assert_eq!(names(&[1, 0]), "ranks 0, 1");

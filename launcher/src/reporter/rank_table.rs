@@ -186,8 +186,8 @@ fn is_similar(one: Option<Duration>, other: Option<Duration>) -> bool {
 fn text_of(row: &RankRow) -> &str {
     match &row.output {
         LastOutput::Line { text, .. } => text,
-        LastOutput::Nothing => "",
-        LastOutput::NotSeen => "\n",
+        LastOutput::Empty => "",
+        LastOutput::Unavailable => "\n",
     }
 }
 
@@ -251,7 +251,7 @@ fn last_output(group: &Group<'_>, setting: &TableSetting) -> String {
         .iter()
         .filter_map(|row| match row.output {
             LastOutput::Line { age, .. } => Some(age),
-            LastOutput::Nothing | LastOutput::NotSeen => None,
+            LastOutput::Empty | LastOutput::Unavailable => None,
         })
         .collect();
     let with_line = group.iter().find(|row| matches!(row.output, LastOutput::Line { .. }));
@@ -261,7 +261,7 @@ fn last_output(group: &Group<'_>, setting: &TableSetting) -> String {
         Some(row) => {
             format!("{} before, rank {}: {}", range(&ages), setting.rank(row), plain(text_of(row)).trim())
         }
-        None if group[0].output == LastOutput::NotSeen => "not seen".to_owned(),
+        None if group[0].output == LastOutput::Unavailable => "not seen".to_owned(),
         None => "none".to_owned(),
     }
 }

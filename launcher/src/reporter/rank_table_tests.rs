@@ -10,7 +10,7 @@ const SIGINT: TableCause = TableCause::Signal(Signal::SIGINT);
 
 fn row(local_rank: u32, joined: JoinState, cpu: u64, text: &str) -> RankRow {
     let output = match text {
-        "" => LastOutput::Nothing,
+        "" => LastOutput::Empty,
         text => LastOutput::Line { text: text.to_owned(), age: Duration::from_millis(12_340) },
     };
     RankRow {
@@ -29,7 +29,7 @@ fn text(cause: TableCause, rows: Vec<RankRow>, columns: Option<usize>) -> String
 }
 
 #[test]
-fn missing_rank_is_named_and_ranks_alike_share_a_row() {
+fn table_names_missing_rank_and_groups_similar_ranks() {
     let mut rows: Vec<_> = (0..3).map(|rank| row(rank, JoinState::Joined, 3100, "waiting")).collect();
     rows.push(row(3, JoinState::NotJoined, 20, ""));
     rows[3].process = ProcessState::Alive(RunState::Running);
@@ -44,11 +44,11 @@ waits; `--start-timeout 60` ends such a start by itself";
 }
 
 #[test]
-fn table_of_a_node_has_global_ranks_and_unknown_joins() {
+fn table_of_node_has_global_ranks_and_unknown_join_state() {
     let mut rows = vec![row(0, JoinState::Unknown, 500, "a"), row(1, JoinState::Unknown, 70_000, "b")];
     rows.push(row(2, JoinState::Unknown, 0, ""));
     (rows[2].process, rows[2].cpu_time) = (ProcessState::Ended(Exit::Code(0)), None);
-    rows[0].output = LastOutput::NotSeen;
+    rows[0].output = LastOutput::Unavailable;
     let node = Some(NodeName { rank: Some(NodeRank(1)), host: Some("th2".to_owned()), addr: None });
     let setting = TableSetting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
     let cause = TableCause::Signal(Signal::SIGTERM);
@@ -64,7 +64,7 @@ it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) w
 }
 
 #[test]
-fn time_limit_shows_ranks_that_have_joined() {
+fn table_at_time_limit_shows_joined_ranks() {
     let rows =
         vec![row(0, JoinState::Joined, 9_000_000, "step 7"), row(1, JoinState::Joined, 60_000, "step 7")];
     let shown = text(TableCause::TimeLimit, rows, None);
@@ -82,7 +82,7 @@ fn time_limit_shows_ranks_that_have_joined() {
 }
 
 #[test]
-fn many_ranks_with_lines_of_their_own_stay_few_rows() {
+fn many_ranks_with_different_output_share_few_rows() {
     let line = |rank: u32| format!("loading shard {rank}");
     let mut rows: Vec<_> = (0..512).map(|rank| row(rank, JoinState::Joined, 3000, &line(rank))).collect();
     rows[77].joined = JoinState::NotJoined;
@@ -95,7 +95,7 @@ fn many_ranks_with_lines_of_their_own_stay_few_rows() {
 }
 
 #[test]
-fn hint_names_what_the_state_of_a_missing_rank_tells() {
+fn hint_explains_state_of_missing_rank() {
     for (state, said) in [
         (
             ProcessState::Alive(RunState::Uninterruptible),
@@ -115,7 +115,7 @@ fn hint_names_what_the_state_of_a_missing_rank_tells() {
 }
 
 #[test]
-fn row_fits_the_terminal_and_has_nothing_that_it_obeys() {
+fn table_row_fits_terminal_and_is_escaped() {
     let hostile = format!("\x1b[2J\t{}\u{202e}{}", "漢".repeat(30), "x".repeat(4000));
     let rows = vec![row(0, JoinState::NotJoined, 0, &hostile), row(1, JoinState::NotJoined, 0, "short")];
     for (columns, longest) in [(Some(100), 99), (Some(20), 110), (None, 250)] {
@@ -129,7 +129,7 @@ fn row_fits_the_terminal_and_has_nothing_that_it_obeys() {
 }
 
 #[test]
-fn hint_names_a_rank_that_has_finished_before_the_others() {
+fn hint_names_rank_that_finished_early() {
     let mut rows = vec![row(0, JoinState::Joined, 0, "done"), row(1, JoinState::Joined, 0, "")];
     rows[0].process = ProcessState::Ended(Exit::Code(0));
     let shown = text(SIGINT, rows, None);

@@ -11,7 +11,7 @@
 //!    drawn again below. Elsewhere, or if it does not fit in one row, it is ended, and its owner goes on in a new line.
 //!    A line that has stood for a while without a carriage return is ended too: it may be a prompt. The terminal itself
 //!    echoes the answer, so the text behind the prompt is unknown.
-//! 5. Memory is bounded, by `CROWD_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is respected.
+//! 5. Memory is bounded, by `HELD_BYTES_LIMIT` and one line of `LINE_LIMIT`, if [`Screen::exclusive_stream`] is respected.
 //! 6. A line that a labelled speaker rewrites, such as a progress bar, is shown as pictures (`block`): on a
 //!    terminal in place, elsewhere seldom. Its last picture becomes an ordinary line. The others are the exception to
 //!    rule 2.
@@ -36,14 +36,14 @@ mod tests;
 mod worker_stream;
 
 /// An unfinished line is shown after this long.
-const PATIENCE: Duration = Duration::from_millis(50);
+const HOLD_TIME: Duration = Duration::from_millis(50);
 /// The same where the line cannot be taken back and other speakers may write: it would be ended in its middle.
-const PATIENCE_IN_A_CROWD: Duration = Duration::from_secs(1);
+const HOLD_TIME_SHARED: Duration = Duration::from_secs(1);
 /// The same where it would end another's unfinished line itself.
-const PATIENCE_WITH_AN_OPEN_LINE: Duration = Duration::from_secs(2);
+const HOLD_TIME_OPEN_LINE: Duration = Duration::from_secs(2);
 /// The same where the next line would end it, since other speakers write all the time, or where its rest is on its
 /// way. A machine with too much to do may stop a worker in the middle of its line for long.
-const PATIENCE_WHEN_BUSY: Duration = Duration::from_secs(5);
+const HOLD_TIME_BUSY: Duration = Duration::from_secs(5);
 /// After this time an unfinished line without a carriage return counts as a prompt. A person does not answer faster,
 /// and a slow line is finished by then.
 const PROMPT_AGE: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ const LINE_LIMIT: usize = 32 * 1024 * 1024;
 /// The same for progress that waits for another's line to end.
 const PROGRESS_LIMIT: usize = 1024 * 1024;
 /// When unfinished lines take more than this together, only the longest goes on.
-const CROWD_LIMIT: usize = 32 * 1024 * 1024;
+const HELD_BYTES_LIMIT: usize = 32 * 1024 * 1024;
 
 /// The kind of output behind the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,12 +93,12 @@ pub struct StreamId(u64);
 #[derive(Debug)]
 pub struct Screen {
     kind: ScreenKind,
-    speakers: BTreeMap<StreamId, WorkerStream>,
+    streams: BTreeMap<StreamId, WorkerStream>,
     next_id: u64,
     /// Speakers with an unfinished line on the screen, from top to bottom; the cursor is in the last one.
     open: Vec<StreamId>,
     /// The last row is the unfinished line of a speaker that ended.
-    dangling: bool,
+    has_ended_open_line: bool,
     /// The rewritten lines on a terminal. It is not there at the same time as an open line.
     block: Block,
     /// The latest time that a caller passed.
@@ -112,10 +112,10 @@ impl Screen {
         let block = Block::nothing();
         Self {
             kind,
-            speakers: BTreeMap::new(),
+            streams: BTreeMap::new(),
             next_id: 0,
             open: Vec::new(),
-            dangling: false,
+            has_ended_open_line: false,
             block,
             now: None,
         }
@@ -126,30 +126,30 @@ impl Screen {
     pub fn add(&mut self, (prefix, label): (&str, Option<&str>), brim: usize, now: Instant) -> StreamId {
         let id = StreamId(self.next_id);
         self.next_id += 1;
-        self.speakers.insert(id, WorkerStream::new(prefix, label, brim, now));
+        self.streams.insert(id, WorkerStream::new(prefix, label, brim, now));
         id
     }
 
     /// Takes `bytes` of the speaker and appends the output to `out`.
     pub fn feed(&mut self, id: StreamId, bytes: &[u8], now: Instant, out: &mut Vec<u8>) {
         self.now = Some(now);
-        if self.speakers.get(&id).is_some_and(|speaker| speaker.label.is_some()) {
+        if self.streams.get(&id).is_some_and(|speaker| speaker.label.is_some()) {
             self.follow(id, bytes, out);
         } else {
-            self.pass_on(id, bytes, out);
+            self.forward_bytes(id, bytes, out);
         }
         self.note_prompt(id, bytes);
     }
 
     /// Lines as they are, and the beginning of one.
-    fn pass_on(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
-        let Some(end) = self.speakers.get(&id).map(|speaker| speaker.end_of(bytes)) else { return };
+    fn forward_bytes(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
+        let Some(end) = self.streams.get(&id).map(|speaker| speaker.end_of(bytes)) else { return };
         let (lines, rest) = bytes.split_at(memrchr(b'\n', bytes).map_or(0, |last| last + 1));
         if !lines.is_empty() {
             self.finish_lines(id, lines, out);
         }
         if !rest.is_empty() {
-            self.go_on(id, (rest, end), out);
+            self.continue_line(id, (rest, end), out);
         }
     }
 
@@ -158,7 +158,7 @@ impl Screen {
     pub fn exclusive_stream(&self) -> Option<StreamId> {
         let held = |(id, speaker): (StreamId, &WorkerStream)| (speaker.held.bytes.len(), id);
         let total: usize = self.waiting().map(|entry| held(entry).0).sum();
-        self.waiting().map(held).max().filter(|_| total > CROWD_LIMIT).map(|(_, id)| id)
+        self.waiting().map(held).max().filter(|_| total > HELD_BYTES_LIMIT).map(|(_, id)| id)
     }
 
     /// Writes a message of the launcher, in whole lines.
@@ -166,7 +166,7 @@ impl Screen {
         if text.is_empty() {
             return;
         }
-        self.step_aside(out);
+        self.clear_open_lines(out);
         self.block.is_stale = true;
         out.extend_from_slice(text);
         if !text.ends_with(b"\n") {
@@ -177,21 +177,21 @@ impl Screen {
 
     /// The speaker's stream ended; its unfinished line stays unchanged.
     pub fn end(&mut self, id: StreamId, out: &mut Vec<u8>) {
-        if self.speakers.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
+        if self.streams.get(&id).is_some_and(|speaker| !speaker.held.is_empty()) {
             self.show(id, out);
         }
         self.end_area(id, out);
         if self.open == [id] {
             self.open.clear();
-            self.dangling = true;
+            self.has_ended_open_line = true;
         } else if self.open.contains(&id) {
-            self.step_aside(out);
+            self.clear_open_lines(out);
             if self.close(id, out) {
                 out.push(b'\n');
             }
             self.redraw(out);
         }
-        self.speakers.remove(&id);
+        self.streams.remove(&id);
     }
 
     /// Shows the unfinished lines that have waited long enough. `busy`: other speakers are writing right now.
@@ -207,29 +207,29 @@ impl Screen {
     /// When [`Self::show_due`] or [`Self::draw_due`] has something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let lines = self.waiting().map(|(_, speaker)| speaker.held.since + self.patience(speaker, false));
+        let lines = self.waiting().map(|(_, speaker)| speaker.held.since + self.hold_time(speaker, false));
         lines.chain(self.block_deadline()).min()
     }
 
     fn next_due(&self, now: Instant, busy: bool) -> Option<StreamId> {
         self.waiting()
             .find(|(_, speaker)| {
-                now.saturating_duration_since(speaker.held.since) >= self.patience(speaker, busy)
+                now.saturating_duration_since(speaker.held.since) >= self.hold_time(speaker, busy)
             })
             .map(|(id, _)| id)
     }
 
     /// How long an unfinished line waits.
-    fn patience(&self, speaker: &WorkerStream, busy: bool) -> Duration {
-        let is_alone = self.speakers.len() == 1;
-        if is_alone || speaker.holds_whole_rows() || may_be_taken_back(self.kind, &speaker.held.bytes) {
-            PATIENCE
+    fn hold_time(&self, speaker: &WorkerStream, busy: bool) -> Duration {
+        let is_alone = self.streams.len() == 1;
+        if is_alone || speaker.holds_whole_rows() || is_erasable(self.kind, &speaker.held.bytes) {
+            HOLD_TIME
         } else if busy || speaker.held.end == LineEnd::Cut {
-            PATIENCE_WHEN_BUSY
+            HOLD_TIME_BUSY
         } else if self.open.is_empty() {
-            PATIENCE_IN_A_CROWD
+            HOLD_TIME_SHARED
         } else {
-            PATIENCE_WITH_AN_OPEN_LINE
+            HOLD_TIME_OPEN_LINE
         }
     }
 
@@ -241,7 +241,7 @@ impl Screen {
 
     /// Speakers with an unfinished line that is not shown and may be.
     fn waiting(&self) -> impl Iterator<Item = (StreamId, &WorkerStream)> {
-        self.speakers
+        self.streams
             .iter()
             .filter(|(_, speaker)| !speaker.held.is_empty() && !self.must_wait(speaker))
             .map(|(&id, speaker)| (id, speaker))
@@ -259,15 +259,17 @@ impl Screen {
 
     /// Lines of `id` that are finished now: the held one and those in `lines`.
     fn finish_lines(&mut self, id: StreamId, lines: &[u8], out: &mut Vec<u8>) {
-        let alone = !self.dangling && (self.open.is_empty() || self.open == [id]) && self.block.is_erased();
+        let alone = !self.has_ended_open_line
+            && (self.open.is_empty() || self.open == [id])
+            && self.block.is_erased();
         self.block.is_stale = true;
         if alone {
             self.open.clear();
         } else {
-            self.step_aside(out);
+            self.clear_open_lines(out);
             self.close(id, out);
         }
-        if let Some(speaker) = self.speakers.get_mut(&id) {
+        if let Some(speaker) = self.streams.get_mut(&id) {
             speaker.row = TerminalRow::default();
             speaker.emit_held(out);
             speaker.emit(lines, out);
@@ -278,20 +280,20 @@ impl Screen {
     }
 
     /// Appends more bytes to a shown unfinished line.
-    fn go_on(&mut self, id: StreamId, (bytes, end): (&[u8], LineEnd), out: &mut Vec<u8>) {
+    fn continue_line(&mut self, id: StreamId, (bytes, end): (&[u8], LineEnd), out: &mut Vec<u8>) {
         let alone = self.open == [id];
         let shown = self.open.contains(&id);
         if shown && !alone {
-            self.step_aside(out);
+            self.clear_open_lines(out);
         }
         let shown = shown && self.open.contains(&id);
-        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
+        let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) else { return };
         if alone {
             let start = out.len();
             speaker.emit(bytes, out);
             speaker.row.push(&out[start..]);
         } else if shown {
-            self.go_on_among_others(id, bytes, out);
+            self.continue_open_line(id, bytes, out);
         } else {
             speaker.hold(bytes, end, now);
             if self.holds_too_much(id) {
@@ -301,16 +303,16 @@ impl Screen {
     }
 
     fn holds_too_much(&self, id: StreamId) -> bool {
-        self.speakers.get(&id).is_some_and(|speaker| {
+        self.streams.get(&id).is_some_and(|speaker| {
             let limit = if self.must_wait(speaker) { PROGRESS_LIMIT } else { LINE_LIMIT };
             speaker.held.bytes.len() > limit
         })
     }
 
     /// More of one of several lines that are shown and erased for the moment.
-    fn go_on_among_others(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
+    fn continue_open_line(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let kind = self.kind;
-        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let Some(speaker) = self.streams.get_mut(&id) else { return };
         let (mut text, mut before) = (Vec::new(), Vec::new());
         speaker.emit(bytes, &mut text);
         speaker.row.draw(&mut before);
@@ -319,7 +321,7 @@ impl Screen {
             out.extend_from_slice(&before);
             out.extend_from_slice(&text);
             out.push(b'\n');
-            speaker.forget();
+            speaker.reset_row();
             self.open.retain(|&open| open != id);
         }
         self.redraw(out);
@@ -330,9 +332,9 @@ impl Screen {
         if self.show_whole_rows(id, out) {
             return;
         }
-        self.step_aside(out);
+        self.clear_open_lines(out);
         let kind = self.kind;
-        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let Some(speaker) = self.streams.get_mut(&id) else { return };
         let mut text = Vec::new();
         speaker.emit_held(&mut text);
         speaker.row.push(&text);
@@ -346,22 +348,22 @@ impl Screen {
         } else {
             out.extend_from_slice(&text);
             out.push(b'\n');
-            speaker.forget();
+            speaker.reset_row();
         }
         self.redraw(out);
     }
 
     /// Brings the cursor to the start of an empty row. The lines that were shown can be drawn again, or they are
     /// ended and no longer open.
-    fn step_aside(&mut self, out: &mut Vec<u8>) {
-        if std::mem::take(&mut self.dangling) {
+    fn clear_open_lines(&mut self, out: &mut Vec<u8>) {
+        if std::mem::take(&mut self.has_ended_open_line) {
             out.push(b'\n');
         }
         self.block.erase(self.kind, out);
         if self.open.is_empty() {
             return;
         }
-        let open = || self.open.iter().filter_map(|id| self.speakers.get(id));
+        let open = || self.open.iter().filter_map(|id| self.streams.get(id));
         if self.kind != ScreenKind::Plain && open().any(|speaker| speaker.row.is_styled()) {
             out.extend_from_slice(b"\x1b[0m");
         }
@@ -374,8 +376,8 @@ impl Screen {
         } else {
             out.push(b'\n');
             for id in self.open.drain(..) {
-                if let Some(speaker) = self.speakers.get_mut(&id) {
-                    speaker.forget();
+                if let Some(speaker) = self.streams.get_mut(&id) {
+                    speaker.reset_row();
                 }
             }
         }
@@ -386,13 +388,13 @@ impl Screen {
         !speaker.row.is_progress() && age >= PROMPT_AGE
     }
 
-    /// Draws the lines that [`Self::step_aside`] erased.
+    /// Draws the lines that [`Self::clear_open_lines`] erased.
     fn redraw(&self, out: &mut Vec<u8>) {
         for (row, id) in self.open.iter().enumerate() {
             if row > 0 {
                 out.extend_from_slice(b"\r\n");
             }
-            if let Some(speaker) = self.speakers.get(id) {
+            if let Some(speaker) = self.streams.get(id) {
                 speaker.row.draw(out);
             }
         }
@@ -402,14 +404,14 @@ impl Screen {
     fn close(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
         let Some(row) = self.open.iter().position(|&open| open == id) else { return false };
         self.open.remove(row);
-        if let Some(speaker) = self.speakers.get(&id) {
+        if let Some(speaker) = self.streams.get(&id) {
             speaker.row.draw(out);
         }
         true
     }
 }
 
-fn may_be_taken_back(kind: ScreenKind, held: &[u8]) -> bool {
+fn is_erasable(kind: ScreenKind, held: &[u8]) -> bool {
     match kind {
         ScreenKind::Plain => false,
         ScreenKind::Terminal { columns, .. } => held.len() < usize::from(columns),

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 use rankrun_contract::report::ErrorReport;
-use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut};
+use rankrun_contract::report::cut::{MAX_CUT_TEXT, cut_text};
 
 use crate::agent::failure::FailureKind;
 use crate::agent::message::ForeignKill;
@@ -49,7 +49,7 @@ pub struct FailureReport {
     /// The disk of its logs, where that is full.
     pub log_disk: Option<LogDisk>,
     /// Whether the worker ended by itself or the launcher ended it.
-    pub manner: FailureKind,
+    pub kind: FailureKind,
     /// The time at which its generation was started.
     pub started: SystemTime,
     /// The time at which its end was seen.
@@ -65,7 +65,7 @@ pub struct FailureReport {
     /// The last lines of the worker's output.
     pub tail: Vec<String>,
     /// Whether the launcher sees the worker's output.
-    pub is_output_seen: bool,
+    pub is_output_captured: bool,
     /// The kind of program that the worker ran.
     pub program: ProgramKind,
     /// The ranks that had not joined the store when the start limit expired.
@@ -75,7 +75,7 @@ pub struct FailureReport {
     /// The workers that had exited with 0 before it, in the order in which that was seen.
     pub early: Vec<EarlyRank>,
     /// The ends of the other workers, in the order in which they were seen.
-    pub others: Vec<OtherEnd>,
+    pub other_ends: Vec<OtherEnd>,
     /// The reports of the other workers, if their error files are removed.
     pub peers: Vec<PeerReport>,
     /// The cause that its output and its exit point to: the hint of [`causes`](crate::reporter::causes).
@@ -136,13 +136,13 @@ const MESSAGE_START: usize = 1000;
 #[must_use]
 pub fn render(card: &FailureReport) -> String {
     let worker = match card.node.rank {
-        Some(_) => worker_on(card.rank, card.local_rank, &card.node),
+        Some(_) => worker_name_on_node(card.rank, card.local_rank, &card.node),
         None => format!("rank {}", card.rank),
     };
-    let mut lines = vec![format!("{worker} failed first: {}", what_happened(card))];
+    let mut lines = vec![format!("{worker} failed first: {}", failure_text(card))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
     row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
-    if card.device.known {
+    if card.device.is_known_to_runtime {
         row("device", device(&card.device));
     }
     for dead in &card.dead_devices {
@@ -167,7 +167,7 @@ pub fn render(card: &FailureReport) -> String {
     if let Some(cause) = early::probable_cause(card) {
         row("cause", format!("probably an early end: {cause}"));
     }
-    let others = early::others(card);
+    let others = early::other_ends_text(card);
     if !others.is_empty() {
         row("others", others);
     }
@@ -213,23 +213,23 @@ fn tail_beside_report(card: &FailureReport) -> Vec<&str> {
 
 /// One worker of several nodes: `rank 5 (local rank 1) on node 1 (th2, 10.0.0.2)`.
 #[must_use]
-pub fn worker_on(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
+pub fn worker_name_on_node(rank: Rank, local_rank: LocalRank, node: &NodeName) -> String {
     plain(&format!("rank {rank} (local rank {local_rank}) on {node}"))
 }
 
 /// A worker's text, with any bytes and of any length.
-fn quoted(text: &str) -> Vec<String> {
-    let text = cut(text.trim_end(), MAX_CUT_TEXT);
+fn quoted_lines(text: &str) -> Vec<String> {
+    let text = cut_text(text.trim_end(), MAX_CUT_TEXT);
     text.lines().map(|line| format!("    | {}", plain(line))).collect()
 }
 
 /// The one thing to do about it, where something can be said.
 #[must_use]
 pub fn hint(card: &FailureReport) -> Option<String> {
-    if matches!(card.manner, FailureKind::Stuck { .. }) {
+    if matches!(card.kind, FailureKind::Stuck { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
     }
-    if matches!(card.manner, FailureKind::NotJoined { .. }) {
+    if matches!(card.kind, FailureKind::NotJoined { .. }) {
         return Some(not_joined_hint(card));
     }
     if !card.dead_devices.is_empty() {
@@ -269,7 +269,7 @@ pub fn hint(card: &FailureReport) -> Option<String> {
 fn not_joined_hint(card: &FailureReport) -> String {
     let output = if !tail_beside_report(card).is_empty() {
         "its last lines say how far it got; "
-    } else if card.tail.is_empty() && card.report.is_none() && card.is_output_seen {
+    } else if card.tail.is_empty() && card.report.is_none() && card.is_output_captured {
         "it has printed nothing; "
     } else {
         ""
@@ -286,7 +286,7 @@ fn silent_hint(card: &FailureReport) -> Option<String> {
     let has_error_file = card.files.iter().any(|file| file.ends_with(ERROR_FILE));
     match card.exit {
         _ if has_error_file => None,
-        Exit::Code(code) if card.is_output_seen => {
+        Exit::Code(code) if card.is_output_captured => {
             let example = if is_python { format!("sys.exit({code})") } else { format!("exit {code}") };
             Some(format!("it ended without a word, as `{example}` does: print the reason to stderr before"))
         }
@@ -295,7 +295,7 @@ fn silent_hint(card: &FailureReport) -> Option<String> {
              shown here"
                 .to_owned(),
         ),
-        _ => (!card.is_output_seen && card.files.is_empty()).then(|| keep_hint(card)),
+        _ => (!card.is_output_captured && card.files.is_empty()).then(|| keep_hint(card)),
     }
 }
 
@@ -316,7 +316,7 @@ fn keep_hint(card: &FailureReport) -> String {
 /// `cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1`
 fn device(device: &Device) -> String {
     let mut text = device.to_string();
-    if let Some(card) = &device.card {
+    if let Some(card) = &device.identity {
         text.push_str(&format!(", {card}"));
         if let Some(node) = card.numa_node {
             text.push_str(&format!(", NUMA node {node}"));
@@ -325,21 +325,21 @@ fn device(device: &Device) -> String {
     text
 }
 
-fn what_happened(card: &FailureReport) -> String {
-    let exit = in_words(card.exit);
-    match card.manner {
+fn failure_text(card: &FailureReport) -> String {
+    let exit = exit_text(card.exit);
+    match card.kind {
         FailureKind::Ended => card.foreign_kill.map_or(exit, |kill| kill_in_words(kill, card.rank)),
         FailureKind::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
         }
-        FailureKind::Stuck { dwell } => {
+        FailureKind::Stuck { stuck_for: dwell } => {
             format!("stuck in the kernel for {:.1} s and stopped ({exit})", dwell.as_secs_f64())
         }
     }
 }
 
-fn in_words(exit: Exit) -> String {
+fn exit_text(exit: Exit) -> String {
     if let Exit::Code(code @ 129..=192) = exit {
         return format!("{exit} (a shell's way to say {})", signal_name(code - 128));
     }

@@ -16,7 +16,7 @@ pub(in crate::reporter) fn card() -> FailureReport {
         foreign_kill: None,
         oom: OomKills::default(),
         log_disk: None,
-        manner: FailureKind::Ended,
+        kind: FailureKind::Ended,
         started: SystemTime::UNIX_EPOCH,
         ended: SystemTime::UNIX_EPOCH + Duration::from_millis(2_500),
         restarts: (RestartCount(1), RestartCount(1)),
@@ -24,19 +24,19 @@ pub(in crate::reporter) fn card() -> FailureReport {
         files: vec![PathBuf::from("/logs/1/stderr.log")],
         kept: KeptOutput::default(),
         tail: vec!["step 9".to_owned(), "step 10".to_owned()],
-        is_output_seen: true,
+        is_output_captured: true,
         program: ProgramKind::Any,
         not_joined: Vec::new(),
         dead_devices: Vec::new(),
         early: Vec::new(),
-        others: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
+        other_ends: vec![OtherEnd { rank: Rank(0), exit: Exit::Signal { number: 15, core_dumped: false } }],
         peers: Vec::new(),
         cause_hint: None,
     }
 }
 
 #[test]
-fn the_card_says_who_where_how_when_and_what() {
+fn failure_report_shows_rank_device_node_times_and_output() {
     assert_eq!(
         render(&card()),
         "\
@@ -58,7 +58,7 @@ rank 1 failed first: killed by SIGKILL
 }
 
 #[test]
-fn one_of_several_nodes_is_named() {
+fn failure_report_of_multi_node_job_names_node() {
     let addr = Some("10.0.0.2".to_owned());
     let node = NodeName { rank: Some(NodeRank(1)), addr, ..card().node };
     let card = FailureReport { rank: Rank(5), node, ..card() };
@@ -69,7 +69,7 @@ fn one_of_several_nodes_is_named() {
 }
 
 #[test]
-fn a_device_is_told_with_what_a_person_finds_it_by() {
+fn failure_report_identifies_device() {
     let mut card = card();
     let gpu = crate::placement::DeviceIdentity {
         index: "3".to_owned(),
@@ -78,15 +78,16 @@ fn a_device_is_told_with_what_a_person_finds_it_by() {
         uuid: None,
         pci: "0000:1b:00.0".parse().ok(),
         numa_node: Some(1),
-        how: "--devices 3".to_owned(),
+        chosen_by: "--devices 3".to_owned(),
     };
-    card.device = Device { kind: DeviceType::Cuda, ordinal: 0, card: Some(gpu), known: true };
+    card.device =
+        Device { kind: DeviceType::Cuda, ordinal: 0, identity: Some(gpu), is_known_to_runtime: true };
     let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
     assert!(render(&card).contains(row), "{}", render(&card));
 }
 
 #[test]
-fn a_dead_device_is_named_with_who_sat_on_it() {
+fn dead_device_is_named_with_its_ranks() {
     let dead = DeadDeviceSummary {
         ranks: vec![Rank(1), Rank(3)],
         device: "cuda 3 (Fast\x1b[31m, 0000:1b:00.0)".to_owned(),
@@ -99,21 +100,21 @@ fn a_dead_device_is_named_with_who_sat_on_it() {
 }
 
 #[test]
-fn the_first_line_says_what_our_stop_did() {
+fn first_line_tells_effect_of_launcher_stop() {
     let first_line = |card: &FailureReport| render(card).lines().next().unwrap_or_default().to_owned();
-    let stopped = FailureReport { manner: FailureKind::EndedByStop, ..card() };
+    let stopped = FailureReport { kind: FailureKind::EndedByStop, ..card() };
     assert_eq!(
         first_line(&stopped),
         "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
     );
     let stuck =
-        FailureReport { manner: FailureKind::Stuck { dwell: Duration::from_millis(2_040) }, ..card() };
+        FailureReport { kind: FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) }, ..card() };
     assert_eq!(
         first_line(&stuck),
         "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
     );
     let late = FailureReport {
-        manner: FailureKind::NotJoined { limit: Duration::from_secs(5) },
+        kind: FailureKind::NotJoined { limit: Duration::from_secs(5) },
         not_joined: vec![Rank(1), Rank(3)],
         ..card()
     };
@@ -126,13 +127,13 @@ fn the_first_line_says_what_our_stop_did() {
     assert_eq!(hint(&late), Some(format!("its last lines say how far it got; {advice}")));
     let silent = FailureReport { tail: Vec::new(), ..late };
     assert_eq!(hint(&silent), Some(format!("it has printed nothing; {advice}")));
-    assert_eq!(hint(&FailureReport { is_output_seen: false, ..silent }), Some(advice.to_owned()));
+    assert_eq!(hint(&FailureReport { is_output_captured: false, ..silent }), Some(advice.to_owned()));
     let shell = FailureReport { exit: Exit::Code(139), ..card() };
     assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
 }
 
 #[test]
-fn who_said_nothing_is_asked_to() {
+fn silent_worker_hint_asks_for_output() {
     let silent = FailureReport {
         exit: Exit::Code(1),
         tail: Vec::new(),
@@ -142,7 +143,7 @@ fn who_said_nothing_is_asked_to() {
     };
     let exits = "it ended without a word, as `sys.exit(1)` does: print the reason to stderr before";
     assert_eq!(hint(&silent).as_deref(), Some(exits));
-    let unseen = FailureReport { is_output_seen: false, ..silent.clone() };
+    let unseen = FailureReport { is_output_captured: false, ..silent.clone() };
     assert!(hint(&unseen).is_some_and(|hint| hint.contains("errors.record")), "its traceback goes elsewhere");
     let killed = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
     assert_eq!(hint(&FailureReport { exit: killed, ..silent.clone() }), None);
@@ -154,7 +155,7 @@ fn who_said_nothing_is_asked_to() {
     let any = FailureReport { program: ProgramKind::Any, ..silent };
     let exits = "it ended without a word, as `exit 1` does: print the reason to stderr before";
     assert_eq!(hint(&any).as_deref(), Some(exits));
-    let any = FailureReport { is_output_seen: false, ..any };
+    let any = FailureReport { is_output_captured: false, ..any };
     for (by_streams, in_folder, advised, given) in [
         (false, false, "`--tee 3 --log-dir DIR`", "explain"),
         (false, true, "`--tee 3`", "--log-dir"),
@@ -169,7 +170,7 @@ fn who_said_nothing_is_asked_to() {
 }
 
 #[test]
-fn what_was_reported_disturbs_no_terminal() {
+fn reported_message_is_escaped() {
     let mut card = card();
     let message = "\x1b[31mlost\nit\x1b[0m".to_owned();
     card.report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
@@ -179,7 +180,7 @@ fn what_was_reported_disturbs_no_terminal() {
 }
 
 #[test]
-fn a_reported_traceback_is_shown_once() {
+fn reported_traceback_is_shown_once() {
     let mut card = card();
     card.report = Some(ErrorReport {
         message: "ValueError: x".to_owned(),
@@ -193,7 +194,7 @@ fn a_reported_traceback_is_shown_once() {
 }
 
 #[test]
-fn reported_lines_are_left_out_of_the_last_lines() {
+fn reported_lines_are_removed_from_last_lines() {
     let mut card = card();
     card.report = Some(ErrorReport {
         message: "panic: no data".to_owned(),
@@ -209,7 +210,7 @@ fn reported_lines_are_left_out_of_the_last_lines() {
 }
 
 #[test]
-fn printed_traceback_is_left_out_with_the_lines_that_only_it_has() {
+fn printed_traceback_is_removed_from_last_lines() {
     let mut card = card();
     card.report = Some(ErrorReport {
         message: "ValueError: x".to_owned(),

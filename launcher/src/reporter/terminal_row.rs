@@ -8,7 +8,7 @@ const LIMIT: usize = 8 * 1024;
 pub(super) struct TerminalRow {
     text: Vec<u8>,
     returns: CarriageReturns,
-    overflowed: bool,
+    is_overflowed: bool,
 }
 
 /// Where the carriage returns of a row are.
@@ -31,10 +31,10 @@ impl TerminalRow {
                 if self.returns == CarriageReturns::Last {
                     self.returns = CarriageReturns::Before;
                     self.text.clear();
-                    self.overflowed = false;
+                    self.is_overflowed = false;
                 }
-                self.overflowed |= self.text.len() + text.len() > LIMIT;
-                if !self.overflowed {
+                self.is_overflowed |= self.text.len() + text.len() > LIMIT;
+                if !self.is_overflowed {
                     self.text.extend_from_slice(text);
                 }
             }
@@ -64,7 +64,7 @@ impl TerminalRow {
 
     /// Whether the text takes one row of a terminal of so many columns, so that it can be erased and drawn again.
     pub(super) fn fits(&self, columns: usize) -> bool {
-        !self.overflowed && width(&self.text).is_some_and(|width| width < columns)
+        !self.is_overflowed && width(&self.text).is_some_and(|width| width < columns)
     }
 }
 
@@ -117,21 +117,21 @@ mod tests {
     }
 
     #[test]
-    fn a_return_keeps_the_text_until_it_is_overwritten() {
+    fn carriage_return_keeps_text_until_overwritten() {
         assert_eq!(row(&["50%\r"]).text, b"50%");
         assert_eq!(row(&["50%\r", "60%"]).text, b"60%");
         assert_eq!(row(&["\r10%\r", "\r", "20", "%"]).text, b"20%");
     }
 
     #[test]
-    fn a_returned_row_is_drawn_with_the_cursor_at_its_start() {
+    fn row_after_return_is_drawn_with_cursor_at_start() {
         let mut out = Vec::new();
         row(&["50%\r"]).draw(&mut out);
         assert_eq!(out, b"50%\r");
     }
 
     #[test]
-    fn only_what_surely_takes_one_row_fits() {
+    fn text_that_may_exceed_one_row_does_not_fit() {
         assert!(row(&["50%|\u{2588}\u{2588}  | 1/2 \x1b[32mok\x1b[0m"]).fits(20));
         assert!(!row(&["0123456789"]).fits(10));
         assert!(!row(&["\u{4f60}\u{597d}"]).fits(4));

@@ -67,7 +67,7 @@ impl LogSource {
 }
 
 /// Lines that torch does not have: a place in our own source is of no use to a user.
-pub(super) const OURS: LogSource = LogSource { file: "rankrun", line: 0 };
+pub(super) const OWN_SOURCE: LogSource = LogSource { file: "rankrun", line: 0 };
 const RUN: &str = "torch/distributed/run.py";
 const AGENT: &str = "torch/distributed/elastic/agent/server/api.py";
 const LOCAL_AGENT: &str = "torch/distributed/elastic/agent/server/local_elastic_agent.py";
@@ -89,7 +89,7 @@ impl LogLine {
     /// A line that torch does not have.
     #[must_use]
     pub const fn of_ours(level: Level, text: String) -> Self {
-        Self { level, source: OURS, text }
+        Self { level, source: OWN_SOURCE, text }
     }
 
     /// Whether it is wanted. Two of torch's modules do not ask `LOGLEVEL`: they say warnings and errors always.
@@ -123,63 +123,65 @@ pub struct EventSubject<'a> {
 
 /// What torchrun says about one happening.
 #[must_use]
-pub fn lines_of(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    match happening {
-        JobEvent::WorkerFailed { others, .. } => closing(others, Signal::SIGTERM, group),
-        JobEvent::GroupFailed { cause } => vec![failed(cause, group)],
+pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
+    match event {
+        JobEvent::WorkerFailed { live: others, .. } => closing_signal_lines(others, Signal::SIGTERM, group),
+        JobEvent::GroupFailed { cause } => vec![failed_line(cause, group)],
         JobEvent::StartedByHand { local_rank, pid } => {
-            let text = job_event_text::started_by_hand(*local_rank, *pid);
+            let text = job_event_text::external_worker_started(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }
         JobEvent::Stuck { live, .. } => {
-            let said = dstate_line(happening, group);
-            said.into_iter().chain(closing(live, Signal::SIGTERM, group)).collect()
+            let said = dstate_line(event, group);
+            said.into_iter().chain(closing_signal_lines(live, Signal::SIGTERM, group)).collect()
         }
-        JobEvent::Stopping { signal, told, live, .. } => {
+        JobEvent::Stopping { signal, worker_signal: told, live, .. } => {
             // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
             let received = (signal == told).then(|| LogLine {
                 level: Level::Warning,
                 source: LogSource::torch(AGENT, 752),
                 text: format!("Received {} death signal, shutting down workers", *signal as i32),
             });
-            received.into_iter().chain(closing(live, *told, group)).collect()
+            received.into_iter().chain(closing_signal_lines(live, *told, group)).collect()
         }
         JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
         | JobEvent::TimeIsUp { .. }
-        | JobEvent::RankTable(_) => of_limits(happening, group),
+        | JobEvent::RankTable(_) => of_limits(event, group),
         JobEvent::Changed { .. }
         | JobEvent::Blamed { .. }
         | JobEvent::Rejoined { .. }
         | JobEvent::OverElsewhere { .. }
         | JobEvent::Settling
-        | JobEvent::FinishedBeforeLoss { .. } => of_nodes(happening, group),
-        JobEvent::SomeFinished { finished, live, since } => {
+        | JobEvent::FinishedBeforeLoss { .. } => of_nodes(event, group),
+        JobEvent::SomeFinished { finished, live, waited: since } => {
             // torchrun is silent here.
             let text = job_event_text::some_finished(finished, live, *since, group.round);
             vec![LogLine::of_ours(Level::Info, text)]
         }
-        JobEvent::Killing { local_ranks, because: WaitEnd::GraceOver(told) } => {
+        JobEvent::Killing { local_ranks, reason: WaitEnd::GraceOver(told) } => {
             killing(local_ranks, *told, group)
         }
-        JobEvent::Killing { local_ranks, because: WaitEnd::SecondSignal } => {
-            closing(local_ranks, Signal::SIGKILL, group)
+        JobEvent::Killing { local_ranks, reason: WaitEnd::SecondSignal } => {
+            closing_signal_lines(local_ranks, Signal::SIGKILL, group)
         }
-        JobEvent::CannotEnd { local_ranks } => {
-            local_ranks.iter().filter_map(|rank| group.pids.get(rank)).map(|pid| abandoned(*pid)).collect()
-        }
+        JobEvent::CannotEnd { local_ranks } => local_ranks
+            .iter()
+            .filter_map(|rank| group.pids.get(rank))
+            .map(|pid| dstate_worker_line(*pid))
+            .collect(),
         JobEvent::Restarting { used } => vec![restarting(used.0, group)],
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
-        | JobEvent::Waiting { .. } => warning(job_event_text::of_policy(happening, group.spec)),
+        | JobEvent::Waiting { .. } => warning(job_event_text::policy_event_text(event, group.spec)),
         JobEvent::CheckingDevices
         | JobEvent::DevicesUnchecked { .. }
         | JobEvent::DeviceWarning(_)
         | JobEvent::DeviceDead(_)
         | JobEvent::NoRestart { .. }
-        | JobEvent::DevicesReassigned { .. } => warning(job_event_text::of_devices(happening, group.spec)),
+        | JobEvent::DevicesReassigned { .. } => warning(job_event_text::device_event_text(event, group.spec)),
     }
 }
 
@@ -187,13 +189,13 @@ fn warning(text: Option<String>) -> Vec<LogLine> {
     text.map(|text| LogLine::of_ours(Level::Warning, text)).into_iter().collect()
 }
 
-fn killing(local_ranks: &[LocalRank], told: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
+fn killing(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
     let line = |pid: &Pid| LogLine {
         level: Level::Warning,
         source: LogSource::torch(PROCESSES, 1047),
         text: format!(
             "Unable to shutdown process {pid} via {}, forcefully exiting via {}",
-            told as i32,
+            signal as i32,
             libc::SIGKILL
         ),
     };
@@ -201,32 +203,32 @@ fn killing(local_ranks: &[LocalRank], told: Signal, group: EventSubject<'_>) -> 
 }
 
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
-fn of_nodes(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    let said = job_event_text::of_nodes(happening, group.spec);
-    let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
-    let told = match happening {
+fn of_nodes(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
+    let own_lines = job_event_text::node_event_text(event, group.spec);
+    let said = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
+    let signal_lines = match event {
         JobEvent::Changed { live, .. } | JobEvent::OverElsewhere { live, .. } => {
-            closing(live, Signal::SIGTERM, group)
+            closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
     };
-    said.into_iter().chain(told).collect()
+    said.into_iter().chain(signal_lines).collect()
 }
 
 /// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
-fn of_limits(happening: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
-    let said = job_event_text::of_limits(happening);
-    let said = said.map(|text| LogLine::of_ours(Level::Warning, text));
-    let told = match happening {
+fn of_limits(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
+    let own_lines = job_event_text::limit_event_text(event);
+    let said = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
+    let signal_lines = match event {
         JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
-            closing(live, Signal::SIGTERM, group)
+            closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
     };
-    said.into_iter().chain(told).collect()
+    said.into_iter().chain(signal_lines).collect()
 }
 
-fn closing(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
+fn closing_signal_lines(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {
     local_ranks
         .iter()
         .filter_map(|rank| group.pids.get(rank))
@@ -238,7 +240,7 @@ fn closing(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -
         .collect()
 }
 
-fn failed(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
+fn failed_line(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
     let code = match cause.exit {
         Exit::Code(code) => code,
         Exit::Signal { number, .. } => -number,
@@ -249,8 +251,8 @@ fn failed(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
     LogLine { level: Level::Error, source: LogSource::torch(PROCESSES, 1002), text }
 }
 
-fn dstate_line(happening: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
-    let JobEvent::Stuck { asleep, dwell, limit, .. } = happening else { return None };
+fn dstate_line(event: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
+    let JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, .. } = event else { return None };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
          group UNHEALTHY and disabling restarts.",
@@ -262,7 +264,7 @@ fn dstate_line(happening: &JobEvent, group: EventSubject<'_>) -> Option<LogLine>
     Some(LogLine { level: Level::Error, source: LogSource::torch(LOCAL_AGENT, 568), text })
 }
 
-fn abandoned(pid: Pid) -> LogLine {
+fn dstate_worker_line(pid: Pid) -> LogLine {
     let text = format!(
         "Process {pid} did not exit after {} within 5s; abandoning and continuing teardown. Worker may be in \
          uninterruptible kernel sleep (e.g. wedged on GPU/NIC); host may need to be recycled.",
@@ -328,7 +330,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     /// The texts of an event's lines, without their prefix; rank n has pid 100 + n.
-    fn told(happening: &JobEvent) -> Vec<String> {
+    fn rendered_lines(happening: &JobEvent) -> Vec<String> {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
         let pids = pids.into_iter().collect();
@@ -338,11 +340,11 @@ mod tests {
 
     fn end(exit: Exit) -> WorkerEnd {
         let (local_rank, pid, at) = (LocalRank(1), Pid::from_raw(101), SystemTime::UNIX_EPOCH);
-        WorkerEnd { local_rank, pid, exit, at, testimony: None, foreign_kill: None }
+        WorkerEnd { local_rank, pid, exit, at, error_file_info: None, foreign_kill: None }
     }
 
     #[test]
-    fn each_line_of_a_message_has_the_beginning() {
+    fn log_prefix_is_on_each_line_of_message() {
         let notice = Notice::SingleOmpThread;
         let text = of_notice(&notice).render("1121 19:11:52.657000", Pid::from_raw(18245));
         let prefix = "W1121 19:11:52.657000 18245 torch/distributed/run.py:982] ";
@@ -353,40 +355,40 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_are_torchs() {
+    fn log_texts_match_torchrun() {
         let ranks = || vec![LocalRank(0), LocalRank(2)];
         let grace = Duration::from_secs(30);
         assert_eq!(
-            told(&JobEvent::WorkerFailed { end: end(Exit::Code(3)), others: ranks(), grace }),
+            rendered_lines(&JobEvent::WorkerFailed { end: end(Exit::Code(3)), live: ranks(), grace }),
             ["WSending process 100 closing signal SIGTERM", "WSending process 102 closing signal SIGTERM"]
         );
         assert_eq!(
-            told(&JobEvent::GroupFailed { cause: end(Exit::Code(3)) }),
+            rendered_lines(&JobEvent::GroupFailed { cause: end(Exit::Code(3)) }),
             ["Efailed (exitcode: 3) local_rank: 1 (pid: 101) of binary: true"]
         );
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
-            told(&JobEvent::Stopping { signal, told: signal, live: live.clone(), grace }),
+            rendered_lines(&JobEvent::Stopping { signal, worker_signal: signal, live: live.clone(), grace }),
             ["WReceived 2 death signal, shutting down workers", "WSending process 100 closing signal SIGINT"]
         );
         assert_eq!(
-            told(&JobEvent::Stopping { signal, told: Signal::SIGTERM, live, grace }),
+            rendered_lines(&JobEvent::Stopping { signal, worker_signal: Signal::SIGTERM, live, grace }),
             ["WSending process 100 closing signal SIGTERM"]
         );
         let because = WaitEnd::GraceOver(Signal::SIGINT);
         assert_eq!(
-            told(&JobEvent::Killing { local_ranks: vec![LocalRank(2)], because }),
+            rendered_lines(&JobEvent::Killing { local_ranks: vec![LocalRank(2)], reason: because }),
             ["WUnable to shutdown process 102 via 2, forcefully exiting via 9"]
         );
         assert_eq!(
-            told(&JobEvent::Restarting { used: RestartCount(1) }),
+            rendered_lines(&JobEvent::Restarting { used: RestartCount(1) }),
             ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
         );
         let asleep =
             crate::agent::dstate::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            told(&JobEvent::Stuck { asleep, dwell, limit, live: vec![], grace }),
+            rendered_lines(&JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live: vec![], grace }),
             [
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."
@@ -395,17 +397,17 @@ mod tests {
     }
 
     #[test]
-    fn finished_ranks_are_information_and_hidden_by_default() {
+    fn finished_ranks_are_logged_at_info_level() {
         let (finished, live) = (vec![LocalRank(1)], vec![LocalRank(0)]);
         let since = Duration::from_secs(60);
         assert_eq!(
-            told(&JobEvent::SomeFinished { finished, live, since }),
+            rendered_lines(&JobEvent::SomeFinished { finished, live, waited: since }),
             ["Irank 1 has exited with 0, and rank 0 still runs 60 s later"]
         );
     }
 
     #[test]
-    fn a_level_hides_what_matters_less() {
+    fn verbosity_hides_lower_levels() {
         assert!(Level::Error.is_shown(Verbosity::Error) && !Level::Warning.is_shown(Verbosity::Error));
         assert!(Level::Warning.is_shown(Verbosity::Warn) && !Level::Info.is_shown(Verbosity::Warn));
         assert!(no_parent_file("f").is_shown(Verbosity::Error), "its module does not ask");

@@ -11,9 +11,9 @@ use super::local_time::LocalTime;
 use crate::process::Exit;
 
 /// The last line of the Python traceback before torchrun's report.
-const RAISED: &str = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ";
+const CHILD_FAILED_PREFIX: &str = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ";
 /// The same after a stop by a signal.
-const SIGNALLED: &str = "torch.distributed.elastic.multiprocessing.api.SignalException: ";
+const SIGNAL_EXCEPTION_PREFIX: &str = "torch.distributed.elastic.multiprocessing.api.SignalException: ";
 /// The message of a worker without an error file.
 const NO_TRACEBACK: &str = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
 /// The rules are as wide as the longest line, but not wider.
@@ -74,7 +74,7 @@ pub fn render(report: &TorchReport) -> String {
     let (border, section) = ("=".repeat(width), "-".repeat(width));
     let others = if others.is_empty() { "  <NO_OTHER_FAILURES>".to_owned() } else { others.join("\n") };
     format!(
-        "{RAISED}\n{border}\n{title}\n{section}\nFailures:\n{others}\n{section}\n\
+        "{CHILD_FAILED_PREFIX}\n{border}\n{title}\n{section}\nFailures:\n{others}\n{section}\n\
          Root Cause (first observed failure):\n{root_cause}\n{border}\n"
     )
 }
@@ -82,7 +82,7 @@ pub fn render(report: &TorchReport) -> String {
 /// torchrun's last line after a stop by a signal; `launcher` is the process that the user started.
 #[must_use]
 pub fn of_signal(signal: Signal, launcher: Pid) -> String {
-    format!("{SIGNALLED}Process {launcher} got signal: {}\n", signal as i32)
+    format!("{SIGNAL_EXCEPTION_PREFIX}Process {launcher} got signal: {}\n", signal as i32)
 }
 
 fn block(number: usize, worker: &FailedWorker, host: &str) -> String {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_torchruns_to_the_byte() {
+    fn report_matches_torchrun_bytes() {
         let report = report(worker(1, 9448, Exit::Code(3)), vec![worker(0, 9447, signal(15))]);
         let plain_code = "  exitcode  : 3 (pid: 9448) \n";
         assert_eq!(
@@ -193,7 +193,7 @@ Root Cause (first observed failure):
     }
 
     #[test]
-    fn the_rules_are_as_wide_as_the_longest_line() {
+    fn report_rulers_are_as_wide_as_longest_line() {
         let text = render(&report(worker(0, 7, signal(9)), vec![]));
         let longest = "  traceback : Signal 9 (SIGKILL) received by PID 7".len();
         assert!(text.contains(&format!("\n{}\ntrain.py FAILED\n", "=".repeat(longest))), "{text}");
@@ -203,7 +203,7 @@ Root Cause (first observed failure):
     }
 
     #[test]
-    fn further_lines_of_a_call_stack_are_indented_and_those_of_a_text_are_not() {
+    fn call_stack_lines_are_indented_and_text_lines_are_not() {
         let mut failed = worker(0, 7, Exit::Code(1));
         failed.error_file = Some("/logs/0/error.json".into());
         failed.message = Message::Traceback("Traceback:\n  line 1\nValueError: x\n".to_owned());
@@ -216,7 +216,7 @@ Root Cause (first observed failure):
     }
 
     #[test]
-    fn a_signal_without_a_name_has_none() {
+    fn unnamed_signal_is_shown_as_not_available() {
         let text = render(&report(worker(0, 7, signal(40)), vec![]));
         assert!(text.contains("  exitcode  : -40 (pid: 7) \n"), "{text}");
         assert!(text.contains("  traceback : Signal 40 (<N/A>) received by PID 7\n"), "{text}");

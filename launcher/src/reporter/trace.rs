@@ -11,7 +11,7 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::local_time::LocalTime;
-use super::torch_log::{Level, LogLine, OURS};
+use super::torch_log::{Level, LogLine, OWN_SOURCE};
 
 /// The format of a log event: rankrun's or torchrun's.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +43,6 @@ where
             tracing::Level::DEBUG | tracing::Level::TRACE => Level::Debug,
         };
         let stamp = LocalTime::of(SystemTime::now()).log_stamp();
-        writeln!(writer, "{}", LogLine { level, source: OURS, text }.render(&stamp, pid))
+        writeln!(writer, "{}", LogLine { level, source: OWN_SOURCE, text }.render(&stamp, pid))
     }
 }

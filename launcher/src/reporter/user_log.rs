@@ -23,13 +23,13 @@ use crate::spec::CliFlavor;
 #[derive(Debug, Clone)]
 pub struct UserLog {
     console: Console,
-    manner: LogStyle,
-    style: ColorMode,
+    log_style: LogStyle,
+    color_mode: ColorMode,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LogStyle {
-    Ours,
+    Rankrun,
     /// torchrun's log lines, with the pid of the process that the user started.
     Torch {
         pid: Pid,
@@ -56,11 +56,11 @@ impl UserLog {
         let coloured = console.output(OutputStream::Stderr).is_terminal() && !no_color;
         Self {
             console,
-            manner: match persona {
-                CliFlavor::Rankrun => LogStyle::Ours,
+            log_style: match persona {
+                CliFlavor::Rankrun => LogStyle::Rankrun,
                 CliFlavor::Torchrun => LogStyle::Torch { pid, verbosity },
             },
-            style: if coloured { ColorMode::Coloured } else { ColorMode::Plain },
+            color_mode: if coloured { ColorMode::Coloured } else { ColorMode::Plain },
         }
     }
 
@@ -71,9 +71,9 @@ impl UserLog {
     }
 
     /// One line while the job runs.
-    pub fn say(&self, line: &str) {
-        match self.manner {
-            LogStyle::Ours => self.write(&format!("rankrun: {line}")),
+    pub fn print_line(&self, line: &str) {
+        match self.log_style {
+            LogStyle::Rankrun => self.write(&format!("rankrun: {line}")),
             LogStyle::Torch { .. } => {
                 self.log(&[LogLine::of_ours(Level::Warning, line.to_owned())]);
             }
@@ -82,25 +82,25 @@ impl UserLog {
 
     /// Writes a notice before the start of the workers.
     pub fn notice(&self, notice: &Notice) {
-        match self.manner {
-            LogStyle::Ours => self.say(&notice.to_string()),
+        match self.log_style {
+            LogStyle::Rankrun => self.print_line(&notice.to_string()),
             LogStyle::Torch { .. } => self.log(&[torch_log::of_notice(notice)]),
         }
     }
 
     /// Writes the lines of one event of the job.
-    pub fn event(&self, happening: &JobEvent, group: EventSubject<'_>) {
-        match self.manner {
-            LogStyle::Ours => {
-                if let JobEvent::RankTable(table) = happening {
+    pub fn event(&self, event: &JobEvent, group: EventSubject<'_>) {
+        match self.log_style {
+            LogStyle::Rankrun => {
+                if let JobEvent::RankTable(table) = event {
                     let setting = rank_table::TableSetting::of(group.spec, group.round, self.columns());
-                    self.say(&rank_table::render(table, &setting));
+                    self.print_line(&rank_table::render(table, &setting));
                 }
-                if let Some(line) = job_event_text::render(happening, group.spec, group.round) {
-                    self.say(&line);
+                if let Some(line) = job_event_text::render(event, group.spec, group.round) {
+                    self.print_line(&line);
                 }
             }
-            LogStyle::Torch { .. } => self.log(&torch_log::lines_of(happening, group)),
+            LogStyle::Torch { .. } => self.log(&torch_log::lines_of(event, group)),
         }
     }
 
@@ -113,19 +113,21 @@ impl UserLog {
 
     /// Warns that another program's file was replaced, and shows its previous contents.
     pub fn replaced(&self, path: &str, contents: &str) {
-        match self.manner {
-            LogStyle::Ours => {
+        match self.log_style {
+            LogStyle::Rankrun => {
                 let contents: Vec<String> = contents.lines().map(plain).collect();
                 let contents = contents.join("\n");
-                self.say(&format!("`{path}` was there already and is replaced; it said: {contents}"))
+                self.print_line(&format!("`{path}` was there already and is replaced; it said: {contents}"))
             }
-            LogStyle::Torch { .. } => self.log(&[torch_log::replaced(path, &self.for_terminal(contents))]),
+            LogStyle::Torch { .. } => {
+                self.log(&[torch_log::replaced(path, &self.color_for_terminal(contents))])
+            }
         }
     }
 
     /// torchrun's log lines, together; under our own name nothing.
     pub fn log(&self, lines: &[LogLine]) {
-        let LogStyle::Torch { pid, verbosity } = self.manner else { return };
+        let LogStyle::Torch { pid, verbosity } = self.log_style else { return };
         let shown: Vec<&LogLine> = lines.iter().filter(|line| line.is_shown(verbosity)).collect();
         if !shown.is_empty() {
             let stamp = LocalTime::of(SystemTime::now()).log_stamp();
@@ -152,11 +154,11 @@ impl UserLog {
 
     /// torchrun's report of a failure, with texts of the workers: to the byte, except for control characters.
     pub fn torch_report(&self, report: &str) {
-        self.print(&self.for_terminal(report));
+        self.print(&self.color_for_terminal(report));
     }
 
     /// Bidirectional controls as escapes where a terminal shows the text.
-    fn for_terminal<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    fn color_for_terminal<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.console.output(OutputStream::Stderr).is_terminal() {
             Cow::Owned(with_bidi_escaped(text))
         } else {
@@ -170,7 +172,7 @@ impl UserLog {
     }
 
     fn heading(&self, text: &str) -> String {
-        match self.style {
+        match self.color_mode {
             ColorMode::Plain => format!("error: {text}"),
             ColorMode::Coloured => format!("\x1b[1;31merror:\x1b[0m {text}"),
         }
@@ -178,7 +180,7 @@ impl UserLog {
 
     fn with_hint(&self, mut text: String, hint: Option<&str>) {
         if let Some(hint) = hint {
-            let label = match self.style {
+            let label = match self.color_mode {
                 ColorMode::Plain => "hint:",
                 ColorMode::Coloured => "\x1b[1;36mhint:\x1b[0m",
             };

@@ -22,7 +22,10 @@ pub(super) const OLD: &str = "old";
 ///
 /// # Errors
 /// A file exists and cannot be read.
-pub(super) fn look(layout: &Layout, is_program: impl Fn(&Path) -> bool) -> Result<FoundFiles, ShimError> {
+pub(super) fn read_files(
+    layout: &Layout,
+    is_program: impl Fn(&Path) -> bool,
+) -> Result<FoundFiles, ShimError> {
     let link = fs::read_link(layout.link()).ok();
     Ok(FoundFiles {
         torchrun: read(&layout.torchrun)?,
@@ -71,9 +74,9 @@ pub(super) fn apply(changes: &[PathChange]) -> Result<(), ShimError> {
     let result = stage_and_commit(changes);
     for change in changes {
         // The remaining files beside the places are not needed any more.
-        remove(&beside(&change.path, NEW));
+        remove(&temporary_path(&change.path, NEW));
         if result.is_ok() {
-            remove(&beside(&change.path, OLD));
+            remove(&temporary_path(&change.path, OLD));
         }
     }
     result
@@ -87,7 +90,7 @@ fn stage_and_commit(changes: &[PathChange]) -> Result<(), ShimError> {
     }
     for (done, change) in changes.iter().enumerate() {
         if let Err(source) = commit(change) {
-            let old = beside(&change.path, OLD);
+            let old = temporary_path(&change.path, OLD);
             let mut lost = exists(&old).then(|| (change.path.clone(), old));
             for change in changes[..done].iter().rev() {
                 lost = undo(change).err().or(lost);
@@ -99,7 +102,7 @@ fn stage_and_commit(changes: &[PathChange]) -> Result<(), ShimError> {
 }
 
 fn stage(change: &PathChange) -> io::Result<()> {
-    let new = beside(&change.path, NEW);
+    let new = temporary_path(&change.path, NEW);
     remove(&new);
     match &change.to {
         Content::Nothing => Ok(()),
@@ -125,7 +128,8 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 }
 
 fn commit(change: &PathChange) -> io::Result<()> {
-    let (path, new, old) = (&change.path, beside(&change.path, NEW), beside(&change.path, OLD));
+    let (path, new, old) =
+        (&change.path, temporary_path(&change.path, NEW), temporary_path(&change.path, OLD));
     remove(&old);
     if exists(path) {
         // A second name for the old file leaves no moment without one.
@@ -144,7 +148,7 @@ fn commit(change: &PathChange) -> io::Result<()> {
 
 /// Restores the previous file; else returns the lost path, and its place now.
 fn undo(change: &PathChange) -> Result<(), (PathBuf, PathBuf)> {
-    let (path, old) = (&change.path, beside(&change.path, OLD));
+    let (path, old) = (&change.path, temporary_path(&change.path, OLD));
     put_back(path, &old).map_err(|_| (path.clone(), old))
 }
 
@@ -163,7 +167,7 @@ fn put_back(path: &Path, old: &Path) -> io::Result<()> {
 }
 
 /// A hidden name in the same folder, which is the same file system.
-pub(super) fn beside(path: &Path, what: &str) -> PathBuf {
+pub(super) fn temporary_path(path: &Path, what: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.rankrun-{what}"))
 }

@@ -9,7 +9,7 @@ use crate::cli::python::{find_program, folder_of_launcher};
 use crate::facts::Facts;
 
 /// The program for the chosen Python: it prints texts between NUL bytes.
-pub(super) const QUESTION: &str = include_str!("templates/probe.py");
+pub(super) const PROBE_SCRIPT: &str = include_str!("templates/probe.py");
 
 /// A Python environment: a venv, a conda environment, or the folders of an installed Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,12 +72,14 @@ pub(super) fn choose_python(
 pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<PythonEnvironment, ShimError> {
     let words: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
     match words[..] {
-        [_, _, version] => Err(ShimError::PythonTooOld { python: asked.to_owned(), version: shown(version) }),
+        [_, _, version] => {
+            Err(ShimError::PythonTooOld { python: asked.to_owned(), version: display_word(version) })
+        }
         [python, prefix, _, scripts, packages, torch, version] => {
             // An interpreter that does not know its own path is called by the one that we know.
             let python = if python.is_empty() { asked } else { Path::new(python) };
-            let torch =
-                (!torch.is_empty()).then(|| TorchInstall { folder: torch.into(), version: shown(version) });
+            let torch = (!torch.is_empty())
+                .then(|| TorchInstall { folder: torch.into(), version: display_word(version) });
             let [prefix, scripts, packages] = [prefix, scripts, packages].map(PathBuf::from);
             Ok(PythonEnvironment { python: python.to_owned(), prefix, scripts, packages, torch })
         }
@@ -88,7 +90,7 @@ pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<PythonEnvironment, Sh
     }
 }
 
-fn shown(word: &OsStr) -> String {
+fn display_word(word: &OsStr) -> String {
     word.to_string_lossy().into_owned()
 }
 
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_is_none_the_places_are_named() {
+    fn missing_python_error_lists_searched_folders() {
         let error = choose(None, "/usr/bin/rankrun", &[("VIRTUAL_ENV", "/gone")]).unwrap_err();
         assert!(error.ends_with("looked in `/usr/bin`, `/gone/bin`"), "{error}");
         let error = choose(Some("/gone/python"), "/usr/bin/rankrun", &[]).unwrap_err();
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn pythons_answer_is_read() {
+    fn python_probe_output_is_parsed() {
         let asked = Path::new("/env/bin/python");
         let answer = b"/env/bin/python\0/env\x003.11\0/env/bin\0/env/lib/\xff\0/else/torch\x002.15.0";
         let environment = parse(asked, answer).unwrap();
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_by_which_we_were_called_is_kept_where_it_is_us() {
+    fn own_path_keeps_called_name_if_same_file() {
         let facts = world().link("/l/bin/rankrun", "/real/rankrun").facts(&[]);
         let own = |argv0: &str| own_path(OsStr::new(argv0), "/real/rankrun".into(), &facts);
         assert_eq!(own("/l/bin/rankrun"), Path::new("/l/bin/rankrun"));

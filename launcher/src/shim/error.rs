@@ -30,7 +30,7 @@ pub enum ShimError {
         problem: EntrypointProblem,
     },
     /// There is no Python beside rankrun, and no active environment.
-    #[error("no Python environment is found; looked in {}", places(looked))]
+    #[error("no Python environment is found; looked in {}", join_places(looked))]
     NoEnvironment {
         /// The places that were searched for a Python.
         looked: Vec<PathBuf>,
@@ -86,7 +86,7 @@ pub enum ShimError {
         source: io::Error,
     },
     /// A file of the environment cannot be changed.
-    #[error("cannot change `{}`; {}", path.display(), left(lost.as_ref()))]
+    #[error("cannot change `{}`; {}", path.display(), describe_lost_file(lost.as_ref()))]
     Change {
         /// The path of the environment's file.
         path: PathBuf,
@@ -138,7 +138,7 @@ fn is_forbidden(source: &io::Error) -> bool {
     matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
-fn left(lost: Option<&(PathBuf, PathBuf)>) -> String {
+fn describe_lost_file(lost: Option<&(PathBuf, PathBuf)>) -> String {
     match lost {
         None => "nothing was changed".to_owned(),
         Some((from, to)) => {
@@ -147,7 +147,7 @@ fn left(lost: Option<&(PathBuf, PathBuf)>) -> String {
     }
 }
 
-fn places(looked: &[PathBuf]) -> String {
+fn join_places(looked: &[PathBuf]) -> String {
     if looked.is_empty() {
         return "no folder".to_owned();
     }

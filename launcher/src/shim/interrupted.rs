@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::disk::{NEW, OLD, beside, exists};
+use super::disk::{NEW, OLD, exists, temporary_path};
 use super::environment::choose_python;
 use super::layout::Layout;
 use crate::facts::Facts;
@@ -50,7 +50,7 @@ impl InterruptedFile {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn clear_away(&self) -> io::Result<CleanupResult> {
+    pub fn clean_up(&self) -> io::Result<CleanupResult> {
         if self.is_old && !exists(&self.place) {
             return fs::rename(&self.path, &self.place).map(|()| CleanupResult::PutBack);
         }
@@ -79,13 +79,16 @@ pub fn find_interrupted(argv0: &OsStr, facts: &Facts) -> InterruptedFiles {
     let mut places: Vec<PathBuf> = layouts.flat_map(Layout::places).collect();
     places.sort();
     places.dedup();
-    InterruptedFiles { files: places.iter().flat_map(|place| beside_of(place)).collect(), _lock: lock }
+    InterruptedFiles {
+        files: places.iter().flat_map(|place| interrupted_files_of(place)).collect(),
+        _lock: lock,
+    }
 }
 
-fn beside_of(place: &Path) -> impl Iterator<Item = InterruptedFile> {
+fn interrupted_files_of(place: &Path) -> impl Iterator<Item = InterruptedFile> {
     let me = rustix::process::geteuid().as_raw();
     [(NEW, false), (OLD, true)].into_iter().filter_map(move |(what, is_old)| {
-        let path = beside(place, what);
+        let path = temporary_path(place, what);
         let found = fs::symlink_metadata(&path).ok().filter(|found| found.uid() == me)?;
         Some(InterruptedFile { path, modified: found.modified().ok()?, place: place.to_owned(), is_old })
     })

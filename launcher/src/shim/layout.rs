@@ -143,7 +143,7 @@ impl ShimTexts {
 
     /// Whether a hook, of whichever version, was written for the same environment.
     #[must_use]
-    pub(super) fn are_of_the_place_of(&self, hook: &[u8]) -> bool {
+    pub(super) fn match_environment_of(&self, hook: &[u8]) -> bool {
         let place = |hook: &[u8]| {
             hook.split(|byte| *byte == b'\n').find(|line| line.starts_with(b"PREFIX = ")).map(<[u8]>::to_vec)
         };

@@ -45,7 +45,7 @@ use words::{Format, ShimCommand, ShimRequest};
 pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
 
 /// The hint after a refusal of the shim's torchrun.
-pub const WAY_OUT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";
+pub const BYPASS_HINT: &str = "      `RANKRUN_SHIM=off` in front of the command runs PyTorch's own torchrun";
 
 /// Runs `rankrun shim` with these words; `argv0` is the launcher's name in the command, `program` its own file.
 /// Returns the text to print.
@@ -58,14 +58,14 @@ pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -
         ShimRequest::Act { verb, python } => (verb, python),
     };
     let python = environment::choose_python(python.as_deref(), argv0, facts)?;
-    let environment = environment::parse(&python, &probe::ask(&python)?)?;
+    let environment = environment::parse(&python, &probe::run_python_probe(&python)?)?;
     let layout = Layout::of(&environment);
     let texts = ShimTexts::of(&environment, &layout)?;
     let _lock = match verb {
         ShimCommand::On | ShimCommand::Off => disk::lock(&environment.scripts),
         ShimCommand::Status(_) => None,
     };
-    let state = ShimState::of(disk::look(&layout, |path| facts.is_executable(path))?, &texts);
+    let state = ShimState::of(disk::read_files(&layout, |path| facts.is_executable(path))?, &texts);
     match verb {
         ShimCommand::On => {
             let rankrun = environment::own_path(argv0, program, facts);
@@ -73,7 +73,7 @@ pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -
         }
         ShimCommand::Off => off(&environment, &layout, &state),
         ShimCommand::Status(format) => {
-            let status = Status::of(&environment, &layout, &state, outside(&layout, facts));
+            let status = Status::of(&environment, &layout, &state, gather_outside_facts(&layout, facts));
             Ok(match format {
                 Format::Table => status.table(),
                 Format::Json => status.json(),
@@ -111,7 +111,7 @@ fn off(environment: &PythonEnvironment, layout: &Layout, state: &ShimState) -> R
     Ok(format!("the shim is {already}off in `{}`\n", environment.prefix.display()))
 }
 
-fn outside(layout: &Layout, facts: &Facts) -> OutsideFacts {
+fn gather_outside_facts(layout: &Layout, facts: &Facts) -> OutsideFacts {
     let resolve = |path: &Path| facts.world().resolve_links(path);
     let in_path = facts.find_in_path(OsStr::new("torchrun")).map(|path| facts.absolute(&path));
     let ours = resolve(&layout.torchrun);

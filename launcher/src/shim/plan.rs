@@ -46,7 +46,7 @@ pub(super) fn turn_on(
         original: match &state.torchrun {
             Torchrun::Original(file) => Some(file.into()),
             // `off` restores the file that an earlier `on` has recorded.
-            Torchrun::Shim(_) | Torchrun::Missing | Torchrun::Foreign => before(state),
+            Torchrun::Shim(_) | Torchrun::Missing | Torchrun::Foreign => original_script(state),
         },
     };
     let same_link = state.link.as_ref().is_some_and(|link| link.path() == rankrun);
@@ -78,9 +78,9 @@ pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> V
         change(&layout.room, Content::Nothing);
     }
     match state.torchrun {
-        Torchrun::Shim(_) => change(&layout.torchrun, restored(state, layout)),
-        Torchrun::Missing if has_torch && before(state).is_some() => {
-            change(&layout.torchrun, restored(state, layout));
+        Torchrun::Shim(_) => change(&layout.torchrun, restored_content(state, layout)),
+        Torchrun::Missing if has_torch && original_script(state).is_some() => {
+            change(&layout.torchrun, restored_content(state, layout));
         }
         // A torchrun that came later stays.
         Torchrun::Missing | Torchrun::Original(_) | Torchrun::Foreign => {}
@@ -92,15 +92,17 @@ pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> V
 }
 
 /// The previous file at `bin/torchrun`: from the record, else the kept one.
-fn before(state: &ShimState) -> Option<OriginalScript> {
+fn original_script(state: &ShimState) -> Option<OriginalScript> {
     match &state.record {
         Some(record) => record.original.clone(),
         None => state.kept.as_ref().map(OriginalScript::from),
     }
 }
 
-fn restored(state: &ShimState, layout: &Layout) -> Content {
-    let Some(file) = before(state).and_then(|original| original.file()) else { return Content::Nothing };
+fn restored_content(state: &ShimState, layout: &Layout) -> Content {
+    let Some(file) = original_script(state).and_then(|original| original.file()) else {
+        return Content::Nothing;
+    };
     // The very file has its owner and its time stamps too; one that was changed since is not it.
     if state.kept.as_ref() == Some(&file) {
         Content::SameAs(layout.kept.clone())

@@ -4,15 +4,15 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::environment::QUESTION;
+use super::environment::PROBE_SCRIPT;
 use super::error::ShimError;
 
 /// Its answer, unread.
 ///
 /// # Errors
 /// It cannot be started, or it fails.
-pub(super) fn ask(python: &Path) -> Result<Vec<u8>, ShimError> {
-    let result = Command::new(python).arg("-c").arg(QUESTION).stdin(Stdio::null()).output();
+pub(super) fn run_python_probe(python: &Path) -> Result<Vec<u8>, ShimError> {
+    let result = Command::new(python).arg("-c").arg(PROBE_SCRIPT).stdin(Stdio::null()).output();
     let output = result.map_err(|source| ShimError::CannotAsk { python: python.to_owned(), source })?;
     if output.status.success() {
         return Ok(output.stdout);

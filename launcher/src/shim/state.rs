@@ -86,7 +86,7 @@ impl ShimState {
         let has_traces = [&found.guard, &found.hook].into_iter().any(|entry| *entry != PathEntry::Missing);
         let hook = match (&found.guard, &found.hook) {
             // One that was copied with its environment acts in the old place only.
-            (PathEntry::File(guard), PathEntry::File(hook)) if texts.are_of_the_place_of(&hook.bytes) => {
+            (PathEntry::File(guard), PathEntry::File(hook)) if texts.match_environment_of(&hook.bytes) => {
                 let ages = [age(&guard.bytes, &texts.guard), age(&hook.bytes, &texts.hook)];
                 Some(if ages == [FileAge::Current; 2] { FileAge::Current } else { FileAge::Old })
             }

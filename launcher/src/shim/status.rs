@@ -18,7 +18,7 @@ pub(super) enum CallTarget {
 }
 
 impl CallTarget {
-    const fn word(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Rankrun => "rankrun",
             Self::Torch => "torch",
@@ -178,7 +178,7 @@ impl<'a> Status<'a> {
         let ways: Vec<Value> = self
             .ways
             .iter()
-            .map(|way| json!({ "call": way.call, "runs": way.runs.word(), "by": way.by }))
+            .map(|way| json!({ "call": way.call, "runs": way.runs.as_str(), "by": way.by }))
             .collect();
         let value = json!({
             "environment": text(&self.environment.prefix),

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_may_stand_in_any_order() {
+    fn shim_arguments_are_accepted_in_any_order() {
         assert_eq!(read("on"), act(ShimCommand::On, None));
         assert_eq!(read("off --python /a/python"), act(ShimCommand::Off, Some("/a/python")));
         assert_eq!(read("--python=/a/python on"), act(ShimCommand::On, Some("/a/python")));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_shim_argument_is_named() {
         for (line, part) in [
             ("", "on, off or status"),
             ("--json", "on, off or status"),

@@ -22,7 +22,7 @@ impl NodeRange {
 
     /// Whether there may be other nodes.
     #[must_use]
-    pub fn is_many(self) -> bool {
+    pub fn allows_many(self) -> bool {
         self.max != NodeCount::ONE
     }
 }
@@ -64,7 +64,7 @@ impl RoundTimes {
 
     /// torch's for a static rendezvous: one time to wait for everything.
     #[must_use]
-    pub fn of_static() -> Self {
+    pub fn static_defaults() -> Self {
         Self {
             join: Self::STATIC_JOIN,
             read: Self::STATIC_JOIN,
@@ -100,7 +100,7 @@ pub struct NetworkSpec {
     pub ports: Option<PortRange>,
     /// A loopback endpoint means that all nodes are on this machine. Under the name torchrun it does not: there the
     /// hosting node may call itself `localhost`.
-    pub loopback_confines: bool,
+    pub binds_loopback_only: bool,
     /// `--store-limit SIZE`: bytes of values in a store of ours, and of requests and answers under way.
     pub store_limit: Option<ByteSize>,
     /// The workers use NCCL, and no setting names its interface: on a host with several, the user gets a hint.

@@ -150,7 +150,7 @@ impl fmt::Display for ExitCodes {
 
 impl RuleAction {
     /// All of them, as they are written.
-    pub const WORDS: [(&'static str, Self); 5] = [
+    pub const KEYWORDS: [(&'static str, Self); 5] = [
         ("restart", Self::Restart),
         ("fail", Self::Fail),
         ("succeed", Self::Succeed),

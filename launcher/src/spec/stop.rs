@@ -101,8 +101,8 @@ pub enum GraceCause {
 impl StopPolicy {
     /// From the signal to SIGKILL, for a stop with this reason.
     #[must_use]
-    pub fn grace_of(&self, reason: StopReason) -> Duration {
-        self.grace_for.of(reason).unwrap_or(self.grace)
+    pub fn grace_period(&self, reason: StopReason) -> Duration {
+        self.grace_for.resolve(reason).unwrap_or(self.grace)
     }
 }
 
@@ -110,7 +110,7 @@ impl GraceFor {
     /// The grace period set for a stop with this reason. A restart and a missed start count as failures if they have
     /// no period of their own.
     #[must_use]
-    pub fn of(&self, reason: StopReason) -> Option<Duration> {
+    pub fn resolve(&self, reason: StopReason) -> Option<Duration> {
         let failed = |outlook| match outlook {
             AfterStop::Restart => self.restart.or(self.failure),
             AfterStop::End => self.failure,
@@ -125,7 +125,7 @@ impl GraceFor {
 
     /// The grace period set for this cause alone.
     #[must_use]
-    pub const fn said_for(&self, cause: GraceCause) -> Option<Duration> {
+    pub const fn get(&self, cause: GraceCause) -> Option<Duration> {
         match cause {
             GraceCause::Signal => self.signal,
             GraceCause::Failure => self.failure,
@@ -136,7 +136,7 @@ impl GraceFor {
     }
 
     /// With a grace for this cause.
-    pub const fn say(&mut self, cause: GraceCause, grace: Duration) {
+    pub const fn set(&mut self, cause: GraceCause, grace: Duration) {
         let said = match cause {
             GraceCause::Signal => &mut self.signal,
             GraceCause::Failure => &mut self.failure,
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_narrowest_word_counts() {
+    fn most_specific_grace_period_wins() {
         let seconds = Duration::from_secs;
         let mut policy = StopPolicy { grace: seconds(30), grace_for: GraceFor::default() };
         let all = [
@@ -203,10 +203,10 @@ mod tests {
             (Some((GraceCause::Signal, 60)), [60, 120, 5, 2, 1, 1]),
         ] {
             if let Some((cause, grace)) = cause {
-                policy.grace_for.say(cause, seconds(grace));
-                assert_eq!(policy.grace_for.said_for(cause), Some(seconds(grace)), "{cause}");
+                policy.grace_for.set(cause, seconds(grace));
+                assert_eq!(policy.grace_for.get(cause), Some(seconds(grace)), "{cause}");
             }
-            assert_eq!(all.map(|reason| policy.grace_of(reason)), graces.map(seconds));
+            assert_eq!(all.map(|reason| policy.grace_period(reason)), graces.map(seconds));
         }
     }
 }

@@ -23,10 +23,10 @@ use rankrun_contract::store::protocol::{
 use super::socket;
 
 /// How much is read or written at once, about.
-pub(super) const PIECE: usize = 64 * 1024;
+pub(super) const READ_CHUNK: usize = 64 * 1024;
 
 /// Buffers above this size are given back when they are empty, so that a thousand idle connections are small.
-const KEPT: usize = 4 * 1024;
+const MAX_KEPT_CAPACITY: usize = 4 * 1024;
 
 /// Bytes of unsent replies above which a connection's requests have to wait: it never holds more than this and
 /// one reply.
@@ -98,11 +98,11 @@ pub(super) struct Connection {
     /// Ticks for which bytes were there for the client, and it took none.
     unread_ticks: u32,
     /// The read bytes may hold a request that waits for the client to read.
-    held_up: bool,
+    is_paused: bool,
     /// The encoded part of `replies`, sent up to `sent`.
     outgoing: Vec<u8>,
     sent: usize,
-    ended: bool,
+    has_ended: bool,
     interest: EpollFlags,
 }
 
@@ -113,7 +113,7 @@ impl Connection {
             // An idle client has not gone, and a client that reads late may be held up for long.
             stream.set_nodelay(true)?;
         } else {
-            socket::watch(&stream, SILENCE)?;
+            socket::set_peer_timeout(&stream, SILENCE)?;
         }
         Ok(Self {
             stream,
@@ -125,18 +125,18 @@ impl Connection {
             allowed: MAX_UNSENT,
             taken: 0,
             unread_ticks: 0,
-            held_up: false,
+            is_paused: false,
             outgoing: Vec::new(),
             sent: 0,
-            ended: false,
+            has_ended: false,
             interest: EpollFlags::EPOLLIN,
         })
     }
 
-    /// Reads once. A client that sends no more has `ended`.
+    /// Reads once. A client that sends no more has `has_ended`.
     pub(super) fn receive(&mut self, piece: &mut [u8]) -> io::Result<()> {
         match (&self.stream).read(piece) {
-            Ok(0) => self.ended = true,
+            Ok(0) => self.has_ended = true,
             Ok(length) => self.incoming.extend_from_slice(&piece[..length]),
             Err(error) if is_transient(&error) => {}
             Err(error) => return Err(error),
@@ -165,7 +165,7 @@ impl Connection {
                 self.encode();
             }
             if self.outgoing.is_empty() {
-                give_back(&mut self.outgoing);
+                shrink_buffer(&mut self.outgoing);
                 return Ok(());
             }
             match (&self.stream).write(&self.outgoing[self.sent..]) {
@@ -181,10 +181,10 @@ impl Connection {
     }
 
     fn encode(&mut self) {
-        while self.outgoing.len() < PIECE
+        while self.outgoing.len() < READ_CHUNK
             && let Some(reply) = self.replies.front_mut()
         {
-            if !reply.writer.fill(&mut self.outgoing, PIECE) {
+            if !reply.writer.fill(&mut self.outgoing, READ_CHUNK) {
                 return;
             }
             self.unsent -= reply.weight;
@@ -196,7 +196,7 @@ impl Connection {
     /// Bytes that this connection alone holds: requests that are not complete yet or wait for the client to read, and
     /// answers without their values.
     pub(super) fn held(&self) -> u64 {
-        self.decoder.held() + (self.incoming.len() + self.outgoing.len()) as u64 + self.own_unsent
+        self.decoder.held_bytes() + (self.incoming.len() + self.outgoing.len()) as u64 + self.own_unsent
     }
 
     /// Bytes that may be free when this connection is closed, at most.
@@ -223,21 +223,21 @@ impl Connection {
 
     /// Whether requests wait for the client to read.
     pub(super) fn is_paused(&self) -> bool {
-        self.held_up
+        self.is_paused
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.ended
+        self.has_ended
     }
 
     /// Whether something is left to do as soon as the client can be written to.
     pub(super) fn has_output(&self) -> bool {
-        self.sent < self.outgoing.len() || !self.replies.is_empty() || self.held_up
+        self.sent < self.outgoing.len() || !self.replies.is_empty() || self.is_paused
     }
 
     /// Whether more may be read from the client.
     pub(super) fn takes_input(&self) -> bool {
-        !self.ended && !self.is_full()
+        !self.has_ended && !self.is_full()
     }
 
     fn is_full(&self) -> bool {
@@ -271,8 +271,8 @@ impl Requests<'_> {
         if connection.is_full() {
             connection.flush()?;
         }
-        connection.held_up = connection.is_full();
-        if connection.held_up {
+        connection.is_paused = connection.is_full();
+        if connection.is_paused {
             return Ok(None);
         }
         let (consumed, request) = connection.decoder.decode(&connection.incoming[self.decoded..])?;
@@ -289,9 +289,9 @@ impl Drop for Requests<'_> {
     fn drop(&mut self) {
         let incoming = &mut self.connection.incoming;
         incoming.drain(..self.decoded);
-        give_back(incoming);
+        shrink_buffer(incoming);
         // The pages of a large request stay with the buffer, and no limit counts them.
-        if incoming.capacity() > 2 * PIECE && incoming.len() <= incoming.capacity() / 2 {
+        if incoming.capacity() > 2 * READ_CHUNK && incoming.len() <= incoming.capacity() / 2 {
             incoming.shrink_to_fit();
         }
     }
@@ -320,8 +320,8 @@ fn own_weight(reply: &Reply) -> u64 {
 }
 
 /// Frees an empty buffer that has grown large.
-fn give_back(buffer: &mut Vec<u8>) {
-    if buffer.is_empty() && buffer.capacity() > KEPT {
+fn shrink_buffer(buffer: &mut Vec<u8>) {
+    if buffer.is_empty() && buffer.capacity() > MAX_KEPT_CAPACITY {
         *buffer = Vec::new();
     }
 }

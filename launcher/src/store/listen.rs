@@ -25,9 +25,9 @@ pub enum Interfaces {
 /// # Errors
 /// The address is not this machine's, the port is taken, or all of `ports` are.
 pub fn listener(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<TcpListener, StoreError> {
-    let Some(range) = ports.filter(|_| port == 0) else { return on_port(at, port) };
+    let Some(range) = ports.filter(|_| port == 0) else { return listen_on_port(at, port) };
     for port in range.first..=range.last {
-        match on_port(at, port) {
+        match listen_on_port(at, port) {
             Err(StoreError::Bind { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {}
             done => return done,
         }
@@ -35,12 +35,12 @@ pub fn listener(at: Interfaces, port: u16, ports: Option<PortRange>) -> Result<T
     Err(StoreError::PortsTaken { first: range.first, last: range.last })
 }
 
-fn on_port(at: Interfaces, port: u16) -> Result<TcpListener, StoreError> {
+fn listen_on_port(at: Interfaces, port: u16) -> Result<TcpListener, StoreError> {
     match at {
-        Interfaces::One(ip) => on(SocketAddr::new(ip, port)),
-        Interfaces::All => on((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match &error {
+        Interfaces::One(ip) => listen_on(SocketAddr::new(ip, port)),
+        Interfaces::All => listen_on((Ipv6Addr::UNSPECIFIED, port).into()).or_else(|error| match &error {
             StoreError::Bind { source, .. } if lacks_family(source) => {
-                on((Ipv4Addr::UNSPECIFIED, port).into())
+                listen_on((Ipv4Addr::UNSPECIFIED, port).into())
             }
             _ => Err(error),
         }),
@@ -53,7 +53,7 @@ fn lacks_family(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL))
 }
 
-pub(super) fn on(addr: SocketAddr) -> Result<TcpListener, StoreError> {
+pub(super) fn listen_on(addr: SocketAddr) -> Result<TcpListener, StoreError> {
     open(addr).map_err(|errno| StoreError::Bind { addr, source: errno.into() })
 }
 
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn all_interfaces_are_both_families_where_there_are_both() {
+    fn all_interfaces_listens_on_ipv4_and_ipv6() {
         let listener = listener(Interfaces::All, 0, None).unwrap();
         TcpStream::connect((Ipv4Addr::LOCALHOST, port(&listener))).unwrap();
         if listener.local_addr().unwrap().is_ipv6() && TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn one_interface_is_no_other() {
+    fn single_interface_refuses_other_addresses() {
         let listener = listener(Interfaces::One(Ipv4Addr::LOCALHOST.into()), 0, None).unwrap();
         TcpStream::connect((Ipv4Addr::LOCALHOST, port(&listener))).unwrap();
         TcpStream::connect(("127.0.0.2", port(&listener))).unwrap_err();
     }
 
     #[test]
-    fn the_first_free_port_of_a_range_is_taken_until_none_is_left() {
+    fn port_range_uses_first_free_port_until_exhausted() {
         let at = Interfaces::One(Ipv4Addr::LOCALHOST.into());
         // Another process may take one of them in between: then the next ones are tried.
         let found = (0..100).find_map(|_| {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_address_is_not_tried_on_every_port() {
+    fn non_local_address_fails_on_first_port() {
         let at = Interfaces::One("192.0.2.1".parse().unwrap());
         let error = listener(at, 0, Some(PortRange { first: 20_000, last: 60_000 })).unwrap_err();
         assert!(matches!(error, StoreError::Bind { addr, .. } if addr.port() == 20_000), "{error:?}");

@@ -138,7 +138,7 @@ impl StoreServer {
     /// # Errors
     /// The address cannot be listened on, or the thread cannot be started.
     pub fn bind(addr: SocketAddr) -> Result<Self, StoreError> {
-        Self::start(listen::on(addr)?, ClientLimits::default())
+        Self::start(listen::listen_on(addr)?, ClientLimits::default())
     }
 
     /// As [`bind`](Self::bind), on all interfaces or one; port 0 is any free one, of `ports` where these are given.

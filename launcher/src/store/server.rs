@@ -21,9 +21,9 @@ use nix::sys::eventfd::EventFd;
 use rankrun_contract::store::keyspace::{ClientId, Keyspace, KeyspaceError, MAX_BYTES};
 use rankrun_contract::store::protocol::{Reply, Request};
 
-use crate::process::reserve::sparingly;
+use crate::process::reserve::open_keeping_reserve;
 
-use super::connection::{CloseReason, Connection, PIECE, is_of_one_connection};
+use super::connection::{CloseReason, Connection, READ_CHUNK, is_of_one_connection};
 use memory::SlowReaders;
 pub(super) use registry::RetainedClients;
 use registry::{ClientIdentity, ClientRegistry};
@@ -69,13 +69,13 @@ const ACCEPT_RETRY_MS: u16 = 100;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ClientLimits {
     /// How long a connection may be without a whole request, where there are more than a few such.
-    pub(super) stranger: Duration,
+    pub(super) idle_timeout: Duration,
     /// So many of them may take their time: a client may be stopped, or come from far away.
-    pub(super) few: usize,
+    pub(super) allowed_idle: usize,
     /// How many of them there may be.
-    pub(super) strangers: usize,
+    pub(super) max_idle: usize,
     /// Bytes of all connections together: requests that are not whole, and answers that are not read.
-    pub(super) held: u64,
+    pub(super) max_held_bytes: u64,
     /// The interval between checks for clients that do not read.
     pub(super) tick: Duration,
     /// A paused client that has read nothing for so many ticks is closed.
@@ -86,10 +86,10 @@ impl Default for ClientLimits {
     /// Far above the needs of a job of thousands of workers that all connect at once; bytes as the keyspace itself.
     fn default() -> Self {
         Self {
-            stranger: Duration::from_secs(10),
-            few: 64,
-            strangers: 4096,
-            held: MAX_BYTES,
+            idle_timeout: Duration::from_secs(10),
+            allowed_idle: 64,
+            max_idle: 4096,
+            max_held_bytes: MAX_BYTES,
             tick: Duration::from_secs(1),
             unread_ticks: 60,
         }
@@ -117,14 +117,14 @@ pub(super) struct Server {
     listener: TcpListener,
     /// Too few descriptors were left for the next connection.
     accept_paused: bool,
-    ends: ServerChannels,
+    channels: ServerChannels,
     limits: ClientLimits,
     keyspace: Keyspace,
-    guests: HashMap<ClientId, ClientConnection>,
-    register: ClientRegistry,
+    clients: HashMap<ClientId, ClientConnection>,
+    registry: ClientRegistry,
     /// The memory of all connections themselves, in bytes.
     held: u64,
-    behind: SlowReaders,
+    slow_readers: SlowReaders,
     warnings: Warnings,
     next_client: u64,
     piece: Box<[u8]>,
@@ -143,16 +143,16 @@ impl Server {
             epoll,
             listener,
             accept_paused: false,
-            ends,
+            channels: ends,
             limits,
             keyspace: Keyspace::default(),
-            guests: HashMap::new(),
-            register: ClientRegistry::default(),
+            clients: HashMap::new(),
+            registry: ClientRegistry::default(),
             held: 0,
-            behind: SlowReaders::default(),
+            slow_readers: SlowReaders::default(),
             warnings: Warnings::default(),
             next_client: FIRST_CLIENT,
-            piece: vec![0; PIECE].into_boxed_slice(),
+            piece: vec![0; READ_CHUNK].into_boxed_slice(),
             replies: Vec::new(),
             woken: Vec::new(),
         })
@@ -172,7 +172,7 @@ impl Server {
             };
             for event in &events[..ready] {
                 match event.data() {
-                    WAKER if self.obey().is_break() => return,
+                    WAKER if self.drain_commands().is_break() => return,
                     WAKER => {}
                     LISTENER => self.accept(),
                     client => self.serve(ClientId(client), event.events()),
@@ -181,7 +181,7 @@ impl Server {
             if self.accept_paused {
                 self.accept();
             }
-            self.dismiss_strangers();
+            self.close_idle_connections();
             self.tick_if_due();
         }
     }
@@ -191,10 +191,12 @@ impl Server {
         if self.accept_paused {
             return ACCEPT_RETRY_MS.into();
         }
-        let oldest =
-            self.register.oldest_stranger().filter(|_| self.register.idle_connections() > self.limits.few);
-        let dismissal = oldest.map(|(_, since)| since + self.limits.stranger);
-        let Some(next) = dismissal.into_iter().chain(self.behind.next_tick()).min() else {
+        let oldest = self
+            .registry
+            .oldest_idle_connection()
+            .filter(|_| self.registry.idle_connections() > self.limits.allowed_idle);
+        let dismissal = oldest.map(|(_, since)| since + self.limits.idle_timeout);
+        let Some(next) = dismissal.into_iter().chain(self.slow_readers.next_tick()).min() else {
             return EpollTimeout::NONE;
         };
         let left = next.saturating_duration_since(Instant::now());
@@ -202,19 +204,19 @@ impl Server {
         u16::try_from(left.as_millis() + 1).unwrap_or(u16::MAX).into()
     }
 
-    fn dismiss_strangers(&mut self) {
-        while self.register.idle_connections() > self.limits.few
-            && let Some((client, since)) = self.register.oldest_stranger()
-            && (self.register.idle_connections() > self.limits.strangers
-                || since.elapsed() >= self.limits.stranger)
+    fn close_idle_connections(&mut self) {
+        while self.registry.idle_connections() > self.limits.allowed_idle
+            && let Some((client, since)) = self.registry.oldest_idle_connection()
+            && (self.registry.idle_connections() > self.limits.max_idle
+                || since.elapsed() >= self.limits.idle_timeout)
         {
             self.close(client, &CloseReason::Silent);
         }
     }
 
     /// Closes one idle connection that had time for a request. Returns whether there was one.
-    fn make_room(&mut self) -> bool {
-        let Some((client, since)) = self.register.oldest_stranger() else { return false };
+    fn close_oldest_idle(&mut self) -> bool {
+        let Some((client, since)) = self.registry.oldest_idle_connection() else { return false };
         let is_old = since.elapsed() >= CROWDED;
         if is_old {
             self.close(client, &CloseReason::Silent);
@@ -222,20 +224,20 @@ impl Server {
         is_old
     }
 
-    fn obey(&mut self) -> std::ops::ControlFlow<()> {
+    fn drain_commands(&mut self) -> std::ops::ControlFlow<()> {
         // Only clears the counter: the commands are in the channel.
-        let _ = self.ends.waker.read();
-        while let Ok(command) = self.ends.commands.try_recv() {
+        let _ = self.channels.waker.read();
+        while let Ok(command) = self.channels.commands.try_recv() {
             // A caller that did not wait needs no answer.
             match command {
                 ServerCommand::Stop => return std::ops::ControlFlow::Break(()),
                 ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
                 ServerCommand::Limit(bytes) => self.set_limit(bytes),
                 ServerCommand::Reserve(prefixes) => self.keyspace.reserve(prefixes),
-                ServerCommand::Greeted(answer) => drop(answer.send(self.register.client_ids())),
-                ServerCommand::Connected(answer) => drop(answer.send(self.register.connected())),
-                ServerCommand::Connections(answer) => drop(answer.send(self.register.connections())),
-                ServerCommand::Departed(answer) => drop(answer.send(self.register.take_departed())),
+                ServerCommand::Greeted(answer) => drop(answer.send(self.registry.client_ids())),
+                ServerCommand::Connected(answer) => drop(answer.send(self.registry.connected())),
+                ServerCommand::Connections(answer) => drop(answer.send(self.registry.connections())),
+                ServerCommand::Departed(answer) => drop(answer.send(self.registry.take_departed())),
             }
         }
         std::ops::ControlFlow::Continue(())
@@ -243,14 +245,14 @@ impl Server {
 
     /// Connections are closed first: that frees the descriptors with which the backlog is emptied.
     fn reset(&mut self, kept: &RetainedClients) -> io::Result<()> {
-        let old = self.guests.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
+        let old = self.clients.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
         for client in old.map(|(client, _)| *client).collect::<Vec<_>>() {
             if let Some(guest) = self.remove(client) {
-                self.register.close_client(client, &guest.identity);
+                self.registry.close_client(client, &guest.identity);
             }
         }
         self.keyspace.retain(|key| kept.key(key));
-        self.register.next_generation();
+        self.registry.next_generation();
         self.warnings = Warnings::default();
         loop {
             match self.listener.accept() {
@@ -264,7 +266,7 @@ impl Server {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPT_BATCH {
-            match sparingly(|| self.listener.accept()) {
+            match open_keeping_reserve(|| self.listener.accept()) {
                 Ok((stream, _)) => {
                     let client = ClientId(self.next_client);
                     self.next_client += 1;
@@ -274,7 +276,7 @@ impl Server {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.pause_accept(false),
                 Err(error) if is_of_one_connection(&error) => {}
-                Err(_) if self.make_room() => {}
+                Err(_) if self.close_oldest_idle() => {}
                 Err(error) => {
                     if !self.accept_paused {
                         tracing::warn!(%error, "the store cannot accept connections for now");
@@ -301,8 +303,8 @@ impl Server {
     fn admit(&mut self, client: ClientId, stream: std::net::TcpStream) -> io::Result<()> {
         let connection = Connection::new(stream)?;
         self.epoll.add(&connection, EpollEvent::new(EpollFlags::EPOLLIN, client.0))?;
-        self.register.admit(client, Instant::now());
-        self.guests
+        self.registry.admit(client, Instant::now());
+        self.clients
             .insert(client, ClientConnection { connection, identity: ClientIdentity::default(), held: 0 });
         Ok(())
     }
@@ -311,7 +313,7 @@ impl Server {
         if let Err(reason) = self.exchange(client, ready) {
             self.close(client, &reason);
         }
-        self.shed();
+        self.close_until_within_limit();
         // Woken clients wait in a call: they come before the next client.
         let mut woken = std::mem::take(&mut self.woken);
         for (client, reply) in woken.drain(..) {
@@ -326,7 +328,7 @@ impl Server {
     fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), CloseReason> {
         let allowed = self.allowed_unsent();
         // A client that was closed by an event before this one is not there any more.
-        let Some(ClientConnection { connection, identity, .. }) = self.guests.get_mut(&client) else {
+        let Some(ClientConnection { connection, identity, .. }) = self.clients.get_mut(&client) else {
             return Ok(());
         };
         connection.allow(allowed);
@@ -335,7 +337,7 @@ impl Server {
         loop {
             let mut requests = connection.requests();
             while let Some(request) = requests.next()? {
-                self.register.note(client, identity, &request);
+                self.registry.record_request(client, identity, &request);
                 let (name, waits) = (request.name(), is_wait(&request));
                 let handled = self.keyspace.handle(client, request, &mut self.replies);
                 // Also after a failure: a request may wake other clients before the part of it that fails.
@@ -371,21 +373,21 @@ impl Server {
         if connection.has_ended() {
             self.keyspace.disconnect(client);
         }
-        self.account(client);
-        self.settle(client)
+        self.update_client_load(client);
+        self.update_interest(client)
     }
 
     fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), CloseReason> {
-        let Some(ClientConnection { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+        let Some(ClientConnection { connection, .. }) = self.clients.get_mut(&client) else { return Ok(()) };
         connection.reply(reply);
         connection.flush()?;
-        self.account(client);
-        self.settle(client)
+        self.update_client_load(client);
+        self.update_interest(client)
     }
 
     /// Waits for the events that the connection needs next, if any.
-    fn settle(&mut self, client: ClientId) -> Result<(), CloseReason> {
-        let Some(ClientConnection { connection, .. }) = self.guests.get_mut(&client) else { return Ok(()) };
+    fn update_interest(&mut self, client: ClientId) -> Result<(), CloseReason> {
+        let Some(ClientConnection { connection, .. }) = self.clients.get_mut(&client) else { return Ok(()) };
         if connection.has_ended() && !connection.has_output() {
             return Err(CloseReason::ByClient);
         }
@@ -397,7 +399,7 @@ impl Server {
     }
 
     fn close(&mut self, client: ClientId, reason: &CloseReason) {
-        if let Some(text) = self.warnings.of_close(reason, self.limits.held) {
+        if let Some(text) = self.warnings.of_close(reason, self.limits.max_held_bytes) {
             tracing::warn!("{text}");
         }
         match reason {
@@ -413,18 +415,18 @@ impl Server {
         // Answers before the request that ends the connection still belong to the client, if the socket takes them.
         let _ = guest.connection.flush();
         if !reason.is_by_peer() {
-            self.register.close_client(client, &guest.identity);
-        } else if self.register.leave(client, &guest.identity) {
+            self.registry.close_client(client, &guest.identity);
+        } else if self.registry.remove_connection(client, &guest.identity) {
             // The only failure is a counter at its maximum, and then the reader is awake already.
-            let _ = self.ends.departures.write(1);
+            let _ = self.channels.departures.write(1);
         }
     }
 
     fn remove(&mut self, client: ClientId) -> Option<ClientConnection> {
         self.keyspace.disconnect(client);
-        let guest = self.guests.remove(&client)?;
+        let guest = self.clients.remove(&client)?;
         self.held -= guest.held;
-        self.behind.remove(client);
+        self.slow_readers.remove(client);
         // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
         // reports it.
         let _ = self.epoll.delete(&guest.connection);

@@ -35,22 +35,22 @@ pub(super) fn round_trip(stream: &TcpStream) -> Duration {
 
 /// The number of keepalive probes to a silent peer, before the connection is lost: a few may all be lost on the way,
 /// although the peer lives.
-const QUESTIONS: u32 = 6;
+const KEEPALIVE_PROBES: u32 = 6;
 
 /// Sends at once, and makes a connection fail on which the peer's kernel has acknowledged nothing for `silence`, whether
 /// something is being sent (`TCP_USER_TIMEOUT`) or not (keep-alive).
-pub(super) fn watch(stream: &TcpStream, silence: Duration) -> nix::Result<()> {
+pub(super) fn set_peer_timeout(stream: &TcpStream, silence: Duration) -> nix::Result<()> {
     // A request and its answer are a few bytes each way: waiting to fill a packet would cost 40 ms.
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     // Of a request and its answer no later packet tells that one was lost: only time does, and that would double with
     // every loss, to seconds after a few.
     setsockopt(stream, ThinLinearTimeouts, &true)?;
-    let between = (silence / QUESTIONS).as_secs().clamp(1, 60);
+    let between = (silence / KEEPALIVE_PROBES).as_secs().clamp(1, 60);
     let between = u32::try_from(between).unwrap_or(1);
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &between)?;
     setsockopt(stream, sockopt::TcpKeepInterval, &between)?;
-    setsockopt(stream, sockopt::TcpKeepCount, &QUESTIONS)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
     // Zero would mean the system's own: hours.
     let silence = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).max(1);
     setsockopt(stream, sockopt::TcpUserTimeout, &silence)
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_to_this_machine_has_a_short_round_trip() {
+    fn loopback_connection_has_short_round_trip() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let measured = round_trip(&stream);
@@ -71,17 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_given_up_after_the_time() {
+    fn silence_sets_tcp_timeout_and_keepalive() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         for (silence, millis, between) in
             [(15_000, 15_000, 2), (200, 200, 1), (0, 1, 1), (3_600_000, 3_600_000, 60)]
         {
-            watch(&stream, Duration::from_millis(silence)).unwrap();
+            set_peer_timeout(&stream, Duration::from_millis(silence)).unwrap();
             assert_eq!(getsockopt(&stream, sockopt::TcpUserTimeout).unwrap(), millis);
             assert_eq!(getsockopt(&stream, sockopt::TcpKeepIdle).unwrap(), between);
             assert_eq!(getsockopt(&stream, sockopt::TcpKeepInterval).unwrap(), between);
-            assert_eq!(getsockopt(&stream, sockopt::TcpKeepCount).unwrap(), QUESTIONS);
+            assert_eq!(getsockopt(&stream, sockopt::TcpKeepCount).unwrap(), KEEPALIVE_PROBES);
             assert!(getsockopt(&stream, sockopt::KeepAlive).unwrap());
             assert!(getsockopt(&stream, ThinLinearTimeouts).unwrap());
             assert!(stream.nodelay().unwrap());

@@ -27,14 +27,14 @@ fn options_in(text: &str) -> BTreeSet<String> {
 fn help() {
     let pair = Pair::of(|name| Launch::new(name).args(["-h"]).run());
     for outcome in [&pair.ours, &pair.theirs] {
-        outcome.exits(0).says("--nproc-per-node");
-        assert!(outcome.out().to_lowercase().contains("usage: torchrun"), "{outcome}");
-        assert_eq!(outcome.err(), "", "{outcome}");
+        outcome.expect_exit_code(0).expect_stdout("--nproc-per-node");
+        assert!(outcome.stdout().to_lowercase().contains("usage: torchrun"), "{outcome}");
+        assert_eq!(outcome.stderr(), "", "{outcome}");
     }
     // The descriptions break words, and name an option that there is not.
-    let theirs = pair.theirs.out();
+    let theirs = pair.theirs.stdout();
     let synopsis = theirs.split("\n\n").next().unwrap_or_default();
-    let (ours, theirs) = (options_in(&pair.ours.out()), options_in(synopsis));
+    let (ours, theirs) = (options_in(&pair.ours.stdout()), options_in(synopsis));
     assert!(theirs.len() > 25, "the synopsis of torchrun has only {theirs:?}");
     let missing: Vec<&String> = theirs.difference(&ours).collect();
     assert!(missing.is_empty(), "our help lacks {missing:?}");
@@ -48,7 +48,7 @@ fn no_script() {
         "torchrun: error: the following arguments are required: training_script, training_script_args";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", missing));
     for outcome in [&pair.ours, &pair.theirs] {
-        outcome.complains("usage: torchrun");
+        outcome.expect_stderr("usage: torchrun");
     }
 }
 
@@ -136,7 +136,7 @@ fn pet_flag() {
         let launch = Launch::new(name).env("PET_STANDALONE", "1").args(["--master-port", &port]);
         launch.args(["--rdzv-id", "seven"]).shell("echo $TORCHELASTIC_RUN_ID").run()
     });
-    let (code, length) = pair.agree(|outcome| (outcome.status.code(), outcome.out().trim_end().len()));
+    let (code, length) = pair.agree(|outcome| (outcome.status.code(), outcome.stdout().trim_end().len()));
     assert_eq!((code, length), (Some(0), "01234567-0123-0123-0123-0123456789ab".len()));
 }
 
@@ -187,7 +187,7 @@ fn both_refuse(option: &str) {
     let mut count = 0;
     for (options, theirs) in cases {
         let outcome = started_with(Name::Torchrun, options);
-        outcome.exits(1).never_says("started");
+        outcome.expect_exit_code(1).expect_absent("started");
         assert_eq!(*theirs, 1, "PyTorch's torchrun with {options:?}");
         count += 1;
     }
@@ -213,7 +213,7 @@ fn bad_nproc() {
 fn bad_tee() {
     both_refuse("-t");
     // Under our own name a local rank may have two digits.
-    started_with(Name::Rankrun, &["-t", "10:1"]).exits(0).says("started");
+    started_with(Name::Rankrun, &["-t", "10:1"]).expect_exit_code(0).expect_stdout("started");
 }
 
 #[test]

@@ -44,7 +44,7 @@ const OF_TORCHRUN: [&str; 19] = [
 #[track_caller]
 fn variables(outcome: &Outcome, rank: usize) -> Variables {
     let prefix = format!("env{rank} ");
-    let lines = outcome.out_lines();
+    let lines = outcome.stdout_lines();
     let all = lines.iter().filter_map(|line| line.strip_prefix(&prefix)?.split_once('='));
     let laid = all.filter(|(name, _)| !GIVEN.contains(name) && !name.starts_with("RANKRUN_"));
     let laid: Variables = laid.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
@@ -80,7 +80,7 @@ fn is_uuid(text: &str) -> bool {
 fn of(launch: impl Fn(Name) -> Launch + Sync) -> Pair {
     Pair::of(|name| {
         let outcome = launch(name).worker(["env", "ids"]).run();
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         outcome
     })
 }
@@ -140,13 +140,13 @@ fn env_overwrites() {
     let first = users_own().agree(|outcome| stable(outcome, 0));
     assert_eq!((first["RANK"].as_str(), first["TORCHELASTIC_USE_AGENT_STORE"].as_str()), ("0", "True"));
     for outcome in [&users_own().ours, &users_own().theirs] {
-        outcome.never_says("z.invalid");
+        outcome.expect_absent("z.invalid");
     }
 }
 
 /// Whether the launcher speaks of the variable that it sets.
 fn warns(outcome: &Outcome) -> bool {
-    outcome.err().contains("OMP_NUM_THREADS")
+    outcome.stderr().contains("OMP_NUM_THREADS")
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn implicit_standalone() {
 /// Where a worker says that its store is.
 #[track_caller]
 fn port_told(job: &Job) -> u16 {
-    let line = job.line(" MASTER_PORT=");
+    let line = job.wait_for_line(" MASTER_PORT=");
     line.rsplit('=').next().and_then(|port| port.parse().ok()).expect("a port is a number")
 }
 
@@ -296,7 +296,7 @@ fn hetero() {
         // Ranks follow the addresses: the first has rank 0.
         let jobs = [own("1", "b", "127.0.0.1"), own("2", "a", "localhost")];
         let outcomes = jobs.map(Job::wait);
-        let lines = outcomes.iter().flat_map(|outcome| outcome.exits(0).lines_with("seat rank="));
+        let lines = outcomes.iter().flat_map(|outcome| outcome.expect_exit_code(0).lines_with("seat rank="));
         let keys = ["rank", "world", "node", "local", "role", "role_rank", "role_world"];
         let told = |line: String| keys.map(|key| field(&line, key).unwrap_or("?").to_owned()).join(" ");
         let mut all: Vec<_> = lines.map(told).collect();

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use harness::{Gate, Launch, Name, Outcome, Scratch, only_ours, python};
+use harness::{Gate, Launch, Name, Outcome, Scratch, is_rankrun, python};
 use serde_json::{Value, json};
 
 use super::pair::{Pair, status_and_out};
@@ -62,7 +62,7 @@ fn files(tree: &BTreeMap<String, String>) -> Vec<&str> {
 /// The exit status and the lines of both streams, sorted, and the log tree.
 fn all(outcome: &Outcome) -> (Option<i32>, Vec<String>, Vec<String>, BTreeMap<String, String>) {
     let (code, out) = status_and_out(outcome);
-    let mut err: Vec<String> = outcome.err().lines().map(str::to_owned).collect();
+    let mut err: Vec<String> = outcome.stderr().lines().map(str::to_owned).collect();
     err.sort();
     (code, out, err, tree_of(outcome))
 }
@@ -88,7 +88,7 @@ fn tree() {
 fn raw_bytes() {
     let pair = Pair::of(|name| logging(name, &["-t", "3"]).worker(["bytes"]).run());
     for outcome in [&pair.ours, &pair.theirs] {
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let bytes = fs::read(attempt(outcome).join("1/stdout.log")).expect("the log is there");
         assert_eq!(bytes, b"a\xffb\rc\r\nlast");
     }
@@ -137,7 +137,7 @@ fn duplicate() {
     let steps = ["print=a of {rank}", "print=a,b of {rank}", "print=b of {rank}", "print=c of {rank}"];
     let pair = Pair::of(|name| logging(name, &options).worker(steps).run());
     let lines = pair.agree(|outcome| {
-        outcome.exits(0);
+        outcome.expect_exit_code(0);
         let text =
             fs::read_to_string(attempt(outcome).join("filtered_stdout.log")).expect("the copy is there");
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -150,22 +150,22 @@ fn duplicate() {
 
 #[test]
 fn tee_latency() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let gate = Gate::closed();
         let job = logging(*name, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
         // The workers are alive until the gate opens: the lines came before that.
-        job.lines("]:early", 2);
+        job.wait_for_lines("]:early", 2);
         gate.open(2);
-        job.wait().exits(0);
+        job.wait().expect_exit_code(0);
     }
 }
 
 #[test]
 fn tee_whole_lines() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -253,10 +253,10 @@ fn text_message() {
 
 #[test]
 fn bad_json() {
-    if only_ours() {
+    if is_rankrun() {
         for name in Name::both() {
             let outcome = Launch::standalone(*name, 1).worker(["error-file={", "exit=9"]).run();
-            outcome.exits(name.code(9)).complains("rank 0").never_says("panicked");
+            outcome.expect_exit_code(name.code(9)).expect_stderr("rank 0").expect_absent("panicked");
         }
         let outcome = Launch::standalone(Name::Torchrun, 1).worker(["error-file={", "exit=9"]).run();
         assert!(report(&outcome).contains(&"  exitcode  : 9 (pid: PID) ".to_owned()), "{outcome}");
@@ -307,7 +307,7 @@ fn events() {
         let launch = Launch::standalone(name, 2).args(["--event-log-handler", "console"]);
         let steps = ["alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "forever"];
         let job = launch.worker(steps).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         gate.open(1);
         job.wait()
     });

@@ -55,13 +55,13 @@ pub(super) fn agree<T: PartialEq + Debug + Send>(run: impl Fn(Name) -> T + Sync)
 
 /// The exit status, and the lines of standard output in alphabetical order, since ranks speak at the same time.
 pub(super) fn status_and_out(outcome: &Outcome) -> (Option<i32>, Vec<String>) {
-    let mut lines = outcome.out_lines();
+    let mut lines = outcome.stdout_lines();
     lines.sort();
     (outcome.status.code(), lines)
 }
 
 /// The exit status, standard output, and the last line of standard error.
 pub(super) fn complaint(outcome: &Outcome) -> (Option<i32>, String, String) {
-    let last = outcome.err().trim_end().lines().last().unwrap_or_default().to_owned();
-    (outcome.status.code(), outcome.out(), last)
+    let last = outcome.stderr().trim_end().lines().last().unwrap_or_default().to_owned();
+    (outcome.status.code(), outcome.stdout(), last)
 }

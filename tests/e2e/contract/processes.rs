@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, fixture, free_port, only_ours};
+use harness::{Gate, Job, Launch, Name, Outcome, Process, Scratch, field, fixture, free_port, is_rankrun};
 use nix::sys::signal::Signal;
 
 use super::environment::two_workers;
@@ -33,7 +33,7 @@ fn stdin_shared() {
     let pair = Pair::of(|name| {
         let mut job = Launch::standalone(name, 2).stdin_open().worker(["read"]).start();
         job.type_text("a\n");
-        job.line("text=<a>");
+        job.wait_for_line("text=<a>");
         job.type_text("b\n");
         job.wait()
     });
@@ -87,7 +87,7 @@ fn fail_stops_peers() {
         let steps =
             ["rank0:catch", "rank0:alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "signal"];
         let job = Launch::standalone(name, 2).worker(steps).start();
-        job.line("alive rank=0");
+        job.wait_for_line("alive rank=0");
         gate.open(1);
         job.wait()
     });
@@ -107,7 +107,7 @@ const SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1";
 fn watched(name: Name, options: &[&str], last: &str) -> Job {
     let launch = Launch::standalone(name, 3).args(options.iter().copied());
     let job = launch.worker([&format!("catch={SIGNALS}"), "alive", "rank2:exit=0", last]).start();
-    let third = job.lines("alive rank=", 3).into_iter().find(|line| line.contains("rank=2"));
+    let third = job.wait_for_lines("alive rank=", 3).into_iter().find(|line| line.contains("rank=2"));
     let pid = third.and_then(|line| field(&line, "pid")?.parse().ok()).expect("rank 2 said its pid");
     if let Some(third) = Process::open(pid) {
         assert!(third.reaped_within(PROMPT / 2), "rank 2 is still a zombie\n{job}");
@@ -186,56 +186,56 @@ fn grace_zero() {
 
 #[test]
 fn grace_on_failure() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]).stdin_open();
         let mut job =
             launch.worker(["rank0:catch", "rank0:alive", "rank0:forever", "read", "exit=3"]).start();
-        job.line("alive rank=0");
+        job.wait_for_line("alive rank=0");
         let told = job.elapsed();
         job.close_stdin();
         let outcome = job.wait();
-        outcome.exits(name.code(3));
+        outcome.expect_exit_code(name.code(3));
         assert!(outcome.took - told < PROMPT, "{outcome}");
     }
 }
 
 #[test]
 fn double_term() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         // The grace is longer than the test may last.
         let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
         let job = launch.worker(["catch", "alive", "signal", "forever"]).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGTERM);
-        job.lines("got SIGTERM", 2);
+        job.wait_for_lines("got SIGTERM", 2);
         job.signal(Signal::SIGTERM);
-        job.wait().exits(name.code(143));
+        job.wait().expect_exit_code(name.code(143));
     }
 }
 
 #[test]
 fn kill_agent() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let job = Launch::standalone(*name, 2).worker(["catch", "alive", "forever"]).start();
-        job.lines("alive rank=", 2);
+        job.wait_for_lines("alive rank=", 2);
         job.signal(Signal::SIGKILL);
         // `orphans` measures how long it takes.
-        job.leaves_nothing_within(Duration::from_secs(10));
+        job.expect_no_processes_within(Duration::from_secs(10));
     }
 }
 
 #[test]
 fn spawn_half() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -245,25 +245,25 @@ fn spawn_half() {
         let launch = Launch::standalone(*name, 64).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
         let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]);
         let outcome = launch.worker([gate.step()]).run();
-        outcome.exits(1).complains("error:").never_says("panicked");
+        outcome.expect_exit_code(1).expect_stderr("error:").expect_absent("panicked");
     }
 }
 
 #[test]
 fn group_of_dead() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         for helper in ["plain", "daemon"] {
             let launch = Launch::standalone(*name, 1).stdin_open();
             let mut job = launch.worker([&format!("helper={helper}"), "read", "exit=3"]).start();
-            let line = job.line(&format!("who={helper}"));
+            let line = job.wait_for_line(&format!("who={helper}"));
             let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the helper said its pid");
             let left = Process::open(pid).expect("the helper lives");
             job.close_stdin();
-            job.outlived_by_none(&[left], Duration::from_secs(30));
-            job.wait().exits(name.code(3));
+            job.expect_processes_gone(&[left], Duration::from_secs(30));
+            job.wait().expect_exit_code(name.code(3));
         }
     }
 }
@@ -273,7 +273,7 @@ fn missing_program() {
     let pair = Pair::of(|name| Launch::standalone(name, 2).args(["--no-python", "/nonexistent"]).run());
     assert_eq!(pair.agree(status_and_out), (Some(1), Vec::new()));
     for outcome in [&pair.ours, &pair.theirs] {
-        outcome.complains("/nonexistent");
+        outcome.expect_stderr("/nonexistent");
     }
 }
 
@@ -296,7 +296,7 @@ fn restart() {
         let steps = ["alive", &failure, "rank1:life<2:exit=4", "life<2:forever"];
         let job = launch.args(["--log-dir".into(), logs]).worker(steps).start();
         for life in 0..2 {
-            job.lines(&format!("life={life} pid="), 2);
+            job.wait_for_lines(&format!("life={life} pid="), 2);
             gate.open(1);
         }
         job.wait()
@@ -327,7 +327,7 @@ fn restart_exhausted() {
 
 #[test]
 fn state_d() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -335,7 +335,7 @@ fn state_d() {
         let launch = launch.args(["--shutdown-timeout", "1", "--max-restarts", "3", "--no-python"]);
         // Rank 0 of them.
         let outcome = launch.args([fixture("stuck").into_os_string(), "0".into()]).run();
-        outcome.exits(1).complains("error: rank 0 failed first: stuck in the kernel");
+        outcome.expect_exit_code(1).expect_stderr("error: rank 0 failed first: stuck in the kernel");
         assert!(outcome.took >= Duration::from_secs(2), "it was stopped too early\n{outcome}");
         assert!(outcome.took < PROMPT, "it was stopped too late\n{outcome}");
     }
@@ -359,7 +359,7 @@ fn term_early() {
         hosted(&job, &endpoint);
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
-        outcome.never_says("started").dies_of(Signal::SIGTERM);
+        outcome.expect_absent("started").expect_signal(Signal::SIGTERM);
         outcome
     });
     pair.agree(|outcome| outcome.status.code());

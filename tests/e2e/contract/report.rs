@@ -13,7 +13,7 @@ const WIDEST: usize = 60;
 /// When the rules are not as wide as torchrun makes them.
 #[track_caller]
 pub(super) fn report(outcome: &Outcome) -> Vec<String> {
-    let text = outcome.err();
+    let text = outcome.stderr();
     let lines: Vec<&str> = text.lines().collect();
     let ends = |line: &&str| is_rule(line, '=');
     let Some(first) = lines.iter().position(&ends) else { return Vec::new() };

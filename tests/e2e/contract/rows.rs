@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-use harness::tell;
+use harness::print_notice;
 
 /// Where a row is tested.
 #[derive(Debug, Clone, Copy)]
@@ -137,33 +137,27 @@ const TORCHS_CLIENTS: &str = "tests/pytorch/store.rs";
 
 /// Driven from outside the launcher: with raw bytes, and with torch's own clients.
 const STORE: [(&str, Tested); 17] = [
-    (
-        "all-codes",
-        By { file: TORCHS_CLIENTS, test: "every_operation_of_torchs_clients_ends_as_with_torchs_own_server" },
-    ),
+    ("all-codes", By { file: TORCHS_CLIENTS, test: "torch_client_operations_match_torch_server" }),
     ("pipelined", By { file: CONFORMANCE, test: "pipelined_requests_are_answered_in_order" }),
-    ("bytewise", By { file: CONFORMANCE, test: "bytes_may_come_one_by_one" }),
+    ("bytewise", By { file: CONFORMANCE, test: "requests_sent_byte_by_byte_are_answered" }),
     ("limits", By { file: CONFORMANCE, test: "lengths_and_counts_above_their_limits_close_the_connection" }),
-    ("get-absent", By { file: CONFORMANCE, test: "get_of_an_absent_key_is_empty" }),
-    ("wait-multi", By { file: CONFORMANCE, test: "wait_for_several_keys_is_answered_once_all_are_there" }),
-    ("wait-duplicate", By { file: CONFORMANCE, test: "a_key_named_twice_is_satisfied_by_one_appearance" }),
-    ("wait-timeout", By { file: CONFORMANCE, test: "after_a_cancelled_wait_the_connection_is_usable" }),
-    (
-        "wait-crossing",
-        By { file: CONFORMANCE, test: "a_cancel_that_crosses_the_answer_is_answered_after_it" },
-    ),
-    ("cancel-idle", By { file: CONFORMANCE, test: "a_cancel_without_a_wait_is_answered" }),
+    ("get-absent", By { file: CONFORMANCE, test: "get_of_absent_key_is_empty" }),
+    ("wait-multi", By { file: CONFORMANCE, test: "wait_for_several_keys_is_answered_when_all_are_set" }),
+    ("wait-duplicate", By { file: CONFORMANCE, test: "wait_with_duplicate_key_is_answered_after_one_set" }),
+    ("wait-timeout", By { file: CONFORMANCE, test: "cancelled_wait_leaves_connection_usable" }),
+    ("wait-crossing", By { file: CONFORMANCE, test: "cancel_crossing_answer_is_answered_after_it" }),
+    ("cancel-idle", By { file: CONFORMANCE, test: "cancel_without_wait_is_answered" }),
     ("compare-set", By { file: CONFORMANCE, test: "compare_set_has_four_cases" }),
-    ("add-text", By { file: CONFORMANCE, test: "add_reads_text_as_torch_does" }),
-    ("queue-wake-one", By { file: CONFORMANCE, test: "one_push_wakes_one_of_two" }),
-    ("barrier-late", By { file: CONFORMANCE, test: "a_barrier_is_opened_by_its_last_and_stays_open" }),
-    ("unknown-code", By { file: CONFORMANCE, test: "unknown_codes_close_the_connection" }),
-    ("gloo", By { file: TORCHS_CLIENTS, test: "two_gloo_workers_train_over_the_store_again_and_again" }),
+    ("add-text", By { file: CONFORMANCE, test: "add_parses_text_like_torch" }),
+    ("queue-wake-one", By { file: CONFORMANCE, test: "queue_push_wakes_one_of_two_waiters" }),
+    ("barrier-late", By { file: CONFORMANCE, test: "barrier_opens_at_last_arrival_and_stays_open" }),
+    ("unknown-code", By { file: CONFORMANCE, test: "unknown_request_code_closes_connection" }),
+    ("gloo", By { file: TORCHS_CLIENTS, test: "gloo_workers_train_over_store_repeatedly" }),
     (
         "many",
         By {
             file: "launcher/src/store/tests/abuse.rs",
-            test: "a_thousand_clients_at_once_are_answered_within_two_seconds",
+            test: "one_thousand_clients_are_answered_within_two_seconds",
         },
     ),
 ];
@@ -232,7 +226,7 @@ fn what_has_no_test_yet_has_a_reason() {
         }
     }
     for (work, rows) in waiting {
-        tell(&format!("not tested before `{work}`: {}", rows.join(", ")));
+        print_notice(&format!("not tested before `{work}`: {}", rows.join(", ")));
     }
 }
 

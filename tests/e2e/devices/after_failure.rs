@@ -1,9 +1,9 @@
 //! The look at the devices after a failure: `--check-devices` and `--exclude-unhealthy` with restarts.
 
-use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, fixture, only_ours};
+use harness::{Fault, Gate, Job, Launch, Lost, Machine, Name, Outcome, Scratch, field, fixture, is_rankrun};
 use nix::sys::signal::Signal;
 
-use super::typed;
+use super::launch_from_line;
 
 /// Rank 0 of the job fails in its first life, once the machine has changed.
 struct Failing {
@@ -17,11 +17,11 @@ struct Failing {
 
 impl Failing {
     fn start(line: &str, machine: &Machine, workers: usize) -> Self {
-        Self::launched(typed(line).worker([""; 0]), machine, workers)
+        Self::start_launch(launch_from_line(line).worker([""; 0]), machine, workers)
     }
 
     /// The steps of the workers are still missing.
-    fn launched(launch: Launch, machine: &Machine, workers: usize) -> Self {
+    fn start_launch(launch: Launch, machine: &Machine, workers: usize) -> Self {
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
         let launch = launch.on(machine);
@@ -29,25 +29,25 @@ impl Failing {
         let wait = format!("life0:{}", gate.step());
         let steps = ["alive", "device=cuda", &wait, "life0:rank0:exit=4", "life0:forever"];
         let job = launch.args(steps).start();
-        job.lines("device rank=", workers);
+        job.wait_for_lines("device rank=", workers);
         Self { job, gate, description, workers, _scratch: scratch }
     }
 
     /// The workers go on, on this machine.
-    fn go_on(&self, machine: &Machine) {
+    fn continue_on(&self, machine: &Machine) {
         let _ = machine.describe(&self.description);
         self.gate.open(self.workers);
     }
 
     /// They go on, to the end of the job.
-    fn end_on(self, machine: &Machine) -> Outcome {
-        self.go_on(machine);
+    fn finish_on(self, machine: &Machine) -> Outcome {
+        self.continue_on(machine);
         self.job.wait()
     }
 }
 
 /// Rank and card of each worker of the second life: what was said behind the first.
-fn second_life(outcome: &Outcome, first: usize) -> Vec<(String, String)> {
+fn second_attempt(outcome: &Outcome, first: usize) -> Vec<(String, String)> {
     let lines = outcome.lines_with("device rank=");
     let of = |line: &str, key| field(line, key).expect("a worker says it").to_owned();
     let mut found: Vec<_> = lines[first..].iter().map(|line| (of(line, "rank"), of(line, "is"))).collect();
@@ -61,57 +61,61 @@ fn cards(machine: &Machine, cards: &[usize]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_failure_is_told_with_the_dead_device_and_who_sat_on_it() {
+fn failure_report_names_dead_device_and_its_rank() {
     let machine = Machine::gpus(2);
     for (was, name) in [(Lost::Calls, "GPU 1 NVIDIA H100"), (Lost::Handle, "GPU 1 NVIDIA H100")] {
         let failing = Failing::start("rankrun --check-devices --max-restarts 3", &machine, 2);
-        let outcome = failing.end_on(&machine.clone().lost(1, was));
-        outcome.exits(4).never_says("life=1").complains("rank 0 failed first");
+        let outcome = failing.finish_on(&machine.clone().lost(1, was));
+        outcome.expect_exit_code(4).expect_absent("life=1").expect_stderr("rank 0 failed first");
         let row = outcome.lines_with("  dead ");
         let [row] = &row[..] else { panic!("one row in the card\n{outcome}") };
         assert!(row.contains(name) && row.contains("of rank 1:") && row.contains("lost"), "{outcome}");
-        outcome.complains("no restart on a dead device; `--exclude-unhealthy`");
+        outcome.expect_stderr("no restart on a dead device; `--exclude-unhealthy`");
     }
 }
 
 #[test]
-fn fewer_workers_go_on_without_it() {
+fn restart_excludes_dead_device_with_fewer_workers() {
     let machine = Machine::gpus(3);
     let failing = Failing::start("rankrun --exclude-unhealthy --max-restarts 3", &machine, 3);
-    let outcome = failing.end_on(&machine.clone().lost(1, Lost::Calls));
-    outcome.exits(0).complains("GPU 1").complains("going on with 2 workers");
-    assert_eq!(second_life(&outcome, 3), cards(&machine, &[0, 2]), "{outcome}");
+    let outcome = failing.finish_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.expect_exit_code(0).expect_stderr("GPU 1").expect_stderr("going on with 2 workers");
+    assert_eq!(second_attempt(&outcome, 3), cards(&machine, &[0, 2]), "{outcome}");
 }
 
 #[test]
-fn a_spare_device_takes_its_place() {
+fn restart_replaces_dead_device_with_spare() {
     let machine = Machine::gpus(3);
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --devices 2,0,1 --nproc-per-node 2";
-    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(2, Lost::Calls));
-    outcome.exits(0).complains("GPU 2").complains("going on with 2 workers");
-    assert_eq!(second_life(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
+    let outcome = Failing::start(line, &machine, 2).finish_on(&machine.clone().lost(2, Lost::Calls));
+    outcome.expect_exit_code(0).expect_stderr("GPU 2").expect_stderr("going on with 2 workers");
+    assert_eq!(second_attempt(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
     let said = outcome.lines_with("→");
     assert_eq!(said.len(), 4, "the devices of the ranks are told for each life\n{outcome}");
 }
 
 #[test]
-fn the_drivers_order_is_asked_again() {
+fn restart_probes_driver_order_again() {
     let machine = Machine::mixed();
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --device-order fastest";
     let mut worn = machine.clone();
     worn.card(1).ecc = Some(3);
-    let outcome = Failing::start(line, &machine, 3).end_on(&worn);
-    outcome.exits(0).complains("ECC");
-    assert_eq!(second_life(&outcome, 3), cards(&machine, &[2, 0]), "{outcome}");
+    let outcome = Failing::start(line, &machine, 3).finish_on(&worn);
+    outcome.expect_exit_code(0).expect_stderr("ECC");
+    assert_eq!(second_attempt(&outcome, 3), cards(&machine, &[2, 0]), "{outcome}");
     // A driver that has lost a card says nothing any more.
-    let outcome = Failing::start(line, &machine, 3).end_on(&machine.clone().lost(1, Lost::Calls));
-    outcome.exits(4).never_says("life=1").complains("no restart without it").complains("fastest");
+    let outcome = Failing::start(line, &machine, 3).finish_on(&machine.clone().lost(1, Lost::Calls));
+    outcome
+        .expect_exit_code(4)
+        .expect_absent("life=1")
+        .expect_stderr("no restart without it")
+        .expect_stderr("fastest");
 }
 
 /// The words are read again with the Python that was torchrun; there is no other one here.
 #[test]
-fn the_shims_python_runs_the_next_life_too() {
-    if !only_ours() {
+fn restart_uses_shim_python() {
+    if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
@@ -119,24 +123,29 @@ fn the_shims_python_runs_the_next_life_too() {
     let python = format!("#!/bin/sh\nshift 2\nexec '{}' \"$@\"\n", worker.display());
     let python = scratch.file("python", &python, 0o755);
     let line = "PATH=/nowhere rankrun --exclude-unhealthy --max-restarts 3";
-    let launch = typed(line).env("RANKRUN_SHIM_PYTHON", python).args([scratch.file("train.py", "", 0o644)]);
+    let launch =
+        launch_from_line(line).env("RANKRUN_SHIM_PYTHON", python).args([scratch.file("train.py", "", 0o644)]);
     let machine = Machine::gpus(2);
-    let outcome = Failing::launched(launch, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
-    outcome.exits(0).complains("going on with 1 worker");
-    assert_eq!(second_life(&outcome, 2), cards(&machine, &[0]), "{outcome}");
+    let outcome = Failing::start_launch(launch, &machine, 2).finish_on(&machine.clone().lost(1, Lost::Calls));
+    outcome.expect_exit_code(0).expect_stderr("going on with 1 worker");
+    assert_eq!(second_attempt(&outcome, 2), cards(&machine, &[0]), "{outcome}");
 }
 
 #[test]
-fn the_number_that_was_asked_for_is_kept_or_there_is_no_restart() {
+fn too_few_devices_for_nproc_prevents_restart() {
     let machine = Machine::gpus(2);
     let line = "rankrun --exclude-unhealthy --max-restarts 3 --nproc-per-node 2";
-    let outcome = Failing::start(line, &machine, 2).end_on(&machine.clone().lost(1, Lost::Calls));
-    outcome.exits(4).never_says("life=1").complains("no restart without it").complains("2 workers");
+    let outcome = Failing::start(line, &machine, 2).finish_on(&machine.clone().lost(1, Lost::Calls));
+    outcome
+        .expect_exit_code(4)
+        .expect_absent("life=1")
+        .expect_stderr("no restart without it")
+        .expect_stderr("2 workers");
 }
 
 /// The restart goes on as without the option.
 #[test]
-fn a_library_that_fails_then_forbids_nothing() {
+fn failing_library_does_not_prevent_restart() {
     for (fault, words) in [
         (Fault::Error(9), "NVML"),
         (Fault::Hang, "NVML did not answer within 1 second"),
@@ -145,53 +154,53 @@ fn a_library_that_fails_then_forbids_nothing() {
         let machine = Machine::gpus(2);
         let line = "rankrun --check-devices --max-restarts 1 --probe-timeout 1";
         let failing = Failing::start(line, &machine, 2);
-        let outcome = failing.end_on(&machine.clone().with_fault("nvmlInit_v2", fault));
-        outcome.exits(0).complains("not every device could be checked").complains(words);
-        outcome.says("rank=1 life=1");
+        let outcome = failing.finish_on(&machine.clone().with_fault("nvmlInit_v2", fault));
+        outcome.expect_exit_code(0).expect_stderr("not every device could be checked").expect_stderr(words);
+        outcome.expect_stdout("rank=1 life=1");
     }
 }
 
 /// A job that looks at its devices, and gets no answer for a minute.
-fn looking() -> Failing {
+fn start_with_hanging_probe() -> Failing {
     let machine = Machine::gpus(2);
     let line = "rankrun --check-devices --max-restarts 3 --probe-timeout 60";
     let failing = Failing::start(line, &machine, 2);
-    failing.go_on(&machine.clone().with_fault("nvmlInit_v2", Fault::Hang));
-    failing.job.line("waiting up to 60 s for the devices to be checked");
+    failing.continue_on(&machine.clone().with_fault("nvmlInit_v2", Fault::Hang));
+    failing.job.wait_for_line("waiting up to 60 s for the devices to be checked");
     failing
 }
 
 #[test]
-fn a_signal_ends_the_look() {
-    let Failing { job, .. } = looking();
+fn signal_ends_device_probe_after_failure() {
+    let Failing { job, .. } = start_with_hanging_probe();
     job.signal(Signal::SIGINT);
-    job.wait().exits(130).never_says("life=1").complains("rank 0 failed first");
+    job.wait().expect_exit_code(130).expect_absent("life=1").expect_stderr("rank 0 failed first");
 }
 
 /// No probe is left, whichever process is killed: the harness counts the processes of the job.
 #[test]
-fn the_probe_dies_with_the_launcher() {
+fn probe_ends_with_killed_launcher() {
     for victim in ["guard", "agent"] {
-        let Failing { job, .. } = looking();
+        let Failing { job, .. } = start_with_hanging_probe();
         let (guard, agent) = (job.pid(), job.only_child_of(job.pid()));
         job.signal_to(if victim == "guard" { guard } else { agent }, Signal::SIGKILL);
         let outcome = job.wait();
         assert_ne!(outcome.status.code(), Some(0), "{outcome}");
-        outcome.never_says("life=1");
+        outcome.expect_absent("life=1");
     }
 }
 
 #[test]
-fn a_question_that_is_none_is_refused() {
-    if !only_ours() {
+fn invalid_probe_request_is_refused() {
+    if !is_rankrun() {
         return;
     }
     for name in [Name::Rankrun, Name::Torchrun] {
         for question in ["", "{", "\"everything\"", "{\"nvidia\":{}}", "\"cuda_order\"x"] {
             let outcome =
                 Launch::new(name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
-            outcome.exits(2).complains("is no question");
-            assert_eq!((outcome.err().lines().count(), outcome.out().len()), (1, 0), "{outcome}");
+            outcome.expect_exit_code(2).expect_stderr("is no question");
+            assert_eq!((outcome.stderr().lines().count(), outcome.stdout().len()), (1, 0), "{outcome}");
         }
     }
 }

@@ -1,16 +1,16 @@
 //! Workers that run on the CPUs: one line says it and why, unless CPUs were asked for.
 
-use harness::{Launch, Machine, MachineTree, Name, Outcome, namespaces};
+use harness::{Launch, Machine, MachineTree, Name, Outcome, can_use_namespaces};
 
-use super::{refused, typed};
+use super::{assert_refused, launch_from_line};
 
 /// Runs a launch of alive workers on a machine without any device node, driver or library.
 #[track_caller]
 fn on_bare_machine(line: &str) -> Outcome {
     let tree = MachineTree::new();
-    let launch = typed(line).env("OMP_NUM_THREADS", "1").under(tree.stage()).on(&Machine::empty());
+    let launch = launch_from_line(line).env("OMP_NUM_THREADS", "1").under(tree.stage()).on(&Machine::empty());
     let outcome = launch.worker(["alive"]).run();
-    outcome.exits(0);
+    outcome.expect_exit_code(0);
     outcome
 }
 
@@ -25,7 +25,7 @@ fn cpu_line(outcome: &Outcome, ranks: &str, texts: &[&str]) {
 
 #[test]
 fn device_variable_without_driver_is_named_with_cause() {
-    if !namespaces() {
+    if !can_use_namespaces() {
         return;
     }
     for (asking, cause) in [
@@ -51,9 +51,9 @@ fn device_variable_without_driver_is_named_with_cause() {
 #[test]
 fn device_list_without_valid_entry_is_named_with_entry() {
     for (list, entry) in [("5", "`5`"), ("junk,0", "`junk`"), ("1,1", "`1`"), ("GPU-c", "`GPU-c`")] {
-        let launch = typed(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&Machine::gpus(4));
+        let launch = launch_from_line(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&Machine::gpus(4));
         let outcome = launch.worker(["device=cuda"]).run();
-        outcome.exits(0).says("sees=0 is=none");
+        outcome.expect_exit_code(0).expect_stdout("sees=0 is=none");
         let asked = format!("`CUDA_VISIBLE_DEVICES={list}` leaves no device: ");
         cpu_line(&outcome, "rank 0", &[&asked, entry]);
         assert_eq!(outcome.lines_with("CUDA_VISIBLE_DEVICES").len(), 1, "it is said once\n{outcome}");
@@ -62,13 +62,14 @@ fn device_list_without_valid_entry_is_named_with_entry() {
 
 #[test]
 fn node_without_driver_library_names_the_library() {
-    if !namespaces() {
+    if !can_use_namespaces() {
         return;
     }
     for line in ["rankrun", "CUDA_VISIBLE_DEVICES=0,1 rankrun", "rankrun --nproc-per-node 1"] {
         let tree = MachineTree::new().file("dev/nvidiactl", "");
-        let outcome = typed(line).under(tree.stage()).on(&Machine::empty()).worker(["alive"]).run();
-        outcome.exits(0);
+        let outcome =
+            launch_from_line(line).under(tree.stage()).on(&Machine::empty()).worker(["alive"]).run();
+        outcome.expect_exit_code(0);
         cpu_line(&outcome, "rank 0", &["/dev/nvidiactl", "libnvidia-ml.so.1"]);
     }
 }
@@ -76,21 +77,22 @@ fn node_without_driver_library_names_the_library() {
 /// A container that shares the kernel of a host with cards, and none of their nodes.
 #[test]
 fn card_without_node_in_container_names_the_node() {
-    if !namespaces() {
+    if !can_use_namespaces() {
         return;
     }
     let information = "Model: \t\t NVIDIA H100\nDevice Minor: \t 0\n";
     let tree = MachineTree::new().file("proc/driver/nvidia/gpus/0000:12:00.0/information", information);
     for line in ["rankrun", "CUDA_VISIBLE_DEVICES=0 rankrun"] {
-        let outcome = typed(line).under(tree.stage()).on(&Machine::empty()).worker(["alive"]).run();
-        outcome.exits(0);
+        let outcome =
+            launch_from_line(line).under(tree.stage()).on(&Machine::empty()).worker(["alive"]).run();
+        outcome.expect_exit_code(0);
         cpu_line(&outcome, "rank 0", &["/dev/nvidia0"]);
     }
 }
 
 #[test]
 fn plain_machine_gets_one_line_for_all_workers() {
-    if !namespaces() {
+    if !can_use_namespaces() {
         return;
     }
     cpu_line(&on_bare_machine("rankrun"), "rank 0", &["no accelerator is found"]);
@@ -103,8 +105,8 @@ fn plain_machine_gets_one_line_for_all_workers() {
 }
 
 #[test]
-fn cpus_asked_for_are_used_without_a_word() {
-    if !namespaces() {
+fn requested_cpus_are_used_without_message() {
+    if !can_use_namespaces() {
         return;
     }
     for line in [
@@ -124,23 +126,23 @@ fn cpus_asked_for_are_used_without_a_word() {
         "torchrun --nproc-per-node auto",
     ] {
         let outcome = on_bare_machine(line);
-        assert_eq!(outcome.err(), "", "`{line}`\n{outcome}");
+        assert_eq!(outcome.stderr(), "", "`{line}`\n{outcome}");
     }
 }
 
 /// The list that keeps cards from the workers, where there are some.
 #[test]
-fn cards_hidden_on_purpose_leave_the_cpus_without_a_word() {
+fn hidden_gpus_use_cpus_without_message() {
     for list in ["", "-1"] {
-        let launch = typed(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&Machine::gpus(2));
+        let launch = launch_from_line(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&Machine::gpus(2));
         let outcome = launch.worker(["device=cuda"]).run();
-        outcome.exits(0).says("sees=0 is=none");
-        assert_eq!(outcome.err(), "", "`{list}`\n{outcome}");
+        outcome.expect_exit_code(0).expect_stdout("sees=0 is=none");
+        assert_eq!(outcome.stderr(), "", "`{list}`\n{outcome}");
     }
 }
 
 #[test]
-fn devices_asked_for_by_option_are_refused_without_a_card() {
+fn requested_devices_without_gpu_are_refused() {
     for (asking, said) in [
         ("--devices 0", "`--devices` is `0`: there is no "),
         ("--devices 0,1 --nproc-per-node 2", "`--devices` is `0,1`: there is no "),
@@ -156,16 +158,16 @@ fn devices_asked_for_by_option_are_refused_without_a_card() {
         ("--nproc-per-node xpu", "`--nproc-per-node` is `xpu`: there is no xpu device"),
     ] {
         let said = format!("error: {said}");
-        refused(&format!("rankrun {asking}"), &Machine::empty(), &[&said, "hint: "]);
+        assert_refused(&format!("rankrun {asking}"), &Machine::empty(), &[&said, "hint: "]);
         let with_variable = format!("CUDA_VISIBLE_DEVICES=0,1 rankrun {asking}");
-        refused(&with_variable, &Machine::empty(), &[&said, "hint: "]);
+        assert_refused(&with_variable, &Machine::empty(), &[&said, "hint: "]);
     }
     for (variable, said) in [
         ("RANKRUN_DEVICES=0", "error: `RANKRUN_DEVICES` is `0`: there is no "),
         ("RANKRUN_DEVICE_TYPE=cuda", "error: `RANKRUN_DEVICE_TYPE` is `cuda`: there is no cuda device"),
     ] {
         for name in ["rankrun", "torchrun"] {
-            refused(&format!("{variable} {name}"), &Machine::empty(), &[said, "hint: "]);
+            assert_refused(&format!("{variable} {name}"), &Machine::empty(), &[said, "hint: "]);
         }
     }
 }
@@ -174,5 +176,5 @@ fn devices_asked_for_by_option_are_refused_without_a_card() {
 fn explain_says_why_a_launch_runs_on_cpus() {
     let launch = Launch::new(Name::Rankrun).args(["explain", "--nproc-per-node", "2"]);
     let outcome = launch.env("CUDA_VISIBLE_DEVICES", "7").on(&Machine::gpus(2)).worker(["alive"]).run();
-    outcome.exits(0).says("ranks 0-1 → cpu: `CUDA_VISIBLE_DEVICES=7` leaves no device: ");
+    outcome.expect_exit_code(0).expect_stdout("ranks 0-1 → cpu: `CUDA_VISIBLE_DEVICES=7` leaves no device: ");
 }

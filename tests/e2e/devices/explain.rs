@@ -3,15 +3,15 @@
 use harness::{Fault, Machine};
 use serde_json::Value;
 
-use super::typed;
+use super::launch_from_line;
 
 #[test]
-fn each_rank_has_its_device() {
+fn explain_shows_device_of_each_rank() {
     let machine = Machine::gpus(4);
-    let outcome = typed("rankrun explain --devices 3,1").on(&machine).worker(["alive"]).run();
-    outcome.exits(0).never_says("alive rank=");
+    let outcome = launch_from_line("rankrun explain --devices 3,1").on(&machine).worker(["alive"]).run();
+    outcome.expect_exit_code(0).expect_absent("alive rank=");
     for card in [3, 1] {
-        outcome.says(&machine.pci(card)).says("NVIDIA H100");
+        outcome.expect_stdout(&machine.pci(card)).expect_stdout("NVIDIA H100");
     }
     for (variable, value) in [("CUDA_VISIBLE_DEVICES", "3,1"), ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")] {
         let lines = outcome.lines_with(variable);
@@ -20,11 +20,12 @@ fn each_rank_has_its_device() {
 }
 
 #[test]
-fn as_data() {
+fn explain_json_has_devices() {
     let machine = Machine::gpus(4);
-    let outcome = typed("rankrun explain --json --devices 3,1").on(&machine).worker(["alive"]).run();
-    outcome.exits(0);
-    let plan: Value = serde_json::from_slice(outcome.out_bytes()).expect("one JSON document");
+    let outcome =
+        launch_from_line("rankrun explain --json --devices 3,1").on(&machine).worker(["alive"]).run();
+    outcome.expect_exit_code(0);
+    let plan: Value = serde_json::from_slice(outcome.stdout_bytes()).expect("one JSON document");
     let text = plan.to_string();
     for card in [3, 1] {
         assert!(text.contains(&machine.pci(card)), "{outcome}");
@@ -33,11 +34,12 @@ fn as_data() {
 }
 
 #[test]
-fn a_refusal_is_the_same() {
-    let outcome = typed("rankrun explain --devices 9").on(&Machine::gpus(2)).worker(["alive"]).run();
-    outcome.exits(1).complains("index 9");
+fn explain_refuses_invalid_devices() {
+    let outcome =
+        launch_from_line("rankrun explain --devices 9").on(&Machine::gpus(2)).worker(["alive"]).run();
+    outcome.expect_exit_code(1).expect_stderr("index 9");
     let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Crash).without_library("libcuda.so.1");
     let machine = machine.without_library("libcuda.so");
-    let outcome = typed("rankrun explain --devices 1").on(&machine).worker(["alive"]).run();
-    outcome.exits(1).complains("SIGABRT");
+    let outcome = launch_from_line("rankrun explain --devices 1").on(&machine).worker(["alive"]).run();
+    outcome.expect_exit_code(1).expect_stderr("SIGABRT");
 }

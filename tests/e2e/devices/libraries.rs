@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use harness::{Fault, Machine, MachineTree, namespaces, only_ours};
+use harness::{Fault, Machine, MachineTree, can_use_namespaces, is_rankrun};
 
-use super::{gives, refused, typed};
+use super::{assert_devices, assert_refused, launch_from_line};
 
 /// Each fault, and the words for it. A second is the shortest time that can be given.
 const FAULTS: [(Fault, &str); 3] = [
@@ -16,107 +16,113 @@ const FAULTS: [(Fault, &str); 3] = [
 
 /// Where the answer is needed.
 #[test]
-fn a_launch_that_needs_the_answer_is_refused() {
+fn failed_library_refuses_launch_that_needs_devices() {
     for (fault, words) in FAULTS {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
         // Without the driver as the second source.
         let machine = machine.without_library("libcuda.so.1").without_library("libcuda.so");
-        refused("rankrun --devices 1 --probe-timeout 1", &machine, &["NVML", words]);
-        if only_ours() {
+        assert_refused("rankrun --devices 1 --probe-timeout 1", &machine, &["NVML", words]);
+        if is_rankrun() {
             let torchrun = "RANKRUN_PROBE_TIMEOUT=1 torchrun --nproc-per-node gpu";
-            refused(torchrun, &machine, &["NVML", words]);
+            assert_refused(torchrun, &machine, &["NVML", words]);
         }
-        if namespaces() {
+        if can_use_namespaces() {
             let tree = MachineTree::new().file("dev/nvidiactl", "").file("dev/nvidia0", "");
-            let launch = typed("rankrun --probe-timeout 1").under(tree.stage()).on(&machine);
+            let launch = launch_from_line("rankrun --probe-timeout 1").under(tree.stage()).on(&machine);
             let outcome = launch.worker(["print=started"]).run();
-            outcome.exits(1).never_says("started").complains("NVML").complains(words);
+            outcome.expect_exit_code(1).expect_absent("started").expect_stderr("NVML").expect_stderr(words);
         }
     }
 }
 
 /// A computer without a card that has the image of those that have some.
 #[test]
-fn libraries_without_a_card_leave_the_cpus() {
-    if !namespaces() || !only_ours() {
+fn libraries_without_gpu_use_cpus() {
+    if !can_use_namespaces() || !is_rankrun() {
         return;
     }
     let machine = Machine::empty().with_fault("nvmlInit_v2", Fault::Error(9));
     for line in ["rankrun", "rankrun --nproc-per-node 2", "torchrun --nproc-per-node 2"] {
         let tree = MachineTree::new();
-        let outcome = typed(line).under(tree.stage()).on(&machine).worker(["alive"]).run();
-        outcome.exits(0).says("alive rank=0").never_says("NVML");
+        let outcome = launch_from_line(line).under(tree.stage()).on(&machine).worker(["alive"]).run();
+        outcome.expect_exit_code(0).expect_stdout("alive rank=0").expect_absent("NVML");
     }
 }
 
 /// NVML fails, and the CUDA driver has the cards.
 #[test]
-fn the_driver_stands_in_for_a_library_that_fails() {
+fn driver_replaces_failed_nvml() {
     let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Error(9));
-    let outcome = gives("rankrun", &machine, &[0, 1]);
+    let outcome = assert_devices("rankrun", &machine, &[0, 1]);
     assert_eq!(outcome.lines_with("Driver Not Loaded").len(), 1, "{outcome}");
 }
 
 /// The launcher says so, and goes on: the number of workers is known.
 #[test]
-fn a_launch_that_can_do_without_goes_on() {
-    if !namespaces() {
+fn failed_library_warns_launch_with_known_count() {
+    if !can_use_namespaces() {
         return;
     }
     for (fault, words) in FAULTS {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
         let machine = machine.without_library("libcuda.so.1").without_library("libcuda.so");
         let tree = MachineTree::new().file("dev/nvidiactl", "").file("dev/nvidia0", "");
-        let launch = typed("rankrun --nproc-per-node 2 --probe-timeout 1").under(tree.stage()).on(&machine);
+        let launch =
+            launch_from_line("rankrun --nproc-per-node 2 --probe-timeout 1").under(tree.stage()).on(&machine);
         let outcome = launch.worker(["alive"]).run();
-        outcome.exits(0).complains(words).says("alive rank=1");
+        outcome.expect_exit_code(0).expect_stderr(words).expect_stdout("alive rank=1");
     }
 }
 
 /// Every function in which a library may stop.
 #[test]
-fn a_hang_anywhere_is_bounded() {
+fn hanging_library_call_times_out() {
     for function in ["nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"] {
         let machine = Machine::gpus(2).with_fault(function, Fault::Hang);
-        refused("rankrun --devices 1 --probe-timeout 1", &machine, &["did not answer within 1 second"]);
+        assert_refused(
+            "rankrun --devices 1 --probe-timeout 1",
+            &machine,
+            &["did not answer within 1 second"],
+        );
     }
 }
 
 /// A fact that the library does not tell is only missing.
 #[test]
-fn a_function_that_fails_costs_only_its_fact() {
+fn failing_library_call_loses_only_its_value() {
     for function in ["nvmlDeviceGetName", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMigMode"] {
         let machine = Machine::gpus(2).with_fault(function, Fault::Error(999));
-        gives("rankrun --devices 1,0", &machine, &[1, 0]);
+        assert_devices("rankrun --devices 1,0", &machine, &[1, 0]);
     }
 }
 
 /// NVML is not installed: the CUDA driver knows the cards too.
 #[test]
-fn the_driver_is_the_second_source() {
+fn driver_replaces_missing_nvml() {
     let machine = Machine::mixed().without_library("libnvidia-ml.so.1");
-    gives("rankrun --devices 2,0", &machine, &[2, 0]);
-    gives("rankrun", &machine, &[1, 2, 0]);
+    assert_devices("rankrun --devices 2,0", &machine, &[2, 0]);
+    assert_devices("rankrun", &machine, &[1, 2, 0]);
 }
 
 #[test]
-fn no_library_is_no_card() {
-    let outcome = typed("rankrun -v").on(&Machine::empty()).worker(["alive"]).run();
-    outcome.exits(0).complains("libnvidia-ml");
+fn missing_libraries_mean_no_gpu() {
+    let outcome = launch_from_line("rankrun -v").on(&Machine::empty()).worker(["alive"]).run();
+    outcome.expect_exit_code(0).expect_stderr("libnvidia-ml");
     assert_eq!(outcome.lines_with("alive rank=").len(), 1, "{outcome}");
-    let outcome = typed("rankrun").on(&Machine::empty()).worker(["alive"]).run();
-    outcome.exits(0).never_says("libnvidia-ml");
+    let outcome = launch_from_line("rankrun").on(&Machine::empty()).worker(["alive"]).run();
+    outcome.expect_exit_code(0).expect_absent("libnvidia-ml");
 }
 
 /// A probe that cannot be killed would keep it open: a lock that others wait for, or the end of a pipe.
 #[test]
-fn a_probe_has_no_descriptor_of_a_stranger() {
-    if !only_ours() {
+fn probe_inherits_no_descriptor() {
+    if !is_rankrun() {
         return;
     }
     let machine = Machine::gpus(1).with_fault("nvmlInit_v2", Fault::Hang);
     let with_a_stranger = ["sh", "-c", "exec 9</dev/zero; exec \"$@\"", "sh"];
-    let launch = typed("rankrun --devices 0 --probe-timeout 60").under(with_a_stranger).on(&machine);
+    let launch =
+        launch_from_line("rankrun --devices 0 --probe-timeout 60").under(with_a_stranger).on(&machine);
     let opening = launch.opening();
     let job = launch.worker(["alive"]).start();
     opening.wait();
@@ -132,17 +138,17 @@ fn a_probe_has_no_descriptor_of_a_stranger() {
     assert!(has_it(job.pid()), "{job}");
     assert!(!probes.is_empty() && !probes.iter().any(|pid| has_it(*pid)), "{probes:?}\n{job}");
     job.signal(nix::sys::signal::Signal::SIGTERM);
-    job.wait().never_says("alive rank=");
+    job.wait().expect_absent("alive rank=");
 }
 
 /// A probe that hangs is not left behind: the harness counts the processes of the job.
 #[test]
-fn a_stopped_launch_leaves_no_probe() {
+fn stopped_launch_leaves_no_probe() {
     let machine = Machine::gpus(1).with_fault("nvmlInit_v2", Fault::Hang);
-    let launch = typed("rankrun --devices 0 --probe-timeout 60").on(&machine);
+    let launch = launch_from_line("rankrun --devices 0 --probe-timeout 60").on(&machine);
     let opening = launch.opening();
     let job = launch.worker(["alive"]).start();
     opening.wait();
     job.signal(nix::sys::signal::Signal::SIGTERM);
-    job.wait().never_says("alive rank=");
+    job.wait().expect_absent("alive rank=");
 }

@@ -4,24 +4,24 @@
 mod after_failure;
 mod bad_input;
 mod binding;
-mod counts;
 mod cpu;
+mod device_health;
+mod device_order;
+mod devices_command;
 mod explain;
-mod guides;
-mod handover;
-mod health;
-mod inherited;
+mod hugging_face_guides;
+mod inherited_lists;
 mod libraries;
-mod look;
 mod mig;
-mod orders;
 mod topo;
 mod vendors;
+mod worker_counts;
+mod worker_environment;
 
 use harness::{Launch, Machine, Name, Outcome, field};
 
 /// A launch as one types it: `NAME=value …`, the launcher's name, its options. On one node, with no fixed port.
-fn typed(line: &str) -> Launch {
+fn launch_from_line(line: &str) -> Launch {
     let mut words = line.split_whitespace();
     let mut environment = Vec::new();
     let name = loop {
@@ -46,21 +46,25 @@ fn typed(line: &str) -> Launch {
 struct Got {
     local_rank: usize,
     /// How many devices it sees, or the library's error.
-    sees: String,
+    visible: String,
     /// The identity of its own; `none` where there is none.
-    is: String,
+    identity: String,
 }
 
 /// What the workers found, by rank.
 #[track_caller]
-fn got(outcome: &Outcome) -> Vec<Got> {
+fn worker_devices(outcome: &Outcome) -> Vec<Got> {
     let mut all: Vec<(usize, Got)> = outcome
         .lines_with("device rank=")
         .iter()
         .map(|line| {
             let of = |key| field(line, key).unwrap_or_else(|| panic!("`{line}` lacks `{key}`\n{outcome}"));
             let number = |key| of(key).parse().unwrap_or_else(|_| panic!("`{line}`\n{outcome}"));
-            let got = Got { local_rank: number("local_rank"), sees: of("sees").into(), is: of("is").into() };
+            let got = Got {
+                local_rank: number("local_rank"),
+                visible: of("sees").into(),
+                identity: of("is").into(),
+            };
             (number("rank"), got)
         })
         .collect();
@@ -72,22 +76,22 @@ fn got(outcome: &Outcome) -> Vec<Got> {
 /// Runs a launch with workers that query the CUDA driver, and fails unless each rank has the card given for it.
 /// If the launcher prints the assignment beforehand, that must be the same.
 #[track_caller]
-fn gives(line: &str, machine: &Machine, cards: &[usize]) -> Outcome {
-    launch_gives(typed(line), machine, cards)
+fn assert_devices(line: &str, machine: &Machine, cards: &[usize]) -> Outcome {
+    assert_launch_devices(launch_from_line(line), machine, cards)
 }
 
 #[track_caller]
-fn launch_gives(launch: Launch, machine: &Machine, cards: &[usize]) -> Outcome {
+fn assert_launch_devices(launch: Launch, machine: &Machine, cards: &[usize]) -> Outcome {
     let outcome = launch.on(machine).worker(["device=cuda"]).run();
-    outcome.exits(0);
-    let is: Vec<_> = got(&outcome).into_iter().map(|got| got.is).collect();
+    outcome.expect_exit_code(0);
+    let is: Vec<_> = worker_devices(&outcome).into_iter().map(|got| got.identity).collect();
     let expected: Vec<_> = cards.iter().map(|card| machine.uuid(*card)[4..].to_owned()).collect();
     assert_eq!(is, expected, "{outcome}");
     assert_lines_are_true(&outcome, |rank| machine.pci(cards[rank]));
     outcome
 }
 
-const DECIDED_ELSEWHERE: &str = "the driver decides";
+const DRIVER_DECIDES: &str = "the driver decides";
 
 /// Fails unless each line about a worker has the name or address of the device that the worker got, or says that the
 /// driver decides. How many lines name a device.
@@ -97,7 +101,7 @@ fn assert_lines_are_true(outcome: &Outcome, device: impl Fn(usize) -> String) ->
     for line in outcome.lines_with("→") {
         let rank = line.split("rank ").nth(1).and_then(|rest| rest.split_whitespace().next());
         let rank: usize = rank.and_then(|rank| rank.parse().ok()).expect("a line names its rank");
-        if line.contains(DECIDED_ELSEWHERE) {
+        if line.contains(DRIVER_DECIDES) {
             assert!(!line.contains("0000:"), "a device is named all the same\n{outcome}");
         } else {
             assert!(line.contains(&device(rank)), "rank {rank} has another device\n{outcome}");
@@ -109,15 +113,15 @@ fn assert_lines_are_true(outcome: &Outcome, device: impl Fn(usize) -> String) ->
 
 /// Fails unless every worker sees so many devices.
 #[track_caller]
-fn each_sees(outcome: &Outcome, count: usize) {
-    for got in got(outcome) {
-        assert_eq!(got.sees, count.to_string(), "{outcome}");
+fn assert_visible_count(outcome: &Outcome, count: usize) {
+    for got in worker_devices(outcome) {
+        assert_eq!(got.visible, count.to_string(), "{outcome}");
     }
 }
 
 /// The lines with the device of each rank, in the order of the ranks.
 #[track_caller]
-fn seat_lines(outcome: &Outcome, count: usize) -> Vec<String> {
+fn assignment_lines(outcome: &Outcome, count: usize) -> Vec<String> {
     let lines = outcome.lines_with("→");
     assert_eq!(lines.len(), count, "one line for each worker\n{outcome}");
     lines
@@ -125,13 +129,13 @@ fn seat_lines(outcome: &Outcome, count: usize) -> Vec<String> {
 
 /// Runs a launch that is refused before any worker starts, and fails unless the complaint has these texts.
 #[track_caller]
-fn refused(line: &str, machine: &Machine, texts: &[&str]) -> Outcome {
-    let outcome = typed(line).on(machine).worker(["print=started"]).run();
+fn assert_refused(line: &str, machine: &Machine, texts: &[&str]) -> Outcome {
+    let outcome = launch_from_line(line).on(machine).worker(["print=started"]).run();
     assert_ne!(outcome.status.code(), Some(0), "{outcome}");
     assert!(outcome.status.code().is_some(), "{outcome}");
-    outcome.never_says("started").never_says("panicked");
+    outcome.expect_absent("started").expect_absent("panicked");
     texts.iter().for_each(|text| {
-        outcome.complains(text);
+        outcome.expect_stderr(text);
     });
     outcome
 }

@@ -1,9 +1,9 @@
 //! `rankrun topo`.
 
-use harness::{Machine, MachineTree, Outcome, Slot, namespaces};
+use harness::{Machine, MachineTree, Outcome, Slot, can_use_namespaces};
 use serde_json::Value;
 
-use super::typed;
+use super::launch_from_line;
 
 /// The matrix: for each card's row the cells of the cards.
 #[track_caller]
@@ -11,7 +11,7 @@ fn matrix(outcome: &Outcome, cards: usize) -> Vec<Vec<String>> {
     let is_row =
         |line: &&String| line.trim_start().starts_with("GPU") && line.split_whitespace().any(|c| c == "X");
     let rows: Vec<Vec<String>> = outcome
-        .out_lines()
+        .stdout_lines()
         .iter()
         .filter(is_row)
         .map(|line| line.split_whitespace().skip(1).take(cards).map(ToOwned::to_owned).collect())
@@ -22,25 +22,25 @@ fn matrix(outcome: &Outcome, cards: usize) -> Vec<Vec<String>> {
 
 #[track_caller]
 fn topo(machine: &Machine) -> Outcome {
-    let outcome = typed("rankrun topo").on(machine).run();
-    outcome.exits(0).says("CPU Affinity").says("NUMA Affinity");
+    let outcome = launch_from_line("rankrun topo").on(machine).run();
+    outcome.expect_exit_code(0).expect_stdout("CPU Affinity").expect_stdout("NUMA Affinity");
     outcome
 }
 
 #[test]
-fn two_linked_cards() {
+fn topo_of_two_nvlinked_gpus() {
     let outcome = topo(&Machine::linked_pair());
     assert_eq!(matrix(&outcome, 2), [["X", "NV2"], ["NV2", "X"]], "{outcome}");
 }
 
 #[test]
-fn two_cards_on_a_host_bridge() {
+fn topo_of_two_gpus_on_host_bridge() {
     let outcome = topo(&Machine::bridged_pair());
     assert_eq!(matrix(&outcome, 2), [["X", "PHB"], ["PHB", "X"]], "{outcome}");
 }
 
 #[test]
-fn eight_cards_on_a_switch() {
+fn topo_of_eight_gpus_on_switch() {
     let outcome = topo(&Machine::switched());
     for (at, row) in matrix(&outcome, 8).iter().enumerate() {
         for (other, cell) in row.iter().enumerate() {
@@ -50,7 +50,7 @@ fn eight_cards_on_a_switch() {
 }
 
 #[test]
-fn two_pairs_and_two_nodes() {
+fn topo_of_two_pairs_on_two_numa_nodes() {
     let outcome = topo(&Machine::two_linked_pairs());
     let expected = [
         ["X", "NODE", "NV4", "SYS"],
@@ -62,9 +62,9 @@ fn two_pairs_and_two_nodes() {
 }
 
 #[test]
-fn the_legend_explains_what_is_there() {
+fn topo_legend_explains_shown_links() {
     let outcome = topo(&Machine::linked_pair());
-    let after = outcome.out();
+    let after = outcome.stdout();
     let legend = after.split("Legend").nth(1).unwrap_or_else(|| panic!("no legend\n{outcome}"));
     for word in ["X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"] {
         assert!(legend.contains(word), "no `{word}`\n{outcome}");
@@ -72,10 +72,10 @@ fn the_legend_explains_what_is_there() {
 }
 
 #[test]
-fn as_data() {
-    let outcome = typed("rankrun topo --json").on(&Machine::switched()).run();
-    outcome.exits(0);
-    let value: Value = serde_json::from_slice(outcome.out_bytes()).expect("one JSON document");
+fn topo_json_has_matrix_and_affinity() {
+    let outcome = launch_from_line("rankrun topo --json").on(&Machine::switched()).run();
+    outcome.expect_exit_code(0);
+    let value: Value = serde_json::from_slice(outcome.stdout_bytes()).expect("one JSON document");
     for at in 0..8 {
         for other in 0..8 {
             let expected = if at == other { "X" } else { "NV18" };
@@ -87,19 +87,24 @@ fn as_data() {
 
 /// From sysfs alone, with CPUs, NUMA nodes and network cards.
 #[test]
-fn without_a_library() {
-    if !namespaces() {
+fn topo_without_library_reads_sysfs() {
+    if !can_use_namespaces() {
         return;
     }
     let tree = MachineTree::new().sockets(2, 4).amd(4).rdma("mlx5_0", &Slot::of(7, 8));
-    let outcome = typed("rankrun topo").under(tree.stage()).run();
-    outcome.exits(0).says("XGMI").says("mlx5_0").says("0-3,8-11").says("4-7,12-15");
+    let outcome = launch_from_line("rankrun topo").under(tree.stage()).run();
+    outcome
+        .expect_exit_code(0)
+        .expect_stdout("XGMI")
+        .expect_stdout("mlx5_0")
+        .expect_stdout("0-3,8-11")
+        .expect_stdout("4-7,12-15");
 }
 
 /// CPUs near the cards that NVML shows.
 #[test]
-fn affinity_of_cards_and_processors() {
-    if !namespaces() {
+fn topo_shows_cpu_and_numa_affinity() {
+    if !can_use_namespaces() {
         return;
     }
     let uuids: Vec<String> = (0..2).map(|at| Machine::gpus(2).uuid(at).to_owned()).collect();
@@ -109,6 +114,6 @@ fn affinity_of_cards_and_processors() {
         machine.card(at).pci = Slot::of(at, 2).address.parse().expect("an address");
     }
     let tree = MachineTree::new().sockets(2, 4).nvidia("NVIDIA H100 80GB HBM3", &uuids);
-    let outcome = typed("rankrun topo").under(tree.stage()).on(&machine).run();
-    outcome.exits(0).says("NV2").says("0-3,8-11");
+    let outcome = launch_from_line("rankrun topo").under(tree.stage()).on(&machine).run();
+    outcome.expect_exit_code(0).expect_stdout("NV2").expect_stdout("0-3,8-11");
 }

@@ -4,20 +4,20 @@
 use std::fs;
 use std::time::Duration;
 
-use harness::{Fleet, Gate, Job, Name, Process, Refusal, Scratch, field, only_ours, soak};
+use harness::{Fleet, Gate, Job, Name, Process, Refusal, Scratch, field, is_rankrun, is_soak};
 use nix::sys::signal::Signal;
 
-use super::{ENDPOINT, Team, c10d, succeed, told};
+use super::{ENDPOINT, Team, assert_all_succeed, c10d, report_soak};
 
 /// How often each fault happens.
 fn times() -> usize {
-    if soak() { 10 } else { 1 }
+    if is_soak() { 10 } else { 1 }
 }
 
 /// Lets the fault happen to a job of three hosts as often as is asked for.
 #[track_caller]
-fn each(what: &str, nodes: &str, options: &[&str], fault: impl Fn(Team)) {
-    if !only_ours() {
+fn repeat_fault(what: &str, nodes: &str, options: &[&str], fault: impl Fn(Team)) {
+    if !is_rankrun() {
         return;
     }
     for _ in 0..times() {
@@ -26,151 +26,151 @@ fn each(what: &str, nodes: &str, options: &[&str], fault: impl Fn(Team)) {
             None => return,
         }
     }
-    told(what, times());
+    report_soak(what, times());
 }
 
 #[test]
-fn an_agent_is_killed() {
-    each("agent killed", "1:3", &[], |mut team| {
-        team.job(3).signal_to(team.agent(3), Signal::SIGKILL);
-        team.meets(2, &[(1, 1), (2, 1)]);
-        let _ = team.take(3).wait();
-        team.finishes(&[1, 2]);
+fn killed_agent_is_dropped_and_peers_continue() {
+    repeat_fault("agent killed", "1:3", &[], |mut team| {
+        team.job(3).signal_to(team.agent_pid(3), Signal::SIGKILL);
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
+        let _ = team.take_job(3).wait();
+        team.finish(&[1, 2]);
     });
 }
 
 #[test]
-fn a_host_crashes() {
-    each("host crashed", "1:3", &[], |mut team| {
+fn crashed_host_rejoins_after_healing() {
+    repeat_fault("host crashed", "1:3", &[], |mut team| {
         team.fleet.crash(3);
-        let _ = team.take(3).wait();
-        team.meets(2, &[(1, 1), (2, 1)]);
+        let _ = team.take_job(3).wait();
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);
-        team.begin(3);
-        team.meets(3, &[(1, 2), (2, 2), (3, 1)]);
-        team.finishes(&[1, 2, 3]);
+        team.start_agent(3);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 1)]);
+        team.finish(&[1, 2, 3]);
     });
 }
 
 #[test]
-fn a_host_is_cut_off_and_healed() {
-    each("host cut off and healed", "1:3", &[], |team| {
-        let worker = Process::open(team.worker(3)).expect("the worker lives");
-        team.fleet.cut(3);
+fn partitioned_host_rejoins_after_healing() {
+    repeat_fault("host cut off and healed", "1:3", &[], |team| {
+        let worker = Process::open(team.worker_pid(3)).expect("the worker lives");
+        team.fleet.disconnect(3);
         // The cut node ends its own workers without a message from its peers.
-        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
-        team.meets(2, &[(1, 1), (2, 1)]);
+        team.job(3).expect_processes_gone(&[worker], Duration::from_secs(30));
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);
-        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
-        team.finishes(&[1, 2, 3]);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finish(&[1, 2, 3]);
     });
 }
 
 /// The peers see the connection break, and the host gets resets for its packets. Its agent ends with an error that
 /// names the store, long before a silent network makes it give up (after 30 s). A new agent may join.
 #[test]
-fn a_host_is_cut_off_by_resets() {
-    each("host cut off by resets", "1:3", &[], |mut team| {
-        let worker = Process::open(team.worker(3)).expect("the worker lives");
+fn host_with_reset_connections_ends_with_store_error() {
+    repeat_fault("host cut off by resets", "1:3", &[], |mut team| {
+        let worker = Process::open(team.worker_pid(3)).expect("the worker lives");
         team.fleet.reject(3, Refusal::Reset);
-        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
+        team.job(3).expect_processes_gone(&[worker], Duration::from_secs(30));
         let _ = team.job(3).ends_within(Duration::from_secs(20));
-        team.take(3).wait().exits(1).complains("th1:29400").never_says("panicked");
-        team.meets(2, &[(1, 1), (2, 1)]);
+        team.take_job(3).wait().expect_exit_code(1).expect_stderr("th1:29400").expect_absent("panicked");
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);
-        team.begin(3);
-        team.meets(3, &[(1, 2), (2, 2), (3, 1)]);
-        team.finishes(&[1, 2, 3]);
+        team.start_agent(3);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 1)]);
+        team.finish(&[1, 2, 3]);
     });
 }
 
 /// Open connections get no answer, as in a silent network. The agent waits until the route is back, and joins again.
 #[test]
-fn a_host_is_cut_off_by_icmp() {
-    each("host cut off by ICMP", "1:3", &[], |team| {
-        let worker = Process::open(team.worker(3)).expect("the worker lives");
+fn host_unreachable_by_icmp_rejoins() {
+    repeat_fault("host cut off by ICMP", "1:3", &[], |team| {
+        let worker = Process::open(team.worker_pid(3)).expect("the worker lives");
         team.fleet.reject(3, Refusal::Icmp);
-        team.job(3).outlived_by_none(&[worker], Duration::from_secs(30));
-        team.meets(2, &[(1, 1), (2, 1)]);
+        team.job(3).expect_processes_gone(&[worker], Duration::from_secs(30));
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
         team.fleet.heal(3);
-        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
-        team.finishes(&[1, 2, 3]);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finish(&[1, 2, 3]);
     });
 }
 
 /// The peers try to reach the store until the join timeout is over: no message says that it will not come back.
 #[test]
-fn the_store_loses_its_host() {
+fn crash_of_store_host_ends_peers_with_store_error() {
     let times = ["--rdzv-conf", "join_timeout=8,read_timeout=8"];
-    each("store's host lost", "1:3", &times, |mut team| {
+    repeat_fault("store's host lost", "1:3", &times, |mut team| {
         team.fleet.crash(1);
-        let _ = team.take(1).wait();
+        let _ = team.take_job(1).wait();
         for host in [2, 3] {
-            let outcome = team.take(host).wait();
-            outcome.exits(1).complains("th1:29400").never_says("panicked");
+            let outcome = team.take_job(host).wait();
+            outcome.expect_exit_code(1).expect_stderr("th1:29400").expect_absent("panicked");
         }
-        team.ends();
+        team.wait_for_all();
     });
 }
 
 #[test]
-fn a_worker_dies_on_each_node_at_the_same_moment() {
-    each("a worker killed on each node", "3", &["--max-restarts", "3"], |team| {
-        let workers = [1, 2, 3].map(|host| Process::open(team.worker(host)).expect("the worker lives"));
+fn simultaneous_worker_deaths_restart_job() {
+    repeat_fault("a worker killed on each node", "3", &["--max-restarts", "3"], |team| {
+        let workers = [1, 2, 3].map(|host| Process::open(team.worker_pid(host)).expect("the worker lives"));
         for worker in &workers {
             worker.signal(Signal::SIGKILL);
         }
-        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
-        team.finishes(&[1, 2, 3]);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finish(&[1, 2, 3]);
     });
 }
 
 /// A lease of some seconds covers what TCP needs to send a packet again and again; where it does not, the nodes part and
 /// meet once more.
 #[test]
-fn packets_are_lost() {
-    each("5 % of the packets lost", "3", &["--max-restarts", "3", "--lease", "5"], |team| {
-        team.fleet.hosts().for_each(|host| team.fleet.lose(host, 5));
-        let worker = Process::open(team.worker(2)).expect("the worker lives");
+fn packet_loss_job_restarts_and_finishes() {
+    repeat_fault("5 % of the packets lost", "3", &["--max-restarts", "3", "--lease", "5"], |team| {
+        team.fleet.hosts().for_each(|host| team.fleet.drop_packets(host, 5));
+        let worker = Process::open(team.worker_pid(2)).expect("the worker lives");
         worker.signal(Signal::SIGKILL);
-        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
-        team.finishes_in_the_end(&[1, 2, 3]);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finish_after_partitions(&[1, 2, 3]);
     });
 }
 
 #[test]
-fn packets_are_late() {
-    each("50 ms of delay", "3", &["--max-restarts", "3", "--lease", "5"], |team| {
+fn packet_delay_job_finishes() {
+    repeat_fault("50 ms of delay", "3", &["--max-restarts", "3", "--lease", "5"], |team| {
         team.fleet.hosts().for_each(|host| team.fleet.delay(host, Duration::from_millis(50)));
-        let worker = Process::open(team.worker(2)).expect("the worker lives");
+        let worker = Process::open(team.worker_pid(2)).expect("the worker lives");
         worker.signal(Signal::SIGKILL);
-        team.meets(3, &[(1, 2), (2, 2), (3, 2)]);
-        team.finishes_in_the_end(&[1, 2, 3]);
+        team.wait_for_world(3, &[(1, 2), (2, 2), (3, 2)]);
+        team.finish_after_partitions(&[1, 2, 3]);
     });
 }
 
 /// Lost and late packets make no live node look dead: TCP retransmits them in time.
 #[test]
-fn nobody_is_lost_where_packets_are() {
-    if !only_ours() {
+fn packet_loss_within_lease_loses_no_node() {
+    if !is_rankrun() {
         return;
     }
-    let (times, millis) = if soak() { (10, 60_000) } else { (1, 15_000) };
+    let (times, millis) = if is_soak() { (10, 60_000) } else { (1, 15_000) };
     for _ in 0..times {
-        let Some(fleet) = Fleet::up(4) else { return };
+        let Some(fleet) = Fleet::start(4) else { return };
         for host in fleet.hosts() {
-            fleet.lose(host, 5);
+            fleet.drop_packets(host, 5);
             fleet.delay(host, Duration::from_millis(50));
         }
         let steps = ["seat", "sum", &format!("sleep-ms={millis}"), "print=finished"];
         let start = |host| fleet.on(host, c10d(Name::Rankrun, ENDPOINT, "4").worker(steps)).start();
         let jobs: Vec<_> = fleet.hosts().map(start).collect();
-        for outcome in succeed(jobs) {
+        for outcome in assert_all_succeed(jobs) {
             assert_eq!(outcome.lines_with("seat rank=").len(), 1, "{outcome}");
         }
         fleet.is_empty();
     }
-    told("5 % of the packets lost and 50 ms of delay", times);
+    report_soak("5 % of the packets lost and 50 ms of delay", times);
 }
 
 /// When the first and the last instant of a worker were, in nanoseconds.
@@ -192,7 +192,7 @@ struct Lives {
 impl Lives {
     #[track_caller]
     fn start() -> Option<Self> {
-        let fleet = Fleet::up(3)?;
+        let fleet = Fleet::start(3)?;
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
         let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
@@ -202,29 +202,29 @@ impl Lives {
             let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
             fleet.on(host, launch.worker(deaf.into_iter().chain(common))).start()
         });
-        jobs.iter().for_each(|job| drop(job.line("world=3 total=6")));
+        jobs.iter().for_each(|job| drop(job.wait_for_line("world=3 total=6")));
         Some(Self { jobs, gate, scratch, fleet })
     }
 
     /// The pid of the newest worker of an agent.
     #[track_caller]
-    fn newest(&self, at: usize) -> i32 {
-        let line = self.jobs[at].lines("seat rank=", 1).pop().expect("a seat");
+    fn newest_worker_pid(&self, at: usize) -> i32 {
+        let line = self.jobs[at].wait_for_lines("seat rank=", 1).pop().expect("a seat");
         field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
     }
 
     /// Lets the third node fall silent, and waits until the others have gone on without it: its worker was gone by then.
     #[track_caller]
-    fn loses_the_third(&self, silence: impl FnOnce(&Self)) {
-        let old = self.newest(2);
+    fn partition_third_node(&self, silence: impl FnOnce(&Self)) {
+        let old = self.newest_worker_pid(2);
         let worker = Process::open(old).expect("the worker lives");
         silence(self);
-        self.jobs[..2].iter().for_each(|job| drop(job.line("world=2 total=3")));
+        self.jobs[..2].iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
         // Without a kill it runs as long as this test waits.
-        assert!(!worker.lives(), "the old round runs on beside the new one\n{}", self.jobs[2]);
+        assert!(!worker.is_alive(), "the old round runs on beside the new one\n{}", self.jobs[2]);
         let (_, last) = lifespan(&self.scratch, old);
         for at in [0, 1] {
-            let (first, _) = lifespan(&self.scratch, self.newest(at));
+            let (first, _) = lifespan(&self.scratch, self.newest_worker_pid(at));
             assert!(last < first, "the old round ended {} us after the new one began", (last - first) / 1000);
         }
     }
@@ -232,58 +232,58 @@ impl Lives {
 
 /// A worker that ends by SIGKILL alone is gone when the peers, without a message of its node, go on without it.
 #[test]
-fn no_instant_has_workers_of_two_rounds() {
-    if !only_ours() {
+fn silent_node_ends_workers_before_next_round() {
+    if !is_rankrun() {
         return;
     }
     for _ in 0..times() {
         let Some(lives) = Lives::start() else { return };
-        lives.loses_the_third(|lives| lives.fleet.cut(3));
+        lives.partition_third_node(|lives| lives.fleet.disconnect(3));
         let Lives { jobs: [one, two, three], gate, fleet, .. } = lives;
         drop(three);
         gate.open(2);
-        succeed([one, two]);
+        assert_all_succeed([one, two]);
         fleet.is_empty();
     }
-    told("the old round ends before the new one begins", times());
+    report_soak("the old round ends before the new one begins", times());
 }
 
 /// A stopped agent cannot end its workers: its guard does. When the agent continues, it joins again.
 #[test]
-fn no_instant_has_workers_of_two_rounds_where_an_agent_stands_still() {
-    if !only_ours() {
+fn stopped_agent_ends_workers_before_next_round() {
+    if !is_rankrun() {
         return;
     }
     for _ in 0..times() {
         let Some(lives) = Lives::start() else { return };
         let guard = lives.jobs[2].pid();
         let agent = lives.jobs[2].only_child_of(guard);
-        lives.loses_the_third(|lives| lives.jobs[2].signal_to(agent, Signal::SIGSTOP));
+        lives.partition_third_node(|lives| lives.jobs[2].signal_to(agent, Signal::SIGSTOP));
         lives.jobs[2].signal_to(agent, Signal::SIGCONT);
-        lives.jobs.iter().for_each(|job| drop(job.lines("world=3 total=6", 2)));
+        lives.jobs.iter().for_each(|job| drop(job.wait_for_lines("world=3 total=6", 2)));
         assert_eq!(lives.jobs[2].only_child_of(guard), agent, "the same agent");
         let Lives { jobs, gate, fleet, .. } = lives;
         gate.open(3);
-        let outcomes = succeed(jobs);
+        let outcomes = assert_all_succeed(jobs);
         // The first round, and the one in which it is back; the others had one between the two.
         let lives: Vec<_> = outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
         assert_eq!(lives, [3, 3, 2]);
-        outcomes[2].complains("this launcher was itself stopped for too long").never_says("failed");
+        outcomes[2].expect_stderr("this launcher was itself stopped for too long").expect_absent("failed");
         fleet.is_empty();
     }
-    told("an agent that stands still has no workers beside the next round", times());
+    report_soak("an agent that stands still has no workers beside the next round", times());
 }
 
 /// A node that is cut off from the store ends at once on the user's signal, without a wait for the store.
 #[test]
-fn a_signal_ends_a_node_that_is_cut_off_at_once() {
-    each("cut-off node told to stop", "1:3", &["--lease", "6"], |mut team| {
-        team.fleet.cut(3);
+fn signal_ends_partitioned_node_at_once() {
+    repeat_fault("cut-off node told to stop", "1:3", &["--lease", "6"], |mut team| {
+        team.fleet.disconnect(3);
         team.job(3).signal(Signal::SIGTERM);
         team.job(3).ends_within(Duration::from_millis(1_500));
-        team.take(3).wait().exits(128 + Signal::SIGTERM as i32);
+        team.take_job(3).wait().expect_exit_code(128 + Signal::SIGTERM as i32);
         team.fleet.heal(3);
-        team.meets(2, &[(1, 1), (2, 1)]);
-        team.finishes(&[1, 2]);
+        team.wait_for_world(2, &[(1, 1), (2, 1)]);
+        team.finish(&[1, 2]);
     });
 }

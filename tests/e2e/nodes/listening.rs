@@ -1,11 +1,11 @@
 //! Where the stores of nodes listen: everywhere, on the loopback alone, or on one interface alone.
 
-use harness::{Fleet, Gate, Launch, Name, field, only_ours};
+use harness::{Fleet, Gate, Launch, Name, field, is_rankrun};
 
-use super::{c10d, fixed, succeed};
+use super::{assert_all_succeed, c10d, static_launch};
 
 /// Addresses and ports on which a host listens.
-fn listening(fleet: &Fleet, host: usize) -> Vec<String> {
+fn listening_addresses(fleet: &Fleet, host: usize) -> Vec<String> {
     let lines = fleet.run(host, &["ss", "-Hltn"]);
     lines.lines().filter_map(|line| line.split_whitespace().nth(3)).map(str::to_owned).collect()
 }
@@ -29,11 +29,11 @@ fn two_on_one_host_at(
         fleet.on(1, launch.worker(["seat", "sum", &gate.step(), "reduce=2"])).start()
     });
     for job in &jobs {
-        job.line("world=2 total=3");
+        job.wait_for_line("world=2 total=3");
     }
-    let listening = listening(fleet, 1);
+    let listening = listening_addresses(fleet, 1);
     gate.open(2);
-    let outcomes = succeed(jobs);
+    let outcomes = assert_all_succeed(jobs);
     fleet.is_empty();
     let line = outcomes[0].lines_with("seat rank=").pop().expect("a worker sat");
     let master = field(&line, "addr").map(str::to_owned).expect("an address");
@@ -42,11 +42,11 @@ fn two_on_one_host_at(
 
 /// As torchrun does: the host of the store may be the only node that calls itself `localhost`.
 #[test]
-fn two_nodes_at_localhost_listen_everywhere_as_torchrun() {
-    if !only_ours() {
+fn localhost_endpoint_listens_everywhere_under_torchrun_name() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(1) else { return };
+    let Some(fleet) = Fleet::start(1) else { return };
     let (listening, master) = two_on_one_host(&fleet, Name::Torchrun, &[]);
     // The store of the agents, and that of the workers.
     assert_eq!(listening.len(), 2, "{listening:?}");
@@ -55,11 +55,11 @@ fn two_nodes_at_localhost_listen_everywhere_as_torchrun() {
 }
 
 #[test]
-fn loopback_endpoint_is_listened_on_alone_by_both_stores() {
-    if !only_ours() {
+fn loopback_endpoint_stores_listen_on_loopback_only() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(1) else { return };
+    let Some(fleet) = Fleet::start(1) else { return };
     for (host, store, workers) in [
         ("localhost", "127.0.0.1:", "127.0.0.1:"),
         ("127.0.0.1", "127.0.0.1:", "127.0.0.1:"),
@@ -76,7 +76,7 @@ fn loopback_endpoint_is_listened_on_alone_by_both_stores() {
         assert!(listening.contains(&of_the_agents), "{host}: {listening:?}");
     }
     // The one store of a static job.
-    let fixed = |_: &str, node_rank| fixed(Name::Rankrun, "localhost", 2, node_rank);
+    let fixed = |_: &str, node_rank| static_launch(Name::Rankrun, "localhost", 2, node_rank);
     let (listening, _) = two_on_one_host_at(&fleet, "localhost", fixed);
     assert_eq!(listening, ["127.0.0.1:29400"]);
 }
@@ -89,20 +89,20 @@ fn listening_of_two(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Stri
         let launch = launch(host).worker(["seat", "sum", &gate.step(), "reduce=2"]);
         fleet.on(host, launch).start()
     });
-    jobs.iter().for_each(|job| drop(job.line("world=2 total=3")));
-    let listening = listening(fleet, 1);
+    jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
+    let listening = listening_addresses(fleet, 1);
     gate.open(2);
-    succeed(jobs);
+    assert_all_succeed(jobs);
     fleet.is_empty();
     listening
 }
 
 #[test]
-fn interface_that_is_named_is_listened_on_alone_by_both_stores() {
-    if !only_ours() {
+fn iface_option_stores_listen_on_interface_only() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     let own = format!("{}:", Fleet::address(1));
     let named = |launch: Launch| launch.args(["--iface", "eth0"]);
     for endpoint in ["th1:29400", "198.18.0.11:29400"] {
@@ -110,7 +110,7 @@ fn interface_that_is_named_is_listened_on_alone_by_both_stores() {
         assert_eq!(listening.len(), 2, "{endpoint}: {listening:?}");
         assert!(listening.iter().all(|place| place.starts_with(&own)), "{endpoint}: {listening:?}");
     }
-    let listening = listening_of_two(&fleet, |host| named(fixed(Name::Rankrun, "th1", 2, host - 1)));
+    let listening = listening_of_two(&fleet, |host| named(static_launch(Name::Rankrun, "th1", 2, host - 1)));
     assert_eq!(listening, [format!("{own}29400")]);
     // By its variable under the other name.
     let by_variable = |_| c10d(Name::Torchrun, "th1:29400", "2").env("RANKRUN_IFACE", "eth0");
@@ -120,11 +120,11 @@ fn interface_that_is_named_is_listened_on_alone_by_both_stores() {
 
 /// The endpoint may be on another network than the interface that the workers use.
 #[test]
-fn endpoint_on_another_network_than_the_interface_is_listened_on() {
-    if !only_ours() {
+fn endpoint_on_other_network_than_iface_is_listened_on() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     for host in fleet.hosts() {
         // A second network between the hosts, over the same cable.
         fleet.shell(
@@ -144,25 +144,25 @@ fn endpoint_on_another_network_than_the_interface_is_listened_on() {
 
 /// Debian gives a machine's own name the address 127.0.1.1, and the other nodes know its real one.
 #[test]
-fn own_name_of_the_loopback_is_reached_by_the_named_interface() {
-    if !only_ours() {
+fn hostname_on_loopback_is_reached_by_iface_option() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(2) else { return };
+    let Some(fleet) = Fleet::start(2) else { return };
     fleet.shell(1, "printf '127.0.0.1 localhost\\n127.0.1.1 th1\\n' | cp /dev/stdin /etc/hosts");
     let named = |launch: Launch| launch.args(["--iface", "eth0"]);
     let listening = listening_of_two(&fleet, |_| named(c10d(Name::Rankrun, "th1:29400", "2")));
     assert!(listening.iter().all(|place| place.starts_with("198.18.0.11:")), "{listening:?}");
     // The workers of a static job on that machine look for the store at 127.0.1.1.
-    listening_of_two(&fleet, |host| named(fixed(Name::Rankrun, "th1", 2, host - 1)));
+    listening_of_two(&fleet, |host| named(static_launch(Name::Rankrun, "th1", 2, host - 1)));
 }
 
 #[test]
-fn the_loopback_that_is_named_is_listened_on_alone() {
-    if !only_ours() {
+fn iface_loopback_stores_listen_on_loopback_only() {
+    if !is_rankrun() {
         return;
     }
-    let Some(fleet) = Fleet::up(1) else { return };
+    let Some(fleet) = Fleet::start(1) else { return };
     for more in [["--iface", "lo"], ["--local-addr", "127.0.0.1"]] {
         let (listening, master) = two_on_one_host(&fleet, Name::Rankrun, &more);
         assert_eq!(listening.len(), 2, "{listening:?}");

@@ -4,31 +4,31 @@
 //! there is an error) and over connections of their own (`reduce`), and wait for the test at a gate.
 
 mod addresses;
-mod blame;
-mod causes;
-mod crowd;
-mod far;
+mod failure_attribution;
+mod failure_cause;
 mod faults;
-mod groups;
+mod firewalls;
+mod foreign_clients;
 mod interfaces;
+mod join_refused;
+mod latency;
 mod launcher_errors;
 mod listening;
+mod many_agents;
 mod membership;
-mod mixed;
-mod mixed_losses;
-mod names;
-mod partings;
-mod refusals;
-mod rules;
-mod strangers;
-mod times;
-mod unreached;
-mod versions;
-mod waiting;
-mod walls;
-mod worlds;
+mod partial_partition;
+mod process_groups;
+mod protocol_versions;
+mod restart_rules;
+mod restart_times;
+mod same_hostnames;
+mod store_unreachable;
+mod torchrun_interop;
+mod torchrun_interop_losses;
+mod wait_messages;
+mod world_formation;
 
-use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, tell};
+use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, field, print_notice};
 
 /// The endpoint of most jobs: host 1 has the store.
 pub(crate) const ENDPOINT: &str = "th1:29400";
@@ -44,7 +44,7 @@ pub(crate) fn c10d(name: Name, endpoint: &str, nodes: &str) -> Launch {
 }
 
 /// An agent of a static job with one worker.
-pub(crate) fn fixed(name: Name, master: &str, nodes: usize, node_rank: usize) -> Launch {
+pub(crate) fn static_launch(name: Name, master: &str, nodes: usize, node_rank: usize) -> Launch {
     let launch = Launch::new(name).args(["--nnodes", &nodes.to_string()]);
     let launch = launch.args(["--node-rank", &node_rank.to_string(), "--rdzv-conf", "timeout=60"]);
     launch.args(["--master-addr", master, "--master-port", "29400"])
@@ -65,10 +65,10 @@ pub(crate) fn seats(outcomes: &[Outcome]) -> Vec<String> {
 
 /// Waits for all ends; each must be a success.
 #[track_caller]
-pub(crate) fn succeed(jobs: impl IntoIterator<Item = Job>) -> Vec<Outcome> {
+pub(crate) fn assert_all_succeed(jobs: impl IntoIterator<Item = Job>) -> Vec<Outcome> {
     let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
     for outcome in &outcomes {
-        outcome.exits(0).never_says("panicked");
+        outcome.expect_exit_code(0).expect_absent("panicked");
     }
     outcomes
 }
@@ -91,22 +91,22 @@ impl Team {
     /// An agent on each of `hosts` hosts, of a job of so many nodes, once all workers have met.
     #[track_caller]
     fn start(hosts: usize, nodes: &str, options: &[&str]) -> Option<Self> {
-        let fleet = Fleet::up(hosts)?;
+        let fleet = Fleet::start(hosts)?;
         let scratch = Scratch::new();
         let gate = Gate::new(&scratch, "gate");
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let jobs = (0..=hosts).map(|_| None).collect();
         let mut team = Self { jobs, gate, nodes: nodes.to_owned(), options, _scratch: scratch, fleet };
         for host in team.fleet.hosts() {
-            team.begin(host);
+            team.start_agent(host);
         }
-        team.meets(hosts, &team.fleet.hosts().map(|host| (host, 1)).collect::<Vec<_>>());
+        team.wait_for_world(hosts, &team.fleet.hosts().map(|host| (host, 1)).collect::<Vec<_>>());
         Some(team)
     }
 
     /// Starts an agent on a host.
     #[track_caller]
-    fn begin(&mut self, host: usize) {
+    fn start_agent(&mut self, host: usize) {
         let launch = c10d(Name::Rankrun, ENDPOINT, &self.nodes).args(["--lease", LEASE]);
         let steps = ["seat", "reduce=3", "sum", &self.gate.step(), "reduce=3", "print=finished"];
         let launch = launch.args(self.options.clone()).worker(steps);
@@ -119,59 +119,63 @@ impl Team {
 
     /// Waits until the workers of these hosts have met in a world of that size, so often.
     #[track_caller]
-    fn meets(&self, world: usize, hosts: &[(usize, usize)]) {
+    fn wait_for_world(&self, world: usize, hosts: &[(usize, usize)]) {
         let text = format!("world={world} total={}", world * (world + 1) / 2);
         for (host, times) in hosts {
-            self.job(*host).lines(&text, *times);
+            self.job(*host).wait_for_lines(&text, *times);
         }
     }
 
     /// The agent on a host, as the kernel calls it: the only child of the process that the test started.
     #[track_caller]
-    fn agent(&self, host: usize) -> i32 {
+    fn agent_pid(&self, host: usize) -> i32 {
         self.job(host).only_child_of(self.job(host).pid())
     }
 
     /// The pid of the newest worker of a host.
     #[track_caller]
-    fn worker(&self, host: usize) -> i32 {
-        let lines = self.job(host).lines("seat rank=", 1);
+    fn worker_pid(&self, host: usize) -> i32 {
+        let lines = self.job(host).wait_for_lines("seat rank=", 1);
         let pid = lines.last().and_then(|line| field(line, "pid"));
         pid.and_then(|pid| pid.parse().ok()).expect("a worker says its pid")
     }
 
     /// Lets all workers of these hosts go on; every agent must end well, and nothing may be left on any host.
     #[track_caller]
-    fn finishes(self, hosts: &[usize]) {
+    fn finish(self, hosts: &[usize]) {
         self.gate.open(hosts.len());
-        self.ends_well(hosts);
+        self.assert_success(hosts);
     }
 
-    /// As [`Team::finishes`], where the network may part the nodes again at any time: workers that are started once
+    /// As [`Team::finish`], where the network may part the nodes again at any time: workers that are started once
     /// more find the gate open.
     #[track_caller]
-    fn finishes_in_the_end(self, hosts: &[usize]) {
+    fn finish_after_partitions(self, hosts: &[usize]) {
         self.gate.open(100 * hosts.len());
-        self.ends_well(hosts);
+        self.assert_success(hosts);
     }
 
     #[track_caller]
-    fn ends_well(mut self, hosts: &[usize]) {
+    fn assert_success(mut self, hosts: &[usize]) {
         for host in hosts {
-            self.take(*host).wait().exits(0).says("finished").never_says("panicked");
+            self.take_job(*host)
+                .wait()
+                .expect_exit_code(0)
+                .expect_stdout("finished")
+                .expect_absent("panicked");
         }
-        self.ends();
+        self.wait_for_all();
     }
 
     /// The agent of a host, to wait for its end.
     #[track_caller]
-    fn take(&mut self, host: usize) -> Job {
+    fn take_job(&mut self, host: usize) -> Job {
         self.jobs[host].take().expect("the agent was started")
     }
 
     /// Waits for every agent that is left, also a killed one; nothing may be left on any host.
     #[track_caller]
-    fn ends(mut self) {
+    fn wait_for_all(mut self) {
         for job in self.jobs.iter_mut().filter_map(Option::take) {
             let _ = job.wait();
         }
@@ -180,8 +184,8 @@ impl Team {
 }
 
 /// Says what a soak has done.
-fn told(what: &str, times: usize) {
-    if harness::soak() {
-        tell(&format!("{what}: {times} of {times}"));
+fn report_soak(what: &str, times: usize) {
+    if harness::is_soak() {
+        print_notice(&format!("{what}: {times} of {times}"));
     }
 }

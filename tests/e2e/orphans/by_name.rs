@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Launch, Name, namespaces, only_ours, soak, tell};
+use harness::{Launch, Name, can_use_namespaces, is_rankrun, is_soak, print_notice};
 
 /// A loop of `$rounds` jobs, each killed by `$kill`. Each has a grandchild in a session of its own. Counts the rounds in
 /// which that grandchild lives on for 2 s at least.
@@ -23,17 +23,17 @@ const ROUNDS: &str = r#"
 /// In a container of its own: the kill would meet every launcher of this machine.
 #[track_caller]
 fn nothing_is_left_by(kill: &str) {
-    if !namespaces() || !only_ours() {
+    if !can_use_namespaces() || !is_rankrun() {
         return;
     }
-    let rounds = if soak() { 200 } else { 10 };
+    let rounds = if is_soak() { 200 } else { 10 };
     let script = format!("rounds={rounds} kill='{kill}'; {ROUNDS}");
     let container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", &script, "sh"];
     let launch = Launch::standalone(Name::Rankrun, 1).under(container);
     let outcome = launch.shell("setsid --fork sleep 1111; echo ready; exec sleep 2222").run();
-    outcome.exits(0).says(&format!("rounds={rounds} left=0\n"));
-    if soak() {
-        tell(&format!("`{kill}`: {rounds} of {rounds} kills left nothing"));
+    outcome.expect_exit_code(0).expect_stdout(&format!("rounds={rounds} left=0\n"));
+    if is_soak() {
+        print_notice(&format!("`{kill}`: {rounds} of {rounds} kills left nothing"));
     }
 }
 
@@ -69,18 +69,21 @@ const BOTH: &str = r#"
 /// Only the workers die with both processes; what they have started at any moment, gc ends without a doubt.
 #[test]
 fn both_killed_at_any_moment_leave_what_gc_ends() {
-    if !namespaces() || !only_ours() {
+    if !can_use_namespaces() || !is_rankrun() {
         return;
     }
-    let rounds = if soak() { 400 } else { 20 };
+    let rounds = if is_soak() { 400 } else { 20 };
     let script = format!("mount -t tmpfs tmpfs /dev/shm || exit 97; rounds={rounds}; {BOTH}");
     let spaces = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"];
     let container = spaces.into_iter().chain(["sh", "-c", &script, "sh"]);
     let launch = Launch::standalone(Name::Rankrun, 2).under(container);
     let line = "sleep 1111 & setsid --fork sleep 1112; setsid --fork setsid --fork sleep 1113; echo ready; exec sleep 2222";
     let outcome = launch.limit(Duration::from_secs(600)).shell(line).run();
-    outcome.exits(0).says(&format!("rounds={rounds} left=0 doubtful=0\n")).says("some ended\n");
-    if soak() {
-        tell(&format!("both killed: {rounds} of {rounds} kills left nothing behind `gc`"));
+    outcome
+        .expect_exit_code(0)
+        .expect_stdout(&format!("rounds={rounds} left=0 doubtful=0\n"))
+        .expect_stdout("some ended\n");
+    if is_soak() {
+        print_notice(&format!("both killed: {rounds} of {rounds} kills left nothing behind `gc`"));
     }
 }

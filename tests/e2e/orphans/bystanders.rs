@@ -4,7 +4,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use harness::{Job, Launch, Name, Process, Random, field, fixture, only_ours, soak};
+use harness::{Job, Launch, Name, Process, Random, field, fixture, is_rankrun, is_soak};
 use nix::sys::signal::Signal;
 
 use super::LIMIT;
@@ -28,7 +28,7 @@ impl Outsider {
     }
 
     fn lives(&self) -> bool {
-        Process::open(self.0.id().cast_signed()).is_some_and(|process| process.lives())
+        Process::open(self.0.id().cast_signed()).is_some_and(|process| process.is_alive())
     }
 }
 
@@ -69,7 +69,7 @@ fn bring_about(end: End, job: &mut Job, launcher: &Process) {
         End::Failure => job.type_text("\n"),
         End::Restart => {
             job.type_text("\n");
-            job.line(" life=1 ");
+            job.wait_for_line(" life=1 ");
             launcher.signal(Signal::SIGTERM);
         }
     }
@@ -88,12 +88,12 @@ fn agent_of(job: &Job, launcher: i32) -> Process {
 
 #[test]
 fn bystanders_live() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let outsider = Outsider::start();
     let mut random = Random::seeded();
-    for round in 0..if soak() { 100 } else { 10 } {
+    for round in 0..if is_soak() { 100 } else { 10 } {
         let end = [End::KilledGuard, End::KilledAgent, End::Told, End::Failure, End::Restart][round % 5];
         let becomes_launcher = round / 5 % 2 == 1;
         let restarts = if matches!(end, End::Restart) { "1" } else { "0" };
@@ -104,17 +104,18 @@ fn bystanders_live() {
         let line = if becomes_launcher { "exec 3<&-\nexec \"$@\"" } else { waits };
         let launch = beside(launch, line);
         let mut job = launch.worker(STEPS).start();
-        job.lines("alive rank=", 5);
-        let said =
-            |what: &str| field(&job.line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
+        job.wait_for_lines("alive rank=", 5);
+        let said = |what: &str| {
+            field(&job.wait_for_line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid")
+        };
         let sibling = Process::open(said("who=sibling")).expect("it lives");
         let launcher = if becomes_launcher { job.pid() } else { said("launcher pid=") };
         let launcher = Process::open(launcher).expect("it lives");
         random.pause(Duration::from_millis(10));
         bring_about(end, &mut job, &launcher);
         let _ = launcher.ended_by(Instant::now() + LIMIT);
-        job.leaves_nothing_within(LIMIT);
-        assert!(sibling.lives(), "{end:?} took the sibling with it\n{job}");
+        job.expect_no_processes_within(LIMIT);
+        assert!(sibling.is_alive(), "{end:?} took the sibling with it\n{job}");
         assert!(outsider.lives(), "{end:?} took an outsider with it\n{job}");
         sibling.signal(Signal::SIGKILL);
     }

@@ -6,7 +6,8 @@ use std::thread::yield_now;
 use std::time::Duration;
 
 use harness::{
-    Fault, Job, Launch, Machine, Name, Process, fixture, is_stopped, memory_kills_alone, only_ours, tell,
+    Fault, Job, Launch, Machine, Name, Process, fixture, is_rankrun, is_stopped, memory_kills_alone,
+    print_notice,
 };
 use nix::sys::signal::Signal;
 
@@ -15,7 +16,7 @@ use super::{LIMIT, Victim, family, witnessed};
 /// As after a panic that aborts, or a fault of ours. (Rust handles SIGSEGV itself, and waits for the fault to come again.)
 #[test]
 fn an_agent_that_crashes_leaves_nothing() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for signal in [Signal::SIGABRT, Signal::SIGILL] {
@@ -24,7 +25,10 @@ fn an_agent_that_crashes_leaves_nothing() {
             Victim::Agent.of(&job).expect("the job runs").signal(signal);
             job.ends_within(LIMIT);
             let outcome = job.wait();
-            outcome.exits(1).complains("the launcher's agent ended by itself").complains(signal.as_str());
+            outcome
+                .expect_exit_code(1)
+                .expect_stderr("the launcher's agent ended by itself")
+                .expect_stderr(signal.as_str());
         }
     }
 }
@@ -32,23 +36,23 @@ fn an_agent_that_crashes_leaves_nothing() {
 /// The job of this agent is a launcher with a job of its own.
 #[test]
 fn an_agent_that_panics_leaves_nothing() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     // A backtrace of a debug build takes its time.
     let launch =
         witnessed(Name::Rankrun, 2).env("RUST_BACKTRACE", "0").under([fixture("panicking")]).stdin_open();
     let mut job = launch.worker(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
-    job.lines("alive rank=", 6);
+    job.wait_for_lines("alive rank=", 6);
     job.type_text("\n");
     job.ends_within(LIMIT);
-    job.wait().exits(1).complains("the agent panics");
+    job.wait().expect_exit_code(1).expect_stderr("the agent panics");
 }
 
 /// Whatever ends the guard.
 #[test]
 fn a_guard_that_ends_by_any_signal_leaves_nothing() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for signal in [Signal::SIGABRT, Signal::SIGALRM, Signal::SIGXCPU] {
@@ -61,7 +65,7 @@ fn a_guard_that_ends_by_any_signal_leaves_nothing() {
 /// Frozen (SIGSTOP), the agent could not see that the guard is gone.
 #[test]
 fn a_frozen_launcher_that_is_killed_leaves_nothing() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -76,7 +80,7 @@ fn a_frozen_launcher_that_is_killed_leaves_nothing() {
 /// No process continues the stopped guard, which alone can sweep: the kernel does.
 #[test]
 fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -102,7 +106,7 @@ fn unheard(name: Name, options: &[&str]) -> Job {
         .args(options.iter().copied())
         .worker(["print=first", "flood=650", "eprint=over", "exit=0"])
         .start();
-    job.line("read ");
+    job.wait_for_line("read ");
     job
 }
 
@@ -117,38 +121,38 @@ fn launcher_of(job: &Job) -> Process {
 
 #[test]
 fn killed_while_nobody_reads_nothing_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
         let job = unheard(Name::Rankrun, &[]);
-        job.line("waiting for a reader");
+        job.wait_for_line("waiting for a reader");
         let guard = launcher_of(&job);
         let agent = job.first_child_of(guard.pid).expect("the job runs");
         match victim {
             Victim::Guard => guard.signal(Signal::SIGKILL),
             Victim::Agent => agent.signal(Signal::SIGKILL),
         }
-        job.outlived_by_none(&[guard, agent], LIMIT);
+        job.expect_processes_gone(&[guard, agent], LIMIT);
     }
 }
 
 #[test]
 fn nobody_is_waited_for_who_does_not_read_beyond_the_time_limit() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let job = unheard(Name::Rankrun, &["--time-limit", "5"]);
     let guard = launcher_of(&job);
     let agent = job.first_child_of(guard.pid).expect("the job runs");
-    job.line("waiting for a reader");
-    job.outlived_by_none(&[guard, agent], Duration::from_secs(30));
+    job.wait_for_line("waiting for a reader");
+    job.expect_processes_gone(&[guard, agent], Duration::from_secs(30));
 }
 
 /// A launcher as the worker of another.
 #[test]
 fn a_job_within_a_job_goes_with_it() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
@@ -156,7 +160,7 @@ fn a_job_within_a_job_goes_with_it() {
             [fixture("launcher-under-test").into_os_string(), "--standalone".into(), "--no-python".into()];
         let launch = witnessed(Name::Rankrun, 2).args(["--no-python"]).args(inner).args([fixture("worker")]);
         let job = launch.args(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
-        job.lines("alive rank=", 6);
+        job.wait_for_lines("alive rank=", 6);
         victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
         job.ends_within(LIMIT);
     }
@@ -165,7 +169,7 @@ fn a_job_within_a_job_goes_with_it() {
 /// Before there is an agent.
 #[test]
 fn killed_while_it_looks_at_devices_nothing_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let machine = Machine::gpus(2).with_fault("nvmlInit_v2", Fault::Hang);
@@ -221,12 +225,12 @@ impl Drop for MemoryGroup {
 /// The OOM score chooses the first victim of the kernel: guard, agent, or the worker that allocates.
 #[test]
 fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let _alone = memory_kills_alone();
     let Some(group) = MemoryGroup::new(128 << 20) else {
-        tell("skipped: no memory cgroup can be made here");
+        print_notice("skipped: no memory cgroup can be made here");
         return;
     };
     for victim in [Some(Victim::Guard), Some(Victim::Agent), None] {
@@ -234,7 +238,7 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
         let launch = launch.under([fixture("witness")]);
         let mut job =
             launch.worker(["catch", "helper=daemon", "helper=session", "alive", "read", "eat"]).start();
-        job.lines("alive rank=0", 3);
+        job.wait_for_lines("alive rank=0", 3);
         if let Some(victim) = victim {
             let pid = victim.of(&job).expect("the job runs").pid;
             fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").expect("we may offer our own");
@@ -243,8 +247,14 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
         let outcome = job.wait();
         match victim {
             Some(Victim::Guard) => assert_eq!(outcome.status.code(), Some(137), "{outcome}"),
-            Some(Victim::Agent) => drop(outcome.exits(1).complains("the kernel ran out of memory")),
-            None => drop(outcome.exits(137).complains("by the kernel: out of memory (cgroup limit 128 MiB")),
+            Some(Victim::Agent) => {
+                outcome.expect_exit_code(1).expect_stderr("the kernel ran out of memory");
+            }
+            None => {
+                outcome
+                    .expect_exit_code(137)
+                    .expect_stderr("by the kernel: out of memory (cgroup limit 128 MiB");
+            }
         }
     }
 }

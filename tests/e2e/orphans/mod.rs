@@ -10,7 +10,7 @@ mod starts;
 
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Process, Random, field, fixture, only_ours, soak, tell};
+use harness::{Job, Launch, Name, Process, Random, field, fixture, is_rankrun, is_soak, print_notice};
 use nix::sys::signal::Signal;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(1);
@@ -57,10 +57,10 @@ fn steps(middle: &[&'static str]) -> Vec<&'static str> {
 /// names.
 #[track_caller]
 fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Random) -> Job) {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
-    let rounds = if soak() { 100 } else { 6 };
+    let rounds = if is_soak() { 100 } else { 6 };
     let mut random = Random::seeded();
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
@@ -73,8 +73,10 @@ fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Rand
         }
         slowest = slowest.max(job.ends_within(LIMIT));
     }
-    if soak() {
-        tell(&format!("{moment}: {rounds} of {rounds} kills left nothing; the slowest took {slowest:?}"));
+    if is_soak() {
+        print_notice(&format!(
+            "{moment}: {rounds} of {rounds} kills left nothing; the slowest took {slowest:?}"
+        ));
     }
 }
 
@@ -90,7 +92,7 @@ fn killed_while_workers_start_nothing_is_left() {
 fn family(name: Name, grace: &str) -> Job {
     let launch = witnessed(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
     let job = launch.worker(steps(&["alive", "rank0:read", "rank0:exit=4"])).start();
-    job.lines("alive rank=", ALIVE);
+    job.wait_for_lines("alive rank=", ALIVE);
     job
 }
 
@@ -136,7 +138,7 @@ fn killed_between_two_lives_nothing_is_left() {
             "forever",
         ];
         let job = launch.worker(steps).start();
-        job.line(" life=2 ");
+        job.wait_for_line(" life=2 ");
         job
     });
 }
@@ -144,13 +146,13 @@ fn killed_between_two_lives_nothing_is_left() {
 /// Workers that end by themselves leave children, too.
 #[test]
 fn children_of_a_worker_that_has_ended_go_with_the_others() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
         let launch = witnessed(Name::Rankrun, WORKERS);
         let job = launch.worker(steps(&["alive", "rank0:exit=0"])).start();
-        let lines = job.lines("alive rank=", ALIVE);
+        let lines = job.wait_for_lines("alive rank=", ALIVE);
         let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("who=worker"));
         let pid = worker.and_then(|line| field(line, "pid")?.parse().ok()).expect("rank 0 said its pid");
         if let Some(worker) = Process::open(pid) {
@@ -163,7 +165,7 @@ fn children_of_a_worker_that_has_ended_go_with_the_others() {
 
 #[test]
 fn a_killed_agent_is_no_success() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -171,24 +173,24 @@ fn a_killed_agent_is_no_success() {
         Victim::Agent.of(&job).expect("the job runs").signal(Signal::SIGKILL);
         let outcome = job.wait();
         assert!(!outcome.status.success(), "{outcome}");
-        outcome.complains("SIGKILL");
+        outcome.expect_stderr("SIGKILL");
     }
 }
 
 /// The sweep finds a process that forks and exits, so that each look sees another pid.
 #[test]
 fn who_forks_for_ever_is_caught() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
         let job = witnessed(Name::Rankrun, 1).worker(["catch", "helper=hopper", "alive", "forever"]).start();
-        job.line("who=worker");
-        job.line("who=hopper");
+        job.wait_for_line("who=worker");
+        job.wait_for_line("who=hopper");
         victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
         let took = job.ends_within(Duration::from_secs(10));
-        if soak() {
-            tell(&format!("the forking process was caught after {took:?}"));
+        if is_soak() {
+            print_notice(&format!("the forking process was caught after {took:?}"));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Gate, Launch, Name, Process, Scratch, field, only_ours};
+use harness::{Gate, Launch, Name, Process, Scratch, field, is_rankrun};
 
 use super::{LIMIT, steps, witnessed};
 
@@ -13,7 +13,7 @@ const LAUNCHER: u32 = 6;
 
 #[test]
 fn without_a_free_process_nothing_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     let mut half_way = 0;
@@ -23,8 +23,8 @@ fn without_a_free_process_nothing_is_left() {
         let outcome = launch.under(["prlimit", &limit]).shell("trap '' TERM; read line; exit 0").run();
         let failed_at = |rank: u32| !outcome.lines_with(&format!("cannot start rank {rank}")).is_empty();
         half_way += u32::from((1..4).any(failed_at));
-        assert!(outcome.status.success() || outcome.err().contains("error:"), "{outcome}");
-        outcome.never_says("panicked");
+        assert!(outcome.status.success() || outcome.stderr().contains("error:"), "{outcome}");
+        outcome.expect_absent("panicked");
     }
     assert!(half_way > 0, "no limit let some of the workers start");
 }
@@ -32,7 +32,7 @@ fn without_a_free_process_nothing_is_left() {
 /// The folders of the logs are there, and descriptors for some of the workers.
 #[test]
 fn without_a_free_descriptor_nothing_is_left() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -40,16 +40,16 @@ fn without_a_free_descriptor_nothing_is_left() {
         let launch = witnessed(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
         let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]).env("RANKRUN_GRACE", "0.2");
         let job = launch.worker(steps(&["alive"])).start();
-        job.line("error:");
+        job.wait_for_line("error:");
         job.ends_within(Duration::from_millis(200) + LIMIT);
-        job.wait().exits(1);
+        job.wait().expect_exit_code(1);
     }
 }
 
 /// A daemon of a worker uses up the store's descriptors. The sweep that looks for the daemon needs descriptors too.
 #[test]
 fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for (name, restarts) in Name::both().iter().flat_map(|name| [(*name, "0"), (*name, "1")]) {
@@ -59,25 +59,25 @@ fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
         let last = format!("life1:{}", gate.step());
         let steps = ["life0:helper=clinging-daemon", "life0:read", "life0:exit=3", "print=again", &last];
         let mut job = launch.worker(steps.into_iter().chain(["exit=0"])).start();
-        let line = job.line("who=clinging-daemon");
+        let line = job.wait_for_line("who=clinging-daemon");
         let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the daemon said its pid");
         let daemon = Process::open(pid).expect("the daemon lives");
         job.type_text("\n");
         if restarts == "1" {
-            job.line("again");
+            job.wait_for_line("again");
         }
-        job.outlived_by_none(&[daemon], LIMIT);
+        job.expect_processes_gone(&[daemon], LIMIT);
         if restarts == "1" {
             gate.open(1);
         }
-        job.wait().exits(if restarts == "1" { 0 } else { name.code(3) });
+        job.wait().expect_exit_code(if restarts == "1" { 0 } else { name.code(3) });
     }
 }
 
 /// The first worker takes the program away from the others.
 #[test]
 fn a_program_that_vanishes_leaves_nothing() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -86,6 +86,6 @@ fn a_program_that_vanishes_leaves_nothing() {
         let launch = witnessed(*name, 64).args(["--no-python", &program]).env("RANKRUN_GRACE", "0.2");
         let outcome = launch.run();
         assert!(!outcome.status.success(), "{outcome}");
-        outcome.never_says("panicked");
+        outcome.expect_absent("panicked");
     }
 }

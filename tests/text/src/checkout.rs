@@ -157,7 +157,7 @@ mod self_test {
         };
         assert_eq!(room("launcher/src/agent/state/start.rs"), "launcher/src/agent");
         assert_eq!(room("launcher/src/main.rs"), "launcher/src");
-        assert_eq!(room("tests/e2e/nodes/walls.rs"), "tests/e2e");
+        assert_eq!(room("tests/e2e/nodes/firewalls.rs"), "tests/e2e");
         assert_eq!(room("worker-runtime/contract/src/env.rs"), "worker-runtime/contract");
     }
 }

@@ -10,7 +10,7 @@ pub const UNDECIDED: &str = "to rename";
 
 const HEADER: &str = "\
 # What the rules for words still find, by `cargo run -p text-rules`. Numbers may only fall: a number here that is not
-# today's fails the test `limits_are_what_is_counted`, and `RANKRUN_UPDATE=1` rewrites the file (what rises is said).
+# today's fails the test `limits_equal_counted_values`, and `RANKRUN_UPDATE=1` rewrites the file (what rises is said).
 #
 # room PATH      comment lines with a hiding word, messages with one, test names above 70 letters
 # package PATH   doc lines of five words or fewer, of a hundred
@@ -171,14 +171,17 @@ mod self_test {
     }
 
     #[test]
-    fn rise_fall_and_new_line_are_all_told() {
+    fn rise_fall_and_new_line_are_reported() {
         let file = limits("room a: comments 1, messages 0, tests 0\nroom b: comments 2, messages 0, tests 0");
         let today =
             limits("room a: comments 2, messages 0, tests 0\nroom c: comments 1, messages 0, tests 0");
-        let told = differences(&file, &today);
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert!(told[0].contains("comments 2") && told[0].contains("the file says: comments 1"), "{told:?}");
-        assert!(told[1].starts_with("new: room c") && told[2] == "no longer: room b", "{told:?}");
+        let output = differences(&file, &today);
+        assert_eq!(output.len(), 3, "{output:?}");
+        assert!(
+            output[0].contains("comments 2") && output[0].contains("the file says: comments 1"),
+            "{output:?}"
+        );
+        assert!(output[1].starts_with("new: room c") && output[2] == "no longer: room b", "{output:?}");
     }
 
     #[test]

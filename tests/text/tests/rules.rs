@@ -4,7 +4,7 @@ use text_rules::limits::{packages_with_too_many_reasons, parse};
 use text_rules::{LIMITS, checkout, judge};
 
 #[test]
-fn limits_are_what_is_counted() {
+fn limits_equal_counted_values() {
     let verdict = judge(&checkout::root()).expect("the limits can be read");
     assert!(
         verdict.differences.is_empty(),

@@ -112,7 +112,7 @@ impl Mlp {
             let bias = ddp.gradient_mut::<f32>(2 * layer + 1)?;
             slopes.chunks_exact(outputs).for_each(|row| add(bias, row));
             ddp.mark_ready(2 * layer + 1)?;
-            let weight = ddp.overwrite::<f32>(2 * layer)?;
+            let weight = ddp.overwrite_gradient::<f32>(2 * layer)?;
             let (left, right) = (transposed(slopes, outputs), plain(values, inputs));
             multiply([outputs, count, inputs], left, right, weight);
             ddp.mark_ready(2 * layer)?;

@@ -70,7 +70,7 @@ impl Peers<'_> {
             node_rank: NodeRank(0),
             node_count: NodeCount::ONE,
             role: Role { name: "default".to_owned(), rank: Rank(rank), world_size },
-            master: Master { addr: self.place.store_address().to_owned(), port, agent_store: true },
+            master: Master { addr: self.place.store_address().to_owned(), port, uses_agent_store: true },
             restart_count: RestartCount(0),
             max_restarts: RestartCount(0),
             run_id: RunId("bench".to_owned()),

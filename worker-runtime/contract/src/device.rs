@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_text_is_its_kind_and_its_index() {
+    fn device_text_has_kind_and_index() {
         for (word, device) in Device::KINDS {
             let device = device(3);
             assert_eq!((device.kind(), device.index()), (word, 3));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn device_text_of_another_form_is_refused() {
+    fn invalid_device_text_is_refused() {
         for text in ["", "cuda", "cuda:", ":0", "cuda:-1", "+1", "cuda:1:2", "CUDA:0", "0x1", "1cuda:0"] {
             let error = text.parse::<Device>().unwrap_err();
             let expected = "is not a device: its kind and its index, such as `cuda:0`";

@@ -70,7 +70,7 @@ pub const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 pub const TENSORPIPE_INTERFACE: &str = "TP_SOCKET_IFNAME";
 
 /// Without any of these no launcher is at work. The other names above are of use outside of one, too.
-const MARKS: [&str; 16] = [
+const LAUNCHER_VARIABLES: [&str; 16] = [
     RANK,
     LOCAL_RANK,
     WORLD_SIZE,
@@ -97,7 +97,7 @@ pub struct Master {
     /// TCP port.
     pub port: u16,
     /// Whether the agent hosts it (then every worker is a client) or worker rank 0 does.
-    pub agent_store: bool,
+    pub uses_agent_store: bool,
 }
 
 /// A worker's place among those of its role.
@@ -217,7 +217,7 @@ impl WorkerEnv {
             (RESTART_COUNT, text(&self.restart_count)),
             (MAX_RESTARTS, text(&self.max_restarts)),
             (RUN_ID, text(&self.run_id)),
-            (USE_AGENT_STORE, OsString::from(if self.master.agent_store { "True" } else { "False" })),
+            (USE_AGENT_STORE, OsString::from(if self.master.uses_agent_store { "True" } else { "False" })),
             (ERROR_FILE, error_file),
             (SIGNALS_TO_HANDLE, text(&self.signals_to_handle)),
         ];
@@ -243,7 +243,7 @@ impl WorkerEnv {
     /// # Errors
     /// Names the variable that is missing, is not of its type, or does not fit another one.
     pub fn from_vars(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>, EnvError> {
-        if MARKS.iter().all(|name| lookup(name).is_none()) {
+        if LAUNCHER_VARIABLES.iter().all(|name| lookup(name).is_none()) {
             return Ok(None);
         }
         let is_elastic = lookup(RUN_ID).is_some() || lookup(JOB).is_some();
@@ -269,7 +269,7 @@ impl WorkerEnv {
             master: Master {
                 addr: vars.required_text(MASTER_ADDR)?,
                 port: vars.port(MASTER_PORT)?,
-                agent_store: vars.optional_text(USE_AGENT_STORE)?.as_deref() == Some("True"),
+                uses_agent_store: vars.optional_text(USE_AGENT_STORE)?.as_deref() == Some("True"),
             },
             restart_count: vars.optional(RESTART_COUNT)?.unwrap_or_default(),
             max_restarts: vars.optional(MAX_RESTARTS)?.unwrap_or_default(),
@@ -306,7 +306,7 @@ struct Vars<F> {
 
 impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
     fn text(&self, name: &'static str) -> Result<Option<String>, EnvError> {
-        (self.lookup)(name).map(|value| unicode(name, &value)).transpose()
+        (self.lookup)(name).map(|value| to_unicode(name, &value)).transpose()
     }
 
     fn required_text(&self, name: &'static str) -> Result<String, EnvError> {
@@ -330,11 +330,11 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
         &self,
         name: &'static str,
     ) -> Result<Option<T>, EnvError> {
-        self.optional_text(name)?.map(|text| parse(name, &text)).transpose()
+        self.optional_text(name)?.map(|text| parse_value(name, &text)).transpose()
     }
 
     fn required<T: std::str::FromStr<Err = ParseIdError>>(&self, name: &'static str) -> Result<T, EnvError> {
-        parse(name, &self.required_text(name)?)
+        parse_value(name, &self.required_text(name)?)
     }
 
     fn port(&self, name: &'static str) -> Result<u16, EnvError> {
@@ -367,7 +367,7 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
             job: JobId(self.required_text(JOB)?),
             generation: self.required(GENERATION)?,
             round: self.round()?,
-            device: self.text(DEVICE)?.map(|text| parse(DEVICE, &text)).transpose()?,
+            device: self.text(DEVICE)?.map(|text| parse_value(DEVICE, &text)).transpose()?,
         }))
     }
 }
@@ -376,18 +376,21 @@ impl<F: Fn(&str) -> Option<OsString>> Vars<F> {
 ///
 /// # Errors
 /// Names the variable, its value and what is possible.
-pub fn setting<T: std::str::FromStr<Err = ParseIdError>>(
+pub fn parse_var<T: std::str::FromStr<Err = ParseIdError>>(
     name: &'static str,
     lookup: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Option<T>, EnvError> {
-    lookup(name).map(|value| parse(name, &unicode(name, &value)?)).transpose()
+    lookup(name).map(|value| parse_value(name, &to_unicode(name, &value)?)).transpose()
 }
 
-fn parse<T: std::str::FromStr<Err = ParseIdError>>(name: &'static str, text: &str) -> Result<T, EnvError> {
+fn parse_value<T: std::str::FromStr<Err = ParseIdError>>(
+    name: &'static str,
+    text: &str,
+) -> Result<T, EnvError> {
     text.parse().map_err(|source| EnvError::Invalid { name, source })
 }
 
-fn unicode(name: &'static str, value: &OsStr) -> Result<String, EnvError> {
+fn to_unicode(name: &'static str, value: &OsStr) -> Result<String, EnvError> {
     value
         .to_str()
         .map(str::to_owned)

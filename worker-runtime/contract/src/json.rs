@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_like_pythons() {
+    fn json_format_matches_python() {
         let value =
             serde_json::json!({"a": [1, 2.5, null, true], "b": {"c": "é\u{1f600}\n"}, "d": [], "e": {}});
         let text = r#"{"a": [1, 2.5, null, true], "b": {"c": "\u00e9\ud83d\ude00\n"}, "d": [], "e": {}}"#;

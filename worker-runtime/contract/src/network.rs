@@ -15,7 +15,7 @@ pub struct Interface {
 
 /// The address of one interface, of the wanted family where it has one.
 #[must_use]
-pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Option<IpAddr> {
+pub fn interface_address(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> Option<IpAddr> {
     let mine = interfaces.iter().filter(|interface| interface.name == name);
     mine.filter_map(|interface| interface.address)
         .min_by_key(|address| (is_link_local(*address), address.is_ipv6() != wants_ipv6))
@@ -24,7 +24,7 @@ pub fn of_interface(interfaces: &[Interface], name: &str, wants_ipv6: bool) -> O
 /// An interface that is up, with an address that other machines may reach: of the wanted family first, those of hardware
 /// before those of containers and virtual machines, and then in the kernel's order.
 #[must_use]
-pub fn reachable(interfaces: &[Interface], wants_ipv6: bool) -> Option<(&Interface, IpAddr)> {
+pub fn first_reachable_interface(interfaces: &[Interface], wants_ipv6: bool) -> Option<(&Interface, IpAddr)> {
     let all = interfaces.iter().filter_map(|interface| Some((interface, interface.address?)));
     all.filter(|(interface, address)| interface.is_up && is_reachable(*address))
         .min_by_key(|(interface, address)| (address.is_ipv6() != wants_ipv6, is_virtual(&interface.name)))
@@ -32,7 +32,7 @@ pub fn reachable(interfaces: &[Interface], wants_ipv6: bool) -> Option<(&Interfa
 
 /// The names of interfaces of hardware that are up and have an address that other machines may reach, in the kernel's order.
 #[must_use]
-pub fn hardware(interfaces: &[Interface]) -> Vec<String> {
+pub fn hardware_interfaces(interfaces: &[Interface]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for Interface { name, address, is_up } in interfaces {
         if *is_up && address.is_some_and(is_reachable) && !is_virtual(name) && !names.contains(name) {

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_is_digits_only() {
+    fn rank_accepts_digits_only() {
         assert_eq!("7".parse(), Ok(Rank(7)));
         for text in ["", "+7", "-1", " 7", "7.0", "seven", "4294967296"] {
             assert!(text.parse::<Rank>().is_err(), "`{text}` was taken for a rank");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_has_at_least_one_worker() {
+    fn world_size_zero_is_refused() {
         assert_eq!("2".parse::<WorldSize>().map(WorldSize::get), Ok(2));
         assert!("0".parse::<WorldSize>().is_err());
     }

@@ -14,10 +14,10 @@ use crate::rank::Rank;
 pub mod cut;
 
 /// The longest error file that is read as it is, in bytes. Of a longer one the long texts are [cut](cut::JsonCutter).
-pub const MAX_LEN: usize = 4 * 1024 * 1024;
+pub const MAX_REPORT_BYTES: usize = 4 * 1024 * 1024;
 
 /// The longest error file that is read at all, in bytes.
-pub const MAX_FILE: u64 = 256 * 1024 * 1024;
+pub const MAX_FILE_BYTES: u64 = 256 * 1024 * 1024;
 
 /// What a worker says of its own failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,14 +36,16 @@ pub struct ErrorReport {
 /// Why an error file is not one.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// More than [`MAX_LEN`] bytes.
-    #[error("the error file has {len} bytes, more than {MAX_LEN}")]
+    /// More than [`MAX_REPORT_BYTES`] bytes.
+    #[error("the error file has {len} bytes, more than {MAX_REPORT_BYTES}")]
     TooLong {
         /// Its length in bytes.
         len: usize,
     },
-    /// More than [`MAX_FILE`] bytes, or more than [`MAX_LEN`] in short texts.
-    #[error("the error file has more than {MAX_FILE} bytes, or more than {MAX_LEN} without its long texts")]
+    /// More than [`MAX_FILE_BYTES`] bytes, or more than [`MAX_REPORT_BYTES`] in short texts.
+    #[error(
+        "the error file has more than {MAX_FILE_BYTES} bytes, or more than {MAX_REPORT_BYTES} without its long texts"
+    )]
     Huge,
     /// The bytes are no UTF-8 text.
     #[error("the error file is not UTF-8 text")]
@@ -170,7 +172,7 @@ impl ErrorFile {
     /// # Errors
     /// As [`parse`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ReportError> {
-        if bytes.len() > MAX_LEN {
+        if bytes.len() > MAX_REPORT_BYTES {
             return Err(ReportError::TooLong { len: bytes.len() });
         }
         let text = replace_lone_surrogates(std::str::from_utf8(bytes)?);
@@ -189,11 +191,11 @@ impl ErrorFile {
         Ok(Self { report, form, json })
     }
 
-    /// All that it says, on one line, each text [cut](cut::cut) to this many bytes.
+    /// All that it says, on one line, each text [cut](cut::cut_text) to this many bytes.
     #[must_use]
     pub fn to_short_json(&self, most: usize) -> String {
         let mut json = self.json.clone();
-        cut_texts(&mut json, most);
+        cut_json_strings(&mut json, most);
         json::to_text(&json).expect("what was JSON has a form in JSON")
     }
 
@@ -209,11 +211,11 @@ impl ErrorFile {
     }
 }
 
-fn cut_texts(json: &mut Value, most: usize) {
+fn cut_json_strings(json: &mut Value, most: usize) {
     match json {
-        Value::String(text) if text.len() > most => *text = cut::cut(text, most).into_owned(),
-        Value::Array(list) => list.iter_mut().for_each(|item| cut_texts(item, most)),
-        Value::Object(map) => map.values_mut().for_each(|item| cut_texts(item, most)),
+        Value::String(text) if text.len() > most => *text = cut::cut_text(text, most).into_owned(),
+        Value::Array(list) => list.iter_mut().for_each(|item| cut_json_strings(item, most)),
+        Value::Object(map) => map.values_mut().for_each(|item| cut_json_strings(item, most)),
         Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }

@@ -9,22 +9,26 @@ use super::header::MAX_LENGTH;
 use crate::process_group::Group;
 
 /// The value of this rank if every rank has one; else its own error, or that of the first rank that failed.
-pub(super) fn all_or_none<T>(
+pub(super) fn agree_on_result<T>(
     group: &mut Group,
     own: Result<T, CheckpointError>,
 ) -> Result<T, CheckpointError> {
     let failed = group.all_gather(&[u8::from(own.is_err())])?;
     let Some(first) = failed.iter().position(|&failed| failed != 0) else { return own };
-    let rank = rank(first);
+    let rank = rank_of_index(first);
     let words = own.as_ref().err().map(with_causes).unwrap_or_default();
-    let words = share(group, words.into_bytes(), rank)?;
+    let words = broadcast_bytes(group, words.into_bytes(), rank)?;
     own.and_then(|_| {
         Err(CheckpointError::OnRank { rank, reason: String::from_utf8_lossy(&words).into_owned() })
     })
 }
 
 /// Sends the bytes of one rank to all ranks.
-pub(super) fn share(group: &mut Group, bytes: Vec<u8>, root: Rank) -> Result<Vec<u8>, CheckpointError> {
+pub(super) fn broadcast_bytes(
+    group: &mut Group,
+    bytes: Vec<u8>,
+    root: Rank,
+) -> Result<Vec<u8>, CheckpointError> {
     let mut length = [bytes.len() as i64];
     group.broadcast(&mut length, root)?;
     // The length is checked before memory is allocated for it.
@@ -38,7 +42,7 @@ pub(super) fn share(group: &mut Group, bytes: Vec<u8>, root: Rank) -> Result<Vec
 }
 
 /// A rank by its index in gathered data.
-pub(super) fn rank(index: usize) -> Rank {
+pub(super) fn rank_of_index(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }
 

@@ -63,7 +63,7 @@ impl fmt::Display for Difference {
 pub(super) type TotalRows = Vec<usize>;
 
 /// The first difference; `None` if the checkpoint matches.
-pub(super) fn difference(
+pub(super) fn find_difference(
     state: &StateDict<'_>,
     total: &TotalRows,
     header: &FileHeader,
@@ -71,8 +71,9 @@ pub(super) fn difference(
     let sharding = header.about.sharding.as_ref();
     let wholes: &[ShardedTensor] = sharding.map_or(&[], |sharding: &Sharding| &sharding.tensors);
     let whole_of = |name: &str| wholes.iter().find(|whole| whole.name == name);
-    let is_ours =
-        |placement: Placement, name: &str| state.placement(placement).any(|tensor| tensor.name == name);
+    let is_ours = |placement: Placement, name: &str| {
+        state.tensors_with_placement(placement).any(|tensor| tensor.name == name)
+    };
     let replicated = header.tensors.keys().filter(|name| !is_ours(Placement::Replicated, name));
     let sharded = wholes.iter().map(|whole| &whole.name).filter(|name| !is_ours(Placement::Sharded, name));
     let unknown = replicated.chain(sharded).next().cloned();

@@ -70,7 +70,7 @@ pub enum CheckpointError {
         difference: Difference,
     },
     /// There are checkpoints, and all are damaged or unreadable.
-    #[error("{}no checkpoint in `{}` can be used{}", Details(self), folder.display(), listed(refused))]
+    #[error("{}no checkpoint in `{}` can be used{}", Details(self), folder.display(), list_refused(refused))]
     NoneUsable {
         /// Path of the folder.
         folder: PathBuf,
@@ -126,7 +126,7 @@ impl CheckpointError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Group(error) => error.hint(),
-            Self::Write { source, .. } if is_full(source) => {
+            Self::Write { source, .. } if is_disk_full(source) => {
                 Some("free disk space, or keep fewer checkpoints; the existing checkpoints are intact")
             }
             Self::Folder { .. } | Self::Write { .. } => {
@@ -147,10 +147,10 @@ impl Diagnostic for CheckpointError {
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+fn is_disk_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-fn listed(refused: &[Refused]) -> String {
+fn list_refused(refused: &[Refused]) -> String {
     refused.iter().map(|refused| format!("\n{refused}")).collect()
 }

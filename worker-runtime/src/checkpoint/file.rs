@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_64;
 
-use super::header::{self, FileHeader, HeaderError, LENGTH, MAX_LENGTH};
+use super::header::{self, FileHeader, HeaderError, LENGTH_BYTES, MAX_LENGTH};
 use super::names;
 use crate::regular_file;
 
@@ -54,10 +54,10 @@ impl OpenFile {
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let mut file = regular_file::open(path, OpenOptions::new().read(true))?;
         let actual = file.metadata()?.len();
-        let mut length = [0; LENGTH];
+        let mut length = [0; LENGTH_BYTES];
         match file.read_exact(&mut length) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                return Err(FileError::Torn { expected: LENGTH as u64, actual });
+                return Err(FileError::Torn { expected: LENGTH_BYTES as u64, actual });
             }
             result => result?,
         }
@@ -65,7 +65,7 @@ impl OpenFile {
         if length > MAX_LENGTH {
             return Err(FileError::Length { length, actual });
         }
-        let end = length + LENGTH as u64;
+        let end = length + LENGTH_BYTES as u64;
         if end > actual {
             return Err(FileError::Torn { expected: end, actual });
         }
@@ -111,14 +111,15 @@ impl OpenFile {
     }
 
     fn seek(&mut self, to: usize) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start((LENGTH + self.json.len() + to) as u64)).map(drop)
+        self.file.seek(SeekFrom::Start((LENGTH_BYTES + self.json.len() + to) as u64)).map(drop)
     }
 }
 
 /// Length and modification time of the file; zeros if it does not exist.
 pub(super) fn identity(path: &Path) -> Identity {
-    let seen = fs::metadata(path);
-    seen.map_or([0, 0], |it| [it.size().cast_signed(), it.mtime().wrapping_mul(1 << 30) ^ it.mtime_nsec()])
+    let metadata = fs::metadata(path);
+    metadata
+        .map_or([0, 0], |it| [it.size().cast_signed(), it.mtime().wrapping_mul(1 << 30) ^ it.mtime_nsec()])
 }
 
 #[derive(Debug)]
@@ -138,12 +139,12 @@ impl Draft<'_> {
     /// Writes a temporary file, syncs it and renames it: readers see the old or the new content, also after
     /// a power failure. Returns the checksum.
     pub(super) fn write(mut self, mark: u64) -> Result<u64, FileFailure> {
-        let beside = self.folder.join(names::unfinished(self.name, mark));
+        let beside = self.folder.join(names::unfinished_file_name(self.name, mark));
         let mut hash = Checksum::new();
         hash.add(&self.head);
         self.data.iter().for_each(|bytes| hash.add(bytes));
         let checksum = hash.finish();
-        if let Some(place) = header::checksum_place(&self.head) {
+        if let Some(place) = header::checksum_range(&self.head) {
             self.head[place].copy_from_slice(header::render_checksum(checksum).as_bytes());
         }
         let place = self.folder.join(self.name);

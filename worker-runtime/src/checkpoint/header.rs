@@ -13,7 +13,7 @@ use crate::process_group::DataType;
 /// The format's name for the metadata map.
 pub(super) const METADATA: &str = "__metadata__";
 /// The prefix of our metadata keys.
-pub(super) const OURS: &str = "rankrun.";
+pub(super) const OWN_PREFIX: &str = "rankrun.";
 const FORMAT: &str = "rankrun.format";
 /// The version that this library writes and reads.
 const VERSION: &str = "1";
@@ -25,7 +25,7 @@ const CHECKSUM: &str = "rankrun.checksum";
 const NO_CHECKSUM: &str = "0000000000000000";
 
 /// Bytes of the length in front of the header.
-pub(super) const LENGTH: usize = 8;
+pub(super) const LENGTH_BYTES: usize = 8;
 /// Longest header that is read; the format's own limit.
 pub(super) const MAX_LENGTH: u64 = 100_000_000;
 
@@ -91,7 +91,7 @@ impl FileHeader {
         let checksum = text(CHECKSUM).and_then(parse_checksum).ok_or(HeaderError::Absurd(CHECKSUM))?;
         let world_size = u32::try_from(number(WORLD_SIZE)?).map_err(|_| HeaderError::Absurd(WORLD_SIZE))?;
         let sharding = text(SHARDED).map(|text| Sharding::parse(text).ok_or(HeaderError::Absurd(SHARDED)));
-        let metadata = texts.iter().filter(|(key, _)| !key.starts_with(OURS));
+        let metadata = texts.iter().filter(|(key, _)| !key.starts_with(OWN_PREFIX));
         let metadata = metadata.map(|(key, value)| (key.clone(), value.clone())).collect();
         let about =
             FileMetadata { step: number(STEP)?, world_size, sharding: sharding.transpose()?, metadata };
@@ -126,12 +126,12 @@ pub(super) fn render(about: &FileMetadata, tensors: Vec<TensorSpec>) -> Vec<u8> 
     let metadata = metadata.expect("shapes fit their bytes, which `StateDict::check` has seen");
     let mut json = serde_json::to_vec(&metadata).expect("texts and numbers can be written as JSON");
     // The format aligns data to 8 bytes with spaces.
-    json.resize(json.len().next_multiple_of(LENGTH), b' ');
+    json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
     [&(json.len() as u64).to_le_bytes()[..], &json].concat()
 }
 
 /// Position of the checksum in a header, with or without the length in front.
-pub(super) fn checksum_place(head: &[u8]) -> Option<std::ops::Range<usize>> {
+pub(super) fn checksum_range(head: &[u8]) -> Option<std::ops::Range<usize>> {
     // As a key with quotes: within a string they would be escaped, and a tensor of that name is followed by a
     // brace.
     let key = format!("\"{CHECKSUM}\":\"");
@@ -143,7 +143,7 @@ pub(super) fn checksum_place(head: &[u8]) -> Option<std::ops::Range<usize>> {
 
 /// Replaces the checksum by zeros.
 pub(super) fn without_checksum(head: &[u8]) -> Option<Vec<u8>> {
-    let place = checksum_place(head)?;
+    let place = checksum_range(head)?;
     let mut head = head.to_owned();
     head[place].copy_from_slice(NO_CHECKSUM.as_bytes());
     Some(head)

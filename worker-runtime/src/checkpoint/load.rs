@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rankrun_contract::rank::Rank;
 
-use super::agree::{all_or_none, rank, share};
+use super::agree::{agree_on_result, broadcast_bytes, rank_of_index};
 use super::compare;
 use super::error::{CheckpointError, Refused};
 use super::file::{self, FileError, Identity, OpenFile};
@@ -18,7 +18,7 @@ use super::{Checkpoint, Loaded, ROOT};
 use crate::report;
 
 /// Sent by a rank that has no checkpoint to offer.
-const NONE: i64 = -1;
+const NO_STEP: i64 = -1;
 
 /// A checkpoint that all ranks have verified.
 struct VerifiedCheckpoint {
@@ -50,12 +50,12 @@ impl Checkpoint {
         let row_counts = compare_states(&mut self.group, 0, state)?;
         let names = file::list(&self.folder);
         let names = names.map_err(|source| CheckpointError::Folder { path: self.folder.clone(), source });
-        let names = all_or_none(&mut self.group, names)?;
-        let mut steps: Vec<u64> = names.iter().filter_map(|name| names::step_of(name)).collect();
+        let names = agree_on_result(&mut self.group, names)?;
+        let mut steps: Vec<u64> = names.iter().filter_map(|name| names::parse_step(name)).collect();
         steps.sort_unstable();
         let mut refused = Vec::new();
         let found = loop {
-            let Some((step, source)) = self.newest(&steps)? else {
+            let Some((step, source)) = self.newest_step(&steps)? else {
                 return if refused.is_empty() {
                     Ok(None)
                 } else {
@@ -70,7 +70,10 @@ impl Checkpoint {
                     if refusal.is_mine && steps.last() == Some(&step) {
                         steps.pop();
                     }
-                    let it = Refused { path: self.folder.join(names::main(step)), reason: refusal.reason };
+                    let it = Refused {
+                        path: self.folder.join(names::main_file_name(step)),
+                        reason: refusal.reason,
+                    };
                     tracing::warn!(path = %it.path.display(), reason = it.reason, "refused a checkpoint");
                     refused.push(it);
                 }
@@ -79,21 +82,21 @@ impl Checkpoint {
         let FileHeader { about, .. } = &found.header;
         let (metadata, world_size) = (about.metadata.clone(), about.world_size);
         let step = found.step;
-        self.fill(found, state, &row_counts)?;
+        self.fill_state(found, state, &row_counts)?;
         tracing::debug!(step, "loaded");
         if self.group.rank() == ROOT && !refused.is_empty() {
-            report::warn(&skipped(&refused, step));
+            report::warn(&skipped_notice(&refused, step));
         }
         Ok(Some(Loaded { step, metadata, world_size, refused }))
     }
 
     /// The newest step that any rank offers, and the first rank that does.
-    fn newest(&mut self, steps: &[u64]) -> Result<Option<(u64, Rank)>, CheckpointError> {
-        let own = steps.last().map_or(NONE, |step| step.cast_signed());
+    fn newest_step(&mut self, steps: &[u64]) -> Result<Option<(u64, Rank)>, CheckpointError> {
+        let own = steps.last().map_or(NO_STEP, |step| step.cast_signed());
         let all = self.group.all_gather(&[own])?;
-        let newest = all.iter().copied().max().unwrap_or(NONE);
+        let newest = all.iter().copied().max().unwrap_or(NO_STEP);
         let source = all.iter().position(|&step| step == newest).unwrap_or_default();
-        Ok(u64::try_from(newest).ok().map(|step| (step, rank(source))))
+        Ok(u64::try_from(newest).ok().map(|step| (step, rank_of_index(source))))
     }
 
     /// Verifies a checkpoint on all ranks: the source its main file, each rank the parts that it needs.
@@ -104,7 +107,7 @@ impl Checkpoint {
         state: &StateDict<'_>,
         row_counts: &RowCounts,
     ) -> Result<Result<VerifiedCheckpoint, Refusal>, CheckpointError> {
-        let path = self.folder.join(names::main(step));
+        let path = self.folder.join(names::main_file_name(step));
         let is_source = self.group.rank() == source;
         let main = is_source.then(|| open_main(&path, step));
         let mut said = [0; 3];
@@ -119,20 +122,20 @@ impl Checkpoint {
             Some(Err(error)) => error.to_string().into_bytes(),
             None => Vec::new(),
         };
-        let bytes = share(&mut self.group, bytes, source)?;
+        let bytes = broadcast_bytes(&mut self.group, bytes, source)?;
         if said[0] == 0 {
             let is_mine = is_source || file::identity(&path) == identity;
             return Ok(Err(Refusal { is_mine, reason: String::from_utf8_lossy(&bytes).into_owned() }));
         }
         let header = FileHeader::parse(&bytes).map_err(|_| CheckpointError::Strange { rank: source });
         let header =
-            header.and_then(|header| match compare::difference(state, &row_counts.total(), &header) {
+            header.and_then(|header| match compare::find_difference(state, &row_counts.total(), &header) {
                 Some(difference) => Err(CheckpointError::OtherModel { path, difference }),
                 None => Ok(header),
             });
-        let header = all_or_none(&mut self.group, header)?;
+        let header = agree_on_result(&mut self.group, header)?;
         let parts = self.open_parts(step, &header, state, row_counts);
-        let parts = match self.all_parts(parts)? {
+        let parts = match self.agree_on_parts(parts)? {
             Ok(parts) => parts,
             // No rank can load it, whichever rank offers the main file.
             Err(reason) => return Ok(Err(Refusal { is_mine: true, reason })),
@@ -141,13 +144,13 @@ impl Checkpoint {
     }
 
     /// The parts if every rank has its own, else the error of the first rank without.
-    fn all_parts<T>(&mut self, own: Result<T, FileError>) -> Result<Result<T, String>, CheckpointError> {
+    fn agree_on_parts<T>(&mut self, own: Result<T, FileError>) -> Result<Result<T, String>, CheckpointError> {
         let failed = self.group.all_gather(&[u8::from(own.is_err())])?;
         let Some(first) = failed.iter().position(|&failed| failed != 0) else {
             return Ok(own.map_err(|error| error.to_string()));
         };
         let words = own.err().map(|error| error.to_string()).unwrap_or_default();
-        let words = share(&mut self.group, words.into_bytes(), rank(first))?;
+        let words = broadcast_bytes(&mut self.group, words.into_bytes(), rank_of_index(first))?;
         Ok(Err(String::from_utf8_lossy(&words).into_owned()))
     }
 
@@ -161,16 +164,16 @@ impl Checkpoint {
     ) -> Result<Vec<(usize, OpenFile)>, FileError> {
         let Some(sharding) = &header.about.sharding else { return Ok(Vec::new()) };
         let mut needed: Vec<usize> = Vec::new();
-        for (at, tensor) in state.placement(Placement::Sharded).enumerate() {
-            let wanted = self.wanted(at, tensor, row_counts);
-            let pieces = saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted));
+        for (at, tensor) in state.tensors_with_placement(Placement::Sharded).enumerate() {
+            let wanted = self.wanted_rows(at, tensor, row_counts);
+            let pieces = saved_index(sharding, tensor).map(|saved| sharding.row_ranges(saved, &wanted));
             needed.extend(pieces.into_iter().flatten().map(|piece| piece.part));
         }
         needed.sort_unstable();
         needed.dedup();
         let parts = sharding.parts.len();
         let open = |part: usize| {
-            let path = self.folder.join(names::part(step, sharding.id, part, parts));
+            let path = self.folder.join(names::part_file_name(step, sharding.id, part, parts));
             let opened = OpenFile::open_verified(&path).and_then(|opened| {
                 let is_ours = opened.header.checksum == sharding.parts[part].checksum;
                 if is_ours { Ok((part, opened)) } else { Err(FileError::WrongPart) }
@@ -181,23 +184,23 @@ impl Checkpoint {
     }
 
     /// The rows of a sharded tensor that this rank has, counted over all ranks.
-    fn wanted(&self, at: usize, tensor: &Tensor<'_>, row_counts: &RowCounts) -> Range<usize> {
-        let first = row_counts.before(at, self.group.rank().index());
+    fn wanted_rows(&self, at: usize, tensor: &Tensor<'_>, row_counts: &RowCounts) -> Range<usize> {
+        let first = row_counts.rows_before(at, self.group.rank().index());
         first..first.saturating_add(tensor.rows())
     }
 
     /// Fills the state from a verified checkpoint.
-    fn fill(
+    fn fill_state(
         &mut self,
         mut found: VerifiedCheckpoint,
         state: &mut StateDict<'_>,
         row_counts: &RowCounts,
     ) -> Result<(), CheckpointError> {
-        let read = self.read(&mut found, state, row_counts);
+        let read = self.read_state(&mut found, state, row_counts);
         let read = read.map_err(|(path, source)| CheckpointError::Read { path, source });
-        all_or_none(&mut self.group, read)?;
+        agree_on_result(&mut self.group, read)?;
         // By name: the order may differ between ranks, as in a hash map.
-        let mut tensors: Vec<_> = state.placement_mut(Placement::Replicated).collect();
+        let mut tensors: Vec<_> = state.tensors_with_placement_mut(Placement::Replicated).collect();
         tensors.sort_by(|one, other| one.name.cmp(&other.name));
         for tensor in tensors {
             self.group.broadcast(tensor.bytes, found.source)?;
@@ -205,23 +208,24 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn read(
+    fn read_state(
         &self,
         found: &mut VerifiedCheckpoint,
         state: &mut StateDict<'_>,
         row_counts: &RowCounts,
     ) -> Result<(), file::FileFailure> {
         if let Some(main) = &mut found.main {
-            for tensor in state.placement_mut(Placement::Replicated) {
+            for tensor in state.tensors_with_placement_mut(Placement::Replicated) {
                 read_rows(main, tensor, 0, 0..tensor.bytes.len())?;
             }
         }
         let Some(sharding) = &found.header.about.sharding else { return Ok(()) };
-        for (at, tensor) in state.placement_mut(Placement::Sharded).enumerate() {
-            let wanted = self.wanted(at, tensor, row_counts);
+        for (at, tensor) in state.tensors_with_placement_mut(Placement::Sharded).enumerate() {
+            let wanted = self.wanted_rows(at, tensor, row_counts);
             let row_bytes = tensor.bytes.len().checked_div(tensor.rows()).unwrap_or(0);
-            for RowRange { part, from, to } in
-                saved_place(sharding, tensor).map(|saved| sharding.pieces(saved, &wanted)).unwrap_or_default()
+            for RowRange { part, from, to } in saved_index(sharding, tensor)
+                .map(|saved| sharding.row_ranges(saved, &wanted))
+                .unwrap_or_default()
             {
                 let Some((_, opened)) = found.parts.iter_mut().find(|(number, _)| *number == part) else {
                     continue;
@@ -235,7 +239,7 @@ impl Checkpoint {
 }
 
 /// The warning about skipped checkpoints.
-fn skipped(refused: &[Refused], step: u64) -> String {
+fn skipped_notice(refused: &[Refused], step: u64) -> String {
     let lines = refused.iter().map(|refused| format!("skipped the checkpoint {refused}\n"));
     format!("{}the training goes on from the checkpoint of step {step}", lines.collect::<String>())
 }
@@ -254,7 +258,7 @@ fn open_main(path: &std::path::Path, step: u64) -> Result<OpenFile, FileError> {
 }
 
 /// Index of a tensor of the state among the sharded tensors of a checkpoint.
-fn saved_place(sharding: &Sharding, tensor: &Tensor<'_>) -> Option<usize> {
+fn saved_index(sharding: &Sharding, tensor: &Tensor<'_>) -> Option<usize> {
     sharding.tensors.iter().position(|whole| whole.name == tensor.name)
 }
 

@@ -127,8 +127,8 @@ impl Checkpoint {
     /// As [`open`](Self::open).
     pub fn with_group(mut group: Group, options: &CheckpointOptions) -> Result<Self, CheckpointError> {
         let CheckpointOptions { folder, keep, .. } = options;
-        let ready = if group.rank() == ROOT { make_ready(folder) } else { Ok(()) };
-        agree::all_or_none(&mut group, ready)?;
+        let ready = if group.rank() == ROOT { prepare_folder(folder) } else { Ok(()) };
+        agree::agree_on_result(&mut group, ready)?;
         Ok(Self { folder: folder.clone(), keep: *keep, group })
     }
 
@@ -140,7 +140,7 @@ impl Checkpoint {
 }
 
 /// Creates the folder and checks that files can be made in it.
-fn make_ready(folder: &Path) -> Result<(), CheckpointError> {
+fn prepare_folder(folder: &Path) -> Result<(), CheckpointError> {
     let ready = || {
         fs::create_dir_all(folder).map_err(|error| match fs::metadata(folder) {
             Ok(found) if !found.is_dir() => io::Error::from(ErrorKind::NotADirectory),

@@ -9,68 +9,68 @@ const UNFINISHED: &str = ".partial-";
 const DIGITS: usize = 10;
 
 /// The main file of a checkpoint: its replicated tensors, and the list of parts.
-pub(super) fn main(step: u64) -> String {
+pub(super) fn main_file_name(step: u64) -> String {
     format!("{PREFIX}{step:0DIGITS$}{SUFFIX}")
 }
 
 /// A part with the sharded tensors of one rank.
-pub(super) fn part(step: u64, id: u64, part: usize, parts: usize) -> String {
+pub(super) fn part_file_name(step: u64, id: u64, part: usize, parts: usize) -> String {
     format!("{PREFIX}{step:0DIGITS$}.{}.part-{part}-of-{parts}{SUFFIX}", render_checksum(id))
 }
 
 /// The temporary file for a file of that name.
-pub(super) fn unfinished(name: &str, mark: u64) -> String {
+pub(super) fn unfinished_file_name(name: &str, mark: u64) -> String {
     format!("{name}{UNFINISHED}{}", render_checksum(mark))
 }
 
 /// The step of a main file.
-pub(super) fn step_of(name: &str) -> Option<u64> {
+pub(super) fn parse_step(name: &str) -> Option<u64> {
     let step = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()?;
     // Ranks exchange steps as `i64`.
-    (main(step) == name && i64::try_from(step).is_ok()).then_some(step)
+    (main_file_name(step) == name && i64::try_from(step).is_ok()).then_some(step)
 }
 
 /// Step and id of a part.
-fn part_of(name: &str) -> Option<(u64, u64)> {
+fn parse_part(name: &str) -> Option<(u64, u64)> {
     let mut words = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split('.');
     let (step, id, number) = (words.next()?, words.next()?, words.next()?);
     let (part, parts) = number.strip_prefix("part-")?.split_once("-of-")?;
     let (step, id) = (step.parse().ok()?, parse_checksum(id)?);
-    let expected = self::part(step, id, part.parse().ok()?, parts.parse().ok()?);
+    let expected = self::part_file_name(step, id, part.parse().ok()?, parts.parse().ok()?);
     (expected == name).then_some((step, id))
 }
 
 fn is_unfinished(name: &str) -> bool {
     let Some((finished, _)) = name.split_once(UNFINISHED) else { return false };
-    step_of(finished).is_some() || part_of(finished).is_some()
+    parse_step(finished).is_some() || parse_part(finished).is_some()
 }
 
 /// Files of an interrupted save: unfinished files, and parts of a step without a main file.
-pub(super) fn abandoned(names: &[String]) -> impl Iterator<Item = &str> {
-    let whole: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
+pub(super) fn abandoned_files(names: &[String]) -> impl Iterator<Item = &str> {
+    let whole: Vec<u64> = names.iter().filter_map(|name| parse_step(name)).collect();
     let is_abandoned = move |name: &&str| {
-        is_unfinished(name) || part_of(name).is_some_and(|(step, _)| !whole.contains(&step))
+        is_unfinished(name) || parse_part(name).is_some_and(|(step, _)| !whole.contains(&step))
     };
     names.iter().map(String::as_str).filter(is_abandoned)
 }
 
 /// The files to remove after a save of `step`: checkpoints before the last `keep`, parts without a main file,
 /// unfinished files. Later steps stay, since only a load can verify them.
-pub(super) fn leftovers(
+pub(super) fn outdated_files(
     names: &[String],
     saved: (u64, Option<u64>),
     keep: usize,
 ) -> impl Iterator<Item = &str> {
     let (step, id) = saved;
     let mut earlier: Vec<u64> =
-        names.iter().filter_map(|name| step_of(name)).filter(|it| *it < step).collect();
+        names.iter().filter_map(|name| parse_step(name)).filter(|it| *it < step).collect();
     earlier.sort_unstable();
     let kept = earlier.split_off(earlier.len().saturating_sub(keep.saturating_sub(1)));
-    let later: Vec<u64> = names.iter().filter_map(|name| step_of(name)).filter(|it| *it > step).collect();
+    let later: Vec<u64> = names.iter().filter_map(|name| parse_step(name)).filter(|it| *it > step).collect();
     let is_left_over = move |name: &str| {
-        if let Some(it) = step_of(name) {
+        if let Some(it) = parse_step(name) {
             it < step && !kept.contains(&it)
-        } else if let Some((of, save)) = part_of(name) {
+        } else if let Some((of, save)) = parse_part(name) {
             if of == step { Some(save) != id } else { !kept.contains(&of) && !later.contains(&of) }
         } else {
             is_unfinished(name)
@@ -86,13 +86,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_we_give_are_ours() {
-        assert_eq!(main(40), "step-0000000040.safetensors");
-        assert_eq!(part(40, 0xAB, 1, 4), "step-0000000040.00000000000000ab.part-1-of-4.safetensors");
+    fn foreign_file_names_are_not_matched() {
+        assert_eq!(main_file_name(40), "step-0000000040.safetensors");
+        assert_eq!(
+            part_file_name(40, 0xAB, 1, 4),
+            "step-0000000040.00000000000000ab.part-1-of-4.safetensors"
+        );
         for step in [0, 40, 12_345_678_901] {
-            assert_eq!(step_of(&main(step)), Some(step));
-            assert_eq!(part_of(&part(step, 3, 0, 1)), Some((step, 3)));
-            assert!(is_unfinished(&unfinished(&main(step), 9)));
+            assert_eq!(parse_step(&main_file_name(step)), Some(step));
+            assert_eq!(parse_part(&part_file_name(step, 3, 0, 1)), Some((step, 3)));
+            assert!(is_unfinished(&unfinished_file_name(&main_file_name(step), 9)));
         }
         for name in [
             "step-40.safetensors",
@@ -102,39 +105,56 @@ mod tests {
             "model.safetensors",
             "model.safetensors.partial-1",
         ] {
-            assert!(step_of(name).is_none() && part_of(name).is_none() && !is_unfinished(name), "{name}");
+            assert!(
+                parse_step(name).is_none() && parse_part(name).is_none() && !is_unfinished(name),
+                "{name}"
+            );
         }
     }
 
     #[test]
-    fn last_ones_are_kept_with_their_parts() {
-        let mut names: Vec<String> = [10, 20, 30, 40, 90].map(main).to_vec();
-        names.extend([10, 20, 30, 40, 90].map(|step| part(step, step, 0, 2)));
+    fn newest_checkpoints_keep_their_parts() {
+        let mut names: Vec<String> = [10, 20, 30, 40, 90].map(main_file_name).to_vec();
+        names.extend([10, 20, 30, 40, 90].map(|step| part_file_name(step, step, 0, 2)));
         names.extend([
-            part(40, 41, 0, 2),
-            part(25, 1, 0, 1),
-            unfinished(&main(20), 5),
+            part_file_name(40, 41, 0, 2),
+            part_file_name(25, 1, 0, 1),
+            unfinished_file_name(&main_file_name(20), 5),
             "notes.txt".to_owned(),
         ]);
-        let gone: Vec<&str> = leftovers(&names, (40, Some(41)), 3).collect();
-        let expected =
-            [main(10), part(10, 10, 0, 2), part(40, 40, 0, 2), part(25, 1, 0, 1), unfinished(&main(20), 5)];
+        let gone: Vec<&str> = outdated_files(&names, (40, Some(41)), 3).collect();
+        let expected = [
+            main_file_name(10),
+            part_file_name(10, 10, 0, 2),
+            part_file_name(40, 40, 0, 2),
+            part_file_name(25, 1, 0, 1),
+            unfinished_file_name(&main_file_name(20), 5),
+        ];
         assert_eq!(gone, expected);
     }
 
     #[test]
-    fn save_that_was_cut_off_has_left_what_no_main_file_can_name() {
-        let kept = [main(20), part(20, 1, 0, 1), part(20, 2, 0, 1), "notes.txt".to_owned()];
-        let left = [unfinished(&main(20), 1), unfinished(&part(30, 1, 0, 2), 1), part(30, 1, 1, 2)];
+    fn interrupted_save_leaves_unreferenced_parts() {
+        let kept = [
+            main_file_name(20),
+            part_file_name(20, 1, 0, 1),
+            part_file_name(20, 2, 0, 1),
+            "notes.txt".to_owned(),
+        ];
+        let left = [
+            unfinished_file_name(&main_file_name(20), 1),
+            unfinished_file_name(&part_file_name(30, 1, 0, 2), 1),
+            part_file_name(30, 1, 1, 2),
+        ];
         let names = [&kept[..], &left].concat();
-        assert_eq!(abandoned(&names).collect::<Vec<_>>(), left);
+        assert_eq!(abandoned_files(&names).collect::<Vec<_>>(), left);
     }
 
     proptest! {
         #[test]
-        fn saved_checkpoints_stay(steps in proptest::collection::vec(0u64..50, 0..9), step in 0u64..50, keep in 0usize..5) {
-            let names: Vec<String> = steps.into_iter().chain([step]).map(main).collect();
-            prop_assert!(leftovers(&names, (step, None), keep).all(|name| name != main(step)));
+        fn saved_checkpoints_are_not_abandoned(steps in proptest::collection::vec(0u64..50, 0..9), step in 0u64..50, keep in 0usize..5) {
+            let names: Vec<String> = steps.into_iter().chain([step]).map(main_file_name).collect();
+            prop_assert!(outdated_files(&names, (step, None), keep).all(|name| name != main_file_name(step)));
         }
     }
 }

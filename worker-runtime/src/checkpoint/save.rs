@@ -5,7 +5,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use super::agree::{all_or_none, rank, share};
+use super::agree::{agree_on_result, broadcast_bytes, rank_of_index};
 use super::error::CheckpointError;
 use super::file::{self, Checksum, Draft};
 use super::header::{self, FileMetadata, TensorSpec, saved_type, type_name};
@@ -19,22 +19,22 @@ use crate::process_group::Group;
 #[derive(Debug)]
 pub(super) struct RowCounts {
     /// For each rank, its rows of each tensor in the order of the state.
-    of_ranks: Vec<Vec<usize>>,
+    by_rank: Vec<Vec<usize>>,
 }
 
 impl RowCounts {
     /// Rows of each tensor over all ranks.
     pub(super) fn total(&self) -> Vec<usize> {
-        let tensors = self.of_ranks.first().map_or(0, Vec::len);
+        let tensors = self.by_rank.first().map_or(0, Vec::len);
         // A wrong count overflows to a sum that matches no file.
         (0..tensors)
-            .map(|at| self.of_ranks.iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[at])))
+            .map(|at| self.by_rank.iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[at])))
             .collect()
     }
 
     /// Rows of a tensor on lower ranks.
-    pub(super) fn before(&self, tensor: usize, own: usize) -> usize {
-        self.of_ranks[..own].iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[tensor]))
+    pub(super) fn rows_before(&self, tensor: usize, own: usize) -> usize {
+        self.by_rank[..own].iter().fold(0usize, |sum, row_counts| sum.saturating_add(row_counts[tensor]))
     }
 }
 
@@ -45,7 +45,7 @@ pub(super) fn compare_states(
     state: &StateDict<'_>,
 ) -> Result<RowCounts, CheckpointError> {
     let checked = state.check().map_err(Into::into);
-    let step = all_or_none(
+    let step = agree_on_result(
         group,
         checked.and_then(|()| i64::try_from(step).map_err(|_| CheckpointError::NoSuchStep { step })),
     )?;
@@ -54,7 +54,7 @@ pub(super) fn compare_states(
     let (said, _) = all.as_chunks::<2>();
     if let Some(other) = said.iter().position(|other| *other != said[0]) {
         let ([ours, _], [theirs, _]) = (said[0], said[other]);
-        let rank = rank(other);
+        let rank = rank_of_index(other);
         return Err(if ours == theirs {
             CheckpointError::ShardsDiffer { rank }
         } else {
@@ -62,18 +62,18 @@ pub(super) fn compare_states(
         });
     }
     let row_counts: Vec<i64> =
-        state.placement(Placement::Sharded).map(|tensor| tensor.rows() as i64).collect();
+        state.tensors_with_placement(Placement::Sharded).map(|tensor| tensor.rows() as i64).collect();
     let all = if row_counts.is_empty() { Vec::new() } else { group.all_gather(&row_counts)? };
     let of_rank = |row_counts: &[i64]| {
         row_counts.iter().map(|&row_counts| usize::try_from(row_counts).unwrap_or(usize::MAX)).collect()
     };
-    Ok(RowCounts { of_ranks: all.chunks(row_counts.len().max(1)).map(of_rank).collect() })
+    Ok(RowCounts { by_rank: all.chunks(row_counts.len().max(1)).map(of_rank).collect() })
 }
 
 /// A hash of names, types and row shapes of the sharded tensors.
 fn sharded_hash(state: &StateDict<'_>) -> i64 {
     let mut hash = Checksum::new();
-    for tensor in state.placement(Placement::Sharded) {
+    for tensor in state.tensors_with_placement(Placement::Sharded) {
         let Tensor { name, data_type, .. } = tensor;
         hash.add(format!("{name:?} {data_type} {:?};", tensor.row_shape()).as_bytes());
     }
@@ -106,16 +106,16 @@ impl Checkpoint {
         };
         let is_root = self.group.rank() == ROOT;
         let written = if is_root {
-            let tensors: Vec<_> = state.placement(Placement::Replicated).collect();
-            write(&self.folder, &names::main(step), &about, &tensors).map(drop)
+            let tensors: Vec<_> = state.tensors_with_placement(Placement::Replicated).collect();
+            write_file(&self.folder, &names::main_file_name(step), &about, &tensors).map(drop)
         } else {
             Ok(())
         };
-        let written = all_or_none(&mut self.group, written);
+        let written = agree_on_result(&mut self.group, written);
         match (&written, id) {
             // The part is kept: it may belong to a complete checkpoint on another rank.
             (Ok(()) | Err(CheckpointError::Group(_)), _) | (_, None) => {}
-            (Err(_), Some(id)) => self.remove(&[self.own_part(step, id)]),
+            (Err(_), Some(id)) => self.remove(&[self.own_part_name(step, id)]),
         }
         written?;
         if is_root {
@@ -132,18 +132,19 @@ impl Checkpoint {
         state: &StateDict<'_>,
         row_counts: &RowCounts,
     ) -> Result<Option<Sharding>, CheckpointError> {
-        let tensors: Vec<_> = state.placement(Placement::Sharded).collect();
+        let tensors: Vec<_> = state.tensors_with_placement(Placement::Sharded).collect();
         if tensors.is_empty() {
             return Ok(None);
         }
-        let id = share(&mut self.group, Uuid::new_v4().as_u64_pair().0.to_le_bytes().to_vec(), ROOT)?;
+        let id =
+            broadcast_bytes(&mut self.group, Uuid::new_v4().as_u64_pair().0.to_le_bytes().to_vec(), ROOT)?;
         let id = id.first_chunk().map(|id| u64::from_le_bytes(*id));
         let id = id.ok_or(CheckpointError::Strange { rank: ROOT })?;
-        let name = self.own_part(step, id);
+        let name = self.own_part_name(step, id);
         let world_size = self.group.world_size().get();
         let about = FileMetadata { step, world_size, sharding: None, metadata: [].into() };
-        let written = write(&self.folder, &name, &about, &tensors);
-        let written = all_or_none(&mut self.group, written).inspect_err(|_| self.remove(&[name]))?;
+        let written = write_file(&self.folder, &name, &about, &tensors);
+        let written = agree_on_result(&mut self.group, written).inspect_err(|_| self.remove(&[name]))?;
         let checksums = self.group.all_gather(&[written.cast_signed()])?;
         let whole = |(tensor, total): (&&Tensor<'_>, usize)| ShardedTensor {
             name: tensor.name.clone(),
@@ -157,23 +158,24 @@ impl Checkpoint {
         Ok(Some(Sharding {
             id,
             tensors: tensors.iter().zip(row_counts.total()).map(whole).collect(),
-            parts: checksums.iter().zip(&row_counts.of_ranks).map(part).collect(),
+            parts: checksums.iter().zip(&row_counts.by_rank).map(part).collect(),
         }))
     }
 
-    fn own_part(&self, step: u64, id: u64) -> String {
-        names::part(step, id, self.group.rank().index(), self.group.world_size().get() as usize)
+    fn own_part_name(&self, step: u64, id: u64) -> String {
+        names::part_file_name(step, id, self.group.rank().index(), self.group.world_size().get() as usize)
     }
 
     fn remove_abandoned(&self) {
         let names = file::list(&self.folder).unwrap_or_default();
-        let gone: Vec<_> = names::abandoned(&names).map(str::to_owned).collect();
+        let gone: Vec<_> = names::abandoned_files(&names).map(str::to_owned).collect();
         self.remove(&gone);
     }
 
     fn remove_leftovers(&self, step: u64, id: Option<u64>) {
         let names = file::list(&self.folder).unwrap_or_default();
-        let gone: Vec<_> = names::leftovers(&names, (step, id), self.keep.get()).map(str::to_owned).collect();
+        let gone: Vec<_> =
+            names::outdated_files(&names, (step, id), self.keep.get()).map(str::to_owned).collect();
         self.remove(&gone);
     }
 
@@ -189,7 +191,7 @@ impl Checkpoint {
 }
 
 /// Writes tensors to a file; returns its checksum.
-fn write(
+fn write_file(
     folder: &Path,
     name: &str,
     about: &FileMetadata,

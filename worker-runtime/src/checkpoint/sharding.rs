@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::header::{parse_checksum, render_checksum};
-use super::state::product;
+use super::state::element_count;
 
 /// The sharded tensors of a checkpoint and its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,33 +64,33 @@ impl Sharding {
             Some(ShardedTensor {
                 name: name.to_owned(),
                 data_type: data_type.to_owned(),
-                shape: numbers(&value["shape"])?,
+                shape: parse_numbers(&value["shape"])?,
             })
         };
         let part = |value: &Value| {
             Some(ShardFile {
                 checksum: parse_checksum(value["checksum"].as_str()?)?,
-                rows: numbers(&value["rows"])?,
+                rows: parse_numbers(&value["rows"])?,
             })
         };
         let tensors: Vec<_> = value["tensors"].as_array()?.iter().map(whole).collect::<Option<_>>()?;
         let parts: Vec<_> = value["parts"].as_array()?.iter().map(part).collect::<Option<_>>()?;
         let sharding = Self { id: parse_checksum(value["id"].as_str()?)?, tensors, parts };
-        sharding.is_possible().then_some(sharding)
+        sharding.is_consistent().then_some(sharding)
     }
 
-    fn is_possible(&self) -> bool {
+    fn is_consistent(&self) -> bool {
         let is_whole = |(index, tensor): (usize, &ShardedTensor)| {
             let rows =
                 self.parts.iter().try_fold(0usize, |sum, part| sum.checked_add(*part.rows.get(index)?));
-            rows.is_some() && rows == tensor.shape.first().copied() && product(&tensor.shape).is_some()
+            rows.is_some() && rows == tensor.shape.first().copied() && element_count(&tensor.shape).is_some()
         };
         let as_many = self.parts.iter().all(|part| part.rows.len() == self.tensors.len());
         as_many && self.tensors.iter().enumerate().all(is_whole)
     }
 
     /// The parts that hold the rows `wanted` of a tensor.
-    pub(super) fn pieces(&self, tensor: usize, wanted: &Range<usize>) -> Vec<RowRange> {
+    pub(super) fn row_ranges(&self, tensor: usize, wanted: &Range<usize>) -> Vec<RowRange> {
         let mut start = 0;
         let piece = |(part, rows): (usize, usize)| {
             let placement = start..start + rows;
@@ -107,7 +107,7 @@ impl Sharding {
     }
 }
 
-fn numbers(value: &Value) -> Option<Vec<usize>> {
+fn parse_numbers(value: &Value) -> Option<Vec<usize>> {
     let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
     value.as_array()?.iter().map(number).collect()
 }
@@ -149,7 +149,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_finds_its_new_place(before in proptest::collection::vec(0usize..9, 1..6), cuts in proptest::collection::vec(0usize..40, 0..5)) {
+        fn resharded_rows_are_complete(before in proptest::collection::vec(0usize..9, 1..6), cuts in proptest::collection::vec(0usize..40, 0..5)) {
             let total: usize = before.iter().sum();
             let sharding = sharding(&before);
             let rows: Vec<Vec<usize>> = {
@@ -161,7 +161,7 @@ mod tests {
             let mut start = 0;
             for end in ends {
                 let mut own = vec![usize::MAX; end - start];
-                for RowRange { part, from, to } in sharding.pieces(0, &(start..end)) {
+                for RowRange { part, from, to } in sharding.row_ranges(0, &(start..end)) {
                     own[to..to + from.len()].copy_from_slice(&rows[part][from]);
                 }
                 prop_assert_eq!(own, (start..end).collect::<Vec<_>>());
@@ -170,7 +170,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_panics(text: String) {
+        fn arbitrary_sharding_text_does_not_panic(text: String) {
             Sharding::parse(&text);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::header::{METADATA, OURS};
+use super::header::{METADATA, OWN_PREFIX};
 use crate::process_group::{DataType, Element};
 
 /// The state of a training on one rank, as torch's state dict: the same value is used to save and to fill it.
@@ -91,25 +91,25 @@ impl<'a> StateDict<'a> {
     /// Rank 0 writes it. Ranks may add such tensors in different orders.
     #[must_use]
     pub fn replicated<T: Element>(self, name: impl Into<String>, shape: &[usize], data: &'a mut [T]) -> Self {
-        self.with(Placement::Replicated, name.into(), shape, data)
+        self.with_tensor(Placement::Replicated, name.into(), shape, data)
     }
 
     /// Adds this rank's rows of a tensor. `shape` is that of the part; the parts of all ranks in rank order
     /// are the whole. They may have different sizes, and another number of ranks may divide them differently.
     #[must_use]
     pub fn sharded<T: Element>(self, name: impl Into<String>, shape: &[usize], data: &'a mut [T]) -> Self {
-        self.with(Placement::Sharded, name.into(), shape, data)
+        self.with_tensor(Placement::Sharded, name.into(), shape, data)
     }
 
     /// Adds a text, which [`Loaded`](super::Loaded) returns: values that the weights
     /// depend on and no tensor holds.
     #[must_use]
-    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+    pub fn with_metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
     }
 
-    fn with<T: Element>(
+    fn with_tensor<T: Element>(
         mut self,
         placement: Placement,
         name: String,
@@ -142,21 +142,24 @@ impl<'a> StateDict<'a> {
                 return Err(StateError::NoRows { name: name() });
             }
             let elements = bytes.len() / data_type.size();
-            if product(shape) != Some(elements) {
+            if element_count(shape) != Some(elements) {
                 return Err(StateError::WrongShape { name: name(), shape: shape.clone(), elements });
             }
         }
-        let reserved = self.metadata.keys().find(|key| key.starts_with(OURS));
+        let reserved = self.metadata.keys().find(|key| key.starts_with(OWN_PREFIX));
         reserved.map_or(Ok(()), |name| Err(StateError::Reserved { name: name.clone() }))
     }
 
     /// The tensors with this distribution.
-    pub(super) fn placement(&self, how: Placement) -> impl Iterator<Item = &Tensor<'a>> {
+    pub(super) fn tensors_with_placement(&self, how: Placement) -> impl Iterator<Item = &Tensor<'a>> {
         self.tensors.iter().filter(move |tensor| tensor.placement == how)
     }
 
     /// As [`held`](Self::held), mutable.
-    pub(super) fn placement_mut(&mut self, how: Placement) -> impl Iterator<Item = &mut Tensor<'a>> {
+    pub(super) fn tensors_with_placement_mut(
+        &mut self,
+        how: Placement,
+    ) -> impl Iterator<Item = &mut Tensor<'a>> {
         self.tensors.iter_mut().filter(move |tensor| tensor.placement == how)
     }
 }
@@ -174,7 +177,7 @@ impl Tensor<'_> {
 }
 
 /// Number of elements of a shape; `None` on overflow.
-pub(super) fn product(shape: &[usize]) -> Option<usize> {
+pub(super) fn element_count(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length))
 }
 
@@ -183,31 +186,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn state_that_no_checkpoint_can_hold_is_refused_by_name() {
+    fn invalid_state_is_refused_with_tensor_name() {
         let (mut one, mut two) = ([1.0f32; 6], [2i64; 2]);
-        let told = |state: StateDict<'_>| state.check().map_err(|error| error.to_string());
+        let error_text = |state: StateDict<'_>| state.check().map_err(|error| error.to_string());
         assert_eq!(
-            told(StateDict::new().replicated("w", &[2, 3], &mut one).sharded("b", &[2], &mut two)),
+            error_text(StateDict::new().replicated("w", &[2, 3], &mut one).sharded("b", &[2], &mut two)),
             Ok(())
         );
         assert_eq!(
-            told(StateDict::new().replicated("w", &[6], &mut one).replicated("w", &[2], &mut two)),
+            error_text(StateDict::new().replicated("w", &[6], &mut one).replicated("w", &[2], &mut two)),
             Err("two tensors of the state are called `w`".to_owned())
         );
         assert_eq!(
-            told(StateDict::new().replicated("w", &[7], &mut one)),
+            error_text(StateDict::new().replicated("w", &[7], &mut one)),
             Err("`w` of shape [7] cannot have 6 elements".to_owned())
         );
         assert_eq!(
-            told(StateDict::new().replicated("w", &[usize::MAX, 2], &mut one)),
+            error_text(StateDict::new().replicated("w", &[usize::MAX, 2], &mut one)),
             Err(format!("`w` of shape [{}, 2] cannot have 6 elements", usize::MAX))
         );
         assert_eq!(
-            told(StateDict::new().sharded("w", &[], &mut one[..1])),
+            error_text(StateDict::new().sharded("w", &[], &mut one[..1])),
             Err("`w` is sharded by its first dimension, but has no dimensions".to_owned())
         );
         for state in [
-            StateDict::new().metadata("rankrun.step", "1"),
+            StateDict::new().with_metadata("rankrun.step", "1"),
             StateDict::new().replicated("__metadata__", &[2], &mut two),
         ] {
             assert!(matches!(state.check(), Err(StateError::Reserved { .. })));

@@ -172,11 +172,11 @@ impl Driver {
         // Function pointers and the driver's threads need it for the rest of the process.
         let library: &'static _ = Box::leak(Box::new(library));
         // SAFETY: any function identifies the file; it is not called through this pointer.
-        let any = unsafe { library::function::<*const c_void>(library, "cuInit") };
-        let path = any.ok().and_then(library::file_of).unwrap_or_else(|| PathBuf::from(name));
+        let any = unsafe { library::load_function::<*const c_void>(library, "cuInit") };
+        let path = any.ok().and_then(library::library_path_of).unwrap_or_else(|| PathBuf::from(name));
         macro_rules! function {
             ($name:literal) => {
-                library::function(library, $name).map_err(|message| CudaMissing::NoFunction {
+                library::load_function(library, $name).map_err(|message| CudaMissing::NoFunction {
                     function: $name,
                     path: path.clone(),
                     message,
@@ -202,7 +202,8 @@ impl Driver {
                 destroy_stream: function!("cuStreamDestroy_v2"),
                 wait_event: function!("cuStreamWaitEvent"),
                 fill: function!("cuMemsetD8Async"),
-                exchange_capture_mode: library::function(library, "cuThreadExchangeStreamCaptureMode").ok(),
+                exchange_capture_mode: library::load_function(library, "cuThreadExchangeStreamCaptureMode")
+                    .ok(),
             };
             let driver = Self {
                 path: path.clone(),

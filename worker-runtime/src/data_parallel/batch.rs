@@ -21,10 +21,10 @@ pub trait Batch: Sized + Send + Sync {
 
     /// A range of the rows: a view or a copy.
     #[must_use]
-    fn part(&self, rows: Range<usize>) -> Self;
+    fn slice_rows(&self, rows: Range<usize>) -> Self;
 
     /// Concatenates the rows of all parts, of which there is at least one.
-    fn join(parts: Vec<Self>) -> Self;
+    fn concat(parts: Vec<Self>) -> Self;
 }
 
 /// Rows of numbers in host memory.
@@ -84,12 +84,12 @@ impl<T: Clone + Send + Sync> Batch for Rows<T> {
         self.values.len() / self.columns
     }
 
-    fn part(&self, rows: Range<usize>) -> Self {
+    fn slice_rows(&self, rows: Range<usize>) -> Self {
         let values = self.values[rows.start * self.columns..rows.end * self.columns].to_vec();
         Self { columns: self.columns, values }
     }
 
-    fn join(parts: Vec<Self>) -> Self {
+    fn concat(parts: Vec<Self>) -> Self {
         let columns = parts.first().map_or(1, |part| part.columns);
         Self { columns, values: parts.into_iter().flat_map(|part| part.values).collect() }
     }
@@ -113,7 +113,7 @@ mod tests {
 
     /// The result of `torch.zeros(rows, 3).chunk(parts)` of torch 2.15.
     #[test]
-    fn parts_are_those_of_torch() {
+    fn chunk_sizes_match_torch() {
         assert_eq!(lengths(30, 2), [15, 15]);
         assert_eq!(lengths(30, 4), [8, 8, 8, 6]);
         assert_eq!(lengths(30, 8), [4, 4, 4, 4, 4, 4, 4, 2]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_whole() {
+    fn uneven_row_values_are_refused() {
         assert_eq!(
             Rows::new(2, vec![1, 2, 3]).unwrap_err().to_string(),
             "3 numbers are not a multiple of the row length 2"
@@ -138,11 +138,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_split_is_put_together_again(rows in 0usize..300, columns in 1usize..5, parts in 1usize..50) {
+        fn sliced_batch_concatenates_to_original(rows in 0usize..300, columns in 1usize..5, parts in 1usize..50) {
             let whole = Rows::new(columns, (0..rows * columns).collect()).unwrap();
-            let all: Vec<_> = chunks(rows, parts).into_iter().map(|range| whole.part(range)).collect();
+            let all: Vec<_> = chunks(rows, parts).into_iter().map(|range| whole.slice_rows(range)).collect();
             prop_assert!(all.len() <= parts && all.iter().all(|part| rows == 0 || part.rows() > 0));
-            prop_assert_eq!(Rows::join(all), whole);
+            prop_assert_eq!(Rows::concat(all), whole);
         }
     }
 }

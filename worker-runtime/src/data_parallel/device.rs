@@ -87,7 +87,7 @@ impl DeviceIds {
 
     /// Several replicas on one device: for tests of splitting on a machine with one device.
     #[must_use]
-    pub fn shared(device: &Device, replicas: std::num::NonZero<usize>) -> Self {
+    pub fn repeated(device: &Device, replicas: std::num::NonZero<usize>) -> Self {
         Self(vec![device.clone(); replicas.get()])
     }
 
@@ -106,21 +106,27 @@ mod tests {
         text.split_whitespace().map(|word| word.parse().unwrap()).collect()
     }
 
-    fn refused(text: &str, available: usize) -> String {
+    fn device_error_text(text: &str, available: usize) -> String {
         DeviceIds::new(devices(text), available).unwrap_err().to_string()
     }
 
     #[test]
-    fn order_is_that_of_the_user() {
+    fn devices_keep_user_order() {
         let ids = DeviceIds::new(devices("cuda:3 cuda:0 2"), 4).unwrap();
         assert_eq!(ids.devices(), [Device::Cuda(3), Device::Cuda(0), Device::Cuda(2)]);
     }
 
     #[test]
-    fn what_is_not_there_twice_or_of_another_kind_is_named() {
-        assert_eq!(refused("", 2), "the device list of the model is empty");
-        assert_eq!(refused("0 1 cuda:0", 2), "the device `cuda:0` is named twice");
-        assert_eq!(refused("0 2", 2), "device `cuda:2` does not exist: this process sees 2 of kind `cuda`");
-        assert_eq!(refused("cuda:0 cpu:0", 2), "the devices are of different kinds: `cuda:0` and `cpu:0`");
+    fn missing_duplicate_or_mixed_device_is_named() {
+        assert_eq!(device_error_text("", 2), "the device list of the model is empty");
+        assert_eq!(device_error_text("0 1 cuda:0", 2), "the device `cuda:0` is named twice");
+        assert_eq!(
+            device_error_text("0 2", 2),
+            "device `cuda:2` does not exist: this process sees 2 of kind `cuda`"
+        );
+        assert_eq!(
+            device_error_text("cuda:0 cpu:0", 2),
+            "the devices are of different kinds: `cuda:0` and `cpu:0`"
+        );
     }
 }

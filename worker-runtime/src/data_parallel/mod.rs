@@ -197,13 +197,13 @@ impl<R: Replica> DataParallel<R> {
 
     /// The replica on the first device, with the parameters and gradients of the model; torch's `module`.
     #[must_use]
-    pub fn first(&self) -> &R {
+    pub fn first_replica(&self) -> &R {
         &self.replicas[0]
     }
 
-    /// As [`first`](Self::first), mutable, for the optimiser. The others get
+    /// As [`first_replica`](Self::first_replica), mutable, for the optimiser. The others get
     /// its parameters with their next batch.
-    pub fn first_mut(&mut self) -> &mut R {
+    pub fn first_replica_mut(&mut self) -> &mut R {
         self.is_stale[1..].fill(true);
         &mut self.replicas[0]
     }
@@ -228,15 +228,15 @@ impl<R: Replica> DataParallel<R> {
         let parameters = is_stale.contains(&true).then(|| self.replicas[0].parameters()).transpose();
         let parameters =
             parameters.map_err(|source| DataParallelError::Replica { device: device(), source })?;
-        let outputs = self.apply(parts.len(), |at, replica| {
+        let outputs = self.run_on_replicas(parts.len(), |at, replica| {
             if let (true, Some(parameters)) = (is_stale[at], &parameters) {
                 replica.set_parameters(parameters)?;
             }
-            replica.forward(input.part(parts[at].clone()))
+            replica.forward(input.slice_rows(parts[at].clone()))
         })?;
         self.is_stale[..parts.len()].fill(false);
         self.output_rows = outputs.iter().map(Batch::rows).collect();
-        Ok(R::Output::join(outputs))
+        Ok(R::Output::concat(outputs))
     }
 
     /// Computes the gradients of all parameters from that of the output of the last
@@ -256,9 +256,9 @@ impl<R: Replica> DataParallel<R> {
         if expected != given {
             return Err(DataParallelError::WrongRows { expected, given });
         }
-        let gradients = self.apply(rows.len(), |at, replica| {
+        let gradients = self.run_on_replicas(rows.len(), |at, replica| {
             let start = rows[..at].iter().sum();
-            replica.backward(output_gradient.part(start..start + rows[at]))
+            replica.backward(output_gradient.slice_rows(start..start + rows[at]))
         })?;
         for gradients in gradients {
             let added = self.replicas[0].add_gradients(&gradients);
@@ -270,7 +270,7 @@ impl<R: Replica> DataParallel<R> {
 
     /// Calls a function on each of the first replicas, each on a thread of its
     /// own; returns the results in order.
-    fn apply<T: Send>(
+    fn run_on_replicas<T: Send>(
         &mut self,
         replicas: usize,
         call: impl Fn(usize, &mut R) -> Result<T, R::Error> + Sync,

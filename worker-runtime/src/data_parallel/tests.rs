@@ -89,7 +89,7 @@ fn steps(devices: &[usize], rows: usize) -> Vec<(Vec<i64>, Vec<i64>)> {
     let step = |_| {
         let output = model.forward(&batch(rows)).unwrap();
         model.backward(&output).unwrap();
-        let first = model.first_mut();
+        let first = model.first_replica_mut();
         let gradients = std::mem::replace(&mut first.gradients, vec![0; 3]);
         first.weights.iter_mut().zip(&gradients).for_each(|(weight, slope)| *weight -= slope);
         (output.values().to_vec(), first.weights.clone())
@@ -98,7 +98,7 @@ fn steps(devices: &[usize], rows: usize) -> Vec<(Vec<i64>, Vec<i64>)> {
 }
 
 #[test]
-fn any_number_of_devices_takes_the_steps_of_one() {
+fn device_count_does_not_change_training() {
     for rows in [1, 2, 3, 5, 7, 30] {
         // The first device is the same, and its weights are the model's.
         let one = steps(&[4], rows);
@@ -109,7 +109,7 @@ fn any_number_of_devices_takes_the_steps_of_one() {
 }
 
 #[test]
-fn parts_go_to_the_devices_in_their_order_and_to_no_more_than_have_rows() {
+fn chunks_go_to_devices_in_order() {
     for (rows, expected) in [
         (5, &[(3, 2), (0, 2), (2, 1)][..]),
         (2, &[(3, 1), (0, 1)]),
@@ -126,17 +126,17 @@ fn parts_go_to_the_devices_in_their_order_and_to_no_more_than_have_rows() {
 }
 
 #[test]
-fn device_that_had_no_part_gets_the_parameters_later() {
+fn skipped_device_gets_parameters_later() {
     let (mut model, _) = model(&[0, 1, 2], None);
     model.forward(&batch(1)).unwrap();
-    model.first_mut().weights = vec![1, 0, 0];
+    model.first_replica_mut().weights = vec![1, 0, 0];
     model.forward(&batch(2)).unwrap();
     let output = model.forward(&batch(6)).unwrap();
     assert_eq!(output.values(), batch(6).iter().map(|row| row[0]).collect::<Vec<_>>());
 }
 
 #[test]
-fn wrong_number_of_rows_is_an_error() {
+fn wrong_row_count_is_error() {
     let (mut model, _) = model(&[0, 1], None);
     let rows = |rows: usize| Rows::new(1, vec![0; rows]).unwrap();
     assert!(matches!(model.backward(&rows(1)), Err(DataParallelError::NoForward)));
@@ -152,7 +152,7 @@ fn wrong_number_of_rows_is_an_error() {
 }
 
 #[test]
-fn replica_that_fails_is_named_and_the_others_are_waited_for() {
+fn failed_replica_is_named_after_others_finish() {
     let (mut model, seen) = model(&[5, 6, 7], Some(6));
     let error = model.forward(&batch(9)).unwrap_err();
     assert_eq!(error.to_string(), "the replica on `cpu:6` failed");
@@ -196,9 +196,9 @@ impl Replica for Meeting {
 }
 
 #[test]
-fn replicas_run_at_the_same_time() {
+fn replicas_run_concurrently() {
     let meeting = Arc::new(Barrier::new(3));
-    let ids = DeviceIds::shared(&Device::Cpu(0), std::num::NonZero::new(3).unwrap());
+    let ids = DeviceIds::repeated(&Device::Cpu(0), std::num::NonZero::new(3).unwrap());
     let mut model = DataParallel::new(ids, |_| Ok(Meeting(Arc::clone(&meeting)))).unwrap();
     let output = model.forward(&batch(3)).unwrap();
     assert_eq!(output, batch(3));

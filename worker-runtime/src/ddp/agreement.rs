@@ -27,19 +27,19 @@ pub struct ModelDifference {
     /// The lowest rank that differs from rank 0.
     pub rank: Rank,
     /// The value of that rank.
-    pub theirs: String,
+    pub value: String,
     /// The value of rank 0.
-    pub of_rank_0: String,
+    pub rank_0_value: String,
 }
 
 impl fmt::Display for ModelDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} has {}, but rank 0 has {}", self.rank, self.theirs, self.of_rank_0)
+        write!(f, "rank {} has {}, but rank 0 has {}", self.rank, self.value, self.rank_0_value)
     }
 }
 
 /// Compares the models of all ranks with two short calls. If they differ, every rank gets the same error.
-pub(crate) fn agree(group: &mut Group, ours: &Description) -> Result<(), DdpError> {
+pub(crate) fn check_same_model(group: &mut Group, ours: &Description) -> Result<(), DdpError> {
     let own = ours.encode();
     let all = group.all_gather(&[own.len() as i64, hash(&own)])?;
     let (said, _) = all.as_chunks::<2>();
@@ -55,7 +55,7 @@ pub(crate) fn agree(group: &mut Group, ours: &Description) -> Result<(), DdpErro
     };
     let (first, second) = (read(0)?, read(other)?);
     let rank = Rank(u32::try_from(other).unwrap_or(u32::MAX));
-    Err(difference(&first, &second, rank)
+    Err(find_difference(&first, &second, rank)
         .map_or(DdpError::Unreadable { rank }, |it| DdpError::Differ(it.into())))
 }
 
@@ -68,8 +68,10 @@ fn hash(bytes: &[u8]) -> i64 {
 }
 
 /// The first difference between rank 0 and another rank.
-fn difference(first: &Description, other: &Description, rank: Rank) -> Option<ModelDifference> {
-    let differ = |theirs: String, of_rank_0: String| Some(ModelDifference { rank, theirs, of_rank_0 });
+fn find_difference(first: &Description, other: &Description, rank: Rank) -> Option<ModelDifference> {
+    let differ = |theirs: String, of_rank_0: String| {
+        Some(ModelDifference { rank, value: theirs, rank_0_value: of_rank_0 })
+    };
     for index in 0..first.parameters.len().max(other.parameters.len()) {
         let show = |parameter: Option<&Parameter>, all: usize| match parameter {
             Some(parameter) => format!("{parameter} as parameter {index}"),
@@ -82,7 +84,7 @@ fn difference(first: &Description, other: &Description, rank: Rank) -> Option<Mo
         }
     }
     let show = |options: &DdpOptions| {
-        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused } = options;
+        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused_parameters: find_unused } = options;
         format!(
             "`bucket_bytes` {bucket_bytes}, `first_bucket_bytes` {first_bucket_bytes} and `find_unused` {find_unused}"
         )
@@ -94,7 +96,8 @@ impl Description {
     /// Encodes all numbers as 64 bits, little-endian: the options, then for each parameter the length of its
     /// name, the name, its type, the length of its shape and the shape.
     fn encode(&self) -> Vec<u8> {
-        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused } = self.options;
+        let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused_parameters: find_unused } =
+            self.options;
         let mut bytes = Vec::new();
         let number = |bytes: &mut Vec<u8>, number: usize| bytes.extend((number as u64).to_le_bytes());
         for option in [bucket_bytes, first_bucket_bytes, usize::from(find_unused)] {
@@ -128,7 +131,10 @@ impl Description {
             }
             parameters.push(Parameter { name, shape, data_type });
         }
-        Some(Self { options: DdpOptions { bucket_bytes, first_bucket_bytes, find_unused }, parameters })
+        Some(Self {
+            options: DdpOptions { bucket_bytes, first_bucket_bytes, find_unused_parameters: find_unused },
+            parameters,
+        })
     }
 }
 
@@ -160,11 +166,11 @@ mod tests {
     }
 
     fn difference_text(first: &Description, other: &Description) -> String {
-        difference(first, other, Rank(3)).map_or_else(|| "nothing".to_owned(), |it| it.to_string())
+        find_difference(first, other, Rank(3)).map_or_else(|| "nothing".to_owned(), |it| it.to_string())
     }
 
     #[test]
-    fn first_difference_is_told_with_both_values() {
+    fn first_model_difference_names_both_values() {
         let model = description(&[("w", &[2, 3]), ("b", &[2])]);
         assert_eq!(difference_text(&model, &model), "nothing");
         assert_eq!(
@@ -182,7 +188,7 @@ mod tests {
             "rank 3 has `b` [2] bf16 as parameter 1, but rank 0 has `b` [2] f32 as parameter 1"
         );
         let mut lax = model.clone();
-        lax.options.find_unused = true;
+        lax.options.find_unused_parameters = true;
         assert!(
             difference_text(&model, &lax).contains("`find_unused` true, but rank 0 has "),
             "{}",
@@ -192,18 +198,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn encoded_description_decodes_unchanged(
             names in proptest::collection::vec(("\\PC{0,9}", proptest::collection::vec(any::<usize>(), 0..4)), 0..9),
             find_unused in any::<bool>(),
         ) {
             let parameters = names.into_iter().map(|(name, shape)| Parameter::new::<f64>(name, &shape)).collect();
-            let written = Description { options: DdpOptions { find_unused, ..DdpOptions::default() }, parameters };
+            let written = Description { options: DdpOptions { find_unused_parameters: find_unused, ..DdpOptions::default() }, parameters };
             let bytes = written.encode();
             prop_assert_eq!(Description::decode(&bytes), Some(written));
         }
 
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_description_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             Description::decode(&bytes);
         }
     }

@@ -31,7 +31,7 @@ pub(crate) struct GradientPlace {
 pub(crate) struct Sizes {
     /// For the first bucket of each element type.
     pub(crate) first: usize,
-    pub(crate) others: usize,
+    pub(crate) rest: usize,
 }
 
 /// All buckets, in the order in which they are reduced.
@@ -57,7 +57,7 @@ impl BucketPlan {
             bucket.members.push(index);
             bucket.bytes += parameter.bytes();
             let is_first = !closed.iter().any(|other| other.data_type == data_type);
-            if bucket.bytes >= if is_first { sizes.first } else { sizes.others } {
+            if bucket.bytes >= if is_first { sizes.first } else { sizes.rest } {
                 closed.push(open.swap_remove(at));
             }
         }
@@ -104,14 +104,14 @@ mod tests {
     }
 
     fn members(parameters: &[Parameter], first: usize, others: usize) -> Vec<Vec<usize>> {
-        let plan = BucketPlan::new(parameters, Sizes { first, others });
+        let plan = BucketPlan::new(parameters, Sizes { first, rest: others });
         plan.buckets.into_iter().map(|bucket| bucket.members).collect()
     }
 
     /// The result of `torch.distributed._compute_bucket_assignment_by_size` of
     /// torch 2.15 for the reversed list.
     #[test]
-    fn buckets_are_those_of_torch() {
+    fn buckets_match_torch() {
         let one_type = model(Parameter::new::<f32>);
         assert_eq!(members(&one_type, MIB, 25 * MIB), [vec![5, 4, 3, 2], vec![1, 0]]);
         assert_eq!(members(&one_type, 1024, MIB), [vec![5, 4], vec![3, 2], vec![1, 0]]);
@@ -120,14 +120,14 @@ mod tests {
 
     /// Torch's buckets, in the order of completion.
     #[test]
-    fn each_type_has_buckets_of_its_own() {
+    fn each_data_type_has_own_buckets() {
         let two_types = model(Parameter::new::<f16>);
         assert_eq!(members(&two_types, MIB, 25 * MIB), [vec![4, 2], vec![5, 3, 1], vec![0]]);
         assert_eq!(members(&two_types, 1024, MIB), [vec![4], vec![5, 3], vec![2], vec![1], vec![0]]);
     }
 
     #[test]
-    fn size_of_one_byte_is_a_bucket_for_each() {
+    fn one_byte_size_gives_one_bucket_per_parameter() {
         let one_type = model(Parameter::new::<f32>);
         assert_eq!(members(&one_type, 1, 1).len(), 6);
         assert_eq!(members(&one_type, usize::MAX, usize::MAX), [vec![5, 4, 3, 2, 1, 0]]);
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_gradient_has_one_place_and_places_do_not_overlap(
+        fn gradient_places_do_not_overlap(
             shapes in proptest::collection::vec((0usize..50, any::<bool>()), 1..40),
             first in 1usize..200,
             others in 1usize..200,
@@ -145,7 +145,7 @@ mod tests {
                 false => Parameter::new::<f32>(at.to_string(), &[length]),
             };
             let parameters: Vec<_> = shapes.into_iter().enumerate().map(parameter).collect();
-            let plan = BucketPlan::new(&parameters, Sizes { first, others });
+            let plan = BucketPlan::new(&parameters, Sizes { first, rest: others });
             for (index, bucket) in plan.buckets.iter().enumerate() {
                 let mut start = 0;
                 for &member in &bucket.members {

@@ -2,7 +2,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::{Ddp, DdpError, check_type, parameter};
+use super::{Ddp, DdpError, check_type, parameter_at};
 use crate::process_group::Element;
 
 /// The mean gradients of a step, in the memory in which they were reduced. The next pass overwrites them.
@@ -22,7 +22,7 @@ impl<'a> Gradients<'a> {
     /// # Errors
     /// There is no such parameter, or it has another type.
     pub fn get<T: Element>(&self, index: usize) -> Result<&[T], DdpError> {
-        check_type::<T>(parameter(&self.ddp.parameters, index)?)?;
+        check_type::<T>(parameter_at(&self.ddp.parameters, index)?)?;
         let place = &self.ddp.plan.places[index];
         Ok(cast_slice(&self.ddp.slots[place.bucket].bytes()?[place.bytes.clone()]))
     }
@@ -32,7 +32,7 @@ impl<'a> Gradients<'a> {
     /// # Errors
     /// As [`get`](Self::get).
     pub fn get_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
-        check_type::<T>(parameter(&self.ddp.parameters, index)?)?;
+        check_type::<T>(parameter_at(&self.ddp.parameters, index)?)?;
         let place = &self.ddp.plan.places[index];
         Ok(cast_slice_mut(&mut self.ddp.slots[place.bucket].bytes_mut()?[place.bytes.clone()]))
     }

@@ -45,12 +45,12 @@ pub struct DdpOptions {
     /// Whether a pass may leave out parameters; torch's `find_unused_parameters`. Zeros replace their
     /// gradients, and [`Gradients::is_unused`] tells which parameters no rank has used, at the cost of one
     /// small call per step. Otherwise a missing gradient is an error.
-    pub find_unused: bool,
+    pub find_unused_parameters: bool,
 }
 
 impl Default for DdpOptions {
     fn default() -> Self {
-        Self { bucket_bytes: 25 << 20, first_bucket_bytes: 1 << 20, find_unused: false }
+        Self { bucket_bytes: 25 << 20, first_bucket_bytes: 1 << 20, find_unused_parameters: false }
     }
 }
 
@@ -111,9 +111,9 @@ impl Ddp {
     pub fn new(mut group: Group, parameters: Vec<Parameter>, options: &DdpOptions) -> Result<Self, DdpError> {
         check(&parameters)?;
         let description = Description { options: options.clone(), parameters };
-        agreement::agree(&mut group, &description)?;
+        agreement::check_same_model(&mut group, &description)?;
         let Description { options, parameters } = description;
-        let sizes = Sizes { first: options.first_bucket_bytes, others: options.bucket_bytes };
+        let sizes = Sizes { first: options.first_bucket_bytes, rest: options.bucket_bytes };
         let plan = BucketPlan::new(&parameters, sizes);
         let slots =
             plan.buckets.iter().map(|bucket| BucketMemory::Here(group.buffer(bucket.bytes))).collect();
@@ -150,7 +150,7 @@ impl Ddp {
     /// The group, for calls beside those for gradients, such as the sum of all losses. Every rank makes them
     /// at the same point of the pass: before the first gradient is ready, or after [`finish`](Self::finish).
     /// In between they are safe only if all ranks make the same gradients ready in the same order and leave
-    /// none out: a gradient that a rank leaves out ([`find_unused`](DdpOptions::find_unused)) is sent by its
+    /// none out: a gradient that a rank leaves out ([`find_unused_parameters`](DdpOptions::find_unused_parameters)) is sent by its
     /// `finish`, with all that follows. A call of the same kind and length would be taken for a bucket.
     #[must_use]
     pub fn async_group(&self) -> &AsyncGroup {
@@ -171,11 +171,11 @@ impl Ddp {
             return Err(DdpError::UnderWay);
         }
         let mut given: Vec<P> = parameters.into_iter().collect();
-        let ours = self.check_given(&mut given)?;
+        let ours = self.check_broadcast(&mut given)?;
         let is_root = self.async_group.rank() == ROOT;
         if is_root {
             for (values, &index) in given.iter_mut().zip(&ours) {
-                self.memory(index)?.copy_from_slice(values.as_mut());
+                self.gradient_memory(index)?.copy_from_slice(values.as_mut());
             }
         }
         let of_type = |data_type: DataType| data_type == T::DATA_TYPE;
@@ -183,9 +183,9 @@ impl Ddp {
         for (bucket, slot) in buckets.filter(|(bucket, _)| of_type(bucket.data_type)) {
             slot.broadcast(&self.async_group, bucket.data_type, ROOT)?;
         }
-        self.collect()?;
+        self.wait_for_buckets()?;
         for (values, &index) in given.iter_mut().zip(&ours).filter(|_| !is_root) {
-            values.as_mut().copy_from_slice(self.memory(index)?);
+            values.as_mut().copy_from_slice(self.gradient_memory(index)?);
         }
         Ok(())
     }
@@ -196,9 +196,9 @@ impl Ddp {
     /// # Errors
     /// There is no such parameter, it has another type, or its gradient is ready.
     pub fn gradient_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
-        self.check::<T>(index)?;
-        let is_empty = self.pass.touch(index);
-        let memory = self.memory(index)?;
+        self.check_gradient::<T>(index)?;
+        let is_empty = self.pass.mark_written(index);
+        let memory = self.gradient_memory(index)?;
         if is_empty {
             memory.fill(T::zeroed());
         }
@@ -210,13 +210,13 @@ impl Ddp {
     ///
     /// # Errors
     /// As [`gradient_mut`](Self::gradient_mut); or a gradient of earlier passes would be lost.
-    pub fn overwrite<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
-        self.check::<T>(index)?;
+    pub fn overwrite_gradient<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
+        self.check_gradient::<T>(index)?;
         if self.pass.is_kept(index) {
             return Err(DdpError::Kept { parameter: self.parameters[index].name.clone() });
         }
-        let _ = self.pass.touch(index);
-        self.memory(index)
+        let _ = self.pass.mark_written(index);
+        self.gradient_memory(index)
     }
 
     /// Marks the gradient as complete; it is zero if [`gradient_mut`](Self::gradient_mut) was never called.
@@ -226,12 +226,12 @@ impl Ddp {
     /// There is no such parameter, or its gradient is ready already.
     pub fn mark_ready(&mut self, index: usize) -> Result<(), DdpError> {
         self.check_pending(index)?;
-        if self.pass.touch(index) {
+        if self.pass.mark_written(index) {
             let place = self.plan.places[index].clone();
             self.slots[place.bucket].bytes_mut()?[place.bytes].fill(0);
         }
         self.pass.set_ready(index, self.plan.places[index].bucket);
-        self.start_complete()
+        self.start_ready_buckets()
     }
 
     /// Adds the gradient to the memory of [`gradient_mut`](Self::gradient_mut) and marks it ready. The last
@@ -239,15 +239,15 @@ impl Ddp {
     ///
     /// # Errors
     /// There is no such parameter, the gradient has the wrong type or length, or it is ready already.
-    pub fn ready<T: Element + std::ops::Add<Output = T>>(
+    pub fn gradient_ready<T: Element + std::ops::Add<Output = T>>(
         &mut self,
         index: usize,
         gradient: &[T],
     ) -> Result<(), DdpError> {
-        self.check::<T>(index)?;
+        self.check_gradient::<T>(index)?;
         check_length(&self.parameters[index], gradient.len())?;
-        let is_empty = self.pass.touch(index);
-        let memory = self.memory::<T>(index)?;
+        let is_empty = self.pass.mark_written(index);
+        let memory = self.gradient_memory::<T>(index)?;
         if is_empty {
             memory.copy_from_slice(gradient);
         } else {
@@ -284,29 +284,29 @@ impl Ddp {
     /// Ends the step: waits until all buckets are reduced, and returns the mean of all gradients.
     ///
     /// # Errors
-    /// A parameter has no gradient and [`DdpOptions::find_unused`] is not set: other ranks wait for it, and
+    /// A parameter has no gradient and [`DdpOptions::find_unused_parameters`] is not set: other ranks wait for it, and
     /// it can still be made ready. Or the group failed.
     pub fn finish(&mut self) -> Result<Gradients<'_>, DdpError> {
         if !self.is_exchanging {
             return Err(DdpError::NoSync);
         }
         let missing: Vec<usize> = self.pass.missing().collect();
-        if let (Some(&first), false) = (missing.first(), self.options.find_unused) {
+        if let (Some(&first), false) = (missing.first(), self.options.find_unused_parameters) {
             let parameter = self.parameters[first].name.clone();
             return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
         }
-        let used = self.options.find_unused.then(|| {
+        let used = self.options.find_unused_parameters.then(|| {
             let used = (0..self.parameters.len()).map(|index| u8::from(self.pass.is_used(index)));
             used.collect::<Vec<u8>>()
         });
         for index in missing {
-            self.pass.forget(index);
+            self.pass.mark_unwritten(index);
             self.mark_ready(index)?;
         }
         // A pass with `no_sync` inside may have complete buckets that are not started.
-        self.start_complete()?;
+        self.start_ready_buckets()?;
         let used = used.map(|used| self.async_group.all_reduce(used, ReduceOp::Max));
-        self.collect()?;
+        self.wait_for_buckets()?;
         let unused = match used {
             Some(used) => used.wait()?.into_iter().map(|used| used == 0).collect(),
             None => vec![false; self.parameters.len()],
@@ -324,7 +324,7 @@ impl Ddp {
     }
 
     /// Starts all complete buckets up to the first incomplete one.
-    fn start_complete(&mut self) -> Result<(), DdpError> {
+    fn start_ready_buckets(&mut self) -> Result<(), DdpError> {
         while self.is_exchanging
             && let Some(next) = self.pass.next_bucket()
         {
@@ -334,26 +334,26 @@ impl Ddp {
     }
 
     /// Waits for all buckets under way.
-    fn collect(&mut self) -> Result<(), DdpError> {
+    fn wait_for_buckets(&mut self) -> Result<(), DdpError> {
         // All of them, so that none remains under way after an error; the first error is returned.
         let results: Vec<_> = self.slots.iter_mut().map(BucketMemory::wait).collect();
         results.into_iter().collect()
     }
 
     /// The memory of a gradient with a checked type.
-    fn memory<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
+    fn gradient_memory<T: Element>(&mut self, index: usize) -> Result<&mut [T], DdpError> {
         let place = &self.plan.places[index];
         Ok(cast_slice_mut(&mut self.slots[place.bucket].bytes_mut()?[place.bytes.clone()]))
     }
 
     /// Checks the type, and that the gradient is not ready.
-    fn check<T: Element>(&self, index: usize) -> Result<(), DdpError> {
+    fn check_gradient<T: Element>(&self, index: usize) -> Result<(), DdpError> {
         self.check_pending(index)?;
         check_type::<T>(&self.parameters[index])
     }
 
     fn check_pending(&self, index: usize) -> Result<(), DdpError> {
-        let parameter = parameter(&self.parameters, index)?;
+        let parameter = parameter_at(&self.parameters, index)?;
         if self.pass.is_ready(index) {
             return Err(DdpError::Twice { parameter: parameter.name.clone() });
         }
@@ -361,7 +361,7 @@ impl Ddp {
     }
 
     /// The indices of all parameters of this type; checks the lengths of `given`.
-    fn check_given<T: Element, P: AsMut<[T]>>(&self, given: &mut [P]) -> Result<Vec<usize>, DdpError> {
+    fn check_broadcast<T: Element, P: AsMut<[T]>>(&self, given: &mut [P]) -> Result<Vec<usize>, DdpError> {
         let all = self.parameters.iter().enumerate();
         let ours: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
         if ours.len() != given.len() {
@@ -375,7 +375,7 @@ impl Ddp {
     }
 }
 
-fn parameter(parameters: &[Parameter], index: usize) -> Result<&Parameter, DdpError> {
+fn parameter_at(parameters: &[Parameter], index: usize) -> Result<&Parameter, DdpError> {
     parameters.get(index).ok_or(DdpError::NoSuchParameter { index, parameters: parameters.len() })
 }
 

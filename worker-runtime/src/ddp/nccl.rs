@@ -6,7 +6,7 @@ use rankrun_contract::rank::{Rank, WorldSize};
 use super::agreement::{self, Description};
 use super::bucket::{BucketPlan, Sizes};
 use super::pass::Pass;
-use super::{DdpError, DdpOptions, Parameter, ROOT, check, parameter};
+use super::{DdpError, DdpOptions, Parameter, ROOT, check, parameter_at};
 use crate::cuda::{self, CudaMissing, Event, OwnStream};
 use crate::process_group::nccl::NcclGroup;
 use crate::process_group::{
@@ -64,7 +64,7 @@ pub struct NcclDdp {
     plan: BucketPlan,
     pass: Pass,
     /// Gradients handed over in this pass, by parameter.
-    given: Vec<Option<Given>>,
+    given_gradients: Vec<Option<Given>>,
     /// Dropped after the device group, which may query its stream until then.
     reduce_stream: ReduceStream,
     /// A bucket could not be started, so the gradients are not averaged.
@@ -85,7 +85,7 @@ struct Given {
 struct ReduceStream {
     stream: OwnStream,
     /// Marks one stream for another to wait for; reused, since each mark is consumed at once.
-    mark: Event,
+    event: Event,
 }
 
 impl NcclDdp {
@@ -107,13 +107,23 @@ impl NcclDdp {
             return Err(DdpError::OtherRanks { host: seats[0], device: seats[1] });
         }
         let description = Description { options: options.clone(), parameters };
-        agreement::agree(&mut host, &description)?;
+        agreement::check_same_model(&mut host, &description)?;
         let Description { options, parameters } = description;
-        let sizes = Sizes { first: options.first_bucket_bytes, others: options.bucket_bytes };
+        let sizes = Sizes { first: options.first_bucket_bytes, rest: options.bucket_bytes };
         let plan = BucketPlan::new(&parameters, sizes);
         let (pass, given) = (Pass::new(&plan), vec![None; parameters.len()]);
         let reduce_stream = ReduceStream::new().map_err(GroupError::from)?;
-        Ok(Self { host, device, parameters, options, plan, pass, given, reduce_stream, has_ended: false })
+        Ok(Self {
+            host,
+            device,
+            parameters,
+            options,
+            plan,
+            pass,
+            given_gradients: given,
+            reduce_stream,
+            has_ended: false,
+        })
     }
 
     /// Rank of this process within both groups.
@@ -150,7 +160,7 @@ impl NcclDdp {
     /// The number or a length of the parameters is wrong, a pass is under way, or the group failed.
     pub unsafe fn broadcast(&mut self, parameters: &[DeviceMemory], stream: Stream) -> Result<(), DdpError> {
         self.check_alive()?;
-        if self.given.iter().any(Option::is_some) {
+        if self.given_gradients.iter().any(Option::is_some) {
             return Err(DdpError::UnderWay);
         }
         if parameters.len() != self.parameters.len() {
@@ -178,40 +188,40 @@ impl NcclDdp {
     /// # Errors
     /// There is no such parameter, the memory has the wrong length, its gradient was handed over before in
     /// this pass, or the group failed.
-    pub unsafe fn ready(
+    pub unsafe fn gradient_ready(
         &mut self,
         index: usize,
         gradient: DeviceMemory,
         stream: Stream,
     ) -> Result<(), DdpError> {
-        self.check(index, gradient)?;
+        self.check_gradient(index, gradient)?;
         // SAFETY: the caller's promise.
-        unsafe { self.give(index, Given { memory: gradient, stream, is_used: true }) }
+        unsafe { self.add_given_gradient(index, Given { memory: gradient, stream, is_used: true }) }
     }
 
     /// Contributes zeros as the gradient of a parameter that this rank has not used in this pass: they are
     /// written to the memory. Requires [`DdpOptions::find_unused`].
     ///
     /// # Safety
-    /// As [`ready`](Self::ready).
+    /// As [`gradient_ready`](Self::gradient_ready).
     ///
     /// # Errors
-    /// As [`ready`](Self::ready), or `find_unused` is not set.
-    pub unsafe fn unused(
+    /// As [`gradient_ready`](Self::gradient_ready), or `find_unused` is not set.
+    pub unsafe fn gradient_unused(
         &mut self,
         index: usize,
         gradient: DeviceMemory,
         stream: Stream,
     ) -> Result<(), DdpError> {
-        self.check(index, gradient)?;
-        if !self.options.find_unused {
+        self.check_gradient(index, gradient)?;
+        if !self.options.find_unused_parameters {
             return Err(DdpError::Missing { parameter: self.parameters[index].name.clone(), others: 0 });
         }
         // SAFETY: the caller's promise.
         unsafe {
             let zeroed = cuda::driver().and_then(|driver| driver.zero(gradient, stream.0));
             zeroed.map_err(GroupError::from)?;
-            self.give(index, Given { memory: gradient, stream, is_used: false })
+            self.add_given_gradient(index, Given { memory: gradient, stream, is_used: false })
         }
     }
 
@@ -233,12 +243,12 @@ impl NcclDdp {
             return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
         }
         // SAFETY: the caller's promise.
-        unsafe { self.reduce_stream.hold_up(stream) }.map_err(GroupError::from)?;
+        unsafe { self.reduce_stream.make_stream_wait(stream) }.map_err(GroupError::from)?;
         let is_used = |given: &Option<Given>| u8::from(given.is_some_and(|given| given.is_used));
-        let mut used: Vec<u8> = self.given.iter().map(is_used).collect();
-        self.given.fill(None);
+        let mut used: Vec<u8> = self.given_gradients.iter().map(is_used).collect();
+        self.given_gradients.fill(None);
         self.pass.reset();
-        if self.options.find_unused {
+        if self.options.find_unused_parameters {
             self.host.all_reduce(&mut used, ReduceOp::Max)?;
         }
         let all = used.into_iter().enumerate();
@@ -255,7 +265,7 @@ impl NcclDdp {
     /// The group failed: its unfinished work was taken off the streams.
     pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), DdpError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.device.wait(stream) }?)
+        Ok(unsafe { self.device.synchronize(stream) }?)
     }
 
     /// Waits for the buckets under way, and returns both groups.
@@ -265,14 +275,14 @@ impl NcclDdp {
     pub fn into_groups(mut self) -> Result<(Group, NcclGroup), DdpError> {
         // The device group may query this stream until its work is known to be done.
         // SAFETY: this value owns the stream.
-        unsafe { self.device.wait(self.reduce_stream.raw()) }?;
+        unsafe { self.device.synchronize(self.reduce_stream.raw()) }?;
         Ok((self.host, self.device))
     }
 
     /// Checks the length, and that the parameter was not handed over in this pass.
-    fn check(&self, index: usize, gradient: DeviceMemory) -> Result<(), DdpError> {
+    fn check_gradient(&self, index: usize, gradient: DeviceMemory) -> Result<(), DdpError> {
         self.check_alive()?;
-        let parameter = parameter(&self.parameters, index)?;
+        let parameter = parameter_at(&self.parameters, index)?;
         if self.pass.is_ready(index) {
             return Err(DdpError::Twice { parameter: parameter.name.clone() });
         }
@@ -284,21 +294,24 @@ impl NcclDdp {
     }
 
     /// Stores a checked gradient, and starts all complete buckets up to the first incomplete one.
-    unsafe fn give(&mut self, index: usize, given: Given) -> Result<(), DdpError> {
-        self.given[index] = Some(given);
+    unsafe fn add_given_gradient(&mut self, index: usize, given: Given) -> Result<(), DdpError> {
+        self.given_gradients[index] = Some(given);
         self.pass.set_ready(index, self.plan.places[index].bucket);
         while let Some(next) = self.pass.next_bucket() {
             self.has_ended = true;
             let members = self.plan.buckets[next].members.iter();
             let given: Vec<(DataType, Given)> = members
-                .filter_map(|&member| Some((self.parameters[member].data_type, self.given[member]?)))
+                .filter_map(|&member| {
+                    Some((self.parameters[member].data_type, self.given_gradients[member]?))
+                })
                 .collect();
-            // SAFETY: the promise of the caller, which all callers of `give` require.
+            // SAFETY: the promise of the caller, which all callers of `add_given_gradient` require.
             unsafe {
                 self.reduce_stream
-                    .follow(given.iter().map(|(_, given)| given.stream))
+                    .wait_for_streams(given.iter().map(|(_, given)| given.stream))
                     .map_err(GroupError::from)?;
-                let works: Vec<(DataType, DeviceCollective<'_>)> = given.iter().map(mean).collect();
+                let works: Vec<(DataType, DeviceCollective<'_>)> =
+                    given.iter().map(mean_all_reduce).collect();
                 self.device.run_grouped(&works, self.reduce_stream.raw())?;
             }
             self.has_ended = false;
@@ -307,7 +320,7 @@ impl NcclDdp {
     }
 }
 
-fn mean((data_type, given): &(DataType, Given)) -> (DataType, DeviceCollective<'static>) {
+fn mean_all_reduce((data_type, given): &(DataType, Given)) -> (DataType, DeviceCollective<'static>) {
     (*data_type, Collective::AllReduce { data: given.memory, op: ReduceOp::Mean })
 }
 
@@ -323,7 +336,7 @@ impl ReduceStream {
     fn new() -> Result<Self, CudaMissing> {
         let driver = cuda::driver()?;
         driver.current_context()?;
-        Ok(Self { stream: driver.stream()?, mark: driver.event()? })
+        Ok(Self { stream: driver.stream()?, event: driver.event()? })
     }
 
     fn raw(&self) -> Stream {
@@ -331,14 +344,14 @@ impl ReduceStream {
     }
 
     /// Orders later work here after the present work of these streams.
-    unsafe fn follow(&self, streams: impl Iterator<Item = Stream>) -> Result<(), CudaMissing> {
+    unsafe fn wait_for_streams(&self, streams: impl Iterator<Item = Stream>) -> Result<(), CudaMissing> {
         let mut followed: Vec<Stream> = Vec::new();
         for stream in streams {
             if !followed.contains(&stream) {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    self.mark.record(stream.0)?;
-                    self.mark.hold(self.stream.raw())?;
+                    self.event.record(stream.0)?;
+                    self.event.hold(self.stream.raw())?;
                 }
                 followed.push(stream);
             }
@@ -347,11 +360,11 @@ impl ReduceStream {
     }
 
     /// Orders later work of this stream after the present work here.
-    unsafe fn hold_up(&self, stream: Stream) -> Result<(), CudaMissing> {
+    unsafe fn make_stream_wait(&self, stream: Stream) -> Result<(), CudaMissing> {
         // SAFETY: the caller's promise.
         unsafe {
-            self.mark.record(self.stream.raw())?;
-            self.mark.hold(stream.0)
+            self.event.record(self.stream.raw())?;
+            self.event.hold(stream.0)
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Pass {
     /// The next bucket to start.
     next: usize,
     /// Number of gradients of each bucket.
-    whole: Vec<usize>,
+    complete_buckets: Vec<usize>,
 }
 
 impl Pass {
@@ -35,7 +35,7 @@ impl Pass {
             is_ready: vec![false; parameters],
             missing: whole.clone(),
             next: 0,
-            whole,
+            complete_buckets: whole,
         }
     }
 
@@ -60,7 +60,7 @@ impl Pass {
 
     /// Notes a write to the gradient; returns whether its memory has no value yet.
     #[must_use]
-    pub(crate) fn touch(&mut self, parameter: usize) -> bool {
+    pub(crate) fn mark_written(&mut self, parameter: usize) -> bool {
         let was_empty = self.content[parameter] == Content::Nothing;
         if was_empty {
             self.content[parameter] = Content::OfThisPass;
@@ -69,7 +69,7 @@ impl Pass {
     }
 
     /// Discards values of this pass that were never marked ready.
-    pub(crate) fn forget(&mut self, parameter: usize) {
+    pub(crate) fn mark_unwritten(&mut self, parameter: usize) {
         if self.content[parameter] == Content::OfThisPass {
             self.content[parameter] = Content::Nothing;
         }
@@ -120,7 +120,7 @@ impl Pass {
 
     fn begin(&mut self) {
         self.is_ready.fill(false);
-        self.missing.clone_from(&self.whole);
+        self.missing.clone_from(&self.complete_buckets);
         self.next = 0;
     }
 }
@@ -136,11 +136,11 @@ mod tests {
     fn plan(parameters: usize) -> BucketPlan {
         let parameter = |at: usize| Parameter::new::<f32>(at.to_string(), &[1]);
         let parameters: Vec<_> = (0..parameters).map(parameter).collect();
-        BucketPlan::new(&parameters, Sizes { first: 1, others: 1 })
+        BucketPlan::new(&parameters, Sizes { first: 1, rest: 1 })
     }
 
     #[test]
-    fn bucket_waits_for_those_before_it() {
+    fn bucket_waits_for_earlier_buckets() {
         let mut pass = Pass::new(&plan(3));
         // Parameter 2 is in bucket 0, and so on.
         pass.set_ready(1, 1);
@@ -151,20 +151,20 @@ mod tests {
     }
 
     #[test]
-    fn pass_that_is_kept_is_added_to_and_used() {
+    fn kept_pass_accumulates_gradients() {
         let mut pass = Pass::new(&plan(2));
-        assert!(pass.touch(0) && !pass.touch(0) && pass.touch(1));
+        assert!(pass.mark_written(0) && !pass.mark_written(0) && pass.mark_written(1));
         pass.set_ready(0, 1);
         pass.keep();
-        assert!(pass.is_kept(0) && pass.is_used(0) && !pass.is_ready(0) && !pass.touch(0));
-        assert!(!pass.is_used(1) && pass.touch(1), "what was not ready was nothing");
+        assert!(pass.is_kept(0) && pass.is_used(0) && !pass.is_ready(0) && !pass.mark_written(0));
+        assert!(!pass.is_used(1) && pass.mark_written(1), "what was not ready was nothing");
         pass.reset();
         assert!(pass.is_fresh() && !pass.is_used(0));
     }
 
     proptest! {
         #[test]
-        fn every_bucket_goes_once_and_in_its_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
+        fn each_bucket_is_sent_once_in_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
             let plan = plan(9);
             let mut pass = Pass::new(&plan);
             let mut gone = Vec::new();

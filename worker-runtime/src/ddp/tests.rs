@@ -23,7 +23,7 @@ fn run<R: Send>(ranks: u32, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
 
 /// Three parameters with a bucket each.
 fn ddp(group: Group, find_unused: bool) -> Ddp {
-    let options = DdpOptions { bucket_bytes: 1, first_bucket_bytes: 1, find_unused };
+    let options = DdpOptions { bucket_bytes: 1, first_bucket_bytes: 1, find_unused_parameters: find_unused };
     Ddp::new(group, model(), &options).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn model() -> Vec<Parameter> {
 }
 
 #[test]
-fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
+fn gradients_are_averaged_in_any_ready_order() {
     for bytes in [1, 16, 1 << 20] {
         run(3, |group| {
             let rank = group.rank().0 as f32;
@@ -54,13 +54,13 @@ fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
                     let value = rank + index as f32;
                     let count = ddp.parameters()[index].elements();
                     match step {
-                        0 => ddp.ready(index, &vec![value; count]).unwrap(),
+                        0 => ddp.gradient_ready(index, &vec![value; count]).unwrap(),
                         1 => {
                             ddp.gradient_mut::<f32>(index).unwrap().iter_mut().for_each(|it| *it += value);
                             ddp.mark_ready(index).unwrap();
                         }
                         _ => {
-                            ddp.overwrite::<f32>(index).unwrap().fill(value);
+                            ddp.overwrite_gradient::<f32>(index).unwrap().fill(value);
                             ddp.mark_ready(index).unwrap();
                         }
                     }
@@ -74,7 +74,7 @@ fn gradients_become_their_mean_whatever_the_order_on_each_rank() {
 }
 
 #[test]
-fn model_may_have_several_types() {
+fn model_with_several_data_types_is_averaged() {
     run(2, |group| {
         let rank = group.rank().0 as f64;
         let parameters = vec![
@@ -90,12 +90,12 @@ fn model_may_have_several_types() {
         ddp.broadcast(&mut short).unwrap();
         assert_eq!((long, short), ([vec![0.0, 7.0], vec![], vec![0.0]], [vec![f16::from_f64(5.0)]]));
 
-        ddp.ready(3, &[rank]).unwrap();
-        ddp.ready(2, &[0.0f64; 0]).unwrap();
-        ddp.ready(1, &[f16::from_f64(rank)]).unwrap();
-        let error = ddp.ready(0, &[1.0f32, 2.0]).unwrap_err();
+        ddp.gradient_ready(3, &[rank]).unwrap();
+        ddp.gradient_ready(2, &[0.0f64; 0]).unwrap();
+        ddp.gradient_ready(1, &[f16::from_f64(rank)]).unwrap();
+        let error = ddp.gradient_ready(0, &[1.0f32, 2.0]).unwrap_err();
         assert_eq!(error.to_string(), "the gradient of `a` has type f64, but the call uses f32");
-        ddp.ready(0, &[rank, 1.0]).unwrap();
+        ddp.gradient_ready(0, &[rank, 1.0]).unwrap();
         let gradients = ddp.finish().unwrap();
         assert_eq!(gradients.iter::<f64>().collect::<Vec<_>>(), [&[0.5, 1.0][..], &[], &[0.5]]);
         assert_eq!(gradients.get::<f16>(1).unwrap(), [f16::from_f64(0.5)]);
@@ -142,18 +142,18 @@ fn reporting(group: Group) -> (Group, Receiver<usize>) {
 }
 
 #[test]
-fn first_bucket_is_on_its_way_before_backward_ends() {
+fn first_bucket_starts_before_backward_ends() {
     run(2, |group| {
         let (group, begun) = reporting(group);
         let mut ddp = ddp(group, false);
         for _ in 0..3 {
             // Backward computes the gradient of the last parameter first.
-            ddp.ready(2, &[1.0f32]).unwrap();
+            ddp.gradient_ready(2, &[1.0f32]).unwrap();
             assert_eq!(begun.recv_timeout(AMPLE), Ok(4), "the first bucket waits for the end of backward");
-            ddp.ready(1, &[1.0f32; 3]).unwrap();
+            ddp.gradient_ready(1, &[1.0f32; 3]).unwrap();
             assert_eq!(begun.recv_timeout(AMPLE), Ok(12));
             // Backward ends only now.
-            ddp.ready(0, &[1.0f32; 4]).unwrap();
+            ddp.gradient_ready(0, &[1.0f32; 4]).unwrap();
             ddp.finish().unwrap();
             assert_eq!(begun.try_iter().collect::<Vec<_>>(), [16]);
         }
@@ -161,28 +161,28 @@ fn first_bucket_is_on_its_way_before_backward_ends() {
 }
 
 #[test]
-fn passes_without_sync_add_up_and_send_nothing() {
+fn no_sync_passes_accumulate_without_sending() {
     run(2, |group| {
         let rank = group.rank().0 as f32;
         let (group, begun) = reporting(group);
         let mut ddp = ddp(group, false);
         for _ in 0..2 {
             ddp.no_sync(|ddp| {
-                ddp.ready(2, &[rank])?;
+                ddp.gradient_ready(2, &[rank])?;
                 assert!(matches!(ddp.finish(), Err(DdpError::NoSync)));
-                ddp.ready(0, &[1.0f32; 4])
+                ddp.gradient_ready(0, &[1.0f32; 4])
             })
             .unwrap();
-            ddp.no_sync(|ddp| ddp.ready(2, &[10.0f32])).unwrap();
+            ddp.no_sync(|ddp| ddp.gradient_ready(2, &[10.0f32])).unwrap();
             assert_eq!(begun.try_iter().count(), 0);
-            let error = ddp.overwrite::<f32>(2).unwrap_err();
+            let error = ddp.overwrite_gradient::<f32>(2).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 "the gradient of `fc.bias` holds the sum of earlier passes, which this call would overwrite"
             );
             assert!(error.hint().is_some());
-            ddp.ready(2, &[100.0f32]).unwrap();
-            ddp.ready(1, &[2.0f32; 3]).unwrap();
+            ddp.gradient_ready(2, &[100.0f32]).unwrap();
+            ddp.gradient_ready(1, &[2.0f32; 3]).unwrap();
             ddp.gradient_mut::<f32>(0).unwrap()[3] += 4.0;
             ddp.mark_ready(0).unwrap();
             let gradients = ddp.finish().unwrap();
@@ -194,16 +194,16 @@ fn passes_without_sync_add_up_and_send_nothing() {
 }
 
 #[test]
-fn missing_gradient_is_named_and_may_still_come() {
+fn missing_gradient_is_named_and_can_follow() {
     run(2, |group| {
         let mut ddp = ddp(group, false);
-        ddp.ready(2, &[1.0f32]).unwrap();
+        ddp.gradient_ready(2, &[1.0f32]).unwrap();
         let error = ddp.finish().unwrap_err();
         assert_eq!(error.to_string(), "the gradient of `embedding` and of 1 other parameter is missing");
         assert!(error.hint().is_some_and(|hint| hint.contains("find_unused")));
         ddp.mark_ready(0).unwrap();
         assert_eq!(ddp.finish().unwrap_err().to_string(), "the gradient of `fc.weight` is missing");
-        ddp.ready(1, &[1.0f32; 3]).unwrap();
+        ddp.gradient_ready(1, &[1.0f32; 3]).unwrap();
         assert_eq!(ddp.finish().unwrap().get::<f32>(0).unwrap(), [0.0; 4]);
     });
 }
@@ -214,9 +214,9 @@ fn parameter_unused_on_all_ranks_is_reported() {
         let rank = group.rank().0;
         let mut ddp = ddp(group, true);
         for _ in 0..2 {
-            ddp.no_sync(|ddp| if rank == 1 { ddp.ready(0, &[2.0f32; 4]) } else { Ok(()) }).unwrap();
+            ddp.no_sync(|ddp| if rank == 1 { ddp.gradient_ready(0, &[2.0f32; 4]) } else { Ok(()) }).unwrap();
             if rank == 0 {
-                ddp.ready(2, &[4.0f32]).unwrap();
+                ddp.gradient_ready(2, &[4.0f32]).unwrap();
             }
             let gradients = ddp.finish().unwrap();
             let all: Vec<&[f32]> = gradients.iter().collect();
@@ -227,11 +227,11 @@ fn parameter_unused_on_all_ranks_is_reported() {
 }
 
 #[test]
-fn what_was_written_and_never_ready_is_not_used() {
+fn gradient_never_ready_is_not_used() {
     run(2, |group| {
         let mut ddp = ddp(group, true);
         for _ in 0..2 {
-            ddp.ready(2, &[4.0f32]).unwrap();
+            ddp.gradient_ready(2, &[4.0f32]).unwrap();
             ddp.gradient_mut::<f32>(0).unwrap().fill(9.0);
             let gradients = ddp.finish().unwrap();
             assert!(gradients.is_unused(0));
@@ -241,16 +241,16 @@ fn what_was_written_and_never_ready_is_not_used() {
 }
 
 #[test]
-fn pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
+fn started_pass_ends_with_finish() {
     run(2, |group| {
         let rank = group.rank().0 as f32;
         let mut ddp = ddp(group, false);
         for _ in 0..2 {
-            ddp.ready(2, &[rank]).unwrap();
-            ddp.no_sync(|ddp| ddp.ready(0, &[rank; 4])).unwrap();
-            let error = ddp.ready(2, &[1.0f32]).unwrap_err();
+            ddp.gradient_ready(2, &[rank]).unwrap();
+            ddp.no_sync(|ddp| ddp.gradient_ready(0, &[rank; 4])).unwrap();
+            let error = ddp.gradient_ready(2, &[1.0f32]).unwrap_err();
             assert_eq!(error.to_string(), "the gradient of `fc.bias` is marked ready twice in this pass");
-            ddp.no_sync(|ddp| ddp.ready(1, &[rank; 3])).unwrap();
+            ddp.no_sync(|ddp| ddp.gradient_ready(1, &[rank; 3])).unwrap();
             let gradients = ddp.finish().unwrap();
             let all: Vec<&[f32]> = gradients.iter().collect();
             assert_eq!(all, [&[0.5; 4][..], &[0.5; 3], &[0.5]]);
@@ -259,28 +259,31 @@ fn pass_that_is_on_its_way_ends_with_finish_whatever_was_called_within() {
 }
 
 #[test]
-fn wrong_gradient_is_named_and_changes_nothing() {
+fn wrong_gradient_is_named_without_change() {
     let mut ddp = alone();
     let difference_text = |result: Result<(), DdpError>| result.unwrap_err().to_string();
     assert_eq!(
-        difference_text(ddp.ready(1, &[1.0f32; 2])),
+        difference_text(ddp.gradient_ready(1, &[1.0f32; 2])),
         "`fc.weight` has 3 elements, but the call passes 2"
     );
-    assert_eq!(difference_text(ddp.ready(3, &[1.0f32])), "parameter 3 does not exist: the model has 3");
+    assert_eq!(
+        difference_text(ddp.gradient_ready(3, &[1.0f32])),
+        "parameter 3 does not exist: the model has 3"
+    );
     assert_eq!(difference_text(ddp.mark_ready(9)), "parameter 9 does not exist: the model has 3");
-    ddp.ready(1, &[1.0f32; 3]).unwrap();
+    ddp.gradient_ready(1, &[1.0f32; 3]).unwrap();
     for result in [
-        ddp.ready(1, &[1.0f32; 3]),
+        ddp.gradient_ready(1, &[1.0f32; 3]),
         ddp.mark_ready(1),
         ddp.gradient_mut::<f32>(1).map(drop),
-        ddp.overwrite::<f32>(1).map(drop),
+        ddp.overwrite_gradient::<f32>(1).map(drop),
     ] {
         assert_eq!(difference_text(result), "the gradient of `fc.weight` is marked ready twice in this pass");
     }
     let mut parameters = [vec![0.0f32; 4], vec![0.0; 3], vec![0.0]];
     assert!(matches!(ddp.broadcast(&mut parameters), Err(DdpError::UnderWay)));
-    ddp.ready(0, &[1.0f32; 4]).unwrap();
-    ddp.ready(2, &[1.0f32]).unwrap();
+    ddp.gradient_ready(0, &[1.0f32; 4]).unwrap();
+    ddp.gradient_ready(2, &[1.0f32]).unwrap();
     ddp.finish().unwrap();
     assert_eq!(
         difference_text(ddp.broadcast(&mut parameters[..2])),
@@ -317,7 +320,7 @@ fn invalid_model_is_refused() {
 type Change = fn(&mut Vec<Parameter>, &mut DdpOptions);
 
 #[test]
-fn ranks_with_other_models_are_told_the_same_everywhere() {
+fn model_mismatch_gives_same_error_on_all_ranks() {
     let cases: [(Change, &str); 4] = [
         (
             |model, _| model[1].shape = vec![4],
@@ -346,7 +349,7 @@ fn ranks_with_other_models_are_told_the_same_everywhere() {
 }
 
 #[test]
-fn rank_that_is_lost_is_named_once_and_ends_the_exchange() {
+fn lost_rank_is_named_and_ends_ddp() {
     let errors = run(2, |group| {
         let rank = group.rank().0;
         let mut ddp = ddp(group, false);
@@ -354,7 +357,7 @@ fn rank_that_is_lost_is_named_once_and_ends_the_exchange() {
             return None;
         }
         for (index, count) in [(2, 1), (1, 3), (0, 4)] {
-            ddp.ready(index, &vec![1.0f32; count]).unwrap();
+            ddp.gradient_ready(index, &vec![1.0f32; count]).unwrap();
         }
         let Err(DdpError::Group(error)) = ddp.finish() else { panic!("rank 1 is gone") };
         assert!(matches!(ddp.finish(), Err(DdpError::Ended)));
@@ -385,7 +388,7 @@ fn weights(ranks: u32) -> Vec<f64> {
                 gradient.iter_mut().zip(&x).for_each(|(slope, x)| *slope += error * x);
                 bias += error;
             }
-            ddp.ready(1, &[bias]).unwrap();
+            ddp.gradient_ready(1, &[bias]).unwrap();
             ddp.mark_ready(0).unwrap();
             let gradients = ddp.finish().unwrap();
             for (weights, gradient) in model.iter_mut().zip(gradients.iter::<f64>()) {
@@ -399,7 +402,7 @@ fn weights(ranks: u32) -> Vec<f64> {
 }
 
 #[test]
-fn any_number_of_workers_ends_with_the_weights_of_one() {
+fn worker_count_does_not_change_weights() {
     let one = weights(1);
     assert!(one.iter().any(|weight| (weight - one[0]).abs() > 1e-3), "nothing was learnt");
     for ranks in [2, 4, 8] {

@@ -20,7 +20,7 @@ use super::group::Group;
 
 /// Calls that may wait for their turn. Starting one more blocks: being further
 /// ahead gains nothing and holds memory.
-const CAPACITY: usize = 64;
+const MAX_QUEUED_CALLS: usize = 64;
 
 type Job = Box<dyn FnOnce(&mut Group) + Send>;
 
@@ -66,11 +66,11 @@ impl AsyncGroup {
     /// The system refuses another thread.
     pub fn new(group: Group) -> Result<Self, GroupError> {
         let (rank, world_size) = (group.rank(), group.world_size());
-        let (jobs, started) = sync_channel(CAPACITY);
+        let (jobs, started) = sync_channel(MAX_QUEUED_CALLS);
         let is_abandoned = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&is_abandoned);
         let thread = thread::Builder::new().name("rankrun-queue".to_owned());
-        let thread = thread.spawn(move || serve(group, &started, &flag)).map_err(GroupError::Thread)?;
+        let thread = thread.spawn(move || run_jobs(group, &started, &flag)).map_err(GroupError::Thread)?;
         let (jobs, thread, owner) = (Some(jobs), Some(thread), ForkId::current());
         Ok(Self { jobs, thread, is_abandoned, rank, world_size, owner })
     }
@@ -132,7 +132,7 @@ impl AsyncGroup {
         R: Send + 'static,
         F: FnOnce(&mut Group) -> Result<R, GroupError> + Send + 'static,
     {
-        let slot = Arc::new(ResultSlot { result: Mutex::new(None), is_there: Condvar::new() });
+        let slot = Arc::new(ResultSlot { result: Mutex::new(None), result_ready: Condvar::new() });
         let promise = Promise { slot: Arc::clone(&slot) };
         let job: Job = Box::new(move |group| promise.fulfil(call(group)));
         // A job that the thread does not take drops its promise, and the work fails.
@@ -150,10 +150,10 @@ impl AsyncGroup {
         if !self.owner.is_current() {
             return Err(GroupError::Forked { rank: self.rank });
         }
-        self.finish().ok_or(GroupError::Panicked)
+        self.join_thread().ok_or(GroupError::Panicked)
     }
 
-    fn finish(&mut self) -> Option<Group> {
+    fn join_thread(&mut self) -> Option<Group> {
         self.jobs = None;
         self.thread.take()?.join().ok()
     }
@@ -168,7 +168,7 @@ impl Drop for AsyncGroup {
             self.is_abandoned.store(true, Ordering::Release);
         } else {
             // The group is dropped on this thread, like any other group of the program.
-            drop(self.finish());
+            drop(self.join_thread());
         }
     }
 }
@@ -180,8 +180,8 @@ impl fmt::Debug for AsyncGroup {
 }
 
 /// Makes the calls until no more are started; returns the group.
-fn serve(mut group: Group, started: &Receiver<Job>, is_abandoned: &AtomicBool) -> Group {
-    for job in started {
+fn run_jobs(mut group: Group, jobs: &Receiver<Job>, is_abandoned: &AtomicBool) -> Group {
+    for job in jobs {
         if is_abandoned.load(Ordering::Acquire) {
             break;
         }
@@ -217,28 +217,28 @@ impl<R> Work<R> {
         loop {
             match result.take() {
                 Some(result) => return result,
-                None => result = self.slot.is_there.wait(result).unwrap_or_else(PoisonError::into_inner),
+                None => result = self.slot.result_ready.wait(result).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 
     /// Whether [`wait`](Self::wait) returns at once.
     #[must_use]
-    pub fn is_done(&self) -> bool {
+    pub fn is_completed(&self) -> bool {
         self.slot.lock().is_some()
     }
 }
 
 impl<R> fmt::Debug for Work<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_done() { "Work, done" } else { "Work, under way" })
+        f.write_str(if self.is_completed() { "Work, done" } else { "Work, under way" })
     }
 }
 
 /// The place of a result, shared by the thread and the work.
 struct ResultSlot<R> {
     result: Mutex<Option<Result<R, GroupError>>>,
-    is_there: Condvar,
+    result_ready: Condvar,
 }
 
 impl<R> ResultSlot<R> {
@@ -261,6 +261,6 @@ impl<R> Promise<R> {
 impl<R> Drop for Promise<R> {
     fn drop(&mut self) {
         self.slot.lock().get_or_insert_with(|| Err(GroupError::Panicked));
-        self.slot.is_there.notify_all();
+        self.slot.result_ready.notify_all();
     }
 }

@@ -30,7 +30,7 @@ impl Memory {
     /// `bytes` bytes from `address` are initialised and aligned to 64. Until `owner` is dropped, no other
     /// code of this process accesses them and no other process writes them.
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
-    pub unsafe fn of(address: NonNull<u8>, bytes: usize, owner: Box<dyn Send + Sync>) -> Self {
+    pub unsafe fn from_raw_parts(address: NonNull<u8>, bytes: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { address, bytes, _owner: owner }
     }
 

@@ -98,17 +98,17 @@ pub type HostCollective<'a> = Collective<'a, &'a [u8], &'a mut [u8]>;
 /// Memory with a length in bytes, on the host or on a device.
 pub trait Length {
     /// Length in bytes.
-    fn bytes(&self) -> usize;
+    fn byte_len(&self) -> usize;
 }
 
 impl Length for &[u8] {
-    fn bytes(&self) -> usize {
+    fn byte_len(&self) -> usize {
         self.len()
     }
 }
 
 impl Length for &mut [u8] {
-    fn bytes(&self) -> usize {
+    fn byte_len(&self) -> usize {
         self.len()
     }
 }
@@ -147,7 +147,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         }
     }
 
-    fn reduction(&self) -> Option<ReduceOp> {
+    fn reduce_op(&self) -> Option<ReduceOp> {
         match *self {
             Self::AllReduce { op, .. } | Self::Reduce { op, .. } | Self::ReduceScatter { op, .. } => Some(op),
             _ => None,
@@ -163,10 +163,10 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
             Self::Broadcast { data, .. }
             | Self::AllReduce { data, .. }
             | Self::Reduce { data, .. }
-            | Self::Receive { data, .. } => of(data.bytes()),
+            | Self::Receive { data, .. } => of(data.byte_len()),
             Self::Send { data: input, .. }
             | Self::ReduceScatter { input, .. }
-            | Self::AllGather { input, .. } => of(input.bytes()),
+            | Self::AllGather { input, .. } => of(input.byte_len()),
             Self::Gather { counts, .. } | Self::Scatter { counts, .. } => counts.iter().sum(),
         }
     }
@@ -174,9 +174,16 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
     /// The fields on which all ranks must agree. The sequence number is still 0.
     #[must_use]
     pub fn call(&self, data_type: DataType) -> Call {
-        let (operation, reduction, root) = (self.operation(), self.reduction(), self.named_rank());
+        let (operation, reduction, root) = (self.operation(), self.reduce_op(), self.named_rank());
         let data_type = if operation == Operation::Barrier { DataType::None } else { data_type };
-        Call { operation, data_type, reduction, root, count: self.elements(data_type) as u64, sequence: 0 }
+        Call {
+            operation,
+            data_type,
+            reduce_op: reduction,
+            root,
+            count: self.elements(data_type) as u64,
+            sequence: 0,
+        }
     }
 
     /// Checks that lengths match each other and that every rank exists, for `rank` of `world_size` ranks.
@@ -199,14 +206,16 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         let of = |bytes: usize| bytes / size;
         match self {
             Self::ReduceScatter { input, output, .. } => {
-                expect("elements as input", of(output.bytes()).saturating_mul(world), of(input.bytes()))
+                expect("elements as input", of(output.byte_len()).saturating_mul(world), of(input.byte_len()))
             }
-            Self::AllGather { input, output } => {
-                expect("elements as output", of(input.bytes()).saturating_mul(world), of(output.bytes()))
-            }
+            Self::AllGather { input, output } => expect(
+                "elements as output",
+                of(input.byte_len()).saturating_mul(world),
+                of(output.byte_len()),
+            ),
             Self::Gather { counts, .. } | Self::Scatter { counts, .. } => {
                 expect("counts", world, counts.len())?;
-                let total = total(counts, size).ok_or(GroupError::WrongLength {
+                let total = total_elements(counts, size).ok_or(GroupError::WrongLength {
                     operation,
                     what: "elements at most",
                     expected: usize::MAX,
@@ -214,9 +223,11 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
                 })?;
                 let own = counts[rank.index()];
                 let (part, all) = match self {
-                    Self::Gather { input, output, .. } => (input.bytes(), output.as_ref().map(Length::bytes)),
+                    Self::Gather { input, output, .. } => {
+                        (input.byte_len(), output.as_ref().map(Length::byte_len))
+                    }
                     Self::Scatter { input, output, .. } => {
-                        (output.bytes(), input.as_ref().map(Length::bytes))
+                        (output.byte_len(), input.as_ref().map(Length::byte_len))
                     }
                     _ => return Ok(()),
                 };
@@ -230,7 +241,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
 }
 
 /// The total element count; `None` if it exceeds the address space.
-fn total(counts: &[usize], size: usize) -> Option<usize> {
+fn total_elements(counts: &[usize], size: usize) -> Option<usize> {
     let total = counts.iter().try_fold(0usize, |total, &count| total.checked_add(count))?;
     total.checked_mul(size).map(|_| total)
 }

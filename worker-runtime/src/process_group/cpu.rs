@@ -28,7 +28,7 @@ pub(crate) struct CpuGroup {
     /// Calls of the whole group so far.
     sequence: u64,
     /// Calls so far with each other rank: sent to it, received from it.
-    pairs: Vec<[u64; 2]>,
+    pair_sequences: Vec<[u64; 2]>,
     failure: Option<GroupFailure>,
     /// The process that joined. A forked child has a copy of this value and must not use its connections.
     owner: ForkId,
@@ -45,7 +45,7 @@ impl CpuGroup {
             transport,
             coordinator,
             sequence: 0,
-            pairs,
+            pair_sequences: pairs,
             failure: None,
             owner: ForkId::current(),
         }
@@ -55,10 +55,10 @@ impl CpuGroup {
     /// ranks has two of its own.
     fn with_sequence(&mut self, call: Call) -> Call {
         let (sequence, call) = match (call.operation, call.root) {
-            (Operation::Send, Some(to)) => (&mut self.pairs[to.index()][0], call),
+            (Operation::Send, Some(to)) => (&mut self.pair_sequences[to.index()][0], call),
             // The transport sees the same call at both ends.
             (Operation::Receive, Some(from)) => (
-                &mut self.pairs[from.index()][1],
+                &mut self.pair_sequences[from.index()][1],
                 Call { operation: Operation::Send, root: Some(self.membership.rank), ..call },
             ),
             _ => (&mut self.sequence, call),
@@ -78,30 +78,33 @@ impl CpuGroup {
             return Err(GroupError::Forked { rank: self.membership.rank });
         }
         if let Some(failure) = self.failure.clone() {
-            return Err(self.failed(operation, failure));
+            return Err(self.failed_error(operation, failure));
         }
         let call = self.with_sequence(call);
         let step =
             Step { call, deadline: clock::after(self.membership.timeout), timeout: self.membership.timeout };
         match &mut self.transport {
-            Some(transport) => transport.run(&step, work).map_err(|failure| self.fail(operation, failure)),
+            Some(transport) => {
+                transport.run(&step, work).map_err(|failure| self.end_group(operation, failure))
+            }
             None => Ok(()),
         }
     }
 
     /// Agrees with the other ranks on the failure, then closes the connections.
-    fn fail(&mut self, operation: Operation, seen: GroupFailure) -> GroupError {
-        let failure = self.coordinator.agree(&self.membership, self.in_program_terms(seen));
+    fn end_group(&mut self, operation: Operation, local_failure: GroupFailure) -> GroupError {
+        let failure =
+            self.coordinator.agree_on_failure(&self.membership, self.restore_receive(local_failure));
         if let Some(transport) = &mut self.transport {
             transport.close();
         }
         self.failure = Some(failure.clone());
-        self.failed(operation, failure)
+        self.failed_error(operation, failure)
     }
 
     /// Restores `receive`: the transport sees the matching `send` at both ends.
-    fn in_program_terms(&self, seen: GroupFailure) -> GroupFailure {
-        match seen {
+    fn restore_receive(&self, failure: GroupFailure) -> GroupFailure {
+        match failure {
             GroupFailure::Mismatch { rank, theirs, mut ours }
                 if ours.operation == Operation::Send && ours.root == Some(self.membership.rank) =>
             {
@@ -112,7 +115,7 @@ impl CpuGroup {
         }
     }
 
-    fn failed(&self, operation: Operation, failure: GroupFailure) -> GroupError {
+    fn failed_error(&self, operation: Operation, failure: GroupFailure) -> GroupError {
         GroupError::Failed { operation, failure, members: self.membership.members.clone() }
     }
 }
@@ -142,7 +145,7 @@ impl ProcessGroup for CpuGroup {
     }
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
-        dropped_groups::leave_kept();
+        dropped_groups::leave_kept_groups();
         let own = SplitChoice { color, key }.encode();
         let mut all = vec![[0i64; 2]; self.membership.world_size.get() as usize];
         let work = Collective::AllGather {
@@ -152,11 +155,13 @@ impl ProcessGroup for CpuGroup {
         let call = Call { operation: Operation::Split, ..work.call(DataType::I64) };
         self.perform(Operation::Split, call, work)?;
         let choices: Vec<SplitChoice> = all.into_iter().map(SplitChoice::decode).collect();
-        let (Some(color), Some(members)) = (color, split::members(&choices, self.membership.rank)) else {
+        let (Some(color), Some(members)) = (color, split::subgroup_members(&choices, self.membership.rank))
+        else {
             return Ok(None);
         };
-        let membership = self.membership.in_subgroup(&members, clock::after(self.membership.timeout));
-        let backing = self.coordinator.subgroup(&membership, &format!("split {}/{color}", self.sequence))?;
+        let membership = self.membership.for_subgroup(&members, clock::after(self.membership.timeout));
+        let backing =
+            self.coordinator.connect_subgroup(&membership, &format!("split {}/{color}", self.sequence))?;
         Ok(Some(Box::new(Self::new(membership, backing))))
     }
 
@@ -181,7 +186,7 @@ impl Drop for CpuGroup {
             return;
         }
         // A thread's group ends with the thread; the process may live on.
-        match transport.is_among_threads() {
+        match transport.is_in_process() {
             true if std::thread::panicking() => transport.close(),
             true => transport.leave(),
             false => dropped_groups::keep_or_leave(Box::new(transport)),

@@ -22,7 +22,7 @@ impl DeviceMemory {
 }
 
 impl Length for DeviceMemory {
-    fn bytes(&self) -> usize {
+    fn byte_len(&self) -> usize {
         self.bytes
     }
 }

@@ -13,7 +13,7 @@ use super::fork::ForkId;
 use super::transport::Transport;
 
 /// Connections of dropped groups; `None` outside of [`run`](crate::run).
-static KEPT: Mutex<Option<DroppedGroups>> = Mutex::new(None);
+static DROPPED_GROUPS: Mutex<Option<DroppedGroups>> = Mutex::new(None);
 
 /// The kept connections and their owner.
 struct DroppedGroups {
@@ -35,26 +35,26 @@ impl DroppedGroup for Box<dyn Transport> {
 }
 
 /// Keeps the connections of groups that are dropped from now on.
-pub(crate) fn start_keeping() {
-    *kept() = Some(DroppedGroups { groups: Vec::new(), owner: ForkId::current() });
+pub(crate) fn keep_dropped_groups() {
+    *lock_kept_groups() = Some(DroppedGroups { groups: Vec::new(), owner: ForkId::current() });
 }
 
 /// After a successful program: leaves every kept group.
-pub(crate) fn leave_all() {
-    let kept = kept().take();
+pub(crate) fn leave_and_stop_keeping() {
+    let kept = lock_kept_groups().take();
     kept.into_iter().flat_map(|kept| kept.groups).for_each(|mut group| group.leave());
 }
 
 /// The program joins another group, so it has not failed: leaves every kept group.
-pub(super) fn leave_kept() {
-    let groups = kept().as_mut().map(|kept| std::mem::take(&mut kept.groups));
+pub(super) fn leave_kept_groups() {
+    let groups = lock_kept_groups().as_mut().map(|kept| std::mem::take(&mut kept.groups));
     groups.into_iter().flatten().for_each(|mut group| group.leave());
 }
 
 /// Keeps a group that was dropped before it failed, or leaves it outside of `run`.
 pub(super) fn keep_or_leave(mut group: Box<dyn DroppedGroup>) {
     let is_panicking = std::thread::panicking();
-    match &mut *kept() {
+    match &mut *lock_kept_groups() {
         // Closed by the end of the process only.
         Some(_) if is_panicking => std::mem::forget(group),
         Some(kept) => kept.groups.push(group),
@@ -65,8 +65,8 @@ pub(super) fn keep_or_leave(mut group: Box<dyn DroppedGroup>) {
 }
 
 /// The kept connections of this process.
-fn kept() -> MutexGuard<'static, Option<DroppedGroups>> {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+fn lock_kept_groups() -> MutexGuard<'static, Option<DroppedGroups>> {
+    let mut kept = DROPPED_GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(kept) = kept.as_mut().filter(|kept| !kept.owner.is_current()) {
         kept.owner = ForkId::current();
         // Dropping a copy in the child would end the parent's connection.

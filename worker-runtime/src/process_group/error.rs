@@ -20,11 +20,11 @@ use crate::socket::is_own_shortage;
 use crate::store::StoreError;
 
 /// Hint for a process that has reached its limit of open files.
-pub(crate) const DESCRIPTORS: &str =
+pub(crate) const DESCRIPTOR_HINT: &str =
     "raise the worker's limit of open files with `ulimit -n`; over TCP it needs one for each rank";
 
 /// Bytes of an unexpected value that a message shows at most.
-const MAX_SHOWN: usize = 100;
+const MAX_SHOWN_BYTES: usize = 100;
 
 /// A failed call of a process group.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ pub enum GroupError {
     /// Host memory was given to a device group, or device memory to a host group. Nothing was sent.
     #[error(
         "{}`{operation}` gets {given}, but this group accepts only {} (backend `{backend}`)",
-        Details(self), .given.other()
+        Details(self), .given.opposite()
     )]
     WrongMemory {
         /// The failed call.
@@ -171,17 +171,19 @@ impl GroupError {
             Self::WrongMemory { given: MemoryKind::Host, .. } => {
                 Some("call `run_on_device`, or join a second group for host memory with `tcp` or `shm`")
             }
-            Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
-            Self::FewDescriptors { .. } => Some(DESCRIPTORS),
+            Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTOR_HINT),
+            Self::FewDescriptors { .. } => Some(DESCRIPTOR_HINT),
             Self::Store(error) => error.hint(),
             Self::SharedMemory(error) => error.hint(),
             Self::Forked { .. } => Some(
                 "join a group with another name in the child process, or start the child as a separate program",
             ),
-            Self::Failed { operation: Operation::Join, failure, .. } if failure.is_refusal() => Some(
-                "check that this rank still runs; if its machine is a clone of this one (the same \
+            Self::Failed { operation: Operation::Join, failure, .. } if failure.is_connection_refused() => {
+                Some(
+                    "check that this rank still runs; if its machine is a clone of this one (the same \
                  /proc/sys/kernel/random/boot_id), set RANKRUN_BACKEND=tcp",
-            ),
+                )
+            }
             #[cfg(feature = "nccl")]
             Self::NcclMissing(missing) => Some(missing.hint()),
             #[cfg(feature = "nccl")]
@@ -194,18 +196,18 @@ impl GroupError {
 
     /// The lost rank, numbered within the job.
     #[must_use]
-    pub fn lost_rank_of_job(&self) -> Option<Rank> {
+    pub fn lost_global_rank(&self) -> Option<Rank> {
         match self {
             Self::Failed { failure: GroupFailure::Lost { rank, .. }, members, .. } => {
-                Some(members.in_job(*rank))
+                Some(members.global_rank(*rank))
             }
             _ => None,
         }
     }
 
     /// The error for a store value under `key` that no rank wrote.
-    pub(crate) fn strange_entry(key: &str, value: &[u8]) -> Self {
-        let shown = &value[..value.len().min(MAX_SHOWN)];
+    pub(crate) fn unexpected_entry(key: &str, value: &[u8]) -> Self {
+        let shown = &value[..value.len().min(MAX_SHOWN_BYTES)];
         Self::StrangeEntry { key: key.to_owned(), value: String::from_utf8_lossy(shown).into_owned() }
     }
 }
@@ -226,7 +228,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    fn other(self) -> Self {
+    fn opposite(self) -> Self {
         match self {
             Self::Host => Self::Device,
             Self::Device => Self::Host,
@@ -269,9 +271,9 @@ pub enum GroupFailure {
         /// The call of that rank.
         call: Box<Call>,
         /// The rank with a different call.
-        other: Rank,
+        other_rank: Rank,
         /// Its call; `None` if its bytes are not a call of this version.
-        others: Option<Box<Call>>,
+        other_call: Option<Box<Call>>,
     },
     /// The transport or the device failed on a rank.
     RankFailed {
@@ -310,7 +312,7 @@ impl From<io::ErrorKind> for LossCause {
 
 impl GroupFailure {
     /// Whether the connection was refused: no process listens at the published address.
-    fn is_refusal(&self) -> bool {
+    fn is_connection_refused(&self) -> bool {
         matches!(
             self,
             Self::Lost { cause: LossCause::ConnectionFailed(io::ErrorKind::ConnectionRefused), .. }
@@ -330,7 +332,7 @@ struct FailureText<'a> {
 
 impl fmt::Display for FailureText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |rank| self.members.name(rank);
+        let name = |rank| self.members.display_rank(rank);
         match self.failure {
             GroupFailure::Lost { rank, cause } => write!(f, "lost {}, {cause}", name(*rank)),
             GroupFailure::Mismatch { rank, theirs: Some(theirs), ours } => {
@@ -339,10 +341,10 @@ impl fmt::Display for FailureText<'_> {
             GroupFailure::Mismatch { rank, theirs: None, ours } => {
                 write!(f, "{} sends bytes that are not a call, where this rank makes {ours}", name(*rank))
             }
-            GroupFailure::Disagreed { rank, call, other, others: Some(others) } => {
+            GroupFailure::Disagreed { rank, call, other_rank: other, other_call: Some(others) } => {
                 write!(f, "{} makes {call} where {} makes {others}", name(*rank), name(*other))
             }
-            GroupFailure::Disagreed { rank, call, other, others: None } => {
+            GroupFailure::Disagreed { rank, call, other_rank: other, other_call: None } => {
                 write!(
                     f,
                     "{} makes {call} where {} sends bytes that are not a call",

@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use nix::libc;
 
 /// Forks among the ancestors of this process since the first of them had a group.
-static FORKS: AtomicU32 = AtomicU32::new(0);
+static FORK_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// Descriptors of connections that a forked child must not use.
 static PARENT_FDS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
@@ -34,12 +34,12 @@ impl ForkId {
             // It fails for want of memory only; then children are not told from their parents.
             debug_assert_eq!(failed, 0, "the handler of forks is there");
         });
-        Self(FORKS.load(Ordering::Relaxed))
+        Self(FORK_COUNT.load(Ordering::Relaxed))
     }
 
     /// Whether it identifies the calling process.
     pub(crate) fn is_current(self) -> bool {
-        self.0 == FORKS.load(Ordering::Relaxed)
+        self.0 == FORK_COUNT.load(Ordering::Relaxed)
     }
 }
 
@@ -54,7 +54,7 @@ impl ParentFds {
     pub(crate) fn new<'a, F: AsFd + 'a>(connections: impl Iterator<Item = &'a F>) -> Self {
         let owner = ForkId::current();
         let all: Vec<RawFd> = connections.map(|connection| connection.as_fd().as_raw_fd()).collect();
-        parent_fds().extend(&all);
+        lock_parent_fds().extend(&all);
         Self { connections: all, owner }
     }
 }
@@ -63,28 +63,28 @@ impl Drop for ParentFds {
     fn drop(&mut self) {
         // In a forked child another thread of the parent may hold the lock for ever, and the list is not the child's.
         if self.owner.is_current() && !self.connections.is_empty() {
-            parent_fds().retain(|fd| !self.connections.contains(fd));
+            lock_parent_fds().retain(|fd| !self.connections.contains(fd));
         }
     }
 }
 
-fn parent_fds() -> MutexGuard<'static, Vec<RawFd>> {
+fn lock_parent_fds() -> MutexGuard<'static, Vec<RawFd>> {
     PARENT_FDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs in the only thread of a child, before its program continues. Other threads of the parent may have
 /// held any lock, so it waits for none and allocates nothing.
 extern "C" fn in_child() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+    FORK_COUNT.fetch_add(1, Ordering::Relaxed);
     let Ok(parent_fds) = PARENT_FDS.try_lock() else { return };
     // SAFETY: these functions may be called after a fork (signal-safety(7)); the path ends with a zero.
     #[expect(unsafe_code, reason = "descriptors by their numbers")]
     unsafe {
-        let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        for &fd in parent_fds.iter().filter(|_| nothing >= 0) {
+        let dev_null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        for &fd in parent_fds.iter().filter(|_| dev_null >= 0) {
             // The number stays in use: its owner in the child still closes it.
-            libc::dup3(nothing, fd, libc::O_CLOEXEC);
+            libc::dup3(dev_null, fd, libc::O_CLOEXEC);
         }
-        libc::close(nothing);
+        libc::close(dev_null);
     }
 }

@@ -61,8 +61,12 @@ impl Group {
     }
 
     /// Performs a call on memory of any element type; see [`ProcessGroup::run`].
-    pub(crate) fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
-        self.backend.run(data_type, work)
+    pub(crate) fn run(
+        &mut self,
+        data_type: DataType,
+        collective: HostCollective<'_>,
+    ) -> Result<(), GroupError> {
+        self.backend.run(data_type, collective)
     }
 
     /// Waits until every rank has made this call.
@@ -200,24 +204,24 @@ impl Group {
     pub unsafe fn run_on_device(
         &mut self,
         data_type: DataType,
-        work: DeviceCollective<'_>,
+        collective: DeviceCollective<'_>,
         stream: Stream,
     ) -> Result<(), GroupError> {
         // SAFETY: the caller's promise.
-        unsafe { self.backend.run_on_device(data_type, work, stream) }
+        unsafe { self.backend.run_on_device(data_type, collective, stream) }
     }
 
     /// Waits until all work on `stream` is done.
     ///
     /// # Safety
-    /// As [`ProcessGroup::wait`].
+    /// As [`ProcessGroup::synchronize`].
     ///
     /// # Errors
     /// The failure that ended the group.
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
-    pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+    pub unsafe fn synchronize(&mut self, stream: Stream) -> Result<(), GroupError> {
         // SAFETY: the caller's promise.
-        unsafe { self.backend.wait(stream) }
+        unsafe { self.backend.synchronize(stream) }
     }
 
     /// Makes sub-groups: ranks with the same color become a group, ordered by key, and by rank where keys are

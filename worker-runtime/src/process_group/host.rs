@@ -17,11 +17,11 @@ use crate::socket;
 ///
 /// # Errors
 /// This process can open no more files.
-pub(super) fn host_of_worker(context: &WorkerContext, choice: BackendChoice) -> io::Result<HostId> {
+pub(super) fn worker_host_id(context: &WorkerContext, choice: BackendChoice) -> io::Result<HostId> {
     match context.host() {
-        Some(name) => Ok(HostId::new(&format!("named,{name}")).unwrap_or_else(unknown)),
+        Some(name) => Ok(HostId::new(&format!("named,{name}")).unwrap_or_else(unique_host)),
         // An explicit `shm` fails later with a message of its own; `auto` falls back to TCP.
-        None if choice == BackendChoice::Auto && !shm::is_permitted()? => Ok(unknown()),
+        None if choice == BackendChoice::Auto && !shm::can_create_segment()? => Ok(unique_host()),
         None => detect_host(),
     }
 }
@@ -32,24 +32,24 @@ pub(super) fn host_of_worker(context: &WorkerContext, choice: BackendChoice) -> 
 ///
 /// A process that cannot read them gets a host of its own, which other ranks reach by TCP.
 fn detect_host() -> io::Result<HostId> {
-    let boot = readable(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
-    let namespace = readable(fs::read_link("/proc/self/ns/net"))?;
-    let users = readable(fs::read_to_string("/proc/self/uid_map"))?;
-    let user = outer_user(rustix::process::geteuid().as_raw(), &users.unwrap_or_default());
+    let boot = optional_content(fs::read_to_string("/proc/sys/kernel/random/boot_id"))?;
+    let namespace = optional_content(fs::read_link("/proc/self/ns/net"))?;
+    let users = optional_content(fs::read_to_string("/proc/self/uid_map"))?;
+    let user = outer_uid(rustix::process::geteuid().as_raw(), &users.unwrap_or_default());
     let host = boot.zip(namespace).and_then(|(boot, namespace)| {
         HostId::new(&format!("{},{},{user}", boot.trim_end(), namespace.to_str()?))
     });
-    Ok(host.unwrap_or_else(unknown))
+    Ok(host.unwrap_or_else(unique_host))
 }
 
 /// A host that no other rank shares.
-fn unknown() -> HostId {
-    HostId::unknown(uuid::Uuid::new_v4())
+fn unique_host() -> HostId {
+    HostId::unique(uuid::Uuid::new_v4())
 }
 
 /// The content; `None` if it does not exist or may not be read. A shortage of descriptors is an error, since
 /// it says nothing about the host.
-fn readable<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+fn optional_content<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Err(error) if socket::is_own_shortage(&error) => Err(error),
         result => Ok(result.ok()),
@@ -58,7 +58,7 @@ fn readable<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 
 /// Maps a user id out of this user namespace by its map (user_namespaces(7)): two users that are root in
 /// their own namespaces are the same only if they are the same outside.
-fn outer_user(user: u32, map: &str) -> u32 {
+fn outer_uid(user: u32, map: &str) -> u32 {
     let outer_user = |line: &str| {
         let numbers: Vec<u32> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [inside, outer_user, count] = numbers[..] else { return None };
@@ -74,25 +74,25 @@ fn outer_user(user: u32, map: &str) -> u32 {
 ///
 /// # Errors
 /// The kernel does not list its interfaces.
-pub(super) fn address(named: Option<&str>, store_end: IpAddr) -> io::Result<IpAddr> {
+pub(super) fn listen_address(interface_names: Option<&str>, store_end: IpAddr) -> io::Result<IpAddr> {
     let end = store_end.to_canonical();
-    if named.is_none() && !end.is_loopback() {
+    if interface_names.is_none() && !end.is_loopback() {
         return Ok(end);
     }
-    let interfaces: Vec<_> = getifaddrs()?.map(interface).collect();
+    let interfaces: Vec<_> = getifaddrs()?.map(to_interface).collect();
     // gloo takes a list, one interface for each of its threads.
-    let first = named.and_then(|names| names.split(',').next());
+    let first = interface_names.and_then(|names| names.split(',').next());
     // The interface may have several addresses: the one that reached the store works.
     let has_end = |name: &&str| interfaces.iter().any(|one| one.name == **name && one.address == Some(end));
     if first.as_ref().is_some_and(has_end) {
         return Ok(end);
     }
-    let of_named = first.and_then(|name| network::of_interface(&interfaces, name, end.is_ipv6()));
-    let any = || network::reachable(&interfaces, end.is_ipv6()).map(|(_, address)| address);
+    let of_named = first.and_then(|name| network::interface_address(&interfaces, name, end.is_ipv6()));
+    let any = || network::first_reachable_interface(&interfaces, end.is_ipv6()).map(|(_, address)| address);
     Ok(of_named.or_else(|| if end.is_loopback() { any() } else { None }).unwrap_or(end))
 }
 
-fn interface(entry: InterfaceAddress) -> Interface {
+fn to_interface(entry: InterfaceAddress) -> Interface {
     let address = entry.address.as_ref().and_then(|address| {
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
@@ -107,37 +107,37 @@ mod tests {
     use nix::errno::Errno;
 
     #[test]
-    fn end_of_the_connection_is_told_unless_an_interface_is_named() {
+    fn address_is_store_connection_end_unless_interface_named() {
         let end = IpAddr::from([10, 0, 0, 2]);
-        assert_eq!(address(None, end).unwrap(), end);
-        assert_eq!(address(None, "::ffff:10.0.0.2".parse().unwrap()).unwrap(), end);
-        assert!(address(Some("lo,eth0"), end).unwrap().is_loopback());
+        assert_eq!(listen_address(None, end).unwrap(), end);
+        assert_eq!(listen_address(None, "::ffff:10.0.0.2".parse().unwrap()).unwrap(), end);
+        assert!(listen_address(Some("lo,eth0"), end).unwrap().is_loopback());
         // An unknown interface name does not leave the rank without an address.
-        assert_eq!(address(Some("nope"), end).unwrap(), end);
+        assert_eq!(listen_address(Some("nope"), end).unwrap(), end);
     }
 
     #[test]
-    fn host_id_is_equal_for_every_rank_here() {
+    fn host_id_is_equal_for_all_ranks_of_host() {
         assert_eq!(detect_host().unwrap(), detect_host().unwrap());
     }
 
     #[test]
-    fn user_is_identified_outside_its_namespace() {
+    fn user_id_is_mapped_to_outer_namespace() {
         let root_of_all = "         0          0 4294967295\n";
-        assert_eq!(outer_user(1000, root_of_all), 1000);
-        assert_eq!(outer_user(0, "         0       1000          1\n"), 1000);
+        assert_eq!(outer_uid(1000, root_of_all), 1000);
+        assert_eq!(outer_uid(0, "         0       1000          1\n"), 1000);
         let container = "0 1000 1\n1 100000 65536\n";
-        assert_eq!(outer_user(0, container), 1000);
-        assert_eq!(outer_user(33, container), 100_032);
+        assert_eq!(outer_uid(0, container), 1000);
+        assert_eq!(outer_uid(33, container), 100_032);
         // A user that is not in the map, or a map without entries.
-        assert_eq!(outer_user(70_000, container), 70_000);
-        assert_eq!(outer_user(7, ""), 7);
-        assert_eq!(outer_user(7, "0 4294967295 9\nno numbers\n"), 7);
+        assert_eq!(outer_uid(70_000, container), 70_000);
+        assert_eq!(outer_uid(7, ""), 7);
+        assert_eq!(outer_uid(7, "0 4294967295 9\nno numbers\n"), 7);
     }
 
     #[test]
-    fn only_a_shortage_of_descriptors_is_an_error() {
-        let failed = |errno: Errno| readable::<()>(Err(errno.into()));
+    fn host_file_unreadable_is_error_only_for_descriptor_shortage() {
+        let failed = |errno: Errno| optional_content::<()>(Err(errno.into()));
         assert!(failed(Errno::EMFILE).is_err());
         assert!(failed(Errno::ENFILE).is_err());
         assert_eq!(failed(Errno::EACCES).unwrap(), None);

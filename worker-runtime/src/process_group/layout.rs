@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Splits `total` elements into `parts` adjacent ranges whose lengths differ by at most one.
-pub(crate) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
+pub(crate) fn partition(total: usize, parts: usize) -> Vec<Range<usize>> {
     let (base, extra) = (total / parts, total % parts);
     let mut start = 0;
     (0..parts)
@@ -15,7 +15,7 @@ pub(crate) fn segments(total: usize, parts: usize) -> Vec<Range<usize>> {
 }
 
 /// Cuts a slice into pieces of these lengths, whose sum must not exceed the slice.
-pub(crate) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
+pub(crate) fn split_by_lengths<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>) -> Vec<&[T]> {
     lengths
         .into_iter()
         .map(|length| {
@@ -26,8 +26,11 @@ pub(crate) fn split<T>(mut data: &[T], lengths: impl IntoIterator<Item = usize>)
         .collect()
 }
 
-/// [`split`] for a mutable slice.
-pub(crate) fn split_mut<T>(mut data: &mut [T], lengths: impl IntoIterator<Item = usize>) -> Vec<&mut [T]> {
+/// [`split_by_lengths`] for a mutable slice.
+pub(crate) fn split_mut_by_lengths<T>(
+    mut data: &mut [T],
+    lengths: impl IntoIterator<Item = usize>,
+) -> Vec<&mut [T]> {
     lengths
         .into_iter()
         .map(|length| {
@@ -45,8 +48,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_cover_everything_once(total in 0usize..10_000, parts in 1usize..64) {
-            let segments = segments(total, parts);
+        fn segments_cover_range_once(total in 0usize..10_000, parts in 1usize..64) {
+            let segments = partition(total, parts);
             prop_assert_eq!(segments.len(), parts);
             prop_assert_eq!(segments[0].start, 0);
             prop_assert_eq!(segments[parts - 1].end, total);
@@ -57,9 +60,9 @@ mod tests {
     }
 
     #[test]
-    fn pieces_follow_each_other() {
+    fn split_pieces_are_adjacent() {
         let mut data = [1, 2, 3, 4];
-        assert_eq!(split(&data, [1, 0, 2]), [&[1][..], &[], &[2, 3]]);
-        assert_eq!(split_mut(&mut data, [1, 0, 2]), [&mut [1][..], &mut [], &mut [2, 3]]);
+        assert_eq!(split_by_lengths(&data, [1, 0, 2]), [&[1][..], &[], &[2, 3]]);
+        assert_eq!(split_mut_by_lengths(&mut data, [1, 0, 2]), [&mut [1][..], &mut [], &mut [2, 3]]);
     }
 }

@@ -22,19 +22,19 @@ impl Members {
     /// The members of a sub-group, given as ranks of this group.
     #[must_use]
     pub fn subset(&self, ranks: &[Rank]) -> Self {
-        Self { in_job: Some(ranks.iter().map(|&rank| self.in_job(rank)).collect()) }
+        Self { in_job: Some(ranks.iter().map(|&rank| self.global_rank(rank)).collect()) }
     }
 
     /// The rank within the job of a rank of the group.
     #[must_use]
-    pub fn in_job(&self, rank: Rank) -> Rank {
+    pub fn global_rank(&self, rank: Rank) -> Rank {
         let known = self.in_job.as_ref().and_then(|ranks| ranks.get(rank.index()));
         known.copied().unwrap_or(rank)
     }
 
     /// Formats a rank of the group: `rank 1`, or `rank 1 (rank 3 of the job)` if the numbers differ.
-    pub fn name(&self, rank: Rank) -> impl fmt::Display + use<> {
-        Name { rank, in_job: self.in_job(rank) }
+    pub fn display_rank(&self, rank: Rank) -> impl fmt::Display + use<> {
+        Name { rank, in_job: self.global_rank(rank) }
     }
 }
 
@@ -55,16 +55,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_of_members_are_ranks_of_the_job() {
+    fn nested_subset_maps_to_global_ranks() {
         let odd = Members::all().subset(&[Rank(1), Rank(3), Rank(5)]);
         let last = odd.subset(&[Rank(2), Rank(1)]);
-        assert_eq!((last.in_job(Rank(0)), last.in_job(Rank(1))), (Rank(5), Rank(3)));
-        assert_eq!(last.name(Rank(1)).to_string(), "rank 1 (rank 3 of the job)");
+        assert_eq!((last.global_rank(Rank(0)), last.global_rank(Rank(1))), (Rank(5), Rank(3)));
+        assert_eq!(last.display_rank(Rank(1)).to_string(), "rank 1 (rank 3 of the job)");
     }
 
     #[test]
-    fn rank_that_is_the_same_in_the_job_is_said_once() {
-        assert_eq!(Members::all().name(Rank(7)).to_string(), "rank 7");
-        assert_eq!(Members::all().subset(&[Rank(0), Rank(2)]).name(Rank(0)).to_string(), "rank 0");
+    fn rank_equal_to_global_rank_is_displayed_once() {
+        assert_eq!(Members::all().display_rank(Rank(7)).to_string(), "rank 7");
+        assert_eq!(Members::all().subset(&[Rank(0), Rank(2)]).display_rank(Rank(0)).to_string(), "rank 0");
     }
 }

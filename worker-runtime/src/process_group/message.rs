@@ -84,7 +84,7 @@ pub struct Call {
     /// The type of its elements.
     pub data_type: DataType,
     /// The reduce operation, for calls that reduce.
-    pub reduction: Option<ReduceOp>,
+    pub reduce_op: Option<ReduceOp>,
     /// The root of a rooted call; the peer of a message.
     pub root: Option<Rank>,
     /// Number of elements; the total over all ranks if they differ.
@@ -96,7 +96,7 @@ pub struct Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "call {}, `{}`", self.sequence, self.operation)?;
-        if let Some(reduction) = self.reduction {
+        if let Some(reduction) = self.reduce_op {
             write!(f, " ({reduction})")?;
         }
         if self.data_type != DataType::None && self.operation != Operation::Split {
@@ -114,7 +114,7 @@ impl fmt::Display for Call {
 impl Call {
     /// Encodes the call as hexadecimal text.
     pub(crate) fn to_hex(self) -> String {
-        let header = Header { call: self, step: 0, length: 0, previous: None, latest: 0 };
+        let header = Header { call: self, step: 0, length: 0, previous_call: None, latest_sequence: 0 };
         header.encode().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -129,7 +129,8 @@ impl Call {
             let digit = |digit: u8| (digit as char).to_digit(16);
             *byte = u8::try_from(digit(high)? * 16 + digit(low)?).ok()?;
         }
-        let is_bare = |it: &Header| (it.step, it.length, it.previous, it.latest) == (0, 0, None, 0);
+        let is_bare =
+            |it: &Header| (it.step, it.length, it.previous_call, it.latest_sequence) == (0, 0, None, 0);
         Header::decode(&bytes).filter(is_bare).map(|header| header.call)
     }
 }
@@ -141,10 +142,10 @@ pub(crate) struct Header {
     pub(crate) step: u32,
     pub(crate) length: u64,
     /// The sender's previous call of the whole group. It reveals a call that sent nothing to the receiver.
-    pub(crate) previous: Option<Call>,
+    pub(crate) previous_call: Option<Call>,
     /// Number of calls of the whole group that the sender has made, with this one. Messages between two ranks
     /// have a sequence of their own.
-    pub(crate) latest: u64,
+    pub(crate) latest_sequence: u64,
 }
 
 /// Encodes the absence of a root.
@@ -156,30 +157,30 @@ impl Header {
         call: Call {
             operation: Operation::Leave,
             data_type: DataType::None,
-            reduction: None,
+            reduce_op: None,
             root: None,
             count: 0,
             sequence: 0,
         },
         step: 0,
         length: 0,
-        previous: None,
-        latest: 0,
+        previous_call: None,
+        latest_sequence: 0,
     };
 
     pub(crate) fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..12].copy_from_slice(&encode_kind(&self.call));
+        bytes[4..12].copy_from_slice(&encode_call_kind(&self.call));
         bytes[12..16].copy_from_slice(&self.step.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.call.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.call.count.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
-        if let Some(previous) = &self.previous {
-            bytes[40..48].copy_from_slice(&encode_kind(previous));
+        if let Some(previous) = &self.previous_call {
+            bytes[40..48].copy_from_slice(&encode_call_kind(previous));
             bytes[48..56].copy_from_slice(&previous.count.to_le_bytes());
         }
-        bytes[56..].copy_from_slice(&self.latest.to_le_bytes());
+        bytes[56..].copy_from_slice(&self.latest_sequence.to_le_bytes());
         bytes
     }
 
@@ -189,32 +190,32 @@ impl Header {
             return None;
         }
         let sequence = u64_at(bytes, 16);
-        let call = decode_kind(bytes, 4, (u64_at(bytes, 24), sequence))?;
+        let call = decode_call_kind(bytes, 4, (u64_at(bytes, 24), sequence))?;
         let previous = match &bytes[40..56] {
             [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] => None,
-            _ => Some(decode_kind(bytes, 40, (u64_at(bytes, 48), sequence.checked_sub(1)?))?),
+            _ => Some(decode_call_kind(bytes, 40, (u64_at(bytes, 48), sequence.checked_sub(1)?))?),
         };
         let (length, latest) = (u64_at(bytes, 32), u64_at(bytes, 56));
-        Some(Self { call, step: u32_at(bytes, 12), length, previous, latest })
+        Some(Self { call, step: u32_at(bytes, 12), length, previous_call: previous, latest_sequence: latest })
     }
 }
 
 /// Operation, type, reduce operation and root.
-fn encode_kind(call: &Call) -> [u8; 8] {
+fn encode_call_kind(call: &Call) -> [u8; 8] {
     let root = call.root.map_or(NO_ROOT, |root| root.0).to_le_bytes();
-    let reduction = call.reduction.map_or(0, reduction_code);
+    let reduction = call.reduce_op.map_or(0, reduce_op_code);
     let [a, b, c, d] = root;
     [operation_code(call.operation), data_type_code(call.data_type), reduction, 0, a, b, c, d]
 }
 
-fn decode_kind(bytes: &[u8; HEADER_LEN], at: usize, (count, sequence): (u64, u64)) -> Option<Call> {
+fn decode_call_kind(bytes: &[u8; HEADER_LEN], at: usize, (count, sequence): (u64, u64)) -> Option<Call> {
     let root = u32_at(bytes, at + 4);
     let call = Call {
         operation: OPERATIONS.into_iter().find(|&it| operation_code(it) == bytes[at])?,
         data_type: DATA_TYPES.into_iter().find(|&it| data_type_code(it) == bytes[at + 1])?,
-        reduction: match bytes[at + 2] {
+        reduce_op: match bytes[at + 2] {
             0 => None,
-            code => Some(REDUCTIONS.into_iter().find(|&it| reduction_code(it) == code)?),
+            code => Some(REDUCE_OPS.into_iter().find(|&it| reduce_op_code(it) == code)?),
         },
         root: (root != NO_ROOT).then_some(Rank(root)),
         count,
@@ -247,7 +248,7 @@ const DATA_TYPES: [DataType; 8] = [
     DataType::I32,
     DataType::U8,
 ];
-const REDUCTIONS: [ReduceOp; 5] =
+const REDUCE_OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
 
 fn operation_code(operation: Operation) -> u8 {
@@ -281,7 +282,7 @@ fn data_type_code(data_type: DataType) -> u8 {
     }
 }
 
-fn reduction_code(reduction: ReduceOp) -> u8 {
+fn reduce_op_code(reduction: ReduceOp) -> u8 {
     match reduction {
         ReduceOp::Sum => 1,
         ReduceOp::Mean => 2,
@@ -307,40 +308,40 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn header_round_trips(
             operation in select(&OPERATIONS),
             data_type in select(&DATA_TYPES),
-            reduction in proptest::option::of(select(&REDUCTIONS)),
+            reduction in proptest::option::of(select(&REDUCE_OPS)),
             root in proptest::option::of(0u32..u32::MAX),
             (count, sequence, step, length, latest) in any::<(u64, u64, u32, u64, u64)>(),
             has_previous in any::<bool>(),
         ) {
-            let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
+            let call = Call { operation, data_type, reduce_op: reduction, root: root.map(Rank), count, sequence };
             let previous = has_previous.then_some(Call { sequence: sequence.wrapping_sub(1), ..call });
-            let header = Header { call, step, length, previous: previous.filter(|_| sequence > 0), latest };
+            let header = Header { call, step, length, previous_call: previous.filter(|_| sequence > 0), latest_sequence: latest };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));
         }
 
         #[test]
-        fn call_in_digits_is_read(
+        fn call_hex_round_trips(
             operation in select(&OPERATIONS),
             root in proptest::option::of(0u32..u32::MAX),
             (count, sequence) in any::<(u64, u64)>(),
         ) {
             let (data_type, reduction) = (DataType::Bf16, Some(ReduceOp::Min));
-            let call = Call { operation, data_type, reduction, root: root.map(Rank), count, sequence };
+            let call = Call { operation, data_type, reduce_op: reduction, root: root.map(Rank), count, sequence };
             let digits = call.to_hex();
             prop_assert_eq!(Call::from_hex(&digits), Some(call));
             prop_assert_eq!(Call::from_hex(&digits[1..]), None);
         }
 
         #[test]
-        fn no_digits_panic(text in "[0-9a-gé ]{0,90}") {
+        fn call_from_invalid_hex_is_none(text in "[0-9a-gé ]{0,90}") {
             prop_assert_eq!(Call::from_hex(&text), None);
         }
 
         #[test]
-        fn no_bytes_panic(start in any::<[u8; 32]>(), end in any::<[u8; 32]>(), small in any::<bool>()) {
+        fn header_decode_of_arbitrary_bytes_does_not_panic(start in any::<[u8; 32]>(), end in any::<[u8; 32]>(), small in any::<bool>()) {
             let mut bytes: [u8; HEADER_LEN] = [&start[..], &end].concat().try_into().unwrap();
             if small {
                 bytes.iter_mut().for_each(|byte| *byte %= 8);
@@ -352,17 +353,17 @@ mod tests {
     }
 
     #[test]
-    fn call_reads_like_one() {
+    fn call_display_names_operation_count_and_root() {
         let call = Call {
             operation: Operation::AllReduce,
             data_type: DataType::F32,
-            reduction: Some(ReduceOp::Sum),
+            reduce_op: Some(ReduceOp::Sum),
             root: None,
             count: 10,
             sequence: 3,
         };
         assert_eq!(call.to_string(), "call 3, `all_reduce` (sum) of 10 f32");
-        let call = Call { operation: Operation::Broadcast, reduction: None, root: Some(Rank(1)), ..call };
+        let call = Call { operation: Operation::Broadcast, reduce_op: None, root: Some(Rank(1)), ..call };
         assert_eq!(call.to_string(), "call 3, `broadcast` of 10 f32 with root 1");
         let call = Call { operation: Operation::Receive, ..call };
         assert_eq!(call.to_string(), "call 3, `receive` of 10 f32 from rank 1");

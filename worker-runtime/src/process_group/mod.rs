@@ -129,7 +129,7 @@ pub trait ProcessGroup: Debug + Send {
     ///
     /// # Errors
     /// The group has ended, a length does not fit, or there is no such rank.
-    fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError>;
+    fn run(&mut self, data_type: DataType, collective: HostCollective<'_>) -> Result<(), GroupError>;
 
     /// Enqueues a call on a stream of a device; it is done when the stream reaches it. The
     /// memory holds whole elements of `data_type`.
@@ -137,7 +137,7 @@ pub trait ProcessGroup: Debug + Send {
     /// # Safety
     /// All memory of `work` lies on the group's device. Until the call is done, no other code writes it, and
     /// no other code reads memory that the call writes. `stream` belongs to the device's current context and
-    /// stays valid until [`wait`](Self::wait) has returned for it or the group is left or dropped.
+    /// stays valid until [`synchronize`](Self::synchronize) has returned for it or the group is left or dropped.
     ///
     /// # Errors
     /// As [`run`](Self::run). A group on host memory refuses the call.
@@ -145,11 +145,11 @@ pub trait ProcessGroup: Debug + Send {
     unsafe fn run_on_device(
         &mut self,
         data_type: DataType,
-        work: DeviceCollective<'_>,
+        collective: DeviceCollective<'_>,
         stream: Stream,
     ) -> Result<(), GroupError> {
         let _ = (data_type, stream);
-        let (operation, backend) = (work.operation(), self.backend());
+        let (operation, backend) = (collective.operation(), self.backend());
         Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device })
     }
 
@@ -161,7 +161,7 @@ pub trait ProcessGroup: Debug + Send {
     /// # Errors
     /// The failure that ended the group.
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
-    unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+    unsafe fn synchronize(&mut self, stream: Stream) -> Result<(), GroupError> {
         let _ = stream;
         Ok(())
     }

@@ -11,13 +11,13 @@ use super::{Backend, shm};
 
 /// Version of everything that ranks send to each other, the record included. Each rank publishes its version
 /// first, so that ranks of different versions fail with an error that names both.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL_VERSION: u32 = 3;
 
 /// Bytes of a record at most, written or read.
-const MAX_RECORD: usize = 512;
+const MAX_RECORD_LEN: usize = 512;
 
 /// The first bytes of a record of any version.
-const MARK: &str = "rankrun group ";
+const RECORD_PREFIX: &str = "rankrun group ";
 
 /// The backend that a program or `RANKRUN_BACKEND` requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,12 +67,12 @@ impl HostId {
     /// `None` for text that a record cannot hold: empty, too long, or not visible ASCII.
     pub(crate) fn new(text: &str) -> Option<Self> {
         let is_fine =
-            (1..=MAX_RECORD / 2).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_graphic());
+            (1..=MAX_RECORD_LEN / 2).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_graphic());
         is_fine.then(|| Self(text.to_owned()))
     }
 
     /// A host that no other rank shares.
-    pub(crate) fn unknown(id: uuid::Uuid) -> Self {
+    pub(crate) fn unique(id: uuid::Uuid) -> Self {
         Self(id.to_string())
     }
 }
@@ -91,18 +91,18 @@ impl RankRecord {
     pub(crate) fn render(&self) -> String {
         match self {
             Self::Current { choice, host } => {
-                format!("{MARK}{PROTOCOL}\nbackend {choice}\nhost {}\n", host.0)
+                format!("{RECORD_PREFIX}{PROTOCOL_VERSION}\nbackend {choice}\nhost {}\n", host.0)
             }
-            Self::Other { version } => format!("{MARK}{version}\n"),
+            Self::Other { version } => format!("{RECORD_PREFIX}{version}\n"),
         }
     }
 
     /// `None` for text that a rank never writes.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_RECORD)?;
-        let (version, rest) = text.strip_prefix(MARK)?.split_once('\n')?;
+        let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= MAX_RECORD_LEN)?;
+        let (version, rest) = text.strip_prefix(RECORD_PREFIX)?.split_once('\n')?;
         let version = version.parse::<Rank>().ok()?.0;
-        if version != PROTOCOL {
+        if version != PROTOCOL_VERSION {
             return Some(Self::Other { version });
         }
         let (choice, rest) = rest.strip_prefix("backend ")?.split_once('\n')?;
@@ -158,7 +158,7 @@ pub enum Conflict {
 }
 
 /// Draws the conclusion from the records of all ranks, in rank order.
-pub(crate) fn choose(records: &[RankRecord]) -> Result<BackendPlan, Conflict> {
+pub(crate) fn plan_backend(records: &[RankRecord]) -> Result<BackendPlan, Conflict> {
     let mut members = Vec::with_capacity(records.len());
     for (record, rank) in records.iter().zip(0..) {
         match record {
@@ -168,7 +168,10 @@ pub(crate) fn choose(records: &[RankRecord]) -> Result<BackendPlan, Conflict> {
                 // later.
                 let reader =
                     records.iter().position(|it| matches!(it, RankRecord::Current { .. })).unwrap_or(0);
-                return Err(version_conflict((Rank(rank), *version), (rank_at(reader), PROTOCOL)));
+                return Err(version_conflict(
+                    (Rank(rank), *version),
+                    (rank_from_index(reader), PROTOCOL_VERSION),
+                ));
             }
         }
     }
@@ -178,9 +181,11 @@ pub(crate) fn choose(records: &[RankRecord]) -> Result<BackendPlan, Conflict> {
     if let Some(&(rank, other, _)) = members.iter().find(|&&(_, it, _)| it != choice) {
         return Err(Conflict::Backends { ranks: [first, rank], choices: [choice, other] });
     }
-    let hosts = first_seen_numbers(members.into_iter().map(|(_, _, host)| host));
+    let hosts = index_by_first_occurrence(members.into_iter().map(|(_, _, host)| host));
     match hosts.iter().position(|&host| host != 0) {
-        Some(away) if choice == BackendChoice::Shm => Err(Conflict::Hosts { ranks: [first, rank_at(away)] }),
+        Some(away) if choice == BackendChoice::Shm => {
+            Err(Conflict::Hosts { ranks: [first, rank_from_index(away)] })
+        }
         _ => Ok(BackendPlan { choice, hosts: hosts.into() }),
     }
 }
@@ -191,20 +196,20 @@ fn version_conflict(one: (Rank, u32), other: (Rank, u32)) -> Conflict {
 }
 
 /// Numbers equal items alike, in the order of their first occurrence.
-fn first_seen_numbers<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<u32> {
+fn index_by_first_occurrence<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<u32> {
     let mut known: Vec<T> = Vec::new();
     let mut numbers = Vec::new();
-    for thing in things {
+    for thing in items {
         let index = known.iter().position(|it| *it == thing).unwrap_or_else(|| {
             known.push(thing);
             known.len() - 1
         });
-        numbers.push(rank_at(index).0);
+        numbers.push(rank_from_index(index).0);
     }
     numbers
 }
 
-fn rank_at(index: usize) -> Rank {
+fn rank_from_index(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
@@ -215,14 +220,14 @@ impl BackendPlan {
         match self.choice {
             BackendChoice::Tcp => Backend::Tcp,
             BackendChoice::Nccl => Backend::Nccl,
-            BackendChoice::Auto if most_on_one_host(&self.hosts) > shm::MAX_RANKS => Backend::Tcp,
+            BackendChoice::Auto if max_ranks_per_host(&self.hosts) > shm::MAX_RANKS => Backend::Tcp,
             BackendChoice::Auto if spans_hosts(&self.hosts) => Backend::Mixed,
             BackendChoice::Auto | BackendChoice::Shm => Backend::Shm,
         }
     }
 }
 
-fn most_on_one_host(hosts: &[u32]) -> u32 {
+fn max_ranks_per_host(hosts: &[u32]) -> u32 {
     let mut counts = vec![0; hosts.len()];
     for &host in hosts {
         // The numbers of hosts are below the number of ranks.
@@ -237,8 +242,8 @@ pub(crate) fn spans_hosts(hosts: &[u32]) -> bool {
 }
 
 /// The hosts of these ranks, numbered from 0 again.
-pub(crate) fn hosts_of(hosts: &[u32], ranks: &[Rank]) -> Arc<[u32]> {
-    first_seen_numbers(ranks.iter().filter_map(|rank| hosts.get(rank.index()))).into()
+pub(crate) fn subset_hosts(hosts: &[u32], ranks: &[Rank]) -> Arc<[u32]> {
+    index_by_first_occurrence(ranks.iter().filter_map(|rank| hosts.get(rank.index()))).into()
 }
 
 #[cfg(test)]
@@ -251,18 +256,19 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_one_host_share_memory_and_others_mix() {
-        let plan = choose(&[record(BackendChoice::Auto, "a"), record(BackendChoice::Auto, "a")]).unwrap();
+    fn auto_backend_is_shm_on_one_host_and_mixed_on_several() {
+        let plan =
+            plan_backend(&[record(BackendChoice::Auto, "a"), record(BackendChoice::Auto, "a")]).unwrap();
         assert_eq!((plan.backend(), &plan.hosts[..]), (Backend::Shm, &[0, 0][..]));
         let hosts = ["b", "a", "b", "c"].map(|host| record(BackendChoice::Auto, host));
-        let plan = choose(&hosts).unwrap();
+        let plan = plan_backend(&hosts).unwrap();
         assert_eq!((plan.backend(), &plan.hosts[..]), (Backend::Mixed, &[0, 1, 0, 2][..]));
-        assert_eq!(hosts_of(&plan.hosts, &[Rank(3), Rank(1)])[..], [0, 1]);
-        assert_eq!(hosts_of(&plan.hosts, &[Rank(2), Rank(0)])[..], [0, 0]);
+        assert_eq!(subset_hosts(&plan.hosts, &[Rank(3), Rank(1)])[..], [0, 1]);
+        assert_eq!(subset_hosts(&plan.hosts, &[Rank(2), Rank(0)])[..], [0, 0]);
     }
 
     #[test]
-    fn too_many_ranks_on_a_host_use_tcp_unless_shm_is_requested() {
+    fn host_above_max_ranks_uses_tcp_unless_shm_requested() {
         let host = |host, ranks: u32| vec![host; ranks as usize];
         let backend = |choice, hosts: Vec<u32>| BackendPlan { choice, hosts: hosts.into() }.backend();
         assert_eq!(backend(BackendChoice::Auto, host(0, 1024)), Backend::Shm);
@@ -279,17 +285,19 @@ mod tests {
     #[test]
     fn requested_backend_is_used() {
         for (choice, backend) in [(BackendChoice::Tcp, Backend::Tcp), (BackendChoice::Nccl, Backend::Nccl)] {
-            assert_eq!(choose(&[record(choice, "a"), record(choice, "b")]).unwrap().backend(), backend);
+            assert_eq!(plan_backend(&[record(choice, "a"), record(choice, "b")]).unwrap().backend(), backend);
         }
         assert_eq!(
-            choose(&[record(BackendChoice::Shm, "a"), record(BackendChoice::Shm, "a")]).unwrap().backend(),
+            plan_backend(&[record(BackendChoice::Shm, "a"), record(BackendChoice::Shm, "a")])
+                .unwrap()
+                .backend(),
             Backend::Shm
         );
     }
 
     #[test]
-    fn ranks_that_do_not_fit_are_both_named() {
-        let said = |records: &[RankRecord]| choose(records).unwrap_err().to_string();
+    fn conflicting_records_name_both_ranks() {
+        let said = |records: &[RankRecord]| plan_backend(records).unwrap_err().to_string();
         let (auto, tcp) = (record(BackendChoice::Auto, "a"), record(BackendChoice::Tcp, "a"));
         let text = said(&[auto.clone(), auto.clone(), tcp]);
         assert!(text.starts_with("rank 0 requests the backend `auto` and rank 2 `tcp`;"), "{text}");
@@ -310,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_known_by_its_first_line_alone() {
+    fn record_of_other_version_is_parsed_from_first_line() {
         let later = RankRecord::parse(b"rankrun group 4\nwhatever it then says");
         assert_eq!(later, Some(RankRecord::Other { version: 4 }));
     }
 
     #[test]
-    fn invalid_record_is_refused() {
-        let long = format!("rankrun group 3\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD));
+    fn invalid_record_is_rejected() {
+        let long = format!("rankrun group 3\nbackend auto\nhost {}\n", "h".repeat(MAX_RECORD_LEN));
         for text in [
             "",
             "rankrun group",
@@ -336,13 +344,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(choice in proptest::sample::select(&BackendChoice::ALL), host in "[!-~]{1,256}") {
+        fn record_round_trips(choice in proptest::sample::select(&BackendChoice::ALL), host in "[!-~]{1,256}") {
             let record = record(choice, &host);
             prop_assert_eq!(RankRecord::parse(record.render().as_bytes()), Some(record));
         }
 
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), is_ours in any::<bool>()) {
+        fn record_parse_of_arbitrary_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), is_ours in any::<bool>()) {
             let start: &[u8] = if is_ours { b"rankrun group 3\nbackend tcp\n" } else { b"" };
             drop(RankRecord::parse(&[start, &bytes].concat()));
         }

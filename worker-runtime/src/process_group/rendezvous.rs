@@ -43,7 +43,7 @@ pub(crate) struct Membership {
     pub(crate) interface: Option<Arc<str>>,
     pub(crate) timeout: Duration,
     /// The group must be complete by then.
-    pub(crate) join_by: Instant,
+    pub(crate) join_deadline: Instant,
 }
 
 impl Membership {
@@ -53,15 +53,15 @@ impl Membership {
     }
 
     /// Membership in the sub-group of these members, which include this rank.
-    pub(crate) fn in_subgroup(&self, members: &[Rank], join_by: Instant) -> Self {
+    pub(crate) fn for_subgroup(&self, members: &[Rank], join_by: Instant) -> Self {
         let rank = (0..).zip(members).find(|&(_, &member)| member == self.rank);
         let world_size = u32::try_from(members.len()).ok().and_then(WorldSize::new);
         Self {
             rank: rank.map_or(Rank(0), |(rank, _)| Rank(rank)),
             world_size: world_size.unwrap_or(WorldSize::ONE),
             members: self.members.subset(members),
-            hosts: plan::hosts_of(&self.hosts, members),
-            join_by,
+            hosts: plan::subset_hosts(&self.hosts, members),
+            join_deadline: join_by,
             ..self.clone()
         }
     }
@@ -70,13 +70,13 @@ impl Membership {
 /// Agrees on failures and connects sub-groups. It outlives the transport.
 pub(crate) trait Coordinator: Debug + Send {
     /// The failure on which all ranks agree, after this rank has `seen` one.
-    fn agree(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure;
+    fn agree_on_failure(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure;
 
     /// Connects the ranks of a sub-group. No other sub-group of this coordinator has the same `name`.
     ///
     /// # Errors
     /// A rank is missing: it is named.
-    fn subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError>;
+    fn connect_subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError>;
 }
 
 /// The parts from which a group of connected ranks is made.
@@ -97,7 +97,7 @@ pub(crate) fn join_group(
     if choice == BackendChoice::Nccl {
         return Ok(Box::new(super::nccl::NcclGroup::join(context, options, None)?));
     }
-    let (membership, store) = enter_group(context, options, choice)?;
+    let (membership, store) = resolve_membership(context, options, choice)?;
     let backing = match store {
         None => SingleRank { choice }.connect(&membership)?,
         Some(store) => StoreCoordinator { store, choice }.connect(&membership)?,
@@ -107,12 +107,12 @@ pub(crate) fn join_group(
 
 /// Exchanges records with all other ranks. Returns this rank's membership and the group's keys in the store.
 /// A world of one needs no store.
-pub(crate) fn enter_group(
+pub(crate) fn resolve_membership(
     context: &WorkerContext,
     options: &GroupOptions,
     choice: BackendChoice,
 ) -> Result<(Membership, Option<TcpStore>), GroupError> {
-    dropped_groups::leave_kept();
+    dropped_groups::leave_kept_groups();
     let mut membership = Membership {
         rank: context.rank(),
         world_size: context.world_size(),
@@ -122,13 +122,13 @@ pub(crate) fn enter_group(
         run_id: context.run_id().to_string(),
         interface: context.interface(),
         timeout: options.timeout,
-        join_by: clock::after(options.timeout),
+        join_deadline: clock::after(options.timeout),
     };
     if membership.world_size == WorldSize::ONE {
         return Ok((membership, None));
     }
     let store = group_store(&context.store(options.timeout)?, &membership, &options.name)?;
-    let host = host::host_of_worker(context, choice)
+    let host = host::worker_host_id(context, choice)
         .map_err(GroupError::Host)
         .map_err(|error| with_agreed_failure(&store, &membership, error))?;
     let own = RankRecord::Current { choice, host };
@@ -146,8 +146,8 @@ pub(super) fn group_store(
     let store = store.with_own_connection(VERDICT_TIMEOUT)?.with_timeout(membership.timeout);
     let store = store.with_prefix(&format!("rankrun/group/{name}/life {}", membership.generation));
     // A name may be used again after its group has ended; each use has a counter value of its own.
-    let turn = store.add(&format!("turn of {}", membership.rank), 1)?;
-    Ok(store.with_prefix(&turn.to_string()))
+    let use_number = store.add(&format!("turn of {}", membership.rank), 1)?;
+    Ok(store.with_prefix(&use_number.to_string()))
 }
 
 /// Publishes the record of this rank, reads those of all ranks, and draws the conclusion.
@@ -158,13 +158,13 @@ fn exchange_records(
 ) -> Result<BackendPlan, GroupError> {
     store.set(&record_key(membership.rank.0), own.render().as_bytes())?;
     let keys: Vec<String> = (0..membership.world_size.get()).map(record_key).collect();
-    await_ranks(store, membership, &keys).map_err(|error| with_agreed_failure(store, membership, error))?;
+    wait_for_rank_keys(store, membership, &keys)
+        .map_err(|error| with_agreed_failure(store, membership, error))?;
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let records = keys
-        .iter()
-        .zip(store.multi_get(&keys)?)
-        .map(|(key, value)| RankRecord::parse(&value).ok_or_else(|| GroupError::strange_entry(key, &value)));
-    Ok(plan::choose(&records.collect::<Result<Vec<_>, _>>()?)?)
+    let records = keys.iter().zip(store.multi_get(&keys)?).map(|(key, value)| {
+        RankRecord::parse(&value).ok_or_else(|| GroupError::unexpected_entry(key, &value))
+    });
+    Ok(plan::plan_backend(&records.collect::<Result<Vec<_>, _>>()?)?)
 }
 
 fn record_key(rank: u32) -> String {
@@ -172,26 +172,26 @@ fn record_key(rank: u32) -> String {
 }
 
 /// Waits for these keys, of which each rank sets one, in rank order.
-pub(crate) fn await_ranks(
+pub(crate) fn wait_for_rank_keys(
     store: &TcpStore,
     membership: &Membership,
     keys: &[String],
 ) -> Result<(), GroupError> {
     let all: Vec<&str> = keys.iter().map(String::as_str).collect();
-    match store.wait(&all, clock::until(membership.join_by)) {
+    match store.wait(&all, clock::until(membership.join_deadline)) {
         Err(StoreError::WaitTimeout { .. }) => {}
         result => return Ok(result?),
     }
     for (key, rank) in all.into_iter().zip(0..) {
         if !store.check(&[key])? {
-            return Err(lost_rank(membership, Rank(rank), LossCause::Timeout(membership.timeout)));
+            return Err(lost_rank_error(membership, Rank(rank), LossCause::Timeout(membership.timeout)));
         }
     }
     Ok(())
 }
 
 /// The error for a missing rank.
-pub(crate) fn lost_rank(membership: &Membership, rank: Rank, cause: LossCause) -> GroupError {
+pub(crate) fn lost_rank_error(membership: &Membership, rank: Rank, cause: LossCause) -> GroupError {
     let members = membership.members.clone();
     GroupError::Failed { operation: Operation::Join, failure: GroupFailure::Lost { rank, cause }, members }
 }
@@ -204,23 +204,29 @@ pub(crate) fn with_agreed_failure(
     error: GroupError,
 ) -> GroupError {
     match error {
-        GroupError::Failed { operation, failure, members } => {
-            GroupError::Failed { operation, failure: verdict::agree(store, membership, failure), members }
-        }
+        GroupError::Failed { operation, failure, members } => GroupError::Failed {
+            operation,
+            failure: verdict::agree_on_failure(store, membership, failure),
+            members,
+        },
         GroupError::Socket(_)
         | GroupError::FewDescriptors { .. }
         | GroupError::Host(_)
         | GroupError::SharedMemory(_) => {
             // The other ranks, which miss this one, report the reason. This rank's own error has the hint.
-            let reason = with_causes(&error);
-            verdict::agree(store, membership, GroupFailure::RankFailed { rank: membership.rank, reason });
+            let reason = error_chain(&error);
+            verdict::agree_on_failure(
+                store,
+                membership,
+                GroupFailure::RankFailed { rank: membership.rank, reason },
+            );
             error
         }
         error => error,
     }
 }
 
-fn with_causes(error: &GroupError) -> String {
+fn error_chain(error: &GroupError) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
@@ -250,11 +256,11 @@ impl StoreCoordinator {
 }
 
 impl Coordinator for StoreCoordinator {
-    fn agree(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure {
-        verdict::agree(&self.store, membership, seen)
+    fn agree_on_failure(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure {
+        verdict::agree_on_failure(&self.store, membership, seen)
     }
 
-    fn subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
+    fn connect_subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
         if membership.world_size == WorldSize::ONE {
             return SingleRank { choice: self.choice }.connect(membership);
         }
@@ -284,11 +290,11 @@ impl SingleRank {
 }
 
 impl Coordinator for SingleRank {
-    fn agree(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
+    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
         seen
     }
 
-    fn subgroup(&self, membership: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
+    fn connect_subgroup(&self, membership: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
         Self { choice: self.choice }.connect(membership)
     }
 }

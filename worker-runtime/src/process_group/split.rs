@@ -24,7 +24,7 @@ impl SplitChoice {
 
 /// The members of the sub-group of `me`, by key, and by rank where keys are equal. `choices` are those
 /// of all ranks in rank order.
-pub(crate) fn members(choices: &[SplitChoice], me: Rank) -> Option<Vec<Rank>> {
+pub(crate) fn subgroup_members(choices: &[SplitChoice], me: Rank) -> Option<Vec<Rank>> {
     let color = choices.get(me.index())?.color?;
     let mut members: Vec<(u32, Rank)> = (0..)
         .zip(choices)
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn choices(all: &[(Option<u32>, u32)]) -> Vec<SplitChoice> {
+    fn split_choices(all: &[(Option<u32>, u32)]) -> Vec<SplitChoice> {
         all.iter().map(|&(color, key)| SplitChoice { color, key }).collect()
     }
 
@@ -49,40 +49,40 @@ mod tests {
     }
 
     #[test]
-    fn one_color_is_one_group_in_the_order_of_keys_and_ranks() {
-        let all = choices(&[(Some(7), 1), (None, 0), (Some(7), 0), (Some(0), 0), (Some(7), 1)]);
+    fn split_members_are_ordered_by_key_then_rank() {
+        let all = split_choices(&[(Some(7), 1), (None, 0), (Some(7), 0), (Some(0), 0), (Some(7), 1)]);
         for rank in [0, 2, 4] {
-            assert_eq!(members(&all, Rank(rank)), ranks(&[2, 0, 4]));
+            assert_eq!(subgroup_members(&all, Rank(rank)), ranks(&[2, 0, 4]));
         }
-        assert_eq!(members(&all, Rank(3)), ranks(&[3]));
-        assert_eq!(members(&all, Rank(1)), None);
+        assert_eq!(subgroup_members(&all, Rank(3)), ranks(&[3]));
+        assert_eq!(subgroup_members(&all, Rank(1)), None);
     }
 
     proptest! {
         #[test]
-        fn every_rank_with_a_color_is_in_exactly_the_group_that_it_sees(
+        fn split_members_are_equal_on_all_ranks_of_a_color(
             all in proptest::collection::vec((proptest::option::of(0u32..4), any::<u32>()), 1..20),
         ) {
-            let all = choices(&all);
+            let all = split_choices(&all);
             for rank in (0..all.len() as u32).map(Rank) {
-                let group = members(&all, rank);
+                let group = subgroup_members(&all, rank);
                 prop_assert_eq!(group.is_some(), all[rank.index()].color.is_some());
                 for &other in group.iter().flatten() {
                     prop_assert_eq!(all[other.index()].color, all[rank.index()].color);
-                    prop_assert_eq!(&members(&all, other), &group);
+                    prop_assert_eq!(&subgroup_members(&all, other), &group);
                 }
                 prop_assert_eq!(group.iter().flatten().filter(|&&it| it == rank).count(), group.iter().len());
             }
         }
 
         #[test]
-        fn what_is_written_is_read(color in proptest::option::of(any::<u32>()), key in any::<u32>()) {
+        fn split_choice_round_trips(color in proptest::option::of(any::<u32>()), key in any::<u32>()) {
             let choice = SplitChoice { color, key };
             prop_assert_eq!(SplitChoice::decode(choice.encode()), choice);
         }
 
         #[test]
-        fn no_numbers_panic(color in any::<i64>(), key in any::<i64>()) {
+        fn split_choice_decode_of_arbitrary_numbers_does_not_panic(color in any::<i64>(), key in any::<i64>()) {
             SplitChoice::decode([color, key]);
         }
     }

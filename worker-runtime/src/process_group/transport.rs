@@ -26,7 +26,7 @@ pub(crate) trait TransportProbe: Debug + Send {
     ///
     /// # Errors
     /// The failure.
-    fn look(&mut self, step: &Step) -> Result<(), GroupFailure>;
+    fn check(&mut self, step: &Step) -> Result<(), GroupFailure>;
 }
 
 /// Performs calls among the ranks of one group.
@@ -48,7 +48,7 @@ pub(crate) trait Transport: Debug + Send {
     }
 
     /// Whether the ranks are threads of this process.
-    fn is_among_threads(&self) -> bool {
+    fn is_in_process(&self) -> bool {
         false
     }
 

@@ -1,7 +1,7 @@
 //! Connections at the listener of a joining group, before they have identified
 //! themselves. Pure: time is an argument.
 //!
-//! A connection gets [`YOUNG`] to present the token. If the limit for all is exceeded, the source with the
+//! A connection gets [`MIN_DROP_AGE`] to present the token. If the limit for all is exceeded, the source with the
 //! most connections loses its oldest one. A connection that has presented the token is never dropped.
 
 use std::collections::HashMap;
@@ -15,29 +15,29 @@ pub(crate) const BACKLOG: i32 = 4096;
 /// How long a connection may take to identify itself.
 pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most unidentified connections, beyond one for each rank; a quarter of the descriptors at most.
-const ROOM: usize = 512;
+const MAX_UNIDENTIFIED: usize = 512;
 /// Minimum age of a dropped connection.
-const YOUNG: Duration = Duration::from_millis(100);
+const MIN_DROP_AGE: Duration = Duration::from_millis(100);
 /// First and longest pause before a rank connects again after its connection was closed without an answer.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
 /// A connection, its source and its age.
 #[derive(Debug)]
 pub(crate) struct Entry<C, S> {
     pub(crate) connection: C,
     pub(crate) source: S,
-    pub(crate) since: Instant,
+    pub(crate) accepted_at: Instant,
     /// It has presented the token; the rest of its greeting is under way.
     pub(crate) knows_token: bool,
 }
 
 impl<C, S> Entry<C, S> {
     pub(crate) fn new(connection: C, source: S, now: Instant) -> Self {
-        Self { connection, source, since: now, knows_token: false }
+        Self { connection, source, accepted_at: now, knows_token: false }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
-        self.since + GREETING_TIMEOUT
+        self.accepted_at + GREETING_TIMEOUT
     }
 }
 
@@ -45,14 +45,15 @@ impl<C, S> Entry<C, S> {
 #[derive(Debug)]
 pub(crate) struct Unidentified<C, S> {
     entries: Vec<Entry<C, S>>,
-    room: usize,
+    capacity: usize,
 }
 
 impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
     /// The limit for a world of this many ranks, in a process with this limit of descriptors.
     pub(crate) fn new(world: usize, descriptors: Option<u64>) -> Self {
-        let quarter = descriptors.map_or(ROOM, |limit| usize::try_from(limit / 4).unwrap_or(ROOM));
-        Self { entries: Vec::new(), room: ROOM.min(quarter) + world }
+        let quarter = descriptors
+            .map_or(MAX_UNIDENTIFIED, |limit| usize::try_from(limit / 4).unwrap_or(MAX_UNIDENTIFIED));
+        Self { entries: Vec::new(), capacity: MAX_UNIDENTIFIED.min(quarter) + world }
     }
 
     pub(crate) fn connections(&self) -> impl Iterator<Item = &C> {
@@ -65,39 +66,42 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
     }
 
     /// From when on one more may be accepted.
-    pub(crate) fn admits_at(&self, now: Instant) -> Instant {
-        if self.entries.len() < self.room {
+    pub(crate) fn next_accept_at(&self, now: Instant) -> Instant {
+        if self.entries.len() < self.capacity {
             return now;
         }
         let droppable = self.entries.iter().filter(|entry| !entry.knows_token);
-        droppable.map(|entry| entry.since + YOUNG).min().map_or(now + YOUNG, |at| at.max(now))
+        droppable
+            .map(|entry| entry.accepted_at + MIN_DROP_AGE)
+            .min()
+            .map_or(now + MIN_DROP_AGE, |at| at.max(now))
     }
 
     /// Adds a connection and returns the one that exceeds the limit. The caller reads it once more, since
     /// it may have identified itself meanwhile.
-    pub(crate) fn add(&mut self, entry: Entry<C, S>) -> Option<Entry<C, S>> {
-        let now = entry.since;
+    pub(crate) fn insert_evicting(&mut self, entry: Entry<C, S>) -> Option<Entry<C, S>> {
+        let now = entry.accepted_at;
         self.entries.push(entry);
-        if self.entries.len() > self.room {
-            self.take_droppable(|entry| now >= entry.since + YOUNG)
+        if self.entries.len() > self.capacity {
+            self.take_evictable(|entry| now >= entry.accepted_at + MIN_DROP_AGE)
         } else {
             None
         }
     }
 
     /// Removes a connection, since this process can open no more descriptors.
-    pub(crate) fn make_room(&mut self) -> Option<Entry<C, S>> {
-        self.take_droppable(|_| true)
+    pub(crate) fn evict_one(&mut self) -> Option<Entry<C, S>> {
+        self.take_evictable(|_| true)
     }
 
     /// The oldest connection of the source with the most, among those that may be dropped.
-    fn take_droppable(&mut self, may_go: impl Fn(&Entry<C, S>) -> bool) -> Option<Entry<C, S>> {
+    fn take_evictable(&mut self, is_evictable: impl Fn(&Entry<C, S>) -> bool) -> Option<Entry<C, S>> {
         let mut counts: HashMap<S, usize> = HashMap::new();
         for entry in self.entries.iter().filter(|entry| !entry.knows_token) {
             *counts.entry(entry.source).or_default() += 1;
         }
         let droppable =
-            self.entries.iter().enumerate().filter(|(_, entry)| !entry.knows_token && may_go(entry));
+            self.entries.iter().enumerate().filter(|(_, entry)| !entry.knows_token && is_evictable(entry));
         let count = |entry: &Entry<C, S>| counts.get(&entry.source).copied().unwrap_or(0);
         let index = droppable
             .max_by_key(|(index, entry)| (count(entry), usize::MAX - index))
@@ -119,20 +123,20 @@ impl<C, S: Copy + Eq + Hash> Unidentified<C, S> {
 /// have dropped it in a flood.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Retry {
-    first: Instant,
-    tries: u32,
+    started_at: Instant,
+    attempts: u32,
 }
 
 impl Retry {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { first: now, tries: 0 }
+        Self { started_at: now, attempts: 0 }
     }
 
     /// When to connect again; `None` after the last try.
-    pub(crate) fn next(&mut self, now: Instant) -> Option<Instant> {
-        let pause = PAUSES.1.min(PAUSES.0 * (1 << self.tries.min(8)));
-        self.tries += 1;
-        (now < self.first + GREETING_TIMEOUT).then_some(now + pause)
+    pub(crate) fn next_attempt_at(&mut self, now: Instant) -> Option<Instant> {
+        let pause = RETRY_PAUSES.1.min(RETRY_PAUSES.0 * (1 << self.attempts.min(8)));
+        self.attempts += 1;
+        (now < self.started_at + GREETING_TIMEOUT).then_some(now + pause)
     }
 }
 
@@ -150,58 +154,65 @@ mod tests {
     }
 
     #[test]
-    fn flooding_source_loses_its_own_oldest_connection() {
+    fn flooding_source_loses_its_oldest_connection() {
         let start = clock::now();
         let mut waiting = Unidentified::new(1, Some(12));
-        let later = start + YOUNG;
+        let later = start + MIN_DROP_AGE;
         for (connection, source) in [(1, 'a'), (2, 'b'), (3, 'b'), (4, 'b')] {
-            assert!(waiting.add(entry(connection, source, start)).is_none());
+            assert!(waiting.insert_evicting(entry(connection, source, start)).is_none());
         }
-        assert_eq!(waiting.add(entry(5, 'b', later)).map(|it| it.connection), Some(2));
-        assert_eq!(waiting.add(entry(6, 'b', later)).map(|it| it.connection), Some(3));
+        assert_eq!(waiting.insert_evicting(entry(5, 'b', later)).map(|it| it.connection), Some(2));
+        assert_eq!(waiting.insert_evicting(entry(6, 'b', later)).map(|it| it.connection), Some(3));
         assert_eq!(connections(&waiting), [1, 4, 5, 6]);
     }
 
     #[test]
-    fn connection_with_the_token_is_never_dropped() {
+    fn connection_with_token_is_never_dropped() {
         let start = clock::now();
         let mut waiting = Unidentified::new(0, Some(8));
         for connection in [1, 2] {
-            assert!(waiting.add(Entry { knows_token: true, ..entry(connection, 'a', start) }).is_none());
+            assert!(
+                waiting
+                    .insert_evicting(Entry { knows_token: true, ..entry(connection, 'a', start) })
+                    .is_none()
+            );
         }
         let later = start + GREETING_TIMEOUT;
         assert!(
-            waiting.add(entry(3, 'a', later)).is_none(),
+            waiting.insert_evicting(entry(3, 'a', later)).is_none(),
             "both others have the token, and this one is young"
         );
-        assert_eq!(waiting.make_room().map(|it| it.connection), Some(3));
-        assert!(waiting.make_room().is_none());
+        assert_eq!(waiting.evict_one().map(|it| it.connection), Some(3));
+        assert!(waiting.evict_one().is_none());
         assert_eq!(connections(&waiting), [1, 2]);
     }
 
     #[test]
-    fn full_room_admits_nothing_before_the_oldest_had_its_time() {
+    fn full_list_admits_connection_after_oldest_reaches_min_age() {
         let start = clock::now();
         let mut waiting = Unidentified::new(0, Some(8));
         let millis = Duration::from_millis;
         for (connection, since) in [(1, start + millis(30)), (2, start)] {
-            assert_eq!(waiting.admits_at(start), start);
-            assert!(waiting.add(entry(connection, 'a', since)).is_none());
+            assert_eq!(waiting.next_accept_at(start), start);
+            assert!(waiting.insert_evicting(entry(connection, 'a', since)).is_none());
         }
-        assert_eq!(waiting.admits_at(start + millis(50)), start + YOUNG);
-        assert_eq!(waiting.admits_at(start + millis(150)), start + millis(150));
-        assert_eq!(waiting.add(entry(3, 'a', start + YOUNG)).map(|it| it.connection), Some(2));
+        assert_eq!(waiting.next_accept_at(start + millis(50)), start + MIN_DROP_AGE);
+        assert_eq!(waiting.next_accept_at(start + millis(150)), start + millis(150));
+        assert_eq!(
+            waiting.insert_evicting(entry(3, 'a', start + MIN_DROP_AGE)).map(|it| it.connection),
+            Some(2)
+        );
     }
 
     #[test]
-    fn closed_connection_is_tried_again_with_growing_pauses_for_a_while() {
+    fn retry_after_close_backs_off_until_timeout() {
         let start = clock::now();
         let (mut retry, mut now, mut tries) = (Retry::new(start), start, 0);
-        while let Some(next) = retry.next(now) {
-            assert!(next > now && next - now <= PAUSES.1);
+        while let Some(next) = retry.next_attempt_at(now) {
+            assert!(next > now && next - now <= RETRY_PAUSES.1);
             (now, tries) = (next, tries + 1);
         }
         assert!((10..40).contains(&tries), "{tries}");
-        assert!(now >= start + GREETING_TIMEOUT && now < start + GREETING_TIMEOUT + PAUSES.1 * 2);
+        assert!(now >= start + GREETING_TIMEOUT && now < start + GREETING_TIMEOUT + RETRY_PAUSES.1 * 2);
     }
 }

@@ -19,68 +19,80 @@ use crate::report;
 use crate::store::TcpStore;
 
 /// Characters of an error message that are read at most.
-const MAX_REASON: usize = 2000;
+const MAX_REASON_CHARS: usize = 2000;
 
 /// The failure on which all ranks agree, after this rank has `seen` one.
-pub(crate) fn agree(store: &TcpStore, membership: &Membership, seen: GroupFailure) -> GroupFailure {
-    let failure = match store.compare_set("verdict", b"", render(&seen, membership.rank).as_bytes()) {
-        Ok(said) => settle(seen, std::str::from_utf8(&said).unwrap_or_default(), membership.world_size),
-        // Without the store this rank's own failure is the best one known.
-        Err(_) => seen,
-    };
+pub(crate) fn agree_on_failure(
+    store: &TcpStore,
+    membership: &Membership,
+    local_failure: GroupFailure,
+) -> GroupFailure {
+    let failure =
+        match store.compare_set("verdict", b"", render_verdict(&local_failure, membership.rank).as_bytes()) {
+            Ok(stored) => resolve_failure(
+                local_failure,
+                std::str::from_utf8(&stored).unwrap_or_default(),
+                membership.world_size,
+            ),
+            // Without the store this rank's own failure is the best one known.
+            Err(_) => local_failure,
+        };
     if let GroupFailure::Lost { rank, .. } = &failure {
-        report::note_loss(membership.members.in_job(*rank));
+        report::set_lost_rank(membership.members.global_rank(*rank));
     }
     failure
 }
 
 /// The text for the store.
-fn render(failure: &GroupFailure, me: Rank) -> String {
+fn render_verdict(failure: &GroupFailure, me: Rank) -> String {
     let (rank, call, other, others) = match failure {
         GroupFailure::Lost { rank, .. } => return format!("lost {rank}"),
         GroupFailure::RankFailed { rank, reason } => return format!("failed {rank} {reason}"),
         GroupFailure::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
-        GroupFailure::Disagreed { rank, call, other, others } => (*rank, call, *other, others),
+        GroupFailure::Disagreed { rank, call, other_rank: other, other_call: others } => {
+            (*rank, call, *other, others)
+        }
     };
     let others = others.as_ref().map_or_else(|| "-".to_owned(), |call| call.to_hex());
     format!("mismatch {rank} {} {other} {others}", call.to_hex())
 }
 
 /// The failure to report if this rank has `seen` one and the store holds `verdict`.
-fn settle(seen: GroupFailure, verdict: &str, world_size: WorldSize) -> GroupFailure {
-    match (parse(verdict, world_size), &seen) {
+fn resolve_failure(local_failure: GroupFailure, verdict: &str, world_size: WorldSize) -> GroupFailure {
+    match (parse_verdict(verdict, world_size), &local_failure) {
         // The local observation has more detail than the store.
         (Some(GroupFailure::Lost { rank, .. }), GroupFailure::Lost { rank: same, .. }) if rank == *same => {
-            seen
+            local_failure
         }
-        (Some(told), _) => told,
-        (None, _) => seen,
+        (Some(agreed), _) => agreed,
+        (None, _) => local_failure,
     }
 }
 
 /// `None` for text that a rank of a group of this size never writes.
-fn parse(verdict: &str, world_size: WorldSize) -> Option<GroupFailure> {
+fn parse_verdict(verdict: &str, world_size: WorldSize) -> Option<GroupFailure> {
     let rank = |text: &str| text.parse().ok().filter(|rank: &Rank| rank.0 < world_size.get());
-    let mut words = verdict.split(' ');
-    let failure = match words.next()? {
-        "lost" => GroupFailure::Lost { rank: rank(words.next()?)?, cause: LossCause::Reported },
+    let mut fields = verdict.split(' ');
+    let failure = match fields.next()? {
+        "lost" => GroupFailure::Lost { rank: rank(fields.next()?)?, cause: LossCause::Reported },
         "mismatch" => GroupFailure::Disagreed {
-            rank: rank(words.next()?)?,
-            call: Box::new(Call::from_hex(words.next()?)?),
-            other: rank(words.next()?)?,
-            others: match words.next()? {
+            rank: rank(fields.next()?)?,
+            call: Box::new(Call::from_hex(fields.next()?)?),
+            other_rank: rank(fields.next()?)?,
+            other_call: match fields.next()? {
                 "-" => None,
                 digits => Some(Box::new(Call::from_hex(digits)?)),
             },
         },
         "failed" => {
-            let rank = rank(words.next()?)?;
-            let reason: String = words.collect::<Vec<_>>().join(" ").chars().take(MAX_REASON).collect();
+            let rank = rank(fields.next()?)?;
+            let reason: String =
+                fields.collect::<Vec<_>>().join(" ").chars().take(MAX_REASON_CHARS).collect();
             return (!reason.is_empty()).then_some(GroupFailure::RankFailed { rank, reason });
         }
         _ => return None,
     };
-    words.next().is_none().then_some(failure)
+    fields.next().is_none().then_some(failure)
 }
 
 #[cfg(test)]
@@ -91,7 +103,7 @@ mod tests {
 
     const ME: Rank = Rank(0);
 
-    fn four() -> WorldSize {
+    fn four_ranks() -> WorldSize {
         WorldSize::new(4).unwrap()
     }
 
@@ -103,7 +115,7 @@ mod tests {
         Box::new(Call {
             operation: Operation::Reduce,
             data_type: DataType::F16,
-            reduction: Some(ReduceOp::Max),
+            reduce_op: Some(ReduceOp::Max),
             root: Some(Rank(2)),
             count,
             sequence: 7,
@@ -111,25 +123,34 @@ mod tests {
     }
 
     #[test]
-    fn first_one_to_notice_is_believed() {
-        assert_eq!(render(&lost_rank(2), ME), "lost 2");
+    fn stored_verdict_overrides_local_failure() {
+        assert_eq!(render_verdict(&lost_rank(2), ME), "lost 2");
         let reported = GroupFailure::Lost { rank: Rank(1), cause: LossCause::Reported };
-        assert_eq!(settle(lost_rank(2), "lost 1", four()), reported);
+        assert_eq!(resolve_failure(lost_rank(2), "lost 1", four_ranks()), reported);
     }
 
     #[test]
-    fn every_rank_hears_both_calls_of_a_mismatch() {
+    fn mismatch_verdict_names_both_calls_on_all_ranks() {
         for others in [Some(call(4)), None] {
             let seen = GroupFailure::Mismatch { rank: Rank(3), theirs: others.clone(), ours: call(5) };
-            let verdict = render(&seen, Rank(1));
-            let told = GroupFailure::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others };
-            assert_eq!(render(&told, ME), verdict);
+            let verdict = render_verdict(&seen, Rank(1));
+            let told = GroupFailure::Disagreed {
+                rank: Rank(1),
+                call: call(5),
+                other_rank: Rank(3),
+                other_call: others,
+            };
+            assert_eq!(render_verdict(&told, ME), verdict);
             for seen in [seen, lost_rank(1)] {
-                assert_eq!(settle(seen, &verdict, four()), told);
+                assert_eq!(resolve_failure(seen, &verdict, four_ranks()), told);
             }
         }
-        let told =
-            GroupFailure::Disagreed { rank: Rank(1), call: call(5), other: Rank(3), others: Some(call(4)) };
+        let told = GroupFailure::Disagreed {
+            rank: Rank(1),
+            call: call(5),
+            other_rank: Rank(3),
+            other_call: Some(call(4)),
+        };
         assert_eq!(
             told.to_string(),
             "rank 1 makes call 7, `reduce` (max) of 5 f16 with root 2 \
@@ -138,18 +159,18 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_on_another_rank_is_told_in_its_words() {
+    fn rank_failure_verdict_keeps_its_error_text() {
         let failed = GroupFailure::RankFailed { rank: Rank(1), reason: "no such device".to_owned() };
-        assert_eq!(settle(lost_rank(1), &render(&failed, Rank(1)), four()), failed);
+        assert_eq!(resolve_failure(lost_rank(1), &render_verdict(&failed, Rank(1)), four_ranks()), failed);
     }
 
     #[test]
-    fn same_verdict_keeps_the_evidence() {
-        assert_eq!(settle(lost_rank(2), "lost 2", four()), lost_rank(2));
+    fn same_lost_rank_keeps_local_cause() {
+        assert_eq!(resolve_failure(lost_rank(2), "lost 2", four_ranks()), lost_rank(2));
     }
 
     #[test]
-    fn strange_verdict_changes_nothing() {
+    fn invalid_verdict_keeps_local_failure() {
         let digits = call(1).to_hex();
         let strange = [
             String::new(),
@@ -168,7 +189,7 @@ mod tests {
             format!("mismatch 1 {digits} 2 - -"),
         ];
         for verdict in strange {
-            assert_eq!(settle(lost_rank(2), &verdict, four()), lost_rank(2), "{verdict}");
+            assert_eq!(resolve_failure(lost_rank(2), &verdict, four_ranks()), lost_rank(2), "{verdict}");
         }
     }
 }

@@ -110,7 +110,7 @@ impl DistributedSampler {
     /// torch's `set_epoch`, which is easily forgotten.
     #[must_use]
     pub fn indices(&self, epoch: u64) -> Vec<usize> {
-        let order = self.order(epoch);
+        let order = self.epoch_order(epoch);
         let ranks = self.world_size.get() as usize;
         // torch repeats the order as often as needed; a cut order is never that long.
         let at = |place: usize| order[place % order.len()];
@@ -119,12 +119,12 @@ impl DistributedSampler {
 
     /// Number of samples in the data.
     #[must_use]
-    pub fn length(&self) -> usize {
+    pub fn dataset_len(&self) -> usize {
         self.length
     }
 
     /// The order of an epoch, shared by all ranks.
-    fn order(&self, epoch: u64) -> Vec<usize> {
+    fn epoch_order(&self, epoch: u64) -> Vec<usize> {
         if self.options.shuffle {
             permutation::permutation(self.length, self.options.seed.wrapping_add(epoch))
         } else {

@@ -8,11 +8,15 @@ const LONG: usize = (u32::MAX / 20) as usize;
 /// The numbers below `length` in the order of `torch.randperm` with a fresh generator of this seed.
 pub(super) fn permutation(length: usize, seed: u64) -> Vec<usize> {
     let mut numbers = Mt19937::new(seed);
-    if length < LONG { short(length, &mut numbers) } else { long(length, &mut numbers) }
+    if length < LONG {
+        shuffle_with_u32(length, &mut numbers)
+    } else {
+        shuffle_with_u64(length, &mut numbers)
+    }
 }
 
 /// Swaps each position with itself or a later one.
-fn short(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
+fn shuffle_with_u32(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
     let mut order: Vec<usize> = (0..length).collect();
     for at in 0..length.saturating_sub(1) {
         order.swap(at, at + numbers.next_u32() as usize % (length - at));
@@ -21,7 +25,7 @@ fn short(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
 }
 
 /// Inserts each new number at a random position and moves the number there to the end.
-fn long(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
+fn shuffle_with_u64(length: usize, numbers: &mut Mt19937) -> Vec<usize> {
     let mut order = Vec::with_capacity(length);
     for at in 0..length {
         // The remainder is at most `at`, which is a `usize`.
@@ -38,7 +42,7 @@ mod tests {
 
     /// `torch.randperm(n, generator=torch.Generator().manual_seed(seed))` of torch 2.15.0.
     #[test]
-    fn order_is_that_of_torch() {
+    fn permutation_matches_torch() {
         assert_eq!(permutation(10, 0), [4, 1, 7, 5, 3, 9, 0, 8, 6, 2]);
         assert_eq!(permutation(10, u64::MAX), [1, 4, 6, 2, 0, 5, 8, 7, 9, 3]);
         assert_eq!(permutation(10, (1 << 32) + 5), [1, 4, 9, 6, 3, 5, 0, 2, 8, 7]);
@@ -47,8 +51,8 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_give_each_number_once() {
-        for way in [short, long] {
+    fn both_algorithms_return_permutations() {
+        for way in [shuffle_with_u32, shuffle_with_u64] {
             let mut order = way(1000, &mut Mt19937::new(9));
             assert_ne!(order, (0..1000).collect::<Vec<_>>());
             order.sort_unstable();

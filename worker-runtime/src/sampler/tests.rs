@@ -10,7 +10,7 @@ const PLAIN: SamplerOptions = SamplerOptions { shuffle: false, seed: 0, drop_las
 
 /// `list(DistributedSampler(range(length), num_replicas=…, rank=…, …))` of torch 2.15.0.
 #[test]
-fn samples_are_those_of_torch() {
+fn samples_match_torch() {
     let all = |length, ranks, options, epoch| {
         (0..ranks).map(|rank| sampler(length, rank, ranks, options).indices(epoch)).collect::<Vec<_>>()
     };
@@ -22,7 +22,7 @@ fn samples_are_those_of_torch() {
 }
 
 #[test]
-fn few_samples_are_repeated_and_dropped_ones_leave_none() {
+fn padding_repeats_samples_and_drop_last_may_leave_none() {
     assert_eq!(sampler(1, 3, 4, PLAIN).indices(0), [0]);
     assert_eq!(sampler(2, 2, 5, PLAIN).indices(0), [0]);
     let drop_last = SamplerOptions { drop_last: true, ..PLAIN };
@@ -42,22 +42,22 @@ fn invalid_sampler_is_refused() {
 }
 
 #[test]
-fn batch_goes_on_where_the_one_before_ended() {
+fn batch_continues_after_previous_batch() {
     let mut batches = GlobalBatches::new(sampler(5, 0, 1, PLAIN), 3).unwrap();
     let steps: Vec<_> = [0, 1, 2, 0].into_iter().map(|step| batches.indices(step)).collect();
     assert_eq!(steps, [[0, 1, 2], [3, 4, 0], [1, 2, 3], [0, 1, 2]]);
 }
 
 /// The indices of all ranks in a step.
-fn shares(ranks: u32, length: usize, batch: usize, step: u64) -> Vec<Vec<usize>> {
+fn rank_indices(ranks: u32, length: usize, batch: usize, step: u64) -> Vec<Vec<usize>> {
     let share = |rank| GlobalBatches::new(sampler(length, rank, ranks, PLAIN), batch).unwrap().indices(step);
     (0..ranks).map(share).collect()
 }
 
 #[test]
-fn batch_across_epochs_is_shared_evenly() {
+fn batch_across_epochs_is_split_evenly() {
     // Step 20 takes the sample 1000 of the first epoch, and 49 of the second one.
-    let shares = shares(2, 1001, 50, 20);
+    let shares = rank_indices(2, 1001, 50, 20);
     assert_eq!(shares.iter().map(Vec::len).collect::<Vec<_>>(), [25, 25]);
     assert_eq!(shares[0][..3], [1000, 1, 3]);
     assert_eq!(shares[1][..3], [0, 2, 4]);
@@ -65,16 +65,16 @@ fn batch_across_epochs_is_shared_evenly() {
 
 proptest! {
     #[test]
-    fn shares_of_a_step_differ_by_at_most_one_sample(
+    fn rank_shares_differ_by_at_most_one_sample(
         (length, batch, step) in (1usize..80, 1usize..200, 0u64..40), ranks in 1u32..9,
     ) {
-        let lengths: Vec<usize> = shares(ranks, length, batch, step).iter().map(Vec::len).collect();
+        let lengths: Vec<usize> = rank_indices(ranks, length, batch, step).iter().map(Vec::len).collect();
         let (least, most) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
         prop_assert!(most - least <= 1, "{lengths:?}");
     }
 
     #[test]
-    fn any_number_of_ranks_shares_the_same_batch(
+    fn rank_count_does_not_change_global_batch(
         (length, batch, step, seed) in (1usize..80, 1usize..50, 0u64..40, any::<u64>()), ranks in 1u32..9,
     ) {
         let options = SamplerOptions { seed, ..SamplerOptions::default() };
@@ -89,7 +89,7 @@ proptest! {
     }
 
     #[test]
-    fn every_sample_is_taken_unless_it_is_dropped(length in 1usize..200, ranks in 1u32..12, seed: u64, drop_last: bool) {
+    fn all_samples_are_used_unless_dropped(length in 1usize..200, ranks in 1u32..12, seed: u64, drop_last: bool) {
         let options = SamplerOptions { shuffle: true, seed, drop_last };
         let all: Vec<usize> = (0..ranks).flat_map(|rank| sampler(length, rank, ranks, options).indices(1)).collect();
         let different: std::collections::BTreeSet<_> = all.iter().copied().collect();

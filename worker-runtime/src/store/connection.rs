@@ -14,7 +14,7 @@ const TRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Without an acknowledgement of the other kernel for this time the connection is lost.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// First and longest pause between two tries to connect.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
 #[derive(Debug, Clone)]
 pub(super) struct Server {
@@ -28,7 +28,7 @@ pub(super) struct Connection {
     /// Received bytes that are not decoded.
     input: Vec<u8>,
     /// Set during a request; an incomplete request leaves it set.
-    broken: bool,
+    is_broken: bool,
     /// Limit for answers that need no waiting.
     answer_timeout: Duration,
 }
@@ -41,7 +41,7 @@ impl Connection {
         answer_timeout: Duration,
     ) -> Result<Self, StoreError> {
         let deadline = clock::after(timeout);
-        let (mut pause, mut earlier) = (PAUSES.0, None);
+        let (mut pause, mut earlier) = (RETRY_PAUSES.0, None);
         loop {
             let failure = match Self::try_open(server, deadline, answer_timeout) {
                 Ok(connection) => return Ok(connection),
@@ -60,7 +60,7 @@ impl Connection {
             // There is no event for a new listener, so try again.
             std::thread::sleep(pause);
             earlier = Some(failure);
-            pause = (pause * 3 / 2).min(PAUSES.1);
+            pause = (pause * 3 / 2).min(RETRY_PAUSES.1);
         }
     }
 
@@ -70,12 +70,12 @@ impl Connection {
         answer_timeout: Duration,
     ) -> Result<Self, ConnectFailure> {
         let stream = connect(server, deadline)?;
-        socket::watch(&stream, Some(UNACKNOWLEDGED)).map_err(io::Error::from)?;
+        socket::enable_keepalive(&stream, Some(UNACKNOWLEDGED)).map_err(io::Error::from)?;
         stream.set_write_timeout(Some(answer_timeout))?;
-        let mut connection = Self { stream, input: Vec::new(), broken: false, answer_timeout };
+        let mut connection = Self { stream, input: Vec::new(), is_broken: false, answer_timeout };
         connection.stream.write_all(&HANDSHAKE)?;
         let nonce = std::process::id();
-        match connection.exchange(&Request::Ping { nonce }, limit(deadline)) {
+        match connection.exchange(&Request::Ping { nonce }, try_deadline(deadline)) {
             Ok(Some(Reply::Pong(answer))) if answer == nonce => Ok(connection),
             Err(StoreError::Io(error)) if is_timeout(&error) => Err(ConnectFailure::Silent),
             Err(StoreError::Io(error)) => Err(ConnectFailure::Io(error)),
@@ -89,31 +89,33 @@ impl Connection {
 
     /// Sends a request without an answer.
     pub(super) fn send(&mut self, request: &Request) -> Result<(), StoreError> {
-        self.attempt(|connection| connection.write(request))
+        self.run_or_break(|connection| connection.write(request))
     }
 
     /// Makes a request that is answered at once.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply, StoreError> {
-        let reply =
-            self.attempt(|connection| connection.exchange(request, clock::after(connection.answer_timeout)))?;
+        let reply = self.run_or_break(|connection| {
+            connection.exchange(request, clock::after(connection.answer_timeout))
+        })?;
         Ok(reply.unwrap_or(Reply::Arrived))
     }
 
     /// Makes a request that is answered when its keys exist; cancels it after `timeout`.
     pub(super) fn wait(&mut self, request: &Request, timeout: Duration) -> Result<(), StoreError> {
-        let ended = self.attempt(|connection| match connection.exchange(request, clock::after(timeout)) {
-            Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel().map(WaitResult::from),
-            Ok(Some(Reply::Arrived)) => Ok(WaitResult::Arrived),
-            // An answer without a cancellation: the store is full.
-            Ok(Some(Reply::Cancelled)) => Ok(WaitResult::Refused),
-            Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
-            Ok(None) => Ok(WaitResult::Arrived),
-            Err(error) => Err(error),
-        })?;
+        let ended =
+            self.run_or_break(|connection| match connection.exchange(request, clock::after(timeout)) {
+                Err(StoreError::Io(error)) if is_timeout(&error) => connection.cancel().map(WaitResult::from),
+                Ok(Some(Reply::Arrived)) => Ok(WaitResult::Arrived),
+                // An answer without a cancellation: the store is full.
+                Ok(Some(Reply::Cancelled)) => Ok(WaitResult::Refused),
+                Ok(Some(reply)) => Err(StoreError::WrongReply { reply }),
+                Ok(None) => Ok(WaitResult::Arrived),
+                Err(error) => Err(error),
+            })?;
         match ended {
             WaitResult::Arrived => Ok(()),
-            WaitResult::TimedOut => Err(StoreError::WaitTimeout { timeout, keys: keys_of(request) }),
-            WaitResult::Refused => Err(StoreError::WaitRefused { keys: keys_of(request) }),
+            WaitResult::TimedOut => Err(StoreError::WaitTimeout { timeout, keys: request_keys(request) }),
+            WaitResult::Refused => Err(StoreError::WaitRefused { keys: request_keys(request) }),
         }
     }
 
@@ -130,13 +132,16 @@ impl Connection {
         }
     }
 
-    fn attempt<T>(&mut self, body: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        if std::mem::replace(&mut self.broken, true) {
+    fn run_or_break<T>(
+        &mut self,
+        body: impl FnOnce(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        if std::mem::replace(&mut self.is_broken, true) {
             return Err(StoreError::Broken);
         }
         let result = body(self);
         // A request above a limit is refused before it is sent.
-        self.broken = !matches!(result, Ok(_) | Err(StoreError::Limit(_))) || !self.input.is_empty();
+        self.is_broken = !matches!(result, Ok(_) | Err(StoreError::Limit(_))) || !self.input.is_empty();
         result
     }
 
@@ -189,12 +194,12 @@ fn connect(server: &Server, deadline: Instant) -> io::Result<TcpStream> {
 }
 
 fn connect_to(address: &SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let remaining = clock::until(limit(deadline));
+    let remaining = clock::until(try_deadline(deadline));
     TcpStream::connect_timeout(address, remaining.max(Duration::from_millis(1)))
 }
 
 /// The deadline of one step of a try.
-fn limit(deadline: Instant) -> Instant {
+fn try_deadline(deadline: Instant) -> Instant {
     deadline.min(clock::after(TRY_TIMEOUT))
 }
 
@@ -203,7 +208,7 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
-fn keys_of(request: &Request) -> Vec<String> {
+fn request_keys(request: &Request) -> Vec<String> {
     let text = |key: &Vec<u8>| String::from_utf8_lossy(key).into_owned();
     match request {
         Request::Wait { keys } => keys.iter().map(text).collect(),

@@ -20,13 +20,13 @@ fn run<R: Send>(ranks: u32, body: impl Fn(AsyncGroup) -> R + Sync) -> Vec<Option
     })
 }
 
-fn all_well<R>(ended: Vec<Option<R>>) {
+fn assert_all_succeeded<R>(ended: Vec<Option<R>>) {
     ended.into_iter().for_each(|ended| drop(ended.expect("no rank panics")));
 }
 
 #[test]
-fn results_come_back_in_whatever_order_they_are_asked_for() {
-    all_well(run(3, |queue| {
+fn results_can_be_awaited_in_any_order() {
+    assert_all_succeeded(run(3, |queue| {
         let rank = queue.rank().0 as i32;
         let sum = queue.all_reduce(vec![rank], ReduceOp::Sum);
         let buffer = queue.start(|group| Ok(group.buffer::<i32>(2))).wait().unwrap();
@@ -38,30 +38,30 @@ fn results_come_back_in_whatever_order_they_are_asked_for() {
         assert_eq!(*broadcast.wait().unwrap(), [2]);
         assert_eq!(scattered.wait().unwrap().1, [[3, 30, 300][rank as usize]]);
         assert_eq!(largest.wait().unwrap()[..], [0, 0]);
-        assert!(sum.is_done());
+        assert!(sum.is_completed());
         assert_eq!(sum.wait().unwrap(), [3]);
         queue.into_group().unwrap().barrier().unwrap();
     }));
 }
 
 #[test]
-fn program_goes_on_while_a_call_is_under_way() {
+fn caller_runs_during_async_call() {
     let looked = Barrier::new(2);
-    all_well(run(2, |queue| {
+    assert_all_succeeded(run(2, |queue| {
         if queue.rank() == Rank(1) {
             looked.wait();
             return queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap();
         }
         let work = queue.all_reduce(vec![1u8], ReduceOp::Sum);
-        assert!(!work.is_done());
+        assert!(!work.is_completed());
         looked.wait();
         work.wait().unwrap()
     }));
 }
 
 #[test]
-fn work_that_is_dropped_keeps_its_turn() {
-    all_well(run(2, |queue| {
+fn dropped_work_keeps_its_order() {
+    assert_all_succeeded(run(2, |queue| {
         let rank = queue.rank().0 as i32;
         drop(queue.broadcast(vec![rank], Rank(1)));
         assert_eq!(queue.all_reduce(vec![rank], ReduceOp::Max).wait().unwrap(), [1]);
@@ -70,18 +70,18 @@ fn work_that_is_dropped_keeps_its_turn() {
 
 #[test]
 fn dropped_async_group_finishes_started_calls() {
-    all_well(run(2, |queue| {
+    assert_all_succeeded(run(2, |queue| {
         let works: Vec<_> = (0..50).map(|value| queue.all_reduce(vec![value], ReduceOp::Sum)).collect();
         drop(queue);
         for (value, work) in (0..).zip(works) {
-            assert!(work.is_done());
+            assert!(work.is_completed());
             assert_eq!(work.wait().unwrap(), [2 * value]);
         }
     }));
 }
 
 #[test]
-fn starting_waits_for_room() {
+fn start_blocks_until_queue_has_room() {
     let (queue, gate) =
         (AsyncGroup::new(ThreadGroup::world(1).remove(0)).unwrap(), Arc::new(Barrier::new(2)));
     let closed = Arc::clone(&gate);
@@ -109,7 +109,7 @@ fn starting_waits_for_room() {
 }
 
 #[test]
-fn call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
+fn panicking_call_fails_its_work_and_later_work() {
     let ended = run(2, |queue| {
         if queue.rank() == Rank(0) {
             return queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap_err().to_string();
@@ -133,7 +133,7 @@ fn call_that_panics_is_an_error_of_its_work_and_of_all_after_it() {
 }
 
 #[test]
-fn panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
+fn program_panic_loses_rank_without_waiting() {
     let gate = Arc::new(Barrier::new(2));
     let (alive, has_ended) = mpsc::channel::<()>();
     let (alive, has_ended) = (Mutex::new(Some(alive)), Mutex::new(has_ended));
@@ -165,8 +165,8 @@ fn panic_of_the_program_loses_the_rank_and_waits_for_nothing() {
 }
 
 #[test]
-fn error_of_the_group_is_that_of_every_work() {
-    all_well(run(2, |queue| {
+fn group_error_is_returned_by_every_work() {
+    assert_all_succeeded(run(2, |queue| {
         if queue.rank() == Rank(1) {
             return;
         }

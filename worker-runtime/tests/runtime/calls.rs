@@ -27,22 +27,22 @@ const LARGE: usize = 5 << 20;
 type World = (Vec<Group>, Box<dyn Any>);
 
 #[test]
-fn over_tcp() {
+fn every_call_over_tcp_matches_oracle() {
     every_call(Values::Any, |ranks| joined(BackendChoice::Tcp, ranks));
 }
 
 #[test]
-fn through_shared_memory() {
+fn every_call_over_shared_memory_matches_oracle() {
     every_call(Values::Any, |ranks| joined(BackendChoice::Shm, ranks));
 }
 
 #[test]
-fn among_threads() {
+fn every_call_between_threads_matches_oracle() {
     every_call(Values::Any, memory);
 }
 
 #[test]
-fn on_several_hosts() {
+fn every_call_across_hosts_matches_oracle() {
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank / 2));
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| [1, 0, 1, 2, 1, 2, 0, 1][rank as usize]));
     every_call(Values::AnyOrder, |ranks| on_hosts(ranks, |rank| rank));

@@ -11,7 +11,7 @@ fn model() -> Vec<Parameter> {
 }
 
 fn options() -> DdpOptions {
-    DdpOptions { bucket_bytes: 1 << 10, first_bucket_bytes: 1 << 10, find_unused: true }
+    DdpOptions { bucket_bytes: 1 << 10, first_bucket_bytes: 1 << 10, find_unused_parameters: true }
 }
 
 fn steps(group: Group) -> Result<(), DdpError> {
@@ -22,11 +22,11 @@ fn steps(group: Group) -> Result<(), DdpError> {
     assert_eq!(weights, [vec![0.0; 30_000], vec![1.0; 700]]);
     for step in 0..20 {
         let step = step as f32;
-        ddp.overwrite::<f32>(1)?.fill(rank + step);
+        ddp.overwrite_gradient::<f32>(1)?.fill(rank + step);
         ddp.mark_ready(1)?;
         // Only rank 0 uses the first layer.
         if rank == 0.0 {
-            ddp.ready(0, &vec![world * step; 30_000])?;
+            ddp.gradient_ready(0, &vec![world * step; 30_000])?;
         }
         let gradients = ddp.finish()?;
         assert_eq!(gradients.get::<f32>(0)?, vec![step; 30_000]);
@@ -37,7 +37,7 @@ fn steps(group: Group) -> Result<(), DdpError> {
 }
 
 #[test]
-fn gradients_are_reduced_where_they_are_written() {
+fn gradients_are_reduced_in_place() {
     for choice in [BackendChoice::Auto, BackendChoice::Tcp] {
         for world in [1, 2, 4] {
             for ended in run_on(choice, (world, AMPLE), steps) {
@@ -48,10 +48,11 @@ fn gradients_are_reduced_where_they_are_written() {
 }
 
 #[test]
-fn rank_that_crashes_in_the_middle_of_a_step_is_named() {
+fn rank_crash_during_step_is_named() {
     let ended = run_on(BackendChoice::Auto, (3, AMPLE), |group| {
         let rank = group.rank();
-        let mut ddp = Ddp::new(group, model(), &DdpOptions { find_unused: false, ..options() }).unwrap();
+        let mut ddp =
+            Ddp::new(group, model(), &DdpOptions { find_unused_parameters: false, ..options() }).unwrap();
         ddp.mark_ready(1).unwrap();
         if rank == Rank(2) {
             // What is on its way ends first, so that it is the next bucket that is missing.

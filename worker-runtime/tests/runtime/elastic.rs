@@ -26,7 +26,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         #[expect(clippy::disallowed_methods, reason = "the test says by the environment where")]
         let folder = std::env::var_os(FOLDER).ok_or("no folder")?;
         let mut sum = [1.0f32];
-        let _span = trace::step(7);
+        let _span = trace::step_span(7);
         run.group.all_reduce(&mut sum, ReduceOp::Sum)?;
         tracing::info!(sum = sum[0], "summed");
         let mut checkpoint = Checkpoint::open(&run.context, &CheckpointOptions::new(folder))?;
@@ -44,12 +44,12 @@ pub(crate) fn main(role: &str) -> ExitCode {
 }
 
 /// Both ranks of a world, with what their error files say.
-fn both(role: &str) -> [(Output, Option<ErrorReport>); 2] {
-    both_in(&Folder::new(), role)
+fn run_two_ranks(role: &str) -> [(Output, Option<ErrorReport>); 2] {
+    run_two_ranks_in(&Folder::new(), role)
 }
 
 /// Both ranks of a world that keeps its checkpoints in this folder.
-fn both_in(folder: &Folder, role: &str) -> [(Output, Option<ErrorReport>); 2] {
+fn run_two_ranks_in(folder: &Folder, role: &str) -> [(Output, Option<ErrorReport>); 2] {
     let server = Server::start();
     let started = [0, 1].map(|rank| {
         let file = folder.0.join(format!("error {rank}"));
@@ -65,8 +65,8 @@ fn both_in(folder: &Folder, role: &str) -> [(Output, Option<ErrorReport>); 2] {
 }
 
 #[test]
-fn elastic_run_has_its_group_and_log_lines_have_the_rank() {
-    for (rank, (output, report)) in both("elastic: fine").into_iter().enumerate() {
+fn elastic_run_has_group_and_rank_in_logs() {
+    for (rank, (output, report)) in run_two_ranks("elastic: fine").into_iter().enumerate() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!((output.status.code(), report), (Some(0), None), "{stderr}");
         let worker = format!("worker{{rank={rank} world_size=2 restart=0}}:step{{step=7}}: ");
@@ -83,9 +83,10 @@ fn elastic_run_has_its_group_and_log_lines_have_the_rank() {
 }
 
 #[test]
-fn damaged_checkpoint_is_said_once_without_a_word_of_the_program() {
+fn damaged_checkpoint_is_reported_once() {
     let folder = Folder::new();
-    let both = |role| both_in(&folder, role).map(|(output, _)| (output.status.code(), output.stderr));
+    let both =
+        |role| run_two_ranks_in(&folder, role).map(|(output, _)| (output.status.code(), output.stderr));
     assert!(both("elastic: fine").iter().all(|(code, _)| *code == Some(0)));
     let damaged = folder.0.join("state/step-0000000009.safetensors");
     std::fs::write(&damaged, b"torn").unwrap();
@@ -108,7 +109,7 @@ fn damaged_checkpoint_is_said_once_without_a_word_of_the_program() {
 
 #[test]
 fn elastic_run_ended_by_another_rank_names_it() {
-    let [(survivor, told), (failed, cause)] = both("elastic: fail");
+    let [(survivor, told), (failed, cause)] = run_two_ranks("elastic: fail");
     assert_eq!((survivor.status.code(), failed.status.code()), (Some(1), Some(1)));
     let (told, cause) = (told.unwrap(), cause.unwrap());
     assert_eq!((cause.message.as_str(), cause.lost_rank), ("the data are gone", None));

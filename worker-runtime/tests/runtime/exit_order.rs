@@ -37,7 +37,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
         let group = context.process_group(&options(AMPLE))?;
         match role.trim_start_matches("part: ") {
             "leave" => leave(context, group),
-            "go on" => go_on(context, group),
+            "go on" => run_on_after_leave(context, group),
             how if context.rank() == VICTIM => fail(how, group),
             how => notice(how, context, group),
         }
@@ -76,7 +76,7 @@ fn leave(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     Ok(store.set("seen", b"1")?)
 }
 
-fn go_on(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
+fn run_on_after_leave(context: &WorkerContext, mut group: Group) -> Result<(), PartError> {
     if context.rank() == VICTIM {
         drop(group);
     } else {
@@ -91,7 +91,7 @@ fn error_file(folder: &Path, rank: u32) -> PathBuf {
 }
 
 /// Lets all ranks do it to their end.
-fn play(role: &str, world_size: u32, folder: &Path) -> Vec<Output> {
+fn run_ranks(role: &str, world_size: u32, folder: &Path) -> Vec<Output> {
     let server = Server::start();
     let start = |rank| {
         let mut env = env(&server, rank, world_size);
@@ -103,11 +103,11 @@ fn play(role: &str, world_size: u32, folder: &Path) -> Vec<Output> {
 }
 
 #[test]
-fn failure_is_reported_before_the_others_fail_of_it() {
+fn failed_rank_reports_before_peers_fail() {
     for (how, world_size) in ["panic", "error", "kill"].into_iter().flat_map(|how| [(how, 2), (how, 4)]) {
         for _ in 0..ROUNDS {
             let folder = Folder::new();
-            let ended = play(&format!("part: {how}"), world_size, &folder.0);
+            let ended = run_ranks(&format!("part: {how}"), world_size, &folder.0);
             for (rank, output) in (0..).zip(ended) {
                 let (said, errors) =
                     (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -132,10 +132,10 @@ fn failure_is_reported_before_the_others_fail_of_it() {
 }
 
 #[test]
-fn rank_that_leaves_and_goes_on_is_heard() {
+fn rank_that_leaves_and_runs_on_is_reported() {
     for role in ["part: leave", "part: go on"] {
         let folder = Folder::new();
-        for output in play(role, 2, &folder.0) {
+        for output in run_ranks(role, 2, &folder.0) {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(0), "`{role}`: {errors}");
         }

@@ -107,7 +107,7 @@ fn join_in_flood<S: Write>(
 }
 
 #[test]
-fn flood_of_tcp_connections_keeps_no_rank_out() {
+fn tcp_connection_flood_does_not_block_join() {
     join_in_flood(BackendChoice::Tcp, b"rankrun group 3\n", |store| {
         let address = String::from_utf8(store.get("address/0").unwrap()).unwrap();
         Box::new(move || TcpStream::connect(&address).ok())
@@ -115,7 +115,7 @@ fn flood_of_tcp_connections_keeps_no_rank_out() {
 }
 
 #[test]
-fn flood_of_shared_memory_connections_keeps_no_rank_out() {
+fn shm_connection_flood_does_not_block_join() {
     join_in_flood(BackendChoice::Shm, b"rankrun shm\n", |store| {
         let value = String::from_utf8(store.get("shared memory").unwrap()).unwrap();
         let name = value.split(' ').next().unwrap_or_default().to_owned();

@@ -18,7 +18,7 @@ fn on_all(world: u32, body: impl Fn(&mut Group, u32) -> Result<(), GroupError> +
 }
 
 #[test]
-fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
+fn sums_are_bitwise_reproducible() {
     let sums = || {
         run(4, AMPLE, |mut group| {
             let mut data: Vec<f32> = samples(Values::Any, group.rank().0, 10_001);
@@ -33,7 +33,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
 }
 
 #[test]
-fn wrong_argument_is_an_error_and_costs_nothing() {
+fn wrong_argument_is_error_and_group_stays_usable() {
     on_all(2, |group, _| {
         let error = group.scatter(&[1i64], &[1], Rank(0)).unwrap_err();
         assert_eq!(error.to_string(), "`scatter` needs 2 counts, but the call passes 1");
@@ -52,7 +52,7 @@ fn wrong_argument_is_an_error_and_costs_nothing() {
 }
 
 #[test]
-fn ranks_may_be_far_ahead_of_each_other() {
+fn ranks_far_ahead_get_correct_results() {
     on_all(3, |group, rank| {
         // The root does not wait for receivers, and senders to another root wait for no rank.
         for round in 0..200 {

@@ -13,8 +13,8 @@ use crate::server::Server;
 use crate::world::{AMPLE, env, join, join_on, options};
 
 #[test]
-fn outside_a_launcher_a_group_is_a_world_of_one() {
-    let context = WorkerContext::alone();
+fn group_without_launcher_has_world_size_one() {
+    let context = WorkerContext::single_process();
     assert_eq!((context.rank(), context.world_size(), context.device()), (Rank(0), WorldSize::ONE, None));
     let mut group = context.process_group(&GroupOptions::default()).unwrap();
     let mut data = [1.5f32, 2.0];
@@ -33,7 +33,7 @@ fn outside_a_launcher_a_group_is_a_world_of_one() {
 }
 
 #[test]
-fn rank_that_never_comes_is_named() {
+fn absent_rank_is_named() {
     // A busy machine must be able to come in that time.
     let timeout = Duration::from_secs(4);
     thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn rank_that_never_comes_is_named() {
 }
 
 #[test]
-fn foreign_connections_neither_join_nor_delay_the_ranks() {
+fn foreign_connections_do_not_join_or_delay() {
     let server = Server::start();
     thread::scope(|scope| {
         let first = scope.spawn(|| join_on(BackendChoice::Tcp, &server, (0, 2), AMPLE));
@@ -98,7 +98,7 @@ fn later_generation_ignores_keys_of_an_earlier_one() {
 }
 
 #[test]
-fn name_can_be_used_again_and_several_at_once() {
+fn group_name_can_be_reused() {
     let server = Server::start();
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
     meet(|rank| join(&server, rank, 2, AMPLE).unwrap());

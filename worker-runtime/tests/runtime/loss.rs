@@ -34,7 +34,7 @@ const OPERATIONS: [(&str, Operation); 6] = [
 ];
 
 #[test]
-fn rank_that_dies_is_named_by_all_others_in_every_operation() {
+fn dead_rank_is_named_in_every_operation() {
     for (name, operation) in OPERATIONS {
         for (world, dying) in [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)] {
             let all_done = Barrier::new(world as usize);
@@ -60,7 +60,7 @@ fn rank_that_dies_is_named_by_all_others_in_every_operation() {
 }
 
 #[test]
-fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
+fn silent_rank_is_named_at_timeout() {
     let all_done = Barrier::new(4);
     let ended = run(4, PATIENCE, |mut group| {
         let started = now();
@@ -76,7 +76,7 @@ fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
 }
 
 #[test]
-fn rank_that_was_given_up_hears_of_it() {
+fn abandoned_rank_gets_error() {
     let given_up = Barrier::new(2);
     let ended = run(2, PATIENCE, |mut group| {
         if group.rank() == Rank(0) {
@@ -98,7 +98,7 @@ fn rank_that_was_given_up_hears_of_it() {
 }
 
 #[test]
-fn rank_that_leaves_in_good_order_is_missed_only_when_it_is_needed() {
+fn departed_rank_is_error_only_when_needed() {
     let left = Barrier::new(3);
     run(3, AMPLE, |mut group| {
         let rank = group.rank();

@@ -110,7 +110,7 @@ fn errors(world: u32, [one, other]: &Pair) -> Vec<String> {
 }
 
 #[test]
-fn both_calls_and_both_ranks_are_named_on_every_rank() {
+fn mismatch_names_both_calls_and_ranks_everywhere() {
     for pair in &PAIRS {
         for world in [2, 4] {
             // A message is between two ranks; a third one would wait for another call.
@@ -125,15 +125,15 @@ fn both_calls_and_both_ranks_are_named_on_every_rank() {
                 assert!(error.contains("rank 0 makes call ") && error.contains(one), "{place}");
                 assert!(error.contains(other), "{place}");
                 assert_eq!(error.matches("makes call").count(), 2, "{place}");
-                let told = |error: &str| error.split_once(": ").map(|(_, told)| told.to_owned());
-                assert_eq!(told(error), told(&errors[0]), "{place}");
+                let error_text = |error: &str| error.split_once(": ").map(|(_, told)| told.to_owned());
+                assert_eq!(error_text(error), error_text(&errors[0]), "{place}");
             }
         }
     }
 }
 
 #[test]
-fn rank_that_is_far_ahead_hears_which_of_its_calls_it_was() {
+fn mismatch_names_call_of_rank_far_ahead() {
     let ended = run(2, AMPLE, |mut group| {
         if group.rank() == Rank(1) {
             let call = group.broadcast(&mut [7i64], Rank(1));
@@ -151,7 +151,7 @@ fn rank_that_is_far_ahead_hears_which_of_its_calls_it_was() {
 }
 
 #[test]
-fn third_rank_hears_who_disagreed() {
+fn third_rank_gets_mismatching_ranks() {
     let ended = run(3, AMPLE, |mut group| {
         let result = match group.rank() {
             Rank(1) => group.broadcast(&mut [1i64, 2], Rank(0)),
@@ -171,7 +171,7 @@ fn third_rank_hears_who_disagreed() {
 }
 
 #[test]
-fn messages_between_others_do_not_hide_a_mismatch() {
+fn messages_between_peers_do_not_hide_mismatch() {
     // Rank 2 waits for a message while ranks 0 and 1 disagree.
     let ended = run(3, AMPLE, |mut group| {
         let result = match group.rank() {

@@ -33,7 +33,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
 ];
 
 #[test]
-fn hosts_choose_the_backend_also_of_sub_groups() {
+fn hosts_decide_backend_of_group_and_sub_groups() {
     let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
         let half = group.rank().0 / 2;
         let mut across = group.split(Some(half), 0).unwrap().expect("a color was said");
@@ -50,7 +50,7 @@ fn hosts_choose_the_backend_also_of_sub_groups() {
 }
 
 #[test]
-fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
+fn sums_across_hosts_are_bitwise_reproducible() {
     for elements in [100, 100_001] {
         let sums = || {
             run_at(&["a", "a", "b", "c", "b", "a"], AMPLE, |mut group| {
@@ -69,7 +69,7 @@ fn sums_have_the_same_bits_on_every_rank_and_in_every_run() {
 }
 
 #[test]
-fn much_goes_around_the_hosts_in_blocks_of_chunks() {
+fn large_buffers_are_reduced_in_blocks() {
     // More than a block of one stream, of which each chunk is less.
     let elements = 5_000_001;
     let value = |rank: usize, index: usize| (index % 1009 + rank) as i32;
@@ -87,7 +87,7 @@ fn much_goes_around_the_hosts_in_blocks_of_chunks() {
 }
 
 #[test]
-fn rank_that_dies_is_named_by_all_others_in_every_operation() {
+fn dead_rank_is_named_in_every_operation() {
     for (number, (name, operation)) in OPERATIONS.into_iter().enumerate() {
         for (hosts, dying) in
             [(&TWO_BY_TWO[..], 0), (&TWO_BY_TWO, 3), (&["a", "b"], 1), (&["a", "a", "b", "c", "c"], 2)]
@@ -116,7 +116,7 @@ fn rank_that_dies_is_named_by_all_others_in_every_operation() {
 }
 
 #[test]
-fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
+fn silent_rank_is_named_at_timeout() {
     // Of a broadcast others than those of its host do not miss it.
     for (name, operation) in OPERATIONS.into_iter().filter(|(name, _)| *name != "broadcast") {
         let all_done = Barrier::new(4);
@@ -136,7 +136,7 @@ fn silent_rank_is_named_by_all_others_when_the_time_is_over() {
 }
 
 #[test]
-fn ranks_that_make_different_calls_hear_of_both() {
+fn call_mismatch_names_both_calls() {
     let pairs: [[(&str, Operation); 2]; 4] = [
         [
             ("`barrier`", Group::barrier),
@@ -239,7 +239,7 @@ impl Alone {
 }
 
 #[test]
-fn message_during_call_of_all_is_reported_with_both_calls() {
+fn message_during_collective_names_both_calls() {
     for hosts in [&["a", "a", "b"][..], &["a", "a", "b", "b"]] {
         let ranks = 0..hosts.len() as u32;
         let pairs = ranks.clone().flat_map(|one| ranks.clone().map(move |other| (one, other)));
@@ -268,7 +268,7 @@ fn message_during_call_of_all_is_reported_with_both_calls() {
 }
 
 #[test]
-fn messages_of_any_length_go_round_within_hosts_and_between_them() {
+fn messages_of_any_length_arrive_within_and_across_hosts() {
     let ended = run_at(&["a", "a", "b", "b", "a"], AMPLE, |mut group| {
         let me = group.rank().0;
         let (next, before) = (Rank((me + 1) % 5), Rank((me + 4) % 5));
@@ -290,7 +290,7 @@ fn messages_of_any_length_go_round_within_hosts_and_between_them() {
 }
 
 #[test]
-fn root_takes_and_gives_what_is_of_each_rank() {
+fn root_gathers_and_scatters_each_rank() {
     let hosts = ["a", "b", "a", "c", "b", "a"];
     let ended = run_at(&hosts, AMPLE, |mut group| {
         let me = group.rank().index();
@@ -315,7 +315,7 @@ fn root_takes_and_gives_what_is_of_each_rank() {
 }
 
 #[test]
-fn ranks_may_leave_when_others_need_them_no_more() {
+fn unneeded_ranks_may_leave() {
     let ended = run_at(&TWO_BY_TWO, AMPLE, |mut group| {
         for round in 0..50i64 {
             let mut data = vec![round + i64::from(group.rank().0); 20_000];

@@ -15,7 +15,7 @@ use rankrun_worker::{Group, GroupError, Rank, ReduceOp, WorkerContext};
 
 use crate::process::start;
 use crate::server::Server;
-use crate::shm::{Random, any_call, await_word, descriptors, segments, times};
+use crate::shm::{Random, any_call, descriptors, segments, times, wait_for_line};
 use crate::world::{AMPLE, env, options};
 
 /// What a started rank does: `<hosts> <what>`, where each rank's host is a letter.
@@ -38,7 +38,7 @@ pub(crate) fn main(role: &str) -> ExitCode {
 
 fn joined(context: &WorkerContext, hosts: &str) -> Result<Group, GroupError> {
     let at = context.rank().index();
-    let mut group = context.clone().on_host(&hosts[at..=at]).process_group(&options(AMPLE))?;
+    let mut group = context.clone().with_host(&hosts[at..=at]).process_group(&options(AMPLE))?;
     group.barrier()?;
     Ok(group)
 }
@@ -105,7 +105,7 @@ fn errors(rank: Child, since: Instant) -> (String, Duration) {
 }
 
 #[test]
-fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
+fn killed_rank_is_named_within_a_second() {
     let seed = Instant::now().elapsed().subsec_nanos() as usize + std::process::id() as usize;
     let mut random = Random(seed as u64);
     let mut slowest = Duration::ZERO;
@@ -113,7 +113,7 @@ fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
         let hosts = ["aabb", "aab", "abab", "aaab", "aabc", "ab"][round % 6];
         let (server, role) = (Server::start(), random.below(1 << 30).to_string());
         let mut ranks = start_all(&role, hosts, &server);
-        ranks.iter_mut().for_each(await_word);
+        ranks.iter_mut().for_each(wait_for_line);
         let victim = random.below(hosts.len());
         // In the middle of something: calls take from microseconds to milliseconds.
         thread::sleep(Duration::from_micros(random.below(50_000) as u64));
@@ -134,7 +134,7 @@ fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
 }
 
 #[test]
-fn death_on_other_host_is_seen_while_waiting_for_own_host() {
+fn remote_rank_death_is_detected_in_local_wait() {
     // It may have done its part before, and what it sent lies there, be it more than the kernel keeps.
     for (call, hosts, silent, killed) in [
         ("barrier", "aaab", 2, 3),
@@ -145,7 +145,7 @@ fn death_on_other_host_is_seen_while_waiting_for_own_host() {
     ] {
         let server = Server::start();
         let mut ranks = start_all(call, hosts, &server);
-        ranks.iter_mut().for_each(await_word);
+        ranks.iter_mut().for_each(wait_for_line);
         signal(&ranks[silent], Signal::SIGSTOP);
         // All others come to wait for it.
         thread::sleep(Duration::from_millis(300));
@@ -165,14 +165,14 @@ fn death_on_other_host_is_seen_while_waiting_for_own_host() {
 }
 
 #[test]
-fn death_on_own_host_with_live_child_is_seen_while_waiting_elsewhere() {
+fn local_death_with_live_child_is_detected_in_remote_wait() {
     let server = Server::start();
     let mut ranks = start_all("fork", "aab", &server);
-    await_word(&mut ranks[2]);
+    wait_for_line(&mut ranks[2]);
     let mut lines = BufReader::new(ranks[1].stdout.take().unwrap()).lines().map_while(Result::ok);
     let line = lines.find_map(|line| line.rsplit_once("child ").map(|(_, pid)| pid.to_owned()));
     let child = Pid::from_raw(line.expect("the rank forked").parse().unwrap());
-    await_word(&mut ranks[0]);
+    wait_for_line(&mut ranks[0]);
     ranks[1].kill().unwrap();
     let (errors, elapsed) = errors(ranks.remove(0), Instant::now());
     let outlived = kill(child, Signal::SIGKILL);

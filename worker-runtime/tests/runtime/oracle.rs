@@ -42,7 +42,7 @@ pub(crate) fn samples<T: Oracle>(values: Values, rank: u32, length: usize) -> Ve
             Values::AnyOrder => T::plain(random % 3 * 3000),
         }
     };
-    tiled(&(0..length.min(PERIOD)).map(value).collect::<Vec<T>>(), length)
+    repeat_pattern(&(0..length.min(PERIOD)).map(value).collect::<Vec<T>>(), length)
 }
 
 /// What ranks `0..world` with these samples get.
@@ -50,10 +50,10 @@ pub(crate) fn reduced<T: Oracle>(values: Values, op: ReduceOp, world: u32, lengt
     let ranks: Vec<Vec<T>> = (0..world).map(|rank| samples(values, rank, length.min(PERIOD))).collect();
     let all = |index: usize| ranks.iter().map(|rank| rank[index]).collect::<Vec<T>>();
     let pattern: Vec<T> = (0..length.min(PERIOD)).map(|index| T::reduced(op, &all(index))).collect();
-    tiled(&pattern, length)
+    repeat_pattern(&pattern, length)
 }
 
-fn tiled<T: Copy>(pattern: &[T], length: usize) -> Vec<T> {
+fn repeat_pattern<T: Copy>(pattern: &[T], length: usize) -> Vec<T> {
     let mut all = Vec::with_capacity(length);
     while all.len() < length {
         all.extend_from_slice(&pattern[..pattern.len().min(length - all.len())]);

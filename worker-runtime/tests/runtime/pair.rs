@@ -31,7 +31,7 @@ fn pass_on(group: &mut Group, data: &[f32]) -> Result<Vec<f32>, GroupError> {
 }
 
 #[test]
-fn messages_of_any_length_go_round() {
+fn messages_of_any_length_arrive() {
     for world in [2, 3, 4] {
         on_all(world, |group| {
             for length in [0, 1, 1003, 3 << 20] {
@@ -45,7 +45,7 @@ fn messages_of_any_length_go_round() {
 }
 
 #[test]
-fn messages_lie_there_until_they_are_received_in_their_order() {
+fn messages_are_buffered_and_received_in_order() {
     on_all(3, |group| {
         let me = group.rank();
         match me {
@@ -71,7 +71,7 @@ fn messages_lie_there_until_they_are_received_in_their_order() {
 }
 
 #[test]
-fn two_ranks_may_talk_often_while_others_are_far_ahead() {
+fn rank_pair_exchanges_while_others_are_ahead() {
     // Messages of two ranks are numbered by themselves, and many more than the calls of all: a third rank that waits in one of
     // those is taken neither for late nor for different.
     on_all(3, |group| {
@@ -99,7 +99,7 @@ fn two_ranks_may_talk_often_while_others_are_far_ahead() {
 }
 
 #[test]
-fn both_ends_learn_that_the_other_one_is_gone() {
+fn lost_peer_is_error_for_sender_and_receiver() {
     for (dying, other) in [(0, 1), (1, 0)] {
         let ended = run(3, AMPLE, |mut group| {
             let me = group.rank();
@@ -121,7 +121,7 @@ fn both_ends_learn_that_the_other_one_is_gone() {
 }
 
 #[test]
-fn what_was_sent_before_leaving_is_received() {
+fn message_sent_before_leave_is_received() {
     on_all(2, |group| {
         let mut data = vec![3i32; 1000];
         if group.rank() == Rank(0) {
@@ -138,7 +138,7 @@ fn what_was_sent_before_leaving_is_received() {
 }
 
 #[test]
-fn reductions_are_right_across_blocks() {
+fn reductions_across_blocks_are_correct() {
     // More than one block, of which the last one is not full, and parts that the world does not divide.
     for world in [2u32, 3] {
         on_all(world, |group| {
@@ -196,7 +196,7 @@ fn most_memory() -> u64 {
 }
 
 #[test]
-fn memory_of_a_reduction_is_bounded() {
+fn reduction_memory_is_bounded() {
     let server = Server::start();
     let ranks: Vec<_> = (0..4).map(|rank| start("pair", env(&server, rank, 4).to_vars())).collect();
     for rank in ranks {

@@ -90,7 +90,7 @@ fn call(group: &mut Group, operation: &str) -> Result<(), GroupError> {
 }
 
 #[test]
-fn rank_killed_in_the_middle_of_an_operation_is_named_by_all_others() {
+fn rank_killed_during_operation_is_named() {
     for (operation, victim) in [
         ("all_reduce", 2),
         ("all_gather", 3),

@@ -43,7 +43,7 @@ fn choices(choices: [BackendChoice; 2]) -> [Result<Backend, GroupError>; 2] {
 }
 
 #[test]
-fn rank_of_another_version_is_named_with_both_versions() {
+fn version_mismatch_names_rank_and_versions() {
     for version in [1, 4] {
         let error = answer_to(format!("rankrun group {version}\nin words that are not ours").as_bytes());
         assert_eq!(
@@ -69,7 +69,7 @@ fn invalid_store_entry_is_shown_and_refused() {
 }
 
 #[test]
-fn different_backend_choices_are_an_error_on_both_sides() {
+fn backend_mismatch_is_error_on_both_ranks() {
     for error in choices([BackendChoice::Tcp, BackendChoice::Auto]).map(Result::unwrap_err) {
         let expected = "the ranks cannot form a group: rank 0 requests the backend `tcp` and rank 1 `auto`; give all \
                         ranks the same `RANKRUN_BACKEND` or `GroupOptions::backend`";
@@ -78,7 +78,7 @@ fn different_backend_choices_are_an_error_on_both_sides() {
 }
 
 #[test]
-fn shared_memory_is_not_for_ranks_on_different_hosts() {
+fn shared_memory_across_hosts_is_refused() {
     let server = Server::start();
     let store = TcpStore::connect("127.0.0.1", server.port(), AMPLE).unwrap().with_prefix(PLACE);
     store.set("record/0", b"rankrun group 3\nbackend shm\nhost elsewhere\n").unwrap();
@@ -89,13 +89,13 @@ fn shared_memory_is_not_for_ranks_on_different_hosts() {
 }
 
 #[test]
-fn requested_backend_carries_the_calls() {
+fn requested_backend_runs_calls() {
     assert_eq!(choices([BackendChoice::Tcp; 2]).map(Result::unwrap), [Backend::Tcp; 2]);
 }
 
 #[cfg(not(feature = "nccl"))]
 #[test]
-fn backend_that_is_not_there_is_named() {
+fn missing_backend_is_named() {
     for error in choices([BackendChoice::Nccl; 2]).map(Result::unwrap_err) {
         let expected = "this program is built without the backend `nccl`; choose `auto` or `tcp`";
         assert_eq!(error.to_string(), expected);
@@ -112,7 +112,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 #[test]
-fn environment_chooses_and_what_is_absurd_is_named() {
+fn environment_sets_backend_and_invalid_value_is_named() {
     let said = |value: &str| {
         let ended = start("meet", [(BACKEND, OsString::from(value))]).wait_with_output().unwrap();
         (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())

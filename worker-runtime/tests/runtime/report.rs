@@ -150,7 +150,7 @@ fn panic_is_reported_with_its_backtrace() {
 
 /// The rank ends, whatever stands in the place of its error file.
 #[test]
-fn fifo_or_device_as_error_file_is_refused_at_once() {
+fn fifo_or_device_as_error_file_is_refused() {
     let folder = Folder::new();
     let fifo = folder.0.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -163,8 +163,8 @@ fn fifo_or_device_as_error_file_is_refused_at_once() {
         for role in ["error", "panic"] {
             let ended = Ended::of(role, &[(ERROR_FILE, path)]);
             assert_eq!(ended.output.status.code(), Some(1), "{}", ended.stderr());
-            let told = format!("rank 1: error: cannot write the error file `{path}`: {said}");
-            assert!(ended.stderr().contains(&told), "{}", ended.stderr());
+            let error_text = format!("rank 1: error: cannot write the error file `{path}`: {said}");
+            assert!(ended.stderr().contains(&error_text), "{}", ended.stderr());
         }
     }
     assert!(!Ended::of("error", &[(ERROR_FILE, "/dev/null")]).stderr().contains("error file"));
@@ -173,9 +173,9 @@ fn fifo_or_device_as_error_file_is_refused_at_once() {
 #[test]
 fn panic_backtrace_is_in_the_error_file_or_on_standard_error() {
     let frame = "runtime::report::main";
-    let told = Ended::of("panic", &[("RUST_BACKTRACE", "1")]);
-    assert!(told.report().callstack.is_some_and(|text| text.contains(frame)));
-    assert!(!told.stderr().contains(frame), "the launcher shows the file: {}", told.stderr());
+    let output = Ended::of("panic", &[("RUST_BACKTRACE", "1")]);
+    assert!(output.report().callstack.is_some_and(|text| text.contains(frame)));
+    assert!(!output.stderr().contains(frame), "the launcher shows the file: {}", output.stderr());
     for no_file in ["", "/nowhere/at/all.json"] {
         let alone = Ended::of("panic", &[("RUST_BACKTRACE", "1"), (ERROR_FILE, no_file)]);
         assert!(alone.stderr().contains(frame), "`{no_file}`: {}", alone.stderr());
@@ -183,14 +183,14 @@ fn panic_backtrace_is_in_the_error_file_or_on_standard_error() {
 }
 
 #[test]
-fn panic_backtrace_is_whole_where_the_user_asks_for_it() {
+fn full_backtrace_setting_keeps_all_frames() {
     let ended = Ended::of("panic", &[("RUST_BACKTRACE", "full")]);
     let call_stack = ended.report().callstack.unwrap();
     assert!(call_stack.contains("report_panic") && call_stack.contains("rust_begin_unwind"), "{call_stack}");
 }
 
 #[test]
-fn error_ends_the_worker_with_its_exit_code() {
+fn error_exit_code_becomes_worker_exit_code() {
     for (which, code) in [("license", 42), ("code 7", 7), ("code 0", 1), ("torn file", 1)] {
         let ended = Ended::of(&format!("error: {which}"), &[]);
         assert_eq!(ended.output.status.code(), Some(code), "{which}: {}", ended.stderr());
@@ -203,7 +203,7 @@ fn error_ends_the_worker_with_its_exit_code() {
 }
 
 #[test]
-fn hint_survives_an_error_type_of_the_program() {
+fn hint_survives_program_error_type() {
     for (which, hint) in [
         #[cfg(feature = "nccl")]
         ("no nccl", "install NCCL"),
@@ -230,7 +230,7 @@ fn error_is_reported_with_its_causes() {
 }
 
 #[test]
-fn first_failure_is_the_one_reported() {
+fn first_failure_is_reported() {
     let ended = Ended::of("panic in a thread", &[]);
     assert_eq!(ended.output.status.code(), Some(1));
     assert_eq!(ended.report().message, "panic: a helper fell over");
@@ -238,14 +238,14 @@ fn first_failure_is_the_one_reported() {
 }
 
 #[test]
-fn success_leaves_nothing_behind() {
+fn success_writes_no_error_file() {
     let ended = Ended::of("fine", &[]);
     assert_eq!(ended.output.status.code(), Some(0), "{}", ended.stderr());
     assert!(!ended.file.exists());
 }
 
 #[test]
-fn absurd_variable_ends_the_worker_and_is_named() {
+fn invalid_variable_fails_worker_and_is_named() {
     let ended = Ended::of("fine", &[(RANK, "-1")]);
     assert_eq!(ended.output.status.code(), Some(1));
     let message = ended.report().message;
@@ -255,7 +255,7 @@ fn absurd_variable_ends_the_worker_and_is_named() {
 }
 
 #[test]
-fn file_that_cannot_be_written_is_said() {
+fn unwritable_error_file_is_reported() {
     let ended = Ended::of("error", &[(ERROR_FILE, "/nowhere/at/all.json")]);
     assert_eq!(ended.output.status.code(), Some(1));
     assert!(
@@ -266,7 +266,7 @@ fn file_that_cannot_be_written_is_said() {
 }
 
 #[test]
-fn python_reads_the_fields_that_torch_expects() {
+fn error_file_has_fields_expected_by_torch() {
     let ended = Ended::of("error", &[]);
     let program = "import json, sys
 data = json.load(open(sys.argv[1], encoding='ascii'))

@@ -27,7 +27,7 @@ fn on_all(world: u32, body: impl Fn(Group) + Sync) {
 }
 
 #[test]
-fn ranks_of_one_color_are_a_group_in_the_order_of_their_keys() {
+fn split_orders_ranks_of_color_by_key() {
     on_all(5, |mut group| {
         let me = group.rank();
         // Rank 2 takes part and gets none.
@@ -41,7 +41,7 @@ fn ranks_of_one_color_are_a_group_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn world_of_one_splits_into_itself() {
+fn single_rank_world_splits_into_itself() {
     on_all(1, |mut group| {
         assert!(group.split(None, 0).unwrap().is_none());
         let mut part = group.split(Some(3), 7).unwrap().unwrap();
@@ -51,7 +51,7 @@ fn world_of_one_splits_into_itself() {
 }
 
 #[test]
-fn groups_of_groups_are_split_again() {
+fn sub_groups_can_be_split_again() {
     on_all(8, |mut group| {
         let me = group.rank();
         let mut half = group.split(Some(me.0 / 4), 8 - me.0).unwrap().unwrap();
@@ -73,7 +73,7 @@ fn groups_of_groups_are_split_again() {
 }
 
 #[test]
-fn many_groups_come_and_go_in_any_order() {
+fn groups_can_be_created_and_dropped_in_any_order() {
     on_all(4, |mut group| {
         let me = group.rank();
         let mut kept: Vec<Group> = Vec::new();
@@ -110,7 +110,7 @@ fn many_groups_come_and_go_in_any_order() {
 }
 
 #[test]
-fn group_outlives_the_one_that_it_comes_from() {
+fn sub_group_outlives_parent_group() {
     on_all(4, |mut group| {
         let mut part = group.split(Some(group.rank().0 % 2), 0).unwrap().unwrap();
         group.leave();
@@ -139,7 +139,7 @@ fn sub_groups_leave_nothing_in_the_store() {
 }
 
 #[test]
-fn lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
+fn lost_rank_is_named_by_group_and_job_rank() {
     let all_there = Barrier::new(4);
     let ended = run(4, AMPLE, |mut group| {
         let me = group.rank();
@@ -154,7 +154,7 @@ fn lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
             return None;
         }
         let error = part.barrier().unwrap_err();
-        assert_eq!((error.lost_rank(), error.lost_rank_of_job()), (Some(Rank(1)), Some(Rank(3))));
+        assert_eq!((error.lost_rank(), error.lost_global_rank()), (Some(Rank(1)), Some(Rank(3))));
         Some(error.to_string())
     });
     let error = ended[1].clone().flatten().unwrap();
@@ -163,7 +163,7 @@ fn lost_rank_is_named_as_one_of_the_group_and_of_the_job() {
 }
 
 #[test]
-fn different_calls_in_a_sub_group_name_the_ranks_of_the_job_too() {
+fn sub_group_mismatch_names_job_ranks() {
     let ended = run(4, AMPLE, |mut group| {
         let me = group.rank();
         let mut part = group.split((me.0 > 0).then_some(0), 0).unwrap()?;
@@ -211,7 +211,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn many_splits_leave_no_descriptor() {
+fn many_splits_leak_no_descriptor() {
     let server = Server::start();
     let ranks: Vec<_> = (0..4).map(|rank| start("splits", env(&server, rank, 4).to_vars())).collect();
     for rank in ranks {
@@ -235,7 +235,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 #[test]
-fn error_file_has_the_rank_of_the_job() {
+fn error_file_has_job_rank() {
     let (server, folder) = (Server::start(), Folder::new());
     let start = |rank| {
         let mut env = env(&server, rank, 4);

@@ -18,7 +18,7 @@ fn connect(server: &Server) -> TcpStore {
 }
 
 #[test]
-fn every_request_does_what_it_says() {
+fn every_request_has_documented_effect() {
     let server = Server::start();
     let store = connect(&server);
     store.set("key", b"value").unwrap();
@@ -33,14 +33,14 @@ fn every_request_does_what_it_says() {
     assert_eq!(store.multi_get(&["b", "a"]).unwrap(), [&b""[..], b"1"]);
     assert!(store.check(&["a", "b"]).unwrap());
     assert!(!store.check(&["a", "c"]).unwrap());
-    assert!(store.delete("a").unwrap());
-    assert!(!store.delete("a").unwrap());
+    assert!(store.delete_key("a").unwrap());
+    assert!(!store.delete_key("a").unwrap());
     store.wait(&["b", "key"], Duration::ZERO).unwrap();
     assert_eq!(store.get("b").unwrap(), b"");
 }
 
 #[test]
-fn keys_are_named_as_torch_names_them() {
+fn keys_have_torch_names() {
     let server = Server::start();
     let store = connect(&server);
     store.set("plain", b"").unwrap();
@@ -60,7 +60,7 @@ fn keys_are_named_as_torch_names_them() {
 }
 
 #[test]
-fn wait_ends_when_the_key_comes() {
+fn wait_ends_when_key_is_set() {
     let server = Server::start();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| connect(&server).get("late").unwrap());
@@ -84,7 +84,7 @@ fn wait_timeout_names_its_keys_and_keeps_the_connection() {
 }
 
 #[test]
-fn barriers_open_for_all_at_once() {
+fn barrier_releases_all_ranks() {
     let server = Server::start();
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -98,7 +98,7 @@ fn barriers_open_for_all_at_once() {
 }
 
 #[test]
-fn request_above_the_limit_is_refused_and_costs_nothing() {
+fn oversized_request_is_refused_and_connection_stays() {
     let server = Server::start();
     let store = connect(&server);
     let error = store.set("large", &vec![0; 8 * 1024 * 1024 + 1]).unwrap_err();
@@ -109,7 +109,7 @@ fn request_above_the_limit_is_refused_and_costs_nothing() {
 }
 
 #[test]
-fn store_that_comes_late_is_found() {
+fn late_store_is_connected() {
     let server = Server::start_at("127.0.0.1", 3);
     assert_eq!(connect(&server).add("n", 1).unwrap(), 1);
 }
@@ -124,7 +124,7 @@ fn address_without_listener_is_named() {
 }
 
 #[test]
-fn listener_that_says_nothing_is_an_error() {
+fn silent_listener_is_error() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
@@ -132,7 +132,7 @@ fn listener_that_says_nothing_is_an_error() {
 }
 
 #[test]
-fn listener_that_is_not_a_store_is_an_error() {
+fn foreign_listener_is_error() {
     let error = TcpStore::connect(
         "127.0.0.1",
         scripted(|mut stream| {
@@ -146,7 +146,7 @@ fn listener_that_is_not_a_store_is_an_error() {
 }
 
 #[test]
-fn store_that_dies_is_an_error_and_stays_one() {
+fn dead_store_is_permanent_error() {
     let server = Server::start();
     let store = connect(&server);
     thread::scope(|scope| {
@@ -160,7 +160,7 @@ fn store_that_dies_is_an_error_and_stays_one() {
 }
 
 #[test]
-fn answer_that_crosses_with_the_cancellation_counts() {
+fn answer_during_cancellation_counts() {
     let port = scripted(|mut stream| {
         expect(&mut stream, &[0x00, 0xCE, 0xF7, 0x85, 0x3C, 13]);
         let nonce = take::<4>(&mut stream);

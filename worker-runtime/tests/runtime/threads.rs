@@ -29,7 +29,7 @@ fn lost(error: &GroupError) -> (Rank, LossCause) {
 }
 
 #[test]
-fn rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
+fn panicked_rank_is_lost_at_once_and_permanently() {
     let ended = run(ThreadGroup::world(3), |mut group| {
         group.barrier().unwrap();
         if group.rank() == Rank(1) {
@@ -43,7 +43,7 @@ fn rank_that_panics_is_lost_to_the_others_at_once_and_for_good() {
 }
 
 #[test]
-fn rank_that_drops_its_group_has_left() {
+fn dropped_group_counts_as_leave() {
     let left = Barrier::new(3);
     let ended = run(ThreadGroup::world(3), |mut group| {
         if group.rank() == Rank(2) {
@@ -66,9 +66,9 @@ fn rank_that_drops_its_group_has_left() {
 }
 
 #[test]
-fn rank_that_does_not_come_is_named_when_the_time_is_over() {
+fn absent_rank_is_named_at_timeout() {
     let over = Barrier::new(3);
-    let ended = run(ThreadGroup::world_with(3, SHORT), |mut group| {
+    let ended = run(ThreadGroup::world_with_timeout(3, SHORT), |mut group| {
         if group.rank() == Rank(0) {
             over.wait();
             return lost(&group.barrier().unwrap_err());
@@ -82,7 +82,7 @@ fn rank_that_does_not_come_is_named_when_the_time_is_over() {
 }
 
 #[test]
-fn different_calls_are_told_to_every_rank() {
+fn call_mismatch_is_error_on_every_rank() {
     let ended = run(ThreadGroup::world(3), |mut group| {
         group.barrier().unwrap();
         let elements = if group.rank() == Rank(2) { 5 } else { 4 };
@@ -98,7 +98,7 @@ fn different_calls_are_told_to_every_rank() {
 }
 
 #[test]
-fn receive_where_the_other_rank_waits_for_all_is_a_difference() {
+fn receive_against_collective_is_mismatch() {
     let ended = run(ThreadGroup::world(2), |mut group| match group.rank() {
         Rank(0) => group.barrier().unwrap_err().to_string(),
         _ => group.receive(&mut [0u8], Rank(0)).unwrap_err().to_string(),
@@ -110,7 +110,7 @@ fn receive_where_the_other_rank_waits_for_all_is_a_difference() {
 }
 
 #[test]
-fn message_of_another_length_is_a_difference() {
+fn message_length_difference_is_mismatch() {
     let ended = run(ThreadGroup::world(2), |mut group| match group.rank() {
         Rank(0) => group.send(&[1i32, 2], Rank(1)).and_then(|()| group.barrier()).unwrap_err().to_string(),
         _ => group.receive(&mut [0i32], Rank(0)).unwrap_err().to_string(),
@@ -123,7 +123,7 @@ fn message_of_another_length_is_a_difference() {
 }
 
 #[test]
-fn what_was_sent_before_a_rank_left_is_received() {
+fn message_sent_before_leave_is_received() {
     let left = Barrier::new(2);
     run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
@@ -143,7 +143,7 @@ fn what_was_sent_before_a_rank_left_is_received() {
 }
 
 #[test]
-fn message_to_a_rank_that_has_left_is_an_error() {
+fn message_to_departed_rank_is_error() {
     let left = Barrier::new(2);
     let ended = run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
@@ -158,9 +158,9 @@ fn message_to_a_rank_that_has_left_is_an_error() {
 }
 
 #[test]
-fn second_message_waits_until_the_first_is_received() {
+fn second_message_waits_for_first() {
     let over = Barrier::new(2);
-    let ended = run(ThreadGroup::world_with(2, SHORT), |mut group| {
+    let ended = run(ThreadGroup::world_with_timeout(2, SHORT), |mut group| {
         if group.rank() == Rank(0) {
             over.wait();
             return None;
@@ -174,7 +174,7 @@ fn second_message_waits_until_the_first_is_received() {
 }
 
 #[test]
-fn sub_groups_are_groups() {
+fn sub_groups_run_collectives() {
     let ended = run(ThreadGroup::world(5), |mut group| {
         let rank = group.rank().0;
         // Ranks 0, 2, 4 from behind, and 1; 3 has no part.
@@ -192,7 +192,7 @@ fn sub_groups_are_groups() {
 }
 
 #[test]
-fn world_that_no_segment_takes_adds_up_in_threads() {
+fn large_thread_world_sums_correctly() {
     let ranks = 1025;
     let ended = run(ThreadGroup::world(ranks), |mut group| {
         let mut data = [i64::from(group.rank().0), 1];

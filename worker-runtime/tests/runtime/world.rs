@@ -27,7 +27,7 @@ pub(crate) fn env(server: &Server, rank: u32, world_size: u32) -> WorkerEnv {
         node_rank: NodeRank(0),
         node_count: NodeCount::ONE,
         role: Role { name: "default".to_owned(), rank: Rank(rank), world_size },
-        master: Master { addr: "127.0.0.1".to_owned(), port: server.port(), agent_store: true },
+        master: Master { addr: "127.0.0.1".to_owned(), port: server.port(), uses_agent_store: true },
         restart_count: RestartCount(0),
         max_restarts: RestartCount(0),
         run_id: RunId("run".to_owned()),
@@ -69,7 +69,7 @@ pub(crate) fn join_at(
     (rank, world_size): (u32, u32),
     timeout: Duration,
 ) -> Result<Group, GroupError> {
-    WorkerContext::new(env(server, rank, world_size)).on_host(host).process_group(&options(timeout))
+    WorkerContext::new(env(server, rank, world_size)).with_host(host).process_group(&options(timeout))
 }
 
 /// Runs `body` on every rank of a group of `world_size` after all have joined; the results in rank order. A

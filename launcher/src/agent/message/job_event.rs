@@ -24,16 +24,16 @@ pub enum JobEvent {
         /// The exit of the failed worker.
         end: WorkerEnd,
         /// The other workers that are alive.
-        others: Vec<LocalRank>,
+        live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
         grace: Duration,
     },
     /// A worker was uninterruptible (state `D`) for too long, and all are being stopped.
     Stuck {
         /// The uninterruptible worker and its pid.
-        asleep: UninterruptibleWorker,
+        worker: UninterruptibleWorker,
         /// How long it has been uninterruptible.
-        dwell: Duration,
+        stuck_for: Duration,
         /// The limit that the user set.
         limit: Duration,
         /// All workers that are alive.
@@ -74,7 +74,7 @@ pub enum JobEvent {
     /// The job has ended on another node, and all workers are being stopped.
     OverElsewhere {
         /// How the other node ended the job.
-        ending: RemoteEnd,
+        remote_end: RemoteEnd,
         /// The workers that are being stopped.
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
@@ -87,7 +87,7 @@ pub enum JobEvent {
         /// The workers that still run.
         live: Vec<LocalRank>,
         /// Time since the first of those exits.
-        since: Duration,
+        waited: Duration,
     },
     /// The workers of other nodes take longer than those of this node.
     Settling,
@@ -114,7 +114,7 @@ pub enum JobEvent {
         /// The signal that the launcher received.
         signal: Signal,
         /// The signal that the workers received.
-        told: Signal,
+        worker_signal: Signal,
         /// The workers that are alive.
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
@@ -123,7 +123,7 @@ pub enum JobEvent {
     /// The time limit expires soon, and the workers get the warning signal that the user asked for.
     TimeIsShort {
         /// Time from now to the time limit.
-        before: Duration,
+        remaining: Duration,
         /// The warning signal that the workers get.
         signal: Signal,
         /// The workers that get the warning signal.
@@ -147,7 +147,7 @@ pub enum JobEvent {
         /// The workers that have not ended.
         local_ranks: Vec<LocalRank>,
         /// Why SIGKILL is sent now.
-        because: WaitEnd,
+        reason: WaitEnd,
     },
     /// A worker is still there five seconds after SIGKILL.
     CannotEnd {
@@ -159,7 +159,7 @@ pub enum JobEvent {
     /// The health check could not examine every device.
     DevicesUnchecked {
         /// The sources that gave no answer, in words.
-        why: String,
+        reason: String,
     },
     /// A device works but reports a problem.
     DeviceWarning(DeviceWarning),
@@ -168,7 +168,7 @@ pub enum JobEvent {
     /// A restart was left, but cannot happen without the dead devices.
     NoRestart {
         /// Why the remaining devices could not be assigned, if that was tried.
-        why: Option<String>,
+        reason: Option<String>,
     },
     /// The workers were assigned to the remaining devices.
     DevicesReassigned {

@@ -29,7 +29,7 @@ impl TableCause {
     /// True if the table is shown even when no rank is missing. A signal, here or on another node, may end a
     /// job that runs well.
     #[must_use]
-    pub const fn is_for_every_job(self) -> bool {
+    pub const fn is_always_shown(self) -> bool {
         !matches!(self, Self::Signal(_) | Self::OtherNode)
     }
 }
@@ -97,7 +97,7 @@ impl RankTable {
     /// True if the table helps to explain the stop.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        self.cause.is_for_every_job() || self.rows.iter().any(RankRow::may_explain_a_hang)
+        self.cause.is_always_shown() || self.rows.iter().any(RankRow::may_explain_a_hang)
     }
 }
 

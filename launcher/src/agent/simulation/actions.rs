@@ -24,16 +24,17 @@ impl<M: Machine> World<'_, M> {
                 self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
             }
             Action::ProbeDState { generation, local_ranks } => {
-                let asleep = self.node.ours(*generation).filter(|process| process.is_asleep());
+                let asleep =
+                    self.node.launched_workers(*generation).filter(|process| process.is_uninterruptible());
                 let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
                 let asleep = asleep.map(|process| UninterruptibleWorker {
                     local_rank: process.local_rank,
                     pid: process.pid,
                 });
                 let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
-                self.queue.push_back(Input::DStateProbed { generation, at, asleep });
+                self.queue.push_back(Input::DStateProbed { generation, at, uninterruptible: asleep });
             }
-            Action::ProbeJoined { generation, local_ranks } => self.look_who_joined(*generation, local_ranks),
+            Action::ProbeJoined { generation, local_ranks } => self.probe_joined(*generation, local_ranks),
             Action::CollectRanks { generation, cause, .. } => self.collect_ranks(*generation, *cause),
             Action::ProbeDevices { .. } => self.ask(Question::Devices),
             Action::ReassignDevices { .. } => self.ask(Question::Seats),
@@ -41,13 +42,13 @@ impl<M: Machine> World<'_, M> {
             Action::Join { .. } => {
                 self.rendezvous.join();
                 if self.setup.meets {
-                    self.happen_elsewhere(Elsewhere::Completes);
+                    self.apply_remote_event(Elsewhere::Completes);
                 }
             }
             Action::TellSuccess => {
                 self.rendezvous.succeed();
                 if self.setup.meets {
-                    self.happen_elsewhere(Elsewhere::AllSucceed);
+                    self.apply_remote_event(Elsewhere::AllSucceed);
                 }
             }
             Action::FindLostNode => self.ask(Question::Blame),
@@ -64,15 +65,18 @@ impl<M: Machine> World<'_, M> {
     fn ask(&mut self, question: Question) {
         self.unanswered = Some(question);
         if self.setup.prompt {
-            self.answer(false, Some(self.setup.workers));
+            self.answer_question(false, Some(self.setup.workers));
         }
     }
 
-    fn look_who_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
+    fn probe_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
         let age = self.book.life.began.map_or(Duration::ZERO, |began| self.now - began);
         let has_joined =
             |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
-        let asked = self.node.ours(generation).filter(|process| local_ranks.contains(&process.local_rank));
+        let asked = self
+            .node
+            .launched_workers(generation)
+            .filter(|process| local_ranks.contains(&process.local_rank));
         let missing = asked.filter(|process| !has_joined(process.local_rank));
         let missing =
             missing.map(|process| NotJoined { local_rank: process.local_rank, pid: process.pid }).collect();
@@ -80,7 +84,10 @@ impl<M: Machine> World<'_, M> {
     }
 
     fn collect_ranks(&mut self, generation: Generation, cause: TableCause) {
-        let rows = self.node.ours(generation).map(|process| missing_rank((process.local_rank, process.pid)));
+        let rows = self
+            .node
+            .launched_workers(generation)
+            .map(|process| missing_rank((process.local_rank, process.pid)));
         let table = RankTable { cause, rows: rows.collect() };
         self.queue.push_back(Input::RanksCollected { generation, table });
     }
@@ -106,6 +113,6 @@ pub(super) fn missing_rank((local_rank, pid): (LocalRank, Pid)) -> RankRow {
         process: ProcessState::Alive(RunState::Waiting),
         joined: JoinState::NotJoined,
         cpu_time: None,
-        output: LastOutput::Nothing,
+        output: LastOutput::Empty,
     }
 }

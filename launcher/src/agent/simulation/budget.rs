@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::LocalRank;
 
-use super::invariants::{Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Book, Cause, Life, WINDOW};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::{Action, JobEvent, WorkerEnd};
@@ -46,12 +46,12 @@ pub(super) enum Why {
 
 impl Record {
     /// All workers start again, by a restart or because of other nodes.
-    pub(super) fn restarted(&mut self, life: &Life, now: Instant, counts: bool) {
+    pub(super) fn record_restart(&mut self, life: &Life, now: Instant, counts: bool) {
         self.lives.push((life.age(), counts));
         self.spans.push((life.span(now), counts));
     }
 
-    pub(super) fn saw(&mut self, files: Option<u32>) {
+    pub(super) fn record_files(&mut self, files: Option<u32>) {
         self.files.extend(files.map(u64::from));
     }
 
@@ -87,7 +87,7 @@ impl Record {
     }
 
     /// The checks in a row that saw the same as the check before.
-    fn looks_without_progress(&self) -> u32 {
+    fn probes_without_progress(&self) -> u32 {
         let Some(last) = self.files.last() else { return 0 };
         let same = self.files.iter().rev().take_while(|seen| *seen == last).count();
         u32::try_from(same - 1).expect("few looks")
@@ -96,7 +96,7 @@ impl Record {
 
 impl Wait {
     /// The shortest and the longest wait after this many restarts.
-    fn after(&self, used: usize) -> (Duration, Duration) {
+    fn delay_range(&self, used: usize) -> (Duration, Duration) {
         let grown = (0..used).fold(u64::from(self.delay) * 1_000, |wait, _| {
             (wait * u64::from(self.factor) / 100).min(u64::from(self.cap) * 1_000)
         });
@@ -108,7 +108,7 @@ impl Wait {
 
 impl Rule {
     /// `own`: the exit of the worker, unless our own stop ended it.
-    fn fits(&self, local_rank: LocalRank, own: Option<Exit>) -> bool {
+    fn matches(&self, local_rank: LocalRank, own: Option<Exit>) -> bool {
         let code = self.code.is_none_or(|code| own == Some(Exit::Code(i32::from(code))));
         let is_of = |signal| matches!(own, Some(Exit::Signal { number, .. }) if number == signal as i32);
         code && self.signal.is_none_or(is_of) && self.rank.is_none_or(|rank| rank == local_rank.0)
@@ -117,22 +117,23 @@ impl Rule {
 
 impl Turn<'_> {
     /// What is due now, if a generation has failed and its last worker is gone.
-    pub(super) fn due(&self) -> Option<Due> {
+    pub(super) fn due_decision(&self) -> Option<Due> {
         let book = self.book;
         let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
         if matches!(self.cause(), Some(Cause::Stuck(_))) {
             return Some(Due::End(Why::Stuck));
         }
         let policy = &book.setup.policy;
-        let rule = policy.rules.iter().flatten().find(|rule| rule.fits(local_rank, own));
+        let rule = policy.rules.iter().flatten().find(|rule| rule.matches(local_rank, own));
         if let Some(rule) = rule.filter(|rule| rule.then != RuleAction::Restart) {
             return Some(Due::End(Why::Rule(rule.then)));
         }
-        if policy.progress.is_some_and(|most| book.record.looks_without_progress() >= most) {
+        if policy.progress.is_some_and(|most| book.record.probes_without_progress() >= most) {
             return Some(Due::End(Why::NoProgress));
         }
         let (base, age) = (self.decided_at(), book.life.age());
-        let wait = policy.wait.map(|wait| wait.after(book.record.used(policy, age))).unwrap_or_default();
+        let wait =
+            policy.wait.map(|wait| wait.delay_range(book.record.used(policy, age))).unwrap_or_default();
         let held = self.held_until().unwrap_or(base);
         // Another invariant checks that it does not come before `held`.
         let (from, by) = (base + wait.0, (base + wait.1).max(held));
@@ -149,7 +150,7 @@ impl Turn<'_> {
     pub(super) fn held_until(&self) -> Option<Instant> {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
         let (_, own) = blamed(self)?;
-        let codes = self.book.life.ends_since().iter().filter(|end| is_code(end.exit)).count();
+        let codes = self.book.life.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
         let is_held = own.is_some_and(is_code) && codes > 1;
         self.book.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
     }
@@ -157,13 +158,13 @@ impl Turn<'_> {
     /// When everything was known that the restart depends on; `now` while a part is open.
     fn decided_at(&self) -> Instant {
         let life = &self.book.life;
-        let known = life.swept_at.filter(|_| self.book.open.is_none());
-        known.map_or(self.now, |swept| life.answered.map_or(swept, |(_, answered)| answered.max(swept)))
+        let known = life.swept_at.filter(|_| self.book.open_question.is_none());
+        known.map_or(self.now, |swept| life.last_answer.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
     /// Whether a restart may come too late for the time limit, and whether it certainly does.
-    pub(super) fn too_late(&self, due: Due) -> (bool, bool) {
-        let (Due::Restart { from, by }, Some(end)) = (due, self.book.time_is_up_at()) else {
+    pub(super) fn restart_is_too_late(&self, due: Due) -> (bool, bool) {
+        let (Due::Restart { from, by }, Some(end)) = (due, self.book.time_limit_at()) else {
             return (false, false);
         };
         (end <= by.max(self.now) + ROUNDING, end <= from.max(self.now))
@@ -177,15 +178,15 @@ fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
         _ => None,
     });
     let end = said.or(turn.book.life.group_failed)?;
-    let is_own = matches!(turn.cause(), Some(Cause::Failed(_))) && !is_of_the_stop(turn, &end);
+    let is_own = matches!(turn.cause(), Some(Cause::Failed(_))) && !is_exit_by_our_stop(turn, &end);
     Some((end.local_rank, is_own.then_some(end.exit)))
 }
 
 /// The worker ended after all were told to stop, so the stop may be the reason.
-fn is_of_the_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
+fn is_exit_by_our_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     let life = &turn.book.life;
     let at = life.ends.iter().position(|other| other == end);
-    let is_later = life.is_named || at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
+    let is_later = life.is_lost_peer || at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
     let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
     let may_be_told =
         life.asked_at.is_some() && matches!(end.exit, Exit::Signal { number: libc::SIGTERM, .. });
@@ -198,12 +199,12 @@ impl Life {
         if matches!(self.cause, Some(Cause::NotJoined(_))) {
             return Duration::ZERO;
         }
-        self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.halted)
+        self.began.zip(self.ended).map_or(Duration::ZERO, |(began, ended)| ended - began - self.suspended_for)
     }
 
     /// Time from start to the last reap, or until `now`.
     fn span(&self, now: Instant) -> Duration {
-        let gone = self.settled.or(self.swept_at).unwrap_or(now);
+        let gone = self.settled_at.or(self.swept_at).unwrap_or(now);
         self.began.map_or(Duration::ZERO, |began| gone - began)
     }
 }
@@ -213,10 +214,10 @@ pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
     let (book, policy) = (turn.book, &turn.book.setup.policy);
     let is_within =
         book.record.allows((policy, book.setup.max_restarts), (book.life.age(), book.life.span(at)));
-    must(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
-    let Some(Due::Restart { from, by }) = turn.due() else { return Ok(()) };
-    must(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
-    must(at <= book.late_from(by), || format!("{:?} after the back-off is over", at - by))
+    require(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
+    let Some(Due::Restart { from, by }) = turn.due_decision() else { return Ok(()) };
+    require(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
+    require(at <= book.action_late_from(by), || format!("{:?} after the back-off is over", at - by))
 }
 
 /// A restart that is waited for has a deadline.
@@ -232,46 +233,48 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
         let is_done = matches!(action, Action::Start { .. } | Action::Join { .. } | Action::Finish(_));
         is_done || asks(action) || *action == Action::FindLostNode
     };
-    if book.finished || book.others.is_joining || turn.actions.iter().any(moves) {
+    if book.finished || book.peers.is_joining || turn.actions.iter().any(moves) {
         return Ok(());
     }
-    if let Some(give_up_at) = book.look_ends_at() {
+    if let Some(give_up_at) = book.question_expires_at() {
         let is_awake = turn.deadline.is_some_and(|deadline| deadline <= give_up_at);
-        return must(is_awake && turn.now <= book.late_from(give_up_at), || {
+        return require(is_awake && turn.now <= book.action_late_from(give_up_at), || {
             format!("the look at the folder has no end, or a late one: {give_up_at:?}")
         });
     }
-    if book.open.is_some() {
+    if book.open_question.is_some() {
         return Ok(());
     }
-    let Some(Due::Restart { by, .. }) = turn.due() else { return Ok(()) };
-    must(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
+    let Some(Due::Restart { by, .. }) = turn.due_decision() else { return Ok(()) };
+    require(turn.deadline.is_some_and(|deadline| deadline <= by + ROUNDING), || {
         format!(
             "the restart is due in {:?}, and no wakeup is planned",
             by.saturating_duration_since(turn.now)
         )
     })?;
-    must(turn.now <= book.late_from(by), || format!("the restart is {:?} late", turn.now - by))
+    require(turn.now <= book.action_late_from(by), || format!("the restart is {:?} late", turn.now - by))
 }
 
 /// Every restart that the policy grants is made: a machine that never restarts keeps every budget.
-pub(super) fn grants_are_made(turn: &Turn<'_>) -> Verdict {
+pub(super) fn due_restarts_happen(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    if turn.book.wish.is_some()
-        || turn.book.others.over.is_some()
+    if turn.book.stop_signal.is_some()
+        || turn.book.peers.over.is_some()
         || end.failure.is_none()
         || !turn.given_up().is_empty()
     {
         return Ok(());
     }
-    let Some(due @ Due::Restart { .. }) = turn.due() else { return Ok(()) };
-    must(turn.too_late(due).0, || format!("the job ends, where a restart was due: {:?}", turn.book.record))
+    let Some(due @ Due::Restart { .. }) = turn.due_decision() else { return Ok(()) };
+    require(turn.restart_is_too_late(due).0, || {
+        format!("the job ends, where a restart was due: {:?}", turn.book.record)
+    })
 }
 
 impl Book {
     /// Records what was found in the checkpoint folder.
     pub(super) fn saw_files(&mut self) {
         let files = self.setup.files_after(self.generation);
-        self.record.saw(files);
+        self.record.record_files(files);
     }
 }

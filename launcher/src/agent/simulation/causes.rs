@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::invariants::{Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Book, Cause};
 use crate::agent::failure::{Failure, FailureKind, LostPeer};
 use crate::agent::message::{Action, JobEvent, ReleaseReason, WorkerEnd};
@@ -22,15 +22,15 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let mut blamed = turn.book.life.group_failed;
     for action in turn.actions {
         match action {
-            Action::ReleaseExternalWorker { because } => {
-                must(released.is_none(), || {
+            Action::ReleaseExternalWorker { reason: because } => {
+                require(released.is_none(), || {
                     format!("released because of {released:?}, then of {because:?}")
                 })?;
-                must(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
+                require(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
                 released = Some(*because);
             }
             Action::Emit(JobEvent::GroupFailed { cause: end }) => {
-                must(blamed.is_none(), || "two causes".to_owned())?;
+                require(blamed.is_none(), || "two causes".to_owned())?;
                 may_be_blamed(turn, end, cause)?;
                 blamed = Some(*end);
             }
@@ -39,9 +39,11 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
             // A rule may call it a success, which another invariant checks.
             Action::Finish(end) if end.status == ExitStatus::SUCCESS && blamed.is_some() => {}
             Action::Finish(end) => {
-                is_told(turn, end.failure.as_ref(), cause)?;
+                is_cause_reported(turn, end.failure.as_ref(), cause)?;
                 let first = end.failure.as_ref().map(|failure| failure.first);
-                must(first == blamed, || format!("{blamed:?} was the cause, {first:?} is told at the end"))?;
+                require(first == blamed, || {
+                    format!("{blamed:?} was the cause, {first:?} is told at the end")
+                })?;
             }
             _ => {}
         }
@@ -64,8 +66,8 @@ fn is_released_by(because: &ReleaseReason, cause: Option<Cause>) -> bool {
 }
 
 /// The report at the end is of the kind that came first.
-fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
-    let manner = failure.map(|failure| failure.manner);
+fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
+    let manner = failure.map(|failure| failure.kind);
     let is_told = matches!(
         (cause, manner),
         (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
@@ -76,17 +78,19 @@ fn is_told(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> 
                 None
             )
     );
-    must(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
-    let seen_before = |failure: &Failure| {
-        matches!(failure.manner, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. })
-    };
+    require(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
+    let seen_before =
+        |failure: &Failure| matches!(failure.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. });
     let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
     let generation = turn.book.generation;
-    must(failure.generation == generation, || format!("it was {generation:?}"))?;
-    let ours = failure.others.iter().find(|other| !other.stopped && is_ended_by_us(turn, &other.end));
-    must(ours.is_none(), || format!("our stop ended this one, and it is told as a failure: {ours:?}"))?;
+    require(failure.generation == generation, || format!("it was {generation:?}"))?;
+    let ours = failure
+        .following_ends
+        .iter()
+        .find(|other| !other.is_stopped_by_us && is_ended_by_us(turn, &other.end));
+    require(ours.is_none(), || format!("our stop ended this one, and it is told as a failure: {ours:?}"))?;
     let is_ours = is_ended_by_us(turn, &failure.first);
-    must(!is_ours || failure.manner == FailureKind::EndedByStop, || {
+    require(!is_ours || failure.kind == FailureKind::EndedByStop, || {
         format!("our stop ended it, and it is told as its own doing: {:?}", failure.first)
     })
 }
@@ -98,14 +102,14 @@ fn is_ended_by_us(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
 fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verdict {
     match cause {
         Some(Cause::Failed(first)) => {
-            must(is_evident(turn.book, end, first), || {
+            require(is_evident(turn.book, end, first), || {
                 format!("{first:?} was first, and {end:?} is blamed")
             })?;
-            let is_ours = is_ended_by_us(turn, end) && end.testimony.is_none();
-            must(!is_ours, || format!("our own stop ended {end:?}"))
+            let is_ours = is_ended_by_us(turn, end) && end.error_file_info.is_none();
+            require(!is_ours, || format!("our own stop ended {end:?}"))
         }
         Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
-            must(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
+            require(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
         Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None => {
             Err(format!("{cause:?} was first, and {end:?} is blamed"))
@@ -115,19 +119,20 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
 
 /// True if there is evidence to blame it instead of the exit that was seen first.
 fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
-    let ends = book.life.ends_since();
+    let ends = book.life.exits_since_cause();
     let Some(seen_first) = ends.first() else { return false };
-    let is_lost =
-        |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost == Some(LostPeer::Here(blamed.local_rank)));
+    let is_lost = |end: &WorkerEnd| {
+        end.error_file_info.is_some_and(|it| it.lost_peer == Some(LostPeer::Here(blamed.local_rank)))
+    };
     let crashes = [libc::SIGKILL, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
     let is_crash = matches!(blamed.exit, Exit::Signal { number, .. } if crashes.contains(&number));
     let is_at_once = blamed.at.duration_since(seen_first.at).is_ok_and(|later| later <= SAME_MOMENT);
-    let wrote_first = match (blamed.testimony, seen_first.testimony) {
+    let wrote_first = match (blamed.error_file_info, seen_first.error_file_info) {
         (Some(blamed), Some(first)) => blamed.written <= first.written,
         _ => false,
     };
     let is_known = ends.contains(blamed) && !blamed.exit.is_success();
-    let lost = |end: &WorkerEnd| end.testimony.is_some_and(|it| it.lost.is_some());
+    let lost = |end: &WorkerEnd| end.error_file_info.is_some_and(|it| it.lost_peer.is_some());
     // It had ended before all were told to stop.
     let is_own = lost(seen_first) && !lost(blamed) && blamed.at <= seen_first.at;
     is_known

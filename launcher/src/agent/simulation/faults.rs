@@ -191,7 +191,7 @@ pub(super) const FAULTS: [(Fault, &str); 71] = [
 ];
 
 /// A machine that was given other settings than the oracle.
-pub(super) fn misled(fault: Fault, setup: &Setup) -> State {
+pub(super) fn faulty_state(fault: Fault, setup: &Setup) -> State {
     let mut told = *setup;
     let Setup { max_restarts, policy, .. } = &mut told;
     match fault {

@@ -14,9 +14,9 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::budget::{Due, Why, budget_is_kept, grants_are_made, wait_has_an_end};
+use super::budget::{Due, Why, budget_is_kept, due_restarts_happen, wait_has_an_end};
 use super::causes::invariant_5;
-use super::limits::{limits_strike, ranks_are_collected_before_the_stop, the_window_is_kept};
+use super::limits::{limits_are_enforced, ranks_are_collected_before_the_stop, window_is_kept};
 use super::node::{Node, Process};
 use super::oracle::{Book, Cause, LENIENCY, Question};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
@@ -37,7 +37,7 @@ pub(super) struct Turn<'a> {
     pub(super) now: Instant,
     pub(super) input: Option<&'a Input>,
     /// The input is about a generation that is over.
-    pub(super) stale: bool,
+    pub(super) is_stale: bool,
     pub(super) deadline_before: Option<Instant>,
     pub(super) deadline: Option<Instant>,
     pub(super) actions: &'a [Action],
@@ -55,7 +55,7 @@ pub(super) struct Broken {
 #[derive(Debug)]
 pub(super) struct Invariant {
     pub(super) number: &'static str,
-    pub(super) words: &'static str,
+    pub(super) description: &'static str,
     of: Of,
     holds: fn(&Turn<'_>) -> Verdict,
 }
@@ -80,105 +80,105 @@ impl Eq for Invariant {}
 pub(super) static INVARIANTS: [Invariant; 16] = [
     Invariant {
         number: "1",
-        words: "At most one generation has living workers.",
+        description: "At most one generation has living workers.",
         of: Of::Words,
         holds: invariant_1,
     },
     Invariant {
         number: "2",
-        words: "A worker is spawned only for a completed round, with the placement of that round.",
+        description: "A worker is spawned only for a completed round, with the placement of that round.",
         of: Of::Words,
         holds: invariant_2,
     },
     Invariant {
         number: "3",
-        words: "Every spawned process is reaped exactly once, and its exit enters the state exactly once.",
+        description: "Every spawned process is reaped exactly once, and its exit enters the state exactly once.",
         of: Of::Words,
         holds: invariant_3,
     },
     Invariant {
         number: "4",
-        words: "Every stop has a cause, a deadline and an end: SIGKILL is sent by grace + 0.1 s, the stop ends with \
+        description: "Every stop has a cause, a deadline and an end: SIGKILL is sent by grace + 0.1 s, the stop ends with \
                 the last reap, and what is not reaped 5 s later is reported.",
         of: Of::Silence,
         holds: invariant_4,
     },
     Invariant {
         number: "5",
-        words: "The first cause of a generation's end is never replaced; a worker that ended by our own stop signal \
+        description: "The first cause of a generation's end is never replaced; a worker that ended by our own stop signal \
                 is never a cause.",
         of: Of::Words,
         holds: invariant_5,
     },
     Invariant {
         number: "6",
-        words: "Restarts never exceed the policy's budget; a membership change uses none of it.",
+        description: "Restarts never exceed the policy's budget; a membership change uses none of it.",
         of: Of::Silence,
         holds: invariant_6,
     },
     Invariant {
         number: "7",
-        words: "No restart after a stop by the user, by a time limit, or after the job is closed.",
+        description: "No restart after a stop by the user, by a time limit, or after the job is closed.",
         of: Of::Words,
         holds: invariant_7,
     },
     Invariant {
         number: "8",
-        words: "The exit status is a function of the final state alone, by the table in `exit_code.rs`.",
+        description: "The exit status is a function of the final state alone, by the table in `exit_code.rs`.",
         of: Of::Words,
         holds: invariant_8,
     },
     Invariant {
         number: "9",
-        words: "A heartbeat of an old generation changes nothing.",
+        description: "A heartbeat of an old generation changes nothing.",
         of: Of::Silence,
         holds: invariant_9,
     },
     Invariant {
         number: "10",
-        words: "A handled signal is answered in every phase, at once; the second one kills.",
+        description: "A handled signal is answered in every phase, at once; the second one kills.",
         of: Of::Silence,
         holds: invariant_10,
     },
     Invariant {
         number: "left out",
-        words: "A worker that is left to a person is waited for, and never signalled (`rules.rs`).",
+        description: "A worker that is left to a person is waited for, and never signalled (`rules.rs`).",
         of: Of::Words,
-        holds: the_persons_worker_is_spared,
+        holds: external_worker_is_not_signalled,
     },
     Invariant {
         number: "window",
-        words: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
+        description: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
                 signal reaching the launcher, and where several end with codes no worker restarts before \
                 (`state/window.rs`).",
         of: Of::Silence,
-        holds: the_window_is_kept,
+        holds: window_is_kept,
     },
     Invariant {
         number: "limits",
-        words: "The time limit and the start limit strike in time and not before, and the warning comes once \
+        description: "The time limit and the start limit strike in time and not before, and the warning comes once \
                 (`state/limit.rs`, `state/start.rs`).",
         of: Of::Silence,
-        holds: limits_strike,
+        holds: limits_are_enforced,
     },
     Invariant {
         number: "ranks",
-        words: "The ranks are collected once in a generation, before the first stop signal (`state/rank_table.rs`).",
+        description: "The ranks are collected once in a generation, before the first stop signal (`state/rank_table.rs`).",
         of: Of::Words,
         holds: ranks_are_collected_before_the_stop,
     },
     Invariant {
         number: "others",
-        words: "What other nodes do ends the round here at once, what fails here is told at once unless the cause is \
+        description: "What other nodes do ends the round here at once, what fails here is told at once unless the cause is \
                 known, which is a failure that lost no peer, and leaving is not closing (`state/rendezvous.rs`).",
         of: Of::Silence,
         holds: others_are_heard,
     },
     Invariant {
         number: "granted",
-        words: "A restart that the policy grants is made (`policy.rs`).",
+        description: "A restart that the policy grants is made (`policy.rs`).",
         of: Of::Words,
-        holds: grants_are_made,
+        holds: due_restarts_happen,
     },
 ];
 
@@ -190,7 +190,7 @@ impl Broken {
 }
 
 /// All invariants that do not hold.
-pub(super) fn judge(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
+pub(super) fn check_invariants(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let is_silent = turn.actions.is_empty();
     let broken: Vec<Broken> = INVARIANTS
         .iter()
@@ -201,7 +201,7 @@ pub(super) fn judge(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
 }
 
 /// Fails with `why` unless it `holds`.
-pub(super) fn must(holds: bool, why: impl FnOnce() -> String) -> Verdict {
+pub(super) fn require(holds: bool, why: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(why()) }
 }
 
@@ -222,7 +222,7 @@ impl Turn<'_> {
 
     /// The workers of the current generation, except the external worker.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Process> {
-        self.node.ours(self.book.generation)
+        self.node.launched_workers(self.book.generation)
     }
 
     fn is_sent(&self, process: &Process, wanted: Signal) -> bool {
@@ -234,7 +234,7 @@ impl Turn<'_> {
             }
             _ => false,
         };
-        process.told.contains(&wanted) || self.actions.iter().any(is_it)
+        process.signals.contains(&wanted) || self.actions.iter().any(is_it)
     }
 
     fn sweeps(&self, actions: &[Action]) -> bool {
@@ -244,7 +244,7 @@ impl Turn<'_> {
 
     /// Why the generation ends, as the machine was told or has just found out.
     pub(super) fn cause(&self) -> Option<Cause> {
-        let found = || self.actions.iter().find_map(|action| self.book.life.found(action));
+        let found = || self.actions.iter().find_map(|action| self.book.life.cause_in_action(action));
         self.book.life.cause.or_else(found)
     }
 
@@ -260,11 +260,14 @@ impl Turn<'_> {
 /// Also no process that an old generation left behind is alive.
 fn invariant_1(turn: &Turn<'_>) -> Verdict {
     let Some((at, generation, _)) = turn.starts().next() else { return Ok(()) };
-    let old =
-        turn.node.processes.iter().find(|old| old.is_alive() && !old.by_hand && old.generation != generation);
-    must(old.is_none(), || format!("{generation:?} starts, and {old:?} is alive"))?;
+    let old = turn
+        .node
+        .processes
+        .iter()
+        .find(|old| old.is_alive() && !old.is_external && old.generation != generation);
+    require(old.is_none(), || format!("{generation:?} starts, and {old:?} is alive"))?;
     let is_swept = turn.book.starts == 0 || turn.sweeps(&turn.actions[..at]);
-    must(is_swept, || format!("{generation:?} starts before the old one's leftovers are killed"))
+    require(is_swept, || format!("{generation:?} starts before the old one's leftovers are killed"))
 }
 
 fn invariant_2(turn: &Turn<'_>) -> Verdict {
@@ -276,25 +279,26 @@ fn invariant_2(turn: &Turn<'_>) -> Verdict {
         looks || *action == Action::FindLostNode
     };
     for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
-        must(turn.book.ready, || "a start before anything was ready".to_owned())?;
-        must(generation.0 == expected, || format!("{generation:?} starts where {expected} was next"))?;
-        let has_seats = turn.book.open.is_none() && !turn.actions[..at].iter().any(asks);
-        must(has_seats, || "a start while something is being looked at".to_owned())?;
+        require(turn.book.ready, || "a start before anything was ready".to_owned())?;
+        require(generation.0 == expected, || format!("{generation:?} starts where {expected} was next"))?;
+        let has_seats = turn.book.open_question.is_none() && !turn.actions[..at].iter().any(asks);
+        require(has_seats, || "a start while something is being looked at".to_owned())?;
     }
     starts_are_of_their_rounds(turn)?;
-    must(turn.starts().count() <= 1, || "two starts at once".to_owned())
+    require(turn.starts().count() <= 1, || "two starts at once".to_owned())
 }
 
 fn invariant_3(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    let ours = || turn.node.processes.iter().filter(|process| !process.by_hand);
+    let ours = || turn.node.processes.iter().filter(|process| !process.is_external);
     let forgotten =
         ours().find(|process| !process.is_known() && !turn.given_up().contains(&process.local_rank));
-    must(forgotten.is_none(), || format!("the job ends, and no report has the end of {forgotten:?}"))?;
+    require(forgotten.is_none(), || format!("the job ends, and no report has the end of {forgotten:?}"))?;
     let Some(failure) = &end.failure else { return Ok(()) };
-    let told = [&failure.first].into_iter().chain(failure.others.iter().map(|other| &other.end));
+    let told = [&failure.first].into_iter().chain(failure.following_ends.iter().map(|other| &other.end));
     let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
-    let mut seen: Vec<LocalRank> = turn.book.life.ends_since().iter().map(|end| end.local_rank).collect();
+    let mut seen: Vec<LocalRank> =
+        turn.book.life.exits_since_cause().iter().map(|end| end.local_rank).collect();
     if let Some(Cause::Stuck(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
         && !seen.contains(&local_rank)
     {
@@ -302,7 +306,7 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
     }
     told.sort_unstable();
     seen.sort_unstable();
-    must(told == seen, || format!("the ends of {seen:?} were seen, those of {told:?} are told"))
+    require(told == seen, || format!("the ends of {seen:?} were seen, those of {told:?} are told"))
 }
 
 fn invariant_4(turn: &Turn<'_>) -> Verdict {
@@ -316,7 +320,7 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     };
     let asked_at = life.asked_at.or_else(|| sent(|_| true));
     let killed_at = life.killed_at.or_else(|| sent(|signal| signal == Signal::SIGKILL));
-    must(turn.cause().is_some() || asked_at.is_none(), || "a stop without a cause".to_owned())?;
+    require(turn.cause().is_some() || asked_at.is_none(), || "a stop without a cause".to_owned())?;
 
     let stays = || turn.workers().filter(|process| !process.is_known());
     let grace = turn.cause().map_or(Duration::ZERO, |cause| turn.setup.grace_of(cause));
@@ -325,39 +329,41 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
         && let Some(spared) =
             stays().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGKILL))
     {
-        must(turn.now <= kill_by + LENIENCY, || format!("SIGKILL is overdue for {spared:?}"))?;
+        require(turn.now <= kill_by + LENIENCY, || format!("SIGKILL is overdue for {spared:?}"))?;
     }
-    let is_second = matches!(turn.input, Some(Input::StopRequested { again: true, .. }));
+    let is_second = matches!(turn.input, Some(Input::StopRequested { is_second: true, .. }));
     let kills = sent(|signal| signal == Signal::SIGKILL).is_some();
-    must(!kills || is_second || kill_by.is_none_or(|kill_by| turn.now >= kill_by), || {
+    require(!kills || is_second || kill_by.is_none_or(|kill_by| turn.now >= kill_by), || {
         format!("SIGKILL within the grace, which is over {kill_by:?}")
     })?;
     let report_by = killed_at.map(|killed| killed + GIVE_UP_AFTER_KILL);
     if let Some(report_by) = report_by
         && let Some(stuck) = stays().find(|process| !turn.given_up().contains(&process.local_rank))
     {
-        must(turn.now <= report_by + LENIENCY, || format!("it is not reported that {stuck:?} does not end"))?;
+        require(turn.now <= report_by + LENIENCY, || {
+            format!("it is not reported that {stuck:?} does not end")
+        })?;
     }
     let is_over = turn.finish().is_some() || turn.starts().next().is_some();
     if let Some(due) = report_by.or(kill_by)
         && !is_over
         && stays().next().is_some()
     {
-        must(turn.deadline.is_some_and(|deadline| deadline <= due), || {
+        require(turn.deadline.is_some_and(|deadline| deadline <= due), || {
             format!("the stop has no deadline, or a late one: {:?}", turn.deadline.map(|at| at - turn.now))
         })?;
     }
     let last_is_reaped = turn.cause().is_some() && !life.start_pending && stays().next().is_none();
     // Another invariant checks that a start does not come too early.
     let ends = turn.sweeps(turn.actions) || turn.starts().next().is_some();
-    must(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
+    require(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
 }
 
 /// Also no restart before the back-off is over, and every granted restart is made.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
     for (_, _, restart_count) in turn.starts() {
         let used = RestartCount(turn.book.used());
-        must(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
+        require(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
     }
     if turn.restarts() {
         budget_is_kept(turn, turn.now)?;
@@ -368,29 +374,30 @@ fn invariant_6(turn: &Turn<'_>) -> Verdict {
 /// Also no restart where a rule forbids it, or without progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let (starts, restarts) = (turn.goes_on(), turn.restarts());
-    let told = turn.book.wish;
-    must(told.is_none() || !starts, || format!("a start after {told:?}"))?;
-    let is_late = turn.book.time_is_up_at().is_some_and(|end| end <= turn.now);
-    must(!is_late || !starts, || "a start after the time limit".to_owned())?;
-    let is_over = turn.book.others.over.is_some();
-    must(!is_over || !starts, || "a start after the job is closed".to_owned())?;
-    let due = if restarts { turn.due() } else { None };
+    let told = turn.book.stop_signal;
+    require(told.is_none() || !starts, || format!("a start after {told:?}"))?;
+    let is_late = turn.book.time_limit_at().is_some_and(|end| end <= turn.now);
+    require(!is_late || !starts, || "a start after the time limit".to_owned())?;
+    let is_over = turn.book.peers.over.is_some();
+    require(!is_over || !starts, || "a start after the job is closed".to_owned())?;
+    let due = if restarts { turn.due_decision() } else { None };
     let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
-    must(!is_forbidden, || format!("a start where {due:?}"))?;
-    let has_looked = matches!(turn.book.life.answered, Some((Question::Progress, _)));
+    require(!is_forbidden, || format!("a start where {due:?}"))?;
+    let has_looked = matches!(turn.book.life.last_answer, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
-    must(!is_unasked, || "a restart without a look for progress".to_owned())?;
+    require(!is_unasked, || "a restart without a look for progress".to_owned())?;
     let is_closed = turn.book.finished;
-    must(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
+    require(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
 }
 
 fn invariant_9(turn: &Turn<'_>) -> Verdict {
     let is_silent = turn.actions.is_empty() && turn.deadline == turn.deadline_before;
-    must(!turn.stale || is_silent, || format!("an old generation brings about {:?}", turn.actions))
+    require(!turn.is_stale || is_silent, || format!("an old generation brings about {:?}", turn.actions))
 }
 
 fn invariant_10(turn: &Turn<'_>) -> Verdict {
-    let Some(Input::StopRequested { signal, again }) = turn.input.filter(|_| !turn.book.finished) else {
+    let Some(Input::StopRequested { signal, is_second: again }) = turn.input.filter(|_| !turn.book.finished)
+    else {
         return Ok(());
     };
     let told = match (signal, turn.setup.interrupt) {
@@ -401,12 +408,12 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
     let unanswered = turn.workers().find(|process| {
         process.is_alive() && !turn.is_sent(process, told) && !turn.is_sent(process, Signal::SIGKILL)
     });
-    must(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
+    require(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
     let somebody_stays = turn.book.life.start_pending || turn.workers().any(|process| !process.is_known());
-    must(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
+    require(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
 }
 
-fn the_persons_worker_is_spared(turn: &Turn<'_>) -> Verdict {
+fn external_worker_is_not_signalled(turn: &Turn<'_>) -> Verdict {
     let Some(spared) = turn.setup.left_out.map(LocalRank) else { return Ok(()) };
     let is_touched = turn.actions.iter().any(|action| match action {
         Action::Signal { local_ranks, .. } | Action::ForwardSignal { local_ranks, .. } => {
@@ -414,5 +421,5 @@ fn the_persons_worker_is_spared(turn: &Turn<'_>) -> Verdict {
         }
         _ => false,
     });
-    must(!is_touched, || format!("{:?}", turn.actions))
+    require(!is_touched, || format!("{:?}", turn.actions))
 }

@@ -5,23 +5,23 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::invariants::{Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Cause, WINDOW};
 use super::setup::{WARNING, millis};
 use crate::agent::message::{Action, Input, JobEvent};
 
 /// Nothing is done or said about such an exit, until the launcher is told to stop or the window is over.
-pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
+pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
-    must(held_until.is_none() || !turn.restarts(), || {
+    require(held_until.is_none() || !turn.restarts(), || {
         format!("a signal to the whole group may come until {held_until:?}, and all start again")
     })?;
     let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
         return Ok(());
     };
     let until = suspect.at + WINDOW;
-    let until = turn.book.time_is_up_at().map_or(until, |end| end.min(until));
+    let until = turn.book.time_limit_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
         Action::ForwardSignal { .. }
         | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => false,
@@ -43,65 +43,67 @@ pub(super) fn the_window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::KillLeftovers { .. }
         | Action::Finish(_) => true,
     });
-    must(turn.now >= until || !is_decided, || {
+    require(turn.now >= until || !is_decided, || {
         format!("{suspect:?} may have got a signal to the whole group, and already: {:?}", turn.actions)
     })?;
-    must(turn.now <= turn.book.late_from(until) || is_decided, || format!("no decision about {suspect:?}"))
+    require(turn.now <= turn.book.action_late_from(until) || is_decided, || {
+        format!("no decision about {suspect:?}")
+    })
 }
 
-pub(super) fn limits_strike(turn: &Turn<'_>) -> Verdict {
+pub(super) fn limits_are_enforced(turn: &Turn<'_>) -> Verdict {
     if turn.book.began.is_none() || turn.book.finished {
         return Ok(());
     }
-    the_time_limit_strikes(turn)?;
-    the_warning_comes(turn)?;
-    the_start_limit_strikes(turn)?;
-    who_is_missing_has_failed(turn)
+    time_limit_is_enforced(turn)?;
+    warning_is_sent(turn)?;
+    start_timeout_is_enforced(turn)?;
+    missing_worker_has_failed(turn)
 }
 
-fn the_time_limit_strikes(turn: &Turn<'_>) -> Verdict {
+fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
     let is_up = |action: &Action| matches!(action, Action::Emit(JobEvent::TimeIsUp { by_warning: None, .. }));
     let is_blamed = turn.actions.iter().any(
-        |action| matches!(action, Action::Emit(JobEvent::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_of_the_warning(end.exit)),
+        |action| matches!(action, Action::Emit(JobEvent::TimeIsUp { by_warning: Some(end), .. }) if !turn.setup.is_exit_by_warning(end.exit)),
     );
-    must(!is_blamed, || "the warning has ended no worker".to_owned())?;
+    require(!is_blamed, || "the warning has ended no worker".to_owned())?;
     let is_said = turn.actions.iter().any(is_up);
-    let Some(end) = turn.book.time_is_up_at() else {
-        return must(!is_said, || "there is no time limit".to_owned());
+    let Some(end) = turn.book.time_limit_at() else {
+        return require(!is_said, || "there is no time limit".to_owned());
     };
-    must(!is_said || turn.now >= end, || format!("{:?} too early", end - turn.now))?;
-    if turn.now <= turn.book.late_from(end) {
+    require(!is_said || turn.now >= end, || format!("{:?} too early", end - turn.now))?;
+    if turn.now <= turn.book.action_late_from(end) {
         return Ok(());
     }
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
     let is_stopped = turn.book.life.asked_at.is_some() || turn.actions.iter().any(tells);
     let is_waited_for = turn.workers().any(|process| !process.is_known());
-    must(is_stopped && (is_waited_for || turn.finish().is_some()), || {
+    require(is_stopped && (is_waited_for || turn.finish().is_some()), || {
         "the time limit is over, and the job goes on".to_owned()
     })
 }
 
-fn the_warning_comes(turn: &Turn<'_>) -> Verdict {
+fn warning_is_sent(turn: &Turn<'_>) -> Verdict {
     let book = turn.book;
     let said =
         turn.actions.iter().filter(|action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. })));
     let said = said.count();
     let Some(warned_at) = book.warned_at() else {
-        return must(said == 0, || "no warning was asked for".to_owned());
+        return require(said == 0, || "no warning was asked for".to_owned());
     };
     if said > 0 {
-        must(said == 1 && book.warnings == 0, || "warned twice".to_owned())?;
-        must(turn.now >= warned_at, || format!("warned {:?} too early", warned_at - turn.now))?;
+        require(said == 1 && book.warnings == 0, || "warned twice".to_owned())?;
+        require(turn.now >= warned_at, || format!("warned {:?} too early", warned_at - turn.now))?;
         let unwarned =
             turn.workers().find(|process| process.is_alive() && !is_warned(turn, process.local_rank));
-        return must(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
+        return require(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
     }
     // A worker that starts when the warning is due or later gets none.
     let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
-    let runs = turn.cause().is_none() && book.life.settled.is_none();
-    let is_undisturbed = runs && book.time_is_up_at().is_some_and(|end| turn.now < end);
-    let is_due = was_there && is_undisturbed && turn.now > book.late_from(warned_at);
-    must(!is_due || book.warnings > 0, || "the warning is overdue".to_owned())
+    let runs = turn.cause().is_none() && book.life.settled_at.is_none();
+    let is_undisturbed = runs && book.time_limit_at().is_some_and(|end| turn.now < end);
+    let is_due = was_there && is_undisturbed && turn.now > book.action_late_from(warned_at);
+    require(!is_due || book.warnings > 0, || "the warning is overdue".to_owned())
 }
 
 fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
@@ -113,30 +115,30 @@ fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
     })
 }
 
-fn the_start_limit_strikes(turn: &Turn<'_>) -> Verdict {
+fn start_timeout_is_enforced(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let looks = turn.actions.iter().filter(|action| matches!(action, Action::ProbeJoined { .. })).count();
     let Some(join_by) =
         life.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
     else {
-        return must(looks == 0, || "there is no start limit".to_owned());
+        return require(looks == 0, || "there is no start limit".to_owned());
     };
     if looks > 0 {
-        must(looks == 1 && life.join_looks == 0, || "one look is enough".to_owned())?;
-        return must(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
+        require(looks == 1 && life.join_probes == 0, || "one look is enough".to_owned())?;
+        return require(turn.now >= join_by, || format!("{:?} too early", join_by - turn.now));
     }
-    let runs = turn.cause().is_none() && life.settled.is_none();
+    let runs = turn.cause().is_none() && life.settled_at.is_none();
     let is_running = runs && life.suspect.is_none() && turn.finish().is_none();
-    let is_due = is_running && turn.now > turn.book.late_from(join_by);
-    must(!is_due || life.join_looks > 0, || "no look at the joined workers".to_owned())
+    let is_due = is_running && turn.now > turn.book.action_late_from(join_by);
+    require(!is_due || life.join_probes > 0, || "no look at the joined workers".to_owned())
 }
 
 /// A missing worker counts as failed, unless it has ended otherwise.
-fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
+fn missing_worker_has_failed(turn: &Turn<'_>) -> Verdict {
     let life = &turn.book.life;
     let is_running = life.cause.is_none() && life.suspect.is_none();
     let missing: Vec<LocalRank> = match turn.input {
-        Some(Input::JoinedProbed { missing, .. }) if is_running && !turn.stale => {
+        Some(Input::JoinedProbed { missing, .. }) if is_running && !turn.is_stale => {
             let is_there = |rank: LocalRank| turn.workers().any(|it| it.local_rank == rank && !it.is_known());
             missing.iter().map(|it| it.local_rank).filter(|rank| is_there(*rank)).collect()
         }
@@ -146,15 +148,15 @@ fn who_is_missing_has_failed(turn: &Turn<'_>) -> Verdict {
         Action::Emit(JobEvent::NotJoined { missing, .. }) => Some(missing.as_slice()),
         _ => None,
     });
-    must(told.unwrap_or_default() == missing, || {
+    require(told.unwrap_or_default() == missing, || {
         format!("{missing:?} have not joined, and it says {told:?}")
     })?;
     let is_told = |action: &Action| matches!(action, Action::Signal { signal: Signal::SIGTERM, .. });
-    must(missing.is_empty() || turn.actions.iter().any(is_told), || {
+    require(missing.is_empty() || turn.actions.iter().any(is_told), || {
         "no worker gets a stop signal".to_owned()
     })?;
     let is_named = matches!(turn.cause(), Some(Cause::NotJoined(first)) if missing.first() == Some(&first));
-    must(missing.is_empty() || is_named, || {
+    require(missing.is_empty() || is_named, || {
         format!("{missing:?} have not joined, and it is {:?}", turn.cause())
     })
 }
@@ -165,6 +167,6 @@ pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
     let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };
     let is_signal = |action: &Action| matches!(action, Action::Signal { .. });
     let is_early = turn.book.life.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
-    must(is_early, || "the ranks are collected when they were told to stop".to_owned())?;
-    must(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
+    require(is_early, || "the ranks are collected when they were told to stop".to_owned())?;
+    require(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
 }

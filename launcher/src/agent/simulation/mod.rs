@@ -31,13 +31,13 @@ use faults::{FAULTS, Fault};
 use history::History;
 use invariants::{Broken, INVARIANTS};
 use mutants::Mutant;
-use report::{Failing, Seeds, search, shortest, told};
+use report::{Failing, Seeds, render_failing, search, shortest};
 use setup::Setup;
 
 const HISTORIES: u64 = 100_000;
 const SOAK_HISTORIES: u64 = 20 * HISTORIES;
 /// Upper bound; the search ends when it has found a few.
-const HISTORIES_OF_A_MUTANT: u64 = 50_000;
+const MUTANT_HISTORIES: u64 = 50_000;
 const THREADS: u64 = 2;
 /// The seed of the histories that every change is judged by.
 const SEED: u64 = 18;
@@ -61,7 +61,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn the_machine_holds_its_invariants_in_every_history() {
+fn state_machine_holds_invariants_in_every_history() {
     let (seed, count) = (seed(), if is_soak() { SOAK_HISTORIES } else { HISTORIES });
     let seeds = |thread| Seeds {
         first: seed.wrapping_add(thread),
@@ -75,19 +75,19 @@ fn the_machine_holds_its_invariants_in_every_history() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     if let Some(shortest) = shortest(failing) {
-        panic!("{}", told(&shortest, machine));
+        panic!("{}", render_failing(&shortest, machine));
     }
 }
 
 /// The shortest of `enough` histories that break this invariant and no other.
 fn find(fault: Fault, number: &str, enough: usize) -> Option<Failing> {
     let alone = |broken: &[Broken]| matches!(broken, [only] if only.invariant.number == number);
-    let seeds = Seeds { first: seed(), step: 1, count: HISTORIES_OF_A_MUTANT, enough };
+    let seeds = Seeds { first: seed(), step: 1, count: MUTANT_HISTORIES, enough };
     shortest(search(seeds, |setup| Mutant::new(fault, setup), alone))
 }
 
 #[test]
-fn every_mutant_breaks_its_invariant_and_is_found() {
+fn every_mutant_is_found_by_its_invariant() {
     for (fault, number) in FAULTS {
         // Any short history serves; a search for more is only needed for a long one.
         let at_once = find(fault, number, 1).filter(|failing| failing.history.events.len() <= 5);
@@ -96,7 +96,7 @@ fn every_mutant_breaks_its_invariant_and_is_found() {
         };
         let length = failing.history.events.len();
         println!("{fault:?} breaks invariant {number} in {length} events");
-        assert!(length <= 5, "{}", told(&failing, |setup| Mutant::new(fault, setup)));
+        assert!(length <= 5, "{}", render_failing(&failing, |setup| Mutant::new(fault, setup)));
     }
 }
 
@@ -108,11 +108,11 @@ fn every_invariant_has_a_mutant() {
 }
 
 #[test]
-fn failing_history_is_printed_minimal_with_its_seed() {
+fn failing_history_is_minimized_and_printed_with_seed() {
     let fault = Fault::SwallowsTheKill;
     let failing = find(fault, "4", 8).unwrap();
     assert!(failing.history.events.len() <= 1, "a stop and time, which come at the end of every history");
-    let text = told(&failing, |setup| Mutant::new(fault, setup));
+    let text = render_failing(&failing, |setup| Mutant::new(fault, setup));
     let begins = "invariant 4: Every stop has a cause, a deadline and an end";
     assert!(text.starts_with(begins), "{text}");
     assert!(text.contains(&format!("RANKRUN_SEED={}", failing.seed)), "{text}");

@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
-use super::faults::{Fault, misled};
+use super::faults::{Fault, faulty_state};
 use super::oracle::WINDOW;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
@@ -56,11 +56,11 @@ enum Doing {
 impl Mutant {
     pub(super) fn new(fault: Fault, setup: &Setup) -> Self {
         let (generation, doing) = (Generation(0), Doing::Nothing);
-        Self { real: misled(fault, setup), fault, setup: *setup, generation, was_ready: false, doing }
+        Self { real: faulty_state(fault, setup), fault, setup: *setup, generation, was_ready: false, doing }
     }
 
     /// The inputs that the real machine gets instead.
-    fn mishear(&mut self, input: Input) -> Vec<Input> {
+    fn alter_input(&mut self, input: Input) -> Vec<Input> {
         let was_ready = std::mem::replace(&mut self.was_ready, true);
         match (self.fault, self.doing, input) {
             (Fault::StartsBesideTheOld, Doing::Stopping | Doing::Killing, input @ Input::Exited { .. }) => {
@@ -73,27 +73,27 @@ impl Mutant {
             (Fault::StartsAtOnce, _, input) if !was_ready => vec![Input::Ready, input],
             (Fault::NeverGivesUp, Doing::Killing, Input::DeadlinePassed)
             | (Fault::DeafWhileChecking, Doing::Checking, Input::StopRequested { .. })
-            | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { again: false, .. }) => {
+            | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { is_second: false, .. }) => {
                 Vec::new()
             }
             (Fault::ForgetsTheHalt, _, Input::Resumed { .. }) => Vec::new(),
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
-                vec![Input::StopRequested { signal, again: true }]
+                vec![Input::StopRequested { signal, is_second: true }]
             }
             (Fault::AsksOnceMore, _, Input::StopRequested { signal, .. }) => {
-                vec![Input::StopRequested { signal, again: false }]
+                vec![Input::StopRequested { signal, is_second: false }]
             }
             (Fault::BelievesTheOld, _, Input::ExternalWorkerStarted { local_rank, pid, .. }) => {
                 vec![Input::ExternalWorkerStarted { generation: self.generation, local_rank, pid }]
             }
-            (Fault::BelievesTheOld, _, Input::DevicesProbed { checkup, .. }) => {
-                vec![Input::DevicesProbed { generation: self.generation, checkup }]
+            (Fault::BelievesTheOld, _, Input::DevicesProbed { report: checkup, .. }) => {
+                vec![Input::DevicesProbed { generation: self.generation, report: checkup }]
             }
             (Fault::ForgivesTheMissing, _, Input::JoinedProbed { generation, at, .. }) => {
                 vec![Input::JoinedProbed { generation, at, missing: Vec::new() }]
             }
             (Fault::BlamesTheWarned, Doing::Running, Input::Exited { generation, mut end })
-                if self.setup.is_of_the_warning(end.exit) =>
+                if self.setup.is_exit_by_warning(end.exit) =>
             {
                 end.exit = Exit::Code(1);
                 vec![Input::Exited { generation, end }]
@@ -101,12 +101,12 @@ impl Mutant {
             (Fault::BlamesTheSuspect, _, input @ Input::StopRequested { .. }) if self.is_undecided() => {
                 vec![Input::DeadlinePassed, input]
             }
-            (_, _, input) => self.mishear_others(input),
+            (_, _, input) => self.alter_peer_input(input),
         }
     }
 
     /// The same for inputs about other nodes.
-    fn mishear_others(&self, input: Input) -> Vec<Input> {
+    fn alter_peer_input(&self, input: Input) -> Vec<Input> {
         let lost = || Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th2") });
         match (self.fault, self.doing, input) {
             (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
@@ -133,8 +133,8 @@ impl Mutant {
     }
 
     /// The machine waits for the checkpoint folder and has said so.
-    const fn is_looking(&self) -> bool {
-        matches!(self.real.phase, JobPhase::Checking { step: CheckStep::Progress, say_at: None, .. })
+    const fn is_probing(&self) -> bool {
+        matches!(self.real.phase, JobPhase::Checking { step: CheckStep::Progress, report_at: None, .. })
     }
 
     /// True if it waits without a word: the wait comes from the window, not from the back-off.
@@ -146,7 +146,7 @@ impl Mutant {
     }
 
     /// The time that the real machine is given.
-    fn mistake(&self, now: Instant) -> Instant {
+    fn alter_time(&self, now: Instant) -> Instant {
         match self.fault {
             Fault::ClosesTheWindowEarly | Fault::BlamesTheSuspect if self.is_undecided() => now + WINDOW,
             _ => now,
@@ -155,13 +155,14 @@ impl Mutant {
 
     fn with_all_ended(&self, input: Input, exit: Exit) -> Vec<Input> {
         let (pid, at) = (Pid::from_raw(1), SystemTime::UNIX_EPOCH);
-        let end = |local_rank| WorkerEnd { local_rank, pid, exit, at, testimony: None, foreign_kill: None };
+        let end =
+            |local_rank| WorkerEnd { local_rank, pid, exit, at, error_file_info: None, foreign_kill: None };
         let ended = |rank| Input::Exited { generation: self.generation, end: end(LocalRank(rank)) };
         [input].into_iter().chain((0..MOST_WORKERS).map(ended)).collect()
     }
 
     /// The actions instead of those that the real machine returned for `input`.
-    fn misspeak(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
+    fn alter_actions(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
         let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
         let is_warning = |action: &Action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. }));
         let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
@@ -187,16 +188,16 @@ impl Mutant {
             {
                 actions.push(Action::Emit(JobEvent::CheckingDevices));
             }
-            Fault::SignalsThePerson => self.signal_the_person(&mut actions),
+            Fault::SignalsThePerson => self.signal_external_worker(&mut actions),
             _ => {}
         }
         self.restart_anyway(input, &mut actions);
-        self.misspeak_to_others(&mut actions);
+        self.alter_peer_actions(&mut actions);
         actions.iter_mut().for_each(|action| match action {
             Action::Start { restart_count, .. } if self.fault == Fault::ForgetsItsRestarts => {
                 *restart_count = RestartCount(0);
             }
-            Action::Finish(end) => self.misjudge(end),
+            Action::Finish(end) => self.alter_job_end(end),
             _ => {}
         });
         let blamed = actions.iter().find_map(|action| match action {
@@ -211,7 +212,7 @@ impl Mutant {
         actions
     }
 
-    fn misspeak_to_others(&self, actions: &mut Vec<Action>) {
+    fn alter_peer_actions(&self, actions: &mut Vec<Action>) {
         match self.fault {
             Fault::KeepsItsFailureToItself => {
                 actions.retain(|action| !matches!(action, Action::TellFailure { .. }));
@@ -230,7 +231,7 @@ impl Mutant {
                 (Fault::CountsWhatOthersDo, Action::Start { generation, restart_count, round: Some(_) }) => {
                     restart_count.0 = generation.0;
                 }
-                (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.farewell = PeerNotice::Failed,
+                (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.peer_notice = PeerNotice::Failed,
                 _ => {}
             }
         }
@@ -241,7 +242,7 @@ impl Mutant {
         Action::Signal { generation: self.generation, local_ranks, signal: Signal::SIGTERM }
     }
 
-    fn signal_the_person(&self, actions: &mut [Action]) {
+    fn signal_external_worker(&self, actions: &mut [Action]) {
         for action in actions {
             if let Action::Signal { local_ranks, .. } = action {
                 local_ranks.extend(self.setup.left_out.map(LocalRank));
@@ -267,7 +268,7 @@ impl Mutant {
         }
     }
 
-    fn misjudge(&self, end: &mut JobEnd) {
+    fn alter_job_end(&self, end: &mut JobEnd) {
         match (self.fault, &mut end.failure) {
             (Fault::HidesTheTimeLimit, _) if end.time_limit.is_some() => {
                 end.status = ExitStatus::Code(LAUNCHER_FAILED);
@@ -280,15 +281,15 @@ impl Mutant {
                 end.status = ExitStatus::Code(LAUNCHER_FAILED);
             }
             (Fault::ForgetsAnEnd, Some(failure)) => {
-                failure.others.pop();
+                failure.following_ends.pop();
             }
             (Fault::BlamesTheLast, Some(failure)) => {
-                if let Some(last) = failure.others.last_mut() {
+                if let Some(last) = failure.following_ends.last_mut() {
                     std::mem::swap(&mut last.end, &mut failure.first);
                 }
             }
             (Fault::BlamesItsVictim, Some(failure)) => {
-                if let Some(victim) = failure.others.iter_mut().find(|other| other.stopped) {
+                if let Some(victim) = failure.following_ends.iter_mut().find(|other| other.is_stopped_by_us) {
                     std::mem::swap(&mut victim.end, &mut failure.first);
                 }
             }
@@ -325,14 +326,14 @@ impl Machine for Mutant {
             (Fault::ClosesTheWindowLate, _) if self.is_undecided() => {
                 deadline.map(|at| at + Duration::from_millis(200))
             }
-            (Fault::WaitsForTheFolder, _) if self.is_looking() => None,
+            (Fault::WaitsForTheFolder, _) if self.is_probing() => None,
             (Fault::OversleepsTheWait, _) if matches!(self.real.phase, JobPhase::Waiting { .. }) => None,
             _ => deadline,
         }
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        let (now, heard) = (self.mistake(now), self.mishear(input.clone()));
+        let (now, heard) = (self.alter_time(now), self.alter_input(input.clone()));
         let mut actions: Vec<Action> =
             heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();
         if self.fault == Fault::RestartsOverTheSignal && self.is_held(&actions) {
@@ -341,7 +342,7 @@ impl Machine for Mutant {
         if self.fault == Fault::PraisesAlone && actions.contains(&Action::TellSuccess) {
             actions.extend(self.real.handle(now, Input::AllSucceeded));
         }
-        let actions = self.misspeak(&input, actions);
+        let actions = self.alter_actions(&input, actions);
         self.watch(&actions);
         actions
     }

@@ -17,12 +17,12 @@ pub(super) struct Process {
     pub(super) local_rank: LocalRank,
     pub(super) pid: Pid,
     /// The user started it: the external worker.
-    pub(super) by_hand: bool,
-    pub(super) being: Being,
+    pub(super) is_external: bool,
+    pub(super) state: Being,
     /// The stop signals that it got.
-    pub(super) told: Vec<Signal>,
+    pub(super) signals: Vec<Signal>,
     /// How and when it will end because of them.
-    due: Option<Due>,
+    planned_end: Option<Due>,
 }
 
 /// The state of a worker process.
@@ -56,24 +56,24 @@ pub(super) struct Ended {
 
 impl Process {
     pub(super) const fn is_alive(&self) -> bool {
-        matches!(self.being, Being::Awake | Being::Asleep)
+        matches!(self.state, Being::Awake | Being::Asleep)
     }
 
-    pub(super) const fn is_asleep(&self) -> bool {
-        matches!(self.being, Being::Asleep)
+    pub(super) const fn is_uninterruptible(&self) -> bool {
+        matches!(self.state, Being::Asleep)
     }
 
     pub(super) const fn is_known(&self) -> bool {
-        matches!(self.being, Being::Known)
+        matches!(self.state, Being::Known)
     }
 
     /// True if it died of a signal that we sent.
     pub(super) fn is_ended_by_us(&self, exit: Exit) -> bool {
-        matches!(exit, Exit::Signal { number, .. } if self.told.iter().any(|told| *told as i32 == number))
+        matches!(exit, Exit::Signal { number, .. } if self.signals.iter().any(|told| *told as i32 == number))
     }
 
     fn end(&mut self, exit: Exit, wrote: Wrote) -> Ended {
-        self.being = Being::Gone;
+        self.state = Being::Gone;
         let Self { generation, local_rank, pid, .. } = *self;
         Ended { generation, local_rank, pid, exit, wrote }
     }
@@ -92,17 +92,17 @@ impl Node {
             generation,
             local_rank,
             pid,
-            by_hand,
-            being: Being::Awake,
-            told: Vec::new(),
-            due: None,
+            is_external: by_hand,
+            state: Being::Awake,
+            signals: Vec::new(),
+            planned_end: None,
         });
         pid
     }
 
     /// The processes of one generation, without the external worker.
-    pub(super) fn ours(&self, generation: Generation) -> impl Iterator<Item = &Process> {
-        self.processes.iter().filter(move |process| process.generation == generation && !process.by_hand)
+    pub(super) fn launched_workers(&self, generation: Generation) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(move |process| process.generation == generation && !process.is_external)
     }
 
     /// The `index`th live process that fits, counted cyclically.
@@ -117,12 +117,12 @@ impl Node {
     }
 
     pub(super) fn end(&mut self, index: u32, exit: Exit, wrote: Wrote) -> Option<Ended> {
-        Some(self.living(index, |process| !process.is_asleep())?.end(exit, wrote))
+        Some(self.living(index, |process| !process.is_uninterruptible())?.end(exit, wrote))
     }
 
     /// Ends all processes that can end.
     pub(super) fn end_all(&mut self, exit: Exit) -> Vec<Ended> {
-        let awake = self.processes.iter_mut().filter(|process| process.being == Being::Awake);
+        let awake = self.processes.iter_mut().filter(|process| process.state == Being::Awake);
         awake.map(|process| process.end(exit, Wrote::Nothing)).collect()
     }
 
@@ -130,9 +130,9 @@ impl Node {
         self.processes.iter().find(|process| process.pid == pid)
     }
 
-    pub(super) fn entered(&mut self, pid: Pid) {
+    pub(super) fn mark_known(&mut self, pid: Pid) {
         if let Some(process) = self.processes.iter_mut().find(|process| process.pid == pid) {
-            process.being = Being::Known;
+            process.state = Being::Known;
         }
     }
 
@@ -150,34 +150,36 @@ impl Node {
                 && local_ranks.contains(&process.local_rank)
         };
         for process in self.processes.iter_mut().filter(meant) {
-            process.told.push(signal);
+            process.signals.push(signal);
             let temper = setup.tempers[process.local_rank.0 as usize];
             let Some(due) = react(temper, signal, now) else { continue };
-            if process.due.is_none_or(|before| due.at < before.at) || signal == Signal::SIGKILL {
-                process.due = Some(due);
+            if process.planned_end.is_none_or(|before| due.at < before.at) || signal == Signal::SIGKILL {
+                process.planned_end = Some(due);
             }
         }
     }
 
     /// When the next process ends because of a signal.
     pub(super) fn next_end(&self) -> Option<Instant> {
-        let dying = self.processes.iter().filter(|process| process.is_alive() && !process.is_asleep());
-        dying.filter_map(|process| process.due.map(|due| due.at)).min()
+        let dying =
+            self.processes.iter().filter(|process| process.is_alive() && !process.is_uninterruptible());
+        dying.filter_map(|process| process.planned_end.map(|due| due.at)).min()
     }
 
     /// All processes were suspended for this long.
-    pub(super) fn was_halted(&mut self, lasted: Duration) {
-        for due in self.processes.iter_mut().filter_map(|process| process.due.as_mut()) {
+    pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
+        for due in self.processes.iter_mut().filter_map(|process| process.planned_end.as_mut()) {
             due.at += lasted;
         }
     }
 
     /// Ends the processes that are due.
-    pub(super) fn end_those_due(&mut self, now: Instant) -> Vec<Ended> {
+    pub(super) fn end_due_processes(&mut self, now: Instant) -> Vec<Ended> {
         let mut ended = Vec::new();
-        for process in self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_asleep())
+        for process in
+            self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_uninterruptible())
         {
-            if let Some(due) = process.due.filter(|due| due.at <= now) {
+            if let Some(due) = process.planned_end.filter(|due| due.at <= now) {
                 ended.push(process.end(due.exit, due.wrote));
             }
         }

@@ -31,19 +31,19 @@ pub(super) struct Book {
     /// How often the workers got the warning of the time limit.
     pub(super) warnings: u32,
     /// When the job resumed after a suspension: nothing was done before that.
-    pub(super) woke_at: Option<Instant>,
+    pub(super) resumed_at: Option<Instant>,
     pub(super) starts: u32,
     pub(super) generation: Generation,
     /// Number of workers of the next start.
-    pub(super) seats: u32,
-    pub(super) open: Option<Question>,
+    pub(super) next_workers: u32,
+    pub(super) open_question: Option<Question>,
     /// When the question was asked, shifted by suspensions since then.
     asked_at: Option<Instant>,
     /// The first signal by which the launcher was told to stop.
-    pub(super) wish: Option<Signal>,
+    pub(super) stop_signal: Option<Signal>,
     pub(super) finished: bool,
     pub(super) record: Record,
-    pub(super) others: Known,
+    pub(super) peers: Known,
     pub(super) life: Life,
 }
 
@@ -67,11 +67,11 @@ pub(super) struct Life {
     /// From when on the workers may join the store: their start, shifted by suspensions.
     pub(super) joins_from: Option<Instant>,
     /// How long the generation was suspended while it lived.
-    pub(super) halted: Duration,
+    pub(super) suspended_for: Duration,
     /// When its workers got the warning: a worker that ends by the warning has obeyed.
-    pub(super) warned: Option<Instant>,
+    pub(super) warned_at: Option<Instant>,
     /// How often the store was queried for missing workers.
-    pub(super) join_looks: u32,
+    pub(super) join_probes: u32,
     /// The notice of its failed start is on its way to the machine.
     pub(super) start_pending: bool,
     /// The exits that the machine was told of.
@@ -85,19 +85,19 @@ pub(super) struct Life {
     /// When the first worker failed, or all were told to stop.
     pub(super) ended: Option<Instant>,
     pub(super) asked_at: Option<Instant>,
-    pub(super) wished_at: Option<Instant>,
+    pub(super) stop_requested_at: Option<Instant>,
     /// When the other nodes take this node for dead.
     pub(super) cut_off: Option<Instant>,
     /// The failure that another node has reported.
     pub(super) peer: Option<PeerFailure>,
     /// The worker that failed here is the peer that another node has lost.
-    pub(super) is_named: bool,
+    pub(super) is_lost_peer: bool,
     /// A lost node caused the failure.
     pub(super) is_blamed_elsewhere: bool,
     /// The other nodes were told of the failure.
-    pub(super) is_failure_told: bool,
+    pub(super) is_failure_reported: bool,
     /// When all its workers had succeeded, before those of other nodes.
-    pub(super) settled: Option<Instant>,
+    pub(super) settled_at: Option<Instant>,
     pub(super) kill_by: Option<Instant>,
     pub(super) killed_at: Option<Instant>,
     /// Workers that were reported as impossible to kill.
@@ -106,7 +106,7 @@ pub(super) struct Life {
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
     /// The last question that was answered, and when.
-    pub(super) answered: Option<(Question, Instant)>,
+    pub(super) last_answer: Option<(Question, Instant)>,
     /// A device is dead, and the remaining devices cannot be assigned.
     pub(super) is_without_devices: bool,
 }
@@ -139,16 +139,16 @@ impl Book {
             ready: false,
             began: None,
             warnings: 0,
-            woke_at: None,
+            resumed_at: None,
             starts: 0,
             generation: Generation(0),
-            seats: setup.workers,
-            open: None,
+            next_workers: setup.workers,
+            open_question: None,
             asked_at: None,
-            wish: None,
+            stop_signal: None,
             finished: false,
             record: Record::default(),
-            others: Known::default(),
+            peers: Known::default(),
             life: Life::default(),
         }
     }
@@ -180,7 +180,7 @@ impl Book {
     }
 
     /// Records an input, just before the machine gets it.
-    pub(super) fn enter(&mut self, input: &Input, node: &mut Node, now: Instant) {
+    pub(super) fn record_input(&mut self, input: &Input, node: &mut Node, now: Instant) {
         if self.is_stale(input) {
             return;
         }
@@ -188,40 +188,40 @@ impl Book {
             Input::Ready => self.ready = true,
             Input::StartFailed { .. } => {
                 self.life.start_pending = false;
-                self.life.because(Cause::NotStarted, now);
+                self.life.set_cause(Cause::NotStarted, now);
             }
             Input::Exited { end, .. } => {
-                node.entered(end.pid);
+                node.mark_known(end.pid);
                 if self.life.swept_at.is_some() {
                     // The external worker's exit comes too late to be a cause.
                     return;
                 }
                 if self.ends_as_lost(end, node) {
-                    (self.life.cause, self.life.is_named) = (Some(Cause::Failed(end.local_rank)), true);
+                    (self.life.cause, self.life.is_lost_peer) = (Some(Cause::Failed(end.local_rank)), true);
                     self.life.ends_before = self.life.ends.len();
                     self.life.ends_decided = self.life.ends.len();
                 }
                 let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
-                if is_free && self.life.warned.is_some() && self.setup.is_of_the_warning(end.exit) {
-                    self.life.because(Cause::TimeLimit, now);
+                if is_free && self.life.warned_at.is_some() && self.setup.is_exit_by_warning(end.exit) {
+                    self.life.set_cause(Cause::TimeLimit, now);
                 } else if !end.exit.is_success() {
-                    self.life.failed(end, self.setup.may_be_everybodys(end.exit), now);
+                    self.life.record_failure(end, self.setup.may_be_group_signal(end.exit), now);
                 }
                 self.life.ends.push(*end);
             }
-            Input::Resumed { lasted } => self.halted(*lasted, now),
-            Input::StopRequested { signal, .. } => self.wished(*signal, now),
-            Input::DevicesProbed { checkup, .. } if self.answered(Question::Devices, now) => {
+            Input::Resumed { suspended_for: lasted } => self.record_suspension(*lasted, now),
+            Input::StopRequested { signal, .. } => self.record_stop_request(*signal, now),
+            Input::DevicesProbed { report: checkup, .. } if self.record_answer(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
             }
-            Input::DevicesReassigned { seating, .. } if self.answered(Question::Seats, now) => {
+            Input::DevicesReassigned { result: seating, .. } if self.record_answer(Question::Seats, now) => {
                 self.life.is_without_devices = seating.is_err();
             }
-            Input::ProgressProbed { .. } if self.answered(Question::Progress, now) => self.saw_files(),
-            Input::DeadlinePassed if self.look_ends_at().is_some_and(|end| end <= now) => {
-                if let Some(open) = self.open {
-                    self.answered(open, now);
+            Input::ProgressProbed { .. } if self.record_answer(Question::Progress, now) => self.saw_files(),
+            Input::DeadlinePassed if self.question_expires_at().is_some_and(|end| end <= now) => {
+                if let Some(open) = self.open_question {
+                    self.record_answer(open, now);
                 }
             }
             Input::Joined(_)
@@ -241,40 +241,40 @@ impl Book {
         }
     }
 
-    fn halted(&mut self, lasted: Duration, now: Instant) {
-        self.woke_at = Some(now);
+    fn record_suspension(&mut self, lasted: Duration, now: Instant) {
+        self.resumed_at = Some(now);
         if let Some(asked_at) = &mut self.asked_at {
             *asked_at += lasted;
         }
         self.life.was_halted(lasted);
     }
 
-    fn wished(&mut self, signal: Signal, now: Instant) {
-        self.wish.get_or_insert(signal);
-        self.life.wished_at.get_or_insert(now);
+    fn record_stop_request(&mut self, signal: Signal, now: Instant) {
+        self.stop_signal.get_or_insert(signal);
+        self.life.stop_requested_at.get_or_insert(now);
         // The stop never extends a running grace period.
         let kill_by = now + self.setup.grace_of(Cause::User);
         self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
         if self.starts > 0 {
-            self.life.because(Cause::User, now);
+            self.life.set_cause(Cause::User, now);
         }
     }
 
     /// Records an answer; returns whether that question was open.
-    pub(super) fn answered(&mut self, question: Question, now: Instant) -> bool {
-        let is_it = self.open == Some(question);
+    pub(super) fn record_answer(&mut self, question: Question, now: Instant) -> bool {
+        let is_it = self.open_question == Some(question);
         if is_it {
-            (self.open, self.life.answered) = (None, Some((question, now)));
+            (self.open_question, self.life.last_answer) = (None, Some((question, now)));
         }
         is_it
     }
 
     /// Records an action of the machine.
-    pub(super) fn note(&mut self, action: &Action, now: Instant) {
+    pub(super) fn record_action(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Start { generation, .. } => {
                 if self.starts > 0 && !self.setup.others {
-                    self.record.restarted(&self.life, now, true);
+                    self.record.record_restart(&self.life, now, true);
                 }
                 self.starts += 1;
                 self.generation = *generation;
@@ -287,28 +287,28 @@ impl Book {
                     self.life.killed_at.get_or_insert(now);
                 }
             }
-            Action::ReleaseExternalWorker { because } => self.life.released = Some(*because),
+            Action::ReleaseExternalWorker { reason: because } => self.life.released = Some(*because),
             Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
             Action::ProbeProgress { .. } => {
-                (self.open, self.asked_at) = (Some(Question::Progress), Some(now))
+                (self.open_question, self.asked_at) = (Some(Question::Progress), Some(now))
             }
-            Action::ProbeDevices { .. } => self.open = Some(Question::Devices),
-            Action::ReassignDevices { .. } => self.open = Some(Question::Seats),
-            Action::ProbeJoined { .. } => self.life.join_looks += 1,
+            Action::ProbeDevices { .. } => self.open_question = Some(Question::Devices),
+            Action::ReassignDevices { .. } => self.open_question = Some(Question::Seats),
+            Action::ProbeJoined { .. } => self.life.join_probes += 1,
             Action::Emit(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
-                self.life.warned = Some(now);
+                self.life.warned_at = Some(now);
             }
             Action::Emit(JobEvent::GroupFailed { cause }) => self.life.group_failed = Some(*cause),
             Action::Emit(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
-            Action::Emit(JobEvent::DevicesReassigned { workers }) => self.seats = workers.get(),
+            Action::Emit(JobEvent::DevicesReassigned { workers }) => self.next_workers = workers.get(),
             Action::Finish(_) => self.finished = true,
             Action::Emit(_) => {}
-            Action::Join { .. } => self.others.is_joining = true,
-            Action::TellFailure { .. } => self.life.is_failure_told = true,
-            Action::FindLostNode => (self.open, self.asked_at) = (Some(Question::Blame), Some(now)),
+            Action::Join { .. } => self.peers.is_joining = true,
+            Action::TellFailure { .. } => self.life.is_failure_reported = true,
+            Action::FindLostNode => (self.open_question, self.asked_at) = (Some(Question::Blame), Some(now)),
             Action::TellSuccess => {
-                self.life.settled = Some(now);
+                self.life.settled_at = Some(now);
                 self.life.ended.get_or_insert(now);
             }
             Action::TellStop { .. }
@@ -316,16 +316,16 @@ impl Book {
             | Action::ProbeDState { .. }
             | Action::CollectRanks { .. } => {}
         }
-        if let Some(cause) = self.life.found(action) {
-            self.life.because(cause, now);
+        if let Some(cause) = self.life.cause_in_action(action) {
+            self.life.set_cause(cause, now);
         }
     }
 
     /// Records a join of the next round: whether it is a restart of this node, and whether it counts.
-    pub(super) fn note_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
+    pub(super) fn record_join(&mut self, (is_own, counts): (bool, bool), now: Instant) {
         if self.starts > 0 {
-            self.record.restarted(&self.life, now, counts);
-            self.others.restarts += u32::from(is_own);
+            self.record.record_restart(&self.life, now, counts);
+            self.peers.restarts += u32::from(is_own);
         }
     }
 
@@ -335,27 +335,28 @@ impl Book {
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
             let by_cause = asked_at + self.setup.grace_of(cause);
             // A signal may come before the siblings of a failed worker are told to stop.
-            let by_wish = life.wished_at.map(|wished_at| wished_at + self.setup.grace_of(Cause::User));
+            let by_wish =
+                life.stop_requested_at.map(|wished_at| wished_at + self.setup.grace_of(Cause::User));
             life.kill_by = life.cut_off.into_iter().chain(by_wish).chain([by_cause]).min();
         }
     }
 }
 
 impl Life {
-    fn failed(&mut self, end: &WorkerEnd, may_be_everybodys: bool, now: Instant) {
+    fn record_failure(&mut self, end: &WorkerEnd, may_hit_launcher: bool, now: Instant) {
         if self.cause.is_some() || self.suspect.is_some() {
             return;
         }
-        if may_be_everybodys {
+        if may_hit_launcher {
             self.suspect = Some(Suspect { local_rank: end.local_rank, at: now });
             self.ends_before = self.ends.len();
             self.ended = Some(now);
         } else {
-            self.because(Cause::Failed(end.local_rank), now);
+            self.set_cause(Cause::Failed(end.local_rank), now);
         }
     }
 
-    pub(super) fn because(&mut self, cause: Cause, now: Instant) {
+    pub(super) fn set_cause(&mut self, cause: Cause, now: Instant) {
         if self.cause.is_some() {
             return;
         }
@@ -370,12 +371,12 @@ impl Life {
     /// Puts off every deadline that gives a process time to act.
     fn was_halted(&mut self, lasted: Duration) {
         if self.ended.is_none() {
-            self.halted += lasted;
+            self.suspended_for += lasted;
         }
         let suspected = self.suspect.as_mut().map(|suspect| &mut suspect.at);
         let others = [
             &mut self.asked_at,
-            &mut self.wished_at,
+            &mut self.stop_requested_at,
             &mut self.kill_by,
             &mut self.killed_at,
             &mut self.joins_from,
@@ -387,9 +388,9 @@ impl Life {
     }
 
     /// A cause that the machine finds out by itself.
-    pub(super) fn found(&self, action: &Action) -> Option<Cause> {
+    pub(super) fn cause_in_action(&self, action: &Action) -> Option<Cause> {
         match action {
-            Action::Emit(JobEvent::Stuck { asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+            Action::Emit(JobEvent::Stuck { worker: asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
             Action::Emit(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
             }
@@ -402,15 +403,15 @@ impl Life {
     }
 
     /// The exits since the cause, including the cause.
-    pub(super) fn ends_since(&self) -> &[WorkerEnd] {
+    pub(super) fn exits_since_cause(&self) -> &[WorkerEnd] {
         &self.ends[self.ends_before..]
     }
 }
 
 impl Book {
     /// When the machine stops waiting for the answer to its question.
-    pub(super) fn look_ends_at(&self) -> Option<Instant> {
-        let longest = match self.open? {
+    pub(super) fn question_expires_at(&self) -> Option<Instant> {
+        let longest = match self.open_question? {
             Question::Progress => LONGEST_LOOK,
             Question::Blame => LONGEST_BLAME,
             Question::Devices | Question::Seats => return None,
@@ -419,13 +420,13 @@ impl Book {
     }
 
     /// When the time limit of the job expires.
-    pub(super) fn time_is_up_at(&self) -> Option<Instant> {
+    pub(super) fn time_limit_at(&self) -> Option<Instant> {
         Some(self.began? + millis(self.setup.time_limit?))
     }
 
     /// From when on an action that was due at `due` is late.
-    pub(super) fn late_from(&self, due: Instant) -> Instant {
-        self.woke_at.map_or(due, |woke| woke.max(due)) + LENIENCY
+    pub(super) fn action_late_from(&self, due: Instant) -> Instant {
+        self.resumed_at.map_or(due, |woke| woke.max(due)) + LENIENCY
     }
 
     /// When the workers get the warning of the time limit.

@@ -7,7 +7,7 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 
 use super::history::Random;
-use super::invariants::{Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, require};
 use super::node::{Node, Process};
 use super::oracle::{Book, Cause, Life, Question};
 use super::setup::millis;
@@ -148,7 +148,7 @@ fn round(number: u64) -> Box<Round> {
         world_size,
         base_role_rank: Rank(0),
         role_world_size: world_size,
-        master: Master { addr: "th1".to_owned(), port: 1, agent_store: true },
+        master: Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true },
         members: Vec::new(),
         interface: None,
     })
@@ -204,13 +204,13 @@ pub(super) struct Known {
 impl Book {
     /// Records an input about other nodes, just before the machine gets it.
     pub(super) fn enter_elsewhere(&mut self, input: &Input, now: Instant) {
-        let is_in_a_round = self.starts > 0 && !self.others.is_joining;
+        let is_in_a_round = self.starts > 0 && !self.peers.is_joining;
         match input {
-            Input::Joined(round) if self.others.is_joining => {
-                (self.others.is_joining, self.others.round) = (false, Some(round.number));
+            Input::Joined(round) if self.peers.is_joining => {
+                (self.peers.is_joining, self.peers.round) = (false, Some(round.number));
             }
             // A node that is done has no worker left to kill.
-            Input::Changed(MembershipChange::CutOff { .. }) if self.life.settled.is_some() => {}
+            Input::Changed(MembershipChange::CutOff { .. }) if self.life.settled_at.is_some() => {}
             Input::Changed(change) if is_in_a_round => {
                 if let MembershipChange::CutOff { kill_by } = change {
                     self.life.cut_off =
@@ -218,22 +218,22 @@ impl Book {
                     self.life.kill_by = self.life.kill_by.map(|before| before.min(*kill_by));
                 }
                 // Once the cause is known, it stays.
-                let is_open = self.life.answered.is_none();
+                let is_open = self.life.last_answer.is_none();
                 if let MembershipChange::PeerFailed(note) = change
                     && is_open
                 {
                     self.life.peer_failed(note);
                 }
-                self.life.because(Cause::Others, now);
+                self.life.set_cause(Cause::Others, now);
             }
-            Input::LostNodeFound(node) if self.answered(Question::Blame, now) => {
+            Input::LostNodeFound(node) if self.record_answer(Question::Blame, now) => {
                 self.life.is_blamed_elsewhere |= node.is_some();
             }
-            Input::AllSucceeded => self.others.all_succeeded = true,
-            Input::Over(ending) if self.others.over.is_none() => {
-                self.others.over = Some(ending.clone());
+            Input::AllSucceeded => self.peers.all_succeeded = true,
+            Input::Over(ending) if self.peers.over.is_none() => {
+                self.peers.over = Some(ending.clone());
                 if is_in_a_round {
-                    self.life.because(Cause::Over, now);
+                    self.life.set_cause(Cause::Over, now);
                 }
             }
             _ => {}
@@ -248,13 +248,14 @@ impl Book {
             Exit::Signal { .. } => node.by_pid(end.pid).is_some_and(is_ended_by_us),
             Exit::Code(_) => false,
         };
-        let is_stopped = by_us || self.setup.may_be_everybodys(end.exit) || is_interrupt(end.exit);
-        let has_written = end.testimony.is_some_and(|it| it.lost.is_none());
-        let lost_another = end.testimony.is_some_and(|it| matches!(it.lost, Some(LostPeer::Elsewhere(_))));
+        let is_stopped = by_us || self.setup.may_be_group_signal(end.exit) || is_interrupt(end.exit);
+        let has_written = end.error_file_info.is_some_and(|it| it.lost_peer.is_none());
+        let lost_another =
+            end.error_file_info.is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))));
         self.life.cause == Some(Cause::Others)
             && self.life.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
-            && self.others.over.is_none()
-            && self.wish.is_none()
+            && self.peers.over.is_none()
+            && self.stop_signal.is_none()
             && !end.exit.is_success()
             && !lost_another
             && (!is_stopped || has_written)
@@ -262,7 +263,7 @@ impl Book {
 
     /// The restarts that the machine has used.
     pub(super) const fn used(&self) -> u32 {
-        if self.setup.others { self.others.restarts } else { self.starts }
+        if self.setup.others { self.peers.restarts } else { self.starts }
     }
 }
 
@@ -296,9 +297,11 @@ impl Turn<'_> {
             Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
             _ => None,
         });
-        let first = || self.book.life.ends_since().first().copied();
+        let first = || self.book.life.exits_since_cause().first().copied();
         let blamed = said.or(self.book.life.group_failed).or_else(first);
-        blamed.and_then(|end| end.testimony).is_some_and(|it| matches!(it.lost, Some(LostPeer::Elsewhere(_))))
+        blamed
+            .and_then(|end| end.error_file_info)
+            .is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))))
     }
 
     /// A worker of this node failed by itself, but another node reported its own failure first.
@@ -335,21 +338,21 @@ impl Turn<'_> {
 /// A start is for the last completed round, and for no other.
 pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
     let told = match turn.input {
-        Some(Input::Joined(round)) if turn.book.others.round == Some(round.number) => Some(round.number),
+        Some(Input::Joined(round)) if turn.book.peers.round == Some(round.number) => Some(round.number),
         _ => None,
     };
     for action in turn.actions {
         if let Action::Start { round, .. } = action {
             let number = round.as_ref().map(|round| round.number);
             let is_it = if turn.setup.others { number == told && told.is_some() } else { number.is_none() };
-            must(is_it, || format!("a start for round {number:?} where {told:?} was completed"))?;
+            require(is_it, || format!("a start for round {number:?} where {told:?} was completed"))?;
         }
         if let Action::Join { .. } = action {
-            let alive = turn.node.processes.iter().find(|process| process.is_alive() && !process.by_hand);
-            must(turn.setup.others && turn.book.ready, || "there are no peers to join".to_owned())?;
-            must(alive.is_none(), || format!("it joins, and {alive:?} is alive"))?;
-            let is_asked = turn.book.open.is_some();
-            must(!is_asked, || "it joins while something is being looked at".to_owned())?;
+            let alive = turn.node.processes.iter().find(|process| process.is_alive() && !process.is_external);
+            require(turn.setup.others && turn.book.ready, || "there are no peers to join".to_owned())?;
+            require(alive.is_none(), || format!("it joins, and {alive:?} is alive"))?;
+            let is_asked = turn.book.open_question.is_some();
+            require(!is_asked, || "it joins while something is being looked at".to_owned())?;
         }
     }
     Ok(())
@@ -361,59 +364,64 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         return Ok(());
     }
     let (book, finish) = (turn.book, turn.finish());
-    let is_up = book.time_is_up_at().is_some_and(|end| end <= turn.now);
+    let is_up = book.time_limit_at().is_some_and(|end| end <= turn.now);
     match turn.input {
-        Some(Input::Changed(_) | Input::Over(_)) if book.starts > 0 && !book.others.is_joining => {
-            let untold = turn.workers().find(|process| process.is_alive() && process.told.is_empty());
+        Some(Input::Changed(_) | Input::Over(_)) if book.starts > 0 && !book.peers.is_joining => {
+            let untold = turn.workers().find(|process| process.is_alive() && process.signals.is_empty());
             let tells = turn.actions.iter().any(|action| matches!(action, Action::Signal { .. }));
-            must(untold.is_none() || tells, || format!("the round is over, and {untold:?} runs on"))?;
+            require(untold.is_none() || tells, || format!("the round is over, and {untold:?} runs on"))?;
         }
         _ => {}
     }
     let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !book.life.start_pending;
     if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
-        must(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
+        require(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
     }
-    if matches!(turn.input, Some(Input::Joined(_))) && book.wish.is_none() {
-        must(turn.goes_on() || finish.is_some(), || "a round is complete, and no worker starts".to_owned())?;
+    if matches!(turn.input, Some(Input::Joined(_))) && book.stop_signal.is_none() {
+        require(turn.goes_on() || finish.is_some(), || {
+            "a round is complete, and no worker starts".to_owned()
+        })?;
     }
-    if matches!(turn.input, Some(Input::AllSucceeded)) && book.life.cause.is_none() && book.wish.is_none() {
-        must(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
+    if matches!(turn.input, Some(Input::AllSucceeded))
+        && book.life.cause.is_none()
+        && book.stop_signal.is_none()
+    {
+        require(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
     }
     if matches!(turn.input, Some(Input::LostNodeFound(Some(_)))) && book.life.is_blamed_elsewhere && !is_up {
-        must(turn.goes_on() || finish.is_some(), || {
+        require(turn.goes_on() || finish.is_some(), || {
             "it is another node's doing, and nothing is done".to_owned()
         })?;
-        let ends = finish.is_some() && book.others.over.is_none() && book.wish.is_none();
-        must(!ends, || "it is another node's doing, and the job ends".to_owned())?;
+        let ends = finish.is_some() && book.peers.over.is_none() && book.stop_signal.is_none();
+        require(!ends, || "it is another node's doing, and the job ends".to_owned())?;
     }
     the_failure_is_told(turn)?;
     finish.map_or(Ok(()), |end| {
         let is_left = end.stopped_by.is_some()
             || end.time_limit.is_some()
-            || end.elsewhere.is_some()
+            || end.remote_end.is_some()
             || end.failure.is_none() && !matches!(turn.cause(), Some(Cause::NotStarted));
         let due = match end.status {
-            ExitStatus::SUCCESS if end.elsewhere.is_none() => PeerNotice::Succeeded,
+            ExitStatus::SUCCESS if end.remote_end.is_none() => PeerNotice::Succeeded,
             _ if is_left => PeerNotice::Left,
             _ => PeerNotice::Failed,
         };
-        must(end.farewell == due, || format!("{:?} is told where {due:?} is due", end.farewell))
+        require(end.peer_notice == due, || format!("{:?} is told where {due:?} is due", end.peer_notice))
     })
 }
 
 /// The failure is reported as soon as it is known.
 fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
-    let (was, is) = (turn.book.life.is_failure_told, turn.cause());
+    let (was, is) = (turn.book.life.is_failure_reported, turn.cause());
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-    let is_known = turn.book.others.over.is_some() || turn.is_told_elsewhere();
+    let is_known = turn.book.peers.over.is_some() || turn.is_told_elsewhere();
     let is_settled =
         turn.actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::GroupFailed { .. })));
-    must(!tells || is_own && (!was || is_settled), || {
+    require(!tells || is_own && (!was || is_settled), || {
         format!("a failure is told where the cause is {is:?}")
     })?;
-    must(tells || was || is_known || !is_own, || format!("no peer is told of {is:?}"))
+    require(tells || was || is_known || !is_own, || format!("no peer is told of {is:?}"))
 }
 
 /// SIGINT counts whatever signals are listed.

@@ -6,7 +6,7 @@ use super::history::{Event, History, What, Wrote};
 use super::invariants::Broken;
 use super::mutants::Machine;
 use super::setup::{Policy, Setup, Temper, Wait};
-use super::world::live;
+use super::world::run_history;
 use crate::process::Exit;
 
 /// A history that breaks an invariant.
@@ -34,14 +34,14 @@ pub(super) fn search<M: Machine>(
     wanted: impl Fn(&[Broken]) -> bool,
 ) -> Vec<Failing> {
     let try_out = |history: &History| {
-        let broken = live(history, machine(&history.setup), None).err()?;
+        let broken = run_history(history, machine(&history.setup), None).err()?;
         wanted(&broken).then_some(broken)
     };
     (0..count)
         .map(|index| first.wrapping_add(index.wrapping_mul(step)))
         .filter_map(|seed| {
             let history = History::random(seed);
-            try_out(&history).map(|broken| shorten(Failing { seed, history, broken }, try_out))
+            try_out(&history).map(|broken| minimize(Failing { seed, history, broken }, try_out))
         })
         .take(enough)
         .collect()
@@ -53,11 +53,11 @@ pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
 }
 
 /// Removes events and settings as long as the history still fails in the same way.
-fn shorten(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
+fn minimize(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken>>) -> Failing {
     let first = failing.broken[0].invariant;
     let same = |broken: &Vec<Broken>| broken.iter().any(|it| it.invariant == first);
     loop {
-        let next = simpler(&failing.history)
+        let next = simpler_histories(&failing.history)
             .find_map(|history| try_out(&history).filter(same).map(|broken| (history, broken)));
         let Some((history, broken)) = next else { return failing };
         failing = Failing { seed: failing.seed, history, broken };
@@ -65,7 +65,7 @@ fn shorten(mut failing: Failing, try_out: impl Fn(&History) -> Option<Vec<Broken
 }
 
 /// All histories that are simpler by one step, the largest steps first.
-fn simpler(history: &History) -> impl Iterator<Item = History> + use<'_> {
+fn simpler_histories(history: &History) -> impl Iterator<Item = History> + use<'_> {
     let length = history.events.len();
     let cuts = [length / 2, length / 4, 2, 1].into_iter().filter(|cut| *cut > 0);
     let shorter = cuts.flat_map(move |cut| {
@@ -176,11 +176,11 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
 }
 
 /// The failing history in words: the broken invariants, how to repeat it, its choices and its events.
-pub(super) fn told<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M) -> String {
+pub(super) fn render_failing<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M) -> String {
     let Failing { seed, history, broken } = failing;
     let mut text = String::new();
     for Broken { invariant, why } in broken {
-        let _ = writeln!(text, "invariant {}: {}\n  {why}", invariant.number, invariant.words);
+        let _ = writeln!(text, "invariant {}: {}\n  {why}", invariant.number, invariant.description);
     }
     let _ = writeln!(
         text,
@@ -192,7 +192,7 @@ pub(super) fn told<M: Machine>(failing: &Failing, machine: impl Fn(&Setup) -> M)
     }
     let mut transcript = Vec::new();
     // It fails as it did before.
-    let _ = live(history, machine(&history.setup), Some(&mut transcript));
+    let _ = run_history(history, machine(&history.setup), Some(&mut transcript));
     let _ = writeln!(text, "\nwhat happened:\n{}", transcript.join("\n"));
     text
 }

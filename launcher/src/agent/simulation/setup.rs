@@ -186,16 +186,16 @@ impl Setup {
             TimeLimit { limit: millis(time), warning: self.warning.map(warning) }
         };
         JobRules {
-            restart: self.policy.for_the_machine(),
+            restart: self.policy.to_restart_policy(),
             grace: millis(self.grace),
             grace_for: self.grace_for(),
             time_limit: self.time_limit.map(limit),
             start_timeout: self.start_limit.map(millis),
-            stuck_limit: self.stuck_limit.map(millis),
+            dstate_timeout: self.stuck_limit.map(millis),
             stop_signals: self.stop_signals(),
             interrupt: self.interrupt,
             unhealthy: self.unhealthy,
-            left_out: self.left_out.map(LocalRank),
+            external_worker: self.left_out.map(LocalRank),
             has_rendezvous: self.others,
             ..rules(self.workers, self.max_restarts, self.persona)
         }
@@ -236,13 +236,13 @@ impl Setup {
     }
 
     /// True if the exit may come from the warning signal.
-    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
+    pub(super) fn is_exit_by_warning(&self, exit: Exit) -> bool {
         self.warning.is_some()
             && matches!(exit, Exit::Signal { number: libc::SIGUSR2, .. } | Exit::Code(SAYS_WARNED))
     }
 
     /// True if a worker ended in a way that may soon stop the launcher too.
-    pub(super) fn may_be_everybodys(&self, exit: Exit) -> bool {
+    pub(super) fn may_be_group_signal(&self, exit: Exit) -> bool {
         let number = match exit {
             Exit::Signal { number, .. } => number,
             Exit::Code(code) => code - 128,
@@ -274,7 +274,7 @@ impl Policy {
         }
     }
 
-    fn for_the_machine(&self) -> RestartPolicy {
+    fn to_restart_policy(&self) -> RestartPolicy {
         let backoff = |wait: Wait| Backoff {
             delay: millis(wait.delay),
             factor: f64::from(wait.factor) / 100.0,
@@ -319,7 +319,7 @@ impl Rule {
             code,
             signal,
             rank: random.one_in(4).then(|| random.below(MOST_WORKERS)),
-            then: random.pick(&RuleAction::WORDS).1,
+            then: random.pick(&RuleAction::KEYWORDS).1,
         }
     }
 }
@@ -342,7 +342,7 @@ pub(super) fn checkup(is_dead: bool) -> DeviceReport {
     let dead = DeadDevice {
         local_ranks: vec![LocalRank(0)],
         device: "one".to_owned(),
-        why: "it is gone".to_owned(),
+        reason: "it is gone".to_owned(),
     };
     DeviceReport { dead: is_dead.then_some(dead).into_iter().collect(), ..DeviceReport::default() }
 }

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use super::budget::{Due, Why};
-use super::invariants::{Turn, Verdict, must};
+use super::invariants::{Turn, Verdict, require};
 use super::oracle::Cause;
 use super::setup::{Setup, millis};
 use crate::agent::failure::FailureKind;
@@ -17,14 +17,14 @@ use crate::spec::restart::RuleAction;
 
 pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    must(end.stopped_by == turn.book.wish, || {
-        format!("told to stop by {:?}, it says {:?}", turn.book.wish, end.stopped_by)
+    require(end.stopped_by == turn.book.stop_signal, || {
+        format!("told to stop by {:?}, it says {:?}", turn.book.stop_signal, end.stopped_by)
     })?;
     let (status, other) = status(turn, end);
-    must([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
+    require([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
     let limit = turn.setup.time_limit.map(millis);
     let is_told = end.time_limit.is_none() || end.time_limit == limit;
-    must(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
+    require(is_told, || format!("{limit:?} was the limit, not {:?}", end.time_limit))
 }
 
 /// The table of `exit_code.rs`. Where jitter decides about a wait, there is a second valid status.
@@ -33,19 +33,19 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
     let of_limit = if setup.persona == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
     let plain = plain_status(setup, turn.book.starts > 0, end);
-    let is_up = turn.book.time_is_up_at().is_some_and(|up| up <= turn.now);
+    let is_up = turn.book.time_limit_at().is_some_and(|up| up <= turn.now);
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
-    match (&turn.book.others.over, end.stopped_by) {
+    match (&turn.book.peers.over, end.stopped_by) {
         _ if cause == Some(Cause::TimeLimit) => return both(of_limit),
         (Some(RemoteEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
         (Some(RemoteEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
         // A restart is granted, and the other nodes are awaited: only the time limit ends that.
-        (None, None) if turn.book.others.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
+        (None, None) if turn.book.peers.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
             return both(of_limit);
         }
         (None, None) if turn.is_others() => return or_of_limit(plain),
-        (None, None) if setup.others && cause.is_none() && !turn.book.others.all_succeeded => {
+        (None, None) if setup.others && cause.is_none() && !turn.book.peers.all_succeeded => {
             return both(of_limit);
         }
         _ => {}
@@ -53,11 +53,11 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     match (cause, end.stopped_by) {
         (Some(Cause::TimeLimit), _) => both(of_limit),
         (None, None) => both(0),
-        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due() {
+        (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due_decision() {
             Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
             Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
             Some(Due::End(Why::Rule(RuleAction::NoRequeue))) => both(DO_NOT_REQUEUE),
-            Some(due) if turn.given_up().is_empty() => match turn.too_late(due) {
+            Some(due) if turn.given_up().is_empty() => match turn.restart_is_too_late(due) {
                 (_, true) => both(of_limit),
                 (true, false) => (ExitStatus::Code(of_limit), plain),
                 (false, false) => (plain, plain),
@@ -78,7 +78,7 @@ const fn due_by(rule: RuleEnd) -> ExitStatus {
 
 /// The status by a worker's exit, or by the signal that told the launcher to stop.
 fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
-    let of_worker = || match end.failure.as_ref().map(|failure| (failure.manner, failure.first.exit)) {
+    let of_worker = || match end.failure.as_ref().map(|failure| (failure.kind, failure.first.exit)) {
         Some((FailureKind::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
         Some((FailureKind::Ended, Exit::Signal { number, .. })) => {
             128 + u8::try_from(number).expect("a signal")

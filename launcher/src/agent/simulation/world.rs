@@ -12,7 +12,7 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, Rank};
 
 use super::actions::missing_rank;
 use super::history::{Event, History, Stale, Way, What, Wrote};
-use super::invariants::{Broken, Turn, judge};
+use super::invariants::{Broken, Turn, check_invariants};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
 use super::oracle::{Book, Question};
@@ -27,7 +27,7 @@ use crate::process::Exit;
 use crate::rendezvous::NodeName;
 
 /// More turns than this within one wait are a busy loop.
-const MOST_TURNS: u32 = 2_000;
+const MAX_TURNS: u32 = 2_000;
 
 /// A node on which one history happens.
 pub(super) struct World<'a, M> {
@@ -39,14 +39,14 @@ pub(super) struct World<'a, M> {
     pub(super) queue: VecDeque<Input>,
     pub(super) now: Instant,
     /// A stop signal came through the guard.
-    signalled: bool,
+    has_stop_signal: bool,
     /// The open question without an answer on its way.
     pub(super) unanswered: Option<Question>,
     transcript: Option<&'a mut Vec<String>>,
 }
 
 /// Runs a history; returns what the first failing turn breaks.
-pub(super) fn live(
+pub(super) fn run_history(
     history: &History,
     machine: impl Machine,
     transcript: Option<&mut Vec<String>>,
@@ -60,19 +60,19 @@ pub(super) fn live(
         rendezvous: Rendezvous::default(),
         queue: VecDeque::new(),
         now: origin(),
-        signalled: false,
+        has_stop_signal: false,
         unanswered: None,
         transcript,
     };
     let early = if setup.early { history.events.len().min(1) } else { 0 };
     let (before, after) = history.events.split_at(early);
-    world.happen(before)?;
+    world.run_events(before)?;
     // The agent's loop first collects earlier events.
     world.queue.push_back(Input::Ready);
-    world.turn()?;
-    world.happen(after)?;
-    world.turn()?;
-    world.close()
+    world.run_turn()?;
+    world.run_events(after)?;
+    world.run_turn()?;
+    world.finish_history()
 }
 
 fn origin() -> Instant {
@@ -82,99 +82,103 @@ fn origin() -> Instant {
 }
 
 impl<M: Machine> World<'_, M> {
-    fn happen(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
+    fn run_events(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
         for event in events {
             if self.book.finished {
                 return Ok(());
             }
-            self.choose(event.what)?;
+            self.apply_choice(event.what)?;
             if !event.held {
-                self.turn()?;
+                self.run_turn()?;
             }
         }
         Ok(())
     }
 
-    fn choose(&mut self, what: What) -> Result<(), Vec<Broken>> {
+    fn apply_choice(&mut self, what: What) -> Result<(), Vec<Broken>> {
         match what {
             What::Wait(time) => {
-                self.turn()?;
+                self.run_turn()?;
                 return self.wait_until(self.now + millis(time));
             }
             What::NextMoment => {
-                self.turn()?;
+                self.run_turn()?;
                 return self.next_moment().map_or(Ok(()), |moment| self.wait_until(moment));
             }
             What::Ends { worker, exit, wrote } => {
                 let ended = self.node.end(worker, exit, wrote);
-                self.reaped(ended);
+                self.push_exits(ended);
             }
             What::Halts(lasted) => {
-                self.turn()?;
-                self.halt(millis(lasted));
+                self.run_turn()?;
+                self.suspend(millis(lasted));
             }
-            What::HitsAll { signal, code, launcher } => return self.hit_all((signal, code), launcher),
+            What::HitsAll { signal, code, launcher } => return self.signal_all((signal, code), launcher),
             What::Stop { signal, by } => {
-                let again = by == Way::Guard && self.signalled;
-                self.signalled |= by == Way::Guard;
-                self.queue.push_back(Input::StopRequested { signal, again });
+                let again = by == Way::Guard && self.has_stop_signal;
+                self.has_stop_signal |= by == Way::Guard;
+                self.queue.push_back(Input::StopRequested { signal, is_second: again });
             }
             What::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
             What::FallsAsleep(worker) => {
-                if let Some(process) = self.node.living(worker, |process| !process.is_asleep()) {
-                    process.being = Being::Asleep;
+                if let Some(process) = self.node.living(worker, |process| !process.is_uninterruptible()) {
+                    process.state = Being::Asleep;
                 }
             }
             What::WakesUp(worker) => {
-                if let Some(process) = self.node.living(worker, |process| process.is_asleep()) {
-                    process.being = Being::Awake;
+                if let Some(process) = self.node.living(worker, |process| process.is_uninterruptible()) {
+                    process.state = Being::Awake;
                 }
             }
-            What::Answer { dead, seats } => self.answer(dead, seats),
-            What::StartsByHand => self.start_by_hand(),
-            What::Elsewhere(what) => self.happen_elsewhere(what),
-            What::Stale(kind) => self.come_late(kind),
+            What::Answer { dead, seats } => self.answer_question(dead, seats),
+            What::StartsByHand => self.start_external_worker(),
+            What::Elsewhere(what) => self.apply_remote_event(what),
+            What::Stale(kind) => self.send_stale_input(kind),
         }
         Ok(())
     }
 
-    fn halt(&mut self, lasted: Duration) {
+    fn suspend(&mut self, lasted: Duration) {
         self.now += lasted;
-        self.node.was_halted(lasted);
-        self.queue.push_back(Input::Resumed { lasted });
+        self.node.add_suspended_time(lasted);
+        self.queue.push_back(Input::Resumed { suspended_for: lasted });
     }
 
-    fn hit_all(&mut self, (signal, code): (Signal, Option<i32>), launcher: i32) -> Result<(), Vec<Broken>> {
+    fn signal_all(
+        &mut self,
+        (signal, code): (Signal, Option<i32>),
+        launcher: i32,
+    ) -> Result<(), Vec<Broken>> {
         let stop = What::Stop { signal, by: Way::Direct };
         let between = millis(launcher.unsigned_abs());
         let by_signal = Exit::Signal { number: signal as i32, core_dumped: false };
         let exit = code.map_or(by_signal, Exit::Code);
         if launcher < 0 {
-            self.choose(stop)?;
-            self.turn()?;
+            self.apply_choice(stop)?;
+            self.run_turn()?;
             self.wait_until(self.now + between)?;
         }
         let ended = self.node.end_all(exit);
-        self.reaped(ended);
+        self.push_exits(ended);
         if launcher > 0 {
-            self.turn()?;
+            self.run_turn()?;
             self.wait_until(self.now + between)?;
         }
-        if launcher >= 0 && !self.book.finished { self.choose(stop) } else { Ok(()) }
+        if launcher >= 0 && !self.book.finished { self.apply_choice(stop) } else { Ok(()) }
     }
 
-    pub(super) fn answer(&mut self, dead: bool, seats: Option<u32>) {
+    pub(super) fn answer_question(&mut self, dead: bool, seats: Option<u32>) {
         let generation = self.book.generation;
         let input = match self.unanswered.take() {
-            Some(Question::Devices) => Input::DevicesProbed { generation, checkup: checkup(dead) },
+            Some(Question::Devices) => Input::DevicesProbed { generation, report: checkup(dead) },
             Some(Question::Seats) => {
                 let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
-                Input::DevicesReassigned { generation, seating }
+                Input::DevicesReassigned { generation, result: seating }
             }
             Some(Question::Progress) => {
                 let sight =
                     self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
-                Input::ProgressProbed { generation, sight }
+                Input::ProgressProbed { generation, fingerprint: sight }
             }
             Some(Question::Blame) => Input::LostNodeFound(dead.then(|| NodeName::of_host("th2"))),
             None => return,
@@ -182,17 +186,17 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(input);
     }
 
-    pub(super) fn happen_elsewhere(&mut self, what: Elsewhere) {
+    pub(super) fn apply_remote_event(&mut self, what: Elsewhere) {
         let input = self.rendezvous.happen(what, self.now);
         self.queue.extend(input);
     }
 
     /// The user can start the external worker from the start of its generation until the sweep.
-    fn start_by_hand(&mut self) {
+    fn start_external_worker(&mut self) {
         let Some(local_rank) = self.setup.left_out.map(LocalRank) else { return };
         let (generation, life) = (self.book.generation, &self.book.life);
         let is_there =
-            self.node.processes.iter().any(|process| process.by_hand && process.generation == generation);
+            self.node.processes.iter().any(|process| process.is_external && process.generation == generation);
         let is_prepared = self.book.starts > 0 && local_rank < self.first_missing(generation);
         if is_prepared && !is_there && life.swept_at.is_none() && life.released.is_none() {
             let pid = self.node.spawn(generation, local_rank, true);
@@ -203,10 +207,10 @@ impl<M: Machine> World<'_, M> {
     /// The first local rank that a start of this generation does not provide.
     pub(super) fn first_missing(&self, generation: Generation) -> LocalRank {
         let failed = self.setup.start_fails.filter(|(at, _)| *at == generation.0).map(|(_, rank)| rank);
-        LocalRank(failed.unwrap_or(self.book.seats).min(self.book.seats))
+        LocalRank(failed.unwrap_or(self.book.next_workers).min(self.book.next_workers))
     }
 
-    fn come_late(&mut self, kind: Stale) {
+    fn send_stale_input(&mut self, kind: Stale) {
         let Some(before) = self.book.generation.0.checked_sub(1) else { return };
         let (generation, local_rank, pid) = (Generation(before), LocalRank(0), Pid::from_raw(100));
         let at = self.wall_clock();
@@ -217,7 +221,7 @@ impl<M: Machine> World<'_, M> {
                     pid,
                     exit: Exit::Code(1),
                     at,
-                    testimony: None,
+                    error_file_info: None,
                     foreign_kill: None,
                 };
                 Input::Exited { generation, end }
@@ -230,16 +234,16 @@ impl<M: Machine> World<'_, M> {
                 let table = RankTable { cause: TableCause::Signal(Signal::SIGTERM), rows };
                 Input::RanksCollected { generation, table }
             }
-            Stale::ProgressSeen => Input::ProgressProbed { generation, sight: None },
+            Stale::ProgressSeen => Input::ProgressProbed { generation, fingerprint: None },
             Stale::Looked => Input::DStateProbed {
                 generation,
                 at,
-                asleep: vec![UninterruptibleWorker { local_rank, pid }],
+                uninterruptible: vec![UninterruptibleWorker { local_rank, pid }],
             },
             Stale::StartedByHand => Input::ExternalWorkerStarted { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
-            Stale::DevicesChecked => Input::DevicesProbed { generation, checkup: checkup(false) },
-            Stale::Reseated => Input::DevicesReassigned { generation, seating: Err("late".to_owned()) },
+            Stale::DevicesChecked => Input::DevicesProbed { generation, report: checkup(false) },
+            Stale::Reseated => Input::DevicesReassigned { generation, result: Err("late".to_owned()) },
         });
     }
 
@@ -247,10 +251,10 @@ impl<M: Machine> World<'_, M> {
         SystemTime::UNIX_EPOCH + (self.now - origin())
     }
 
-    fn reaped(&mut self, ended: impl IntoIterator<Item = Ended>) {
+    fn push_exits(&mut self, ended: impl IntoIterator<Item = Ended>) {
         let at = self.wall_clock();
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
-            let by_hand = self.node.by_pid(pid).is_some_and(|process| process.by_hand);
+            let by_hand = self.node.by_pid(pid).is_some_and(|process| process.is_external);
             if by_hand && (self.book.life.swept_at.is_some() || generation != self.book.generation) {
                 // The external worker's exit is no longer awaited.
                 continue;
@@ -261,9 +265,10 @@ impl<M: Machine> World<'_, M> {
                 Wrote::Lost(rank) => Some(Some(LostPeer::Here(LocalRank(rank)))),
                 Wrote::LostElsewhere => Some(Some(LostPeer::Elsewhere(Rank(ELSEWHERE)))),
             };
-            let testimony =
-                lost.filter(|_| !exit.is_success()).map(|lost| ErrorFileInfo { written: at, lost });
-            let end = WorkerEnd { local_rank, pid, exit, at, testimony, foreign_kill: None };
+            let testimony = lost
+                .filter(|_| !exit.is_success())
+                .map(|lost| ErrorFileInfo { written: at, lost_peer: lost });
+            let end = WorkerEnd { local_rank, pid, exit, at, error_file_info: testimony, foreign_kill: None };
             self.queue.push_back(Input::Exited { generation, end });
         }
     }
@@ -275,40 +280,40 @@ impl<M: Machine> World<'_, M> {
 
     /// Time passes, and everything that is due on the way happens.
     fn wait_until(&mut self, target: Instant) -> Result<(), Vec<Broken>> {
-        for _ in 0..MOST_TURNS {
+        for _ in 0..MAX_TURNS {
             let Some(moment) = self.next_moment().filter(|moment| *moment <= target && !self.book.finished)
             else {
                 self.now = self.now.max(target);
-                return self.judge(None, &[]);
+                return self.check_invariants(None, &[]);
             };
             self.now = self.now.max(moment);
-            self.judge(None, &[])?;
-            self.turn()?;
+            self.check_invariants(None, &[])?;
+            self.run_turn()?;
         }
         Err(vec![Broken::by_the_deadline("it has come, and stays where it was".to_owned())])
     }
 
     /// One turn of the agent's loop.
-    fn turn(&mut self) -> Result<(), Vec<Broken>> {
-        let ended = self.node.end_those_due(self.now);
-        self.reaped(ended);
+    fn run_turn(&mut self) -> Result<(), Vec<Broken>> {
+        let ended = self.node.end_due_processes(self.now);
+        self.push_exits(ended);
         if self.machine.deadline().is_some_and(|deadline| deadline + millis(self.setup.late) <= self.now) {
             self.queue.push_back(Input::DeadlinePassed);
         }
         while let Some(input) = self.queue.pop_front() {
-            self.book.enter(&input, &mut self.node, self.now);
+            self.book.record_input(&input, &mut self.node, self.now);
             let shown = self.transcript.is_some().then(|| format!("{input:?}"));
             let is_stale = self.book.is_stale(&input);
             let before = self.machine.deadline();
             let actions = self.machine.handle(self.now, input.clone());
-            self.tell(shown, &actions);
-            self.judge(Some((&input, is_stale, before)), &actions)?;
+            self.append_transcript(shown, &actions);
+            self.check_invariants(Some((&input, is_stale, before)), &actions)?;
             let costs = self.turn_of(Some((&input, is_stale, before)), &actions).costs();
             for action in actions {
                 if matches!(action, Action::Join { .. }) {
-                    self.book.note_join(costs, self.now);
+                    self.book.record_join(costs, self.now);
                 }
-                self.book.note(&action, self.now);
+                self.book.record_action(&action, self.now);
                 self.perform(&action);
             }
             self.book.close_turn();
@@ -319,7 +324,7 @@ impl<M: Machine> World<'_, M> {
         Ok(())
     }
 
-    fn tell(&mut self, input: Option<String>, actions: &[Action]) {
+    fn append_transcript(&mut self, input: Option<String>, actions: &[Action]) {
         let at = (self.now - origin()).as_millis();
         if let (Some(transcript), Some(input)) = (&mut self.transcript, input) {
             transcript.push(format!("{at:>6} ms  {input}"));
@@ -327,12 +332,12 @@ impl<M: Machine> World<'_, M> {
         }
     }
 
-    fn judge(
+    fn check_invariants(
         &self,
         input: Option<(&Input, bool, Option<Instant>)>,
         actions: &[Action],
     ) -> Result<(), Vec<Broken>> {
-        judge(&self.turn_of(input, actions))
+        check_invariants(&self.turn_of(input, actions))
     }
 
     fn turn_of<'b>(
@@ -346,7 +351,7 @@ impl<M: Machine> World<'_, M> {
             node: &self.node,
             now: self.now,
             input: input.map(|(input, ..)| input),
-            stale: input.is_some_and(|(_, is_stale, _)| is_stale),
+            is_stale: input.is_some_and(|(_, is_stale, _)| is_stale),
             deadline_before: input.and_then(|(.., before)| before),
             deadline: self.machine.deadline(),
             actions,
@@ -354,11 +359,11 @@ impl<M: Machine> World<'_, M> {
     }
 
     /// Every history ends with a stop by the user, and nothing follows the end.
-    fn close(&mut self) -> Result<(), Vec<Broken>> {
+    fn finish_history(&mut self) -> Result<(), Vec<Broken>> {
         let signal = Signal::SIGTERM;
         if !self.book.finished {
-            self.choose(What::Stop { signal, by: Way::Guard })?;
-            self.turn()?;
+            self.apply_choice(What::Stop { signal, by: Way::Guard })?;
+            self.run_turn()?;
             self.wait_until(self.now + self.setup.longest_grace() + Duration::from_secs(6))?;
         }
         if !self.book.finished {
@@ -366,14 +371,15 @@ impl<M: Machine> World<'_, M> {
         }
         let (generation, at) = (self.book.generation, self.wall_clock());
         let (local_rank, pid) = (LocalRank(0), Pid::from_raw(100));
-        let end = WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, testimony: None, foreign_kill: None };
+        let end =
+            WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, error_file_info: None, foreign_kill: None };
         self.queue.extend([
             Input::Ready,
             Input::Exited { generation, end },
             Input::StartFailed { generation, failed: LocalRank(MOST_WORKERS) },
-            Input::StopRequested { signal, again: true },
+            Input::StopRequested { signal, is_second: true },
             Input::DeadlinePassed,
         ]);
-        self.turn()
+        self.run_turn()
     }
 }

@@ -14,19 +14,19 @@ use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::agent::phase::JobPhase;
 
 /// A longer wait for the other workers is reported.
-const SILENT_WAIT: Duration = Duration::from_secs(60);
+const FINISHED_REPORT_DELAY: Duration = Duration::from_secs(60);
 
 /// The workers of a generation that have finished.
 #[derive(Debug, Default)]
 pub(super) struct FinishedWorkers {
     ends: Vec<(WorkerEnd, Instant)>,
-    say_at: Option<Instant>,
+    report_at: Option<Instant>,
 }
 
 impl FinishedWorkers {
     pub(super) fn push(&mut self, now: Instant, end: WorkerEnd) {
         if self.ends.is_empty() {
-            self.say_at = Some(now + SILENT_WAIT);
+            self.report_at = Some(now + FINISHED_REPORT_DELAY);
         }
         self.ends.push((end, now));
     }
@@ -36,35 +36,35 @@ impl FinishedWorkers {
     }
 
     /// All early successes, relative to a failure at `now`.
-    pub(super) fn before(&self, now: Instant) -> Box<[EarlySuccess]> {
+    pub(super) fn early_successes(&self, now: Instant) -> Box<[EarlySuccess]> {
         let ends = self.ends.iter();
         ends.map(|(end, at)| EarlySuccess { end: *end, before: now.saturating_duration_since(*at) }).collect()
     }
 
     /// The job was suspended, which does not count as waiting.
-    pub(super) fn was_halted(&mut self, lasted: Duration) {
+    pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
         let ends = self.ends.iter_mut().map(|(_, at)| at);
-        ends.chain(&mut self.say_at).for_each(|at| *at += lasted);
+        ends.chain(&mut self.report_at).for_each(|at| *at += lasted);
     }
 }
 
 impl State {
     /// When a long wait is reported. A wait for the external worker is not.
-    pub(super) fn finished_told_at(&self) -> Option<Instant> {
+    pub(super) fn finished_report_at(&self) -> Option<Instant> {
         let JobPhase::Running { live } = &self.phase else { return None };
-        self.finished.say_at.filter(|_| !self.ours(live).is_empty())
+        self.finished.report_at.filter(|_| !self.without_external_worker(live).is_empty())
     }
 
     /// The message about the workers that still run, if due.
-    pub(super) fn finished_long_ago(&mut self, now: Instant) -> Option<Vec<Action>> {
-        if self.finished_told_at().is_none_or(|say_at| now < say_at) {
+    pub(super) fn report_finished_workers(&mut self, now: Instant) -> Option<Vec<Action>> {
+        if self.finished_report_at().is_none_or(|say_at| now < say_at) {
             return None;
         }
-        self.finished.say_at = None;
+        self.finished.report_at = None;
         let JobPhase::Running { live } = &self.phase else { return None };
         let finished: Vec<LocalRank> = self.finished.ends.iter().map(|(end, _)| end.local_rank).collect();
-        let since = self.finished.before(now).first().map(|first| first.before).unwrap_or_default();
-        let live = self.ours(live);
-        Some(vec![Action::Emit(JobEvent::SomeFinished { finished, live, since })])
+        let since = self.finished.early_successes(now).first().map(|first| first.before).unwrap_or_default();
+        let live = self.without_external_worker(live);
+        Some(vec![Action::Emit(JobEvent::SomeFinished { finished, live, waited: since })])
     }
 }

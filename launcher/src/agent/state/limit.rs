@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{State, with_at};
+use super::{State, insert_action};
 use crate::agent::failure::Failure;
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, LocalStop, WorkerEnd};
@@ -23,11 +23,11 @@ pub(super) struct Timer {
     /// Stays set after it has fired: the end of the workers is measured by it too.
     end_at: Option<Instant>,
     /// The warning signal that this generation got.
-    warned: Option<Signal>,
+    warning_sent: Option<Signal>,
     /// The limit has expired: no worker is started any more.
-    is_over: bool,
+    has_expired: bool,
     /// The job was stopped, or not restarted, because of the limit.
-    ended_it: bool,
+    has_ended_job: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,34 +44,34 @@ impl Timer {
         self.warn_at = warning.map(|warning| now + limit.saturating_sub(warning.before));
     }
 
-    pub(super) const fn generation_began(&mut self) {
-        self.warned = None;
+    pub(super) const fn reset_warning(&mut self) {
+        self.warning_sent = None;
     }
 
-    pub(super) fn next(&self) -> Option<Instant> {
-        let end_at = self.end_at.filter(|_| !self.is_over);
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let end_at = self.end_at.filter(|_| !self.has_expired);
         self.warn_at.into_iter().chain(end_at).min()
     }
 
-    pub(super) const fn end(&self) -> Option<Instant> {
+    pub(super) const fn expires_at(&self) -> Option<Instant> {
         self.end_at
     }
 
     /// True once no worker may be started any more.
-    pub(super) const fn is_over(&self) -> bool {
-        self.is_over
+    pub(super) const fn has_expired(&self) -> bool {
+        self.has_expired
     }
 
-    pub(super) const fn ended_it(&self) -> bool {
-        self.ended_it
+    pub(super) const fn has_ended_job(&self) -> bool {
+        self.has_ended_job
     }
 
     /// A warning that is due only with the limit is dropped, as after a suspension.
-    fn strike(&mut self, now: Instant) -> Option<TimerEvent> {
+    fn take_due_event(&mut self, now: Instant) -> Option<TimerEvent> {
         let is_due = |at: &mut Instant| *at <= now;
-        if !self.is_over && self.end_at.is_some_and(|end_at| end_at <= now) {
+        if !self.has_expired && self.end_at.is_some_and(|end_at| end_at <= now) {
             self.warn_at = None;
-            self.is_over = true;
+            self.has_expired = true;
             return Some(TimerEvent::End);
         }
         self.warn_at.take_if(is_due).map(|_| TimerEvent::Warning)
@@ -80,7 +80,7 @@ impl Timer {
 
 impl State {
     /// When the time limit or its warning is due, while there is a job to stop.
-    pub(super) fn time_limit_at(&self) -> Option<Instant> {
+    pub(super) fn next_time_limit_event(&self) -> Option<Instant> {
         match self.phase {
             JobPhase::Starting | JobPhase::Finished => None,
             JobPhase::Joining { .. }
@@ -91,42 +91,42 @@ impl State {
             | JobPhase::Stopping { .. }
             | JobPhase::Blaming { .. }
             | JobPhase::Checking { .. }
-            | JobPhase::Waiting { .. } => self.timer.next(),
+            | JobPhase::Waiting { .. } => self.time_limit_timer.next_deadline(),
         }
     }
 
     /// When the time limit expires, also for processes that outlive the workers.
     #[must_use]
-    pub const fn time_is_up_at(&self) -> Option<Instant> {
-        self.timer.end()
+    pub const fn time_limit_deadline(&self) -> Option<Instant> {
+        self.time_limit_timer.expires_at()
     }
 
     /// The actions of the time limit or its warning; `None` if neither is due.
-    pub(super) fn time_limit_struck(&mut self, now: Instant) -> Option<Vec<Action>> {
-        self.time_limit_at()?;
-        match self.timer.strike(now)? {
-            TimerEvent::Warning => Some(self.time_is_short()),
-            TimerEvent::End => Some(self.time_is_up(now)),
+    pub(super) fn on_time_limit_event(&mut self, now: Instant) -> Option<Vec<Action>> {
+        self.next_time_limit_event()?;
+        match self.time_limit_timer.take_due_event(now)? {
+            TimerEvent::Warning => Some(self.send_time_limit_warning()),
+            TimerEvent::End => Some(self.on_time_limit(now)),
         }
     }
 
     /// Sends the warning like any signal that is passed on; a worker started later gets none.
-    fn time_is_short(&mut self) -> Vec<Action> {
+    fn send_time_limit_warning(&mut self) -> Vec<Action> {
         let warning = self.rules.time_limit.and_then(|limit| limit.warning);
         let (JobPhase::Running { live } | JobPhase::Undecided { live, .. }, Some(warning)) =
             (&self.phase, warning)
         else {
             return Vec::new();
         };
-        let (before, signal, live) = (warning.before, warning.signal, self.ours(live));
-        let said = Action::Emit(JobEvent::TimeIsShort { before, signal, live });
-        self.timer.warned = Some(signal);
-        self.pass(signal).into_iter().chain([said]).collect()
+        let (before, signal, live) = (warning.before, warning.signal, self.without_external_worker(live));
+        let said = Action::Emit(JobEvent::TimeIsShort { remaining: before, signal, live });
+        self.time_limit_timer.warning_sent = Some(signal);
+        self.forward_signal(signal).into_iter().chain([said]).collect()
     }
 
     /// True if a worker ended by the warning signal, or with the code by which shells report it.
-    pub(super) fn is_of_the_warning(&self, exit: Exit) -> bool {
-        self.timer.warned.is_some_and(|warning| match exit {
+    pub(super) fn is_exit_by_warning(&self, exit: Exit) -> bool {
+        self.time_limit_timer.warning_sent.is_some_and(|warning| match exit {
             Exit::Signal { number, .. } => number == warning as i32,
             Exit::Code(code) => code == i32::from(code_of_signal(warning as i32)),
         })
@@ -134,56 +134,56 @@ impl State {
 
     /// This worker ended by the warning, as the user asked. The job therefore ends, and no worker starts
     /// again.
-    pub(super) fn ended_by_warning(
+    pub(super) fn on_exit_by_warning(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         end: WorkerEnd,
     ) -> Vec<Action> {
-        (self.timer.is_over, self.timer.warn_at) = (true, None);
-        self.stop_for_the_limit(now, live, Some(end), None)
+        (self.time_limit_timer.has_expired, self.time_limit_timer.warn_at) = (true, None);
+        self.stop_at_time_limit(now, live, Some(end), None)
     }
 
-    fn stop_for_the_limit(
+    fn stop_at_time_limit(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         by_warning: Option<WorkerEnd>,
         ranks: Option<Action>,
     ) -> Vec<Action> {
-        self.timer.ended_it = true;
-        self.limit_wait(now, StopReason::TimeLimit);
+        self.time_limit_timer.has_ended_job = true;
+        self.limit_output_wait(now, StopReason::TimeLimit);
         let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
-        let ours = self.ours(&live);
-        let actions = self.stop(now, live, StopCause::TimeLimit, Signal::SIGTERM);
-        let grace = self.left_of_the_grace(now);
+        let ours = self.without_external_worker(&live);
+        let actions = self.stop_workers(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+        let grace = self.remaining_grace(now);
         let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        let told = self.tell_of_stop(LocalStop::TimeLimit);
-        told.into_iter().chain(ranks).chain(with_at(actions, at, said)).collect()
+        let told = self.report_stop_to_peers(LocalStop::TimeLimit);
+        told.into_iter().chain(ranks).chain(insert_action(actions, at, said)).collect()
     }
 
-    fn time_is_up(&mut self, now: Instant) -> Vec<Action> {
+    fn on_time_limit(&mut self, now: Instant) -> Vec<Action> {
         let ranks = self.collect_ranks(TableCause::TimeLimit);
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
-            JobPhase::Running { live } => self.stop_for_the_limit(now, live, None, ranks),
-            JobPhase::Undecided { live, failure, .. } => self.failed(now, live, failure),
-            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+            JobPhase::Running { live } => self.stop_at_time_limit(now, live, None, ranks),
+            JobPhase::Undecided { live, failure, .. } => self.report_failure_and_stop(now, live, failure),
+            JobPhase::Observing { live, failure, .. } => self.stop_after_failure(now, live, failure),
             // The other node's failure came during the question.
-            JobPhase::Blaming { ref failure, .. } if self.is_others_doing(failure.first) => {
-                self.go_on_with_others(now)
+            JobPhase::Blaming { ref failure, .. } if self.is_caused_by_peer(failure.first) => {
+                self.rejoin(now)
             }
             JobPhase::Blaming { failure, .. } | JobPhase::Checking { failure, .. } => {
-                let decision = self.decide(now, &failure);
-                self.carry_out(now, decision, failure)
+                let decision = self.decide_restart(now, &failure);
+                self.apply_decision(now, decision, failure)
             }
-            JobPhase::Waiting { failure, .. } => self.ended_by_the_limit(now, Some(failure)),
-            JobPhase::Joining { failure, .. } => self.ended_by_the_limit(now, failure),
+            JobPhase::Waiting { failure, .. } => self.finish_at_time_limit(now, Some(failure)),
+            JobPhase::Joining { failure, .. } => self.finish_at_time_limit(now, failure),
             JobPhase::Settling { .. } => {
-                self.timer.ended_it = true;
-                self.limit_wait(now, StopReason::TimeLimit);
-                self.settled_badly()
+                self.time_limit_timer.has_ended_job = true;
+                self.limit_output_wait(now, StopReason::TimeLimit);
+                self.finish_failed_after_success()
             }
             // A stop continues as it is; it can no longer end in a restart.
             phase @ (JobPhase::Starting | JobPhase::Stopping { .. } | JobPhase::Finished) => {
@@ -193,17 +193,17 @@ impl State {
         }
     }
 
-    fn ended_by_the_limit(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
-        self.timer.ended_it = true;
-        self.limit_wait(now, StopReason::TimeLimit);
+    fn finish_at_time_limit(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
+        self.time_limit_timer.has_ended_job = true;
+        self.limit_output_wait(now, StopReason::TimeLimit);
         vec![self.finish_failed(failure)]
     }
 
     /// True if the time limit expires before `at`; the job then ends by the limit.
-    pub(super) fn no_time_for_a_restart(&mut self, at: Instant) -> bool {
+    pub(super) fn expires_before(&mut self, at: Instant) -> bool {
         // The deadline may have come before its input.
-        self.timer.is_over |= self.timer.end_at.is_some_and(|end_at| end_at <= at);
-        self.timer.ended_it |= self.timer.is_over;
-        self.timer.is_over
+        self.time_limit_timer.has_expired |= self.time_limit_timer.end_at.is_some_and(|end_at| end_at <= at);
+        self.time_limit_timer.has_ended_job |= self.time_limit_timer.has_expired;
+        self.time_limit_timer.has_expired
     }
 }

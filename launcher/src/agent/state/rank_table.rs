@@ -24,11 +24,11 @@ impl State {
         };
         let is_alone = self.rules.workers.get() == 1 && !self.rules.has_rendezvous;
         let is_wanted = !live.is_empty() && (!is_alone || cause == TableCause::TimeLimit);
-        if self.rules.persona != CliFlavor::Rankrun || !is_wanted {
+        if self.rules.cli_flavor != CliFlavor::Rankrun || !is_wanted {
             return None;
         }
         let failed = failure.into_iter().flat_map(|failure| {
-            [failure.first].into_iter().chain(failure.others.iter().map(|other| other.end))
+            [failure.first].into_iter().chain(failure.following_ends.iter().map(|other| other.end))
         });
         let ended = self.finished.ends().chain(failed);
         let ended = ended.map(|end| EndedRank { local_rank: end.local_rank, exit: end.exit }).collect();
@@ -39,27 +39,27 @@ impl State {
     pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &RemoteEnd) -> Option<Action> {
         let RemoteEnd::Closed { failure: Some(note) } = ending else { return None };
         note.why_node_ended_job()?;
-        self.collect_ranks_for_others(now)
+        self.collect_ranks_for_peers(now)
     }
 
     /// The same if another node has left and this node stops its workers for that. A scheduler stops all
     /// nodes of a job, and this node may hear of another node first.
     pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &MembershipChange) -> Option<Action> {
         if matches!(change, MembershipChange::PeerLeft { .. }) {
-            self.collect_ranks_for_others(now)
+            self.collect_ranks_for_peers(now)
         } else {
             None
         }
     }
 
     /// The time limits of all nodes expire at about the same time.
-    fn collect_ranks_for_others(&self, now: Instant) -> Option<Action> {
-        let is_late = self.timer.end().is_some_and(|end| end <= now + SAME_MOMENT);
+    fn collect_ranks_for_peers(&self, now: Instant) -> Option<Action> {
+        let is_late = self.time_limit_timer.expires_at().is_some_and(|end| end <= now + SAME_MOMENT);
         self.collect_ranks(if is_late { TableCause::TimeLimit } else { TableCause::OtherNode })
     }
 
     /// Shows the table, unless the job is over meanwhile.
-    pub(super) fn ranks_collected(&self, generation: Generation, table: RankTable) -> Vec<Action> {
+    pub(super) fn on_ranks_collected(&self, generation: Generation, table: RankTable) -> Vec<Action> {
         let is_current = generation == self.generation && self.phase != JobPhase::Finished;
         let is_shown = is_current && table.is_needed();
         is_shown.then_some(Action::Emit(JobEvent::RankTable(table))).into_iter().collect()

@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{State, with_at};
+use super::{State, insert_action};
 use crate::agent::failure::{Failure, FailureKind};
 use crate::agent::message::{Action, JobEvent, LocalStop, PeerNotice, RemoteEnd, WorkerEnd};
 use crate::agent::phase::{JobPhase, StopCause, StopStage};
@@ -23,27 +23,27 @@ use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round
 use crate::spec::CliFlavor;
 
 /// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
-const LONGEST_BLAME: Duration = Duration::from_secs(8);
+const LOST_NODE_QUERY_TIMEOUT: Duration = Duration::from_secs(8);
 /// A failure here counts as an effect if it comes this shortly before the notice that a node has ended the
 /// job, by its own stop or as its launcher failed. That node stops its workers as it sends the notice.
 pub(super) const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// A longer wait for the other nodes is reported.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
+const PEER_WAIT_REPORT_DELAY: Duration = Duration::from_secs(2);
 
 /// The end of the job on another node.
 #[derive(Debug)]
 struct JobEndElsewhere {
-    ending: RemoteEnd,
+    end: RemoteEnd,
     /// The failure here is an effect of that node's stop.
-    is_their_doing: bool,
+    is_cause_of_failure: bool,
 }
 
 /// What this node knows of the other nodes.
 #[derive(Debug, Default)]
 pub(super) struct PeerStatus {
     /// The first failure of this round, if it happened on another node.
-    failed_first: Option<FailureNote>,
-    over: Option<JobEndElsewhere>,
+    first_failure: Option<FailureNote>,
+    remote_end: Option<JobEndElsewhere>,
     has_started: bool,
     /// This node could not start its workers.
     cannot_start: bool,
@@ -51,43 +51,43 @@ pub(super) struct PeerStatus {
 
 impl State {
     /// Takes part in the next round; no worker of the last round is left.
-    pub(super) fn join(&mut self, now: Instant, failure: Option<Failure>) -> Action {
+    pub(super) fn join_next_round(&mut self, now: Instant, failure: Option<Failure>) -> Action {
         self.phase = JobPhase::Joining { failure, since: now };
         Action::Join { workers: self.rules.workers }
     }
 
     /// A round is complete, and this node is in it.
-    pub(super) fn joined(&mut self, now: Instant, round: Box<Round>) -> Vec<Action> {
+    pub(super) fn on_round_joined(&mut self, now: Instant, round: Box<Round>) -> Vec<Action> {
         let JobPhase::Joining { failure, since } = &mut self.phase else { return Vec::new() };
         let (failure, since) = (failure.take(), *since);
-        let again = std::mem::replace(&mut self.others.has_started, true);
-        if again && self.no_time_for_a_restart(now) {
+        let again = std::mem::replace(&mut self.peers.has_started, true);
+        if again && self.expires_before(now) {
             return vec![self.finish_failed(failure)];
         }
         if !again {
-            self.timer.start(self.rules.time_limit, now);
+            self.time_limit_timer.start(self.rules.time_limit, now);
         }
-        self.others.failed_first = None;
+        self.peers.first_failure = None;
         let place = NodeSlot { node: round.node_rank, base: round.base_rank };
-        self.history.joined(place, now.saturating_duration_since(since));
+        self.history.record_joined(place, now.saturating_duration_since(since));
         let said = again.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
-        said.into_iter().chain([self.start(now, Some(round))]).collect()
+        said.into_iter().chain([self.start_generation(now, Some(round))]).collect()
     }
 
     /// The round is over because of another node or the store.
-    pub(super) fn changed(&mut self, now: Instant, change: MembershipChange) -> Vec<Action> {
+    pub(super) fn on_membership_change(&mut self, now: Instant, change: MembershipChange) -> Vec<Action> {
         let is_newcomer = matches!(change, MembershipChange::NodeWaits { .. });
-        let kill_by = kill_by(now, &change);
+        let kill_by = kill_deadline(now, &change);
         let ranks = self.collect_ranks_for_change(now, &change);
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
-                self.remember(&change);
-                ranks.into_iter().chain(self.stop_for_others(now, live, change)).collect()
+                self.record_peer_failure(&change);
+                ranks.into_iter().chain(self.stop_for_membership_change(now, live, change)).collect()
             }
             JobPhase::Stopping { live, cause, stage } => {
-                self.remember(&change);
+                self.record_peer_failure(&change);
                 self.phase = JobPhase::Stopping { live, cause, stage };
-                self.kill_no_later_than(kill_by);
+                self.limit_kill_time(kill_by);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Emit(said)).into_iter().collect()
             }
@@ -99,72 +99,73 @@ impl State {
                 Vec::new()
             }
             JobPhase::Settling { .. } => {
-                self.remember(&change);
+                self.record_peer_failure(&change);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
-                let swept = Action::KillLeftovers { generation: self.generation };
-                let early = self.finished_before_loss(self.others.failed_first.as_ref());
-                let said = [swept, Action::Emit(said)].into_iter().chain(early);
-                said.chain(self.go_on_with_others(now)).collect()
+                let kill_leftovers = Action::KillLeftovers { generation: self.generation };
+                let early = self.finished_before_loss_event(self.peers.first_failure.as_ref());
+                let said = [kill_leftovers, Action::Emit(said)].into_iter().chain(early);
+                said.chain(self.rejoin(now)).collect()
             }
             phase => {
                 let is_blaming = matches!(phase, JobPhase::Blaming { .. });
                 self.phase = phase;
                 let MembershipChange::PeerFailed(note) = &change else { return Vec::new() };
-                if !is_blaming || self.others.failed_first.as_ref() == Some(note) {
+                if !is_blaming || self.peers.first_failure.as_ref() == Some(note) {
                     return Vec::new();
                 }
-                self.remember(&change);
+                self.record_peer_failure(&change);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 vec![Action::Emit(said)]
             }
         }
     }
 
-    fn remember(&mut self, change: &MembershipChange) {
+    fn record_peer_failure(&mut self, change: &MembershipChange) {
         if let MembershipChange::PeerFailed(note) = change {
             // A note from before a lost node was detected was not the cause, nor is a failure that lost a
             // peer.
-            let is_first = self.others.failed_first.as_ref().is_none_or(|told| note.outranks(told));
+            let is_first = self.peers.first_failure.as_ref().is_none_or(|told| note.overrides(told));
             if note.is_of_lost_node() || is_first {
-                self.others.failed_first = Some(note.clone());
+                self.peers.first_failure = Some(note.clone());
             }
         }
     }
 
     /// A worker ended while another node's failure stops this node. If that failure is the loss of this very
     /// worker, and our stop did not end the worker, then this worker is the cause.
-    pub(super) fn ended_for_others(
+    pub(super) fn reassess_membership_stop(
         &self,
         now: Instant,
         end: WorkerEnd,
         cause: StopCause,
     ) -> (StopCause, Option<Action>) {
-        let lost = self.others.failed_first.as_ref().and_then(|told| told.lost);
+        let lost = self.peers.first_failure.as_ref().and_then(|told| told.lost);
         let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
-        let is_stopped = self.was_stopped(end.exit) || self.rules.is_of_a_stop_signal(end.exit);
-        let has_told = end.testimony.is_some_and(|testimony| testimony.lost.is_none());
+        let is_stopped = self.is_exit_by_our_signal(end.exit) || self.rules.is_exit_by_stop_signal(end.exit);
+        let has_told = end.error_file_info.is_some_and(|testimony| testimony.lost_peer.is_none());
         let is_cause =
-            is_lost && !end.exit.is_success() && !end.lost_elsewhere() && (!is_stopped || has_told);
-        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
+            is_lost && !end.exit.is_success() && !end.has_lost_remote_peer() && (!is_stopped || has_told);
+        let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();
         if cause != StopCause::Membership || !is_cause || is_over {
             return (cause, None);
         }
-        let manner = if self.was_stopped(end.exit) { FailureKind::EndedByStop } else { FailureKind::Ended };
-        (StopCause::Failure(self.failure(now, end, manner)), self.tell_of(end))
+        let manner =
+            if self.is_exit_by_our_signal(end.exit) { FailureKind::EndedByStop } else { FailureKind::Ended };
+        (StopCause::Failure(self.new_failure(now, end, manner)), self.report_failure_to_peers(end))
     }
 
-    fn stop_for_others(
+    fn stop_for_membership_change(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         change: MembershipChange,
     ) -> Vec<Action> {
-        let kill_by = kill_by(now, &change);
-        let ours = self.ours(&live);
-        let actions = self.stop(now, live, StopCause::Membership, Signal::SIGTERM);
-        self.kill_no_later_than(kill_by);
-        let grace = self.left_of_the_grace(now);
-        told_at_once(actions, JobEvent::Changed { change, live: ours, grace })
+        let kill_by = kill_deadline(now, &change);
+        let ours = self.without_external_worker(&live);
+        let actions = self.stop_workers(now, live, StopCause::Membership, Signal::SIGTERM);
+        self.limit_kill_time(kill_by);
+        let grace = self.remaining_grace(now);
+        with_event_after_signal(actions, JobEvent::Changed { change, live: ours, grace })
     }
 
     /// True if a worker may be alive that must not outlive this node's lease.
@@ -173,7 +174,7 @@ impl State {
     }
 
     /// The other nodes take a cut-off node for dead at this time; none of its workers may then be alive.
-    fn kill_no_later_than(&mut self, kill_by: Option<Instant>) {
+    fn limit_kill_time(&mut self, kill_by: Option<Instant>) {
         if let (JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
             (&mut self.phase, kill_by)
         {
@@ -182,144 +183,145 @@ impl State {
     }
 
     /// The last worker was reaped of a generation that another node's failure or change ended.
-    pub(super) fn go_on_with_others(&mut self, now: Instant) -> Vec<Action> {
-        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
-        if is_over || self.no_time_for_a_restart(now) {
+    pub(super) fn rejoin(&mut self, now: Instant) -> Vec<Action> {
+        let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();
+        if is_over || self.expires_before(now) {
             return vec![self.finish_failed(None)];
         }
-        let by_worker = self.others.failed_first.as_ref().is_some_and(|told| told.pid != 0);
+        let by_worker = self.peers.first_failure.as_ref().is_some_and(|told| told.pid != 0);
         // Under the name rankrun all nodes share one budget.
-        if by_worker && self.rules.persona == CliFlavor::Rankrun {
-            self.history.restarted(now, &self.rules.restart);
-            self.restarts_of_job.0 += 1;
+        if by_worker && self.rules.cli_flavor == CliFlavor::Rankrun {
+            self.history.record_restart(now, &self.rules.restart);
+            self.job_restarts.0 += 1;
         } else {
-            self.history.rejoined(now, &self.rules.restart);
+            self.history.record_rejoin(now, &self.rules.restart);
         }
         self.generation.0 += 1;
-        vec![self.join(now, None)]
+        vec![self.join_next_round(now, None)]
     }
 
     /// The same after a failure here that another node reported first. A worker that failed by itself costs
     /// this node a restart, as under torchrun.
-    fn go_on_after(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        let is_own = !failure.first.lost_elsewhere() && !self.is_lost_nodes_doing();
-        let is_over = self.stopped_by.is_some() || self.others.over.is_some();
-        if !is_own || is_over || self.no_time_for_a_restart(now) {
-            return self.go_on_with_others(now);
+    fn rejoin_after_failure(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        let is_own = !failure.first.has_lost_remote_peer() && !self.is_caused_by_lost_node();
+        let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();
+        if !is_own || is_over || self.expires_before(now) {
+            return self.rejoin(now);
         }
-        if self.rules.persona == CliFlavor::Torchrun {
-            let decision = self.decide(now, &failure);
+        if self.rules.cli_flavor == CliFlavor::Torchrun {
+            let decision = self.decide_restart(now, &failure);
             if matches!(decision, Decision::Fail(NoRestart::Budget | NoRestart::Window { .. })) {
-                return self.carry_out(now, decision, failure);
+                return self.apply_decision(now, decision, failure);
             }
-            self.history.restarted(now, &self.rules.restart);
-            self.restarts_of_job.0 += 1;
-            self.restarts_used.0 += 1;
+            self.history.record_restart(now, &self.rules.restart);
+            self.job_restarts.0 += 1;
+            self.node_restarts.0 += 1;
             self.generation.0 += 1;
-            return vec![self.join(now, Some(failure))];
+            return vec![self.join_next_round(now, Some(failure))];
         }
-        self.restarts_used.0 += 1;
-        self.go_on_with_others(now)
+        self.node_restarts.0 += 1;
+        self.rejoin(now)
     }
 
-    fn is_lost_nodes_doing(&self) -> bool {
-        self.others.failed_first.as_ref().is_some_and(FailureNote::is_of_lost_node)
+    fn is_caused_by_lost_node(&self) -> bool {
+        self.peers.first_failure.as_ref().is_some_and(FailureNote::is_of_lost_node)
     }
 
     /// Reports the failure to the other nodes at once, unless they know its cause.
-    pub(super) fn tell_of(&self, end: WorkerEnd) -> Option<Action> {
-        let is_news = self.others.over.is_none() && !self.is_others_doing(end);
+    pub(super) fn report_failure_to_peers(&self, end: WorkerEnd) -> Option<Action> {
+        let is_news = self.peers.remote_end.is_none() && !self.is_caused_by_peer(end);
         (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
     }
 
     /// True if another node has reported the cause of such a failure. A failure that lost no peer is not a
     /// consequence of a failure that lost one.
-    pub(super) fn is_others_doing(&self, end: WorkerEnd) -> bool {
-        let told = self.others.failed_first.as_ref();
-        told.is_some_and(|told| told.lost.is_none() || end.lost_elsewhere())
+    pub(super) fn is_caused_by_peer(&self, end: WorkerEnd) -> bool {
+        let told = self.peers.first_failure.as_ref();
+        told.is_some_and(|told| told.lost.is_none() || end.has_lost_remote_peer())
     }
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
-    pub(super) fn tell_of_stop(&self, because: LocalStop) -> Option<Action> {
-        let is_news = self.rules.has_rendezvous && self.others.over.is_none();
-        is_news.then_some(Action::TellStop { because })
+    pub(super) fn report_stop_to_peers(&self, because: LocalStop) -> Option<Action> {
+        let is_news = self.rules.has_rendezvous && self.peers.remote_end.is_none();
+        is_news.then_some(Action::TellStop { reason: because })
     }
 
     /// Decides whether another node caused the failure, as long as a restart may follow; `None` if this node
     /// decides alone.
-    pub(super) fn put_down_to_others(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
+    pub(super) fn resolve_peer_cause(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
         if !self.rules.has_rendezvous {
             return None;
         }
-        if let Some(end) = self.end_for_others(failure) {
+        if let Some(end) = self.finish_as_ended_elsewhere(failure) {
             return Some(vec![end]);
         }
-        if self.is_others_doing(failure.first) {
-            return Some(self.go_on_after(now, failure.clone()));
+        if self.is_caused_by_peer(failure.first) {
+            return Some(self.rejoin_after_failure(now, failure.clone()));
         }
-        self.others.failed_first = None;
-        let may_go_on = self.stopped_by.is_none() && !self.timer.is_over() && failure.is_restartable();
+        self.peers.first_failure = None;
+        let may_go_on =
+            self.stopped_by.is_none() && !self.time_limit_timer.has_expired() && failure.is_restartable();
         if !may_go_on {
             return None;
         }
-        self.phase = JobPhase::Blaming { failure: failure.clone(), until: now + LONGEST_BLAME };
+        self.phase = JobPhase::Blaming { failure: failure.clone(), until: now + LOST_NODE_QUERY_TIMEOUT };
         Some(vec![Action::FindLostNode])
     }
 
     /// The result of a job that ended on another node. A failure that another node caused is not a failure of
     /// this node.
-    fn end_for_others(&mut self, failure: &Failure) -> Option<Action> {
-        let over = self.others.over.as_ref()?;
-        let is_own = !self.is_others_doing(failure.first) && !over.is_their_doing;
+    fn finish_as_ended_elsewhere(&mut self, failure: &Failure) -> Option<Action> {
+        let over = self.peers.remote_end.as_ref()?;
+        let is_own = !self.is_caused_by_peer(failure.first) && !over.is_cause_of_failure;
         let own = is_own.then(|| failure.clone());
         Some(self.finish_failed(own))
     }
 
     /// The result if a process of the failed generation remains and other nodes have ended the generation or
     /// the job.
-    pub(super) fn cannot_go_on_for_others(&mut self, failure: &Failure) -> Option<Action> {
-        let theirs = self.is_others_doing(failure.first);
-        self.end_for_others(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
+    pub(super) fn finish_if_caused_by_peer(&mut self, failure: &Failure) -> Option<Action> {
+        let theirs = self.is_caused_by_peer(failure.first);
+        self.finish_as_ended_elsewhere(failure).or_else(|| theirs.then(|| self.finish_failed(None)))
     }
 
     /// The answer to the question whether a lost node caused the failure here.
-    pub(super) fn blamed(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
+    pub(super) fn on_lost_node_answer(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
         let JobPhase::Blaming { failure, until } = &self.phase else { return Vec::new() };
         // A late answer counts as "not known".
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
-        match (self.is_others_doing(failure.first), &lost) {
-            (true, None) => return self.go_on_after(now, failure),
-            (true, Some(_)) => return self.go_on_with_others(now),
+        match (self.is_caused_by_peer(failure.first), &lost) {
+            (true, None) => return self.rejoin_after_failure(now, failure),
+            (true, Some(_)) => return self.rejoin(now),
             (false, _) => {}
         }
-        let Some(node) = lost else { return self.look_or_decide(now, failure) };
+        let Some(node) = lost else { return self.check_devices_or_decide(now, failure) };
         let said = Action::Emit(JobEvent::Blamed { node });
-        [said].into_iter().chain(self.go_on_with_others(now)).collect()
+        [said].into_iter().chain(self.rejoin(now)).collect()
     }
 
     /// All workers of this node have succeeded.
-    pub(super) fn all_succeeded_here(&mut self, now: Instant) -> Vec<Action> {
+    pub(super) fn on_local_success(&mut self, now: Instant) -> Vec<Action> {
         if !self.rules.has_rendezvous {
             return vec![self.succeed(None)];
         }
-        self.history.generation_ended(now);
-        self.history.generation_is_gone(now);
-        self.phase = JobPhase::Settling { say_at: Some(now + SILENT_WAIT) };
+        self.history.record_first_end(now);
+        self.history.record_last_reap(now);
+        self.phase = JobPhase::Settling { report_at: Some(now + PEER_WAIT_REPORT_DELAY) };
         vec![Action::TellSuccess]
     }
 
     /// The job does not end well although all workers of this node have succeeded: leftover processes are
     /// killed, not awaited.
-    pub(super) fn settled_badly(&mut self) -> Vec<Action> {
-        let swept = Action::KillLeftovers { generation: self.generation };
-        let first = self.ended_elsewhere().1;
-        let early = self.finished_before_loss(first.as_ref());
-        [swept].into_iter().chain(early).chain([self.finish_failed(None)]).collect()
+    pub(super) fn finish_failed_after_success(&mut self) -> Vec<Action> {
+        let kill_leftovers = Action::KillLeftovers { generation: self.generation };
+        let first = self.remote_end_and_cause().1;
+        let early = self.finished_before_loss_event(first.as_ref());
+        [kill_leftovers].into_iter().chain(early).chain([self.finish_failed(None)]).collect()
     }
 
     /// The message where all workers of this node had exited with 0, and `first` lost one of them or an
     /// unnamed peer.
-    fn finished_before_loss(&self, first: Option<&FailureNote>) -> Option<Action> {
+    fn finished_before_loss_event(&self, first: Option<&FailureNote>) -> Option<Action> {
         let note = first?;
         let ours = |rank| (0..self.rules.workers.get()).any(|at| self.history.rank_of(LocalRank(at)) == rank);
         let is_ours = match note.lost? {
@@ -330,7 +332,7 @@ impl State {
     }
 
     /// The workers of all nodes have succeeded.
-    pub(super) fn all_succeeded(&mut self) -> Vec<Action> {
+    pub(super) fn on_all_succeeded(&mut self) -> Vec<Action> {
         match self.phase {
             JobPhase::Settling { .. } => vec![self.succeed(None)],
             _ => Vec::new(),
@@ -338,12 +340,13 @@ impl State {
     }
 
     /// The rendezvous is over for this node.
-    pub(super) fn over(&mut self, now: Instant, ending: RemoteEnd) -> Vec<Action> {
-        if self.phase == JobPhase::Finished || self.others.over.is_some() {
+    pub(super) fn on_job_ended_elsewhere(&mut self, now: Instant, ending: RemoteEnd) -> Vec<Action> {
+        if self.phase == JobPhase::Finished || self.peers.remote_end.is_some() {
             return Vec::new();
         }
-        let is_their_doing = self.fails_of_that_node(now, &ending);
-        self.others.over = Some(JobEndElsewhere { ending: ending.clone(), is_their_doing });
+        let is_their_doing = self.is_effect_of_peer_stop(now, &ending);
+        self.peers.remote_end =
+            Some(JobEndElsewhere { end: ending.clone(), is_cause_of_failure: is_their_doing });
         let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
             RemoteEnd::Failed { kill_by } => *kill_by,
@@ -353,69 +356,73 @@ impl State {
             JobPhase::Running { live }
             | JobPhase::Undecided { live, .. }
             | JobPhase::Observing { live, .. } => {
-                let ours = self.ours(&live);
-                let actions = self.stop(now, live, StopCause::Over, Signal::SIGTERM);
-                self.kill_no_later_than(kill_by);
-                let grace = self.left_of_the_grace(now);
-                let said = JobEvent::OverElsewhere { ending, live: ours, grace };
-                ranks.into_iter().chain(told_at_once(actions, said)).collect()
+                let ours = self.without_external_worker(&live);
+                let actions = self.stop_workers(now, live, StopCause::Over, Signal::SIGTERM);
+                self.limit_kill_time(kill_by);
+                let grace = self.remaining_grace(now);
+                let said = JobEvent::OverElsewhere { remote_end: ending, live: ours, grace };
+                ranks.into_iter().chain(with_event_after_signal(actions, said)).collect()
             }
             phase @ JobPhase::Stopping { .. } => {
                 self.phase = phase;
-                self.kill_no_later_than(kill_by);
+                self.limit_kill_time(kill_by);
                 Vec::new()
             }
             JobPhase::Blaming { failure, .. }
             | JobPhase::Checking { failure, .. }
-            | JobPhase::Waiting { failure, .. } => self.end_for_others(&failure).into_iter().collect(),
+            | JobPhase::Waiting { failure, .. } => {
+                self.finish_as_ended_elsewhere(&failure).into_iter().collect()
+            }
             JobPhase::Joining { failure, .. } => vec![self.finish_failed(failure)],
-            JobPhase::Settling { .. } => self.settled_badly(),
+            JobPhase::Settling { .. } => self.finish_failed_after_success(),
             JobPhase::Starting | JobPhase::Finished => vec![self.finish_failed(None)],
         }
     }
 
-    fn fails_of_that_node(&self, now: Instant, ending: &RemoteEnd) -> bool {
+    fn is_effect_of_peer_stop(&self, now: Instant, ending: &RemoteEnd) -> bool {
         let RemoteEnd::Closed { failure: Some(note) } = ending else { return false };
         let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
         note.why_node_ended_job().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
     /// How the job ended on another node, and its first failure there.
-    pub(super) fn ended_elsewhere(&self) -> (Option<RemoteEnd>, Option<FailureNote>) {
-        let over = self.others.over.as_ref().map(|over| over.ending.clone());
+    pub(super) fn remote_end_and_cause(&self) -> (Option<RemoteEnd>, Option<FailureNote>) {
+        let over = self.peers.remote_end.as_ref().map(|over| over.end.clone());
         let told = match &over {
             // A failure that a rule counts as success is not the job's cause.
             Some(RemoteEnd::ByRule { rule, .. }) if rule.is_success() => return (over, None),
             Some(RemoteEnd::Closed { failure } | RemoteEnd::ByRule { failure, .. }) => failure.clone(),
             _ => None,
         };
-        let first = told.or_else(|| self.others.failed_first.clone()).filter(|_| over.is_some());
+        let first = told.or_else(|| self.peers.first_failure.clone()).filter(|_| over.is_some());
         (over, first)
     }
 
     /// What the other nodes are told when this node ends badly. A node that leaves does not close the job:
     /// the others may go on.
-    pub(super) const fn farewell(&self, failure: Option<&Failure>) -> PeerNotice {
-        let is_told = self.stopped_by.is_some() || self.timer.ended_it() || self.others.over.is_some();
-        if !is_told && (failure.is_some() || self.others.cannot_start) {
+    pub(super) const fn peer_notice(&self, failure: Option<&Failure>) -> PeerNotice {
+        let is_told = self.stopped_by.is_some()
+            || self.time_limit_timer.has_ended_job()
+            || self.peers.remote_end.is_some();
+        if !is_told && (failure.is_some() || self.peers.cannot_start) {
             PeerNotice::Failed
         } else {
             PeerNotice::Left
         }
     }
 
-    pub(super) const fn cannot_start(&mut self) {
-        self.others.cannot_start = true;
+    pub(super) const fn mark_start_failed(&mut self) {
+        self.peers.cannot_start = true;
     }
 
     /// Before the first start a stop has another exit status (contract 3.3).
     pub(super) const fn has_started(&self) -> bool {
-        self.others.has_started
+        self.peers.has_started
     }
 
     /// The exit status of a job that ended on another node.
-    pub(super) fn status_of_the_others(&self) -> Option<ExitStatus> {
-        self.others.over.as_ref().map(|over| match over.ending {
+    pub(super) fn remote_exit_status(&self) -> Option<ExitStatus> {
+        self.peers.remote_end.as_ref().map(|over| match over.end {
             RemoteEnd::NotNeeded => ExitStatus::SUCCESS,
             RemoteEnd::ByRule { ref rule, .. } => rule.then.status(),
             RemoteEnd::Closed { .. } | RemoteEnd::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
@@ -424,7 +431,7 @@ impl State {
 }
 
 /// The latest time to kill the workers of a round that ended this way.
-const fn kill_by(now: Instant, change: &MembershipChange) -> Option<Instant> {
+const fn kill_deadline(now: Instant, change: &MembershipChange) -> Option<Instant> {
     match change {
         MembershipChange::CutOff { kill_by } => Some(*kill_by),
         MembershipChange::Removed | MembershipChange::StoodStill => Some(now),
@@ -436,7 +443,7 @@ const fn kill_by(now: Instant, change: &MembershipChange) -> Option<Instant> {
 }
 
 /// Says it at once, but not before the running workers get the stop signal.
-fn told_at_once(actions: Vec<Action>, said: JobEvent) -> Vec<Action> {
+fn with_event_after_signal(actions: Vec<Action>, said: JobEvent) -> Vec<Action> {
     let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-    with_at(actions, at, Action::Emit(said))
+    insert_action(actions, at, Action::Emit(said))
 }

@@ -16,21 +16,21 @@ use crate::rendezvous::note::RuleNote;
 use crate::spec::{CliFlavor, Unhealthy};
 
 /// A longer check is reported.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
+const CHECK_REPORT_DELAY: Duration = Duration::from_secs(2);
 /// A folder that has not answered by then counts as unreadable.
-const LONGEST_LOOK: Duration = Duration::from_secs(10);
+const PROGRESS_PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl State {
     /// The last worker of a stopped generation was reaped.
-    pub(super) fn stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
-        self.history.generation_is_gone(now);
-        let (cause, mut actions) = self.ended(cause);
+    pub(super) fn on_workers_stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
+        self.history.record_last_reap(now);
+        let (cause, mut actions) = self.settle_cause(cause);
         match cause {
-            StopCause::Failure(failure) => match self.put_down_to_others(now, &failure) {
+            StopCause::Failure(failure) => match self.resolve_peer_cause(now, &failure) {
                 Some(told) => actions.extend(told),
-                None => actions.extend(self.look_or_decide(now, failure)),
+                None => actions.extend(self.check_devices_or_decide(now, failure)),
             },
-            StopCause::Membership => actions.extend(self.go_on_with_others(now)),
+            StopCause::Membership => actions.extend(self.rejoin(now)),
             StopCause::User | StopCause::TimeLimit | StopCause::NotStarted | StopCause::Over => {
                 actions.push(self.finish_failed(None));
             }
@@ -38,108 +38,114 @@ impl State {
         actions
     }
 
-    pub(super) fn look_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        if !self.is_worth_a_look() {
-            return self.restart_or_finish(now, failure);
+    pub(super) fn check_devices_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        if !self.needs_device_check() {
+            return self.probe_progress_or_decide(now, failure);
         }
-        self.look(now, failure, CheckStep::Condition);
+        self.start_check(now, failure, CheckStep::Condition);
         vec![Action::ProbeDevices { generation: self.generation }]
     }
 
     /// True if devices are checked after a failure and a restart may follow.
-    fn is_worth_a_look(&self) -> bool {
-        self.rules.unhealthy.is_some() && self.stopped_by.is_none() && !self.timer.is_over()
+    fn needs_device_check(&self) -> bool {
+        self.rules.unhealthy.is_some() && self.stopped_by.is_none() && !self.time_limit_timer.has_expired()
     }
 
     /// Settles the cause, once no worker is left that could add evidence.
-    pub(super) fn ended(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
+    pub(super) fn settle_cause(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
         let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
         let StopCause::Failure(failure) = cause else { return (cause, actions) };
-        let told = failure.first.local_rank;
+        let reported_rank = failure.first.local_rank;
         let failure = failure.settle();
-        if failure.first.local_rank != told {
-            actions.extend(self.tell_of(failure.first));
+        if failure.first.local_rank != reported_rank {
+            actions.extend(self.report_failure_to_peers(failure.first));
         }
         actions.push(Action::Emit(JobEvent::GroupFailed { cause: failure.first }));
         (StopCause::Failure(failure), actions)
     }
 
     /// The health check is complete. A check without an answer forbids nothing.
-    pub(super) fn checked(
+    pub(super) fn on_devices_probed(
         &mut self,
         now: Instant,
         generation: Generation,
         checkup: DeviceReport,
     ) -> Vec<Action> {
-        let Some(mut failure) = self.looked_at(generation, CheckStep::Condition) else { return Vec::new() };
+        let Some(mut failure) = self.take_checked_failure(generation, CheckStep::Condition) else {
+            return Vec::new();
+        };
         let mut actions: Vec<Action> = checkup.events().map(Action::Emit).collect();
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
-            actions.extend(self.restart_or_finish(now, failure));
+            actions.extend(self.probe_progress_or_decide(now, failure));
             return actions;
         }
-        let decision = self.decide(now, &failure);
+        let decision = self.decide_restart(now, &failure);
         if !matches!(decision, Decision::Restart { .. }) {
-            actions.extend(self.carry_out(now, decision, failure));
+            actions.extend(self.apply_decision(now, decision, failure));
         } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
-            self.look(now, failure, CheckStep::Seats);
+            self.start_check(now, failure, CheckStep::Seats);
             actions.push(Action::ReassignDevices { generation });
         } else {
-            actions.push(Action::Emit(JobEvent::NoRestart { why: None }));
+            actions.push(Action::Emit(JobEvent::NoRestart { reason: None }));
             actions.push(self.finish_failed(Some(failure)));
         }
         actions
     }
 
     /// The remaining devices are assigned, or cannot be.
-    pub(super) fn reseated(
+    pub(super) fn on_devices_reassigned(
         &mut self,
         now: Instant,
         generation: Generation,
         seating: Result<LocalWorldSize, String>,
     ) -> Vec<Action> {
-        let Some(failure) = self.looked_at(generation, CheckStep::Seats) else { return Vec::new() };
+        let Some(failure) = self.take_checked_failure(generation, CheckStep::Seats) else {
+            return Vec::new();
+        };
         match seating {
             Ok(workers) => {
                 self.rules.workers = workers;
                 let said = Action::Emit(JobEvent::DevicesReassigned { workers });
-                [said].into_iter().chain(self.restart_or_finish(now, failure)).collect()
+                [said].into_iter().chain(self.probe_progress_or_decide(now, failure)).collect()
             }
             Err(why) => {
-                let said = Action::Emit(JobEvent::NoRestart { why: Some(why) });
+                let said = Action::Emit(JobEvent::NoRestart { reason: Some(why) });
                 vec![said, self.finish_failed(Some(failure))]
             }
         }
     }
 
     /// The progress check is complete. A check without an answer forbids nothing.
-    pub(super) fn progress_seen(
+    pub(super) fn on_progress_probed(
         &mut self,
         now: Instant,
         generation: Generation,
         sight: Option<CheckpointFingerprint>,
     ) -> Vec<Action> {
-        let Some(failure) = self.looked_at(generation, CheckStep::Progress) else { return Vec::new() };
+        let Some(failure) = self.take_checked_failure(generation, CheckStep::Progress) else {
+            return Vec::new();
+        };
         let said = match sight {
             Some(sight) => {
-                self.history.saw(sight);
+                self.history.record_progress(sight);
                 None
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
-        let decision = self.decide(now, &failure);
-        said.into_iter().chain(self.carry_out(now, decision, failure)).collect()
+        let decision = self.decide_restart(now, &failure);
+        said.into_iter().chain(self.apply_decision(now, decision, failure)).collect()
     }
 
     /// A check takes long, or too long.
-    pub(super) fn look_lasts(
+    pub(super) fn on_check_deadline(
         &mut self,
         now: Instant,
         (failure, step, give_up_at): (Failure, CheckStep, Option<Instant>),
     ) -> Vec<Action> {
-        self.phase = JobPhase::Checking { failure, step, say_at: None, give_up_at };
+        self.phase = JobPhase::Checking { failure, step, report_at: None, give_up_at };
         if give_up_at.is_some_and(|at| at <= now) {
-            return self.progress_seen(now, self.generation, None);
+            return self.on_progress_probed(now, self.generation, None);
         }
         vec![Action::Emit(match step {
             CheckStep::Condition | CheckStep::Seats => JobEvent::CheckingDevices,
@@ -147,14 +153,15 @@ impl State {
         })]
     }
 
-    fn look(&mut self, now: Instant, failure: Failure, step: CheckStep) {
+    fn start_check(&mut self, now: Instant, failure: Failure, step: CheckStep) {
         // A device check has its own deadlines.
-        let give_up_at = (step == CheckStep::Progress).then(|| now + LONGEST_LOOK);
-        self.phase = JobPhase::Checking { failure, step, say_at: Some(now + SILENT_WAIT), give_up_at };
+        let give_up_at = (step == CheckStep::Progress).then(|| now + PROGRESS_PROBE_TIMEOUT);
+        self.phase =
+            JobPhase::Checking { failure, step, report_at: Some(now + CHECK_REPORT_DELAY), give_up_at };
     }
 
     /// The failure that this check belongs to; `None` if the job no longer waits for the check.
-    fn looked_at(&mut self, generation: Generation, awaited: CheckStep) -> Option<Failure> {
+    fn take_checked_failure(&mut self, generation: Generation, awaited: CheckStep) -> Option<Failure> {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
                 Some(failure)
@@ -166,22 +173,27 @@ impl State {
         }
     }
 
-    pub(super) fn decide(&self, now: Instant, failure: &Failure) -> Decision {
-        let wish = if self.stopped_by.is_some() { WorkerDemand::Stop } else { WorkerDemand::GoOn };
-        self.history.decide((&self.rules.restart, self.rules.max_restarts), wish, failure, now)
+    pub(super) fn decide_restart(&self, now: Instant, failure: &Failure) -> Decision {
+        let demand = if self.stopped_by.is_some() { WorkerDemand::Stop } else { WorkerDemand::GoOn };
+        self.history.decide_restart((&self.rules.restart, self.rules.max_restarts), demand, failure, now)
     }
 
-    fn restart_or_finish(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        let decision = self.decide(now, &failure);
+    fn probe_progress_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
+        let decision = self.decide_restart(now, &failure);
         let is_restart = matches!(decision, Decision::Restart { .. });
-        if self.rules.restart.progress.is_some() && is_restart && !self.timer.is_over() {
-            self.look(now, failure, CheckStep::Progress);
+        if self.rules.restart.progress.is_some() && is_restart && !self.time_limit_timer.has_expired() {
+            self.start_check(now, failure, CheckStep::Progress);
             return vec![Action::ProbeProgress { generation: self.generation }];
         }
-        self.carry_out(now, decision, failure)
+        self.apply_decision(now, decision, failure)
     }
 
-    pub(super) fn carry_out(&mut self, now: Instant, decision: Decision, failure: Failure) -> Vec<Action> {
+    pub(super) fn apply_decision(
+        &mut self,
+        now: Instant,
+        decision: Decision,
+        failure: Failure,
+    ) -> Vec<Action> {
         match decision {
             Decision::Restart { at } => self.restart_at(now, at, failure),
             Decision::Succeed(rule) => {
@@ -189,8 +201,9 @@ impl State {
             }
             Decision::Fail(refusal) => {
                 // The summary tells how many restarts were used, and a user that stopped the job knows.
-                let plain = matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
-                let said = (!plain).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
+                let is_known_to_user =
+                    matches!(refusal, NoRestart::Stopped | NoRestart::Stuck | NoRestart::Budget);
+                let said = (!is_known_to_user).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
                 let mut finish = self.finish_failed(Some(failure));
                 if let (Action::Finish(end), NoRestart::Rule(rule)) = (&mut finish, refusal)
                     && let Some(rule) = RuleNote::of(&rule)
@@ -204,8 +217,8 @@ impl State {
     }
 
     fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
-        let until = self.held_until(&failure).map_or(at, |held| held.max(at));
-        if self.no_time_for_a_restart(until) {
+        let until = self.restart_held_until(&failure).map_or(at, |held| held.max(at));
+        if self.expires_before(until) {
             let refusal = NoRestart::TooLate { wait: until.saturating_duration_since(now) };
             let said = (until > now).then_some(Action::Emit(JobEvent::RestartRefused(refusal)));
             return said.into_iter().chain([self.finish_failed(Some(failure))]).collect();
@@ -214,7 +227,7 @@ impl State {
             return self.restart(now, failure);
         }
         self.phase = JobPhase::Waiting { failure, until };
-        let used = RestartCount(self.restarts_of_job.0 + 1);
+        let used = RestartCount(self.job_restarts.0 + 1);
         // Without a back-off the user is not told: the wait is over in half a second.
         let said = (at > now).then_some(Action::Emit(JobEvent::Waiting { wait: until - now, used }));
         said.into_iter().collect()
@@ -223,47 +236,52 @@ impl State {
     /// A process remains that should be gone: there is no restart, but a rule may still decide the result.
     pub(super) fn end_without_restart(&mut self, now: Instant, failure: Option<Failure>) -> Vec<Action> {
         let Some(failure) = failure else { return vec![self.finish_failed(None)] };
-        if let Some(end) = self.cannot_go_on_for_others(&failure) {
+        if let Some(end) = self.finish_if_caused_by_peer(&failure) {
             return vec![end];
         }
-        match self.decide(now, &failure) {
+        match self.decide_restart(now, &failure) {
             Decision::Restart { .. } => vec![self.finish_failed(Some(failure))],
-            decision => self.carry_out(now, decision, failure),
+            decision => self.apply_decision(now, decision, failure),
         }
     }
 
     /// Carries out a restart that the policy allows.
     pub(super) fn restart(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        self.history.restarted(now, &self.rules.restart);
-        self.restarts_used.0 += 1;
-        self.restarts_of_job.0 += 1;
+        self.history.record_restart(now, &self.rules.restart);
+        self.node_restarts.0 += 1;
+        self.job_restarts.0 += 1;
         self.generation.0 += 1;
-        let said = Action::Emit(JobEvent::Restarting { used: self.restarts_of_job });
-        let next =
-            if self.rules.has_rendezvous { self.join(now, Some(failure)) } else { self.start(now, None) };
+        let said = Action::Emit(JobEvent::Restarting { used: self.job_restarts });
+        let next = if self.rules.has_rendezvous {
+            self.join_next_round(now, Some(failure))
+        } else {
+            self.start_generation(now, None)
+        };
         vec![said, next]
     }
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {
-        let elsewhere = self.status_of_the_others().filter(|_| self.stopped_by.is_none());
+        let elsewhere = self.remote_exit_status().filter(|_| self.stopped_by.is_none());
         // A job that has succeeded shows no failure.
         let failure = failure.filter(|_| elsewhere != Some(ExitStatus::SUCCESS));
-        let status = match (self.rules.persona, self.stopped_by, &failure) {
-            (CliFlavor::Rankrun, ..) if self.timer.ended_it() => ExitStatus::Code(TIME_LIMIT),
-            (CliFlavor::Torchrun, ..) if self.timer.ended_it() => ExitStatus::Code(LAUNCHER_FAILED),
+        let status = match (self.rules.cli_flavor, self.stopped_by, &failure) {
+            (CliFlavor::Rankrun, ..) if self.time_limit_timer.has_ended_job() => ExitStatus::Code(TIME_LIMIT),
+            (CliFlavor::Torchrun, ..) if self.time_limit_timer.has_ended_job() => {
+                ExitStatus::Code(LAUNCHER_FAILED)
+            }
             _ if elsewhere.is_some() => elsewhere.unwrap_or(ExitStatus::Code(LAUNCHER_FAILED)),
-            (CliFlavor::Torchrun, Some(signal), _) if self.rules.for_workers(signal) != signal => {
+            (CliFlavor::Torchrun, Some(signal), _) if self.rules.worker_signal(signal) != signal => {
                 ExitStatus::Signal(signal as i32)
             }
             (CliFlavor::Torchrun, ..) | (CliFlavor::Rankrun, None, None) => ExitStatus::Code(LAUNCHER_FAILED),
             (CliFlavor::Rankrun, Some(signal), _) => ExitStatus::of_signal(signal as i32),
-            (CliFlavor::Rankrun, None, Some(failure)) => failure.status(),
+            (CliFlavor::Rankrun, None, Some(failure)) => failure.exit_status(),
         };
         self.phase = JobPhase::Finished;
-        let limit = self.rules.time_limit.filter(|_| self.timer.ended_it());
+        let limit = self.rules.time_limit.filter(|_| self.time_limit_timer.has_ended_job());
         let time_limit = limit.map(|limit| limit.limit);
-        let farewell = self.farewell(failure.as_ref());
-        let (elsewhere, first_cause) = self.ended_elsewhere();
+        let farewell = self.peer_notice(failure.as_ref());
+        let (elsewhere, first_cause) = self.remote_end_and_cause();
         let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
         Action::Finish(JobEnd {
@@ -271,9 +289,9 @@ impl State {
             failure,
             stopped_by,
             time_limit,
-            farewell,
+            peer_notice: farewell,
             rule: None,
-            elsewhere,
+            remote_end: elsewhere,
             first_cause,
         })
     }
@@ -286,9 +304,9 @@ impl State {
             failure: None,
             stopped_by: None,
             time_limit: None,
-            farewell: PeerNotice::Succeeded,
+            peer_notice: PeerNotice::Succeeded,
             rule,
-            elsewhere: None,
+            remote_end: None,
             first_cause: None,
         })
     }

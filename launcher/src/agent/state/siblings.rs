@@ -21,36 +21,39 @@ use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
 
 /// The poll interval of torchrun 2.15.
-pub(super) const LOOK: Duration = Duration::from_millis(100);
+pub(super) const TORCHRUN_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl State {
     /// A worker failed; those in `live` are alive.
-    pub(super) fn failed_beside(
+    pub(super) fn on_worker_failure(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
-        let is_last = self.outlook(now, &failure) == AfterStop::End;
-        if self.rules.persona != CliFlavor::Torchrun || !is_last || self.ours(&live).is_empty() {
-            return self.failed(now, live, failure);
+        let is_last = self.expected_after_stop(now, &failure) == AfterStop::End;
+        if self.rules.cli_flavor != CliFlavor::Torchrun
+            || !is_last
+            || self.without_external_worker(&live).is_empty()
+        {
+            return self.report_failure_and_stop(now, live, failure);
         }
-        self.history.generation_ended(now);
-        let told = self.tell_of(failure.first);
-        self.phase = JobPhase::Observing { live, failure, until: now + LOOK };
-        told.into_iter().collect()
+        self.history.record_first_end(now);
+        let report = self.report_failure_to_peers(failure.first);
+        self.phase = JobPhase::Observing { live, failure, until: now + TORCHRUN_POLL_INTERVAL };
+        report.into_iter().collect()
     }
 
-    pub(super) fn sibling_ended(&mut self, now: Instant, end: WorkerEnd) -> Vec<Action> {
+    pub(super) fn on_sibling_exit(&mut self, now: Instant, end: WorkerEnd) -> Vec<Action> {
         let JobPhase::Observing { live, failure, .. } = &mut self.phase else { return Vec::new() };
         live.remove(&end.local_rank);
-        failure.followed_by(FollowingEnd { end, stopped: false });
+        failure.push_exit(FollowingEnd { end, is_stopped_by_us: false });
         let live = live.clone();
-        if self.ours(&live).is_empty() { self.stop_siblings(now) } else { Vec::new() }
+        if self.without_external_worker(&live).is_empty() { self.stop_siblings(now) } else { Vec::new() }
     }
 
     /// Any other reason to stop takes effect before the poll.
-    pub(super) fn stop_siblings_before(&mut self, now: Instant, input: &Input) -> Vec<Action> {
+    pub(super) fn stop_siblings_on_input(&mut self, now: Instant, input: &Input) -> Vec<Action> {
         match input {
             Input::Changed(_) | Input::Over(_) => self.stop_siblings(now),
             Input::StartFailed { generation, .. } if *generation == self.generation => {
@@ -61,26 +64,26 @@ impl State {
     }
 
     /// A stop signal takes effect before the poll too. The failure came first and stays the cause.
-    pub(super) fn stop_siblings_by(
+    pub(super) fn stop_siblings_with_signal(
         &mut self,
         now: Instant,
         signal: Signal,
         (live, failure): (BTreeSet<LocalRank>, Failure),
     ) -> Vec<Action> {
-        let told = self.rules.for_workers(signal);
-        let mut actions = self.stop(now, live, StopCause::Failure(failure), told);
-        let until = now + self.grace(StopReason::Signal);
+        let worker_signal = self.rules.worker_signal(signal);
+        let mut actions = self.stop_workers(now, live, StopCause::Failure(failure), worker_signal);
+        let until = now + self.grace_period(StopReason::Signal);
         if let JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. } = &mut self.phase {
             *kill_at = until.min(*kill_at);
         }
-        actions.extend(self.tell_of_stop(LocalStop::Signal(signal)));
+        actions.extend(self.report_stop_to_peers(LocalStop::Signal(signal)));
         actions
     }
 
     /// The poll: stops the siblings that are alive.
     pub(super) fn stop_siblings(&mut self, now: Instant) -> Vec<Action> {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
-            JobPhase::Observing { live, failure, .. } => self.stop_for(now, live, failure),
+            JobPhase::Observing { live, failure, .. } => self.stop_after_failure(now, live, failure),
             phase => {
                 self.phase = phase;
                 Vec::new()

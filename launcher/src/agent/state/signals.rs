@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use rankrun_contract::rank::LocalRank;
 
-use super::{State, with_at};
+use super::{State, insert_action};
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEnd, JobEvent, LocalStop, PeerNotice, WaitEnd};
 use crate::agent::phase::{JobPhase, StopCause, StopStage};
@@ -17,34 +17,34 @@ use crate::spec::stop::StopReason;
 
 impl State {
     /// The launcher was told to stop; `again` is true for a second request.
-    pub(super) fn stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
-        let told_before = self.stopped_by == Some(signal);
+    pub(super) fn on_stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
+        let is_same_signal = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
-        self.limit_wait(now, StopReason::Signal);
+        self.limit_output_wait(now, StopReason::Signal);
         let ranks = self.collect_ranks(TableCause::Signal(signal));
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
-            JobPhase::Starting => vec![self.stopped_before_the_start(signal)],
-            JobPhase::Joining { .. } if !self.has_started() => vec![self.stopped_before_the_start(signal)],
+            JobPhase::Starting => vec![self.finish_before_start(signal)],
+            JobPhase::Joining { .. } if !self.has_started() => vec![self.finish_before_start(signal)],
             JobPhase::Observing { live, failure, .. } => {
                 let ours = live.clone();
-                let actions = self.stop_siblings_by(now, signal, (live, failure));
-                let said = self.stopping(now, signal, &ours);
-                with_at(actions, 1, said)
+                let actions = self.stop_siblings_with_signal(now, signal, (live, failure));
+                let said = self.stopping_event(now, signal, &ours);
+                insert_action(actions, 1, said)
             }
             JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
                 let ours = live.clone();
-                let actions = self.stop(now, live, StopCause::User, self.rules.for_workers(signal));
-                let said = self.stopping(now, signal, &ours);
-                let told = self.tell_of_stop(LocalStop::Signal(signal));
-                told.into_iter().chain(ranks).chain(with_at(actions, 1, said)).collect()
+                let actions = self.stop_workers(now, live, StopCause::User, self.rules.worker_signal(signal));
+                let said = self.stopping_event(now, signal, &ours);
+                let told = self.report_stop_to_peers(LocalStop::Signal(signal));
+                told.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
             }
             JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal: before, kill_at } } => {
                 if again {
-                    return self.kill(now, (live, cause), WaitEnd::SecondSignal);
+                    return self.kill_workers(now, (live, cause), WaitEnd::SecondSignal);
                 }
                 // The stop never extends a running grace period.
-                let kill_at = kill_at.min(now + self.grace(StopReason::Signal));
-                if told_before {
+                let kill_at = kill_at.min(now + self.grace_period(StopReason::Signal));
+                if is_same_signal {
                     // One request that came twice: a scheduler signals guard and agent alike.
                     self.phase = JobPhase::Stopping {
                         live,
@@ -53,23 +53,24 @@ impl State {
                     };
                     return Vec::new();
                 }
-                let stage = StopStage::Asked { signal: self.rules.for_workers(signal), kill_at };
-                let (told, ours) = (self.signal(&live, self.rules.for_workers(signal)), live.clone());
+                let stage = StopStage::Asked { signal: self.rules.worker_signal(signal), kill_at };
+                let (told, ours) =
+                    (self.signal_workers(&live, self.rules.worker_signal(signal)), live.clone());
                 self.phase = JobPhase::Stopping { live, cause, stage };
-                let known = self.tell_of_stop(LocalStop::Signal(signal));
-                known.into_iter().chain([told, self.stopping(now, signal, &ours)]).collect()
+                let known = self.report_stop_to_peers(LocalStop::Signal(signal));
+                known.into_iter().chain([told, self.stopping_event(now, signal, &ours)]).collect()
             }
             JobPhase::Blaming { failure, .. }
             | JobPhase::Checking { failure, .. }
             | JobPhase::Waiting { failure, .. } => {
-                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
+                vec![self.stopping_event(now, signal, &BTreeSet::new()), self.finish_failed(Some(failure))]
             }
             JobPhase::Joining { failure, .. } => {
-                vec![self.stopping(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
+                vec![self.stopping_event(now, signal, &BTreeSet::new()), self.finish_failed(failure)]
             }
             JobPhase::Settling { .. } => {
-                let said = self.stopping(now, signal, &BTreeSet::new());
-                [said].into_iter().chain(self.settled_badly()).collect()
+                let said = self.stopping_event(now, signal, &BTreeSet::new());
+                [said].into_iter().chain(self.finish_failed_after_success()).collect()
             }
             phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. } | JobPhase::Finished) => {
                 self.phase = phase;
@@ -78,8 +79,8 @@ impl State {
         }
     }
 
-    fn stopped_before_the_start(&self, signal: Signal) -> Action {
-        let status = match self.rules.persona {
+    fn finish_before_start(&self, signal: Signal) -> Action {
+        let status = match self.rules.cli_flavor {
             CliFlavor::Torchrun => ExitStatus::Signal(signal as i32),
             CliFlavor::Rankrun => ExitStatus::of_signal(signal as i32),
         };
@@ -88,21 +89,26 @@ impl State {
             failure: None,
             stopped_by: Some(signal),
             time_limit: None,
-            farewell: PeerNotice::Left,
+            peer_notice: PeerNotice::Left,
             rule: None,
-            elsewhere: None,
+            remote_end: None,
             first_cause: None,
         })
     }
 
-    fn stopping(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
-        let (told, grace) = (self.rules.for_workers(signal), self.left_of_the_grace(now));
-        Action::Emit(JobEvent::Stopping { signal, told, live: self.ours(live), grace })
+    fn stopping_event(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
+        let (told, grace) = (self.rules.worker_signal(signal), self.remaining_grace(now));
+        Action::Emit(JobEvent::Stopping {
+            signal,
+            worker_signal: told,
+            live: self.without_external_worker(live),
+            grace,
+        })
     }
 
     /// Passes a signal that stops nothing to the live workers, but not to their process groups: a data loader
     /// or a shell's helper that does not expect it would die of it.
-    pub(super) fn pass(&self, signal: Signal) -> Vec<Action> {
+    pub(super) fn forward_signal(&self, signal: Signal) -> Vec<Action> {
         match &self.phase {
             JobPhase::Running { live }
             | JobPhase::Undecided { live, .. }
@@ -110,7 +116,7 @@ impl State {
             | JobPhase::Stopping { live, stage: StopStage::Asked { .. }, .. } => {
                 vec![Action::ForwardSignal {
                     generation: self.generation,
-                    local_ranks: self.ours(live),
+                    local_ranks: self.without_external_worker(live),
                     signal,
                 }]
             }

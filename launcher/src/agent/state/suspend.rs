@@ -14,7 +14,7 @@ use crate::agent::phase::{JobPhase, StopStage};
 
 impl State {
     /// All processes of the job were suspended for this long, until now.
-    pub(super) fn was_halted(&mut self, lasted: Duration) -> Vec<Action> {
+    pub(super) fn on_resumed(&mut self, lasted: Duration) -> Vec<Action> {
         match &mut self.phase {
             JobPhase::Undecided { until: at, .. }
             | JobPhase::Observing { until: at, .. }
@@ -23,24 +23,24 @@ impl State {
                 stage: StopStage::Asked { kill_at: at, .. } | StopStage::Killed { give_up_at: at },
                 ..
             } => *at += lasted,
-            JobPhase::Checking { say_at, give_up_at, .. } => {
+            JobPhase::Checking { report_at: say_at, give_up_at, .. } => {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
-            JobPhase::Settling { say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
+            JobPhase::Settling { report_at: say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
             JobPhase::Starting
             | JobPhase::Joining { .. }
             | JobPhase::Running { .. }
             | JobPhase::Waiting { .. }
             | JobPhase::Finished => {}
         }
-        if let Some(patience) = &mut self.patience {
+        if let Some(patience) = &mut self.output_deadline {
             *patience += lasted;
         }
-        self.history.was_halted(lasted);
-        if let Some(watch) = &mut self.watch {
-            watch.was_halted(lasted);
+        self.history.add_suspended_time(lasted);
+        if let Some(watch) = &mut self.dstate_watch {
+            watch.add_suspended_time(lasted);
         }
-        self.finished.was_halted(lasted);
+        self.finished.add_suspended_time(lasted);
         if let Some(join_by) = &mut self.join_by {
             *join_by += lasted;
         }

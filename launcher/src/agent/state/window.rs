@@ -21,39 +21,39 @@ use crate::agent::message::{Action, WorkerEnd};
 use crate::agent::phase::JobPhase;
 
 /// From a worker's exit to the signal that the launcher gets too.
-pub(super) const WINDOW: Duration = Duration::from_millis(500);
+pub(super) const GROUP_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
 
 impl State {
     /// A worker of the running generation ended badly; those in `live` are left.
-    pub(super) fn ended_badly(
+    pub(super) fn on_failed_exit(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
         end: WorkerEnd,
     ) -> Vec<Action> {
-        if self.is_of_the_warning(end.exit) {
-            return self.ended_by_warning(now, live, end);
+        if self.is_exit_by_warning(end.exit) {
+            return self.on_exit_by_warning(now, live, end);
         }
-        let failure = self.failure(now, end, FailureKind::Ended);
-        if !self.rules.is_of_a_stop_signal(end.exit) {
-            return self.failed_beside(now, live, failure);
+        let failure = self.new_failure(now, end, FailureKind::Ended);
+        if !self.rules.is_exit_by_stop_signal(end.exit) {
+            return self.on_worker_failure(now, live, failure);
         }
-        self.history.generation_ended(now);
-        self.phase = JobPhase::Undecided { live, failure, until: now + WINDOW };
+        self.history.record_first_end(now);
+        self.phase = JobPhase::Undecided { live, failure, until: now + GROUP_SIGNAL_WINDOW };
         Vec::new()
     }
 
     /// The earliest restart after this failure, once all exits are known.
-    pub(super) fn held_until(&self, failure: &Failure) -> Option<Instant> {
-        let is_held = failure.may_be_everybodys();
-        self.history.first_end().filter(|_| is_held).map(|ended| ended + WINDOW)
+    pub(super) fn restart_held_until(&self, failure: &Failure) -> Option<Instant> {
+        let is_held = failure.may_be_group_signal();
+        self.history.first_end().filter(|_| is_held).map(|ended| ended + GROUP_SIGNAL_WINDOW)
     }
 
     /// A worker that ends meanwhile may have got the same signal.
-    pub(super) fn ended_undecided(&mut self, end: WorkerEnd) {
+    pub(super) fn record_undecided_exit(&mut self, end: WorkerEnd) {
         if let JobPhase::Undecided { live, failure, .. } = &mut self.phase {
             live.remove(&end.local_rank);
-            failure.followed_by(FollowingEnd { end, stopped: false });
+            failure.push_exit(FollowingEnd { end, is_stopped_by_us: false });
         }
     }
 }

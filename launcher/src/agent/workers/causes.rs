@@ -12,7 +12,7 @@ use crate::spec::Entrypoint;
 impl WorkerGroup {
     /// The hint of the most certain rule that matches the worker of this report.
     pub(in crate::agent) fn cause_hint(&self, card: &FailureReport) -> Option<String> {
-        if !matches!(card.manner, FailureKind::Ended | FailureKind::EndedByStop) {
+        if !matches!(card.kind, FailureKind::Ended | FailureKind::EndedByStop) {
             return None;
         }
         let entrypoint = &self.spec.entrypoint;

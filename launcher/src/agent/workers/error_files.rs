@@ -14,12 +14,12 @@ use crate::reporter::user_log::UserLog;
 use crate::spec::LogDir;
 
 /// At most this many error files are compared with the report; thousands of restarts may leave more.
-const MOST_FILES: usize = 4096;
+const MAX_ERROR_FILES: usize = 4096;
 
 impl WorkerGroup {
     /// Error reports of the last generation's workers, on a node where none failed first; adds the shown
     /// texts to `shown`. Empty if the files stay.
-    pub(in crate::agent) fn reports(&self, shown: &mut ShownTexts) -> Vec<PeerReport> {
+    pub(in crate::agent) fn peer_reports(&self, shown: &mut ShownTexts) -> Vec<PeerReport> {
         if !matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
             return Vec::new();
         }
@@ -35,14 +35,14 @@ impl WorkerGroup {
     /// The error files with a text that the report shows. Names any other file to the user. Empty if the
     /// files stay, as in a folder that the user named.
     pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &UserLog) -> Vec<PathBuf> {
-        let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.tree) else {
+        let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.log_tree) else {
             return Vec::new();
         };
-        let files = LogTree::error_files(tree, MOST_FILES);
+        let files = LogTree::error_files(tree, MAX_ERROR_FILES);
         let (reported, others): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| failure_context::is_shown(file, shown));
         if !others.is_empty() {
-            voice.say(&format!(
+            voice.print_line(&format!(
                 "error files that no report shows are kept in `{}`; `rankrun gc` removes them",
                 tree.run_folder().display()
             ));

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use rankrun_contract::rank::{LocalRank, NodeCount, Rank};
 use rankrun_contract::report::ErrorFile;
-use rankrun_contract::report::cut::{cut, is_cut};
+use rankrun_contract::report::cut::{cut_text, is_cut_text};
 
 use super::WorkerGroup;
 use crate::agent::failure::{ErrorFileInfo, Failure, LostPeer, lost_peer_phrase};
@@ -21,21 +21,21 @@ use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
 
 /// How long a failed worker's last lines are awaited if its output is held up.
-const LAST_LINES: Duration = Duration::from_millis(50);
+const OUTPUT_WAIT: Duration = Duration::from_millis(50);
 
 /// A longer message (in bytes) is cut for the other nodes.
-const NOTE_TEXT: usize = 1600;
+const MAX_NOTE_TEXT: usize = 1600;
 
 /// The last line of a message, or both ends of a long message.
-fn short(message: &str) -> Option<String> {
+fn shorten_message(message: &str) -> Option<String> {
     let last = message.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
-    let is_long = is_cut(message) || last.len() > NOTE_TEXT;
-    Some(if is_long { cut(message.trim(), NOTE_TEXT).into_owned() } else { last.to_owned() })
+    let is_long = is_cut_text(message) || last.len() > MAX_NOTE_TEXT;
+    Some(if is_long { cut_text(message.trim(), MAX_NOTE_TEXT).into_owned() } else { last.to_owned() })
 }
 
 impl WorkerGroup {
     /// The evidence on a failure of the last generation; call after [`Self::drain`].
-    pub(in crate::agent) fn evidence(&self, failure: &Failure) -> FailureContext<'_> {
+    pub(in crate::agent) fn failure_context(&self, failure: &Failure) -> FailureContext<'_> {
         let local_rank = failure.first.local_rank;
         let worker = WorkerId { generation: failure.generation, local_rank };
         FailureContext {
@@ -46,53 +46,53 @@ impl WorkerGroup {
             attempt: self.attempt.as_ref(),
             error_files: &self.error_files,
             tail: self.logs.tail(worker),
-            is_output_seen: self.logs.last_outputs(&[worker]) != [LastOutput::NotSeen],
+            is_output_seen: self.logs.last_outputs(&[worker]) != [LastOutput::Unavailable],
             oom: self.oom_kills(),
-            log_disk: self.log_disk_of(local_rank),
+            log_disk: self.log_disk(local_rank),
         }
     }
 
     /// Reads a failed worker's error file, which is kept until the next generation.
-    pub(in crate::agent) fn testimony(&mut self, exit: &WorkerExit) -> Option<ErrorFileInfo> {
+    pub(in crate::agent) fn error_file_info(&mut self, exit: &WorkerExit) -> Option<ErrorFileInfo> {
         let local_rank = exit.worker.local_rank;
         if exit.exit.is_success() {
             return None;
         }
-        self.look_at_log_disk(local_rank);
+        self.check_log_disk(local_rank);
         let attempt = self.attempt.as_ref();
         let Some((file, written)) =
-            attempt.and_then(|attempt| failure_context::error_file(&attempt.error_file(local_rank)))
+            attempt.and_then(|attempt| failure_context::load_error_file(&attempt.error_file(local_rank)))
         else {
-            return self.last_words(exit.worker);
+            return self.lost_peer_from_output(exit.worker);
         };
         let texts = || [Some(&file.report.message), file.report.callstack.as_ref()].into_iter().flatten();
         let text = || texts().any(|text| lost_peer_phrase(text).is_some());
-        let lost = file.report.lost_rank.map(|rank| self.lost(rank));
+        let lost = file.report.lost_rank.map(|rank| self.lost_peer(rank));
         let lost = lost.or_else(|| text().then_some(LostPeer::Unnamed));
         self.error_files.insert(local_rank, file);
-        Some(ErrorFileInfo { written, lost })
+        Some(ErrorFileInfo { written, lost_peer: lost })
     }
 
     /// Finds the loss of a peer in the worker's last lines, if there are other nodes: a script without
     /// torch's `@record` writes no error file.
-    fn last_words(&self, worker: WorkerId) -> Option<ErrorFileInfo> {
+    fn lost_peer_from_output(&self, worker: WorkerId) -> Option<ErrorFileInfo> {
         self.round.as_ref().filter(|round| round.nodes > NodeCount::ONE)?;
-        let lines = self.logs.tail_at_its_end(worker, LAST_LINES);
+        let lines = self.logs.tail_after_drain(worker, OUTPUT_WAIT);
         let tells = lines.iter().any(|line| lost_peer_phrase(line).is_some());
-        tells.then(|| ErrorFileInfo { written: SystemTime::now(), lost: Some(LostPeer::Unnamed) })
+        tells.then(|| ErrorFileInfo { written: SystemTime::now(), lost_peer: Some(LostPeer::Unnamed) })
     }
 
     /// The note on a failure for the other nodes.
-    pub(in crate::agent) fn note_of(&self, end: &WorkerEnd) -> Option<FailureNote> {
+    pub(in crate::agent) fn failure_note(&self, end: &WorkerEnd) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
         let seat = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
         let worker = WorkerId { generation: self.generation, local_rank: end.local_rank };
         let of_disk = || {
-            let disk = self.log_disk_of(end.local_rank)?;
-            log_space::cause_of(&disk, &self.logs.tail_at_its_end(worker, LAST_LINES))
+            let disk = self.log_disk(end.local_rank)?;
+            log_space::cause_of(&disk, &self.logs.tail_after_drain(worker, OUTPUT_WAIT))
         };
-        let message = file.and_then(|file| short(&file.report.message)).or_else(of_disk);
+        let message = file.and_then(|file| shorten_message(&file.report.message)).or_else(of_disk);
         let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote {
             node_rank: round.node_rank,
@@ -103,12 +103,12 @@ impl WorkerGroup {
             pid: end.pid.as_raw(),
             ended: end_in_words(end, seat.rank),
             message,
-            lost: end.testimony.and_then(|testimony| testimony.loss_elsewhere()).filter(|_| is_shared),
+            lost: end.error_file_info.and_then(|testimony| testimony.remote_loss()).filter(|_| is_shared),
         })
     }
 
     /// The note for the other nodes if the launcher itself has failed in a round.
-    pub(in crate::agent) fn note_of_launcher(&self, why: String) -> Option<FailureNote> {
+    pub(in crate::agent) fn launcher_failure_note(&self, why: String) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
         let node = NodeName { host: Some(short_hostname()), ..round.own_name() };
         Some(FailureNote::of_failed_launcher(round.node_rank, node, why))
@@ -121,7 +121,7 @@ impl WorkerGroup {
         note.host == short_hostname() && !is_elsewhere
     }
 
-    fn lost(&self, rank: Rank) -> LostPeer {
+    fn lost_peer(&self, rank: Rank) -> LostPeer {
         let seat = self.placements.iter().find(|seat| seat.rank == rank);
         seat.map_or(LostPeer::Elsewhere(rank), |seat| LostPeer::Here(seat.local_rank))
     }

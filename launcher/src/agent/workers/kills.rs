@@ -22,7 +22,7 @@ impl WorkerGroup {
         if workers.is_empty() && orphans == 0 {
             return vec![None; exits.len()];
         }
-        let oom = self.oom.explain(&SigkillDeaths { workers, orphans }, Instant::now());
+        let oom = self.oom_ledger.explain_deaths(&SigkillDeaths { workers, orphans }, Instant::now());
         exits
             .iter()
             .map(|exit| is_foreign_kill(exit).then_some(ForeignKill { oom, peak: exit.peak }))
@@ -30,26 +30,26 @@ impl WorkerGroup {
     }
 
     /// The exit of the external worker, which may run in another cgroup.
-    pub(super) fn end_by_hand(&mut self, exit: &WorkerExit, at: SystemTime) -> WorkerEnd {
+    pub(super) fn external_worker_end(&mut self, exit: &WorkerExit, at: SystemTime) -> WorkerEnd {
         let kill = ForeignKill { oom: OomEvidence::Unknown, peak: None };
         WorkerEnd {
             local_rank: exit.worker.local_rank,
             pid: exit.pid,
             exit: exit.exit,
             at,
-            testimony: self.testimony(exit),
+            error_file_info: self.error_file_info(exit),
             foreign_kill: is_foreign_kill(exit).then_some(kill),
         }
     }
 
     /// Notes which OOM kills are too old to be of a worker that is found dead later.
-    pub(in crate::agent) fn look_at_oom_kills(&mut self, now: Instant) {
-        self.oom.look(now);
+    pub(in crate::agent) fn poll_oom_kills(&mut self, now: Instant) {
+        self.oom_ledger.sample(now);
     }
 
     /// What the OOM killer has killed since the workers were started.
     pub(super) fn oom_kills(&self) -> OomKills {
-        self.oom.kills()
+        self.oom_ledger.kills()
     }
 }
 

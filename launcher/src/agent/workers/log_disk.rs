@@ -3,14 +3,14 @@
 use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
-use crate::logs::route::chosen;
+use crate::logs::route::streams_of_rank;
 use crate::logs::space::{DiskShortage, FullLogFolder};
 use crate::reporter::log_space::LogDisk;
 use crate::spec::{LogDir, Streams};
 
 impl WorkerGroup {
     /// Examines the disk when a worker with a log file has failed: at the job's end there may be space again.
-    pub(super) fn look_at_log_disk(&mut self, local_rank: LocalRank) {
+    pub(super) fn check_log_disk(&mut self, local_rank: LocalRank) {
         let Some(attempt) = &self.attempt else { return };
         let folder = match &self.spec.logs.dir {
             LogDir::At(folder) | LogDir::Temporary(folder) => folder,
@@ -25,7 +25,7 @@ impl WorkerGroup {
     }
 
     /// The disk of this worker's logs, if it was full.
-    pub(super) fn log_disk_of(&self, local_rank: LocalRank) -> Option<LogDisk> {
+    pub(super) fn log_disk(&self, local_rank: LocalRank) -> Option<LogDisk> {
         let full = self.full_log_folder.clone()?;
         let [teed, redirected] = self.kept_streams(local_rank);
         // A stream that is also copied to the console is a pipe, and the launcher writes the file.
@@ -35,7 +35,7 @@ impl WorkerGroup {
 
     fn kept_streams(&self, local_rank: LocalRank) -> [Streams; 2] {
         let logs = &self.spec.logs;
-        [chosen(&logs.tee, local_rank), chosen(&logs.redirects, local_rank)]
+        [streams_of_rank(&logs.tee, local_rank), streams_of_rank(&logs.redirects, local_rank)]
     }
 }
 

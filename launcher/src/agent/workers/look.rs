@@ -10,30 +10,33 @@ use super::WorkerGroup;
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::NotJoined;
-use crate::process::descendants::{everybody_below, sits_in_the_kernel};
+use crate::process::descendants::{descendants_of, is_in_dstate};
 
 impl WorkerGroup {
     /// Those of the workers that are uninterruptible.
-    pub(in crate::agent) fn uninterruptible(&self, local_ranks: &[LocalRank]) -> Vec<UninterruptibleWorker> {
+    pub(in crate::agent) fn uninterruptible_workers(
+        &self,
+        local_ranks: &[LocalRank],
+    ) -> Vec<UninterruptibleWorker> {
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let asleep = workers.map(|(&local_rank, &pid)| UninterruptibleWorker { local_rank, pid });
-        asleep.filter(|worker| sits_in_the_kernel(worker.pid)).collect()
+        asleep.filter(|worker| is_in_dstate(worker.pid)).collect()
     }
 
     /// Those of the workers that have not joined the store in this generation, neither directly nor by a live
     /// descendant. `greeted` has the client pids of a training store that the rendezvous owns.
-    pub(in crate::agent) fn not_joined(
+    pub(in crate::agent) fn workers_not_joined(
         &self,
         local_ranks: &[LocalRank],
         greeted: Option<Option<BTreeSet<u32>>>,
     ) -> Vec<NotJoined> {
-        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::client_pids);
+        let of_meeting = || self.local_store.as_ref().and_then(LocalTrainingStore::client_pids);
         let Some(greeted) = greeted.unwrap_or_else(of_meeting) else { return Vec::new() };
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
         // If the descendants cannot be listed, one of them may have joined.
-        let one_below_has = |pid| everybody_below(pid).map_or(true, |all| all.into_iter().any(has_greeted));
+        let one_below_has = |pid| descendants_of(pid).map_or(true, |all| all.into_iter().any(has_greeted));
         let has_joined = |pid| has_greeted(pid) || one_below_has(pid);
         missing.filter(|worker| !has_joined(worker.pid)).collect()
     }

@@ -14,12 +14,12 @@ use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
-use crate::process::proc::can_walk;
+use crate::process::proc::can_scan_processes;
 use crate::process::sockets::ConnectedSockets;
 use crate::process::usage::{tree_of, tree_usage};
 
 /// The stop signal waits at most this long for the examination of the processes.
-const LOOK_LIMIT: Duration = Duration::from_millis(250);
+const JOIN_PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl WorkerGroup {
     /// One row per rank; `None` if no rank may explain a hang and the cause needs no table. `greeted` is as
@@ -32,12 +32,13 @@ impl WorkerGroup {
     ) -> Option<RankTable> {
         let probe = self.join_probe(greeted);
         let ranks = (0..self.spec.workers.get()).map(LocalRank);
-        let mut rows: Vec<RankRow> = ranks.map(|local_rank| self.row(local_rank, ended, &probe)).collect();
-        if !cause.is_for_every_job() && !rows.iter().any(RankRow::may_explain_a_hang) {
+        let mut rows: Vec<RankRow> =
+            ranks.map(|local_rank| self.rank_row(local_rank, ended, &probe)).collect();
+        if !cause.is_always_shown() && !rows.iter().any(RankRow::may_explain_a_hang) {
             return None;
         }
         for row in rows.iter_mut().filter(|row| row.process == ProcessState::Unknown) {
-            let usage = row.pid.and_then(|pid| tree_usage(pid, &|| probe.is_late()));
+            let usage = row.pid.and_then(|pid| tree_usage(pid, &|| probe.is_expired()));
             row.process = usage.map_or(ProcessState::Unknown, |usage| ProcessState::Alive(usage.state));
             row.cpu_time = usage.map(|usage| usage.cpu_time);
         }
@@ -51,30 +52,30 @@ impl WorkerGroup {
 
     /// The cheap part of a row: whether the rank has joined. The pid of an ended worker may belong to another
     /// process.
-    fn row(&self, local_rank: LocalRank, ended: &[EndedRank], probe: &JoinProbe) -> RankRow {
+    fn rank_row(&self, local_rank: LocalRank, ended: &[EndedRank], probe: &JoinProbe) -> RankRow {
         let pid = self.pids.get(&local_rank).copied();
         let exit = ended.iter().find(|ended| ended.local_rank == local_rank).map(|ended| ended.exit);
         let (process, joined) = match (pid, exit) {
             (None, _) => (ProcessState::NotStarted, JoinState::NotJoined),
-            (Some(pid), Some(exit)) => (ProcessState::Ended(exit), probe.of_ended(pid)),
-            (Some(pid), None) => (ProcessState::Unknown, probe.of_living(pid)),
+            (Some(pid), Some(exit)) => (ProcessState::Ended(exit), probe.ended_join_state(pid)),
+            (Some(pid), None) => (ProcessState::Unknown, probe.live_join_state(pid)),
         };
-        RankRow { local_rank, pid, process, joined, cpu_time: None, output: LastOutput::NotSeen }
+        RankRow { local_rank, pid, process, joined, cpu_time: None, output: LastOutput::Unavailable }
     }
 
     fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
-        let of_meeting = || self.meeting.as_ref().and_then(LocalTrainingStore::client_pids);
+        let of_meeting = || self.local_store.as_ref().and_then(LocalTrainingStore::client_pids);
         let greeted = greeted.unwrap_or_else(of_meeting);
         let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
         let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();
-        JoinProbe { greeted, connected, until: Instant::now() + LOOK_LIMIT }
+        JoinProbe { client_pids: greeted, connected, until: Instant::now() + JOIN_PROBE_TIMEOUT }
     }
 }
 
 /// Evidence that a rank has joined the store.
 struct JoinProbe {
     /// Pids of the store's clients, if this node has the store.
-    greeted: Option<BTreeSet<u32>>,
+    client_pids: Option<BTreeSet<u32>>,
     /// Connections to the store's port, if another process has the store. A rank with a connection has
     /// joined; a rank without may have left again.
     connected: ConnectedSockets,
@@ -82,31 +83,31 @@ struct JoinProbe {
 }
 
 impl JoinProbe {
-    fn is_late(&self) -> bool {
+    fn is_expired(&self) -> bool {
         Instant::now() >= self.until
     }
 
     fn has_joined(&self, pid: Pid) -> bool {
-        match &self.greeted {
+        match &self.client_pids {
             Some(greeted) => u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid)),
             None => self.connected.is_held_by(pid),
         }
     }
 
-    fn of_living(&self, pid: Pid) -> JoinState {
+    fn live_join_state(&self, pid: Pid) -> JoinState {
         if self.has_joined(pid) {
             return JoinState::Joined;
         }
-        match tree_of(pid, &|| self.is_late()) {
+        match tree_of(pid, &|| self.is_expired()) {
             Ok(pids) if pids.iter().any(|pid| self.has_joined(*pid)) => JoinState::Joined,
-            Ok(_) if self.greeted.is_some() && can_walk() => JoinState::NotJoined,
+            Ok(_) if self.client_pids.is_some() && can_scan_processes() => JoinState::NotJoined,
             Ok(_) | Err(_) => JoinState::Unknown,
         }
     }
 
     /// Its descendants are gone, and one of them may have joined.
-    fn of_ended(&self, pid: Pid) -> JoinState {
-        let is_greeted = self.greeted.is_some() && self.has_joined(pid);
+    fn ended_join_state(&self, pid: Pid) -> JoinState {
+        let is_greeted = self.client_pids.is_some() && self.has_joined(pid);
         if is_greeted { JoinState::Joined } else { JoinState::Unknown }
     }
 }

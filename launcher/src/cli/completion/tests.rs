@@ -58,7 +58,7 @@ fn bash_completes_names_and_values() {
 }
 
 #[test]
-fn our_own_name_has_words_that_stand_first() {
+fn rankrun_completes_subcommands_only_as_first_word() {
     assert_eq!(offered(CliFlavor::Rankrun, &["ru"]), ["run"]);
     assert_eq!(offered(CliFlavor::Rankrun, &["run", "--gra"]), ["--grace"]);
     assert_eq!(offered(CliFlavor::Rankrun, &["--standalone", "run", "--gra"]), [""; 0]);
@@ -67,7 +67,7 @@ fn our_own_name_has_words_that_stand_first() {
 }
 
 #[test]
-fn each_shell_can_read_its_script() {
+fn completion_scripts_parse_in_their_shells() {
     for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let read = ask("bash", &["-n"], &script(persona, Shell::Bash));
         assert_eq!(read.as_deref(), Some(""), "the tests need bash");
@@ -78,7 +78,7 @@ fn each_shell_can_read_its_script() {
 }
 
 #[test]
-fn every_option_is_in_every_script() {
+fn completion_scripts_list_every_option() {
     for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Tcsh] {
             let text = script(persona, shell);

@@ -71,7 +71,7 @@ fn refusal(file: &'static str) -> (String, String) {
 }
 
 #[test]
-fn a_file_says_what_options_say() {
+fn config_file_sets_launch_options() {
     let spec = launch("", &[]).spec;
     assert_eq!((spec.workers.get(), spec.role.as_str(), spec.max_restarts.0), (3, "trainer", 5));
     assert_eq!(spec.stop.grace.as_secs_f64(), 2.5);
@@ -85,7 +85,7 @@ fn a_file_says_what_options_say() {
 }
 
 #[test]
-fn nobody_reads_a_file_that_nobody_names() {
+fn unnamed_config_file_is_not_read() {
     let launch = try_launch("this is no TOML", "--nproc-per-node 1 --device-type cpu", &[]).unwrap();
     assert_eq!(launch.spec.max_restarts.0, 0);
     let by_variable = try_launch(FILE, "", &[("RANKRUN_CONFIG", "/job/rankrun.toml")]).unwrap();
@@ -93,7 +93,7 @@ fn nobody_reads_a_file_that_nobody_names() {
 }
 
 #[test]
-fn the_command_line_and_the_variables_come_before_it() {
+fn command_line_and_variables_override_config_file() {
     assert_eq!(launch("--max-restarts 7", &[]).spec.max_restarts.0, 7);
     assert_eq!(launch("", &[("PET_MAX_RESTARTS", "6")]).spec.max_restarts.0, 6);
     assert_eq!(launch("", &[("RANKRUN_GRACE", "4")]).spec.stop.grace.as_secs(), 4);
@@ -122,7 +122,7 @@ store-limit = "2GiB"
 "#;
 
 #[test]
-fn a_file_says_how_nodes_meet() {
+fn config_file_sets_rendezvous() {
     let spec = |options: &str, environment: &[(&str, &str)]| {
         let options = format!("--config rankrun.toml --device-type cpu {options}");
         try_launch(NODES, &options, environment).unwrap().spec
@@ -172,7 +172,7 @@ time_limit = "00:02:00"
 "#;
 
 #[test]
-fn each_cause_of_a_stop_may_have_a_grace_of_its_own() {
+fn config_file_sets_grace_per_stop_cause() {
     let stop = |options: &str, environment: &[(&str, &str)]| {
         let options = format!("--config rankrun.toml {options}");
         try_launch(GRACES, &options, environment).unwrap().spec.stop
@@ -206,7 +206,7 @@ fn each_cause_of_a_stop_may_have_a_grace_of_its_own() {
 }
 
 #[test]
-fn a_key_that_means_nothing_is_named_with_its_line() {
+fn unknown_config_key_error_names_line() {
     for (file, text, hint) in [
         (
             "[launch]\nmax-restart = 3\n",
@@ -258,7 +258,7 @@ fn a_key_that_means_nothing_is_named_with_its_line() {
 }
 
 #[test]
-fn a_value_of_another_type_is_named_with_its_line() {
+fn config_value_type_error_names_line() {
     for (file, text) in [
         ("[launch]\nmax-restarts = \"3\"\n", "line 2: `launch.max-restarts` is a text, not a whole number"),
         (
@@ -317,7 +317,7 @@ fn a_value_of_another_type_is_named_with_its_line() {
 }
 
 #[test]
-fn what_is_no_toml_is_named_with_its_line() {
+fn invalid_toml_error_names_line() {
     for (file, line) in [("[launch]\nrole = \n", 2), ("[launch\n", 1), ("[launch]\nrole = 1\nrole = 2\n", 3)]
     {
         let (message, _) = refusal(file);
@@ -329,7 +329,7 @@ fn what_is_no_toml_is_named_with_its_line() {
 }
 
 #[test]
-fn what_contradicts_itself_is_named_with_its_line() {
+fn config_contradiction_error_names_line() {
     for (file, text) in [
         ("[restart]\nwindow = \"1h\"\n", "line 2: `restart.window` is given, but `--max-restarts` is not"),
         (
@@ -392,12 +392,12 @@ fn what_contradicts_itself_is_named_with_its_line() {
 
 proptest! {
     #[test]
-    fn no_text_panics(text: String) {
+    fn any_config_text_does_not_panic(text: String) {
         let _ = parse(OsStr::new("x"), &text);
     }
 
     #[test]
-    fn no_table_panics(name in "launch|nodes|restart|stop|restart.rules", key in "[a-z-]{1,8}|rules|exit|grace", value in ".{0,9}") {
+    fn any_config_table_does_not_panic(name in "launch|nodes|restart|stop|restart.rules", key in "[a-z-]{1,8}|rules|exit|grace", value in ".{0,9}") {
         for text in [format!("[{name}]\n{key} = {value}\n"), format!("[[{name}]]\n{key} = {value}\n")] {
             let _ = parse(OsStr::new("x"), &text);
         }

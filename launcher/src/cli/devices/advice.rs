@@ -130,7 +130,7 @@ mod tests {
     use super::as_variables;
 
     #[test]
-    fn our_own_options_become_variables_and_torchruns_stay() {
+    fn torchrun_hints_name_variables_for_rankrun_options() {
         for (hint, said) in [
             ("more with `--probe-timeout SECONDS`", "more with `RANKRUN_PROBE_TIMEOUT=SECONDS`"),
             (

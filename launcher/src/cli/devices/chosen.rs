@@ -5,7 +5,9 @@ use super::wishes::Count;
 use crate::cli::Verbosity;
 use crate::cli::error::DeviceError;
 use crate::cli::notice::Notice;
-use crate::device::choice::{Choice, ChoiceError, ChoiceInput, ChoiceWarning, DeviceRequest, choose, label};
+use crate::device::choice::{
+    Choice, ChoiceError, ChoiceInput, ChoiceWarning, DeviceRequest, choose_devices, label,
+};
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::reporter::plain::plain;
@@ -23,7 +25,8 @@ impl Resolver<'_> {
             kind: kind_of(&self.wishes.kinds()?, machine),
             order: self.wishes.order.as_ref().map(|order| order.value),
             exclude_unhealthy: self.wishes.check.is_some_and(|check| check.unhealthy == Unhealthy::Exclude),
-            as_torch: self.is_passive() && matches!(self.wishes.count, Count::Auto | Count::Of { .. }),
+            uses_torch_order: self.is_passive()
+                && matches!(self.wishes.count, Count::Auto | Count::Of { .. }),
         };
         let choice = match self.choose_as(machine, &unhealthy, &request) {
             // Which of them torch would take is decided by how it was built; most often it was for the first.
@@ -74,7 +77,7 @@ impl Resolver<'_> {
             false => self.settings.facts.world().cuda_order(self.wishes.limit),
         };
         let inherited = &self.inherited;
-        choose(&ChoiceInput { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
+        choose_devices(&ChoiceInput { machine, inherited, request, unhealthy, cuda_order: &cuda_order })
     }
 
     /// Whether devices are only counted or bound near to, as torchrun does, and never chosen.

@@ -16,7 +16,7 @@ use crate::spec::CliFlavor;
 
 /// The permitted CPUs.
 fn count_cpus(facts: &Facts) -> LocalWorldSize {
-    let cpus = u32::try_from(facts.world().affinity_cpus()).unwrap_or(u32::MAX);
+    let cpus = u32::try_from(facts.world().affinity_cpu_count()).unwrap_or(u32::MAX);
     LocalWorldSize::new(cpus).unwrap_or(LocalWorldSize::ONE)
 }
 

@@ -10,8 +10,8 @@ use crate::cli::settings::Setting;
 use crate::cli::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::cli::virtual_devices::resolve_virtual_devices;
 use crate::device::choice::{Choice, ChoiceWarning};
-use crate::device::cpu_reason::{CpuFacts, CpuReason, reason};
-use crate::device::handover::hand_over;
+use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
+use crate::device::handover::assign_worker_variables;
 use crate::device::{Machine, presence};
 use crate::reporter::plain::plain;
 use crate::spec::{CliFlavor, WorkerDevice};
@@ -37,7 +37,7 @@ impl Resolver<'_> {
         let mut devices = self.on_cpus(None, if sign { Cause::Unknown } else { Cause::NoSign })?;
         // A count of CPUs means workers on them.
         if sign && self.wishes.count != Count::Cpus {
-            devices.seats.iter_mut().for_each(|seat| seat.device.known = false);
+            devices.seats.iter_mut().for_each(|seat| seat.device.is_known_to_runtime = false);
         }
         Ok(devices)
     }
@@ -45,7 +45,7 @@ impl Resolver<'_> {
     /// Workers without a device; `hide` is the choice that keeps accelerators from them.
     pub(super) fn on_cpus(&mut self, hide: Option<&Choice>, cause: Cause<'_>) -> Result<Devices, CliError> {
         if let Some(Setting { origin, value }) = &self.wishes.binding {
-            let (origin, value) = (origin.clone(), value.word().to_owned());
+            let (origin, value) = (origin.clone(), value.as_str().to_owned());
             return Err(SettingError::NeedsAccelerator { origin, value }.into());
         }
         let workers = self.workers_on_cpus();
@@ -53,7 +53,8 @@ impl Resolver<'_> {
             (0..workers.get()).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect();
         let visibility = match hide {
             Some(choice) => {
-                let handover = hand_over(choice, &self.inherited, workers.get(), self.asked_visibility()?);
+                let handover =
+                    assign_worker_variables(choice, &self.inherited, workers.get(), self.asked_visibility()?);
                 for (seat, handed) in seats.iter_mut().zip(handover.workers) {
                     seat.variables = handed.variables;
                 }
@@ -107,11 +108,12 @@ impl Resolver<'_> {
             machine,
             warnings,
             has_node: &|kind| machine.is_some() && presence::has_node(facts.world(), kind),
-            has_sign: &|| {
-                machine.is_some() && presence::sign(facts.world(), facts.variable("LD_LIBRARY_PATH"))
+            has_accelerator_sign: &|| {
+                machine.is_some()
+                    && presence::has_accelerator_sign(facts.world(), facts.variable("LD_LIBRARY_PATH"))
             },
         };
-        match reason(&evidence) {
+        match find_cpu_reason(&evidence) {
             CpuReason::Requested => None,
             CpuReason::Because(words) => Some(words),
         }

@@ -11,7 +11,7 @@ use crate::cli::settings::Setting;
 use crate::cli::virtual_devices::resolve_virtual_devices;
 use crate::device::affinity::Bindings;
 use crate::device::choice::{Choice, ChoiceWarning};
-use crate::device::handover::{Handover, hand_over};
+use crate::device::handover::{Handover, assign_worker_variables};
 use crate::device::{DeviceType, Machine, Visibility};
 use crate::placement::Device;
 use crate::spec::WorkerDevice;
@@ -34,7 +34,7 @@ impl Resolver<'_> {
             .map(|(rank, at)| seat(choice, *at, (LocalRank(rank), rank), Vec::new()))
             .collect();
         if is_order_unknown(choice) {
-            seats.iter_mut().for_each(|seat| seat.device.card = None);
+            seats.iter_mut().for_each(|seat| seat.device.identity = None);
         }
         let visibility = resolve_virtual_devices(self.settings, &mut seats)?;
         if visibility == Visibility::Own {
@@ -46,8 +46,8 @@ impl Resolver<'_> {
 
     pub(super) fn hand_over(&mut self, choice: &Choice, workers: LocalWorldSize) -> Result<Placed, CliError> {
         let asked = self.asked_visibility()?;
-        let Handover { visibility, forced, workers } =
-            hand_over(choice, &self.inherited, workers.get(), asked);
+        let Handover { visibility, forced_own_reason: forced, workers } =
+            assign_worker_variables(choice, &self.inherited, workers.get(), asked);
         // One worker that sees its one device is nothing to tell of.
         let is_news = workers.len() > 1 || choice.devices.len() > 1;
         if let Some(why) = forced.filter(|_| is_news) {
@@ -60,7 +60,7 @@ impl Resolver<'_> {
             let mut seat = seat(choice, handed.device, (LocalRank(rank), handed.ordinal), handed.variables);
             // A worker that is told nothing, or the user's own numbers, has what the driver counts.
             if is_order_unknown(choice) && (seat.variables.is_empty() || !is_pinned) {
-                seat.device.card = None;
+                seat.device.identity = None;
             }
             seat
         });
@@ -75,7 +75,7 @@ impl Resolver<'_> {
         placed: &mut Placed,
     ) -> Result<(), DeviceError> {
         let Some(Setting { origin, value: binding }) = &self.wishes.binding else { return Ok(()) };
-        let allowed = self.settings.facts.world().affinity();
+        let allowed = self.settings.facts.world().allowed_cpus();
         let nodes: Vec<u32> =
             choice.devices.iter().map(|chosen| chosen.accelerator.numa_node.unwrap_or(0)).collect();
         let layout = machine.cpus.clone().unwrap_or_default();
@@ -84,7 +84,7 @@ impl Resolver<'_> {
             let cpus = bindings.cpus(*binding, at.unwrap_or(LocalRank(rank).index()));
             seat.cpus = Some(cpus.map_err(|error| DeviceError::Binding {
                 origin: origin.clone(),
-                value: binding.word().to_owned(),
+                value: binding.as_str().to_owned(),
                 local_rank: LocalRank(rank),
                 error,
             })?);
@@ -108,7 +108,7 @@ fn seat(
     let device = match at.and_then(|at| choice.devices.get(at)) {
         Some(chosen) => {
             let card = Some(told::card(chosen));
-            Device { kind: choice.kind, ordinal, card, known: true }
+            Device { kind: choice.kind, ordinal, identity: card, is_known_to_runtime: true }
         }
         None => Device::cpu(local_rank.0),
     };

@@ -2,7 +2,7 @@
 
 use crate::cli::notice::Notice;
 use crate::device::DeviceType;
-use crate::device::affinity::ranges;
+use crate::device::affinity::format_ranges;
 use crate::device::choice::{SelectedDevice, SelectionMethod, noun, number};
 use crate::placement::DeviceIdentity;
 use crate::reporter::plain::plain;
@@ -18,7 +18,7 @@ pub(super) fn card(chosen: &SelectedDevice) -> DeviceIdentity {
         uuid: accelerator.uuid.as_deref().map(plain),
         pci: accelerator.pci,
         numa_node: accelerator.numa_node,
-        how: how(&chosen.how),
+        chosen_by: how(&chosen.how),
     }
 }
 
@@ -27,7 +27,7 @@ fn how(how: &SelectionMethod) -> String {
     match how {
         SelectionMethod::Default => "default".to_owned(),
         SelectionMethod::Ordered { how: inner, order } if **inner == SelectionMethod::Default => {
-            format!("--device-order {}", order.word())
+            format!("--device-order {}", order.as_str())
         }
         how => plain(&how.to_string()),
     }
@@ -40,7 +40,7 @@ pub(super) fn lines(seats: &[WorkerDevice]) -> Vec<Notice> {
             let [title, name, place] = what;
             [format!("rank {rank}"), format!("→ {}:", seat.device), title, name, place]
         };
-        let Some(card) = seat.device.card.as_ref() else {
+        let Some(card) = seat.device.identity.as_ref() else {
             let decided = "which device that is, the driver decides".to_owned();
             let is_on_device = seat.device.kind != DeviceType::Cpu;
             return is_on_device.then(|| (columns([decided, String::new(), String::new()]), String::new()));
@@ -48,9 +48,9 @@ pub(super) fn lines(seats: &[WorkerDevice]) -> Vec<Notice> {
         let place = card.pci.map_or_else(String::new, |pci| format!("({pci})"));
         let cpus = seat.cpus.as_deref().map_or_else(String::new, |cpus| {
             let plural = if cpus.len() == 1 { "" } else { "s" };
-            format!(", CPU{plural} {}", ranges(cpus))
+            format!(", CPU{plural} {}", format_ranges(cpus))
         });
-        Some((columns([card.title(), card.name.clone(), place]), format!(", by {}{cpus}", card.how)))
+        Some((columns([card.title(), card.name.clone(), place]), format!(", by {}{cpus}", card.chosen_by)))
     });
     let rows: Vec<_> = rows.collect();
     let widest = |column: usize| rows.iter().map(|(row, _)| row[column].chars().count()).max().unwrap_or(0);

@@ -295,7 +295,7 @@ mod tests {
     const OPTION: Origin = Origin::Option("x");
 
     #[test]
-    fn hint_for_a_setting_shows_what_was_meant() {
+    fn setting_hint_suggests_valid_value() {
         for (expected, value, hint) in [
             (Expected::WorkerCount, "8.0", "`--x 8`"),
             (Expected::WorkerCount, "gpus", "did you mean `gpu`?"),
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn hint_has_the_form_of_the_place_that_said_it() {
+    fn setting_hint_uses_form_of_its_origin() {
         let variable = Origin::Variable("PET_X".to_owned());
         assert_eq!(hint_for_setting(&variable, Expected::NodeCount, ""), "give `PET_X` a value, or unset it");
         assert!(hint_for_setting(&variable, Expected::Port, "x").contains("`PET_X=29500`"));

@@ -5,14 +5,14 @@ use rankrun_contract::rank::LocalRank;
 use super::Origin;
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
-use crate::device::selector::{SelectorError, cut};
+use crate::device::selector::{SelectorError, display_value};
 use crate::device::{ProbeProblem, ProbeProblemKind};
 
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// `--devices` is no list of devices.
-    #[error("{origin} is `{}`: {error}", cut(value))]
+    #[error("{origin} is `{}`: {error}", display_value(value))]
     Selector {
         /// Where it came from.
         origin: Origin,

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_of_an_entrypoint_shows_the_mistake() {
+    fn entrypoint_hint_explains_mistake_in_name() {
         for (name, part) in [
             ("", "if a shell variable stands there"),
             ("$HOME/train.py", "outside of single quotes"),
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn module_written_as_a_path_gets_its_name() {
+    fn module_given_as_path_gets_dotted_name() {
         for (module, name) in
             [("train.py", "`-m train`"), ("pkg/train", "`-m pkg.train`"), ("./a/b.py", "`-m a.b`")]
         {

@@ -32,7 +32,7 @@ fn launched(line: &str) -> Launch {
 }
 
 #[test]
-fn the_explained_launch_is_the_launch() {
+fn explained_launch_equals_real_launch() {
     for (explain, launch) in [
         ("rankrun explain --nproc-per-node 2 x.py --a", "rankrun --nproc-per-node 2 x.py --a"),
         ("rankrun explain run --max-restarts 3 x.py", "rankrun run --max-restarts 3 x.py"),
@@ -47,7 +47,7 @@ fn the_explained_launch_is_the_launch() {
 }
 
 #[test]
-fn the_word_counts_only_in_the_first_place_and_under_our_name() {
+fn explain_is_recognized_only_as_first_rankrun_argument() {
     assert_eq!(launched("torchrun explain x.py").spec.args, ["x.py"]);
     assert_eq!(launched("rankrun --nproc-per-node 1 explain x.py").spec.args, ["x.py"]);
     assert_eq!(launched("rankrun run explain x.py").spec.args, ["x.py"]);
@@ -55,7 +55,7 @@ fn the_word_counts_only_in_the_first_place_and_under_our_name() {
 }
 
 #[test]
-fn our_own_options_stand_first() {
+fn explain_options_precede_launch_options() {
     for (line, form) in [
         ("rankrun explain x.py", Form::Text),
         ("rankrun explain --json x.py", Form::Json),
@@ -68,7 +68,7 @@ fn our_own_options_stand_first() {
 }
 
 #[test]
-fn bad_lines_are_refused_as_the_launch_refuses_them() {
+fn explain_refuses_bad_command_line_like_launch() {
     for words in [
         "x.py --nproc-per-node",
         "--nproc-per-node two x.py",
@@ -88,7 +88,7 @@ fn bad_lines_are_refused_as_the_launch_refuses_them() {
 }
 
 #[test]
-fn a_script_is_for_a_rank_that_exists() {
+fn explain_script_requires_existing_rank() {
     for (line, code, message) in [
         ("rankrun explain --script", 2, "`--script` needs a value"),
         ("rankrun explain --script x x.py", 2, "`--script` is `x`, which is not a whole number"),
@@ -101,7 +101,7 @@ fn a_script_is_for_a_rank_that_exists() {
 }
 
 #[test]
-fn what_is_no_launch_is_not_done() {
+fn explain_refuses_other_subcommands() {
     for (line, message) in [
         ("rankrun explain shim on", "`explain` explains a launch, and `shim` is none"),
         ("rankrun explain --json rankrun shim off", "`explain` explains a launch, and `shim` is none"),
@@ -115,7 +115,7 @@ fn what_is_no_launch_is_not_done() {
 
 /// The world of the other tests always makes up the same.
 #[test]
-fn what_is_made_up_is_known_as_such() {
+fn generated_run_id_is_marked() {
     // With a number of workers nobody asks this machine for its accelerators.
     let run_id = |line: &str| {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
@@ -140,7 +140,7 @@ fn what_is_made_up_is_known_as_such() {
 }
 
 #[test]
-fn an_option_comes_from_the_line_else_from_its_variable() {
+fn setting_origin_is_option_before_variable() {
     let environment = [("PET_ROLE", "a"), ("RANKRUN_GRACE", "1"), ("PET_STANDALONE", "0")];
     let origins = explained("rankrun explain --max-restarts 1 x.py", &environment).origins;
     let variable = |name: &str| Some(Origin::Variable(name.to_owned()));
@@ -157,8 +157,8 @@ fn an_option_comes_from_the_line_else_from_its_variable() {
 }
 
 #[test]
-fn a_worker_that_exists_may_be_left_out() {
-    let left_out = |line: &str, environment| explained(line, environment).launch.spec.left_out;
+fn leave_out_accepts_existing_worker() {
+    let left_out = |line: &str, environment| explained(line, environment).launch.spec.external_worker;
     let line = "rankrun explain --nproc-per-node 2 --leave-out 1 x.py";
     assert_eq!(left_out(line, &[][..]), Some(LocalRank(1)));
     let line = "rankrun explain torchrun --nproc-per-node 2 x.py";
@@ -169,7 +169,7 @@ fn a_worker_that_exists_may_be_left_out() {
 }
 
 #[test]
-fn a_script_calls_us_under_every_name() {
+fn attach_is_parsed_under_every_program_name() {
     for name in ["rankrun", "torchrun"] {
         let Ok(Command::Attach(attach)) = ask(&format!("{name} --rankrun-attach=a/0/1 gdb --args x"), &[])
         else {
@@ -183,7 +183,7 @@ fn a_script_calls_us_under_every_name() {
 
 proptest! {
     #[test]
-    fn no_words_behind_it_panic(
+    fn any_explain_arguments_do_not_panic(
         line in prop::collection::vec(
             prop_oneof![
                 "[-=a-z0-9]{0,6}",

@@ -26,7 +26,7 @@ fn summary(persona: CliFlavor, text: &str) -> Result<String, String> {
 }
 
 #[test]
-fn the_command_line_is_read_as_argparse_reads_it() {
+fn command_line_is_parsed_like_argparse() {
     for (typed, read) in [
         ("x.py", "| x.py"),
         ("x.py -h --nnodes 3 -- a", "| x.py -h --nnodes 3 -- a"),
@@ -83,7 +83,7 @@ fn the_command_line_is_read_as_argparse_reads_it() {
 }
 
 #[test]
-fn usage_errors_are_worded_as_argparse_words_them() {
+fn usage_errors_match_argparse_messages() {
     let required = "the following arguments are required: training_script, training_script_args";
     for (typed, message) in [
         ("", required),
@@ -189,7 +189,7 @@ const SHORTEST: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn abbreviations_are_torchruns() {
+fn torchrun_abbreviations_match_argparse() {
     let spellings: Vec<String> = torchrun::TABLE.iter().flat_map(|row| row.spellings()).collect();
     assert_eq!(spellings, SHORTEST.iter().map(|(spelling, _)| *spelling).collect::<Vec<_>>());
     for (spelling, shortest) in SHORTEST {
@@ -207,7 +207,7 @@ fn abbreviations_are_torchruns() {
 }
 
 #[test]
-fn our_own_name_takes_what_can_mean_one_option_only() {
+fn rankrun_accepts_only_unique_abbreviations() {
     for (typed, read) in [
         ("--nproc 2 x.py", "nproc-per-node=2 | x.py"),
         ("--max=1 x.py", "max-restarts=1 | x.py"),
@@ -248,7 +248,7 @@ fn our_own_name_takes_what_can_mean_one_option_only() {
 }
 
 #[test]
-fn bytes_that_are_no_text_reach_the_program() {
+fn non_utf8_arguments_reach_program() {
     let odd = OsString::from_vec(vec![0xff, b'=', 0xfe]);
     let line = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
     let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };
@@ -274,14 +274,14 @@ fn any_word() -> impl Strategy<Value = OsString> {
 
 proptest! {
     #[test]
-    fn no_command_line_panics(line in prop::collection::vec(any_word(), 0..8)) {
+    fn any_command_line_does_not_panic(line in prop::collection::vec(any_word(), 0..8)) {
         for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
             let _ = parse(persona, &line).map_err(|error| (error.to_string(), error.argparse()));
         }
     }
 
     #[test]
-    fn what_stands_behind_the_entrypoint_is_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
+    fn arguments_after_entrypoint_are_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
         let mut line = words("--standalone -r 3 -- x.py");
         line.extend(args.clone());
         let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };

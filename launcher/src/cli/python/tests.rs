@@ -19,7 +19,7 @@ fn system() -> FakeWorld {
 }
 
 #[test]
-fn the_first_place_that_has_one_wins() {
+fn python_is_taken_from_first_matching_place() {
     let world = || venv(venv(venv(system().program("/opt/py"), "/a"), "/b"), "/job/c");
     let rest = [("PATH", "/usr/bin"), ("VIRTUAL_ENV", "/b")];
     for (argv0, environment, python) in [
@@ -44,7 +44,7 @@ fn the_first_place_that_has_one_wins() {
 }
 
 #[test]
-fn a_name_in_python_exec_is_looked_up() {
+fn python_exec_name_is_searched_in_path() {
     let world = || system().program("/usr/bin/pypy").file("/usr/bin/text", b"");
     let exec = |value: &str| {
         let facts = world().facts(&[("PATH", "/usr/bin"), ("PYTHON_EXEC", value)]);
@@ -62,7 +62,7 @@ fn a_name_in_python_exec_is_looked_up() {
 }
 
 #[test]
-fn disagreement_is_said_and_agreement_is_not() {
+fn different_active_python_gives_notice() {
     let active = [("PATH", "/a/bin:/usr/bin"), ("VIRTUAL_ENV", "/a")];
     let world = || venv(venv(system(), "/a"), "/b");
     for argv0 in ["/a/bin/rankrun", "rankrun", "/elsewhere/rankrun"] {
@@ -84,7 +84,7 @@ fn disagreement_is_said_and_agreement_is_not() {
 }
 
 #[test]
-fn a_missing_python_names_the_places() {
+fn missing_python_error_lists_searched_folders() {
     let environment = [("PATH", "/x:/y"), ("VIRTUAL_ENV", "/v")];
     let error =
         choose_python(OsStr::new("/a/bin/rankrun"), &FakeWorld::new().facts(&environment)).unwrap_err();
@@ -95,7 +95,7 @@ fn a_missing_python_names_the_places() {
 }
 
 #[test]
-fn the_python_that_called_us_is_torchruns_own() {
+fn shim_calling_python_is_used() {
     let world = || venv(venv(system(), "/a"), "/b");
     let calling = ("RANKRUN_SHIM_PYTHON", "/usr/bin/python3.11");
     let path = ("PATH", "/b/bin");

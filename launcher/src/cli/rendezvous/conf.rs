@@ -9,7 +9,7 @@ use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
 use crate::cli::torchrun::RDZV_CONF;
 use crate::spec::rendezvous::RoundTimes;
-use crate::spec::{CliFlavor, LONGEST};
+use crate::spec::{CliFlavor, MAX_DURATION};
 
 /// Settings of the rendezvous that have options of their own; torchrun fails on them.
 const RESERVED_KEYS: [&str; 6] = ["backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"];
@@ -162,13 +162,13 @@ fn positive(value: &str) -> Result<u64, Problem> {
 }
 
 fn seconds(value: &str) -> Result<Duration, Problem> {
-    Ok(Duration::from_secs(positive(value)?).min(LONGEST))
+    Ok(Duration::from_secs(positive(value)?).min(MAX_DURATION))
 }
 
 fn backoff(value: &str) -> Result<Duration, Problem> {
     let seconds = parse_float(value).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
     let seconds = seconds.ok_or(Problem::Bad(ConfProblem::Backoff))?;
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST).min(LONGEST))
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(MAX_DURATION).min(MAX_DURATION))
 }
 
 fn is_yes(value: &str) -> Result<bool, Problem> {

@@ -42,7 +42,7 @@ impl Nodes {
     /// # Errors
     /// Where the job needs them: torchrun waits for them in vain.
     pub(super) fn must_do_alone(&self, notices: &mut Vec<Notice>) -> Result<(), CliError> {
-        let Some(Setting { origin, value }) = self.said.clone().filter(|_| self.range.is_many()) else {
+        let Some(Setting { origin, value }) = self.said.clone().filter(|_| self.range.allows_many()) else {
             return Ok(());
         };
         if self.range.min != NodeCount::ONE {

@@ -49,12 +49,12 @@ fn fixed_of(nodes: u32, node_rank: u32, (run_id, addr, port): (&str, &str, u16))
         local_addr: None,
         nodes: NodeCount::new(nodes).unwrap(),
         node_rank: NodeRank(node_rank),
-        times: RoundTimes::of_static(),
+        times: RoundTimes::static_defaults(),
     }
 }
 
 #[test]
-fn without_a_port_a_job_is_standalone() {
+fn job_without_port_is_standalone() {
     for (line, run_id, without_effect) in [
         ("torchrun --role a", UUID, vec![]),
         ("torchrun --nnodes 1 --node-rank 0 --master-addr 127.0.0.1", UUID, vec![]),
@@ -88,7 +88,7 @@ fn without_a_port_a_job_is_standalone() {
 }
 
 #[test]
-fn with_a_port_a_job_is_static() {
+fn job_with_master_port_is_static() {
     for (line, spec) in [
         ("torchrun --master-port 29500", fixed("none", "127.0.0.1", 29_500)),
         ("torchrun --master-port 0", fixed("none", "127.0.0.1", 0)),
@@ -111,7 +111,7 @@ fn with_a_port_a_job_is_static() {
 }
 
 #[test]
-fn an_endpoint_is_static_too() {
+fn job_with_endpoint_is_static() {
     for (line, spec) in [
         ("torchrun --rdzv-endpoint h:7", fixed("none", "h", 7)),
         ("torchrun --rdzv-endpoint=[::1]:7 --rdzv-backend static --rdzv-id j", fixed("j", "::1", 7)),
@@ -126,7 +126,7 @@ fn an_endpoint_is_static_too() {
 }
 
 #[test]
-fn a_dynamic_rendezvous_of_one_node() {
+fn c10d_backend_gives_one_node_rendezvous() {
     let c10d = |run_id: &str, host: &str, port: u16| RendezvousSpec::C10d {
         run_id: RunId(run_id.to_owned()),
         host: host.to_owned(),
@@ -183,7 +183,7 @@ fn a_dynamic_rendezvous_of_one_node() {
 }
 
 #[test]
-fn the_keys_of_a_rendezvous_have_types() {
+fn rdzv_conf_values_are_type_checked() {
     let positive = "whose value is not a whole number above 0";
     let c10d = ["--rdzv-backend c10d", "--standalone", "--role a"];
     let fixed = ["--rdzv-endpoint h:1", "--master-port 5"];
@@ -229,7 +229,7 @@ fn the_keys_of_a_rendezvous_have_types() {
 }
 
 #[test]
-fn the_published_address_and_the_owner_of_the_store() {
+fn local_addr_and_worker_store_are_resolved() {
     let spec = |line: &str, value: &str| chosen(line, &[("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", value)]).0;
     let run_id = || RunId(UUID.to_owned());
     assert_eq!(
@@ -240,7 +240,7 @@ fn the_published_address_and_the_owner_of_the_store() {
 }
 
 #[test]
-fn what_names_the_host_is_known() {
+fn rendezvous_host_origin_is_recorded() {
     let named_by = |line: &str, environment: &[(&str, &str)]| match try_launch(line, environment)
         .unwrap()
         .spec
@@ -263,7 +263,7 @@ fn what_names_the_host_is_known() {
 }
 
 #[test]
-fn what_torchrun_refuses_is_refused() {
+fn invalid_rendezvous_is_refused_like_torchrun() {
     for (line, message) in [
         (
             "torchrun --rdzv-backend=",

@@ -39,7 +39,7 @@ fn workers(world: FakeWorld, value: &str) -> Result<u32, CliError> {
 }
 
 #[test]
-fn the_number_of_workers() {
+fn worker_count_accepts_numbers_cpu_and_auto() {
     for (value, count) in [("2", 2), (" 2 ", 2), ("+2", 2), ("1_0", 10), ("cpu", 5), ("auto", 5)] {
         assert_eq!(workers(world().cpus(5), value), Ok(count), "`{value}`");
     }
@@ -59,7 +59,7 @@ fn the_number_of_workers() {
 }
 
 #[test]
-fn the_command_line_wins_over_the_variable_over_the_default() {
+fn command_line_overrides_variable_overrides_default() {
     let three = [("PET_NPROC_PER_NODE", "3"), ("PET_ROLE", "")];
     assert_eq!(launch("--standalone", &three).spec.workers.get(), 3);
     assert_eq!(launch("--standalone", &three).spec.role, "");
@@ -73,7 +73,7 @@ fn the_command_line_wins_over_the_variable_over_the_default() {
 }
 
 #[test]
-fn variables_have_the_types_of_their_options() {
+fn variable_values_are_type_checked_like_options() {
     for (name, value) in [
         ("PET_MAX_RESTARTS", "abc"),
         ("PET_MASTER_PORT", ""),
@@ -101,7 +101,7 @@ fn variables_have_the_types_of_their_options() {
 }
 
 #[test]
-fn numbers_out_of_range_are_refused() {
+fn out_of_range_numbers_are_refused() {
     for option in [
         "--max-restarts=-1",
         "--max-restarts=4294967296",
@@ -130,7 +130,7 @@ fn numbers_out_of_range_are_refused() {
 const A_CENTURY: f64 = 100.0 * 365.0 * 24.0 * 3600.0;
 
 #[test]
-fn the_grace_is_the_last_one_said() {
+fn last_given_grace_applies() {
     let grace = |line: &str, environment: &[(&str, &str)]| {
         let launch = try_launch(world(), &format!("{line}|x.py"), environment).unwrap();
         launch.spec.stop.grace.as_secs_f64()
@@ -161,7 +161,7 @@ fn the_grace_is_the_last_one_said() {
 }
 
 #[test]
-fn what_is_left_after_a_success_is_torchruns_to_keep_and_ours_to_end() {
+fn leftovers_are_kept_by_torchrun_and_ended_by_rankrun() {
     let leftovers = |line: &str, environment: &[(&str, &str)]| {
         try_launch(world(), &format!("{line}|x.py"), environment).unwrap().spec.leftovers
     };
@@ -181,7 +181,7 @@ fn what_is_left_after_a_success_is_torchruns_to_keep_and_ours_to_end() {
 }
 
 #[test]
-fn one_open_mp_thread_unless_the_user_said() {
+fn omp_num_threads_defaults_to_one() {
     let two = launch("--nproc-per-node=2", &[]);
     assert!(two.spec.defaults.omp_threads == Some(1));
     assert_eq!(two.notices, [Notice::SingleOmpThread]);
@@ -194,7 +194,7 @@ fn one_open_mp_thread_unless_the_user_said() {
 }
 
 #[test]
-fn under_our_own_name_the_workers_share_the_cpus() {
+fn rankrun_divides_cpus_among_omp_threads() {
     let ours = |cpus: usize, count: &str, environment: &[(&str, &str)]| {
         let line = format!("rankrun|--nproc-per-node={count}|x.py");
         let launch = try_launch(world().cpus(cpus), &line, environment).unwrap();
@@ -210,7 +210,7 @@ fn under_our_own_name_the_workers_share_the_cpus() {
 }
 
 #[test]
-fn plugins_numa_binding_and_etcd_are_refused_by_option_and_variable() {
+fn plugins_and_etcd_are_refused_as_option_and_variable() {
     for (option, variable, value, message) in [
         ("--logs-specs=a", "", "", "`a`, a plug-in that only Python could load"),
         ("--event-log-handler=a", "PET_EVENT_LOG_HANDLER", "", "a plug-in that only Python could load"),
@@ -235,7 +235,7 @@ fn plugins_numa_binding_and_etcd_are_refused_by_option_and_variable() {
 }
 
 #[test]
-fn torchruns_defaults_say_nothing_new() {
+fn explicit_torchrun_defaults_change_nothing() {
     let defaults = "--event-log-handler=null|--log-line-prefix-template=|--local-ranks-filter=|\
                     --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT|--rdzv-backend=static|\
                     --rdzv-endpoint=|--rdzv-conf=|--node-rank=0|--nnodes=1";
@@ -255,7 +255,7 @@ fn torchruns_defaults_say_nothing_new() {
 }
 
 #[test]
-fn watchdogs_and_the_error_file_are_variables_alone() {
+fn watchdog_and_error_file_are_set_only_by_variables() {
     let timer = launch("--standalone", &[("TORCHELASTIC_ENABLE_FILE_TIMER", "1")]);
     assert_eq!(
         timer.notices[0].to_string(),
@@ -273,7 +273,7 @@ fn watchdogs_and_the_error_file_are_variables_alone() {
         ("inf", None),
     ] {
         let launch = launch("--standalone", &[("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", value)]);
-        assert_eq!(launch.spec.stuck_limit, seconds.map(Duration::from_secs_f64), "`{value}`");
+        assert_eq!(launch.spec.dstate_timeout, seconds.map(Duration::from_secs_f64), "`{value}`");
         assert_eq!(launch.notices, []);
     }
     let error_file =
@@ -283,7 +283,7 @@ fn watchdogs_and_the_error_file_are_variables_alone() {
 }
 
 #[test]
-fn a_bad_variable_is_named_under_both_names() {
+fn bad_variable_is_named_by_rankrun_and_torchrun() {
     for name in ["torchrun", "rankrun"] {
         for (variable, value) in [
             ("PET_MAX_RESTARTS", "x"),

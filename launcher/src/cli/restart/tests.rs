@@ -27,13 +27,13 @@ fn refusal(options: &str) -> String {
 }
 
 #[test]
-fn without_a_word_all_is_as_ever() {
+fn restart_policy_defaults_match_torchrun() {
     assert_eq!(policy("", &[]), Ok(RestartPolicy::default()));
     assert_eq!(policy("--max-restarts 3", &[]), Ok(RestartPolicy::default()));
 }
 
 #[test]
-fn every_option_has_its_place() {
+fn every_restart_option_sets_its_field() {
     let options = "--max-restarts 3 --restart-window 1h --restart-delay 1.5 --restart-factor 3 --restart-max-delay 2m \
                    --restart-jitter 0.25 --restart-reset 30m --progress-dir ckpt --progress-restarts 2";
     let (delay, cap) = (Duration::from_millis(1_500), Duration::from_secs(120));
@@ -60,7 +60,7 @@ fn every_option_has_its_place() {
 }
 
 #[test]
-fn rules_are_read_in_their_order() {
+fn restart_rules_keep_their_order() {
     let text =
         "exit=3:fail,exit=10-12/42+rank=1:succeed,signal=9:restart,signal=SIGTERM:requeue,node=0:no-requeue";
     let rules = policy(&format!("--max-restarts 1 --restart-rules {text}"), &[]).unwrap().rules;
@@ -77,7 +77,7 @@ fn rules_are_read_in_their_order() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_restart_settings_are_refused() {
     for (options, text) in [
         ("--max-restarts 1 --restart-window 0", "`--restart-window` is `0`, which is not a time above 0"),
         ("--max-restarts 1 --restart-window 1x", "`--restart-window` is `1x`, which is not a time above 0"),
@@ -118,7 +118,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn limits_that_contradict_each_other_are_refused() {
+fn contradicting_restart_limits_are_refused() {
     for (options, text) in [
         (
             "--max-restarts 1 --restart-delay 2m --time-limit 90",
@@ -147,7 +147,7 @@ fn limits_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_rule_that_means_nothing_is_refused() {
+fn invalid_restart_rule_is_refused() {
     for (rule, problem) in [
         ("exit=3", "which does not say what follows"),
         ("exit=3:stop", "in which `stop` is no action"),
@@ -179,7 +179,7 @@ fn a_rule_that_means_nothing_is_refused() {
 }
 
 #[test]
-fn rules_that_take_all_together_leave_nothing() {
+fn unreachable_restart_rule_is_refused() {
     for (rules, by) in [
         ("rank=0:fail,rank=1:fail,exit=3:requeue", "`rank=0:fail` and `rank=1:fail`"),
         ("exit=1-10:fail,exit=11-20:requeue,exit=5-15:succeed", "`exit=1-10:fail` and `exit=11-20:requeue`"),
@@ -202,12 +202,12 @@ fn rules_that_take_all_together_leave_nothing() {
 
 proptest! {
     #[test]
-    fn no_text_panics(text: String) {
+    fn any_restart_rule_does_not_panic(text: String) {
         let _ = parse_rule(&text);
     }
 
     #[test]
-    fn a_rule_is_read_as_it_is_shown(
+    fn restart_rule_round_trips(
         codes in proptest::option::of(proptest::collection::btree_set(1_u8.., 1..20)),
         signal in proptest::option::of(1_i32..32),
         rank in proptest::option::of(0_u32..100),
@@ -219,7 +219,7 @@ proptest! {
             rank: rank.map(Rank),
             node: None,
         };
-        let rule = RestartRule { when, then: RuleAction::WORDS[action].1 };
+        let rule = RestartRule { when, then: RuleAction::KEYWORDS[action].1 };
         prop_assert_eq!(parse_rule(&rule.to_string()), Ok(rule));
     }
 }

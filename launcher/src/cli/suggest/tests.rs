@@ -9,7 +9,7 @@ fn hint(words: &str) -> String {
 }
 
 #[test]
-fn misspelt_option_is_answered_with_the_nearest_names() {
+fn misspelt_option_gets_nearest_names() {
     for (word, answer) in [
         ("--nproc_per-node", "`--nproc-per-node`"),
         ("--nprocpernode", "`--nproc-per-node`"),
@@ -34,7 +34,7 @@ fn misspelt_option_is_answered_with_the_nearest_names() {
 }
 
 #[test]
-fn every_option_with_one_slip_is_found() {
+fn option_with_one_typo_is_found() {
     for row in tables(CliFlavor::Rankrun).filter(|row| row.long.len() > 4) {
         let mut swapped: Vec<u8> = row.long.bytes().collect();
         swapped.swap(2, 3);
@@ -47,7 +47,7 @@ fn every_option_with_one_slip_is_found() {
 }
 
 #[test]
-fn options_of_other_launchers_are_answered_with_ours() {
+fn foreign_launcher_options_get_rankrun_equivalent() {
     for (word, answer) in [
         ("--num_processes=4", "`--nproc-per-node N`"),
         ("--num_gpus", "`--nproc-per-node N`"),
@@ -68,7 +68,7 @@ fn options_of_other_launchers_are_answered_with_ours() {
 }
 
 #[test]
-fn several_unknown_options_have_an_answer_each() {
+fn each_unknown_option_gets_own_hint() {
     assert_eq!(
         hint("--nnode --lr --device=3"),
         "`--nnode`: did you mean `--nnodes`?; `--device=3`: did you mean `--devices`?"
@@ -76,7 +76,7 @@ fn several_unknown_options_have_an_answer_each() {
 }
 
 #[test]
-fn every_answer_names_options_that_exist() {
+fn hints_name_only_existing_options() {
     let answers = FOREIGN.iter().chain(COMMANDS).map(|(_, answer)| *answer);
     let own = ["--json", "--dry-run", "--watch"];
     for answer in answers {
@@ -98,7 +98,7 @@ fn every_answer_names_options_that_exist() {
 }
 
 #[test]
-fn every_subcommand_of_the_help_may_be_misspelt() {
+fn misspelt_subcommand_gets_hint() {
     let usage = help::help(CliFlavor::Rankrun);
     for word in ["explain", "devices", "topo", "shim"] {
         assert!(usage.contains(&format!("rankrun {word}")), "{word}");
@@ -115,7 +115,7 @@ fn told(environment: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn unknown_variable_is_warned_of_with_the_nearest_names() {
+fn unknown_variable_warning_gives_nearest_names() {
     for (name, part) in [
         ("RANKRUN_DEVCES", "did you mean `RANKRUN_DEVICES`?"),
         ("RANKRUN_NPROC_PER_NODE", "did you mean `PET_NPROC_PER_NODE`?"),
@@ -134,7 +134,7 @@ fn unknown_variable_is_warned_of_with_the_nearest_names() {
 }
 
 #[test]
-fn known_and_empty_variables_are_not_warned_of() {
+fn known_and_empty_variables_give_no_warning() {
     let options = tables(CliFlavor::Rankrun).filter_map(OptionRow::variable);
     let others = FOR_USERS.into_iter().chain(FOR_WORKERS).filter(|name| *name != DEVICE).map(str::to_owned);
     let tests = ["RANKRUN_TEST_PYTHON", "RANKRUN_SOAK", "RANKRUN", "PET", "XPET_A"].map(str::to_owned);

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use super::*;
 
 #[test]
-fn who_is_heard_and_how() {
+fn console_ranks_and_format_follow_options() {
     let logs = |line: &str, environment: &[(&str, &str)]| launch(line, environment).spec.logs;
     let heard = |filter: &str| {
         let ranks = logs("torchrun x.py", &[("PET_LOCAL_RANKS_FILTER", filter)]).console?;
@@ -31,7 +31,7 @@ fn who_is_heard_and_how() {
 }
 
 #[test]
-fn lines_are_copied_to_a_file_where_there_is_one() {
+fn duplicate_filters_require_log_files() {
     let line = "torchrun --duplicate-stdout-filters a,,b,c --log-dir=/logs x.py";
     let duplicates = launch(line, &[("PET_DUPLICATE_STDERR_FILTERS", "")]).spec.logs.duplicates;
     assert_eq!((duplicates.stdout, duplicates.stderr), (vec!["a,b".into(), "c".into()], vec![String::new()]));
@@ -51,7 +51,7 @@ fn lines_are_copied_to_a_file_where_there_is_one() {
 }
 
 #[test]
-fn a_run_path_wins_over_the_other_ways() {
+fn run_path_overrides_other_entrypoint_kinds() {
     let python = PathBuf::from("/usr/bin/python3");
     let script = |script: &str| Entrypoint::RunPath { python: python.clone(), script: script.into() };
     for name in ["rankrun", "torchrun"] {
@@ -75,7 +75,7 @@ fn a_run_path_wins_over_the_other_ways() {
 }
 
 #[test]
-fn values_that_are_no_text_are_refused_and_arguments_are_not() {
+fn non_utf8_option_values_are_refused_but_not_arguments() {
     let odd = || OsString::from_vec(b"a\xff".to_vec());
     let facts = |name: &str| {
         let environment = vec![("PATH".into(), "/usr/bin".into()), (name.into(), odd())];

@@ -28,7 +28,7 @@ fn layout([sockets, nodes, cores, threads]: [u32; 4], of_cache: u32) -> CpuLayou
 fn bound(binding: NumaBinding, layout: &CpuLayout, allowed: &[u32], nodes: &[u32]) -> Vec<String> {
     let bindings = Bindings { layout, allowed, nodes };
     let of = |device| match bindings.cpus(binding, device) {
-        Ok(cpus) => ranges(&cpus),
+        Ok(cpus) => format_ranges(&cpus),
         Err(error) => error.to_string(),
     };
     (0..nodes.len()).map(of).collect()
@@ -39,7 +39,7 @@ fn all(layout: &CpuLayout) -> Vec<u32> {
 }
 
 #[test]
-fn the_four_ways_on_whole_machines() {
+fn four_numa_bindings_on_whole_machine() {
     use NumaBinding::{CoreComplex, Exclusive, Node, Socket};
     let one_socket = layout([1, 1, 8, 1], 4);
     let smt = layout([1, 1, 4, 2], 2);
@@ -65,7 +65,7 @@ fn the_four_ways_on_whole_machines() {
 }
 
 #[test]
-fn only_permitted_cpus_are_given_away() {
+fn binding_uses_only_allowed_cpus() {
     use NumaBinding::{CoreComplex, Exclusive, Node, Socket};
     let smt = layout([1, 1, 4, 2], 2);
     let two_sockets = layout([2, 1, 4, 1], 2);
@@ -98,7 +98,7 @@ fn only_permitted_cpus_are_given_away() {
 }
 
 #[test]
-fn what_the_kernel_does_not_show_is_an_error() {
+fn binding_to_unknown_node_is_an_error() {
     for binding in NumaBinding::ALL {
         let none = CpuLayout::default();
         assert_eq!(
@@ -117,7 +117,7 @@ fn what_the_kernel_does_not_show_is_an_error() {
 }
 
 #[test]
-fn exclusive_shares_are_even_disjoint_and_complete() {
+fn exclusive_binding_splits_cpus_evenly_and_completely() {
     for devices in 1..=8 {
         let layout = layout([1, 1, 8, 2], 8);
         let nodes = vec![0; devices];
@@ -134,10 +134,10 @@ fn exclusive_shares_are_even_disjoint_and_complete() {
 }
 
 #[test]
-fn numbers_are_written_as_ranges() {
+fn cpu_numbers_are_formatted_as_ranges() {
     for (numbers, text) in
         [(vec![], ""), (vec![3], "3"), (vec![0, 1, 2, 4, 6, 7], "0-2,4,6-7"), (vec![u32::MAX], "4294967295")]
     {
-        assert_eq!(ranges(&numbers), text);
+        assert_eq!(format_ranges(&numbers), text);
     }
 }

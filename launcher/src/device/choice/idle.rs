@@ -1,10 +1,10 @@
 //! `--devices idle`: a device that no process uses.
 //!
-//! An idle device has no process, and of its memory no more is in use than a driver keeps for itself ([`in_use`]).
+//! An idle device has no process, and of its memory no more is in use than a driver keeps for itself ([`memory_in_use`]).
 //! The memory is checked even without a listed process, since a container does not see the processes of other
 //! containers. A device with neither fact known does not count as idle.
 
-use crate::device::health::in_use;
+use crate::device::health::memory_in_use;
 use crate::device::{Accelerator, Condition};
 
 /// Why a device is not idle; `None` where it is.
@@ -24,5 +24,5 @@ pub(super) fn busy(accelerator: &Accelerator) -> Option<String> {
     let Some(memory) = accelerator.memory.filter(|memory| memory.free.is_some()) else {
         return processes.is_none().then(|| "nothing is known about its use".to_owned());
     };
-    in_use(memory).map(|used| format!("{} MiB of its memory are in use", used >> 20))
+    memory_in_use(memory).map(|used| format!("{} MiB of its memory are in use", used >> 20))
 }

@@ -1,7 +1,7 @@
 //! The device type of the job: the type that the user asks for, or the only one that the machine, the variables and
 //! `--devices` leave.
 
-use super::{ChoiceError, ChoiceInput, ChoiceWarning, Selector, no_driver};
+use super::{ChoiceError, ChoiceInput, ChoiceWarning, Selector, unavailable_driver};
 use crate::device::selector::SelectorEntry;
 use crate::device::visibility::{self, IndexOrder, InheritedVariables, VisibilityQuery, VisibleDevices};
 use crate::device::{Accelerator, DeviceType, Machine, Part, ProbeProblem, ProbeProblemKind};
@@ -40,8 +40,8 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 
 /// The visible devices of a type, in no promised order.
 pub(super) fn glance(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
-    let asking = VisibilityQuery { counting: IndexOrder::Named, cuda_order: &no_driver };
-    visibility::read(kind, question.machine, question.inherited, asking)
+    let asking = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
+    visibility::read_visible_devices(kind, question.machine, question.inherited, asking)
 }
 
 /// No device of this type, and the probes' troubles.

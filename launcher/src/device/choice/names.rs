@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::typed::{Candidate, CandidatePool};
 use super::{ChoiceError, label};
-use crate::device::visibility::{Hierarchy, InheritedVariables, hierarchy, ordinal_of, pci_order};
+use crate::device::visibility::{Hierarchy, InheritedVariables, hierarchy, mask_entry_of, pci_order};
 use crate::device::{Condition, DeviceType, Part};
 
 /// The names of the devices, in their order.
@@ -83,7 +83,7 @@ fn cuda(picked: &[Candidate], shelf: &CandidatePool<'_>) -> Result<DeviceNames, 
     if let Some(names) = uuids.filter(|_| wanted) {
         return Ok(DeviceNames { names, pinned: Vec::new() });
     }
-    let ordinal = |picked: &Candidate| cards.iter().position(|at| *at == picked.device.at);
+    let ordinal = |picked: &Candidate| cards.iter().position(|at| *at == picked.device.position);
     let names =
         picked.iter().map(|picked| ordinal(picked).map(|ordinal| ordinal.to_string()).unwrap_or_default());
     Ok(DeviceNames { names: names.collect(), pinned: vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into())] })
@@ -94,7 +94,7 @@ fn xpu(picked: &[Candidate], shelf: &CandidatePool<'_>, inherited: &InheritedVar
     let name = |picked: &Candidate| match (&picked.device.entry, hierarchy) {
         // Under the inherited mask a card may have lost some of its tiles.
         (Some(entry), Hierarchy::Cards) => entry.text.clone(),
-        _ => ordinal_of(shelf.machine, hierarchy, picked.device.at),
+        _ => mask_entry_of(shelf.machine, hierarchy, picked.device.position),
     };
     let known = |value: &&OsString| matches!(value.to_str(), Some("FLAT" | "COMPOSITE" | "COMBINED"));
     let value = inherited.ze_hierarchy.as_ref().filter(known).cloned();

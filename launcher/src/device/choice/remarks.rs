@@ -38,7 +38,7 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
 
 fn small_memory(devices: &[SelectedDevice], warnings: &mut Vec<ChoiceWarning>) {
     let accelerators: Vec<&Accelerator> = devices.iter().map(|device| &device.accelerator).collect();
-    let small = health::small_memory(&accelerators);
+    let small = health::small_memory_findings(&accelerators);
     warnings.extend(small.into_iter().map(|(at, finding)| ChoiceWarning::SmallMemory {
         device: label(accelerators[at]),
         because: finding.text,

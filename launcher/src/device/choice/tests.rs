@@ -6,7 +6,7 @@ pub(crate) mod properties;
 mod warnings;
 
 use super::*;
-use crate::device::fake::{self, environment, numbers, request};
+use crate::device::fake::{self, device_numbers, environment, request};
 
 /// Machine, inherited variables, command line, and the chosen devices in the order of the ranks.
 const MAPS: &[(&str, &str, &str, &str)] = &[
@@ -102,20 +102,20 @@ const MAPS: &[(&str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn devices_are_chosen_as_the_table_says() {
+fn chosen_devices_match_table() {
     assert!(MAPS.len() >= 60);
     for (machine, variables, words, expected) in MAPS {
         let row = format!("{machine} | {variables} | {words}");
         let choice = fake::choose(&fake::machine(machine), &environment(variables), &request(words));
         let choice = choice.unwrap_or_else(|error| panic!("{row}: {error}"));
-        let chosen = numbers(choice.devices.iter().map(|device| &device.accelerator));
+        let chosen = device_numbers(choice.devices.iter().map(|device| &device.accelerator));
         assert_eq!(chosen, *expected, "{row}");
         assert_eq!(choice.kind == DeviceType::Cpu, *expected == "cpu", "{row}");
     }
 }
 
 #[test]
-fn idle_leaves_out_what_somebody_uses() {
+fn idle_selector_excludes_used_devices() {
     let mut machine = fake::cuda(5);
     fake::occupy(&mut machine.accelerators[1], 4711);
     for (card, used) in [(2, 30_u64 << 30), (3, 400 << 20)] {
@@ -126,7 +126,7 @@ fn idle_leaves_out_what_somebody_uses() {
     let idle =
         |machine: &Machine| fake::choose(machine, &InheritedVariables::default(), &request("--devices idle"));
     let chosen = idle(&machine).unwrap();
-    assert_eq!(numbers(chosen.devices.iter().map(|device| &device.accelerator)), "0 3");
+    assert_eq!(device_numbers(chosen.devices.iter().map(|device| &device.accelerator)), "0 3");
     machine.accelerators.drain(..1);
     machine.accelerators.remove(2);
     let because = vec![
@@ -139,7 +139,7 @@ fn idle_leaves_out_what_somebody_uses() {
 }
 
 #[test]
-fn each_device_says_how_it_was_chosen() {
+fn device_reports_its_selection_method() {
     let how = |machine: &str, variables: &str, words: &str| {
         let choice = fake::choose(&fake::machine(machine), &environment(variables), &request(words)).unwrap();
         choice.devices[0].how.to_string()
@@ -157,9 +157,9 @@ fn each_device_says_how_it_was_chosen() {
 }
 
 #[test]
-fn only_what_is_not_asked_for_passes_untouched() {
+fn explicit_request_clears_untouched_flag() {
     let untouched = |machine: &str, variables: &str, words: &str| {
-        fake::choose(&fake::machine(machine), &environment(variables), &request(words)).unwrap().untouched
+        fake::choose(&fake::machine(machine), &environment(variables), &request(words)).unwrap().is_untouched
     };
     assert!(untouched("cuda 4", "", ""));
     assert!(untouched("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "--device-type cuda"));

@@ -69,7 +69,7 @@ impl CandidatePool<'_> {
             let text = entry.to_string();
             if let SelectorEntry::Except(name) = entry {
                 for device in self.excluded(name, &text)? {
-                    let place = picked.iter().position(|picked| picked.device.at == device.at);
+                    let place = picked.iter().position(|picked| picked.device.position == device.position);
                     let place = place.ok_or_else(|| ChoiceError::ExcludesNothing {
                         entry: text.clone(),
                         device: label(&device.accelerator),
@@ -79,7 +79,7 @@ impl CandidatePool<'_> {
                 continue;
             }
             for device in self.named(entry, &text)? {
-                if picked.iter().any(|picked| picked.device.at == device.at) {
+                if picked.iter().any(|picked| picked.device.position == device.position) {
                     let device = label(&device.accelerator);
                     return Err(ChoiceError::Repeated { entry: text, device });
                 }

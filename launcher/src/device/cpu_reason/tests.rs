@@ -30,16 +30,16 @@ fn said(
         machine,
         warnings,
         has_node: &|kind| nodes.contains(&kind),
-        has_sign: &|| !nodes.is_empty(),
+        has_accelerator_sign: &|| !nodes.is_empty(),
     };
-    match reason(&evidence) {
+    match find_cpu_reason(&evidence) {
         CpuReason::Requested => "quiet".to_owned(),
         CpuReason::Because(words) => words,
     }
 }
 
 #[test]
-fn hidden_devices_are_requested_cpus() {
+fn hidden_devices_mean_cpu_is_requested() {
     for (variables, is_quiet) in [
         ("CUDA_VISIBLE_DEVICES=", true),
         ("CUDA_VISIBLE_DEVICES= -1", true),
@@ -67,7 +67,7 @@ fn hidden_devices_are_requested_cpus() {
 }
 
 #[test]
-fn unmet_list_names_driver_and_first_trouble() {
+fn unmet_list_names_driver_and_first_problem() {
     use DeviceType::{Cuda, Hpu, Rocm, Xpu};
     let nvml = || trouble(Cuda, "NVML", "libnvidia-ml.so.1: cannot open");
     let bare = with_troubles(vec![nvml(), trouble(Rocm, "/sys/class/kfd", "no such folder")]);
@@ -116,7 +116,7 @@ fn unmet_list_names_driver_and_first_trouble() {
 }
 
 #[test]
-fn dropped_entries_are_named_with_their_rule() {
+fn dropped_entries_are_named_with_vendor_rule() {
     let dropped = |variable, value: &str, because: &str| ChoiceWarning::Dropped {
         variable,
         value: OsString::from(value),
@@ -139,7 +139,7 @@ fn dropped_entries_are_named_with_their_rule() {
 }
 
 #[test]
-fn machine_without_usable_device_says_what_stands_between() {
+fn machine_without_usable_device_names_obstacle() {
     use DeviceType::{Cuda, Npu, Rocm, Xpu};
     let missing = |kind, source: &str| trouble(kind, source, "no such file");
     let plain = with_troubles(vec![

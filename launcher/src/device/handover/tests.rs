@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::choice::tests::properties::{picks, typed, worlds};
-use crate::device::fake::{self, changed, environment, numbers, request};
+use crate::device::fake::{self, device_numbers, environment, request, with_variables};
 use crate::device::visibility::{self, IndexOrder, VisibilityQuery};
 use crate::device::{Accelerator, Machine};
 
@@ -18,10 +18,16 @@ fn render(variables: &[(&'static str, Option<OsString>)]) -> String {
     texts.join(" ")
 }
 
-fn handed(machine: &str, variables: &str, words: &str, workers: u32, visibility: Visibility) -> Handover {
+fn make_handover(
+    machine: &str,
+    variables: &str,
+    words: &str,
+    workers: u32,
+    visibility: Visibility,
+) -> Handover {
     let inherited = environment(variables);
     let choice = fake::choose(&fake::machine(machine), &inherited, &request(words)).unwrap();
-    hand_over(&choice, &inherited, workers, visibility)
+    assign_worker_variables(&choice, &inherited, workers, visibility)
 }
 
 /// Machine, inherited variables, command line, and the variables of worker 0 of two that see the whole list.
@@ -111,19 +117,19 @@ const WRITTEN: &[(&str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn the_variables_are_written_as_the_table_says() {
+fn visibility_variables_match_table() {
     for (machine, variables, words, expected) in WRITTEN {
-        let handover = handed(machine, variables, words, 2, Visibility::Whole);
+        let handover = make_handover(machine, variables, words, 2, Visibility::Whole);
         let row = format!("{machine} | {variables} | {words}");
         assert_eq!(render(&handover.workers[0].variables), *expected, "{row}");
     }
 }
 
 #[test]
-fn an_order_that_the_variable_cannot_say_gives_each_worker_its_own() {
+fn inexpressible_order_forces_own_visibility() {
     let visibility = |machine: &str, words: &str| {
-        let handover = handed(machine, "", words, 2, Visibility::Whole);
-        assert_eq!(handover.forced.is_some(), handover.visibility == Visibility::Own);
+        let handover = make_handover(machine, "", words, 2, Visibility::Whole);
+        assert_eq!(handover.forced_own_reason.is_some(), handover.visibility == Visibility::Own);
         assert_eq!(handover.workers[1].ordinal, u32::from(handover.visibility == Visibility::Whole));
         handover.visibility
     };
@@ -138,27 +144,27 @@ fn an_order_that_the_variable_cannot_say_gives_each_worker_its_own() {
 }
 
 #[test]
-fn own_visibility_is_one_device_and_ordinal_0() {
-    let handover = handed("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "", 2, Visibility::Own);
+fn own_visibility_gives_one_device_with_ordinal_0() {
+    let handover = make_handover("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "", 2, Visibility::Own);
     let worker = |place: usize| {
         let worker = &handover.workers[place];
         (worker.device, worker.ordinal, render(&worker.variables))
     };
     assert_eq!(worker(0), (Some(0), 0, "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
     assert_eq!(worker(1), (Some(1), 0, "CUDA_VISIBLE_DEVICES=1 CUDA_DEVICE_ORDER=PCI_BUS_ID".to_owned()));
-    assert_eq!(handover.forced, None);
+    assert_eq!(handover.forced_own_reason, None);
     // The only device that is visible anyway needs no words.
-    let alone = handed("cuda 4", "CUDA_VISIBLE_DEVICES=3", "", 1, Visibility::Own);
+    let alone = make_handover("cuda 4", "CUDA_VISIBLE_DEVICES=3", "", 1, Visibility::Own);
     assert_eq!(render(&alone.workers[0].variables), "");
 }
 
 #[test]
-fn more_workers_than_devices_are_dealt_in_turn() {
-    let handover = handed("cuda 4", "", "--devices 3,1", 5, Visibility::Whole);
+fn excess_workers_share_devices_round_robin() {
+    let handover = make_handover("cuda 4", "", "--devices 3,1", 5, Visibility::Whole);
     let places: Vec<Option<usize>> = handover.workers.iter().map(|worker| worker.device).collect();
     assert_eq!(places, [Some(0), Some(1), Some(0), Some(1), Some(0)]);
     assert_eq!(handover.visibility, Visibility::Own);
-    assert!(handover.forced.is_some());
+    assert!(handover.forced_own_reason.is_some());
     assert!(handover.workers.iter().all(|worker| worker.ordinal == 0));
     let third = "CUDA_VISIBLE_DEVICES=3 CUDA_DEVICE_ORDER=PCI_BUS_ID";
     assert_eq!(render(&handover.workers[2].variables), third);
@@ -166,74 +172,78 @@ fn more_workers_than_devices_are_dealt_in_turn() {
 
 #[test]
 fn workers_on_cpus_have_no_device() {
-    let handover = handed("none", "", "", 2, Visibility::Whole);
+    let handover = make_handover("none", "", "", 2, Visibility::Whole);
     let nothing = |ordinal| WorkerVariables { device: None, ordinal, variables: Vec::new() };
     assert_eq!(handover.workers, [nothing(0), nothing(1)]);
 }
 
 #[test]
-fn an_index_is_in_doubt_where_a_card_is_lost() {
+fn lost_card_makes_device_index_unreliable() {
     let mut machine = fake::cuda(3);
     machine.accelerators[0].condition = crate::device::Condition::Lost { why: "GPU is lost".to_owned() };
     let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 2")).unwrap();
-    let handover = hand_over(&choice, &inherited, 1, Visibility::Whole);
+    let handover = assign_worker_variables(&choice, &inherited, 1, Visibility::Whole);
     let expected = "CUDA_VISIBLE_DEVICES=GPU-a0003030-1111-2222-3333-444455556666";
     assert_eq!(render(&handover.workers[0].variables), expected);
 }
 
 #[test]
-fn an_index_of_nvml_that_is_not_in_pci_order_is_written_in_pci_order() {
+fn nvml_index_is_converted_to_pci_order() {
     let mut machine = fake::cuda(3);
     machine.accelerators[0].pci = Some("0000:f0:00.0".parse().unwrap());
     let inherited = InheritedVariables::default();
     let choice = fake::choose(&machine, &inherited, &request("--devices 0,1")).unwrap();
-    let handover = hand_over(&choice, &inherited, 2, Visibility::Whole);
+    let handover = assign_worker_variables(&choice, &inherited, 2, Visibility::Whole);
     let expected = "CUDA_VISIBLE_DEVICES=2,0 CUDA_DEVICE_ORDER=PCI_BUS_ID";
     assert_eq!(render(&handover.workers[0].variables), expected);
 }
 
 /// The devices that a process with these variables sees, and whether its vendor would drop or reorder any of them.
-fn reread(machine: &Machine, inherited: &InheritedVariables, kind: DeviceType) -> (Vec<Accelerator>, bool) {
+fn visible_devices(
+    machine: &Machine,
+    inherited: &InheritedVariables,
+    kind: DeviceType,
+) -> (Vec<Accelerator>, bool) {
     let cuda_order = || Ok(fake::mixed_cuda_order(machine));
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let seen = visibility::read(kind, machine, inherited, asking);
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
+    let seen = visibility::read_visible_devices(kind, machine, inherited, asking);
     let smooth = seen.warnings.is_empty();
     (seen.devices.into_iter().map(|device| device.accelerator).collect(), smooth)
 }
 
 proptest! {
     #[test]
-    fn each_worker_finds_its_device_where_it_is_told(
+    fn worker_variables_select_assigned_device(
         world in worlds(), picks in picks(), workers in 1_u32..10, own in any::<bool>(),
     ) {
         let (request, _) = typed(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         prop_assume!(!choice.devices.is_empty());
         let visibility = if own { Visibility::Own } else { Visibility::Whole };
-        let handover = hand_over(&choice, &world.inherited, workers, visibility);
+        let handover = assign_worker_variables(&choice, &world.inherited, workers, visibility);
         for (local_rank, worker) in handover.workers.iter().enumerate() {
             let place = worker.device.unwrap();
             prop_assert_eq!(place, local_rank % choice.devices.len());
-            let (sees, smooth) = reread(&world.machine, &changed(&world.inherited, &worker.variables), choice.kind);
+            let (sees, smooth) = visible_devices(&world.machine, &with_variables(&world.inherited, &worker.variables), choice.kind);
             let shown = match handover.visibility {
                 Visibility::Whole => &choice.devices[..],
                 Visibility::Own => &choice.devices[place..=place],
             };
             let shown: Vec<Accelerator> = shown.iter().map(|device| device.accelerator.clone()).collect();
             prop_assert!(smooth || worker.variables.is_empty());
-            prop_assert_eq!(numbers(&sees), numbers(&shown));
+            prop_assert_eq!(device_numbers(&sees), device_numbers(&shown));
             prop_assert_eq!(&sees, &shown);
             prop_assert_eq!(&sees[usize::try_from(worker.ordinal).unwrap()], &choice.devices[place].accelerator);
         }
     }
 
     #[test]
-    fn a_worker_on_cpus_sees_what_cannot_be_hidden_and_no_more(world in worlds()) {
+    fn cpu_worker_sees_only_devices_that_cannot_be_hidden(world in worlds()) {
         let choice = fake::choose(&world.machine, &world.inherited, &request("--devices none")).unwrap();
-        let handover = hand_over(&choice, &world.inherited, 1, Visibility::Whole);
+        let handover = assign_worker_variables(&choice, &world.inherited, 1, Visibility::Whole);
         let kind = world.machine.accelerators[0].kind;
-        let (sees, _) = reread(&world.machine, &changed(&world.inherited, &handover.workers[0].variables), kind);
+        let (sees, _) = visible_devices(&world.machine, &with_variables(&world.inherited, &handover.workers[0].variables), kind);
         let hides = matches!(kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
         prop_assert!(!hides || sees.is_empty());
     }

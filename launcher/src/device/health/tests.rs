@@ -46,23 +46,23 @@ fn powered(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> D
     }
 }
 
-fn told(accelerator: &Accelerator) -> Vec<String> {
+fn finding_texts(accelerator: &Accelerator) -> Vec<String> {
     findings(accelerator, OWN)
         .iter()
-        .map(|finding| format!("{}: {finding}", finding.severity.word()))
+        .map(|finding| format!("{}: {finding}", finding.severity.as_str()))
         .collect()
 }
 
 #[test]
-fn a_healthy_card_has_nothing_to_tell() {
+fn healthy_card_has_no_findings() {
     let mut idle = card(DeviceState { throttle: vec![Throttle::Idle], ..hot(88, Vec::new()) });
-    assert_eq!(told(&idle), [""; 0]);
+    assert_eq!(finding_texts(&idle), [""; 0]);
     idle.state = None;
-    assert_eq!(told(&idle), [""; 0]);
+    assert_eq!(finding_texts(&idle), [""; 0]);
 }
 
 #[test]
-fn each_state_has_its_words() {
+fn each_device_state_gives_its_finding() {
     use Throttle::{HardwareSlowdown, HardwareThermal, PowerBrake, PowerCap, SoftwareThermal};
     for (state, text) in [
         (hot(89, vec![]), "warning: 89 °C, slows itself down at 92 °C"),
@@ -114,12 +114,12 @@ fn each_state_has_its_words() {
             "warning: 2 pages or rows of its memory are retired; bad memory waits for a reset to be retired",
         ),
     ] {
-        assert_eq!(told(&card(state.clone())), [text], "{state:?}");
+        assert_eq!(finding_texts(&card(state.clone())), [text], "{state:?}");
     }
 }
 
 #[test]
-fn what_is_as_it_should_be_is_not_told() {
+fn normal_state_has_no_findings() {
     for state in [
         hot(88, vec![Throttle::ApplicationClocks, Throttle::SyncBoost, Throttle::DisplayClocks]),
         DeviceState { slowdown_temperature: Some(0), temperature: Some(40), ..DeviceState::default() },
@@ -127,19 +127,19 @@ fn what_is_as_it_should_be_is_not_told() {
         powered(Some(450_000), Some(450_000), vec![]),
         DeviceState { uncorrected_ecc: Some(0), retired: Some(0), ..DeviceState::default() },
     ] {
-        assert_eq!(told(&card(state.clone())), [""; 0], "{state:?}");
+        assert_eq!(finding_texts(&card(state.clone())), [""; 0], "{state:?}");
     }
 }
 
 #[test]
-fn a_lost_card_has_only_that_to_tell() {
+fn lost_card_has_single_fatal_finding() {
     let mut lost = card(hot(95, vec![]));
     lost.condition = Condition::Lost { why: "GPU is lost".to_owned() };
-    assert_eq!(told(&lost), ["fatal: does not answer: GPU is lost"]);
+    assert_eq!(finding_texts(&lost), ["fatal: does not answer: GPU is lost"]);
 }
 
 #[test]
-fn users_are_told_apart() {
+fn own_and_other_users_have_separate_findings() {
     let state = DeviceState {
         processes: vec![
             process(1, Some(OWN)),
@@ -149,7 +149,7 @@ fn users_are_told_apart() {
         ..DeviceState::default()
     };
     assert_eq!(
-        told(&card(state)),
+        finding_texts(&card(state)),
         [
             "warning: busy with another user's process: pid 2 `python`, 12.5 GiB",
             "warning: busy with an unknown user's process: pid 3",
@@ -160,17 +160,17 @@ fn users_are_told_apart() {
         processes: (1..=5).map(|pid| process(pid, Some(7))).collect(),
         ..DeviceState::default()
     };
-    let text = told(&card(crowd)).remove(0);
+    let text = finding_texts(&card(crowd)).remove(0);
     assert!(text.starts_with("warning: busy with another user's processes: pid 1 `python`"), "{text}");
     assert!(text.ends_with("pid 3 `python`, 12.5 GiB; and 2 more"), "{text}");
 }
 
 #[test]
-fn memory_that_nobody_seems_to_use_is_told() {
+fn memory_used_by_hidden_processes_gives_warning() {
     let used = |free, part, processes| {
         let state = DeviceState { processes, ..DeviceState::default() };
         let memory = Some(Memory { total: 80 * GIB, free: Some(free) });
-        told(&Accelerator { memory, part, ..card(state) })
+        finding_texts(&Accelerator { memory, part, ..card(state) })
     };
     let text = "warning: 20.0 GiB of its memory in use by processes that are not to be seen from here";
     assert_eq!(used(60 * GIB, Part::Whole, vec![]), [text]);
@@ -183,7 +183,7 @@ fn memory_that_nobody_seems_to_use_is_told() {
 }
 
 #[test]
-fn in_use_is_more_than_a_driver_keeps() {
+fn memory_in_use_exceeds_driver_overhead() {
     const MIB: u64 = 1 << 20;
     for (total, used, is_told) in [
         (8 * GIB, 500 * MIB, false),
@@ -192,13 +192,13 @@ fn in_use_is_more_than_a_driver_keeps() {
         (80 * GIB, 4 * GIB + 1, true),
     ] {
         let memory = Memory { total, free: Some(total - used) };
-        assert_eq!(in_use(memory), is_told.then_some(used), "{used} of {total}");
+        assert_eq!(memory_in_use(memory), is_told.then_some(used), "{used} of {total}");
     }
-    assert_eq!(in_use(Memory { total: GIB, free: None }), None);
+    assert_eq!(memory_in_use(Memory { total: GIB, free: None }), None);
 }
 
 #[test]
-fn a_card_much_smaller_than_the_largest_is_named() {
+fn card_below_half_of_largest_memory_gives_warning() {
     let of = |total: u64, part| Accelerator {
         memory: Some(Memory { total, free: None }),
         part,
@@ -213,12 +213,12 @@ fn a_card_much_smaller_than_the_largest_is_named() {
     ];
     let all: Vec<&Accelerator> = cards.iter().collect();
     let text = "24.0 GiB of memory, less than half of the largest's 80.0 GiB".to_owned();
-    assert_eq!(small_memory(&all), [(1, HealthFinding { severity: Severity::Warning, text })]);
-    assert_eq!(small_memory(&all[4..]), []);
+    assert_eq!(small_memory_findings(&all), [(1, HealthFinding { severity: Severity::Warning, text })]);
+    assert_eq!(small_memory_findings(&all[4..]), []);
 }
 
 #[test]
-fn numbers_are_not_made_larger() {
+fn sizes_are_rounded_down() {
     for (bytes, words) in [
         (0, "0 MiB"),
         (GIB - 1, "1023 MiB"),
@@ -226,7 +226,7 @@ fn numbers_are_not_made_larger() {
         (85_520_809_984, "79.6 GiB"),
         (u64::MAX, "17179869183.9 GiB"),
     ] {
-        assert_eq!(in_words(bytes), words);
+        assert_eq!(format_bytes(bytes), words);
     }
     assert_eq!(watts(u64::MAX), u64::MAX / 1000);
     assert_eq!(watts(398_500), 399);

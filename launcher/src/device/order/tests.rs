@@ -4,11 +4,11 @@ use crate::device::fake::{self, link};
 use crate::device::{LinkKind, Memory};
 
 fn arranged(order: DeviceOrder, listed: &[usize], machine: &Machine) -> Result<Vec<usize>, OrderError> {
-    arrange(order, listed, machine, &|| Err("it is not installed".to_owned()))
+    sort_devices(order, listed, machine, &|| Err("it is not installed".to_owned()))
 }
 
 #[test]
-fn pci_is_ascending_and_as_listed_changes_nothing() {
+fn pci_order_ascends_and_as_listed_is_unchanged() {
     let mut machine = fake::cuda(4);
     assert_eq!(arranged(DeviceOrder::Pci, &[3, 0, 2], &machine), Ok(vec![0, 2, 3]));
     assert_eq!(arranged(DeviceOrder::AsListed, &[3, 0, 2], &machine), Ok(vec![3, 0, 2]));
@@ -19,7 +19,7 @@ fn pci_is_ascending_and_as_listed_changes_nothing() {
 }
 
 #[test]
-fn most_free_memory_comes_first_and_unknown_last() {
+fn free_memory_order_puts_unknown_last() {
     let mut machine = fake::cuda(4);
     let free = |gib: Option<u64>| Some(Memory { total: 80 << 30, free: gib.map(|gib| gib << 30) });
     for (card, gib) in machine.accelerators.iter_mut().zip([Some(5), None, Some(70), Some(5)]) {
@@ -30,23 +30,23 @@ fn most_free_memory_comes_first_and_unknown_last() {
 }
 
 #[test]
-fn fastest_is_the_drivers_answer_or_refused() {
+fn fastest_order_follows_driver_or_is_refused() {
     let machine = fake::mixed_cuda();
     let driver = || Ok(fake::mixed_cuda_order(&machine));
-    assert_eq!(arrange(DeviceOrder::Fastest, &[0, 1, 2, 3], &machine, &driver), Ok(vec![3, 1, 0, 2]));
-    assert_eq!(arrange(DeviceOrder::Fastest, &[2, 3], &machine, &driver), Ok(vec![3, 2]));
+    assert_eq!(sort_devices(DeviceOrder::Fastest, &[0, 1, 2, 3], &machine, &driver), Ok(vec![3, 1, 0, 2]));
+    assert_eq!(sort_devices(DeviceOrder::Fastest, &[2, 3], &machine, &driver), Ok(vec![3, 2]));
     let refused = arranged(DeviceOrder::Fastest, &[0, 1], &machine);
     assert_eq!(refused, Err(OrderError::NoDriver("it is not installed".to_owned())));
     let short = || Ok(fake::cuda_order(&machine, &[1]));
     let unnamed = OrderError::Unnamed("GPU 0 NVIDIA P4 (0000:10:00.0)".to_owned());
-    assert_eq!(arrange(DeviceOrder::Fastest, &[0, 1], &machine, &short), Err(unnamed));
+    assert_eq!(sort_devices(DeviceOrder::Fastest, &[0, 1], &machine, &short), Err(unnamed));
     let amd = arranged(DeviceOrder::Fastest, &[0, 1], &fake::rocm(2));
     assert_eq!(amd, Err(OrderError::NotCuda(DeviceType::Rocm)));
     assert_eq!(arranged(DeviceOrder::Fastest, &[1], &machine), Ok(vec![1]));
 }
 
 #[test]
-fn topology_puts_nvlink_pairs_side_by_side() {
+fn topology_order_puts_nvlink_pairs_side_by_side() {
     let mut machine = fake::cuda(4);
     link(&mut machine, &[(0, 2, Nvlink(4)), (1, 3, Nvlink(4))], Phb);
     assert_eq!(arranged(DeviceOrder::Topology, &[0, 1, 2, 3], &machine), Ok(vec![0, 2, 1, 3]));
@@ -55,14 +55,14 @@ fn topology_puts_nvlink_pairs_side_by_side() {
 }
 
 #[test]
-fn a_chain_is_found_from_its_end() {
+fn topology_order_starts_chain_at_its_end() {
     let mut machine = fake::cuda(3);
     link(&mut machine, &[(0, 1, Nvlink(2)), (0, 2, Nvlink(2))], Sys);
     assert_eq!(arranged(DeviceOrder::Topology, &[0, 1, 2], &machine), Ok(vec![1, 0, 2]));
 }
 
 #[test]
-fn devices_that_are_joined_alike_stay_as_listed() {
+fn equal_links_keep_listed_order() {
     for count in [2_u8, 8, 12] {
         let mut machine = fake::cuda(count);
         link(&mut machine, &[], Nvlink(18));
@@ -74,7 +74,7 @@ fn devices_that_are_joined_alike_stay_as_listed() {
 }
 
 #[test]
-fn the_ring_of_a_hybrid_cube_mesh_is_closed_on_its_doubled_links() {
+fn hybrid_cube_mesh_ring_uses_double_nvlinks() {
     // Eight cards as in the first machines with NVLink: one ring of doubled links, and single ones across.
     let double = [(0, 3), (2, 3), (1, 2), (1, 5), (5, 6), (6, 7), (4, 7), (0, 4)];
     let single = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
@@ -90,7 +90,7 @@ fn the_ring_of_a_hybrid_cube_mesh_is_closed_on_its_doubled_links() {
 }
 
 #[test]
-fn more_devices_than_can_be_searched_are_joined_one_after_the_other() {
+fn many_devices_are_ordered_by_greedy_path() {
     let mut machine = fake::cuda(10);
     let pairs: Vec<(usize, usize, LinkKind)> = (0..5).map(|a| (a, a + 5, Pix)).collect();
     link(&mut machine, &pairs, Node);

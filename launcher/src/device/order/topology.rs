@@ -10,12 +10,12 @@ use crate::device::{LinkKind, Machine};
 
 /// As many devices are searched exhaustively; the subsets of more take too long. Larger machines with links of
 /// different speed are not built any more: their switches join all devices alike.
-const EXACT: usize = 8;
+const MAX_EXACT_DEVICES: usize = 8;
 
 /// `None` where no link between them is known.
-pub(super) fn arrange(listed: &[usize], machine: &Machine) -> Option<Vec<usize>> {
+pub(super) fn sort_by_topology(listed: &[usize], machine: &Machine) -> Option<Vec<usize>> {
     let links = Links::of(listed, machine)?;
-    let path = if listed.len() <= EXACT { links.best_path() } else { links.greedy_path() };
+    let path = if listed.len() <= MAX_EXACT_DEVICES { links.best_path() } else { links.greedy_path() };
     Some(path.into_iter().map(|place| listed[place]).collect())
 }
 

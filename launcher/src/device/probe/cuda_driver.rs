@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::device::CudaDevice;
 
 /// More devices than any machine has; a higher count is not a valid answer.
-const MOST_DEVICES: c_int = 256;
+const MAX_DEVICES: c_int = 256;
 
 /// Bytes for a name or an address, with the NUL.
 const TEXT: usize = 256;
@@ -28,8 +28,8 @@ const TEXT: usize = 256;
 ///
 /// # Errors
 /// The driver's error text, or ours if there is no driver.
-pub fn order() -> Result<Vec<CudaDevice>, String> {
-    quietly(|| {
+pub fn cuda_devices_in_order() -> Result<Vec<CudaDevice>, String> {
+    catch_panic(|| {
         // SAFETY: a driver's library may be loaded in any process; its constructors affect this probe alone.
         if !unsafe { is_culib_present() } {
             return Err("there is no CUDA driver: the loader finds no `libcuda.so.1`".to_owned());
@@ -78,7 +78,7 @@ impl CudaDriver {
         // SAFETY: the number lives through the call.
         self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
         match count {
-            0..=MOST_DEVICES => Ok(count),
+            0..=MAX_DEVICES => Ok(count),
             _ => Err(format!("`cuDeviceGetCount` counts `{count}` devices")),
         }
     }
@@ -146,15 +146,15 @@ fn uuid_text(bytes: [u8; 16], name: &str) -> String {
 }
 
 /// Runs it; a panic becomes its words and is not printed. cudarc panics where a library vanishes between two looks.
-fn quietly<T>(run: impl FnOnce() -> Result<T, String> + panic::UnwindSafe) -> Result<T, String> {
+fn catch_panic<T>(run: impl FnOnce() -> Result<T, String> + panic::UnwindSafe) -> Result<T, String> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let outcome = panic::catch_unwind(run);
     panic::set_hook(hook);
-    outcome.unwrap_or_else(|panic| Err(panic_words(panic.as_ref())))
+    outcome.unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
 }
 
-fn panic_words(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
     words.unwrap_or("the CUDA driver's library could not be used").to_owned()
@@ -168,27 +168,27 @@ mod tests {
         [0x89, 0x32, 0xf9, 0x37, 0xd7, 0x2c, 0x41, 0x06, 0xc1, 0x2f, 0x20, 0xbd, 0x9f, 0xae, 0xd9, 0xf6];
 
     #[test]
-    fn a_uuid_is_written_as_nvidia_smi_writes_it() {
+    fn gpu_uuid_is_formatted_like_nvidia_smi() {
         assert_eq!(uuid_text(BYTES, "NVIDIA H100"), "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6");
     }
 
     #[test]
-    fn a_mig_device_is_known_by_its_name() {
+    fn mig_device_name_gives_mig_uuid_prefix() {
         let name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb";
         assert_eq!(uuid_text(BYTES, name), "MIG-8932f937-d72c-4106-c12f-20bd9faed9f6");
         assert_eq!(uuid_text(BYTES, "NVIDIA MIGHTY"), "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6");
     }
 
     #[test]
-    fn a_panic_becomes_its_words() {
-        assert_eq!(quietly(|| Ok(3)), Ok(3));
+    fn panic_becomes_error_with_its_message() {
+        assert_eq!(catch_panic(|| Ok(3)), Ok(3));
         assert_eq!(
-            quietly::<()>(|| panic!("Missing symbol cuInit")),
+            catch_panic::<()>(|| panic!("Missing symbol cuInit")),
             Err("Missing symbol cuInit".to_owned())
         );
         let name = "cuInit";
         assert_eq!(
-            quietly::<()>(|| panic!("Missing symbol {name}")),
+            catch_panic::<()>(|| panic!("Missing symbol {name}")),
             Err("Missing symbol cuInit".to_owned())
         );
     }

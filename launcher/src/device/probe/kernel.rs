@@ -33,13 +33,13 @@ use pci::PciPath;
 use tree::Tree;
 
 /// More cards of one vendor than this are not believed.
-const MOST_CARDS: usize = 128;
+const MAX_CARDS: usize = 128;
 /// At most so many troubles are reported.
-const MOST_TROUBLES: usize = 64;
+const MAX_PROBLEMS: usize = 64;
 
 /// Everything but what only NVML knows. What was not asked for is not read.
 #[must_use]
-pub fn look(root: &Path, ask: ProbeScope) -> Machine {
+pub fn probe_kernel(root: &Path, ask: ProbeScope) -> Machine {
     let tree = Tree::new(root);
     let mut report = KernelReport::default();
     nvidia::find(&tree, &mut report);
@@ -49,10 +49,11 @@ pub fn look(root: &Path, ask: ProbeScope) -> Machine {
     ascend::find(&tree, &mut report);
     #[cfg(target_os = "macos")]
     apple::find(&mut report);
-    let cpus = if ask.cpus { cpus::layout(&tree, &mut report) } else { None };
+    let cpus = if ask.cpus { cpus::read_cpu_layout(&tree, &mut report) } else { None };
     let mut machine = Machine { cpus, ..Machine::default() };
     if ask.links {
-        let ways: Vec<_> = report.accelerators.iter().map(|card| pci::way(&tree, card.pci?)).collect();
+        let ways: Vec<_> =
+            report.accelerators.iter().map(|card| pci::read_pci_path(&tree, card.pci?)).collect();
         machine.links = links(&ways, &report.hives);
         machine.nics = nics::find(&tree, &report.accelerators, &ways);
     }
@@ -71,33 +72,33 @@ struct KernelReport {
 
 impl KernelReport {
     /// The folder, or whatever else the vendor is found by, is not there, or not readable.
-    fn absent(&mut self, kind: DeviceType, source: &str, error: &std::io::Error) {
+    fn add_missing_source(&mut self, kind: DeviceType, source: &str, error: &std::io::Error) {
         if error.kind() == ErrorKind::NotFound {
-            self.missing(kind, source, "no such file or folder");
+            self.add_missing(kind, source, "no such file or folder");
         } else {
-            self.failed(kind, source, &error.to_string());
+            self.add_failed(kind, source, &error.to_string());
         }
     }
 
     /// The node of a card that the kernel lists cannot be opened. In a container it is absent, and a scheduler's
     /// device rules return EPERM. Any other error is new to the user, such as a group without this user as a member.
-    fn closed(&mut self, kind: DeviceType, node: &str, why: nix::Error) {
+    fn add_closed_node(&mut self, kind: DeviceType, node: &str, why: nix::Error) {
         match why {
-            nix::Error::ENOENT | nix::Error::EPERM => self.missing(kind, node, why.desc()),
-            _ => self.failed(kind, node, why.desc()),
+            nix::Error::ENOENT | nix::Error::EPERM => self.add_missing(kind, node, why.desc()),
+            _ => self.add_failed(kind, node, why.desc()),
         }
     }
 
-    fn missing(&mut self, kind: DeviceType, source: &str, why: &str) {
-        self.trouble(kind, source, ProbeProblemKind::Missing(why.to_owned()));
+    fn add_missing(&mut self, kind: DeviceType, source: &str, why: &str) {
+        self.add_problem(kind, source, ProbeProblemKind::Missing(why.to_owned()));
     }
 
-    fn failed(&mut self, kind: DeviceType, source: &str, why: &str) {
-        self.trouble(kind, source, ProbeProblemKind::Failed(why.to_owned()));
+    fn add_failed(&mut self, kind: DeviceType, source: &str, why: &str) {
+        self.add_problem(kind, source, ProbeProblemKind::Failed(why.to_owned()));
     }
 
-    fn trouble(&mut self, kind: DeviceType, source: &str, what: ProbeProblemKind) {
-        if self.troubles.len() < MOST_TROUBLES {
+    fn add_problem(&mut self, kind: DeviceType, source: &str, what: ProbeProblemKind) {
+        if self.troubles.len() < MAX_PROBLEMS {
             self.troubles.push(ProbeProblem { kind, source: source.to_owned(), what });
         }
     }
@@ -105,7 +106,7 @@ impl KernelReport {
     /// Adds a card after the others of its type, with the next index.
     fn add(&mut self, mut card: Accelerator) {
         let of_type = self.accelerators.iter().filter(|other| other.kind == card.kind).count();
-        if of_type < MOST_CARDS {
+        if of_type < MAX_CARDS {
             card.index = u32::try_from(of_type).unwrap_or(u32::MAX);
             self.accelerators.push(card);
         }
@@ -144,7 +145,7 @@ fn links(ways: &[Option<PciPath>], hives: &[(usize, u64)]) -> Vec<DeviceLink> {
     let hive = |at: usize| hives.iter().find(|(position, _)| *position == at).map(|(_, hive)| *hive);
     let kind = |a: usize, b: usize| match (hive(a), hive(b)) {
         (Some(one), Some(other)) if one == other => Some(LinkKind::Xgmi),
-        _ => Some(pci::between(ways[a].as_ref()?, ways[b].as_ref()?)),
+        _ => Some(pci::link_between(ways[a].as_ref()?, ways[b].as_ref()?)),
     };
     let pairs = (0..ways.len()).flat_map(|a| (a + 1..ways.len()).map(move |b| (a, b)));
     pairs.filter_map(|(a, b)| Some(DeviceLink { a, b, kind: kind(a, b)? })).collect()

@@ -20,12 +20,12 @@ struct MergeEntry {
 /// cards count, and NVML's trouble gives the reason. CPUs and network cards are the kernel's.
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
-    let troubles = troubles(&nvidia, &kernel);
+    let troubles = merged_problems(&nvidia, &kernel);
     let ways = KnownLinks::new(&nvidia, &kernel);
     let entries = entries(nvidia.accelerators, kernel.accelerators);
-    let links = if ways.were_asked { ways.links(&entries) } else { Vec::new() };
+    let links = if ways.were_requested { ways.links(&entries) } else { Vec::new() };
     let nodes = kernel.cpus.as_ref().map_or(0, |cpus| count_with_cpus(&cpus.nodes));
-    let nics = kernel.nics.into_iter().map(|nic| seen_from(nic, &entries, nodes)).collect();
+    let nics = kernel.nics.into_iter().map(|nic| nic_with_merged_links(nic, &entries, nodes)).collect();
     let accelerators = entries.into_iter().map(|entry| entry.accelerator).collect();
     Machine { accelerators, cpus: kernel.cpus, links, nics, troubles, made_good: nvidia.made_good }
 }
@@ -35,7 +35,7 @@ fn count_with_cpus(nodes: &[NumaNode]) -> usize {
 }
 
 /// The kernel's words on NVIDIA's cards are of interest only where they are all there is.
-fn troubles(nvidia: &Machine, kernel: &Machine) -> Vec<ProbeProblem> {
+fn merged_problems(nvidia: &Machine, kernel: &Machine) -> Vec<ProbeProblem> {
     let of_fallback = |trouble: &&ProbeProblem| trouble.kind == DeviceType::Cuda;
     let superseded = !nvidia.accelerators.is_empty();
     let of_kernel = kernel.troubles.iter().filter(|trouble| !(superseded && of_fallback(trouble)));
@@ -66,12 +66,12 @@ fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<MergeEntry
     });
     let of_kernel = of_kernel.filter(|entry| fallback || entry.accelerator.kind != DeviceType::Cuda);
     let mut entries: Vec<MergeEntry> = of_nvml.chain(of_kernel).collect();
-    entries.sort_by_key(|entry| place(&entry.accelerator));
+    entries.sort_by_key(|entry| sort_key(&entry.accelerator));
     entries
 }
 
 /// The sort key of the merged list.
-fn place(accelerator: &Accelerator) -> (usize, u32, bool, u32) {
+fn sort_key(accelerator: &Accelerator) -> (usize, u32, bool, u32) {
     let of_type = DeviceType::ALL.iter().position(|kind| *kind == accelerator.kind);
     let (card, is_instance) = match accelerator.part {
         Part::MigInstance { gpu } => (gpu, true),
@@ -96,7 +96,7 @@ fn card_of(accelerators: &[Accelerator], at: usize) -> usize {
 struct KnownLinks {
     nvml: BTreeMap<(usize, usize), LinkKind>,
     kernel: BTreeMap<(usize, usize), LinkKind>,
-    were_asked: bool,
+    were_requested: bool,
 }
 
 impl KnownLinks {
@@ -104,7 +104,7 @@ impl KnownLinks {
         let table =
             |machine: &Machine| machine.links.iter().map(|link| (pair(link.a, link.b), link.kind)).collect();
         let were_asked = !(nvidia.links.is_empty() && kernel.links.is_empty() && kernel.nics.is_empty());
-        Self { nvml: table(nvidia), kernel: table(kernel), were_asked }
+        Self { nvml: table(nvidia), kernel: table(kernel), were_requested: were_asked }
     }
 
     fn links(&self, entries: &[MergeEntry]) -> Vec<DeviceLink> {
@@ -133,7 +133,7 @@ const fn pair(a: usize, b: usize) -> (usize, usize) {
 
 /// A network card with its link to each accelerator. For a card that the kernel's driver does not list, only the NUMA
 /// nodes are known: on a machine of one node there is no link between two.
-fn seen_from(mut nic: Nic, entries: &[MergeEntry], nodes: usize) -> Nic {
+fn nic_with_merged_links(mut nic: Nic, entries: &[MergeEntry], nodes: usize) -> Nic {
     let by_node = |entry: &MergeEntry| match (nic.numa_node, entry.accelerator.numa_node) {
         (Some(one), Some(other)) if one != other => LinkKind::Sys,
         (Some(_), Some(_)) => LinkKind::Node,

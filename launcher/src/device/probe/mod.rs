@@ -1,6 +1,6 @@
 //! Asks the vendors' libraries and the kernel which accelerators there are.
 //!
-//! A probe is a child: this program itself, started with [`WORD`], which looks, writes JSON on its standard output and
+//! A probe is a child: this program itself, started with [`PROBE_ARGUMENT`], which looks, writes JSON on its standard output and
 //! ends. So a library that hangs is killed at the deadline, one that crashes takes nothing with it, and the launcher
 //! never has a driver in its own memory.
 
@@ -14,7 +14,7 @@ use std::path::Path;
 use super::{CudaDevice, Machine, ProbeScope};
 
 /// Stands first on the command line of a probe, glued to what it is asked. In no help: for the launcher itself alone.
-pub const WORD: &str = "--rankrun-probe=";
+pub const PROBE_ARGUMENT: &str = "--rankrun-probe=";
 
 /// The question that one probe answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -40,10 +40,10 @@ pub enum Answer {
 
 /// Looks, in this process; called in the child alone.
 #[must_use]
-pub fn answer(probe: Probe) -> Answer {
+pub fn run_probe(probe: Probe) -> Answer {
     match probe {
-        Probe::Nvidia(ask) => Answer::Machine(nvidia::look(ask)),
-        Probe::Kernel(ask) => Answer::Machine(kernel::look(Path::new("/"), ask)),
-        Probe::CudaOrder => Answer::CudaOrder(cuda_driver::order()),
+        Probe::Nvidia(ask) => Answer::Machine(nvidia::probe_nvml(ask)),
+        Probe::Kernel(ask) => Answer::Machine(kernel::probe_kernel(Path::new("/"), ask)),
+        Probe::CudaOrder => Answer::CudaOrder(cuda_driver::cuda_devices_in_order()),
     }
 }

@@ -18,7 +18,7 @@ fn pci(text: &str) -> SelectorEntry {
 }
 
 #[test]
-fn every_form_is_read() {
+fn every_selector_form_is_parsed() {
     assert_eq!("all".parse(), Ok(Selector::All));
     assert_eq!(" idle ".parse(), Ok(Selector::Idle));
     assert_eq!("none".parse(), Ok(Selector::None));
@@ -41,7 +41,7 @@ fn every_form_is_read() {
 }
 
 #[test]
-fn what_is_no_list_is_refused_with_its_entry() {
+fn invalid_list_error_names_entry() {
     let refused = |text: &str| text.parse::<Selector>().unwrap_err();
     let junk = |entry: &str| SelectorError::Junk { entry: entry.to_owned() };
     assert_eq!(refused(""), SelectorError::Empty);
@@ -64,7 +64,7 @@ fn what_is_no_list_is_refused_with_its_entry() {
 }
 
 #[test]
-fn a_device_type_before_the_list_is_told_how_to_write_it() {
+fn device_type_prefix_error_shows_right_form() {
     let hint = |text: &str| text.parse::<Selector>().unwrap_err().hint();
     assert_eq!(hint("cuda:1,2"), "write it as `--device-type cuda --devices 1,2`");
     assert_eq!(hint("cuda:1,cuda:2"), "write it as `--device-type cuda --devices 1,2`");
@@ -76,14 +76,14 @@ fn a_device_type_before_the_list_is_told_how_to_write_it() {
 
 proptest! {
     #[test]
-    fn a_selector_reads_itself_back(text in "(-?([0-9]{1,3}|[0-9]{1,2}-[0-9]|GPU-[0-9a-f]{1,4}|[0-9]:[0-9]|0[0-9]:00\\.[0-7]),){0,4}[0-9]{4}") {
+    fn selector_round_trips(text in "(-?([0-9]{1,3}|[0-9]{1,2}-[0-9]|GPU-[0-9a-f]{1,4}|[0-9]:[0-9]|0[0-9]:00\\.[0-7]),){0,4}[0-9]{4}") {
         if let Ok(selector) = text.parse::<Selector>() {
             prop_assert_eq!(selector.to_string().parse(), Ok(selector));
         }
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "\\PC{0,12}") {
+    fn any_selector_text_does_not_panic(text in "\\PC{0,12}") {
         let _ = text.parse::<Selector>().map_err(|error| (error.to_string(), error.hint()));
     }
 }

@@ -5,13 +5,13 @@
 
 use std::ffi::OsString;
 
-use super::{InheritedVariables, Visible, VisibleDevices, of_kind};
+use super::{InheritedVariables, Visible, VisibleDevices, devices_of_kind};
 use crate::device::{DeviceType, Machine};
 
 const VARIABLE: &str = "ASCEND_RT_VISIBLE_DEVICES";
 
 pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
-    let devices = of_kind(machine, DeviceType::Npu);
+    let devices = devices_of_kind(machine, DeviceType::Npu);
     match &inherited.ascend {
         None => VisibleDevices::all(devices),
         Some(value) => listed(&devices, value),

@@ -19,8 +19,8 @@ pub(super) fn read(
 ) -> VisibleDevices {
     let cards = CardList { machine, inherited };
     match &inherited.cuda {
-        None => cards.unlisted(asking),
-        Some(value) => cards.listed(value, asking),
+        None => cards.without_list(asking),
+        Some(value) => cards.with_list(value, asking),
     }
 }
 
@@ -110,12 +110,12 @@ impl CardList<'_> {
         }
     }
 
-    fn unlisted(&self, asking: VisibilityQuery<'_>) -> VisibleDevices {
-        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.counting != IndexOrder::Named);
+    fn without_list(&self, asking: VisibilityQuery<'_>) -> VisibleDevices {
+        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.index_order != IndexOrder::Named);
         let has_instances =
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
         // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
-        let counts = match asking.counting {
+        let counts = match asking.index_order {
             IndexOrder::Runtime | IndexOrder::Torch => !has_instances,
             IndexOrder::Typed => variable.is_some(),
             IndexOrder::Named => false,
@@ -129,7 +129,7 @@ impl CardList<'_> {
         };
         let mut seen = VisibleDevices::all(Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
-            if asking.counting == IndexOrder::Torch {
+            if asking.index_order == IndexOrder::Torch {
                 // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
                 let at = self.device_of(card).unwrap_or(card);
                 seen.devices.push(Visible::of(self.machine, at));
@@ -149,15 +149,15 @@ impl CardList<'_> {
         seen
     }
 
-    fn listed(&self, value: &OsStr, asking: VisibilityQuery<'_>) -> VisibleDevices {
+    fn with_list(&self, value: &OsStr, asking: VisibilityQuery<'_>) -> VisibleDevices {
         let text = value.to_string_lossy();
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
         let (devices, order_unknown) = match form {
             Some(form) => {
-                let old = self.by_old_names(&text);
+                let old = self.by_legacy_mig_names(&text);
                 let mut devices = old.unwrap_or_else(|| self.by_uuid(&text, form, &mut dropped));
-                if form == "MIG-" && asking.counting == IndexOrder::Torch {
+                if form == "MIG-" && asking.index_order == IndexOrder::Torch {
                     devices.truncate(1);
                 }
                 (devices, None)
@@ -195,11 +195,11 @@ impl CardList<'_> {
         }
         let mut named: Vec<Visible> = Vec::new();
         for entry in entries {
-            let Some(at) = self.unique(entry, form) else {
+            let Some(at) = self.match_unique_uuid(entry, form) else {
                 end_of_list(dropped, entry, "fits no device or several");
                 break;
             };
-            if named.iter().any(|device| device.at == at) {
+            if named.iter().any(|device| device.position == at) {
                 dropped.push(format!("`{entry}` names a device again, which makes no device visible"));
                 return Vec::new();
             }
@@ -213,17 +213,17 @@ impl CardList<'_> {
     /// not known which instance one means, and so the card stands for it.
     ///
     /// Nothing where the list has anything else.
-    fn by_old_names(&self, text: &str) -> Option<Vec<Visible>> {
+    fn by_legacy_mig_names(&self, text: &str) -> Option<Vec<Visible>> {
         let entries: Vec<&str> = text.split(',').map(str::trim).collect();
-        let is_known = entries.iter().all(|entry| self.unique(entry, "MIG-").is_some());
+        let is_known = entries.iter().all(|entry| self.match_unique_uuid(entry, "MIG-").is_some());
         let is_twice = entries.iter().enumerate().any(|(at, entry)| entries[..at].contains(entry));
         if is_known || is_twice {
             return None;
         }
-        entries.into_iter().map(|entry| self.by_old_name(entry)).collect()
+        entries.into_iter().map(|entry| self.by_legacy_mig_name(entry)).collect()
     }
 
-    fn by_old_name(&self, entry: &str) -> Option<Visible> {
+    fn by_legacy_mig_name(&self, entry: &str) -> Option<Visible> {
         let (card, ids) = entry.strip_prefix("MIG-")?.split_once('/')?;
         let (instance, compute) = ids.split_once('/')?;
         let (instance, _): (u32, u32) = (instance.parse().ok()?, compute.parse().ok()?);
@@ -242,7 +242,7 @@ impl CardList<'_> {
     }
 
     /// The one device that a UUID fits: the beginning of a card's is enough, that of a MIG device is written whole.
-    fn unique(&self, entry: &str, form: &str) -> Option<usize> {
+    fn match_unique_uuid(&self, entry: &str, form: &str) -> Option<usize> {
         let uuid = |at: usize| self.machine.accelerators[at].uuid.as_deref();
         if form == "MIG-" {
             let is = |at: &usize| {

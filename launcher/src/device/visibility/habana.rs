@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 
-use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, not_empty, of_kind};
+use super::{IndexOrder, InheritedVariables, Visible, VisibleDevices, devices_of_kind, not_empty};
 use crate::device::choice::ChoiceWarning;
 use crate::device::{DeviceType, Machine};
 
@@ -17,19 +17,19 @@ pub(super) fn read(
     inherited: &InheritedVariables,
     counting: IndexOrder,
 ) -> VisibleDevices {
-    let mut devices = of_kind(machine, DeviceType::Hpu);
+    let mut devices = devices_of_kind(machine, DeviceType::Hpu);
     let numbered = devices.iter().all(|device| device.accelerator.module_id.is_some());
     let mut seen = match not_empty(inherited.habana.as_ref()) {
         Some(value) => listed(&devices, value),
         None => {
-            if counting.is_runtimes() {
+            if counting.is_runtime_order() {
                 // The vendor's PyTorch bridge gives a process the module of its local rank.
                 devices.sort_by_key(|device| device.accelerator.module_id);
             }
             VisibleDevices::all(devices)
         }
     };
-    let counts_modules = seen.variable.is_some() || counting.is_runtimes();
+    let counts_modules = seen.variable.is_some() || counting.is_runtime_order();
     if !numbered && counts_modules && seen.devices.len() > 1 {
         seen.order_unknown = Some("the driver does not tell the modules' numbers".to_owned());
     }
@@ -46,7 +46,7 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
         let number = entry.parse::<u32>().ok();
         match devices.iter().find(|device| Some(module(device)) == number) {
             None => dropped.push(format!("there is no module `{entry}`")),
-            Some(device) if named.iter().any(|seen| seen.at == device.at) => {
+            Some(device) if named.iter().any(|seen| seen.position == device.position) => {
                 dropped.push(format!("`{entry}` stands there again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, false)),

@@ -31,7 +31,7 @@ pub(in crate::device) fn hierarchy(inherited: &InheritedVariables) -> Hierarchy 
 }
 
 /// How the mask names a device in PCI order.
-pub(in crate::device) fn ordinal_of(machine: &Machine, hierarchy: Hierarchy, at: usize) -> String {
+pub(in crate::device) fn mask_entry_of(machine: &Machine, hierarchy: Hierarchy, at: usize) -> String {
     let cards = cards(machine);
     let card = cards.iter().position(|tiles| tiles.contains(&at)).unwrap_or(0);
     match hierarchy {
@@ -65,8 +65,8 @@ pub(super) fn read(
         // The mask counts every GPU, the integrated too.
         Some(_) => cards.len() > 1,
         None => {
-            let is_seen = |tiles: &&Vec<usize>| devices.iter().any(|device| tiles.contains(&device.at));
-            counting.is_runtimes() && cards.iter().filter(is_seen).count() > 1
+            let is_seen = |tiles: &&Vec<usize>| devices.iter().any(|device| tiles.contains(&device.position));
+            counting.is_runtime_order() && cards.iter().filter(is_seen).count() > 1
         }
     };
     let mut seen = match mask {
@@ -164,7 +164,7 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
     let mut devices = Vec::new();
     for (card, tiles) in cards.iter().enumerate() {
         let Some(entries) = entries else {
-            devices.push(card_of(machine, card, tiles));
+            devices.push(merge_tiles(machine, card, tiles));
             continue;
         };
         let through = |tile: usize| entries.iter().any(|entry| entry.tiles.contains(&(card, tile)));
@@ -178,14 +178,14 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
                     texts.push(&entry.text);
                 }
             }
-            devices.push(card_of(machine, card, &seen).named(texts.join(","), false));
+            devices.push(merge_tiles(machine, card, &seen).named(texts.join(","), false));
         }
     }
     devices
 }
 
 /// Some tiles of a card as the one device that they are together.
-fn card_of(machine: &Machine, card: usize, tiles: &[usize]) -> Visible {
+fn merge_tiles(machine: &Machine, card: usize, tiles: &[usize]) -> Visible {
     let mut device = Visible::of(machine, tiles[0]);
     device.index = u32::try_from(card).ok();
     if tiles.len() > 1 {

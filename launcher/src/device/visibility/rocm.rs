@@ -2,26 +2,26 @@
 
 use std::ffi::OsStr;
 
-use super::{InheritedVariables, Visible, VisibleDevices, not_empty, of_kind};
+use super::{InheritedVariables, Visible, VisibleDevices, devices_of_kind, not_empty};
 use crate::device::{DeviceType, Machine};
 
 pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
-    let mut seen = VisibleDevices::all(of_kind(machine, DeviceType::Rocm));
+    let mut seen = VisibleDevices::all(devices_of_kind(machine, DeviceType::Rocm));
     if let Some(value) = &inherited.rocr {
-        seen = rocr(&seen.devices, value);
+        seen = apply_rocr_list(&seen.devices, value);
     }
     let hip = not_empty(inherited.hip.as_ref()).map(|value| ("HIP_VISIBLE_DEVICES", value));
     let cuda = not_empty(inherited.cuda.as_ref()).map(|value| ("CUDA_VISIBLE_DEVICES", value));
     if let Some((variable, value)) = hip.or(cuda) {
         let rocr_warnings = seen.warnings;
-        seen = self::hip(&seen.devices, variable, value);
+        seen = self::apply_hip_list(&seen.devices, variable, value);
         seen.warnings.splice(0..0, rocr_warnings);
     }
     seen
 }
 
 /// Reads the list as ROCr's parser does (`amd_filter_device.cpp`).
-fn rocr(devices: &[Visible], value: &OsStr) -> VisibleDevices {
+fn apply_rocr_list(devices: &[Visible], value: &OsStr) -> VisibleDevices {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let mut named: Vec<Visible> = Vec::new();
@@ -34,7 +34,7 @@ fn rocr(devices: &[Visible], value: &OsStr) -> VisibleDevices {
         let why = match found {
             _ if place >= devices.len() => "is one more than there are devices",
             None => "names no device",
-            Some(device) if named.iter().any(|seen| seen.at == device.at) => "stands there again",
+            Some(device) if named.iter().any(|seen| seen.position == device.position) => "stands there again",
             Some(device) => {
                 named.push(device.clone().named(*token, is_uuid));
                 continue;
@@ -72,7 +72,7 @@ fn by_number<'a>(devices: &'a [Visible], token: &str) -> Option<&'a Visible> {
 }
 
 /// Reads the list as HIP's parser does (`Device::init` of ROCclr).
-fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> VisibleDevices {
+fn apply_hip_list(devices: &[Visible], variable: &'static str, value: &OsStr) -> VisibleDevices {
     let text = value.to_string_lossy();
     let mut dropped = Vec::new();
     let mut named: Vec<Visible> = Vec::new();
@@ -94,7 +94,7 @@ fn hip(devices: &[Visible], variable: &'static str, value: &OsStr) -> VisibleDev
                 }
                 break;
             }
-            Some(device) if named.iter().any(|seen| seen.at == device.at) => {
+            Some(device) if named.iter().any(|seen| seen.position == device.position) => {
                 dropped.push(format!("`{entry}` stands there again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, is_uuid)),

@@ -1,18 +1,18 @@
 use super::*;
-use crate::device::fake::{self, environment, numbers};
+use crate::device::fake::{self, device_numbers, environment};
 
 /// The devices that a process with these variables sees, and the number of warnings if there are any.
-fn sees(machine: &str, variables: &str) -> String {
-    sees_counting(machine, variables, IndexOrder::Runtime)
+fn visible_text(machine: &str, variables: &str) -> String {
+    visible_text_with_order(machine, variables, IndexOrder::Runtime)
 }
 
-fn sees_counting(machine: &str, variables: &str, counting: IndexOrder) -> String {
+fn visible_text_with_order(machine: &str, variables: &str, counting: IndexOrder) -> String {
     let machine = fake::machine(machine);
     let kind = machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
-    let asking = VisibilityQuery { counting, cuda_order: &cuda_order };
-    let seen = read(kind, &machine, &environment(variables), asking);
-    let devices = match numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
+    let asking = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
+    let seen = read_visible_devices(kind, &machine, &environment(variables), asking);
+    let devices = match device_numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
         "cpu" => "none".to_owned(),
         devices => devices.to_owned(),
     };
@@ -101,45 +101,54 @@ const VECTORS: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_variable_is_read_with_its_vendors_rules() {
+fn each_variable_follows_vendor_rules() {
     for (machine, variables, expected) in VECTORS {
-        assert_eq!(sees(machine, variables), *expected, "{machine}, {variables}");
+        assert_eq!(visible_text(machine, variables), *expected, "{machine}, {variables}");
     }
 }
 
 /// GPU 0 has two MIG devices, GPU 1 is whole, GPU 2 has none.
 #[test]
-fn torch_counts_cards_in_mig_mode() {
-    let sees = |variables: &str| sees_counting("mig", variables, IndexOrder::Torch);
+fn torch_index_order_counts_mig_parents() {
+    let sees = |variables: &str| visible_text_with_order("mig", variables, IndexOrder::Torch);
     assert_eq!(sees(""), "0:0 1 2");
     let [first, second] = [0, 1].map(|index| format!("MIG-{index}0000000-aaaa-bbbb-cccc-dddddddddddd"));
     assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={second},{first}")), "0:1");
     assert_eq!(sees(&format!("CUDA_VISIBLE_DEVICES={first}")), "0:0");
     assert_eq!(sees("CUDA_VISIBLE_DEVICES=1,0"), "1 0:0");
     for (machine, variables, expected) in VECTORS.iter().filter(|(machine, ..)| *machine != "mig") {
-        assert_eq!(sees_counting(machine, variables, IndexOrder::Torch), *expected, "{machine}, {variables}");
+        assert_eq!(
+            visible_text_with_order(machine, variables, IndexOrder::Torch),
+            *expected,
+            "{machine}, {variables}"
+        );
     }
 }
 
 #[test]
-fn a_card_that_is_one_device_has_the_memory_of_its_tiles() {
+fn composite_card_has_memory_of_all_tiles() {
     let machine = fake::xpu(2, 2);
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
-    let seen = read(DeviceType::Xpu, &machine, &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"), asking);
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let seen = read_visible_devices(
+        DeviceType::Xpu,
+        &machine,
+        &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"),
+        asking,
+    );
     let memory = seen.devices[0].accelerator.memory.unwrap();
     assert_eq!((memory.total, memory.free), (160 << 30, Some(160 << 30)));
-    assert_eq!(seen.devices[1].at, 2);
+    assert_eq!(seen.devices[1].position, 2);
     let masked = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1");
-    let seen = read(DeviceType::Xpu, &machine, &masked, asking);
-    assert_eq!(seen.devices.iter().map(|device| device.at).collect::<Vec<_>>(), [2]);
+    let seen = read_visible_devices(DeviceType::Xpu, &machine, &masked, asking);
+    assert_eq!(seen.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
-fn a_tile_that_is_left_of_a_card_is_told_from_a_card() {
+fn single_visible_tile_has_tile_label() {
     let machine = fake::xpu(2, 2);
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let mask = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0.1,1");
-    let seen = read(DeviceType::Xpu, &machine, &mask, asking);
+    let seen = read_visible_devices(DeviceType::Xpu, &machine, &mask, asking);
     let labels: Vec<String> =
         seen.devices.iter().map(|device| crate::device::choice::label(&device.accelerator)).collect();
     assert!(labels[0].starts_with("tile 1 ") && labels[1].starts_with("GPU 1 "), "{labels:?}");
@@ -150,10 +159,10 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
     machine.accelerators[0].integrated = true;
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let at = |variables: &str| {
-        let seen = read(DeviceType::Xpu, &machine, &environment(variables), asking);
-        seen.devices.iter().map(|device| device.at).collect::<Vec<_>>()
+        let seen = read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), asking);
+        seen.devices.iter().map(|device| device.position).collect::<Vec<_>>()
     };
     assert_eq!(at(""), [1, 2]);
     assert_eq!(at("ZE_AFFINITY_MASK=0,1"), [1]);
@@ -161,7 +170,7 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
 }
 
 #[test]
-fn the_driver_is_asked_only_where_its_order_matters() {
+fn cuda_driver_is_queried_only_if_order_matters() {
     let machine = fake::mixed_cuda();
     let asked = |variables: &str, counting: IndexOrder| {
         let asked = std::cell::Cell::new(false);
@@ -169,8 +178,8 @@ fn the_driver_is_asked_only_where_its_order_matters() {
             asked.set(true);
             Err("it hangs".to_owned())
         };
-        let asking = VisibilityQuery { counting, cuda_order: &cuda_order };
-        let seen = read(DeviceType::Cuda, &machine, &environment(variables), asking);
+        let asking = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
+        let seen = read_visible_devices(DeviceType::Cuda, &machine, &environment(variables), asking);
         assert_eq!(seen.order_unknown, asked.get().then(|| "it hangs".to_owned()), "{variables}");
         asked.get()
     };
@@ -186,39 +195,44 @@ fn the_driver_is_asked_only_where_its_order_matters() {
 }
 
 #[test]
-fn the_driver_is_matched_by_uuid_and_else_by_address() {
+fn cuda_devices_match_by_uuid_then_pci_address() {
     let machine = fake::mixed_cuda();
     let mut driver = fake::cuda_order(&machine, &[2, 3]);
     driver[0].uuid = "GPU-of-another-spelling".to_owned();
     let cuda_order = || Ok(driver.clone());
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let seen = read(DeviceType::Cuda, &machine, &InheritedVariables::default(), asking);
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
+    let seen = read_visible_devices(DeviceType::Cuda, &machine, &InheritedVariables::default(), asking);
     // Those that it does not name come last, in PCI order.
-    assert_eq!(seen.devices.iter().map(|device| device.at).collect::<Vec<_>>(), [2, 3, 0, 1]);
+    assert_eq!(seen.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2, 3, 0, 1]);
     let stranger = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
-    let asking = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &stranger };
+    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &stranger };
     let mut elsewhere = machine.clone();
     elsewhere.accelerators.iter_mut().for_each(|card| card.pci = None);
     assert!(
-        read(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), asking).order_unknown.is_some()
+        read_visible_devices(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), asking)
+            .order_unknown
+            .is_some()
     );
 }
 
 #[test]
-fn intel_cards_have_an_order_of_their_driver() {
+fn intel_order_is_unknown_without_pci_order_variable() {
     let machine = fake::xpu(2, 1);
     let unknown = |variables: &str, counting: IndexOrder| {
-        let asking = VisibilityQuery { counting, cuda_order: &|| Err(String::new()) };
-        read(DeviceType::Xpu, &machine, &environment(variables), asking).order_unknown.is_some()
+        let asking = VisibilityQuery { index_order: counting, cuda_order: &|| Err(String::new()) };
+        read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), asking)
+            .order_unknown
+            .is_some()
     };
     assert!(unknown("", IndexOrder::Runtime));
     assert!(unknown("ZE_AFFINITY_MASK=1", IndexOrder::Named));
     assert!(!unknown("", IndexOrder::Typed));
     assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));
     assert!(!unknown("ZE_ENABLE_PCI_ID_DEVICE_ORDER=1|ZE_AFFINITY_MASK=1", IndexOrder::Runtime));
-    let tiles = VisibilityQuery { counting: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let tiles = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     assert_eq!(
-        read(DeviceType::Xpu, &fake::xpu(1, 2), &InheritedVariables::default(), tiles).order_unknown,
+        read_visible_devices(DeviceType::Xpu, &fake::xpu(1, 2), &InheritedVariables::default(), tiles)
+            .order_unknown,
         None
     );
     assert!(!unknown("ZE_AFFINITY_MASK=1|ZE_ENABLE_PCI_ID_DEVICE_ORDER=1", IndexOrder::Runtime));

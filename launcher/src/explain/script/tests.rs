@@ -18,7 +18,7 @@ fn script() -> Script {
 }
 
 #[test]
-fn the_script_is_this() {
+fn worker_script_matches_expected_text() {
     let expected = b"#!/bin/sh
 # one
 # two lines
@@ -46,7 +46,7 @@ $HOME' \\
 }
 
 #[test]
-fn a_program_is_no_variable() {
+fn program_path_with_equals_sign_is_not_a_variable() {
     let script = Script {
         comment: Vec::new(),
         folder: OsString::new(),

@@ -15,42 +15,42 @@ const WORKER_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 impl SettingOrigins<'_> {
     pub(super) fn address(&self) -> SettingOrigin {
         match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.of_static("master-addr"),
+            RendezvousSpec::Static { .. } => self.static_endpoint_origin("master-addr"),
             RendezvousSpec::Standalone { local_addr: None, .. }
             | RendezvousSpec::C10d { local_addr: None, .. } => SettingOrigin::Default,
             RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => {
-                self.said(&["local-addr"], &[])
+                self.origin_of(&["local-addr"], &[])
             }
         }
     }
 
     pub(super) fn port(&self) -> SettingOrigin {
         match &self.spec.rendezvous {
-            RendezvousSpec::Static { .. } => self.of_static("master-port"),
+            RendezvousSpec::Static { .. } => self.static_endpoint_origin("master-port"),
             RendezvousSpec::Standalone { .. } | RendezvousSpec::C10d { .. } => SettingOrigin::Default,
         }
     }
 
     /// An endpoint sets both parts of a static rendezvous.
-    fn of_static(&self, part: &str) -> SettingOrigin {
+    fn static_endpoint_origin(&self, part: &str) -> SettingOrigin {
         match self.origins.of_setting(&["rdzv-endpoint"]) {
             Some(endpoint) => endpoint.into(),
-            None => self.said(&[part], &[]),
+            None => self.origin_of(&[part], &[]),
         }
     }
 
     pub(super) fn store_host(&self) -> SettingOrigin {
         match self.spec.rendezvous.store().host {
             StoreHost::Agent => SettingOrigin::Default,
-            StoreHost::Worker => self.said(&[], &[WORKER_STORE]),
+            StoreHost::Worker => self.origin_of(&[], &[WORKER_STORE]),
         }
     }
 
-    pub(super) fn of_the_store(&self) -> [SettingLine; 4] {
+    pub(super) fn store_settings(&self) -> [SettingLine; 4] {
         let (kind, said) = match &self.spec.rendezvous {
-            RendezvousSpec::Standalone { .. } => ("standalone", self.said(&["standalone"], &[])),
-            RendezvousSpec::C10d { .. } => ("c10d", self.said(&["rdzv-backend"], &[])),
-            RendezvousSpec::Static { .. } => ("static", self.of_static("master-port")),
+            RendezvousSpec::Standalone { .. } => ("standalone", self.origin_of(&["standalone"], &[])),
+            RendezvousSpec::C10d { .. } => ("c10d", self.origin_of(&["rdzv-backend"], &[])),
+            RendezvousSpec::Static { .. } => ("static", self.static_endpoint_origin("master-port")),
         };
         let store = self.spec.rendezvous.store();
         let opened_by = match store.host {
@@ -74,19 +74,19 @@ impl SettingOrigins<'_> {
     }
 
     /// The rendezvous settings: nodes, time limits and network; a job of one node has fewer of them.
-    pub(super) fn of_the_nodes(&self) -> Vec<SettingLine> {
+    pub(super) fn node_settings(&self) -> Vec<SettingLine> {
         let LaunchSpec { rendezvous, network, .. } = self.spec;
-        let option = |name, value| setting(name, value, self.said(&[name], &[]));
+        let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
         let mut settings = vec![option("nnodes", Some(rendezvous.nodes().to_string()))];
         if let Some(nodes) = nodes_of(self.spec) {
             let usual = match rendezvous {
-                RendezvousSpec::Static { .. } => RoundTimes::of_static(),
+                RendezvousSpec::Static { .. } => RoundTimes::static_defaults(),
                 _ => RoundTimes::default(),
             };
             let by_conf_too = |name, value: Option<Duration>, usual: Duration| {
                 let by_conf = value.is_some_and(|value| value != usual);
-                let source = match self.said(&[name], &[]) {
-                    SettingOrigin::Default if by_conf => self.said(&["rdzv-conf"], &[]),
+                let source = match self.origin_of(&[name], &[]) {
+                    SettingOrigin::Default if by_conf => self.origin_of(&["rdzv-conf"], &[]),
                     source => source,
                 };
                 setting(name, value.map(time), source)

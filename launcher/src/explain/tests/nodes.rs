@@ -15,7 +15,7 @@ fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<LaunchValue>, 
 }
 
 #[test]
-fn what_the_nodes_agree_on_is_said_so() {
+fn values_agreed_by_nodes_are_marked() {
     let fixed = explained(FIXED, &[]);
     for (name, value, source) in [
         ("RANK", AGREED, SettingOrigin::Launcher),
@@ -60,7 +60,7 @@ fn what_the_nodes_agree_on_is_said_so() {
 }
 
 #[test]
-fn interfaces_of_several_hosts_are_listed_with_their_reason() {
+fn multi_node_interfaces_are_listed_with_reason() {
     let names = ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"];
     let without = DYNAMIC.replace("--iface eth0 ", "");
     for line in [FIXED, &without] {
@@ -86,7 +86,7 @@ fn interfaces_of_several_hosts_are_listed_with_their_reason() {
 }
 
 #[test]
-fn each_setting_of_the_nodes_has_its_source() {
+fn each_node_setting_names_its_source() {
     let names =
         ["nnodes", "node-rank", "join-timeout", "last-call", "lease", "iface", "port-range", "store-limit"];
     let values = |values: [(Option<&str>, SettingOrigin); 8]| {
@@ -125,7 +125,7 @@ fn each_setting_of_the_nodes_has_its_source() {
 }
 
 #[test]
-fn who_would_open_the_store_is_said_without_a_look_up() {
+fn store_host_is_described_without_dns_lookup() {
     let host = |line: &str| explained(line, &[]).nodes.map(|nodes| nodes.store_opened_by);
     for (words, text) in [
         ("--rdzv-endpoint h:7", "the first launcher on the machine `h`"),
@@ -143,7 +143,7 @@ fn who_would_open_the_store_is_said_without_a_look_up() {
 }
 
 #[test]
-fn people_and_programs_are_told() {
+fn nodes_are_described_in_text_and_json() {
     let (mut question, facts) = question(DYNAMIC, &[]);
     let explanation = of(&question, &facts);
     let text = String::from_utf8(render(&explanation, &question, Style::Plain)).unwrap();

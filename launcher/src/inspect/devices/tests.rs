@@ -10,7 +10,7 @@ fn text(machine: Machine, kind: Option<DeviceType>) -> String {
 }
 
 #[test]
-fn an_idle_and_a_busy_card() {
+fn idle_and_busy_cards_render_full_page() {
     let expected = "\
 node17: 2 cuda devices
 
@@ -39,7 +39,7 @@ warning: cuda 1: busy with another user's process: pid 99 `python3`
 }
 
 #[test]
-fn instances_stand_below_their_card_and_a_lost_card_says_so() {
+fn mig_instances_follow_card_and_lost_card_is_named() {
     let mut accelerators = mig(0).to_vec();
     accelerators.push(lost(1));
     let all = text(machine(accelerators, LinkKind::Sys), None);
@@ -62,7 +62,7 @@ error: cuda 1: does not answer: GPU is lost
 }
 
 #[test]
-fn without_accelerators_it_says_what_was_looked_for() {
+fn page_without_accelerators_lists_searched_sources() {
     let expected = "\
 node17: no accelerators
 
@@ -81,7 +81,7 @@ rocm  /sys/class/kfd is not there: no such folder
 }
 
 #[test]
-fn a_library_that_hangs_is_told() {
+fn hung_library_is_reported() {
     let source = "NVML".to_owned();
     let trouble = ProbeProblem { kind: DeviceType::Cuda, source, what: ProbeProblemKind::Hung(20) };
     let hung = Machine { troubles: vec![trouble], ..Machine::default() };
@@ -94,7 +94,7 @@ fn a_library_that_hangs_is_told() {
 }
 
 #[test]
-fn a_process_cannot_disturb_the_terminal() {
+fn process_name_loses_control_characters() {
     let mut card = busy(0);
     card.state.as_mut().unwrap().processes[0].name = Some("\x1b[2Jpy\nthon\r".to_owned());
     let all = text(machine(vec![card], LinkKind::Sys), None);
@@ -103,7 +103,7 @@ fn a_process_cannot_disturb_the_terminal() {
 }
 
 #[test]
-fn vendors_are_told_apart() {
+fn devices_of_several_vendors_have_type_column() {
     let rocm =
         |index| Accelerator { kind: DeviceType::Rocm, name: "AMD Instinct MI300X".to_owned(), ..card(index) };
     let all = text(machine(vec![card(0), card(1), rocm(0), rocm(1)], LinkKind::Sys), None);
@@ -119,7 +119,7 @@ fn vendors_are_told_apart() {
 }
 
 #[test]
-fn what_a_variable_hides_is_marked() {
+fn hidden_device_names_its_variable() {
     let mut seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, None);
     seen.hidden_by[1] = Some("CUDA_VISIBLE_DEVICES".to_owned());
     let all = page(&seen, None).render(Style::Plain);

@@ -16,7 +16,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn a_device_has_stable_names() {
+fn device_json_has_stable_keys() {
     let answer = value(&devices(&picture(machine(vec![card(0), busy(1)], LinkKind::Nvlink(2)), None, None)));
     let mut all = keys(&answer);
     all.sort_unstable();
@@ -64,7 +64,7 @@ fn a_device_has_stable_names() {
 }
 
 #[test]
-fn parts_and_lost_cards_are_told() {
+fn json_describes_parts_and_lost_cards() {
     let mut accelerators = mig(3).to_vec();
     accelerators.push(lost(4));
     let answer = value(&devices(&picture(machine(accelerators, LinkKind::Sys), None, None)));
@@ -85,7 +85,7 @@ fn parts_and_lost_cards_are_told() {
 }
 
 #[test]
-fn what_is_missing_is_told_to_programs_always() {
+fn json_always_lists_missing_sources() {
     let answer = value(&devices(&picture(bare(), None, None)));
     assert_eq!(answer["devices"], json!([]));
     assert_eq!(
@@ -98,7 +98,7 @@ fn what_is_missing_is_told_to_programs_always() {
 }
 
 #[test]
-fn the_matrix_has_names_and_neighbours() {
+fn topology_json_has_names_and_neighbours() {
     let mut machine = machine(vec![card(0), card(4)], LinkKind::Phb);
     machine.nics = vec![nic("mlx5_0", 0x20, 0, vec![LinkKind::Pix, LinkKind::Sys])];
     let answer = value(&topology(&machine, "node17"));

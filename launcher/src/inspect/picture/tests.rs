@@ -5,7 +5,7 @@ use super::*;
 use crate::device::LinkKind;
 
 #[test]
-fn only_one_type_keeps_its_links() {
+fn device_type_filter_keeps_links() {
     let rocm = |index| Accelerator { kind: DeviceType::Rocm, ..card(index) };
     let mut all = machine(vec![card(0), rocm(0), rocm(1)], LinkKind::Sys);
     all.links[2].kind = LinkKind::Xgmi;
@@ -17,7 +17,7 @@ fn only_one_type_keeps_its_links() {
 }
 
 #[test]
-fn each_order_is_told_for_each_type() {
+fn each_order_is_listed_for_each_type() {
     let rocm = Accelerator { kind: DeviceType::Rocm, ..card(0) };
     let seen = picture(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
     let told: Vec<_> = seen.orders.iter().map(|order| (order.kind, order.order)).collect();
@@ -29,7 +29,7 @@ fn each_order_is_told_for_each_type() {
 }
 
 #[test]
-fn nobody_is_asked_for_the_order_of_one_device() {
+fn single_device_order_skips_driver_query() {
     let inherited = InheritedVariables::default();
     let seen = MachineSnapshot::of(
         machine(vec![card(0)], LinkKind::Sys),
@@ -40,7 +40,7 @@ fn nobody_is_asked_for_the_order_of_one_device() {
 }
 
 #[test]
-fn findings_and_small_cards_are_warned_of() {
+fn findings_and_small_cards_give_warnings() {
     let mut small = card(1);
     small.memory = Some(crate::device::Memory { total: 24 << 30, free: Some(24 << 30) });
     let seen = picture(machine(vec![busy(0), small], LinkKind::Sys), None, None);
@@ -55,23 +55,23 @@ fn findings_and_small_cards_are_warned_of() {
 }
 
 #[test]
-fn variables_of_the_type_may_hide() {
+fn hiding_variables_are_listed_per_device_type() {
     let set = InheritedVariables {
         cuda: Some("".into()),
         hip: Some("0".into()),
         rocr: Some("1".into()),
         ..InheritedVariables::default()
     };
-    assert_eq!(variables(DeviceType::Cuda, &set).as_deref(), Some("CUDA_VISIBLE_DEVICES"));
+    assert_eq!(hiding_variables(DeviceType::Cuda, &set).as_deref(), Some("CUDA_VISIBLE_DEVICES"));
     assert_eq!(
-        variables(DeviceType::Rocm, &set).as_deref(),
+        hiding_variables(DeviceType::Rocm, &set).as_deref(),
         Some("ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES")
     );
-    assert_eq!(variables(DeviceType::Xpu, &set), None);
+    assert_eq!(hiding_variables(DeviceType::Xpu, &set), None);
 }
 
 #[test]
-fn what_a_launch_would_not_see_is_hidden() {
+fn devices_invisible_to_launch_are_marked_hidden() {
     let hidden = |cuda: &str| {
         let seen = picture(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
         let hidden: Vec<usize> = (0..4).filter(|at| seen.hidden_by[*at].is_some()).collect();
@@ -85,7 +85,7 @@ fn what_a_launch_would_not_see_is_hidden() {
 }
 
 #[test]
-fn what_the_vendor_drops_is_told() {
+fn dropped_variable_entries_give_warning() {
     let seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
     let told: Vec<&str> = seen.warnings.iter().map(|warning| warning.text.as_str()).collect();
     assert!(told.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{told:?}");

@@ -15,7 +15,7 @@ fn above(machine: &Machine) -> Vec<String> {
 }
 
 #[test]
-fn two_cards_with_nvlinks() {
+fn two_cards_with_nvlinks_render_full_page() {
     let text = "\
 \x20     GPU0  GPU1  CPU Affinity  NUMA Affinity
 GPU0   X    NV2   0-3           0
@@ -34,13 +34,13 @@ NV#   through # NVLinks
 }
 
 #[test]
-fn two_cards_at_one_host_bridge() {
+fn two_cards_on_one_host_bridge_show_phb() {
     let lines = above(&machine(vec![card(0), card(1)], LinkKind::Phb));
     assert_eq!(lines[1], "GPU0   X    PHB   0-3           0");
 }
 
 #[test]
-fn eight_cards_on_a_switch_are_all_neighbours() {
+fn eight_cards_on_switch_show_nv18_for_all_pairs() {
     let lines = above(&machine((0..8).map(card).collect(), LinkKind::Nvlink(18)));
     assert_eq!(lines.len(), 9);
     for (at, line) in lines[1..].iter().enumerate() {
@@ -52,7 +52,7 @@ fn eight_cards_on_a_switch_are_all_neighbours() {
 }
 
 #[test]
-fn network_cards_are_rows_and_each_device_has_its_nearest() {
+fn network_cards_are_rows_and_nearest_nic_is_listed() {
     let mut machine = machine(vec![card(0), card(4)], LinkKind::Sys);
     machine.nics = vec![
         nic("mlx5_0", 0x20, 0, vec![LinkKind::Pix, LinkKind::Sys]),
@@ -83,7 +83,7 @@ Legend
 }
 
 #[test]
-fn what_is_not_known_is_a_question_mark() {
+fn unknown_affinity_is_question_mark() {
     let mut machine = machine(vec![card(0), card(1)], LinkKind::Xgmi);
     machine.accelerators[1].numa_node = None;
     machine.cpus = None;
@@ -96,7 +96,7 @@ fn what_is_not_known_is_a_question_mark() {
 }
 
 #[test]
-fn where_there_is_one_node_every_card_is_near_it() {
+fn single_numa_node_applies_to_every_card() {
     let mut machine = machine(vec![card(0)], LinkKind::Sys);
     machine.accelerators[0].numa_node = None;
     machine.cpus.as_mut().unwrap().nodes.truncate(1);
@@ -104,7 +104,7 @@ fn where_there_is_one_node_every_card_is_near_it() {
 }
 
 #[test]
-fn instances_are_where_their_card_is_and_vendors_are_told_apart() {
+fn mig_instances_are_omitted_and_vendors_have_own_names() {
     let mut accelerators = mig(0).to_vec();
     accelerators.push(Accelerator { kind: DeviceType::Rocm, ..card(0) });
     let machine = Machine {
@@ -118,7 +118,7 @@ fn instances_are_where_their_card_is_and_vendors_are_told_apart() {
 }
 
 #[test]
-fn without_accelerators_it_says_so() {
+fn topology_without_accelerators_lists_sources() {
     let text = "\
 node17: no accelerators
 

@@ -41,7 +41,7 @@ fn captured(file: Option<&str>, prefix: Option<&str>) -> Route {
 }
 
 #[test]
-fn a_stream_that_nobody_named_is_inherited_only_by_torchrun() {
+fn unconfigured_stream_is_inherited_only_under_torchrun() {
     let spec = spec(NONE, NONE);
     assert_eq!(of(&spec, CliFlavor::Torchrun, Some("/l/1")).stdout, Route::Inherit);
     assert_eq!(of(&spec, CliFlavor::Rankrun, Some("/l/1")).stdout, captured(None, None));
@@ -57,7 +57,7 @@ fn redirects_go_to_files_and_tee_to_both() {
 }
 
 #[test]
-fn a_rank_is_looked_up_in_the_list_and_the_last_choice_counts() {
+fn stream_map_last_entry_of_rank_wins() {
     let ranks = vec![(LocalRank(1), BOTH), (LocalRank(0), BOTH), (LocalRank(1), OUT)];
     let spec = LogSpec { redirects: StreamMap::Ranks(ranks), ..spec(NONE, NONE) };
     let routes = of(&spec, CliFlavor::Torchrun, Some("/l/1"));
@@ -66,62 +66,62 @@ fn a_rank_is_looked_up_in_the_list_and_the_last_choice_counts() {
 }
 
 #[test]
-fn without_a_log_dir_torchrun_ignores_both_options() {
+fn log_dir_off_under_torchrun_ignores_redirects_and_tee() {
     let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
     let routes = of(&spec, CliFlavor::Torchrun, None);
     assert_eq!((routes.stdout, routes.stderr), (Route::Inherit, Route::Inherit));
 }
 
 #[test]
-fn without_a_log_dir_we_redirect_to_nowhere() {
+fn log_dir_off_under_rankrun_redirects_to_dev_null() {
     let spec = LogSpec { dir: LogDir::Off, ..spec(BOTH, OUT) };
     let routes = of(&spec, CliFlavor::Rankrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
-    assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
+    assert_eq!(routes.stderr, Route::File(DEV_NULL.into()));
 }
 
 #[test]
-fn where_no_tree_could_be_made_nothing_is_lost() {
+fn log_tree_missing_shows_output_on_console() {
     let routes = of(&spec(BOTH, OUT), CliFlavor::Torchrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
     assert_eq!(routes.stderr, Route::Inherit);
 }
 
 #[test]
-fn a_rank_that_is_not_heard_writes_to_its_files_alone() {
+fn rank_filtered_from_console_writes_only_to_files() {
     for persona in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
         for others in [&[0, 2][..], &[], &[17]] {
             let spec = |redirects, tee| LogSpec { console: heard(others), ..spec(redirects, tee) };
             let teed = of(&spec(NONE, OUT), persona, Some("/l/1"));
             assert_eq!(teed.stdout, Route::File("/l/1/stdout.log".into()));
-            assert_eq!(teed.stderr, Route::File(NOWHERE.into()));
+            assert_eq!(teed.stderr, Route::File(DEV_NULL.into()));
             let redirected = of(&spec(BOTH, NONE), persona, Some("/l/1"));
             assert_eq!(redirected.stderr, Route::File("/l/1/stderr.log".into()));
         }
         let spec = LogSpec { console: heard(&[1]), ..spec(NONE, OUT) };
         let routes = of(&spec, persona, Some("/l/1"));
         assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
-        assert_ne!(routes.stderr, Route::File(NOWHERE.into()));
+        assert_ne!(routes.stderr, Route::File(DEV_NULL.into()));
     }
 }
 
 #[test]
-fn without_a_log_dir_torchrun_hears_everybody() {
+fn log_dir_off_under_torchrun_shows_every_rank() {
     let spec = LogSpec { dir: LogDir::Off, console: heard(&[0]), ..spec(BOTH, OUT) };
     assert_eq!(of(&spec, CliFlavor::Torchrun, None).stdout, Route::Inherit);
-    assert_eq!(of(&spec, CliFlavor::Rankrun, None).stdout, Route::File(NOWHERE.into()));
+    assert_eq!(of(&spec, CliFlavor::Rankrun, None).stdout, Route::File(DEV_NULL.into()));
 }
 
 #[test]
-fn where_no_tree_could_be_made_even_a_silenced_rank_loses_nothing() {
+fn log_tree_missing_shows_teed_output_of_filtered_rank() {
     let spec = LogSpec { console: heard(&[0]), ..spec(NONE, OUT) };
     let routes = of(&spec, CliFlavor::Torchrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
-    assert_eq!(routes.stderr, Route::File(NOWHERE.into()));
+    assert_eq!(routes.stderr, Route::File(DEV_NULL.into()));
 }
 
 #[test]
-fn a_prefix_is_filled_in() {
+fn prefix_template_is_expanded() {
     let (persona, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
     let speaker = StreamOwner {
@@ -144,7 +144,7 @@ fn a_prefix_is_filled_in() {
 }
 
 #[test]
-fn label_is_the_prefix_where_several_workers_share_the_console() {
+fn row_label_is_prefix_if_workers_share_console() {
     let speaker = |workers| StreamOwner {
         persona: CliFlavor::Rankrun,
         role: "trn",

@@ -1,6 +1,6 @@
 //! Runs probes: child processes that inspect the hardware, with a deadline.
 //!
-//! A probe is this very program, started with [`WORD`]: [`serve`] is its whole life. The launcher asks by
+//! A probe is this very program, started with [`WORD`]: [`run_probe`] is its whole life. The launcher asks by
 //! [`discover`] and [`cuda_order`] before it splits into guard and agent; the agent asks by [`Probes`] from its own
 //! loop. In both cases the caller is the main thread: the probes die with the thread that forked them.
 #![expect(unsafe_code, reason = "a probe ends without the libraries' own last words: `_exit`")]
@@ -23,12 +23,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
-use crate::device::probe::{self, Answer, Probe, WORD, merge};
+use crate::device::probe::{self, Answer, PROBE_ARGUMENT, Probe, merge};
 use crate::device::{CudaDevice, DeviceType, Machine, ProbeProblem, ProbeProblemKind, ProbeScope};
 use crate::exit_code::{USAGE, code_of_signal};
 use crate::process::Exit;
 use crate::process::command::WorkerCommand;
-use crate::process::signal::{SignalInbox, die_by};
+use crate::process::signal::{SignalInbox, raise_with_default_action};
 
 use run::GIVE_UP_AFTER_KILL;
 pub use run::{ProbeFailed, ProbeRun};
@@ -36,11 +36,11 @@ pub use run::{ProbeFailed, ProbeRun};
 /// Our own program, also where its file was replaced or deleted since we were started.
 const OWN_PROGRAM: &CStr = c"/proc/self/exe";
 /// A longer wait is announced to the user.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
+const WAIT_NOTICE_DELAY: Duration = Duration::from_secs(2);
 /// The interval of checks for the end of a probe, where the kernel does not report it.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A panic of Rust's own ends a process with this.
-const PANICKED: u8 = 101;
+const PANIC_EXIT_CODE: u8 = 101;
 /// Device types that only the kernel's probe finds.
 const KERNEL_ONLY: [DeviceType; 4] = [DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
 
@@ -71,7 +71,7 @@ pub fn cuda_order(limit: Duration, tell_of_wait: TellOfWait) -> Result<Vec<CudaD
 /// zombie would count as a child from before the job.
 #[derive(Debug, Default)]
 pub struct Probes {
-    asked: Vec<(Probe, ProbeProgress)>,
+    probes: Vec<(Probe, ProbeProgress)>,
 }
 
 /// How far one of them is.
@@ -86,14 +86,14 @@ impl Probes {
     #[must_use]
     pub fn start(questions: &[Probe], limit: Duration, now: Instant) -> Self {
         let start = |&probe| {
-            let run = command(probe).and_then(|command| ProbeRun::start(&command, limit, now));
+            let run = probe_command(probe).and_then(|command| ProbeRun::start(&command, limit, now));
             let progress = match run {
                 Ok(run) => ProbeProgress::Running(run),
                 Err(error) => ProbeProgress::Answered(Err(ProbeFailed::not_started(&error))),
             };
             (probe, progress)
         };
-        Self { asked: questions.iter().map(start).collect() }
+        Self { probes: questions.iter().map(start).collect() }
     }
 
     /// Everything that there is to ask about the accelerators.
@@ -114,17 +114,17 @@ impl Probes {
     }
 
     /// Records that another part of the agent has reaped this child, a probe or not.
-    pub fn reaped(&mut self, pid: Pid, exit: Exit) {
-        for (_, progress) in &mut self.asked {
+    pub fn on_reaped(&mut self, pid: Pid, exit: Exit) {
+        for (_, progress) in &mut self.probes {
             if let ProbeProgress::Running(run) = progress {
-                run.reaped(pid, exit);
+                run.on_reaped(pid, exit);
             }
         }
     }
 
     /// Handles the events so far; `true` once every question has its answer.
     pub fn advance(&mut self, now: Instant) -> bool {
-        for (_, progress) in &mut self.asked {
+        for (_, progress) in &mut self.probes {
             if let ProbeProgress::Running(run) = progress
                 && let Some(answer) = run.advance(now)
             {
@@ -137,7 +137,8 @@ impl Probes {
     /// The sources without an answer so far, in words.
     #[must_use]
     pub fn waiting_for(&self) -> String {
-        let waiting = self.asked.iter().filter(|(_, progress)| matches!(progress, ProbeProgress::Running(_)));
+        let waiting =
+            self.probes.iter().filter(|(_, progress)| matches!(progress, ProbeProgress::Running(_)));
         let sources: Vec<&str> = waiting.map(|(probe, _)| source(*probe)).collect();
         sources.join(" and ")
     }
@@ -149,8 +150,10 @@ impl Probes {
         for (probe, answer) in self.into_answers() {
             let machine = match answer {
                 Ok(Answer::Machine(machine)) => machine,
-                Ok(Answer::CudaOrder(_)) => without(probe, &ProbeFailed::unread("another question")),
-                Err(failed) => without(probe, &failed),
+                Ok(Answer::CudaOrder(_)) => {
+                    failed_probe_machine(probe, &ProbeFailed::unread("another question"))
+                }
+                Err(failed) => failed_probe_machine(probe, &failed),
             };
             match probe {
                 Probe::Nvidia(_) => nvidia = machine,
@@ -176,9 +179,9 @@ impl Probes {
     }
 
     /// Until one of these is readable, or `left` is over; less where the end of a probe is not heard.
-    fn wait<'fd>(&self, left: Duration, fds: impl Iterator<Item = BorrowedFd<'fd>>) {
-        let unheard = self.running().any(ProbeRun::ends_unheard);
-        let left = if unheard { left.min(LOOK_EVERY) } else { left };
+    fn wait_for_events<'fd>(&self, left: Duration, fds: impl Iterator<Item = BorrowedFd<'fd>>) {
+        let unheard = self.running().any(ProbeRun::has_no_pidfd);
+        let left = if unheard { left.min(POLL_INTERVAL) } else { left };
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // Rounded up: a millisecond too early would be a useless turn.
         let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
@@ -189,21 +192,21 @@ impl Probes {
     }
 
     fn running(&self) -> impl Iterator<Item = &ProbeRun> {
-        self.asked.iter().filter_map(|(_, progress)| match progress {
+        self.probes.iter().filter_map(|(_, progress)| match progress {
             ProbeProgress::Running(run) => Some(run),
             ProbeProgress::Answered(_) => None,
         })
     }
 
     fn running_mut(&mut self) -> impl Iterator<Item = &mut ProbeRun> {
-        self.asked.iter_mut().filter_map(|(_, progress)| match progress {
+        self.probes.iter_mut().filter_map(|(_, progress)| match progress {
             ProbeProgress::Running(run) => Some(run),
             ProbeProgress::Answered(_) => None,
         })
     }
 
     fn into_answers(mut self) -> impl Iterator<Item = (Probe, Result<Answer, ProbeFailed>)> {
-        std::mem::take(&mut self.asked).into_iter().filter_map(|(probe, progress)| match progress {
+        std::mem::take(&mut self.probes).into_iter().filter_map(|(probe, progress)| match progress {
             ProbeProgress::Answered(answer) => Some((probe, answer)),
             ProbeProgress::Running(_) => None,
         })
@@ -221,15 +224,15 @@ impl Drop for Probes {
         // One wait for all, however many there are.
         let until = Instant::now() + GIVE_UP_AFTER_KILL;
         loop {
-            self.asked.retain_mut(|(_, progress)| match progress {
+            self.probes.retain_mut(|(_, progress)| match progress {
                 ProbeProgress::Running(run) => !run.reap(),
                 ProbeProgress::Answered(_) => false,
             });
             let left = until.saturating_duration_since(Instant::now());
-            if self.asked.is_empty() || left.is_zero() {
+            if self.probes.is_empty() || left.is_zero() {
                 return;
             }
-            self.wait(left, self.running().filter_map(ProbeRun::end));
+            self.wait_for_events(left, self.running().filter_map(ProbeRun::exit_fd));
         }
     }
 }
@@ -244,12 +247,12 @@ const fn source(probe: Probe) -> &'static str {
 }
 
 /// The picture of a probe that gave none.
-fn without(probe: Probe, failed: &ProbeFailed) -> Machine {
+fn failed_probe_machine(probe: Probe, failed: &ProbeFailed) -> Machine {
     let kinds: &[DeviceType] = match probe {
         Probe::Nvidia(_) | Probe::CudaOrder => &[DeviceType::Cuda],
         Probe::Kernel(_) => &KERNEL_ONLY,
     };
-    let what: ProbeProblemKind = failed.to_trouble();
+    let what: ProbeProblemKind = failed.to_problem_kind();
     let trouble = |&kind| ProbeProblem { kind, source: source(probe).to_owned(), what: what.clone() };
     Machine { troubles: kinds.iter().map(trouble).collect(), ..Machine::default() }
 }
@@ -257,12 +260,12 @@ fn without(probe: Probe, failed: &ProbeFailed) -> Machine {
 /// Waits until all have answered or are given up.
 fn wait_for_all(probes: &mut Probes, limit: Duration, tell_of_wait: TellOfWait) {
     // Without it a signal is read when the guard opens its own.
-    let inbox = SignalInbox::of_the_first().ok().flatten();
-    let mut say_at = Some(Instant::now() + SILENT_WAIT);
+    let inbox = SignalInbox::open_for_early_signals().ok().flatten();
+    let mut say_at = Some(Instant::now() + WAIT_NOTICE_DELAY);
     loop {
         if let Some(signal) = inbox.as_ref().and_then(stop_signal) {
             drop(std::mem::take(probes));
-            end_by(signal);
+            exit_probe_by_signal(signal);
         }
         let now = Instant::now();
         if probes.advance(now) {
@@ -272,8 +275,8 @@ fn wait_for_all(probes: &mut Probes, limit: Duration, tell_of_wait: TellOfWait) 
             tell_of_wait(&probes.waiting_for(), limit);
         }
         let until = probes.deadline().into_iter().chain(say_at).min();
-        let left = until.map_or(LOOK_EVERY, |until| until.saturating_duration_since(now));
-        probes.wait(left, probes.as_fds().chain(inbox.as_ref().map(AsFd::as_fd)));
+        let left = until.map_or(POLL_INTERVAL, |until| until.saturating_duration_since(now));
+        probes.wait_for_events(left, probes.as_fds().chain(inbox.as_ref().map(AsFd::as_fd)));
     }
 }
 
@@ -285,18 +288,18 @@ fn stop_signal(inbox: &SignalInbox) -> Option<i32> {
 
 /// Ends this process as the signal would have, were it not PID 1.
 #[expect(clippy::exit, reason = "the query of the devices has nothing to clean up, and nothing is started")]
-fn end_by(signal: i32) -> ! {
-    die_by(signal);
+fn exit_probe_by_signal(signal: i32) -> ! {
+    raise_with_default_action(signal);
     std::process::exit(code_of_signal(signal).into())
 }
 
-fn own_name() -> OsString {
+fn program_name() -> OsString {
     std::env::args_os().next().unwrap_or_else(|| "rankrun".into())
 }
 
 /// This program under its own name, as the probe of one question. The environment is kept, since libraries are found
 /// through it, except for the question with an answer that depends on it.
-fn command(probe: Probe) -> io::Result<WorkerCommand> {
+fn probe_command(probe: Probe) -> io::Result<WorkerCommand> {
     let question = serde_json::to_string(&probe)?;
     let order = match probe {
         Probe::CudaOrder => Some(c"CUDA_DEVICE_ORDER=FASTEST_FIRST"),
@@ -311,25 +314,26 @@ fn command(probe: Probe) -> io::Result<WorkerCommand> {
         .map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<Vec<_>, _>>()?;
     envp.extend(order.map(ToOwned::to_owned));
-    let argv = vec![CString::new(own_name().into_vec())?, CString::new(format!("{WORD}{question}"))?];
+    let argv =
+        vec![CString::new(program_name().into_vec())?, CString::new(format!("{PROBE_ARGUMENT}{question}"))?];
     Ok(WorkerCommand { path: OWN_PROGRAM.to_owned(), argv, envp, cpus: None })
 }
 
 /// The question, if this word makes the process a probe; the first on its command line.
 #[must_use]
-pub fn question(word: &OsStr) -> Option<&[u8]> {
-    word.as_bytes().strip_prefix(WORD.as_bytes())
+pub fn parse_probe_argument(word: &OsStr) -> Option<&[u8]> {
+    word.as_bytes().strip_prefix(PROBE_ARGUMENT.as_bytes())
 }
 
 /// The main function of a probe: inspects, writes the answer to standard output, and ends.
 ///
 /// Returns only without an answer: with 2 for a question that cannot be read, and else as a panic does.
 #[must_use]
-pub fn serve(question: &[u8]) -> ExitCode {
+pub fn run_probe(question: &[u8]) -> ExitCode {
     let probe: Probe = match serde_json::from_slice(question) {
         Ok(probe) => probe,
         Err(error) => {
-            complain(&format!("`{}` is no question: {error}", String::from_utf8_lossy(question)));
+            write_stderr_line(&format!("`{}` is no question: {error}", String::from_utf8_lossy(question)));
             return ExitCode::from(USAGE);
         }
     };
@@ -338,17 +342,17 @@ pub fn serve(question: &[u8]) -> ExitCode {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_CORE) {
         let _ = setrlimit(Resource::RLIMIT_CORE, 0, hard);
     }
-    panic::set_hook(Box::new(|panicked| complain(&panic_line(panicked))));
-    let answered = panic::catch_unwind(|| serde_json::to_vec(&probe::answer(probe)));
-    let Ok(answer) = answered else { return ExitCode::from(PANICKED) };
+    panic::set_hook(Box::new(|panicked| write_stderr_line(&panic_line(panicked))));
+    let answered = panic::catch_unwind(|| serde_json::to_vec(&probe::run_probe(probe)));
+    let Ok(answer) = answered else { return ExitCode::from(PANIC_EXIT_CODE) };
     let mut stdout = io::stdout();
     let written = answer.map_err(io::Error::from).and_then(|answer| {
         stdout.write_all(&answer)?;
         stdout.flush()
     });
     if let Err(error) = written {
-        complain(&format!("the answer cannot be written: {error}"));
-        return ExitCode::from(PANICKED);
+        write_stderr_line(&format!("the answer cannot be written: {error}"));
+        return ExitCode::from(PANIC_EXIT_CODE);
     }
     // SAFETY: ends the process. What a vendor's library wants to do at the end may hang or crash, and the answer is
     // out.
@@ -362,7 +366,7 @@ fn panic_line(panicked: &PanicHookInfo<'_>) -> String {
 }
 
 /// To the launcher that started this probe: it quotes the last line.
-fn complain(line: &str) {
+fn write_stderr_line(line: &str) {
     let _ = writeln!(io::stderr(), "rankrun: {line}");
 }
 

@@ -16,18 +16,18 @@ use crate::process::Exit;
 use crate::process::child::{Reaped, wait_for};
 use crate::process::command::WorkerCommand;
 use crate::process::proc::proc_is_mounted;
-use crate::process::signal::{HandledSignals, hear_of_children};
+use crate::process::signal::{HandledSignals, reset_sigchld_action};
 use crate::process::spawn::{InheritedState, Stdio, spawn};
 use crate::reporter::plain::plain;
 
 /// The full answer for a machine of 16 cards is far below it.
 pub(super) const ANSWER_LIMIT: usize = 4 << 20;
 /// So much of the end of standard error is kept.
-const LAST_WORDS: usize = 4096;
+const STDERR_TAIL_LEN: usize = 4096;
 /// So much of its last line is quoted.
-const QUOTED: usize = 200;
+const MAX_QUOTED_LEN: usize = 200;
 /// So much is read in one turn, however fast a probe writes.
-const CHUNKS: usize = 64;
+const MAX_READ_CHUNKS: usize = 64;
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_millis(500);
 
@@ -72,7 +72,7 @@ impl ProbeFailed {
 
     /// Converts the failure to an entry of [`Machine::troubles`](crate::device::Machine::troubles).
     #[must_use]
-    pub fn to_trouble(&self) -> ProbeProblemKind {
+    pub fn to_problem_kind(&self) -> ProbeProblemKind {
         match self {
             Self::Hung { limit } => ProbeProblemKind::Hung(limit.as_secs_f64().ceil() as u64),
             Self::Crashed { .. } => ProbeProblemKind::Crashed(self.to_string()),
@@ -112,17 +112,17 @@ pub struct ProbeRun {
     pidfd: Option<OwnedFd>,
     limit: Duration,
     stage: ProbeStage,
-    end: ProbeProcess,
+    process: ProbeProcess,
     /// `None` once the probe has closed its output.
     stdout: Option<PipeReader>,
     stderr: Option<PipeReader>,
     answer: Vec<u8>,
-    last_words: Vec<u8>,
+    stderr_tail: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum ProbeStage {
-    Asked {
+    Running {
         deadline: Instant,
     },
     /// Killed after its verdict; waits for its end.
@@ -130,15 +130,15 @@ enum ProbeStage {
         verdict: Result<Answer, ProbeFailed>,
         give_up_at: Instant,
     },
-    Over,
+    Finished,
 }
 
 /// Whether its process is still there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProbeProcess {
-    NotYet,
+    Running,
     Reaped(Exit),
-    ReapedBySomebody,
+    ReapedElsewhere,
 }
 
 impl ProbeRun {
@@ -148,7 +148,7 @@ impl ProbeRun {
     /// # Errors
     /// The kernel's refusal; then no process is left.
     pub fn start(command: &WorkerCommand, limit: Duration, now: Instant) -> io::Result<Self> {
-        hear_of_children()?;
+        reset_sigchld_action()?;
         let no_input = File::open("/dev/null")?;
         let (stdout, its_stdout) = io::pipe()?;
         let (stderr, its_stderr) = io::pipe()?;
@@ -167,45 +167,45 @@ impl ProbeRun {
             pid: spawned.pid,
             pidfd: spawned.pidfd,
             limit,
-            stage: ProbeStage::Asked { deadline: now + limit },
-            end: ProbeProcess::NotYet,
+            stage: ProbeStage::Running { deadline: now + limit },
+            process: ProbeProcess::Running,
             stdout: Some(stdout),
             stderr: Some(stderr),
             answer: Vec::new(),
-            last_words: Vec::new(),
+            stderr_tail: Vec::new(),
         })
     }
 
     /// The descriptors to poll before the next [`Self::advance`].
     pub fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let pipes = [&self.stdout, &self.stderr].into_iter().flatten().map(AsFd::as_fd);
-        pipes.chain(self.end())
+        pipes.chain(self.exit_fd())
     }
 
     /// Readable when the process of the probe has ended.
-    pub(super) fn end(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().filter(|_| self.end == ProbeProcess::NotYet).map(AsFd::as_fd)
+    pub(super) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().filter(|_| self.process == ProbeProcess::Running).map(AsFd::as_fd)
     }
 
     /// When [`Self::advance`] has something to do, if nothing becomes readable before.
     #[must_use]
     pub const fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            ProbeStage::Asked { deadline: at } | ProbeStage::Killed { give_up_at: at, .. } => Some(at),
-            ProbeStage::Over => None,
+            ProbeStage::Running { deadline: at } | ProbeStage::Killed { give_up_at: at, .. } => Some(at),
+            ProbeStage::Finished => None,
         }
     }
 
     /// Whether no descriptor tells of its end; only SIGCHLD does.
     #[must_use]
-    pub const fn ends_unheard(&self) -> bool {
+    pub const fn has_no_pidfd(&self) -> bool {
         self.pidfd.is_none()
     }
 
     /// Records that another part of the process has reaped this child, the probe or not.
-    pub fn reaped(&mut self, pid: Pid, exit: Exit) {
-        if pid == self.pid && self.end == ProbeProcess::NotYet {
-            self.end = ProbeProcess::Reaped(exit);
+    pub fn on_reaped(&mut self, pid: Pid, exit: Exit) {
+        if pid == self.pid && self.process == ProbeProcess::Running {
+            self.process = ProbeProcess::Reaped(exit);
         }
     }
 
@@ -214,22 +214,24 @@ impl ProbeRun {
         // In this order: all output of a dead process can be read.
         self.reap();
         self.read();
-        match std::mem::replace(&mut self.stage, ProbeStage::Over) {
-            ProbeStage::Asked { deadline } => match self.verdict(now >= deadline) {
-                Some(verdict) if self.end != ProbeProcess::NotYet => return Some(verdict),
+        match std::mem::replace(&mut self.stage, ProbeStage::Finished) {
+            ProbeStage::Running { deadline } => match self.verdict(now >= deadline) {
+                Some(verdict) if self.process != ProbeProcess::Running => return Some(verdict),
                 Some(verdict) => {
                     self.kill();
                     self.stage = ProbeStage::Killed { verdict, give_up_at: now + GIVE_UP_AFTER_KILL };
                     // Mostly it was ending by itself.
                     self.reap();
                 }
-                None => self.stage = ProbeStage::Asked { deadline },
+                None => self.stage = ProbeStage::Running { deadline },
             },
             stage => self.stage = stage,
         }
-        match std::mem::replace(&mut self.stage, ProbeStage::Over) {
-            ProbeStage::Killed { verdict, .. } if self.end != ProbeProcess::NotYet => Some(verdict),
-            ProbeStage::Killed { verdict, give_up_at } if give_up_at <= now => Some(self.given_up(verdict)),
+        match std::mem::replace(&mut self.stage, ProbeStage::Finished) {
+            ProbeStage::Killed { verdict, .. } if self.process != ProbeProcess::Running => Some(verdict),
+            ProbeStage::Killed { verdict, give_up_at } if give_up_at <= now => {
+                Some(self.unkillable_result(verdict))
+            }
             stage => {
                 self.stage = stage;
                 None
@@ -242,11 +244,11 @@ impl ProbeRun {
         if self.answer.len() > ANSWER_LIMIT {
             return Some(Err(ProbeFailed::unread(format_args!("it is longer than {ANSWER_LIMIT} bytes"))));
         }
-        let exit = match self.end {
-            ProbeProcess::NotYet if self.stdout.is_none() => return self.read_early(is_late),
-            ProbeProcess::NotYet => return is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
+        let exit = match self.process {
+            ProbeProcess::Running if self.stdout.is_none() => return self.read_early(is_late),
+            ProbeProcess::Running => return is_late.then_some(Err(ProbeFailed::Hung { limit: self.limit })),
             ProbeProcess::Reaped(exit) => Some(exit),
-            ProbeProcess::ReapedBySomebody => None,
+            ProbeProcess::ReapedElsewhere => None,
         };
         let answer = serde_json::from_slice(&self.answer);
         Some(answer.map_err(|error| match exit {
@@ -264,7 +266,7 @@ impl ProbeRun {
     }
 
     /// The probe survived SIGKILL. An answer counts all the same.
-    fn given_up(&self, verdict: Result<Answer, ProbeFailed>) -> Result<Answer, ProbeFailed> {
+    fn unkillable_result(&self, verdict: Result<Answer, ProbeFailed>) -> Result<Answer, ProbeFailed> {
         verdict.map_err(|failed| match failed {
             ProbeFailed::Hung { limit } => ProbeFailed::Stuck { limit, pid: self.pid },
             failed => failed,
@@ -273,20 +275,20 @@ impl ProbeRun {
 
     /// Looks for its end, without waiting; `true` where nothing more can be hoped for.
     pub(super) fn reap(&mut self) -> bool {
-        if self.end == ProbeProcess::NotYet {
+        if self.process == ProbeProcess::Running {
             match wait_for(self.pid) {
-                Reaped::Child { exit, .. } => self.end = ProbeProcess::Reaped(exit),
-                Reaped::NoChildren => self.end = ProbeProcess::ReapedBySomebody,
+                Reaped::Child { exit, .. } => self.process = ProbeProcess::Reaped(exit),
+                Reaped::NoChildren => self.process = ProbeProcess::ReapedElsewhere,
                 Reaped::AllAlive => {}
             }
         }
-        self.end != ProbeProcess::NotYet || matches!(self.stage, ProbeStage::Over)
+        self.process != ProbeProcess::Running || matches!(self.stage, ProbeStage::Finished)
     }
 
     fn read(&mut self) {
         read_all(&mut self.stdout, &mut self.answer, |answer| answer.len() <= ANSWER_LIMIT);
-        read_all(&mut self.stderr, &mut self.last_words, |words| {
-            let too_many = words.len().saturating_sub(LAST_WORDS);
+        read_all(&mut self.stderr, &mut self.stderr_tail, |words| {
+            let too_many = words.len().saturating_sub(STDERR_TAIL_LEN);
             words.drain(..too_many);
             true
         });
@@ -294,9 +296,9 @@ impl ProbeRun {
 
     /// The last line on standard error with text, without control characters.
     fn last_line(&self) -> Option<String> {
-        let text = String::from_utf8_lossy(&self.last_words);
+        let text = String::from_utf8_lossy(&self.stderr_tail);
         let line = text.lines().map(plain).rfind(|line| !line.trim().is_empty())?;
-        Some(line.trim().chars().take(QUOTED).collect())
+        Some(line.trim().chars().take(MAX_QUOTED_LEN).collect())
     }
 
     #[cfg(test)]
@@ -315,7 +317,7 @@ impl ProbeRun {
 
     /// Kills the probe's group; the probe is unreaped, so no other group can have its number.
     pub(super) fn kill(&self) {
-        if self.end == ProbeProcess::NotYet {
+        if self.process == ProbeProcess::Running {
             let _ = killpg(self.pid, Signal::SIGKILL);
         }
     }
@@ -335,7 +337,7 @@ impl Drop for ProbeRun {
 /// Reads the available bytes, as long as `keep` wants more; a pipe that has ended is closed.
 fn read_all(pipe: &mut Option<PipeReader>, into: &mut Vec<u8>, keep: impl Fn(&mut Vec<u8>) -> bool) {
     let mut chunk = [0; 16 << 10];
-    for _ in 0..CHUNKS {
+    for _ in 0..MAX_READ_CHUNKS {
         let Some(open) = pipe else { return };
         match open.read(&mut chunk) {
             Ok(count @ 1..) => {

@@ -14,7 +14,7 @@ fn shell(script: &str, limit: Duration) -> Probes {
     let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
     let command = WorkerCommand { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
     let run = ProbeRun::start(&command, limit, Instant::now()).unwrap();
-    Probes { asked: vec![(Probe::CudaOrder, ProbeProgress::Running(run))] }
+    Probes { probes: vec![(Probe::CudaOrder, ProbeProgress::Running(run))] }
 }
 
 /// The result of one probe; no other process is waited for.
@@ -32,7 +32,7 @@ fn answer() -> (String, Answer) {
 }
 
 #[test]
-fn an_answer_is_read_to_its_end() {
+fn answer_is_read_completely() {
     let (say_it, expected) = answer();
     let later = format!("{} | {{ sleep 0.05; cat; }}", say_it);
     for script in [say_it.as_str(), later.as_str()] {
@@ -41,7 +41,7 @@ fn an_answer_is_read_to_its_end() {
 }
 
 #[test]
-fn nobody_waits_for_what_happens_behind_an_answer() {
+fn probe_is_done_at_answer_even_if_process_continues() {
     let (say_it, expected) = answer();
     for behind in ["exec >&-; sleep 1000", "sleep 1000 &", "yes x | head -c 3000000 >&2"] {
         assert_eq!(outcome(&format!("{say_it}; {behind}"), LONG), Ok(expected.clone()), "{behind}");
@@ -49,58 +49,58 @@ fn nobody_waits_for_what_happens_behind_an_answer() {
 }
 
 #[test]
-fn junk_is_no_answer() {
+fn junk_answer_fails_probe() {
     for script in ["echo '{\"cuda_order\": 7}'", "true", "printf '\\377\\000'"] {
         let failed = outcome(script, LONG).unwrap_err();
         assert!(matches!(&failed, ProbeFailed::Failed(why) if why.contains("makes no sense")), "{failed}");
-        assert!(matches!(failed.to_trouble(), ProbeProblemKind::Failed(_)));
+        assert!(matches!(failed.to_problem_kind(), ProbeProblemKind::Failed(_)));
     }
 }
 
 #[test]
-fn an_answer_without_an_end_is_not_read_to_its_end() {
+fn endless_answer_fails_at_length_limit() {
     let failed = outcome("yes", LONG).unwrap_err();
     assert!(failed.to_string().contains("longer than 4194304 bytes"), "{failed}");
 }
 
 #[test]
-fn a_crash_is_told_with_the_last_line() {
+fn crashed_probe_names_signal_and_last_line() {
     let failed =
         outcome("echo first >&2; printf '\\033[31mlast\\033[0m\\n\\n' >&2; kill -SEGV $$", LONG).unwrap_err();
     assert_eq!(failed.to_string(), "killed by SIGSEGV; its last line: `last`");
-    assert!(matches!(failed.to_trouble(), ProbeProblemKind::Crashed(_)));
+    assert!(matches!(failed.to_problem_kind(), ProbeProblemKind::Crashed(_)));
     assert_eq!(outcome("exit 3", LONG).unwrap_err().to_string(), "exit code 3");
 }
 
 #[test]
-fn who_does_not_answer_in_time_is_killed() {
+fn probe_that_exceeds_limit_is_killed() {
     let limit = Duration::from_millis(50);
     // Also a probe that ignores signals, and one that has closed its output.
     for script in ["sleep 1000", "trap '' TERM INT; sleep 1000", "exec >&-; sleep 1000", "yes >&2"] {
         let failed = outcome(script, limit).unwrap_err();
         assert_eq!(failed, ProbeFailed::Hung { limit }, "{script}");
-        assert_eq!(failed.to_trouble(), ProbeProblemKind::Hung(1));
+        assert_eq!(failed.to_problem_kind(), ProbeProblemKind::Hung(1));
     }
 }
 
 #[test]
-fn an_end_that_somebody_else_has_reaped_is_taken_in() {
+fn exit_reaped_elsewhere_is_accepted() {
     let mut probes = shell("exit 3", LONG);
-    let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+    let ProbeProgress::Running(run) = &mut probes.probes[0].1 else { panic!("it runs") };
     let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
     readable(&pidfd);
     let (pid, exit) = run.reaped_elsewhere();
-    probes.reaped(pid, exit);
+    probes.on_reaped(pid, exit);
     assert!(probes.advance(Instant::now()));
     let (_, answer) = probes.into_answers().next().unwrap();
     assert_eq!(answer.unwrap_err().to_string(), "exit code 3");
 }
 
 #[test]
-fn a_probe_dies_with_the_thread_that_started_it() {
+fn probe_dies_with_thread_that_started_it() {
     let starter = thread::spawn(|| {
         let mut probes = shell("sleep 1000", LONG);
-        let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+        let ProbeProgress::Running(run) = &mut probes.probes[0].1 else { panic!("it runs") };
         let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
         // As where the launcher is killed: nothing of ours cleans up.
         std::mem::forget(probes);
@@ -110,9 +110,9 @@ fn a_probe_dies_with_the_thread_that_started_it() {
 }
 
 #[test]
-fn who_is_dropped_is_killed() {
+fn dropped_probe_is_killed() {
     let mut probes = shell("trap '' TERM; sleep 1000", LONG);
-    let ProbeProgress::Running(run) = &mut probes.asked[0].1 else { panic!("it runs") };
+    let ProbeProgress::Running(run) = &mut probes.probes[0].1 else { panic!("it runs") };
     let pidfd = run.as_fds().last().unwrap().try_clone_to_owned().unwrap();
     drop(probes);
     readable(&pidfd);
@@ -120,10 +120,10 @@ fn who_is_dropped_is_killed() {
 
 /// All of them, and none is left as a zombie.
 #[test]
-fn who_is_dropped_together_is_reaped_together() {
+fn dropped_probes_are_all_reaped() {
     let mut probes = shell("trap '' TERM; sleep 1000", LONG);
     for script in ["exec >&- 2>&-; sleep 1000", "exit 3"] {
-        probes.asked.append(&mut shell(script, LONG).asked);
+        probes.probes.append(&mut shell(script, LONG).probes);
     }
     let pids: Vec<Pid> = probes.running().map(ProbeRun::pid).collect();
     drop(probes);
@@ -140,15 +140,15 @@ fn readable(pidfd: &impl AsFd) {
 }
 
 #[test]
-fn only_the_question_about_the_order_changes_the_environment() {
-    let ask = command(Probe::Kernel(ProbeScope::default())).unwrap();
+fn only_cuda_order_probe_changes_environment() {
+    let ask = probe_command(Probe::Kernel(ProbeScope::default())).unwrap();
     assert_eq!(ask.envp.len(), std::env::vars_os().count());
     assert_eq!(ask.path.as_c_str(), OWN_PROGRAM);
     let word = OsStr::from_bytes(ask.argv[1].as_bytes());
-    let asked: Probe = serde_json::from_slice(question(word).unwrap()).unwrap();
+    let asked: Probe = serde_json::from_slice(parse_probe_argument(word).unwrap()).unwrap();
     assert_eq!(asked, Probe::Kernel(ProbeScope::default()));
 
-    let ask = command(Probe::CudaOrder).unwrap();
+    let ask = probe_command(Probe::CudaOrder).unwrap();
     let of_cuda: Vec<&str> = ask
         .envp
         .iter()
@@ -160,10 +160,11 @@ fn only_the_question_about_the_order_changes_the_environment() {
 }
 
 #[test]
-fn a_probe_that_fails_is_a_trouble_of_what_it_looks_for() {
+fn failed_probe_is_problem_of_its_device_types() {
     let failed = ProbeFailed::Hung { limit: LONG };
-    let kinds =
-        |probe| without(probe, &failed).troubles.iter().map(|trouble| trouble.kind).collect::<Vec<_>>();
+    let kinds = |probe| {
+        failed_probe_machine(probe, &failed).troubles.iter().map(|trouble| trouble.kind).collect::<Vec<_>>()
+    };
     assert_eq!(kinds(Probe::Nvidia(ProbeScope::default())), [DeviceType::Cuda]);
     assert_eq!(kinds(Probe::Kernel(ProbeScope::default())), KERNEL_ONLY);
 }

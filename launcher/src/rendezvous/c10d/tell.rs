@@ -1,7 +1,7 @@
 //! Messages between agents besides the shared state: descriptors, heartbeats, failures, successes, and reasons for
 //! leaving. This module writes and reads their keys through the backend; `note` and `descriptor` define the texts.
 
-use super::{C10dBackend, number};
+use super::{C10dBackend, parse_i64};
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::state::Node;
@@ -37,15 +37,15 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn beat(&mut self, node: &Node) -> Result<(), ClientError> {
-        self.calls.add(&self.keys.beat(node), 1).map(drop)
+        self.request_client.add(&self.keys.heartbeat(node), 1).map(drop)
     }
 
     /// As the host of the store: announces that closed connections are reported at once.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_watched(&mut self) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.watched(), b"1")
+    pub fn mark_watched(&mut self) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.watched(), b"1")
     }
 
     /// Whether the host of the store reports closed connections.
@@ -53,7 +53,7 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn is_watched(&mut self) -> Result<bool, ClientError> {
-        self.calls.check(&[&self.keys.watched()])
+        self.request_client.check(&[&self.keys.watched()])
     }
 
     /// Reads descriptors and heartbeats of nodes.
@@ -62,11 +62,11 @@ impl C10dBackend {
     /// See [`Client`](crate::store::client::Client).
     pub fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<Introduction>, ClientError> {
         let names: Vec<String> =
-            nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.beat(node)]).collect();
+            nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.heartbeat(node)]).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.calls.multi_get(&names)?.into_iter();
+        let mut values = self.request_client.multi_get(&names)?.into_iter();
         let mut next = || values.next().unwrap_or_default();
-        Ok(nodes.iter().map(|_| Introduction { text: next(), beat: number(&next()) }).collect())
+        Ok(nodes.iter().map(|_| Introduction { text: next(), beat: parse_i64(&next()) }).collect())
     }
 
     /// Publishes this node's descriptor and first heartbeat.
@@ -74,7 +74,7 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.agent(node), descriptor)?;
+        self.request_client.set(&self.keys.agent(node), descriptor)?;
         self.beat(node)
     }
 
@@ -83,7 +83,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_failure(
+    pub fn publish_failure(
         &mut self,
         round: u64,
         note: &FailureNote,
@@ -91,18 +91,18 @@ impl C10dBackend {
     ) -> Result<(FailureNote, FailureAuthor), ClientError> {
         let (key, ours) = (self.keys.failure(round), note.to_json());
         let mut expected = before.map(FailureNote::to_json).unwrap_or_default();
-        let mut found = self.calls.compare_set(&key, &expected, &ours)?;
+        let mut found = self.request_client.compare_set(&key, &expected, &ours)?;
         for _ in 0..MOST_TRIES {
             let is_absent = found == expected;
-            let yields = FailureNote::from_json(&found).is_some_and(|told| note.outranks(&told));
+            let yields = FailureNote::from_json(&found).is_some_and(|told| note.overrides(&told));
             // Compares bytes: the parsed form is sanitized and may differ from the writer's.
             if found == ours || !is_absent && !yields {
                 break;
             }
             expected = if is_absent { Vec::new() } else { found };
-            found = self.calls.compare_set(&key, &expected, &ours)?;
+            found = self.request_client.compare_set(&key, &expected, &ours)?;
         }
-        self.ring()?;
+        self.notify_change()?;
         let by = if found == ours { FailureAuthor::Us } else { FailureAuthor::Another };
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
@@ -117,24 +117,24 @@ impl C10dBackend {
         ours: &FailureNote,
         cause: &FailureNote,
     ) -> Result<(), ClientError> {
-        self.calls.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json())?;
-        self.ring()
+        self.request_client.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json())?;
+        self.notify_change()
     }
 
     /// Writes the closing note, unless the job has one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
-        self.calls.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
+    pub fn publish_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
+        self.request_client.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
     }
 
     /// Publishes why this node leaves the job.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.left(node), why.as_bytes())
+    pub fn publish_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.left(node), why.as_bytes())
     }
 
     /// The reason that a node gave when it left.
@@ -142,7 +142,7 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
-        self.calls.get(&self.keys.left(node))
+        self.request_client.get(&self.keys.left(node))
     }
 
     /// The first failure of a round; `None` if no node reported one.
@@ -150,7 +150,7 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
     pub fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
-        Ok(FailureNote::from_json(&self.calls.get(&self.keys.failure(round))?))
+        Ok(FailureNote::from_json(&self.request_client.get(&self.keys.failure(round))?))
     }
 
     /// Reports that all workers of this node have succeeded, with a key of this node. `beside_torch` is the number of
@@ -161,22 +161,22 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_success(
+    pub fn publish_success(
         &mut self,
         round: u64,
         node: &Node,
         members: &[Node],
         beside_torch: Option<usize>,
     ) -> Result<(), ClientError> {
-        let done = self.keys.done(round, node);
+        let done = self.keys.succeeded(round, node);
         if let Some(nodes) = beside_torch {
             self.count_success(&done, round, nodes)?;
         }
-        self.calls.set(&done, COUNTED)?;
-        let all: Vec<String> = members.iter().map(|member| self.keys.done(round, member)).collect();
+        self.request_client.set(&done, COUNTED)?;
+        let all: Vec<String> = members.iter().map(|member| self.keys.succeeded(round, member)).collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        if beside_torch.is_some() || self.calls.check(&all)? {
-            self.ring()?;
+        if beside_torch.is_some() || self.request_client.check(&all)? {
+            self.notify_change()?;
         }
         Ok(())
     }
@@ -186,13 +186,13 @@ impl C10dBackend {
     /// before that try, the try did nothing. If it has grown, the try may have succeeded, and is not repeated.
     fn count_success(&mut self, done: &str, round: u64, nodes: usize) -> Result<(), ClientError> {
         let torch = self.torch_keys(round);
-        let before = number(&self.calls.get(&torch.num_members())?).unwrap_or(0);
+        let before = parse_i64(&self.request_client.get(&torch.num_members())?).unwrap_or(0);
         let tries = format!("{before}");
-        let found = self.calls.compare_set(done, b"", tries.as_bytes())?;
+        let found = self.request_client.compare_set(done, b"", tries.as_bytes())?;
         let is_counted = found != tries.as_bytes();
-        let members = if is_counted { before } else { self.calls.add(&torch.num_members(), 1)? };
+        let members = if is_counted { before } else { self.request_client.add(&torch.num_members(), 1)? };
         if usize::try_from(members).is_ok_and(|members| members >= nodes) {
-            self.calls.set(&torch.last_member(), b"<val_ignored>")?;
+            self.request_client.set(&torch.last_member(), b"<val_ignored>")?;
         }
         Ok(())
     }
@@ -201,8 +201,8 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn tell_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
-        self.calls.set(&self.keys.ranks(), ranks)
+    pub fn publish_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.ranks(), ranks)
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
 
         fn count(&mut self) -> i64 {
             let key = self.backend.keys().round(0).num_members();
-            number(&self.other.get(&key).unwrap()).unwrap_or(0)
+            parse_i64(&self.other.get(&key).unwrap()).unwrap_or(0)
         }
 
         /// Another node is counted.
@@ -254,12 +254,12 @@ mod tests {
 
         /// The earlier try wrote the count that it had found, then lost its connection.
         fn tried(&mut self) {
-            let (key, found) = (self.backend.keys().done(0, &self.node), self.count());
+            let (key, found) = (self.backend.keys().succeeded(0, &self.node), self.count());
             self.other.set(&key, found.to_string().as_bytes()).unwrap();
         }
 
         fn tell(&mut self) {
-            self.backend.tell_success(0, &self.node, &[], Some(NODES)).unwrap();
+            self.backend.publish_success(0, &self.node, &[], Some(NODES)).unwrap();
         }
 
         fn all(&mut self) -> bool {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_is_counted_once_however_often_it_is_told() {
+    fn repeated_success_is_counted_once() {
         let mut seen = Seen::new();
         seen.one_more();
         seen.tell();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_the_connection_was_lost_is_not_counted_again() {
+    fn success_counted_before_reconnect_is_not_recounted() {
         let mut seen = Seen::new();
         seen.tried();
         seen.one_more();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_before_the_connection_was_lost_is_counted() {
+    fn success_not_counted_before_reconnect_is_counted() {
         let mut seen = Seen::new();
         seen.one_more();
         seen.tried();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_says_so_also_over_the_next_connection() {
+    fn last_success_is_announced_after_reconnect() {
         let mut seen = Seen::new();
         (1..NODES).for_each(|_| seen.one_more());
         seen.tried();
@@ -306,29 +306,29 @@ mod tests {
     }
 
     #[test]
-    fn among_agents_of_ours_nobody_counts() {
+    fn rankrun_only_job_does_not_use_the_counter() {
         let mut seen = Seen::new();
-        seen.backend.tell_success(0, &seen.node, &[], None).unwrap();
+        seen.backend.publish_success(0, &seen.node, &[], None).unwrap();
         assert_eq!(seen.count(), 0);
-        let key = seen.backend.keys().done(0, &seen.node);
+        let key = seen.backend.keys().succeeded(0, &seen.node);
         assert!(seen.other.check(&[&key]).unwrap());
     }
 
     #[test]
-    fn among_agents_of_ours_only_the_last_success_rings() {
+    fn rankrun_only_job_notifies_at_last_success() {
         let mut seen = Seen::new();
         let other = Node { addr: "th2".to_owned(), pid: 2, local_id: 0 };
         let members = [seen.node.clone(), other.clone()];
         let rings = |seen: &mut Seen| {
             let version = seen.other.get(&seen.backend.keys().version()).unwrap();
-            number(&version).unwrap_or(0)
+            parse_i64(&version).unwrap_or(0)
         };
-        seen.backend.tell_success(0, &members[0], &members, None).unwrap();
+        seen.backend.publish_success(0, &members[0], &members, None).unwrap();
         assert_eq!(rings(&mut seen), 0);
-        seen.backend.tell_success(0, &members[1], &members, None).unwrap();
+        seen.backend.publish_success(0, &members[1], &members, None).unwrap();
         assert_eq!(rings(&mut seen), 1);
         // After a reconnect the success is reported again.
-        seen.backend.tell_success(0, &members[0], &members, None).unwrap();
+        seen.backend.publish_success(0, &members[0], &members, None).unwrap();
         assert_eq!(rings(&mut seen), 2);
     }
 }

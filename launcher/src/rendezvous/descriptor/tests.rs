@@ -22,7 +22,7 @@ fn descriptor() -> AgentDescriptor {
 }
 
 #[test]
-fn agents_of_one_job_belong_together() {
+fn agents_of_same_job_are_compatible() {
     let ours = descriptor();
     let theirs = AgentDescriptor {
         version: "0.1.1".to_owned(),
@@ -33,11 +33,11 @@ fn agents_of_one_job_belong_together() {
         ..descriptor()
     };
     assert_eq!(compare(&ours, &theirs), Ok(()));
-    assert_eq!(meet(&ours, &theirs.to_json()), Ok(theirs));
+    assert_eq!(parse_and_compare(&ours, &theirs.to_json()), Ok(theirs));
 }
 
 #[test]
-fn every_difference_is_said_with_both_values() {
+fn mismatch_error_names_both_values() {
     let ours = descriptor();
     let cases = [
         (
@@ -60,19 +60,19 @@ fn every_difference_is_said_with_both_values() {
     for (theirs, words) in cases {
         let error = compare(&ours, &theirs).unwrap_err();
         assert_eq!(error.to_string(), words);
-        assert_eq!(meet(&ours, &theirs.to_json()), Err(error));
+        assert_eq!(parse_and_compare(&ours, &theirs.to_json()), Err(error));
     }
 }
 
 #[test]
-fn another_protocol_is_told_by_its_version_whatever_else_it_says() {
+fn other_protocol_mismatch_names_version_only() {
     let text = br#"{"protocol": 9, "version": "3.0\u001b[2J", "node": {"something": ["else"]}}"#;
-    let error = meet(&descriptor(), text).unwrap_err();
+    let error = parse_and_compare(&descriptor(), text).unwrap_err();
     assert_eq!(error.to_string(), "this agent is rankrun 0.1.0 (protocol 1), that one 3.0 [2J (protocol 9)");
 }
 
 #[test]
-fn what_no_agent_writes_is_refused() {
+fn malformed_descriptor_is_refused() {
     let good = String::from_utf8(descriptor().to_json()).unwrap();
     assert!(AgentDescriptor::from_json(good.as_bytes()).is_ok());
     let bad = [
@@ -97,21 +97,21 @@ fn what_no_agent_writes_is_refused() {
 }
 
 #[test]
-fn an_entrypoint_is_bounded_and_fit_for_a_terminal() {
+fn entrypoint_is_bounded_and_escaped_for_terminal() {
     let name = format!("\u{1b}[1m{}", "x".repeat(5000));
-    let shown = entrypoint(OsStr::new(&name));
+    let shown = display_entrypoint(OsStr::new(&name));
     assert_eq!(shown.chars().count(), MAX_ENTRYPOINT);
     assert!(!shown.contains('\u{1b}'), "{shown}");
 }
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = AgentDescriptor::from_json(&bytes);
     }
 
     #[test]
-    fn what_is_written_is_read(
+    fn descriptor_json_round_trips(
         host in "[a-z0-9.-]{0,255}",
         name in "\\PC{0,40}",
         (min, more, rank, workers) in (1_u32..1000, 0_u32..1000, proptest::option::of(any::<u32>()), 1_u32..),
@@ -122,7 +122,7 @@ proptest! {
             nodes: range(min, min + more),
             node_rank: rank.map(NodeRank),
             workers: LocalWorldSize::new(workers).unwrap(),
-            entrypoint: entrypoint(OsStr::new(&name)),
+            entrypoint: display_entrypoint(OsStr::new(&name)),
             nonce,
             ..descriptor()
         };

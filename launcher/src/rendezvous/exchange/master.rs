@@ -100,7 +100,7 @@ pub(super) fn agree(
         (read(plan, talk, &keys)?, Refresh::No, host)
     };
     memory.check(plan.members, &place).map_err(|refusal| moved(plan, &refusal, &place.to_string()))?;
-    memory.met(plan.members, &place, host);
+    memory.record_round_address(plan.members, &place, host);
     Ok((place.master(true), refresh))
 }
 
@@ -261,7 +261,7 @@ fn moved(plan: &Exchange<'_>, refusal: &StaleMasterAddress, now: &str) -> Rendez
     let of_peer = || NodeName::of_node(&refusal.peer, None, None);
     RendezvousError::MasterMoved {
         peer: Box::new(index.map_or_else(of_peer, |index| name(plan.members, index))),
-        believed: refusal.believed.to_string(),
+        believed: refusal.cached_address.to_string(),
         now: now.to_owned(),
     }
 }

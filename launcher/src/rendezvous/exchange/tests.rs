@@ -181,7 +181,7 @@ fn failure(result: Result<Round, ExchangeError>) -> String {
 }
 
 #[test]
-fn members_agree_on_ranks_and_place() {
+fn members_agree_on_ranks_and_master_address() {
     let store = serve();
     let (mut a, mut b, mut c) = (Agent::new("a"), Agent::new("b"), Agent::new("c"));
     (b.workers, b.role, c.workers) = (2, "other", 3);
@@ -207,7 +207,7 @@ fn members_agree_on_ranks_and_place() {
 }
 
 #[test]
-fn rank_zero_resets_its_store_when_all_are_in_and_before_anybody_starts() {
+fn rank_zero_resets_store_after_all_joined_before_start() {
     let store = serve();
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
     for round in 0..3 {
@@ -223,7 +223,7 @@ fn rank_zero_resets_its_store_when_all_are_in_and_before_anybody_starts() {
 }
 
 #[test]
-fn rank_zero_may_move_between_agents_of_ours() {
+fn rank_zero_may_move_between_rankrun_agents() {
     let store = serve();
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
     join_all(&mut [&mut a, &mut b], &store, 0, "a b");
@@ -233,7 +233,7 @@ fn rank_zero_may_move_between_agents_of_ours() {
 }
 
 #[test]
-fn a_wait_ends_when_its_caller_says_so() {
+fn wait_ends_when_callback_aborts() {
     let store = serve();
     let mut b = Agent::new("b");
     let mut calls = 0;
@@ -248,7 +248,7 @@ fn a_wait_ends_when_its_caller_says_so() {
 }
 
 #[test]
-fn who_does_not_do_its_part_is_named() {
+fn unresponsive_node_is_named_in_timeout_error() {
     let store = serve();
     let short = Duration::from_millis(20);
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
@@ -264,7 +264,7 @@ fn who_does_not_do_its_part_is_named() {
 }
 
 #[test]
-fn what_no_agent_writes_is_refused_with_its_writer() {
+fn malformed_value_is_refused_with_its_writer() {
     let store = serve();
     let mut client = connect(&store);
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
@@ -300,9 +300,9 @@ fn what_no_agent_writes_is_refused_with_its_writer() {
 }
 
 #[test]
-fn a_place_that_all_were_told_is_not_published() {
+fn given_master_address_is_not_published() {
     let store = serve();
-    let master = Master { addr: "th1".to_owned(), port: 29500, agent_store: true };
+    let master = Master { addr: "th1".to_owned(), port: 29500, uses_agent_store: true };
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
     (a.meeting, b.meeting) = (Meeting::Told(master.clone()), Meeting::Told(master.clone()));
     for joined in join_all(&mut [&mut a, &mut b], &store, 3, "a b") {

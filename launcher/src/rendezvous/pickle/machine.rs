@@ -142,8 +142,8 @@ impl<'a> StackMachine<'a> {
                 let index = u32::from_le_bytes(self.array()?);
                 self.get(index as usize)?;
             }
-            opcode::STACK_GLOBAL => self.name()?,
-            opcode::NEWOBJ => self.make()?,
+            opcode::STACK_GLOBAL => self.push_global()?,
+            opcode::NEWOBJ => self.new_object()?,
             opcode::REDUCE => self.call()?,
             opcode::BUILD => self.build()?,
             opcode => return Err(StateParseError::Opcode { opcode, offset: self.offset }),
@@ -249,7 +249,7 @@ impl<'a> StackMachine<'a> {
     }
 
     /// Stack index of the topmost `count` values, and the index of the object below them.
-    fn below(&self, count: usize) -> Result<(usize, usize), StateParseError> {
+    fn split_below_top(&self, count: usize) -> Result<(usize, usize), StateParseError> {
         if count >= self.reachable() {
             return Err(self.misplaced());
         }
@@ -260,7 +260,7 @@ impl<'a> StackMachine<'a> {
 
     fn set_items(&mut self, count: usize) -> Result<(), StateParseError> {
         let misplaced = self.misplaced();
-        let (start, object) = self.below(count)?;
+        let (start, object) = self.split_below_top(count)?;
         let (items, rest) = self.stack[start..].as_chunks::<2>();
         if !rest.is_empty() || !items.iter().all(|[key, _]| shape::is_key(*key, &self.objects)) {
             return Err(misplaced);
@@ -275,7 +275,7 @@ impl<'a> StackMachine<'a> {
     fn add_items(&mut self) -> Result<(), StateParseError> {
         let misplaced = self.misplaced();
         let count = self.above_mark()?;
-        let (start, object) = self.below(count)?;
+        let (start, object) = self.split_below_top(count)?;
         let items = &self.stack[start..];
         if !items.iter().all(|item| shape::is_key(*item, &self.objects)) {
             return Err(misplaced);
@@ -301,12 +301,12 @@ impl<'a> StackMachine<'a> {
         self.push(value)
     }
 
-    fn name(&mut self) -> Result<(), StateParseError> {
+    fn push_global(&mut self) -> Result<(), StateParseError> {
         let (name, module) = (self.pop()?, self.pop()?);
         let (PickleValue::Text(module), PickleValue::Text(name)) = (module, name) else {
             return Err(self.misplaced());
         };
-        let class = PickleClass::named(module, name).ok_or_else(|| StateParseError::Global {
+        let class = PickleClass::from_global(module, name).ok_or_else(|| StateParseError::Global {
             name: format!("{}.{}", shortened(module), shortened(name)),
             offset: self.offset,
         })?;
@@ -323,7 +323,7 @@ impl<'a> StackMachine<'a> {
         }
     }
 
-    fn make(&mut self) -> Result<(), StateParseError> {
+    fn new_object(&mut self) -> Result<(), StateParseError> {
         let object = match self.class_and_arguments()? {
             (PickleClass::State, []) => PickleObject::State(None),
             (PickleClass::Node, []) => PickleObject::Node(None),

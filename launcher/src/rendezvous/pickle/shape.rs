@@ -17,7 +17,7 @@ pub(super) enum PickleClass {
 }
 
 impl PickleClass {
-    pub(super) fn named(module: &str, name: &str) -> Option<Self> {
+    pub(super) fn from_global(module: &str, name: &str) -> Option<Self> {
         match (module, name) {
             (MODULE, "_RendezvousState") => Some(Self::State),
             (MODULE, "_NodeDesc") => Some(Self::Node),
@@ -81,10 +81,10 @@ impl NodeFields<'_> {
 /// Whether Python could hash this value for a set or dict, among the values that a state has. A node needs its fields
 /// for that.
 pub(super) fn is_key(value: PickleValue<'_>, objects: &[PickleObject<'_>]) -> bool {
-    matches!(value, PickleValue::Text(_)) || desc(value, objects).is_some()
+    matches!(value, PickleValue::Text(_)) || as_node_fields(value, objects).is_some()
 }
 
-fn desc<'a>(value: PickleValue<'a>, objects: &[PickleObject<'a>]) -> Option<NodeFields<'a>> {
+fn as_node_fields<'a>(value: PickleValue<'a>, objects: &[PickleObject<'a>]) -> Option<NodeFields<'a>> {
     match objects.get(value.index()?)? {
         PickleObject::Node(desc) => *desc,
         _ => None,
@@ -158,17 +158,17 @@ pub(super) fn state(
 ) -> Result<RendezvousState, StateParseError> {
     let [round, complete, deadline, closed, participants, wait_list, redundancy_list, last_heartbeats] =
         super::STATE_FIELDS.map(|name| move || StateParseError::WrongField { name });
-    let ranks = pairs(fields[4], objects, rank).ok_or_else(participants)?;
+    let ranks = pairs(fields[4], objects, parse_rank).ok_or_else(participants)?;
     let times: Option<BTreeMap<Node, Timestamp>> =
-        pairs(fields[7], objects, moment).map(|pairs| pairs.into_iter().collect());
+        pairs(fields[7], objects, parse_deadline).map(|pairs| pairs.into_iter().collect());
     Ok(RendezvousState {
-        round: rank(fields[0]).and_then(|number| u64::try_from(number).ok()).ok_or_else(round)?,
-        complete: truth(fields[1]).ok_or_else(complete)?,
+        round: parse_rank(fields[0]).and_then(|number| u64::try_from(number).ok()).ok_or_else(round)?,
+        complete: parse_bool(fields[1]).ok_or_else(complete)?,
         deadline: match fields[2] {
             PickleValue::None => None,
-            value => Some(moment(value).ok_or_else(deadline)?),
+            value => Some(parse_deadline(value).ok_or_else(deadline)?),
         },
-        closed: truth(fields[3]).ok_or_else(closed)?,
+        closed: parse_bool(fields[3]).ok_or_else(closed)?,
         participants: ranks.into_iter().collect(),
         wait_list: nodes(fields[5], objects).ok_or_else(wait_list)?,
         redundancy_list: nodes(fields[6], objects).ok_or_else(redundancy_list)?,
@@ -176,21 +176,21 @@ pub(super) fn state(
     })
 }
 
-fn rank(value: PickleValue<'_>) -> Option<i64> {
+fn parse_rank(value: PickleValue<'_>) -> Option<i64> {
     if let PickleValue::Int(number) = value { Some(number) } else { None }
 }
 
-fn truth(value: PickleValue<'_>) -> Option<bool> {
+fn parse_bool(value: PickleValue<'_>) -> Option<bool> {
     if let PickleValue::Bool(truth) = value { Some(truth) } else { None }
 }
 
-fn moment(value: PickleValue<'_>) -> Option<Timestamp> {
+fn parse_deadline(value: PickleValue<'_>) -> Option<Timestamp> {
     if let PickleValue::Time(time) = value { Some(time) } else { None }
 }
 
 fn nodes(value: PickleValue<'_>, objects: &[PickleObject<'_>]) -> Option<BTreeSet<Node>> {
     let PickleObject::Set(items) = objects.get(value.index()?)? else { return None };
-    items.iter().map(|item| desc(*item, objects).map(NodeFields::to_node)).collect()
+    items.iter().map(|item| as_node_fields(*item, objects).map(NodeFields::to_node)).collect()
 }
 
 /// The nodes of a dict with their values, in the dict's order.
@@ -200,5 +200,5 @@ fn pairs<T>(
     read: fn(PickleValue<'_>) -> Option<T>,
 ) -> Option<Vec<(Node, T)>> {
     let PickleObject::Dict(pairs) = objects.get(value.index()?)? else { return None };
-    pairs.iter().map(|(key, value)| Some((desc(*key, objects)?.to_node(), read(*value)?))).collect()
+    pairs.iter().map(|(key, value)| Some((as_node_fields(*key, objects)?.to_node(), read(*value)?))).collect()
 }

@@ -103,7 +103,7 @@ fn expected() -> BTreeMap<&'static str, RendezvousState> {
 }
 
 #[test]
-fn what_torch_writes_is_read() {
+fn torch_pickles_are_decoded() {
     assert_eq!(FIXTURES.lines().count(), expected().len());
     for (name, state) in expected() {
         assert_eq!(decode(fixture(name)).as_ref(), Ok(&state), "{name}");
@@ -112,7 +112,7 @@ fn what_torch_writes_is_read() {
 
 /// Only for fixtures with a dict order that our encoder uses too.
 #[test]
-fn we_write_what_torch_writes() {
+fn encoder_output_equals_torch_output() {
     for name in ["empty", "closed", "one_node", "numbers", "non_ascii", "long_address", "times", "many"] {
         let (ours, torchs) = (encode(&expected()[name]), fixture(name));
         assert_eq!(String::from_utf8_lossy(&ours), String::from_utf8_lossy(torchs), "{name}");
@@ -120,7 +120,7 @@ fn we_write_what_torch_writes() {
 }
 
 #[test]
-fn more_nodes_than_a_batch_or_a_frame_are_read_back() {
+fn states_larger_than_batch_or_frame_round_trip() {
     for count in [999, 1000, 1001, 2500] {
         let nodes: Vec<_> = (0..count).map(numbered).collect();
         let state = RendezvousState {
@@ -134,7 +134,7 @@ fn more_nodes_than_a_batch_or_a_frame_are_read_back() {
 }
 
 #[test]
-fn a_time_that_python_does_not_have_becomes_the_nearest() {
+fn time_out_of_python_range_is_clamped() {
     let written = |time| RendezvousState { deadline: Some(Timestamp(time)), ..RendezvousState::default() };
     let read = |time| decode(&encode(&written(time))).map(|state| state.deadline);
     assert_eq!(read(i64::MIN), Ok(Some(Timestamp(-62_135_596_800_000_000))));
@@ -167,19 +167,19 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_we_write_we_read(state in any_state()) {
+    fn encoded_state_round_trips(state in any_state()) {
         prop_assert_eq!(decode(&encode(&state)), Ok(state));
     }
 
     #[test]
-    fn no_bytes_make_us_panic(bytes in vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..200)) {
         let _ = decode(&bytes);
         let _ = Hand::new().raw(&bytes).read();
     }
 
     /// Instructions that often fit, appended to a state.
     #[test]
-    fn no_instructions_make_us_panic(
+    fn arbitrary_opcodes_do_not_panic(
         codes in vec(proptest::sample::select(&b"(.N\x88\x89K\x8fCK}\x8f)t\x85\x86\x87su\x90\x94h\x93\x81Rb\0\x01\x02"[..]), 0..60),
         state in any_state(),
     ) {
@@ -191,7 +191,7 @@ proptest! {
 
     /// With one byte changed, the decoder returns a state or an error.
     #[test]
-    fn no_other_byte_makes_us_panic(state in any_state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+    fn changed_byte_does_not_panic(state in any_state(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
         let mut pickle = STANDARD.decode(encode(&state)).unwrap();
         let at = at.index(pickle.len());
         pickle[at] = byte;

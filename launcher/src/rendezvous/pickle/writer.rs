@@ -27,7 +27,7 @@ pub(super) fn dump(state: &RendezvousState) -> Vec<u8> {
 struct PickleWriter<'a> {
     body: Vec<u8>,
     /// Number of memo entries so far.
-    remembered: u32,
+    memo_len: u32,
     /// Field names and modules. They are few, so a linear search is faster than hashing.
     texts: Vec<(&'static str, u32)>,
     classes: Vec<(&'static str, u32)>,
@@ -40,13 +40,13 @@ impl<'a> PickleWriter<'a> {
         self.body.push(code);
     }
 
-    fn remember(&mut self) -> u32 {
+    fn memoize(&mut self) -> u32 {
         self.put(opcode::MEMOIZE);
-        self.remembered += 1;
-        self.remembered - 1
+        self.memo_len += 1;
+        self.memo_len - 1
     }
 
-    fn recall(&mut self, number: u32) {
+    fn write_get(&mut self, number: u32) {
         match u8::try_from(number) {
             Ok(number) => self.body.extend_from_slice(&[opcode::BINGET, number]),
             Err(_) => {
@@ -68,13 +68,13 @@ impl<'a> PickleWriter<'a> {
             }
         }
         self.body.extend_from_slice(text.as_bytes());
-        self.remember()
+        self.memoize()
     }
 
     /// Writes a text in full only the first time.
     fn name(&mut self, name: &'static str) {
         match find(&self.texts, name) {
-            Some(number) => self.recall(number),
+            Some(number) => self.write_get(number),
             None => {
                 let number = self.text(name);
                 self.texts.push((name, number));
@@ -84,16 +84,16 @@ impl<'a> PickleWriter<'a> {
 
     fn class(&mut self, module: &'static str, name: &'static str) {
         if let Some(number) = find(&self.classes, name) {
-            return self.recall(number);
+            return self.write_get(number);
         }
         self.name(module);
         self.text(name);
         self.put(opcode::STACK_GLOBAL);
-        let number = self.remember();
+        let number = self.memoize();
         self.classes.push((name, number));
     }
 
-    fn truth(&mut self, truth: bool) {
+    fn write_bool(&mut self, truth: bool) {
         self.put(if truth { opcode::NEWTRUE } else { opcode::NEWFALSE });
     }
 
@@ -130,14 +130,14 @@ impl<'a> PickleWriter<'a> {
         self.name(round);
         self.int(i64::try_from(state.round).unwrap_or(i64::MAX));
         self.name(complete);
-        self.truth(state.complete);
+        self.write_bool(state.complete);
         self.name(deadline);
         match state.deadline {
             Some(time) => self.time(time),
             None => self.put(opcode::NONE),
         }
         self.name(closed);
-        self.truth(state.closed);
+        self.write_bool(state.closed);
         self.name(participants);
         let ranks: Vec<_> = state.participants.iter().collect();
         self.dict(&ranks, |writer, (node, rank)| {
@@ -164,16 +164,16 @@ impl<'a> PickleWriter<'a> {
         self.class(MODULE, class);
         self.put(opcode::EMPTY_TUPLE);
         self.put(opcode::NEWOBJ);
-        let number = self.remember();
+        let number = self.memoize();
         self.put(opcode::EMPTY_DICT);
-        self.remember();
+        self.memoize();
         self.put(opcode::MARK);
         number
     }
 
     fn node(&mut self, node: &'a Node) {
         if let Some(number) = self.nodes.get(node) {
-            return self.recall(*number);
+            return self.write_get(*number);
         }
         let [addr, pid, local_id] = NODE_FIELDS;
         let number = self.object("_NodeDesc");
@@ -190,7 +190,7 @@ impl<'a> PickleWriter<'a> {
 
     fn dict<T>(&mut self, items: &[T], mut put: impl FnMut(&mut Self, &T)) {
         self.put(opcode::EMPTY_DICT);
-        self.remember();
+        self.memoize();
         if let [item] = items {
             put(self, item);
             return self.put(opcode::SETITEM);
@@ -204,7 +204,7 @@ impl<'a> PickleWriter<'a> {
 
     fn set(&mut self, nodes: impl Iterator<Item = &'a Node>) {
         self.put(opcode::EMPTY_SET);
-        self.remember();
+        self.memoize();
         let nodes: Vec<_> = nodes.collect();
         for batch in nodes.chunks(BATCH) {
             self.put(opcode::MARK);
@@ -218,14 +218,14 @@ impl<'a> PickleWriter<'a> {
         let bytes = time::render(time);
         self.body.extend_from_slice(&[opcode::SHORT_BINBYTES, 10]);
         self.body.extend_from_slice(&bytes);
-        self.remember();
+        self.memoize();
         self.utc();
         self.call(opcode::TUPLE2);
     }
 
     fn utc(&mut self) {
         if let Some(number) = self.utc {
-            return self.recall(number);
+            return self.write_get(number);
         }
         self.class("datetime", "timezone");
         self.class("datetime", "timedelta");
@@ -237,9 +237,9 @@ impl<'a> PickleWriter<'a> {
     /// Calls the class below the arguments, which the opcode `tuple` packs.
     fn call(&mut self, tuple: u8) -> u32 {
         self.put(tuple);
-        self.remember();
+        self.memoize();
         self.put(opcode::REDUCE);
-        self.remember()
+        self.memoize()
     }
 }
 

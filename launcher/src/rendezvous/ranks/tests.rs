@@ -55,12 +55,12 @@ fn order(names: &str, agents: &BTreeMap<Node, AgentDescriptor>, before: Option<&
 }
 
 #[test]
-fn newcomers_are_sorted_as_torch_sorts_them() {
+fn new_nodes_are_sorted_as_in_torch() {
     assert_eq!(order("node2 node10 a", &ours("a node10 node2"), None), "a node10 node2");
 }
 
 #[test]
-fn given_node_ranks_are_honoured_where_everybody_has_one_of_his_own() {
+fn given_node_ranks_are_used_if_all_distinct() {
     assert_eq!(order("a b c", &agents(&[("a", Some(7)), ("b", Some(0)), ("c", Some(3))]), None), "b c a");
     let same = agents(&[("a", Some(1)), ("b", Some(0)), ("c", Some(1))]);
     assert_eq!(order("a b c", &same, None), "a b c");
@@ -68,7 +68,7 @@ fn given_node_ranks_are_honoured_where_everybody_has_one_of_his_own() {
 }
 
 #[test]
-fn ranks_of_the_round_before_are_kept_and_gaps_are_filled() {
+fn previous_ranks_are_kept_and_gaps_filled() {
     let old = before("d c b a");
     assert_eq!(order("a b c d", &ours("a b c d"), Some(&old)), "d c b a");
     assert_eq!(order("a b c", &ours("a b c"), Some(&old)), "a c b", "rank 0 is free, and a had the last");
@@ -81,7 +81,7 @@ fn ranks_of_the_round_before_are_kept_and_gaps_are_filled() {
 }
 
 #[test]
-fn beside_torchrun_agents_only_rank_0_stays() {
+fn mixed_job_keeps_only_rank_0() {
     let old = before("d c b a");
     assert_eq!(order("a b c d", &ours("a b c"), Some(&old)), "d a b c");
     assert_eq!(order("a b c", &ours("a b"), Some(&old)), "a b c", "the node with rank 0 has gone");
@@ -90,7 +90,7 @@ fn beside_torchrun_agents_only_rank_0_stays() {
 
 proptest! {
     #[test]
-    fn ranks_are_exactly_those_below_their_number(
+    fn ranks_are_zero_to_count_without_gaps(
         names in proptest::collection::btree_set("[a-e][0-9]{0,2}", 1..9),
         ours in proptest::collection::vec((any::<bool>(), proptest::option::of(0..9_u32)), 9),
         old in proptest::collection::btree_map("[a-e][0-9]{0,2}", -3..12_i64, 0..9),

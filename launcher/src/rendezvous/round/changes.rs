@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::rendezvous::state::{Node, Participants, RendezvousState};
 
 /// Whether two states differ in more than heartbeats.
-pub(super) fn differ(one: &RendezvousState, other: &RendezvousState) -> bool {
+pub(super) fn states_differ(one: &RendezvousState, other: &RendezvousState) -> bool {
     let plain = |state: &RendezvousState| (state.round, state.complete, state.deadline, state.closed);
     plain(one) != plain(other)
         || one.participants != other.participants
@@ -16,35 +16,35 @@ pub(super) fn differ(one: &RendezvousState, other: &RendezvousState) -> bool {
 
 /// Whether the other agents must be notified of a change. A node that only joins, or changes lists after another node
 /// did, is handled when the round turns. In a large job, a notification of every change would keep all agents busy.
-pub(super) fn is_news(before: &RendezvousState, after: &RendezvousState) -> bool {
+pub(super) fn is_significant_change(before: &RendezvousState, after: &RendezvousState) -> bool {
     let plain = |state: &RendezvousState| (state.round, state.complete, state.deadline, state.closed);
     let leaves = after.participants.len() < before.participants.len();
     let remain: BTreeSet<&Node> = after.listed().collect();
     plain(before) != plain(after)
-        || (leaves && is_whole(&before.participants))
+        || (leaves && has_contiguous_ranks(&before.participants))
         || (before.wait_list.is_empty() && !after.wait_list.is_empty())
         || before.listed().any(|node| !remain.contains(node))
 }
 
 /// Whether all members of a complete round are still participants.
-fn is_whole(participants: &Participants) -> bool {
+fn has_contiguous_ranks(participants: &Participants) -> bool {
     let highest = participants.iter().map(|(_, rank)| rank).max().unwrap_or(-1);
     usize::try_from(highest + 1) == Ok(participants.len())
 }
 
 /// Removes a node from the participants.
-pub(super) fn leave(state: &mut RendezvousState, node: &Node, min: usize) {
+pub(super) fn remove_participant(state: &mut RendezvousState, node: &Node, min: usize) {
     state.last_heartbeats.remove(node);
     if state.participants.remove(node) {
-        participants_went(state, min);
+        after_participant_removed(state, min);
     }
 }
 
 /// Removes a node from all lists.
-pub(super) fn forget(state: &mut RendezvousState, node: &Node, min: usize) {
+pub(super) fn remove_node(state: &mut RendezvousState, node: &Node, min: usize) {
     state.wait_list.remove(node);
     state.redundancy_list.remove(node);
-    leave(state, node, min);
+    remove_participant(state, node, min);
 }
 
 /// Removes dead nodes, and the heartbeats of nodes that are in no list.
@@ -57,7 +57,7 @@ pub(super) fn remove_dead(state: &mut RendezvousState, min: usize, is_dead: impl
         took_part |= state.participants.remove(node);
     }
     if took_part {
-        participants_went(state, min);
+        after_participant_removed(state, min);
     }
     let mut heartbeats = std::mem::take(&mut state.last_heartbeats);
     // A set: every agent of a large job does this at every look.
@@ -67,7 +67,7 @@ pub(super) fn remove_dead(state: &mut RendezvousState, min: usize, is_dead: impl
 }
 
 /// Adjusts round and deadline after participants were removed.
-fn participants_went(state: &mut RendezvousState, min: usize) {
+fn after_participant_removed(state: &mut RendezvousState, min: usize) {
     if state.complete && state.participants.is_empty() {
         state.complete = false;
         state.round += 1;

@@ -11,8 +11,8 @@ use super::{LocalNode, RoundView, is_spare};
 /// Empty if this node is not on the wait list. torchrun's agents are never included, because they do not always stop
 /// for other nodes.
 #[must_use]
-pub fn ending<'a>(view: &RoundView<'a>, me: &Node) -> Vec<&'a Node> {
-    let RoundView { state, sightings, agents, .. } = *view;
+pub fn previous_round_members<'a>(view: &RoundView<'a>, me: &Node) -> Vec<&'a Node> {
+    let RoundView { state, failure_detector: sightings, agents, .. } = *view;
     let waits = state.complete && !state.closed && state.wait_list.contains(me);
     let is_ending = |node: &&Node| agents.contains_key(*node) && !sightings.is_dead(node);
     state.participants.nodes().filter(|_| waits).filter(is_ending).collect()
@@ -20,8 +20,8 @@ pub fn ending<'a>(view: &RoundView<'a>, me: &Node) -> Vec<&'a Node> {
 
 /// Whether the join timeout does not count now: this node is a spare, or waits for nodes that stop their workers.
 #[must_use]
-pub fn has_time(view: &RoundView<'_>, me: &LocalNode) -> bool {
-    is_spare(view.state, &me.node) || !ending(view, &me.node).is_empty()
+pub fn has_time_to_rejoin(view: &RoundView<'_>, me: &LocalNode) -> bool {
+    is_spare(view.state, &me.node) || !previous_round_members(view, &me.node).is_empty()
 }
 
 #[cfg(test)]
@@ -65,14 +65,14 @@ mod tests {
             let beat = |name: &str| if name == "dead" { 0 } else { second };
             let beats: BTreeMap<Node, i64> =
                 ["a", "b", "dead", "m"].map(|name| (node(name), beat(name))).into();
-            sightings.saw(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
+            sightings.record_snapshot(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
         }
-        let view = RoundView { state: &state, sightings: &sightings, agents: &agents, ranks: None };
-        ending(&view, &node("m")).into_iter().map(|node| node.addr.clone()).collect()
+        let view = RoundView { state: &state, failure_detector: &sightings, agents: &agents, ranks: None };
+        previous_round_members(&view, &node("m")).into_iter().map(|node| node.addr.clone()).collect()
     }
 
     #[test]
-    fn who_waits_for_the_next_round_waits_for_those_of_the_last_that_live() {
+    fn next_round_waits_for_live_previous_members() {
         assert_eq!(told(&["a", "dead", "b", "t"], "m"), ["a", "b"]);
         assert_eq!(told(&["dead", "t"], "m"), [""; 0], "no agent is known to stop its workers");
         assert_eq!(told(&["a", "m"], "b"), [""; 0], "it is in the round itself");

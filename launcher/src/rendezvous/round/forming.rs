@@ -8,14 +8,14 @@ use crate::rendezvous::state::{Node, RendezvousState, Timestamp};
 impl StateSnapshot<'_> {
     /// Enters nodes into the incomplete round, and completes it if it is due (contract 5.4, rows 11 and 12, for all
     /// waiting nodes).
-    pub(super) fn form(&self, draft: &mut RendezvousState) {
+    pub(super) fn advance_forming_round(&self, draft: &mut RendezvousState) {
         let mut with_all = draft.clone();
-        self.enter_all(&mut with_all, |_| true);
+        self.enter_waiting_nodes(&mut with_all, |_| true);
         self.complete_if_due(&mut with_all);
         if !with_all.complete {
             // A torchrun spare gets a new deadline only if it enters by itself. With an old deadline it would end the
             // last call too early.
-            self.enter_all(draft, |spare| self.is_ours(spare));
+            self.enter_waiting_nodes(draft, |spare| self.is_ours(spare));
             self.complete_if_due(draft);
         } else {
             *draft = with_all;
@@ -31,24 +31,26 @@ impl StateSnapshot<'_> {
             draft.deadline = Some(self.new_deadline());
         }
         let is_full = draft.participants.len() == self.max();
-        let is_over = || is_old && self.last_call_is_over();
-        if draft.participants.len() <= self.max() && (is_full || self.is_nobody_missing(draft) || is_over()) {
+        let is_over = || is_old && self.is_last_call_over();
+        if draft.participants.len() <= self.max()
+            && (is_full || self.are_all_members_present(draft) || is_over())
+        {
             self.complete(draft);
         }
     }
 
     /// Deadline of a last call that begins now. It differs from the previous deadline, which may have passed.
     fn new_deadline(&self) -> Timestamp {
-        let last_call = i64::try_from(self.me.times.last_call.as_micros()).unwrap_or(i64::MAX);
-        let deadline = Timestamp(self.stamp().0.saturating_add(last_call));
+        let last_call = i64::try_from(self.local_node.times.last_call.as_micros()).unwrap_or(i64::MAX);
+        let deadline = Timestamp(self.torch_time().0.saturating_add(last_call));
         let same = self.view.state.deadline == Some(deadline);
         Timestamp(deadline.0.saturating_add(i64::from(same)))
     }
 
     /// Enters the wait list, the spares that `may_enter`, and this node, while there are free places. Members of the
     /// previous round enter first.
-    fn enter_all(&self, draft: &mut RendezvousState, may_enter: impl Fn(&Node) -> bool) {
-        let node = &self.me.node;
+    fn enter_waiting_nodes(&self, draft: &mut RendezvousState, may_enter: impl Fn(&Node) -> bool) {
+        let node = &self.local_node.node;
         let rank_before = |node: &Node| {
             let before = self.view.ranks.and_then(|ranks| ranks.of.get(node));
             before.copied().unwrap_or(i64::MAX)
@@ -71,19 +73,20 @@ impl StateSnapshot<'_> {
         }
     }
 
-    fn last_call_is_over(&self) -> bool {
-        let seen = self.view.sightings.deadline_seen(self.view.state);
-        seen.is_some_and(|seen| self.now.saturating_duration_since(seen) >= self.me.times.last_call)
+    fn is_last_call_over(&self) -> bool {
+        let seen = self.view.failure_detector.last_call_observed_at(self.view.state);
+        seen.is_some_and(|seen| self.now.saturating_duration_since(seen) >= self.local_node.times.last_call)
     }
 
     /// Whether all nodes of the previous round are here, so that the last call can end. A rankrun agent in no list has
     /// left for good. A torchrun agent may be changing lists until its heartbeat limit is over.
-    fn is_nobody_missing(&self, draft: &RendezvousState) -> bool {
+    fn are_all_members_present(&self, draft: &RendezvousState) -> bool {
         let Some(before) = self.view.ranks.filter(|ranks| ranks.round + 1 == draft.round) else {
             return false;
         };
-        let has_gone =
-            |node: &Node| self.is_ours(node) || self.view.sightings.has_died(node) || self.is_dead(node);
+        let has_gone = |node: &Node| {
+            self.is_ours(node) || self.view.failure_detector.has_died(node) || self.is_dead(node)
+        };
         before.of.keys().all(|node| {
             draft.participants.contains(node) || (has_gone(node) && !draft.wait_list.contains(node))
         })
@@ -94,12 +97,12 @@ impl StateSnapshot<'_> {
         draft.participants = assign(&order, self.view.agents, self.view.ranks);
         draft.complete = true;
         draft.deadline = None;
-        self.seat_the_rest(draft);
+        self.admit_waiting_nodes(draft);
     }
 
     /// Makes every node that waits for a full round a spare. torchrun agents would otherwise stop their workers for it
     /// again and again.
-    pub(super) fn seat_the_rest(&self, draft: &mut RendezvousState) {
+    pub(super) fn admit_waiting_nodes(&self, draft: &mut RendezvousState) {
         if draft.complete && draft.participants.len() >= self.max() {
             draft.redundancy_list.append(&mut draft.wait_list);
         }

@@ -38,7 +38,7 @@ fn descriptor(node_rank: Option<u32>) -> AgentDescriptor {
 struct Stage {
     me: LocalNode,
     state: RendezvousState,
-    sightings: FailureDetector,
+    failure_detector: FailureDetector,
     agents: BTreeMap<Node, AgentDescriptor>,
     ranks: Option<Ranks>,
     origin: Instant,
@@ -57,7 +57,14 @@ impl Stage {
         let me = LocalNode { node: node("m"), nodes: nodes_asked, node_rank: None, times };
         let agents = nodes("a b c m z").into_iter().map(|node| (node, descriptor(None))).collect();
         let sightings = FailureDetector::new(&times);
-        Self { me, state: RendezvousState::default(), sightings, agents, ranks: None, origin }
+        Self {
+            me,
+            state: RendezvousState::default(),
+            failure_detector: sightings,
+            agents,
+            ranks: None,
+            origin,
+        }
     }
 
     /// A state with these members by rank, wait list and spares.
@@ -81,19 +88,24 @@ impl Stage {
     }
 
     /// Records a read in which all rankrun agents have advanced their heartbeats.
-    fn look(&mut self, seconds: f64) {
+    fn read_state_at(&mut self, seconds: f64) {
         let count = (seconds * 1_000.0) as i64;
         let beats = self.agents.keys().map(|node| (node.clone(), count)).collect();
-        self.sightings.saw(&self.state, &beats, self.at(seconds));
+        self.failure_detector.record_snapshot(&self.state, &beats, self.at(seconds));
     }
 
     fn view(&self) -> RoundView<'_> {
         let ranks = self.ranks.as_ref();
-        RoundView { state: &self.state, sightings: &self.sightings, agents: &self.agents, ranks }
+        RoundView {
+            state: &self.state,
+            failure_detector: &self.failure_detector,
+            agents: &self.agents,
+            ranks,
+        }
     }
 
     fn next(&mut self, goal: RoundGoal<'_>, seconds: f64) -> RoundStep {
-        self.look(seconds);
+        self.read_state_at(seconds);
         let view = self.view();
         let wall = Timestamp(WALL.0 + (seconds * 1e6) as i64);
         next(&view, &self.me, goal, self.at(seconds), wall)
@@ -106,7 +118,7 @@ impl Stage {
 }
 
 /// A written state in one line: round, flags, members with ranks, wait list, spares.
-fn told(step: RoundStep) -> String {
+fn describe_step(step: RoundStep) -> String {
     let RoundStep::Write { state, rings } = step else { return format!("{step:?}") };
     let names = |nodes: &mut dyn Iterator<Item = &Node>| {
         nodes.map(|node| node.addr.clone()).collect::<Vec<_>>().join(" ")
@@ -126,12 +138,12 @@ fn told(step: RoundStep) -> String {
     )
 }
 
-fn waits(step: &RoundStep) -> bool {
+fn is_wait(step: &RoundStep) -> bool {
     matches!(step, RoundStep::Wait { .. })
 }
 
 #[test]
-fn rows_1_and_2_a_closed_rendezvous_takes_nobody() {
+fn rows_1_and_2_closed_rendezvous_admits_no_agent() {
     let mut stage = Stage::with(["a b c", "", "m"]).complete(0);
     stage.state.closed = true;
     assert_eq!(stage.join(None, 0.0), RoundStep::NotNeeded);
@@ -140,100 +152,108 @@ fn rows_1_and_2_a_closed_rendezvous_takes_nobody() {
 }
 
 #[test]
-fn rows_3_and_4_a_spare_waits_for_a_seat_without_end() {
+fn rows_3_and_4_spare_waits_for_place_without_time_limit() {
     let mut stage = Stage::with(["a b c", "", "m"]).complete(0);
-    assert!(waits(&stage.join(None, 0.0)) && waits(&stage.join(None, 3.0)));
+    assert!(is_wait(&stage.join(None, 0.0)) && is_wait(&stage.join(None, 3.0)));
     assert_eq!(
-        told(stage.join(None, 700.0)),
+        describe_step(stage.join(None, 700.0)),
         "(quietly) 0 complete [a0 b1 c2] [] [m]",
         "its time is not limited"
     );
     stage.state.participants.remove(&node("b"));
-    assert_eq!(told(stage.join(None, 1.0)), "0 complete [a0 c2] [m] []");
+    assert_eq!(describe_step(stage.join(None, 1.0)), "0 complete [a0 c2] [m] []");
     stage.state.redundancy_list.insert(node("a0"));
-    assert!(waits(&stage.join(None, 1.0)), "another spare comes first");
+    assert!(is_wait(&stage.join(None, 1.0)), "another spare comes first");
 }
 
 #[test]
-fn row_5_a_complete_round_is_joined_as_it_was_completed() {
+fn row_5_complete_round_is_joined_only_if_unchanged() {
     let mut stage = Stage::with(["a m", "", ""]).complete(4);
     assert_eq!(stage.join(Some(3), 0.0), RoundStep::Joined);
     stage.state.participants.insert(node("m"), 2);
     assert_eq!(
-        told(stage.join(Some(3), 0.0)),
+        describe_step(stage.join(Some(3), 0.0)),
         "4 complete [a0] [m] []",
         "the node with rank 1 has gone already"
     );
     let mut stage = Stage::with(["m", "", ""]).complete(4);
     let step = stage.join(None, 0.0);
-    assert_eq!(told(step), "5 [m0] [] []", "it was never so small, and the others have left");
+    assert_eq!(describe_step(step), "5 [m0] [] []", "it was never so small, and the others have left");
     let mut stage = Stage::with(["a m", "z", ""]).complete(4);
-    assert_eq!(told(stage.join(None, 0.0)), "4 complete [a0] [m z] []", "it would be over at once");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "4 complete [a0] [m z] []", "it would be over at once");
     let mut stage = Stage::with(["t m", "z", ""]).complete(4);
     assert_eq!(stage.join(None, 0.0), RoundStep::Joined, "a torchrun agent waits for all in the exchange");
 }
 
 #[test]
-fn the_old_membership_is_left_and_the_next_round_waited_for_in_one_write() {
+fn rejoining_agent_moves_to_wait_list_in_one_write() {
     let mut stage = Stage::with(["a b m", "", ""]).complete(4);
-    assert_eq!(told(stage.join(Some(4), 0.0)), "4 complete [a0 b1] [m] []");
+    assert_eq!(describe_step(stage.join(Some(4), 0.0)), "4 complete [a0 b1] [m] []");
 }
 
 #[test]
-fn the_last_one_turns_the_round_enters_all_and_completes_it() {
+fn last_rejoining_agent_starts_and_completes_next_round() {
     let mut stage = Stage::with(["m", "a b", ""]).complete(4);
     stage.ranks = Some(Ranks { round: 4, of: nodes("m b a").into_iter().zip(0..).collect() });
     let step = stage.join(Some(4), 0.0);
-    assert_eq!(told(step), "5 complete [m0 b1 a2] [] []", "all have kept their ranks");
+    assert_eq!(describe_step(step), "5 complete [m0 b1 a2] [] []", "all have kept their ranks");
     let mut stage = Stage::with(["m", "a t", ""]).complete(4);
-    assert_eq!(told(stage.join(Some(4), 0.0)), "5 complete [a0 t2 m1] [] []", "torch's order");
+    assert_eq!(describe_step(stage.join(Some(4), 0.0)), "5 complete [a0 t2 m1] [] []", "torch's order");
 }
 
 #[test]
 fn torchrun_spare_moves_only_into_a_round_it_completes() {
     let mut stage = Stage::with(["", "", "t"]);
-    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] [t]", "it would have no new deadline");
+    assert_eq!(
+        describe_step(stage.join(None, 0.0)),
+        "(quietly) 0 [m0] [] [t]",
+        "it would have no new deadline"
+    );
     let mut stage = Stage::with(["", "", "t z"]);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [t1 z2 m0] [] []");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [t1 z2 m0] [] []");
     let mut stage = Stage::with(["", "", "z"]);
-    assert_eq!(told(stage.join(None, 0.0)), "0 last call [z0 m0] [] []");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "0 last call [z0 m0] [] []");
 }
 
 #[test]
 fn previous_participants_precede_newcomers_which_become_spares() {
     let mut stage = Stage::with(["m", "a b z", ""]).complete(4);
     stage.ranks = Some(Ranks { round: 4, of: nodes("m z b").into_iter().zip(0..).collect() });
-    assert_eq!(told(stage.join(Some(4), 0.0)), "5 complete [m0 z1 b2] [] [a]");
+    assert_eq!(describe_step(stage.join(Some(4), 0.0)), "5 complete [m0 z1 b2] [] [a]");
 }
 
 #[test]
-fn rows_6_to_8_whoever_is_out_of_time_takes_itself_out_first() {
+fn rows_6_to_8_timed_out_agent_removes_itself_first() {
     let mut stage = Stage::with(["m a", "", ""]);
     stage.state.deadline = Some(WALL);
-    assert_eq!(told(stage.join(None, 601.0)), "0 [a1] [] []", "and below min there is no last call");
+    assert_eq!(describe_step(stage.join(None, 601.0)), "0 [a1] [] []", "and below min there is no last call");
     stage.state.participants.remove(&node("m"));
     assert_eq!(stage.join(None, 601.0), RoundStep::TimedOut);
     let mut stage = Stage::with(["a b", "m", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 604.0)), "0 complete [a0 b1] [] []");
+    assert_eq!(describe_step(stage.join(None, 604.0)), "0 complete [a0 b1] [] []");
     assert_eq!(stage.join(None, 605.5), RoundStep::TimedOut, "whatever is left of it is found dead");
 }
 
 #[test]
-fn rows_9_and_10_a_round_that_runs_is_waited_for_where_there_is_a_seat() {
+fn rows_9_and_10_running_round_is_waited_for_if_place_is_free() {
     let mut stage = Stage::with(["a b", "", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [a0 b1] [m] []");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [a0 b1] [m] []");
     let mut stage = Stage::with(["a b", "m", ""]).complete(0);
-    assert!(waits(&stage.join(None, 0.0)));
+    assert!(is_wait(&stage.join(None, 0.0)));
     let mut stage = Stage::with(["a b c", "", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 complete [a0 b1 c2] [] [m]");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "(quietly) 0 complete [a0 b1 c2] [] [m]");
     let mut stage = Stage::with(["a b c", "m", ""]).complete(0);
     assert_eq!(
-        told(stage.join(None, 0.0)),
+        describe_step(stage.join(None, 0.0)),
         "(quietly) 0 complete [a0 b1 c2] [] [m]",
         "it would disturb torchrun agents"
     );
     let mut stage = Stage::with(["a b", "z", ""]).complete(0);
-    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 complete [a0 b1] [z] [m]", "the seat is z's");
+    assert_eq!(
+        describe_step(stage.join(None, 0.0)),
+        "(quietly) 0 complete [a0 b1] [z] [m]",
+        "the seat is z's"
+    );
 }
 
 #[test]
@@ -241,38 +261,42 @@ fn row_11_last_call_ends_by_observed_duration_not_by_clocks() {
     for skew in [-3_600_000_000, 0, 3_600_000_000] {
         let mut stage = Stage::with(["a m", "", ""]);
         stage.state.deadline = Some(Timestamp(WALL.0 + skew));
-        assert!(waits(&stage.join(None, 0.0)));
-        (1..30).for_each(|second| stage.look(f64::from(second)));
-        assert_eq!(told(stage.join(None, 29.9)), "(quietly) 0 last call [a0 m1] [] []");
-        assert_eq!(told(stage.join(None, 30.0)), "0 complete [a0 m1] [] []");
+        assert!(is_wait(&stage.join(None, 0.0)));
+        (1..30).for_each(|second| stage.read_state_at(f64::from(second)));
+        assert_eq!(describe_step(stage.join(None, 29.9)), "(quietly) 0 last call [a0 m1] [] []");
+        assert_eq!(describe_step(stage.join(None, 30.0)), "0 complete [a0 m1] [] []");
     }
 }
 
 #[test]
 fn row_12_minimum_starts_last_call_and_maximum_completes() {
     let mut stage = Stage::new();
-    assert_eq!(told(stage.join(None, 0.0)), "(quietly) 0 [m0] [] []");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "(quietly) 0 [m0] [] []");
     let mut stage = Stage::with(["z", "", ""]);
     let step = stage.join(None, 0.0);
     let RoundStep::Write { state, .. } = &step else { panic!("{step:?}") };
     assert_eq!(state.deadline, Some(Timestamp(WALL.0 + 30_000_000)));
-    assert_eq!(told(step), "0 last call [z0 m0] [] []");
+    assert_eq!(describe_step(step), "0 last call [z0 m0] [] []");
     let mut stage = Stage::with(["z t", "", ""]);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [z2 t1 m0] [] []");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [z2 t1 m0] [] []");
     let mut stage = Stage::with(["z", "a b", ""]);
-    assert_eq!(told(stage.join(None, 0.0)), "0 complete [z2 a0 b1] [] [m]", "both waited before");
+    assert_eq!(describe_step(stage.join(None, 0.0)), "0 complete [z2 a0 b1] [] [m]", "both waited before");
 }
 
 #[test]
-fn a_later_round_does_not_wait_for_who_has_gone_for_good() {
+fn later_round_does_not_wait_for_unlisted_member() {
     let ranks = |names| Some(Ranks { round: 0, of: nodes(names).into_iter().zip(0..).collect() });
     let mut stage = Stage::with(["m", "a", ""]).complete(0);
     stage.ranks = ranks("a m b");
-    assert_eq!(told(stage.join(Some(0), 0.0)), "1 complete [a0 m1] [] []", "b is in no list, and was ours");
+    assert_eq!(
+        describe_step(stage.join(Some(0), 0.0)),
+        "1 complete [a0 m1] [] []",
+        "b is in no list, and was ours"
+    );
     stage.ranks = ranks("a m t");
-    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []", "t may be on its way");
+    assert_eq!(describe_step(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []", "t may be on its way");
     stage.ranks = None;
-    assert_eq!(told(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []");
+    assert_eq!(describe_step(stage.join(Some(0), 0.0)), "1 last call [a0 m0] [] []");
 }
 
 #[test]
@@ -281,45 +305,49 @@ fn later_round_completes_once_torchrun_agent_is_dead_to_us_too() {
     for (beat, dies) in [(0.0, 15.0), (7.0, 22.0)] {
         let mut stage = Stage::with(["a t m", "", ""]).complete(0);
         stage.ranks = Some(Ranks { round: 0, of: nodes("a t m").into_iter().zip(0..).collect() });
-        (0..7).for_each(|second| stage.look(f64::from(second)));
+        (0..7).for_each(|second| stage.read_state_at(f64::from(second)));
         stage.state.last_heartbeats.insert(node("t"), Timestamp(WALL.0 + (beat * 1e6) as i64));
-        (7..15).for_each(|second| stage.look(f64::from(second)));
+        (7..15).for_each(|second| stage.read_state_at(f64::from(second)));
         // Another agent removes t, and turns the round.
         stage.state = Stage::with(["m a", "", ""]).state;
         (stage.state.round, stage.state.deadline) = (1, Some(WALL));
         for tenths in (145..).map(f64::from).take_while(|tenths| tenths / 10.0 < dies) {
             let step = stage.join(Some(0), tenths / 10.0);
-            assert!(!told(step).contains("complete"), "it may be on its way after {tenths} tenths");
+            assert!(!describe_step(step).contains("complete"), "it may be on its way after {tenths} tenths");
             stage.state.last_heartbeats.insert(node("m"), Timestamp(tenths as i64));
         }
         assert_eq!(stage.join(Some(0), dies - 0.01), RoundStep::Wait { until: stage.at(dies) });
-        assert_eq!(told(stage.join(Some(0), dies)), "1 complete [m1 a0] [] []", "not when the call is over");
+        assert_eq!(
+            describe_step(stage.join(Some(0), dies)),
+            "1 complete [m1 a0] [] []",
+            "not when the call is over"
+        );
     }
 }
 
 #[test]
-fn the_dead_are_taken_out_with_torchs_after_effects() {
+fn dead_member_is_removed_with_same_effects_as_torch() {
     let mut stage = Stage::with(["a b m", "", ""]).complete(3);
     let members = nodes("a b m");
     let goal = RoundGoal::Stay { round: 3, members: &members };
-    stage.look(0.0);
-    stage.sightings.gone(&node("b"));
-    assert_eq!(told(stage.next(goal, 0.1)), "3 complete [a0 m2] [] []");
+    stage.read_state_at(0.0);
+    stage.failure_detector.mark_disconnected(&node("b"));
+    assert_eq!(describe_step(stage.next(goal, 0.1)), "3 complete [a0 m2] [] []");
     stage.state.participants.remove(&node("b"));
     assert_eq!(stage.next(goal, 0.2), RoundStep::Changed(RoundEnd::Gone(node("b"))));
     let mut stage = Stage::with(["a m", "", ""]);
     stage.state.deadline = Some(WALL);
-    stage.look(0.0);
-    stage.sightings.gone(&node("a"));
-    assert_eq!(told(stage.join(None, 0.1)), "0 [m1] [] []", "below min there is no last call");
+    stage.read_state_at(0.0);
+    stage.failure_detector.mark_disconnected(&node("a"));
+    assert_eq!(describe_step(stage.join(None, 0.1)), "0 [m1] [] []", "below min there is no last call");
     let mut stage = Stage::with(["a", "m", ""]).complete(3);
-    stage.look(0.0);
-    stage.sightings.gone(&node("a"));
-    assert_eq!(told(stage.join(Some(3), 0.1)), "4 [m0] [] []", "no node is left");
+    stage.read_state_at(0.0);
+    stage.failure_detector.mark_disconnected(&node("a"));
+    assert_eq!(describe_step(stage.join(Some(3), 0.1)), "4 [m0] [] []", "no node is left");
 }
 
 #[test]
-fn a_member_is_told_what_ends_its_round_and_only_that() {
+fn member_gets_only_changes_that_end_its_round() {
     let members = nodes("a b m");
     let goal = RoundGoal::Stay { round: 3, members: &members };
     let stay = |lists: [&str; 3]| {
@@ -327,7 +355,7 @@ fn a_member_is_told_what_ends_its_round_and_only_that() {
         stage.state.participants = nodes(lists[0]).into_iter().zip(0..).collect();
         stage.next(goal, 0.0)
     };
-    assert!(waits(&stay(["a b m", "", "z t"])));
+    assert!(is_wait(&stay(["a b m", "", "z t"])));
     assert_eq!(stay(["a b", "", ""]), RoundStep::Changed(RoundEnd::Removed));
     assert_eq!(stay(["a m", "", ""]), RoundStep::Changed(RoundEnd::Gone(node("b"))));
     assert_eq!(stay(["a m", "b", ""]), RoundStep::Changed(RoundEnd::Rejoins(node("b"))));
@@ -337,7 +365,7 @@ fn a_member_is_told_what_ends_its_round_and_only_that() {
         "what is worse comes first"
     );
     assert_eq!(
-        told(stay(["a b m", "t", "z"])),
+        describe_step(stay(["a b m", "t", "z"])),
         "(quietly) 3 complete [a0 b1 m2] [] [t z]",
         "there is no seat"
     );
@@ -345,20 +373,20 @@ fn a_member_is_told_what_ends_its_round_and_only_that() {
     let goal = RoundGoal::Stay { round: 3, members: &pair };
     let mut stage = Stage::with(["a m", "t", ""]).complete(3);
     assert_eq!(stage.next(goal, 0.0), RoundStep::Changed(RoundEnd::Waits(node("t"))));
-    assert!(waits(&stage.next(RoundGoal::Hold, 0.0)), "it keeps its place while its workers stop");
+    assert!(is_wait(&stage.next(RoundGoal::Hold, 0.0)), "it keeps its place while its workers stop");
     stage.state.closed = true;
-    assert!(waits(&stage.next(goal, 0.0)), "what a closed rendezvous means is not said here");
+    assert!(is_wait(&stage.next(goal, 0.0)), "what a closed rendezvous means is not said here");
 }
 
 #[test]
-fn leaving_is_not_closing() {
+fn leave_removes_agent_without_closing() {
     let mut stage = Stage::with(["a m", "b", "z"]).complete(3);
-    assert_eq!(told(stage.next(RoundGoal::Leave, 0.0)), "3 complete [a0] [b] [z]");
+    assert_eq!(describe_step(stage.next(RoundGoal::Leave, 0.0)), "3 complete [a0] [b] [z]");
     stage.state.participants.remove(&node("m"));
     assert_eq!(stage.next(RoundGoal::Leave, 0.0), RoundStep::Done);
     let mut stage = Stage::with(["m", "", ""]).complete(3);
-    assert_eq!(told(stage.next(RoundGoal::Leave, 0.0)), "4 [] [] []");
-    assert_eq!(told(stage.next(RoundGoal::Close, 0.0)), "3 complete closed [m0] [] []");
+    assert_eq!(describe_step(stage.next(RoundGoal::Leave, 0.0)), "4 [] [] []");
+    assert_eq!(describe_step(stage.next(RoundGoal::Close, 0.0)), "3 complete closed [m0] [] []");
     stage.state.closed = true;
     assert_eq!(stage.next(RoundGoal::Close, 0.0), RoundStep::Done);
     assert_eq!(stage.next(RoundGoal::Leave, 0.0), RoundStep::Done);
@@ -371,8 +399,8 @@ fn heartbeats_are_written_by_one_agent_with_a_torchrun_clock() {
     let mut stage = Stage::with(["a m t", "", ""]).complete(0);
     let ahead = Timestamp(WALL.0 + 20_000_000);
     stage.state.last_heartbeats.insert(node("t"), ahead);
-    stage.look(0.0);
-    assert!(waits(&stage.next(goal, 4.4)), "a is due before");
+    stage.read_state_at(0.0);
+    assert!(is_wait(&stage.next(goal, 4.4)), "a is due before");
     let step = stage.next(goal, 4.5);
     let RoundStep::Write { state, rings: false } = step else { panic!("{step:?}") };
     let now = Timestamp(ahead.0 + 4_500_000);
@@ -383,17 +411,17 @@ fn heartbeats_are_written_by_one_agent_with_a_torchrun_clock() {
 }
 
 #[test]
-fn two_agents_with_one_node_rank_the_newcomer_goes_if_the_other_lives() {
+fn duplicate_node_rank_is_refused_if_holder_is_alive() {
     let mut stage = Stage::with(["a", "", ""]);
     stage.me.node_rank = Some(NodeRank(1));
     stage.agents.insert(node("a"), descriptor(Some(1)));
-    assert!(waits(&stage.join(None, 0.0)), "it may be dead");
+    assert!(is_wait(&stage.join(None, 0.0)), "it may be dead");
     assert_eq!(stage.join(None, 1.0), RoundStep::Taken { by: node("a") });
-    stage.sightings.gone(&node("a"));
+    stage.failure_detector.mark_disconnected(&node("a"));
     let beats = BTreeMap::from([(node("a"), 1_000)]);
-    stage.sightings.saw(&stage.state, &beats, stage.at(1.0));
+    stage.failure_detector.record_snapshot(&stage.state, &beats, stage.at(1.0));
     let deadline = stage.at(DEADLINE);
     let step =
         next(&stage.view(), &stage.me, RoundGoal::Join { deadline, before: None }, stage.at(1.0), WALL);
-    assert_eq!(told(step), "0 [m0] [] []");
+    assert_eq!(describe_step(step), "0 [m0] [] []");
 }

@@ -15,7 +15,7 @@ use crate::rendezvous::state::{Node, RendezvousState};
 pub(super) struct Agent {
     pub(super) me: LocalNode,
     pub(super) phase: Phase,
-    pub(super) sightings: FailureDetector,
+    pub(super) failure_detector: FailureDetector,
     pub(super) known: Rc<RendezvousState>,
     pub(super) version: u64,
     pub(super) ranks: Option<Rc<Ranks>>,
@@ -28,13 +28,13 @@ pub(super) struct Agent {
     /// Send time of the unanswered heartbeat on the separate heartbeat connection.
     pub(super) pulse: Option<u64>,
     /// Send time of the newest acknowledged heartbeat.
-    pub(super) beaten: u64,
+    pub(super) last_heartbeat: u64,
     /// Until this time the other agents may be about to declare it dead: it was cut off for long enough.
     pub(super) doubted_until: u64,
     /// No message of this agent was lost since this time.
     pub(super) clear_since: u64,
     /// Next wake-up time, so that only one wake-up is scheduled.
-    pub(super) wakes: u64,
+    pub(super) wake_at: u64,
     /// Fault: the agent ignores its lease.
     pub(super) outlives: bool,
     /// State that only a torchrun agent keeps.
@@ -88,7 +88,7 @@ impl Agent {
         Self {
             me,
             phase: Phase::Joining { deadline },
-            sightings,
+            failure_detector: sightings,
             known: Rc::default(),
             version: 0,
             ranks: None,
@@ -96,22 +96,22 @@ impl Agent {
             pending: None,
             owes: None,
             pulse: None,
-            beaten: now,
+            last_heartbeat: now,
             doubted_until: 0,
             clear_since: now,
-            wakes: 0,
+            wake_at: 0,
             outlives: false,
             torch: super::torch::Times::default(),
         }
     }
 
-    pub(super) const fn lives(&self) -> bool {
+    pub(super) const fn is_running(&self) -> bool {
         !matches!(self.phase, Phase::Ended(_))
     }
 
     /// Whether the last acknowledged heartbeat is too old.
     pub(super) const fn is_cut_off(&self, now: u64) -> bool {
-        now >= self.beaten + CUT_OFF
+        now >= self.last_heartbeat + CUT_OFF
     }
 
     /// Whether the agent is about to stop its workers because it is cut off.
@@ -120,37 +120,39 @@ impl Agent {
     }
 
     /// The heartbeat with this send time was acknowledged.
-    pub(super) fn has_beaten(&mut self, sent: u64) {
+    pub(super) fn record_heartbeat_sent(&mut self, sent: u64) {
         // A newer heartbeat may have been faster on the other connection.
-        if sent >= self.beaten + LATE {
+        if sent >= self.last_heartbeat + LATE {
             self.doubted_until = sent + DOUBT;
         }
-        self.beaten = self.beaten.max(sent);
+        self.last_heartbeat = self.last_heartbeat.max(sent);
     }
 
     /// Round of the workers, and the latest time at which they end if no message arrives any more.
     pub(super) fn workers(&self, stop: u64) -> Option<(u64, u64)> {
-        let limit = if self.outlives { u64::MAX } else { self.beaten + KILLED };
+        let limit = if self.outlives { u64::MAX } else { self.last_heartbeat + KILLED };
         match self.phase {
             Phase::Running { round, .. } if self.outlives => Some((round, limit)),
-            Phase::Running { round, .. } => Some((round, (self.beaten + CUT_OFF + stop).min(limit))),
+            Phase::Running { round, .. } => Some((round, (self.last_heartbeat + CUT_OFF + stop).min(limit))),
             Phase::Stopping { round, until, .. } => Some((round, until.min(limit))),
             Phase::Joining { .. } | Phase::Parting { .. } | Phase::Ended(_) => None,
         }
     }
 
     /// Stops the workers of an agent that was cut off for too long. A later message does not extend the lease.
-    pub(super) fn mind_the_lease(&mut self, now: u64, stop: u64) {
-        let limit = self.beaten + KILLED;
+    pub(super) fn schedule_lease_stop(&mut self, now: u64, stop: u64) {
+        let limit = self.last_heartbeat + KILLED;
         if self.outlives {
             return;
         }
         match &mut self.phase {
-            Phase::Running { round, .. } if now >= self.beaten + CUT_OFF => {
-                let until = (self.beaten + CUT_OFF + stop).min(limit);
+            Phase::Running { round, .. } if now >= self.last_heartbeat + CUT_OFF => {
+                let until = (self.last_heartbeat + CUT_OFF + stop).min(limit);
                 self.phase = Phase::Stopping { round: *round, until, then: Then::Join };
             }
-            Phase::Stopping { until, .. } if now >= self.beaten + CUT_OFF => *until = (*until).min(limit),
+            Phase::Stopping { until, .. } if now >= self.last_heartbeat + CUT_OFF => {
+                *until = (*until).min(limit)
+            }
             _ => {}
         }
     }
@@ -184,15 +186,15 @@ impl Agent {
     }
 
     /// Takes these ranks if they are newer than the known ones.
-    pub(super) fn learn(&mut self, ranks: Option<Rc<Ranks>>) {
+    pub(super) fn record_ranks(&mut self, ranks: Option<Rc<Ranks>>) {
         let is_newer = |new: &Rc<Ranks>| self.ranks.as_ref().is_none_or(|old| old.round <= new.round);
         if let Some(new) = ranks.filter(is_newer) {
             self.ranks = Some(new);
         }
     }
 
-    pub(super) fn see(&mut self, beats: Option<&BTreeMap<Node, i64>>, now: std::time::Instant) {
+    pub(super) fn record_heartbeats(&mut self, beats: Option<&BTreeMap<Node, i64>>, now: std::time::Instant) {
         static NONE: BTreeMap<Node, i64> = BTreeMap::new();
-        self.sightings.saw(&self.known, beats.unwrap_or(&NONE), now);
+        self.failure_detector.record_snapshot(&self.known, beats.unwrap_or(&NONE), now);
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
 /// Maximum number of machines. The number of a machine, its seat, identifies its agent.
-pub(super) const MOST: usize = 8;
+pub(super) const MAX_EVENTS: usize = 8;
 pub(super) const LEASE: u64 = 5_000;
 pub(super) const JOIN: u64 = 25_000;
 
@@ -65,11 +65,11 @@ pub(super) struct Setup {
     /// Longest delay of a message.
     pub(super) delay: u32,
     /// First start time of each agent.
-    pub(super) boots: [u32; MOST],
+    pub(super) boots: [u32; MAX_EVENTS],
     /// Time that each agent's workers take to stop.
-    pub(super) stops: [u32; MOST],
+    pub(super) stops: [u32; MAX_EVENTS],
     /// Error of each machine's clock, in seconds.
-    pub(super) offsets: [i32; MOST],
+    pub(super) offsets: [i32; MAX_EVENTS],
     pub(super) given: Given,
     /// Whether seat 0 hosts the store, and is told which connections close.
     pub(super) hosts: bool,
@@ -116,7 +116,7 @@ pub(super) enum What {
 impl Event {
     fn random(random: &mut Random) -> Self {
         let after = random.pick(&[0, 0, 3, 40, 700, 2_500, 6_000]);
-        let seat = random.below(u32::try_from(MOST).expect("few")) as usize;
+        let seat = random.below(u32::try_from(MAX_EVENTS).expect("few")) as usize;
         let what = match random.below(26) {
             0..5 => What::Crash,
             5..10 => What::Boot,
@@ -203,7 +203,7 @@ impl History {
         let nodes = 2 + random.below(4);
         let torch = u8::try_from(2 + 2 * random.below((1 << (nodes - 1)) - 1)).expect("few bits");
         let min = 1 + random.below(nodes);
-        let (offsets, given) = ([0; MOST], Given::None);
+        let (offsets, given) = ([0; MAX_EVENTS], Given::None);
         history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
         let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_) | What::Resends(_));
         history.events.retain(|event| (1..nodes as usize).contains(&event.seat) && is_borne(event.what));
@@ -211,7 +211,7 @@ impl History {
     }
 
     /// All histories that are simpler by one step; large simplifications come first.
-    pub(super) fn simpler(&self) -> Vec<Self> {
+    pub(super) fn shrink_candidates(&self) -> Vec<Self> {
         let length = self.events.len();
         let without = |from: usize, count: usize| {
             let mut events = self.events.clone();
@@ -225,9 +225,9 @@ impl History {
             Setup { nodes: setup.nodes - 1, ..*setup },
             Setup { delay: 0, ..*setup },
             Setup { delay: setup.delay.min(1), ..*setup },
-            Setup { boots: [0; MOST], ..*setup },
-            Setup { stops: [0; MOST], ..*setup },
-            Setup { offsets: [0; MOST], ..*setup },
+            Setup { boots: [0; MAX_EVENTS], ..*setup },
+            Setup { stops: [0; MAX_EVENTS], ..*setup },
+            Setup { offsets: [0; MAX_EVENTS], ..*setup },
             Setup { given: Given::None, ..*setup },
             Setup { hosts: false, ..*setup },
             Setup { torch: setup.torch & setup.torch.wrapping_sub(1), ..*setup },

@@ -4,42 +4,51 @@
 use std::collections::BTreeMap;
 
 use super::agent::{Agent, Phase, Why};
-use super::history::{Given, JOIN, LEASE, MOST};
+use super::history::{Given, JOIN, LEASE, MAX_EVENTS};
 use super::world::{TICK, World};
 use crate::rendezvous::state::{Node, RendezvousState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Invariant {
     pub(super) number: &'static str,
-    pub(super) words: &'static str,
+    pub(super) description: &'static str,
 }
 
 pub(super) const INVARIANTS: [Invariant; 14] = [
-    Invariant { number: "R1", words: "One round comes after the other, and only one has living workers" },
-    Invariant { number: "R2", words: "No round has fewer members than min or more than max" },
+    Invariant {
+        number: "R1",
+        description: "One round comes after the other, and only one has living workers",
+    },
+    Invariant { number: "R2", description: "No round has fewer members than min or more than max" },
     Invariant {
         number: "R3",
-        words: "The ranks of a round are exactly 0..n, and all members know the same ones",
+        description: "The ranks of a round are exactly 0..n, and all members know the same ones",
     },
-    Invariant { number: "R4", words: "No agent runs after the rendezvous is closed" },
+    Invariant { number: "R4", description: "No agent runs after the rendezvous is closed" },
     Invariant {
         number: "R5",
-        words: "When the faults are over, a round is complete and stays so, with as many agents as have a seat, or all have ended",
+        description: "When the faults are over, a round is complete and stays so, with as many agents as have a seat, or all have ended",
     },
-    Invariant { number: "R6", words: "A dead agent is in no list a lease and two looks later" },
-    Invariant { number: "R7", words: "Leaving is not closing, and an agent that has left is in no list" },
-    Invariant { number: "R8", words: "A member of the round before keeps its rank, unless ranks were given" },
-    Invariant { number: "R9", words: "Clocks that are wrong change nothing" },
+    Invariant { number: "R6", description: "A dead agent is in no list a lease and two looks later" },
+    Invariant {
+        number: "R7",
+        description: "Leaving is not closing, and an agent that has left is in no list",
+    },
+    Invariant {
+        number: "R8",
+        description: "A member of the round before keeps its rank, unless ranks were given",
+    },
+    Invariant { number: "R9", description: "Clocks that are wrong change nothing" },
     Invariant {
         number: "R10",
-        words: "A node that was cut off runs no workers when the next round is complete",
+        description: "A node that was cut off runs no workers when the next round is complete",
     },
-    Invariant { number: "R11", words: "No agent starts the same round twice" },
-    Invariant { number: "R12", words: "The heartbeats of rankrun agents that live are fresh" },
-    Invariant { number: "R13", words: "No agent is refused for the node rank of a dead agent" },
+    Invariant { number: "R11", description: "No agent starts the same round twice" },
+    Invariant { number: "R12", description: "The heartbeats of rankrun agents that live are fresh" },
+    Invariant { number: "R13", description: "No agent is refused for the node rank of a dead agent" },
     Invariant {
         number: "R14",
-        words: "No agent, itself included, takes a live agent that reaches the store for dead, however late packets are",
+        description: "No agent, itself included, takes a live agent that reaches the store for dead, however late packets are",
     },
 ];
 
@@ -91,15 +100,15 @@ fn ranks(state: &RendezvousState) -> BTreeMap<Node, i64> {
 impl World<'_> {
     fn living(&self) -> impl Iterator<Item = (usize, &Agent)> {
         let agents = self.agents.iter().enumerate();
-        agents.filter_map(|(seat, agent)| Some((seat, agent.as_ref().filter(|agent| agent.lives())?)))
+        agents.filter_map(|(seat, agent)| Some((seat, agent.as_ref().filter(|agent| agent.is_running())?)))
     }
 
     /// Checks a write before the store applies it.
-    pub(super) fn judge_write(&mut self, new: &RendezvousState) -> Result<(), Broken> {
+    pub(super) fn check_write(&mut self, new: &RendezvousState) -> Result<(), Broken> {
         let old = &self.store.state;
         let count = new.participants.len();
         hold!("R4", new.closed || !old.closed, "it is open again");
-        hold!("R7", old.closed || !new.closed || self.book.may_close, "no agent wanted to close it");
+        hold!("R7", old.closed || !new.closed || self.oracle.may_close, "no agent wanted to close it");
         let is_next = new.round == old.round + 1;
         hold!("R1", new.round == old.round || is_next, "round {} after {}", new.round, old.round);
         hold!("R1", !is_next || old.complete, "round {} was never complete", old.round);
@@ -108,14 +117,14 @@ impl World<'_> {
             let same = new.complete && ranks(new).iter().all(|it| ranks(old).get(it.0) == Some(it.1));
             hold!("R3", same, "round {} was complete, and has changed", old.round);
         }
-        self.judge_removed(new)?;
+        self.check_removed(new)?;
         if new.closed && !old.closed {
-            self.book.closed = Some(self.now);
+            self.oracle.closed = Some(self.now);
         }
-        if new.complete && (!old.complete || is_next) { self.judge_completion(new) } else { Ok(()) }
+        if new.complete && (!old.complete || is_next) { self.check_completion(new) } else { Ok(()) }
     }
 
-    fn judge_completion(&mut self, new: &RendezvousState) -> Result<(), Broken> {
+    fn check_completion(&mut self, new: &RendezvousState) -> Result<(), Broken> {
         let (round, count) = (new.round, new.participants.len());
         hold!("R2", count >= self.setup.min as usize, "{count} take part");
         hold!("R4", !new.closed, "round {round} is complete, and closed");
@@ -124,19 +133,19 @@ impl World<'_> {
         sorted.sort_unstable();
         let is_whole = (0..).zip(&sorted).all(|(place, rank)| place == *rank);
         hold!("R3", is_whole, "round {round} has the ranks {sorted:?}");
-        self.judge_kept(&ranks)?;
-        self.judge_workers(round)?;
-        self.book.rounds.insert(round, ranks);
+        self.check_ranks_kept(&ranks)?;
+        self.check_workers(round)?;
+        self.oracle.rounds.insert(round, ranks);
         Ok(())
     }
 
     /// Whether all messages of the recent past have arrived, however late.
     fn is_connected(&self) -> bool {
-        self.book.disturbed == 0 || self.book.disturbed + 2 * LEASE < self.now
+        self.oracle.disturbed == 0 || self.oracle.disturbed + 2 * LEASE < self.now
     }
 
     /// An agent that a write removes from all lists must have ended, or want to leave.
-    fn judge_removed(&self, new: &RendezvousState) -> Result<(), Broken> {
+    fn check_removed(&self, new: &RendezvousState) -> Result<(), Broken> {
         let old = &self.store.state;
         let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
         for (seat, agent) in self.living().filter(|(_, agent)| is_there(agent)) {
@@ -148,13 +157,13 @@ impl World<'_> {
     }
 
     /// An agent that stops its workers because it is cut off must really be cut off.
-    pub(super) fn judge_cut_off(&self, seat: usize) -> Result<(), Broken> {
+    pub(super) fn check_cut_off(&self, seat: usize) -> Result<(), Broken> {
         hold!("R14", !self.is_connected(), "n{seat} has the store, and stops its workers");
         Ok(())
     }
 
-    fn judge_kept(&self, ranks: &BTreeMap<Node, i64>) -> Result<(), Broken> {
-        let last = self.book.rounds.last_key_value();
+    fn check_ranks_kept(&self, ranks: &BTreeMap<Node, i64>) -> Result<(), Broken> {
+        let last = self.oracle.rounds.last_key_value();
         let Some((_, last)) = last.filter(|_| self.setup.given == Given::None && self.setup.torch == 0)
         else {
             return Ok(());
@@ -167,11 +176,11 @@ impl World<'_> {
     }
 
     /// No agent may have workers of a round other than this.
-    fn judge_workers(&self, round: u64) -> Result<(), Broken> {
+    fn check_workers(&self, round: u64) -> Result<(), Broken> {
         for (seat, agent) in self.living().filter(|(seat, _)| !self.setup.is_torch(*seat)) {
             let Some((other, until)) = agent.workers(u64::from(self.setup.stops[seat])) else { continue };
             let is_over = other == round || until <= self.now;
-            let is_disturbed = self.book.disturbed + 2 * LEASE > self.now && self.book.disturbed > 0;
+            let is_disturbed = self.oracle.disturbed + 2 * LEASE > self.now && self.oracle.disturbed > 0;
             hold!("R10", is_over || !is_disturbed, "n{seat} runs round {other}, and {round} is complete");
             hold!("R1", is_over, "n{seat} runs round {other}, and {round} is complete");
         }
@@ -179,7 +188,7 @@ impl World<'_> {
     }
 
     /// Checks an agent just before its workers start.
-    pub(super) fn judge_start(&self, seat: usize) -> Result<(), Broken> {
+    pub(super) fn check_start(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = &self.agents[seat] else { return Ok(()) };
         if self.setup.is_torch(seat) {
             return Ok(());
@@ -190,26 +199,28 @@ impl World<'_> {
         hold!("R4", !state.closed, "{node} starts round {round}, and knows that it is closed");
         hold!("R11", agent.before.is_none_or(|before| before < round), "{node} starts round {round}");
         let known = ranks(state);
-        let all = self.book.rounds.get(&round);
+        let all = self.oracle.rounds.get(&round);
         let is_whole = self.setup.torch != 0 || all == Some(&known);
         hold!("R3", is_whole, "{node} takes {known:?} for the members of round {round}, {all:?}");
-        self.judge_workers(round)
+        self.check_workers(round)
     }
 
     /// Checks an agent after it has read the store.
-    pub(super) fn judge_look(&self, seat: usize) -> Result<(), Broken> {
-        let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.lives()) else { return Ok(()) };
+    pub(super) fn check_read(&self, seat: usize) -> Result<(), Broken> {
+        let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.is_running()) else {
+            return Ok(());
+        };
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK + 100;
-        let settled = self.book.disturbed.max(self.book.late);
+        let settled = self.oracle.disturbed.max(self.oracle.late);
         let saw_all = |since: u64| agent.clear_since <= since && settled <= since;
         let cleans = !agent.known.closed && !matches!(agent.phase, Phase::Parting { .. });
         let limit = if self.setup.torch == 0 { LEASE } else { 15_000 };
-        for (node, crashed) in self.book.crashed.iter().filter(|_| cleans) {
+        for (node, crashed) in self.oracle.crashed.iter().filter(|_| cleans) {
             let is_due = saw_all(*crashed) && self.now > crashed + limit + slack;
             let is_there = is_due && agent.known.lists(node);
             hold!("R6", !is_there, "{} sees {node}, which died at {crashed} ms", agent.me.node);
         }
-        if let Some(closed) = self.book.closed.filter(|closed| saw_all(*closed)) {
+        if let Some(closed) = self.oracle.closed.filter(|closed| saw_all(*closed)) {
             let stop = u64::from(self.setup.stops[seat]);
             let runs = agent.workers(stop).is_some_and(|(_, until)| until > self.now);
             let runs = runs && self.now > closed + slack + stop;
@@ -219,7 +230,7 @@ impl World<'_> {
     }
 
     /// Checks an agent that gives up joining.
-    pub(super) fn judge_timeout(&self) -> Result<(), Broken> {
+    pub(super) fn check_timeout(&self) -> Result<(), Broken> {
         let is_long = self.now > self.quiet + JOIN * 3 / 5;
         let here = self.living().count();
         let needed = self.setup.min as usize;
@@ -232,16 +243,16 @@ impl World<'_> {
     }
 
     /// Checks that the agent that keeps a contested node rank is alive.
-    pub(super) fn judge_refusal(&self, by: &Node) -> Result<(), Broken> {
+    pub(super) fn check_refusal(&self, by: &Node) -> Result<(), Broken> {
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK;
-        let crashed = self.book.crashed.get(by).map(|crashed| *crashed.max(&self.book.late));
+        let crashed = self.oracle.crashed.get(by).map(|crashed| *crashed.max(&self.oracle.late));
         let died = crashed.is_some_and(|crashed| crashed + slack < self.now);
         hold!("R13", !died, "{by} is dead");
         Ok(())
     }
 
     /// Checks an agent that reports that it has left.
-    pub(super) fn judge_left(&self, seat: usize) -> Result<(), Broken> {
+    pub(super) fn check_left(&self, seat: usize) -> Result<(), Broken> {
         let Some(agent) = &self.agents[seat] else { return Ok(()) };
         let is_there = !self.store.state.closed && self.store.state.lists(&agent.me.node);
         hold!("R7", !is_there, "{} says that it has left, and is there", agent.me.node);
@@ -249,7 +260,7 @@ impl World<'_> {
     }
 
     /// Whether the job is in a stable final state.
-    pub(super) fn is_well(&self) -> bool {
+    pub(super) fn is_healthy(&self) -> bool {
         let state = &self.store.state;
         if state.closed {
             return self.living().all(|(seat, _)| self.setup.is_torch(seat));
@@ -272,7 +283,7 @@ impl World<'_> {
     }
 
     /// Checks the end of the history.
-    pub(super) fn judge_end(&self, is_well: bool) -> Result<(), Broken> {
+    pub(super) fn check_job_end(&self, is_well: bool) -> Result<(), Broken> {
         let ends = || {
             let each =
                 self.agents.iter().flatten().map(|agent| format!("{}: {:?}", agent.me.node, agent.phase));
@@ -286,9 +297,9 @@ impl World<'_> {
         let is_open = |why: Why| !matches!(why, Why::Closed | Why::NotNeeded | Why::HasClosed);
         let agrees = self.store.state.closed || reasons.clone().all(is_open);
         hold!("R5", agrees, "it is not closed, and {}", ends());
-        let disturbed = self.book.disturbed.max(self.book.late);
+        let disturbed = self.oracle.disturbed.max(self.oracle.late);
         let is_calm = disturbed == 0 || disturbed + 10_000 < self.now;
-        let is_right = is_calm && self.setup.offsets == [0; MOST] && !self.store.state.closed;
+        let is_right = is_calm && self.setup.offsets == [0; MAX_EVENTS] && !self.store.state.closed;
         for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
             let beat = self.store.state.last_heartbeats.get(&agent.me.node);
             let is_fresh = beat.is_some_and(|beat| beat.0 + 8_000_000 > self.wall(seat).0);

@@ -22,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use history::History;
 use invariants::INVARIANTS;
 use mutants::{FAULTS, Fault, Machine};
-use report::{Failing, Seeds, search, shortest, told};
+use report::{Failing, Seeds, render_failure, search, shortest};
 
 const HISTORIES: u64 = 8_000;
 const MIXED_HISTORIES: u64 = 2_000;
@@ -58,17 +58,17 @@ fn hold_in_all(count: u64, history: impl Fn(u64) -> History + Sync) {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     if let Some(shortest) = shortest(failing) {
-        panic!("{}", told(&shortest, Machine::default()));
+        panic!("{}", render_failure(&shortest, Machine::default()));
     }
 }
 
 #[test]
-fn the_round_logic_holds_its_invariants_in_every_history() {
+fn round_logic_holds_invariants_in_every_history() {
     hold_in_all(if is_soak() { SOAK_HISTORIES } else { HISTORIES }, History::random);
 }
 
 #[test]
-fn it_holds_them_beside_torchrun_agents() {
+fn round_logic_holds_invariants_beside_torchrun_agents() {
     hold_in_all(if is_soak() { SOAK_HISTORIES } else { MIXED_HISTORIES }, History::mixed);
 }
 
@@ -80,7 +80,7 @@ fn find(fault: Fault) -> Option<Failing> {
 }
 
 #[test]
-fn every_mutant_breaks_its_invariant_and_is_found() {
+fn every_mutant_is_found_by_its_invariant() {
     let mut missed = Vec::new();
     for (fault, numbers) in FAULTS {
         match find(fault) {
@@ -88,7 +88,9 @@ fn every_mutant_breaks_its_invariant_and_is_found() {
                 let number = failing.broken.invariant.number;
                 println!("{fault:?} breaks {number} in {} events", failing.history.events.len());
             }
-            Some(failing) => missed.push(format!("{fault:?}: {}", told(&failing, Machine::with(fault)))),
+            Some(failing) => {
+                missed.push(format!("{fault:?}: {}", render_failure(&failing, Machine::with(fault))))
+            }
             None => missed.push(format!("{fault:?} is found by no invariant")),
         }
     }
@@ -107,7 +109,7 @@ fn failing_history_is_printed_minimal_with_its_seed() {
     let fault = Fault::ClosesWhenItLeaves;
     let failing = find(fault).unwrap();
     assert_eq!(failing.history.events.len(), 1, "an agent leaves, and no other event is needed");
-    let text = told(&failing, Machine::with(fault));
+    let text = render_failure(&failing, Machine::with(fault));
     assert!(text.starts_with("invariant R7: Leaving is not closing"), "{text}");
     assert!(text.contains(&format!("RANKRUN_SEED={}", failing.seed)), "{text}");
     assert!(text.contains("Leaves of n") && text.contains("writes [round"), "{text}");

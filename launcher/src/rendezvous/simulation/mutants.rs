@@ -104,18 +104,19 @@ impl Machine {
     ) -> RoundStep {
         let Some(fault) = self.fault else { return next(view, me, goal, now, wall) };
         let ranks = view.ranks.filter(|_| fault != Fault::SortsRanks);
-        let seen = misread(fault, view.state, me, wall);
-        let view = RoundView { state: &seen, sightings: view.sightings, agents: view.agents, ranks };
-        if let Some(step) = mistake(fault, &view, me, goal, wall) {
+        let seen = mutate_view(fault, view.state, me, wall);
+        let view =
+            RoundView { state: &seen, failure_detector: view.failure_detector, agents: view.agents, ranks };
+        if let Some(step) = mutate_decision(fault, &view, me, goal, wall) {
             return step;
         }
-        let step = next(&view, &misled(fault, me, goal), misdirected(fault, goal, now), now, wall);
-        misspeak(fault, &view, me, goal, step)
+        let step = next(&view, &mutate_local_node(fault, me, goal), mutate_goal(fault, goal, now), now, wall);
+        mutate_step(fault, &view, me, goal, step)
             .unwrap_or(RoundStep::Wait { until: now + Duration::from_secs(1) })
     }
 }
 
-fn misread(fault: Fault, state: &RendezvousState, me: &LocalNode, wall: Timestamp) -> RendezvousState {
+fn mutate_view(fault: Fault, state: &RendezvousState, me: &LocalNode, wall: Timestamp) -> RendezvousState {
     match fault {
         Fault::BelievesClocks => torch::cleaned(state, me, wall),
         Fault::IgnoresTheEnd => RendezvousState { closed: false, ..state.clone() },
@@ -124,7 +125,7 @@ fn misread(fault: Fault, state: &RendezvousState, me: &LocalNode, wall: Timestam
 }
 
 /// The wrong step of a fault that ignores the round logic's answer.
-fn mistake(
+fn mutate_decision(
     fault: Fault,
     view: &RoundView<'_>,
     me: &LocalNode,
@@ -158,7 +159,7 @@ fn mistake(
     }
 }
 
-fn misled(fault: Fault, me: &LocalNode, goal: RoundGoal<'_>) -> LocalNode {
+fn mutate_local_node(fault: Fault, me: &LocalNode, goal: RoundGoal<'_>) -> LocalNode {
     let mut me = me.clone();
     match fault {
         Fault::NeverEndsTheLastCall => me.times.last_call = Duration::from_secs(600),
@@ -171,7 +172,7 @@ fn misled(fault: Fault, me: &LocalNode, goal: RoundGoal<'_>) -> LocalNode {
     me
 }
 
-fn misdirected(fault: Fault, goal: RoundGoal<'_>, now: Instant) -> RoundGoal<'_> {
+fn mutate_goal(fault: Fault, goal: RoundGoal<'_>, now: Instant) -> RoundGoal<'_> {
     match (fault, goal) {
         (Fault::RejoinsTheOld, RoundGoal::Join { deadline, .. }) => {
             RoundGoal::Join { deadline, before: None }
@@ -185,7 +186,7 @@ fn misdirected(fault: Fault, goal: RoundGoal<'_>, now: Instant) -> RoundGoal<'_>
 }
 
 /// The wrong step in place of `step`; `None` if the fault waits instead.
-fn misspeak(
+fn mutate_step(
     fault: Fault,
     view: &RoundView<'_>,
     me: &LocalNode,
@@ -209,13 +210,13 @@ fn misspeak(
             return None;
         }
         (_, RoundStep::Write { state, rings }) => {
-            RoundStep::Write { state: miswritten(fault, old, state, me), rings }
+            RoundStep::Write { state: mutate_write(fault, old, state, me), rings }
         }
         (_, step) => step,
     })
 }
 
-fn miswritten(
+fn mutate_write(
     fault: Fault,
     old: &RendezvousState,
     mut new: RendezvousState,

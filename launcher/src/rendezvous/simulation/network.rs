@@ -38,51 +38,57 @@ impl World<'_> {
     }
 
     /// Sends a heartbeat on the separate connection, unless the previous one is unanswered.
-    pub(super) fn pulse(&mut self, who: Incarnation) {
+    pub(super) fn send_heartbeat(&mut self, incarnation: Incarnation) {
         let now = self.now;
-        if self.setup.is_torch(who.0) || self.machine.has(Fault::TakesALossForTheEnd) {
+        if self.setup.is_torch(incarnation.0) || self.machine.has(Fault::TakesALossForTheEnd) {
             return;
         }
-        let Some(agent) = self.agent(who) else { return };
+        let Some(agent) = self.agent(incarnation) else { return };
         if agent.pulse.is_some_and(|sent| sent + TIMEOUT > now) {
             return;
         }
         agent.pulse = Some(now);
-        if !self.is_lost(who.0) {
+        if !self.is_lost(incarnation.0) {
             let arrives = now + self.delay();
-            self.later(arrives, NetworkEvent::PulseArrives { who, sent: now });
+            self.schedule_event(arrives, NetworkEvent::PulseArrives { who: incarnation, sent: now });
         }
     }
 
-    pub(super) fn pulse_arrives(&mut self, who: Incarnation, sent: u64) {
-        if self.is_cut(who.0) {
+    pub(super) fn on_heartbeat_received(&mut self, incarnation: Incarnation, sent: u64) {
+        if self.is_cut(incarnation.0) {
             return;
         }
-        let node = self.setup.me(who.0, who.1).node;
+        let node = self.setup.me(incarnation.0, incarnation.1).node;
         self.store.beat(&node);
-        if !self.is_lost(who.0) {
+        if !self.is_lost(incarnation.0) {
             let answered = self.now + self.delay();
-            self.later(answered, NetworkEvent::PulseAnswered { who, sent });
+            self.schedule_event(answered, NetworkEvent::PulseAnswered { who: incarnation, sent });
         }
     }
 
-    pub(super) fn pulse_answered(&mut self, who: Incarnation, sent: u64) -> Result<(), Broken> {
-        let (seat, now) = (who.0, self.now);
+    pub(super) fn on_heartbeat_answered(
+        &mut self,
+        incarnation: Incarnation,
+        sent: u64,
+    ) -> Result<(), Broken> {
+        let (seat, now) = (incarnation.0, self.now);
         let stop = u64::from(self.setup.stops[seat]);
         if self.is_cut(seat) {
             return Ok(());
         }
-        let Some(agent) = self.agent(who).filter(|agent| agent.pulse == Some(sent)) else { return Ok(()) };
+        let Some(agent) = self.agent(incarnation).filter(|agent| agent.pulse == Some(sent)) else {
+            return Ok(());
+        };
         agent.pulse = None;
         let is_cut_off = agent.loses_its_workers(now);
-        agent.mind_the_lease(now, stop);
-        agent.has_beaten(sent);
+        agent.schedule_lease_stop(now, stop);
+        agent.record_heartbeat_sent(sent);
         self.wait_for_workers(seat);
-        if is_cut_off { self.judge_cut_off(seat) } else { Ok(()) }
+        if is_cut_off { self.check_cut_off(seat) } else { Ok(()) }
     }
 
     /// How long an agent with the fault stays disconnected, if it treats this message as the end of its connection.
-    pub(super) fn gives_up(&mut self) -> Option<u64> {
+    pub(super) fn give_up_time(&mut self) -> Option<u64> {
         let is_faulty = self.machine.has(Fault::TakesALossForTheEnd);
         (is_faulty && self.resending_until > self.now && self.random.one_in(10)).then_some(RECONNECTED)
     }

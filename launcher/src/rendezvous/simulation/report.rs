@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::history::{Event, History, MOST, Setup};
+use super::history::{Event, History, MAX_EVENTS, Setup};
 use super::invariants::Broken;
 use super::mutants::Machine;
-use super::world::live;
+use super::world::run_world;
 
 /// Maximum number of lines of the transcript.
 const MOST_LINES: usize = 150;
@@ -28,13 +28,13 @@ pub(super) struct Seeds {
 }
 
 /// Runs a history. If some of its clocks are wrong, runs it again with right clocks, and compares.
-pub(super) fn try_out(history: &History, machine: Machine, second_in: u64) -> Result<(), Broken> {
-    let trace = live(history, machine, None)?;
-    let right = Setup { offsets: [0; MOST], ..history.setup };
+pub(super) fn run_history(history: &History, machine: Machine, second_in: u64) -> Result<(), Broken> {
+    let trace = run_world(history, machine, None)?;
+    let right = Setup { offsets: [0; MAX_EVENTS], ..history.setup };
     if right == history.setup || right.torch != 0 || !history.seed.is_multiple_of(second_in) {
         return Ok(());
     }
-    match live(&History { setup: right, ..history.clone() }, machine, None) {
+    match run_world(&History { setup: right, ..history.clone() }, machine, None) {
         Ok(other) if other == trace => Ok(()),
         other => Err(Broken::new("R9", format!("with clocks that are right it goes another way: {other:?}"))),
     }
@@ -49,8 +49,8 @@ pub(super) fn search(
     let seeds = (0..count).map(|index| first.wrapping_add(index.wrapping_mul(step)));
     let failing = seeds.filter_map(|seed| {
         let history = history(seed);
-        let broken = try_out(&history, machine, 4).err()?;
-        Some(shorten(Failing { seed, history, broken }, machine))
+        let broken = run_history(&history, machine, 4).err()?;
+        Some(shrink(Failing { seed, history, broken }, machine))
     });
     failing.take(enough).collect()
 }
@@ -61,14 +61,14 @@ pub(super) fn shortest(failing: Vec<Failing>) -> Option<Failing> {
 }
 
 /// Removes events and settings that the same failure does not need.
-fn shorten(mut failing: Failing, machine: Machine) -> Failing {
+fn shrink(mut failing: Failing, machine: Machine) -> Failing {
     let first = failing.broken.invariant;
     loop {
         let fails = |history: History| {
-            let broken = try_out(&history, machine, 1).err()?;
+            let broken = run_history(&history, machine, 1).err()?;
             (broken.invariant == first).then_some((history, broken))
         };
-        let Some((history, broken)) = failing.history.simpler().into_iter().find_map(fails) else {
+        let Some((history, broken)) = failing.history.shrink_candidates().into_iter().find_map(fails) else {
             return failing;
         };
         failing = Failing { history, broken, ..failing };
@@ -76,10 +76,12 @@ fn shorten(mut failing: Failing, machine: Machine) -> Failing {
 }
 
 /// The report of a failing history: the violation, the command that repeats it, its events and its transcript.
-pub(super) fn told(failing: &Failing, machine: Machine) -> String {
+pub(super) fn render_failure(failing: &Failing, machine: Machine) -> String {
     let Failing { seed, history, broken } = failing;
-    let mut text =
-        format!("invariant {}: {}\n  {}\n", broken.invariant.number, broken.invariant.words, broken.why);
+    let mut text = format!(
+        "invariant {}: {}\n  {}\n",
+        broken.invariant.number, broken.invariant.description, broken.why
+    );
     let _ = writeln!(
         text,
         "\nthe shortest history that breaks it; RANKRUN_SEED={seed} begins with a longer one:\n  {:?}",
@@ -90,7 +92,7 @@ pub(super) fn told(failing: &Failing, machine: Machine) -> String {
     }
     let mut transcript = Vec::new();
     // The repeated run fails in the same way.
-    let _ = live(history, machine, Some(&mut transcript));
+    let _ = run_world(history, machine, Some(&mut transcript));
     transcript.retain(|line| !line.ends_with(": waits") && !line.ends_with(": Sleep"));
     transcript.truncate(MOST_LINES);
     let _ = writeln!(text, "\nwhat happened:\n{}", transcript.join("\n"));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::agent::{Agent, Phase, Then, Why};
-use super::history::{History, JOIN, LEASE, MOST, Random, Setup, What};
+use super::history::{History, JOIN, LEASE, MAX_EVENTS, Random, Setup, What};
 use super::invariants::{Book, Broken};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
@@ -31,7 +31,7 @@ const MOST_LATE: u64 = 4_000;
 /// The end is judged at the latest this long after the last fault.
 pub(super) const PATIENCE: u64 = JOIN + 20_000;
 /// A final state must stay stable for this long.
-const CALM: u64 = 2_500;
+const QUIET_PERIOD: u64 = 2_500;
 /// A job with more turns than this is in a livelock.
 const MOST_TURNS: u32 = 30_000;
 
@@ -41,19 +41,19 @@ pub(super) struct World<'a> {
     pub(super) machine: Machine,
     pub(super) store: Store,
     /// The newest agent of each seat.
-    pub(super) agents: [Option<Agent>; MOST],
-    lives: [u32; MOST],
+    pub(super) agents: [Option<Agent>; MAX_EVENTS],
+    lives: [u32; MAX_EVENTS],
     descriptors: BTreeMap<Node, AgentDescriptor>,
-    pub(super) cut_until: [u64; MOST],
+    pub(super) cut_until: [u64; MAX_EVENTS],
     pub(super) losing_until: u64,
     pub(super) resending_until: u64,
     /// All faults are over by this time.
     pub(super) quiet: u64,
     pub(super) now: u64,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    happenings: Vec<Option<NetworkEvent>>,
+    pending_events: Vec<Option<NetworkEvent>>,
     pub(super) random: Random,
-    pub(super) book: Book,
+    pub(super) oracle: Book,
     /// Hash of all decisions of all agents, and their transcript.
     pub(super) trace: u64,
     transcript: Option<&'a mut Vec<String>>,
@@ -88,7 +88,7 @@ fn at(millis: u64) -> Instant {
 }
 
 /// Runs a history. Returns the first violation, or the hash of all decisions.
-pub(super) fn live(
+pub(super) fn run_world(
     history: &History,
     machine: Machine,
     transcript: Option<&mut Vec<String>>,
@@ -98,17 +98,17 @@ pub(super) fn live(
         machine,
         store: Store::default(),
         agents: Default::default(),
-        lives: [0; MOST],
+        lives: [0; MAX_EVENTS],
         descriptors: BTreeMap::new(),
-        cut_until: [0; MOST],
+        cut_until: [0; MAX_EVENTS],
         losing_until: 0,
         resending_until: 0,
         quiet: 0,
         now: 0,
         queue: BinaryHeap::new(),
-        happenings: Vec::new(),
+        pending_events: Vec::new(),
         random: Random::new(history.seed),
-        book: Book::default(),
+        oracle: Book::default(),
         trace: 0,
         transcript,
     };
@@ -125,7 +125,7 @@ impl World<'_> {
         for seat in 0..history.setup.nodes as usize {
             let boots = u64::from(history.setup.boots[seat]);
             quiet = quiet.max(boots);
-            self.later(boots, NetworkEvent::Chosen(What::Boot, seat));
+            self.schedule_event(boots, NetworkEvent::Chosen(What::Boot, seat));
         }
         for event in &history.events {
             moment += u64::from(event.after);
@@ -134,14 +134,14 @@ impl World<'_> {
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
-            self.later(moment, NetworkEvent::Chosen(event.what, event.seat));
+            self.schedule_event(moment, NetworkEvent::Chosen(event.what, event.seat));
         }
         quiet
     }
 
-    pub(super) fn later(&mut self, moment: u64, happening: NetworkEvent) {
-        self.happenings.push(Some(happening));
-        let id = self.happenings.len() - 1;
+    pub(super) fn schedule_event(&mut self, moment: u64, happening: NetworkEvent) {
+        self.pending_events.push(Some(happening));
+        let id = self.pending_events.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
     }
 
@@ -149,39 +149,39 @@ impl World<'_> {
         let quiet = self.quiet;
         let mut calm = None;
         for _ in 0..MOST_TURNS {
-            let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.judge_end(true) };
+            let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.check_job_end(true) };
             self.now = moment;
-            let happening = self.happenings[id].take().expect("everything happens once");
+            let happening = self.pending_events[id].take().expect("everything happens once");
             let is_news = matches!(happening, NetworkEvent::Answered { .. });
-            self.happen(happening)?;
+            self.handle_event(happening)?;
             if self.now <= quiet || !is_news {
                 continue;
             }
-            let news = self.book.rings;
-            if !self.is_well() {
+            let news = self.oracle.rings;
+            if !self.is_healthy() {
                 calm = None;
             } else if calm.is_none_or(|(_, then)| then != news) {
                 calm = Some((self.now, news));
             }
-            let is_calm = calm.is_some_and(|(since, _)| self.now >= since + CALM);
+            let is_calm = calm.is_some_and(|(since, _)| self.now >= since + QUIET_PERIOD);
             // The failure detection of a torchrun agent takes longer.
             let patience = PATIENCE * if self.setup.torch == 0 { 1 } else { 2 };
             if is_calm || self.now > quiet + patience {
-                return self.judge_end(is_calm);
+                return self.check_job_end(is_calm);
             }
         }
         Err(Broken::new("R5", format!("{MOST_TURNS} turns, and no end")))
     }
 
-    fn happen(&mut self, happening: NetworkEvent) -> Result<(), Broken> {
+    fn handle_event(&mut self, happening: NetworkEvent) -> Result<(), Broken> {
         match happening {
-            NetworkEvent::Chosen(what, seat) => self.choose(what, seat),
-            NetworkEvent::Arrives { who, id, request, sent } => self.arrive(who, id, request, sent),
+            NetworkEvent::Chosen(what, seat) => self.apply_history_event(what, seat),
+            NetworkEvent::Arrives { who, id, request, sent } => self.on_request(who, id, request, sent),
             NetworkEvent::Answered { who, id, answer, sent } => {
                 if self.is_cut(who.0) {
                     return Ok(());
                 }
-                self.answered(who, id, answer, sent)
+                self.on_answer(who, id, answer, sent)
             }
             NetworkEvent::TimesOut { who, id } => {
                 let now = self.now;
@@ -190,35 +190,35 @@ impl World<'_> {
                 };
                 agent.pending = None;
                 agent.clear_since = now;
-                self.ask(who.0, Request::Look { beat: true });
+                self.send_request(who.0, Request::Look { beat: true });
                 Ok(())
             }
             NetworkEvent::PulseArrives { who, sent } => {
-                self.pulse_arrives(who, sent);
+                self.on_heartbeat_received(who, sent);
                 Ok(())
             }
-            NetworkEvent::PulseAnswered { who, sent } => self.pulse_answered(who, sent),
+            NetworkEvent::PulseAnswered { who, sent } => self.on_heartbeat_answered(who, sent),
             NetworkEvent::Rings { seat } => {
                 if self.is_cut(seat) {
                     return Ok(());
                 }
-                self.look(seat, false);
+                self.request_state(seat, false);
                 Ok(())
             }
             NetworkEvent::Ticks { who } => {
                 if self.agent(who).is_some() {
-                    self.later(self.now + TICK, NetworkEvent::Ticks { who });
-                    self.pulse(who);
-                    self.look(who.0, true);
+                    self.schedule_event(self.now + TICK, NetworkEvent::Ticks { who });
+                    self.send_heartbeat(who);
+                    self.request_state(who.0, true);
                 }
                 Ok(())
             }
             NetworkEvent::Wakes { who } => self.wake(who),
             NetworkEvent::Gone(node) => {
-                let host = self.agents[0].as_mut().filter(|host| host.lives());
+                let host = self.agents[0].as_mut().filter(|host| host.is_running());
                 let Some(host) = host else { return Ok(()) };
-                host.sightings.gone(&node);
-                self.look(0, false);
+                host.failure_detector.mark_disconnected(&node);
+                self.request_state(0, false);
                 Ok(())
             }
         }
@@ -227,31 +227,31 @@ impl World<'_> {
     /// The agent with this identity, while it is alive.
     pub(super) fn agent(&mut self, (seat, life): Incarnation) -> Option<&mut Agent> {
         let is_it = self.lives[seat] == life;
-        self.agents[seat].as_mut().filter(|agent| is_it && agent.lives())
+        self.agents[seat].as_mut().filter(|agent| is_it && agent.is_running())
     }
 
-    const fn who(&self, seat: usize) -> Incarnation {
+    const fn incarnation_of(&self, seat: usize) -> Incarnation {
         (seat, self.lives[seat])
     }
 
-    fn choose(&mut self, what: What, seat: usize) -> Result<(), Broken> {
-        self.say(|_| format!("{what:?} of n{seat}"));
-        let lives = self.agents[seat].as_ref().is_some_and(Agent::lives);
+    fn apply_history_event(&mut self, what: What, seat: usize) -> Result<(), Broken> {
+        self.write_transcript(|_| format!("{what:?} of n{seat}"));
+        let lives = self.agents[seat].as_ref().is_some_and(Agent::is_running);
         let stop = u64::from(self.setup.stops[seat]);
         let now = self.now;
         match what {
             What::Boot if !lives => self.boot(seat),
             What::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
-                self.book.disturbed = self.book.disturbed.max(self.losing_until);
+                self.oracle.disturbed = self.oracle.disturbed.max(self.losing_until);
             }
             What::Resends(lasts) => {
                 self.resending_until = now + u64::from(lasts);
-                self.book.late = self.book.late.max(self.resending_until + MOST_LATE);
+                self.oracle.late = self.oracle.late.max(self.resending_until + MOST_LATE);
             }
             What::Cut(lasts) if lives && !self.setup.is_torch(seat) => {
                 self.cut_until[seat] = now + u64::from(lasts);
-                self.book.disturbed = self.book.disturbed.max(self.cut_until[seat]);
+                self.oracle.disturbed = self.oracle.disturbed.max(self.cut_until[seat]);
                 if let Some(agent) = &mut self.agents[seat] {
                     agent.clear_since = self.cut_until[seat];
                 }
@@ -261,13 +261,13 @@ impl World<'_> {
             What::Leaves if lives && self.setup.is_torch(seat) => self.crash(seat, Why::Left),
             What::Fails | What::Leaves | What::Closes if lives => {
                 let agent = self.agents[seat].as_mut().expect("it lives");
-                agent.mind_the_lease(now, stop);
+                agent.schedule_lease_stop(now, stop);
                 let then = match what {
                     What::Leaves => Then::Leave,
                     What::Closes => Then::Close,
                     _ => Then::Join,
                 };
-                self.book.may_close |= then == Then::Close;
+                self.oracle.may_close |= then == Then::Close;
                 agent.stop(now, stop, then);
                 self.wait_for_workers(seat);
                 return self.act(seat);
@@ -304,22 +304,22 @@ impl World<'_> {
             machine if machine.has(Fault::IgnoresTheDead) => lease * 100,
             _ => lease,
         };
-        agent.sightings = FailureDetector::new(&RoundTimes { lease, ..agent.me.times });
+        agent.failure_detector = FailureDetector::new(&RoundTimes { lease, ..agent.me.times });
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
         self.agents[seat] = Some(agent);
-        let who = self.who(seat);
-        self.later(self.now + TICK, NetworkEvent::Ticks { who });
-        self.ask(seat, Request::Look { beat: true });
+        let who = self.incarnation_of(seat);
+        self.schedule_event(self.now + TICK, NetworkEvent::Ticks { who });
+        self.send_request(seat, Request::Look { beat: true });
     }
 
     fn crash(&mut self, seat: usize, why: Why) {
         let agent = self.agents[seat].as_mut().expect("it lives");
         agent.phase = Phase::Ended(why);
         let node = agent.me.node.clone();
-        self.book.crashed.insert(node.clone(), self.now);
+        self.oracle.crashed.insert(node.clone(), self.now);
         if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
             // The store sees the closed connection after all messages of that connection.
-            self.later(self.all_arrived(), NetworkEvent::Gone(node));
+            self.schedule_event(self.all_arrived(), NetworkEvent::Gone(node));
         }
     }
 

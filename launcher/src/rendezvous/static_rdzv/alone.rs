@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_agent_writes_is_nothing() {
+    fn malformed_record_is_none() {
         let good = br#"{"nodes":[["th1",1,0],["th2",2,0]],"wall":5}"#;
         let (nodes, wall) = from_json(good, 2).unwrap();
         assert_eq!((nodes[1].to_string().as_str(), wall), ("th2_2_0", Timestamp(5)));
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0_usize..4) {
+        fn arbitrary_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), count in 0_usize..4) {
             let _ = from_json(&bytes, count);
         }
     }

@@ -8,7 +8,7 @@ use rankrun_contract::rank::NodeRank;
 
 use super::{StaticJob, claim};
 use crate::rendezvous::NodeName;
-use crate::rendezvous::descriptor::{Mismatch, meet};
+use crate::rendezvous::descriptor::{Mismatch, parse_and_compare};
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{ExchangeError, Ready, Talk};
 use crate::store::client::Client;
@@ -53,7 +53,7 @@ impl Authority {
         let [claim, role_info] = &values[..] else { return Ok(()) };
         let misfit = match (is_claim(claim), role_info.is_empty()) {
             (true, _) => job.compare(claim),
-            (false, false) => job.misfit(store)?,
+            (false, false) => job.find_mismatch(store)?,
             (false, true) => return Ok(()),
         };
         *self = Self::Met;
@@ -63,17 +63,17 @@ impl Authority {
 
 impl StaticJob<'_> {
     /// The first node with a claim for another job or version.
-    pub(super) fn misfit(&self, store: &mut Client) -> Result<Option<ClaimMismatch>, ExchangeError> {
-        Ok(self.misfit_among(&self.claim_texts(store)?))
+    pub(super) fn find_mismatch(&self, store: &mut Client) -> Result<Option<ClaimMismatch>, ExchangeError> {
+        Ok(self.first_mismatch(&self.claim_texts(store)?))
     }
 
-    pub(super) fn misfit_among(&self, claims: &[Vec<u8>]) -> Option<ClaimMismatch> {
+    pub(super) fn first_mismatch(&self, claims: &[Vec<u8>]) -> Option<ClaimMismatch> {
         claims.iter().filter(|text| is_claim(text)).find_map(|text| self.compare(text))
     }
 
     pub(super) fn compare(&self, claim: &[u8]) -> Option<ClaimMismatch> {
-        let (node, agent) = claim::outer(claim);
-        let mismatch = meet(self.setup.descriptor, agent.as_bytes()).err()?;
+        let (node, agent) = claim::parse_claim_header(claim);
+        let mismatch = parse_and_compare(self.setup.descriptor, agent.as_bytes()).err()?;
         Some(ClaimMismatch { node, mismatch })
     }
 
@@ -99,5 +99,5 @@ impl StaticJob<'_> {
 }
 
 fn is_claim(text: &[u8]) -> bool {
-    !text.is_empty() && text != claim::TAKEN_BACK
+    !text.is_empty() && text != claim::WITHDRAWN_CLAIM
 }

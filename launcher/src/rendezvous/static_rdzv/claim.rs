@@ -23,7 +23,7 @@ use crate::rendezvous::exchange::{ExchangeError, Talk};
 use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use crate::rendezvous::pickle;
 use crate::rendezvous::state::Node;
-use crate::rendezvous::text::harmless;
+use crate::rendezvous::text::escape_for_terminal;
 use crate::store::client::{Client, ClientError};
 
 /// Longest claim that is parsed, in bytes.
@@ -33,7 +33,7 @@ const MAX_JSON: usize = 128 * 1024;
 const MAX_NAME: usize = 255;
 
 /// Value while a claim is being taken back: the rank has no owner, and is not free yet.
-pub(super) const TAKEN_BACK: &[u8] = b"taken back";
+pub(super) const WITHDRAWN_CLAIM: &[u8] = b"taken back";
 
 /// The result of watching another agent's claim to this node's rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Claim {
 
     /// Parses a claim; `None` unless an agent of this protocol wrote it.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
-        let wire = read(text)?;
+        let wire = parse_claim_wire(text)?;
         let agent = AgentDescriptor::from_json(wire.agent.as_bytes()).ok()?;
         Some(Self { node: wire.node(), agent })
     }
@@ -90,23 +90,23 @@ impl Claim {
 
 impl ClaimWire {
     fn node(&self) -> Node {
-        Node { addr: harmless(&self.addr, MAX_NAME), pid: self.pid, local_id: self.local_id }
+        Node { addr: escape_for_terminal(&self.addr, MAX_NAME), pid: self.pid, local_id: self.local_id }
     }
 }
 
-fn read(text: &[u8]) -> Option<ClaimWire> {
+fn parse_claim_wire(text: &[u8]) -> Option<ClaimWire> {
     (text.len() <= MAX_JSON).then(|| serde_json::from_slice(text).ok())?
 }
 
 /// The node of a claim of any version; `None` for other texts.
 #[must_use]
 pub fn claim_name(text: &[u8]) -> Option<NodeName> {
-    read(text).map(|_| outer(text).0)
+    parse_claim_wire(text).map(|_| parse_claim_header(text).0)
 }
 
 /// Node and descriptor text of a claim of any version.
-pub(super) fn outer(text: &[u8]) -> (NodeName, String) {
-    match read(text) {
+pub(super) fn parse_claim_header(text: &[u8]) -> (NodeName, String) {
+    match parse_claim_wire(text) {
         Some(wire) => {
             let rank =
                 AgentDescriptor::from_json(wire.agent.as_bytes()).ok().and_then(|agent| agent.node_rank);
@@ -135,14 +135,14 @@ impl StaticJob<'_> {
                 expected.clear();
                 continue;
             }
-            match self.watch(talk, (&key, &found))? {
+            match self.watch_claim_holder(talk, (&key, &found))? {
                 ClaimOutcome::Falls => expected = found,
                 ClaimOutcome::Changed => expected.clear(),
                 ClaimOutcome::Stands => {
                     if let Some(misfit) = self.compare(&found) {
                         return Err(misfit.into());
                     }
-                    let theirs = Box::new(outer(&found).0.without_rank());
+                    let theirs = Box::new(parse_claim_header(&found).0.without_rank());
                     let (node_rank, ours) = (setup.node_rank, Box::new(self.name()));
                     return Err(RendezvousError::SameNodeRank { node_rank, ours, theirs }.into());
                 }
@@ -151,19 +151,19 @@ impl StaticJob<'_> {
     }
 
     /// Watches a claim until it changes, its agent sends a heartbeat, or the heartbeat is missing for too long.
-    fn watch(
+    fn watch_claim_holder(
         &self,
         talk: &mut Talk<'_, '_>,
         (key, claim): (&str, &[u8]),
     ) -> Result<ClaimOutcome, ExchangeError> {
-        if claim == TAKEN_BACK {
+        if claim == WITHDRAWN_CLAIM {
             // The pause is no longer than the host needs for two requests.
             talk.pause()?;
             return Ok(ClaimOutcome::Changed);
         }
         // An unreadable claim is never taken over.
         let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(ClaimOutcome::Stands) };
-        let (beat, left) = (self.keys.beat(&node), self.keys.left(&node));
+        let (beat, left) = (self.keys.heartbeat(&node), self.keys.left(&node));
         let first = talk.store.get(&beat)?;
         let started = Instant::now();
         loop {
@@ -177,7 +177,7 @@ impl StaticJob<'_> {
             }
             // Before the first round the store has no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
-            match judge(self.setup.lease, started.elapsed(), *beat != first, is_out) {
+            match claim_outcome(self.setup.lease, started.elapsed(), *beat != first, is_out) {
                 Some(is_dead) => return Ok(if is_dead { ClaimOutcome::Falls } else { ClaimOutcome::Stands }),
                 None => talk.pause()?,
             }
@@ -190,19 +190,19 @@ impl StaticJob<'_> {
 ///
 /// # Errors
 /// See [`Client`].
-pub fn take_back(
+pub fn withdraw_claims(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     departed: &BTreeSet<u32>,
     is_back: impl Fn(u32) -> bool,
 ) -> Result<(), ClientError> {
-    let (keys, round) = (RendezvousKeys::fixed(run_id), RoundKeys::first_of_static(run_id));
+    let (keys, round) = (RendezvousKeys::static_keys(run_id), RoundKeys::first_of_static(run_id));
     let names: Vec<String> = (0..nodes.get()).map(|rank| keys.claim(NodeRank(rank))).collect();
     let texts = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
     for (rank, (name, text)) in (0..).map(NodeRank).zip(names.iter().zip(texts)) {
         let nonce = Claim::from_json(&text).map(|claim| claim.agent.nonce);
         let Some(nonce) = nonce.filter(|nonce| departed.contains(nonce)) else { continue };
-        if store.compare_set(name, &text, TAKEN_BACK)? != TAKEN_BACK {
+        if store.compare_set(name, &text, WITHDRAWN_CLAIM)? != WITHDRAWN_CLAIM {
             continue;
         }
         // From now on no agent can take the rank, so the published worker count still belongs to the dead agent.
@@ -217,11 +217,11 @@ pub fn take_back(
 }
 
 /// Whether an agent that was watched for this long is dead; `None` if it is too early to decide.
-fn judge(lease: Duration, watched: Duration, gave_a_sign: bool, is_out: bool) -> Option<bool> {
+fn claim_outcome(lease: Duration, watched: Duration, has_heartbeat: bool, is_out: bool) -> Option<bool> {
     // Another agent has removed the dead agent from the state. A failed agent is out for a moment too, but sends two
     // heartbeats in this time.
     let enough = if is_out { lease * 2 / 5 } else { lease };
-    if gave_a_sign { Some(false) } else { (watched >= enough).then_some(true) }
+    if has_heartbeat { Some(false) } else { (watched >= enough).then_some(true) }
 }
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_is_dead_after_its_lease_or_sooner_where_others_say_so() {
+    fn agent_is_dead_after_lease_or_peer_report() {
         let at = Duration::from_secs;
         let cases = [
             (at(0), false, false, None),
@@ -242,7 +242,7 @@ mod tests {
         ];
         for (watched, gave_a_sign, is_out, expected) in cases {
             assert_eq!(
-                judge(at(5), watched, gave_a_sign, is_out),
+                claim_outcome(at(5), watched, gave_a_sign, is_out),
                 expected,
                 "{watched:?} {gave_a_sign} {is_out}"
             );
@@ -250,11 +250,11 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_of_any_version_names_its_host() {
+    fn claim_of_any_version_names_its_host() {
         let text = br#"{"host":"th1\u001b","addr":"a","pid":1,"local_id":0,"agent":"{\"protocol\":9}"}"#;
-        let (name, agent) = outer(text);
+        let (name, agent) = parse_claim_header(text);
         assert_eq!((name.to_string().as_str(), agent.as_str()), ("th1  (a)", "{\"protocol\":9}"));
         assert_eq!(Claim::from_json(text), None);
-        assert_eq!(outer(b"\xff").0.to_string(), "another node");
+        assert_eq!(parse_claim_header(b"\xff").0.to_string(), "another node");
     }
 }

@@ -30,7 +30,7 @@ fn connect(store: &StoreServer) -> Client {
 
 fn keys() -> (RendezvousKeys, RoundKeys) {
     let run_id = RunId("job".to_owned());
-    (RendezvousKeys::fixed(&run_id), RoundKeys::first_of_static(&run_id))
+    (RendezvousKeys::static_keys(&run_id), RoundKeys::first_of_static(&run_id))
 }
 
 /// One rankrun agent with its settings.
@@ -64,7 +64,7 @@ impl Agent {
                 nonce: rank,
                 max_restarts: None,
             },
-            master: Master { addr: "th0".to_owned(), port: 29500, agent_store: true },
+            master: Master { addr: "th0".to_owned(), port: 29500, uses_agent_store: true },
             nodes,
             timeout: LIMIT,
             lease: LIMIT,
@@ -141,7 +141,7 @@ fn failure(result: Result<FirstRound, ExchangeError>) -> String {
 }
 
 #[test]
-fn agents_of_ours_alone_go_on_with_the_same_state() {
+fn rankrun_only_agents_continue_with_same_state() {
     let store = serve();
     let agents = [2, 0, 1].map(|rank| Agent::new(rank, 3));
     let mut states = Vec::new();
@@ -169,7 +169,7 @@ fn agents_of_ours_alone_go_on_with_the_same_state() {
 }
 
 #[test]
-fn with_torchrun_there_is_one_round() {
+fn mixed_job_with_torchrun_has_one_round() {
     for theirs in [0, 1] {
         let store = serve();
         let agent = Agent::new(1 - theirs, 2);
@@ -181,12 +181,12 @@ fn with_torchrun_there_is_one_round() {
             assert_eq!(round.world_size, assigned.join().unwrap().world_size);
         });
         assert_eq!(connect(&store).get("init/").unwrap(), b"2");
-        assert!(!connect(&store).check(&[&keys().0.alone()]).unwrap());
+        assert!(!connect(&store).check(&[&keys().0.rankrun_only()]).unwrap());
     }
 }
 
 #[test]
-fn an_agent_that_comes_again_over_another_connection_is_counted_once() {
+fn reconnecting_agent_is_counted_once() {
     let store = serve();
     let agent = Agent::new(1, 2);
     for _ in 0..2 {
@@ -197,7 +197,7 @@ fn an_agent_that_comes_again_over_another_connection_is_counted_once() {
 }
 
 #[test]
-fn who_is_missing_is_named() {
+fn missing_nodes_are_named_at_timeout() {
     let store = serve();
     for rank in [0, 2] {
         let agent = Agent { timeout: Duration::from_millis(20), ..Agent::new(rank, 5) };
@@ -217,7 +217,7 @@ fn who_is_missing_is_named() {
 fn roll_of(agent: &Agent, store: &StoreServer) -> JoinProgress {
     let own = (agent.descriptor.node_rank.unwrap(), &agent.node);
     let own_name = NodeName::of_host(agent.descriptor.host.clone());
-    roll_call(&mut connect(store), (&agent.run_id, agent.nodes), own, own_name).unwrap()
+    read_join_progress(&mut connect(store), (&agent.run_id, agent.nodes), own, own_name).unwrap()
 }
 
 fn hosts(roll: &JoinProgress) -> Vec<&str> {
@@ -226,7 +226,7 @@ fn hosts(roll: &JoinProgress) -> Vec<&str> {
 
 /// Runs an agent that reports when it waits, and lives until the test ends it.
 fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &mpsc::Receiver<()>) {
-    let beat = keys().0.beat(&agent.node);
+    let beat = keys().0.heartbeat(&agent.node);
     let result = agent.join(store, &mut |client| {
         client.add(&beat, 1).unwrap();
         let _ = waiting.send(());
@@ -239,7 +239,7 @@ fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &m
 }
 
 #[test]
-fn two_agents_with_the_same_node_rank_are_refused_with_both_hosts() {
+fn duplicate_node_rank_is_refused_with_both_hosts() {
     let store = serve();
     let first = Agent::new(1, 2);
     let (waiting, is_waiting) = mpsc::channel();
@@ -255,7 +255,7 @@ fn two_agents_with_the_same_node_rank_are_refused_with_both_hosts() {
 }
 
 #[test]
-fn a_rank_that_torchrun_has_is_refused() {
+fn node_rank_of_torchrun_agent_is_refused() {
     let store = serve();
     let text = r#"{"role": "default", "rank": 1, "local_world_size": 1}"#;
     let mut client = connect(&store);
@@ -269,7 +269,7 @@ fn a_rank_that_torchrun_has_is_refused() {
 }
 
 #[test]
-fn an_agent_that_does_not_belong_to_the_job_refuses_itself() {
+fn mismatched_agent_refuses_itself() {
     let store = serve();
     let (waiting, is_waiting) = mpsc::channel();
     let (end, ended) = mpsc::channel();

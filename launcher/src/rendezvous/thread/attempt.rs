@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tries_take_longer_until_one_is_answered() {
+    fn connect_attempt_time_grows_until_an_answer() {
         let seconds = Duration::from_secs;
         let mut limits = vec![FIRST];
         for was_slow in [Some(true); 4] {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn first_try_takes_half_of_a_short_time() {
+    fn first_attempt_takes_half_of_a_short_timeout() {
         let mut attempts = Attempts::new(Duration::from_secs(8));
         attempts.fit_first_try(Duration::from_secs(600));
         assert_eq!(attempts.limit, FIRST);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lease_allows_longer_tries() {
+    fn long_lease_allows_longer_attempts() {
         let longest = |lease| Attempts::new(Duration::from_secs(lease)).longest.as_secs();
         assert_eq!([longest(2), longest(8), longest(60)], [5, 8, 15]);
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rankrun_contract::rank::{NodeRank, RestartCount};
 
 use crate::rendezvous::NodeName;
-use crate::rendezvous::descriptor::{AgentDescriptor, Mismatch, meet};
+use crate::rendezvous::descriptor::{AgentDescriptor, Mismatch, parse_and_compare};
 use crate::rendezvous::failure_detector::FailureDetector;
 use crate::rendezvous::ranks::Ranks;
 use crate::rendezvous::round::RoundView;
@@ -65,7 +65,7 @@ impl Book {
     /// It does not belong to our job. It is a stranger then.
     pub(super) fn introduced(&mut self, node: Node, text: &[u8]) -> Result<(), Mismatch> {
         let met = match self.own() {
-            Some(ours) if !text.is_empty() => meet(ours, text).map(Some),
+            Some(ours) if !text.is_empty() => parse_and_compare(ours, text).map(Some),
             _ => Ok(None),
         };
         match met {
@@ -98,7 +98,7 @@ impl Book {
 
     /// Takes note of a look at the state.
     pub(super) fn saw(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
-        self.sightings.saw(state, beats, now);
+        self.sightings.record_snapshot(state, beats, now);
         let of_last_round =
             |node: &Node| self.ranks.as_ref().is_some_and(|ranks| ranks.of.contains_key(node));
         let is_here: BTreeSet<&Node> = state.listed().collect();
@@ -122,7 +122,7 @@ impl Book {
     /// What is known beside a state.
     pub(super) fn view<'a>(&'a self, state: &'a RendezvousState) -> RoundView<'a> {
         let ranks = self.ranks.as_ref();
-        RoundView { state, sightings: &self.sightings, agents: &self.agents, ranks }
+        RoundView { state, failure_detector: &self.sightings, agents: &self.agents, ranks }
     }
 
     /// What messages call a node; its rank is that of the newest known round, or the one that it was given.
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_a_stranger_is_fit_for_a_terminal() {
+    fn unknown_node_name_is_escaped_for_terminal() {
         let book = Book::new(&RoundTimes::default());
         let node = Node { addr: format!("\x1b]0;{}\u{202e}", "x".repeat(500)), pid: 1, local_id: 0 };
         let name = book.name(&node).to_string();

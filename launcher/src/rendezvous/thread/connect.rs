@@ -171,7 +171,7 @@ impl Driver {
                 tracing::debug!(%error, "the connection to the rendezvous store is lost");
                 // What has arrived before the end still counts.
                 if let Some(Ok(Some(StoreChange::Success(round)))) =
-                    self.backend.as_mut().map(C10dBackend::has_rung)
+                    self.backend.as_mut().map(C10dBackend::poll_change)
                 {
                     self.all_succeeded(round);
                 }
@@ -241,7 +241,7 @@ impl Driver {
         self.bond.addresses.sort_by_key(|address| *address != reached);
         self.recognise(&mut backend).map_err(Failure::Store)?;
         if self.store.is_some() {
-            backend.tell_watched().map_err(Failure::Store)?;
+            backend.mark_watched().map_err(Failure::Store)?;
         }
         if self.is_over() {
             return Ok(true);
@@ -254,7 +254,7 @@ impl Driver {
             }
         }
         if let (Begun::Mixed(_), Some(fixed)) = (&self.begun, &self.plan.fixed) {
-            backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+            backend.set_round_keys(RoundKeys::first_of_static(&fixed.run_id));
         }
         if let Some(pulse) = &self.pulse {
             pulse.moves_to(&self.bond.addresses);
@@ -309,7 +309,7 @@ impl Driver {
     fn at_named_interface(&self, addresses: &[SocketAddr]) -> Option<SocketAddr> {
         let first = addresses.first().filter(|_| self.plan.endpoint.is_loopback())?;
         let name = self.plan.network.iface.as_deref()?;
-        let address = address::of_interface(&interfaces().ok()?, name, first.is_ipv6()).ok()?;
+        let address = address::interface_address(&interfaces().ok()?, name, first.is_ipv6()).ok()?;
         Some(SocketAddr::new(address, first.port()))
     }
 
@@ -341,8 +341,8 @@ impl Driver {
             is_alone: self.plan.is_alone(),
             is_on_this_machine: self.plan.is_on_this_machine(),
         };
-        let chosen = address::choose(&known)?;
-        if let Some(doubt) = address::doubt(&known) {
+        let chosen = address::choose_published_host(&known)?;
+        if let Some(doubt) = address::unknown_address_warning(&known) {
             self.outlet.tell(RendezvousEvent::Note(doubt));
         }
         if !self.plan.is_alone() {
@@ -354,7 +354,7 @@ impl Driver {
         }
         self.interface = address::workers_interface(&known, &chosen);
         if let Some(hint) =
-            self.interface.as_deref().and_then(|own| address::several_networks(&interfaces, own))
+            self.interface.as_deref().and_then(|own| address::several_networks_hint(&interfaces, own))
             && self.plan.network.nccl_chooses
         {
             self.outlet.tell(RendezvousEvent::Note(hint));
@@ -395,7 +395,7 @@ impl Driver {
         }
         for nonce in &departed {
             if let Some(node) = self.book.of_nonce(*nonce).cloned() {
-                self.book.sightings.gone(&node);
+                self.book.sightings.mark_disconnected(&node);
                 self.next_look = now;
             }
         }
@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_is_started_anew_has_another_name() {
+    fn restarted_process_has_another_node_id() {
         assert_ne!(first_id(random()) >> 8, first_id(random()) >> 8, "one in eight million");
         for random in [0, 1, 0x7fff_ffff, u64::MAX, 0x8000_0000, 0x7ffe_ffff] {
             let first = first_id(random);

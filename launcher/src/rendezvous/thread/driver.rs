@@ -108,7 +108,7 @@ impl Driver {
         let (plan, is_host) = Plan::of(setup);
         let may_host = host::may_host(&plan.endpoint, is_host);
         let guests = guests(&plan, may_host)?;
-        let open = || host::open(&plan.endpoint, is_host, (guests, plan.network.ports));
+        let open = || host::open_store(&plan.endpoint, is_host, (guests, plan.network.ports));
         let store = if may_host { open().map_err(|error| hosted::named(error, &plan))? } else { None };
         let store = store.map(Arc::new);
         if let (Some(store), Some(limit)) = (&store, plan.network.store_limit) {
@@ -237,7 +237,7 @@ impl Driver {
         if self.backend.is_none() {
             return Ok(self.reach(now));
         }
-        match self.backend.as_mut().map(C10dBackend::has_rung).transpose()?.flatten() {
+        match self.backend.as_mut().map(C10dBackend::poll_change).transpose()?.flatten() {
             Some(StoreChange::Ring(_)) => self.next_look = self.next_look.min(now),
             Some(StoreChange::Success(round)) => self.all_succeeded(round),
             None => {}
@@ -262,7 +262,7 @@ impl Driver {
             self.next_look = until.min(now + self.plan.tick());
             let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
-                backend.listen(success_of)?;
+                backend.subscribe_changes(success_of)?;
             }
         }
         if beats_last && !self.is_over() {
@@ -332,12 +332,12 @@ impl Driver {
             Phase::Member(membership) => (Some(membership.number), membership.nodes.as_slice()),
             Phase::Idle | Phase::Joining(_) => (None, [].as_slice()),
         };
-        let look = backend.look(&SnapshotQuery { round, done, beats: &beats })?;
+        let look = backend.read_snapshot(&SnapshotQuery { round, done, heartbeats: &beats })?;
         self.heard.now(Instant::now());
         if let Some(ranks) = crate::rendezvous::ranks_text::from_json(&look.ranks) {
             self.book.ranked(ranks);
         }
-        self.meet(look.beats.clone())?;
+        self.meet(look.heartbeats.clone())?;
         Ok(look)
     }
 
@@ -390,7 +390,7 @@ impl Driver {
 
     /// Until then, or something happens.
     pub(super) fn sleep(&self, until: Instant) {
-        let bell = self.backend.as_ref().and_then(C10dBackend::bell).filter(|_| !self.is_over());
+        let bell = self.backend.as_ref().and_then(C10dBackend::notifier_fd).filter(|_| !self.is_over());
         let gone = self.gone_fd().filter(|_| !self.is_over());
         let inputs = [Some(self.outlet.as_fd()), bell, gone];
         let mut inputs: Vec<PollFd<'_>> = inputs
@@ -419,10 +419,10 @@ fn guests(plan: &Plan, may_host: bool) -> Result<AllowedClients, RendezvousError
     }
     // Where another node hosts, no name is looked up.
     let Some(name) = iface.filter(|_| may_host) else { return Ok(AllowedClients::Others) };
-    let meant = host::meant_by(&plan.endpoint);
+    let meant = host::endpoint_addresses(&plan.endpoint);
     // The workers of a static job on this machine look for the store at the endpoint.
     let needs_endpoint = plan.fixed.is_some();
-    Ok(address::listen_at(&known, name, &meant, needs_endpoint)
+    Ok(address::listen_addresses(&known, name, &meant, needs_endpoint)
         .map_or(AllowedClients::Others, AllowedClients::At))
 }
 

@@ -92,7 +92,7 @@ struct Post {
 impl Post {
     fn tell(&self) {
         if let Some(watch) = &self.watch {
-            watch.expect(self.signs.fence.map(|fence| fence.kill_by));
+            watch.set_kill_deadline(self.signs.fence.map(|fence| fence.kill_by));
         }
     }
 }
@@ -116,7 +116,7 @@ impl Fencepost {
     pub(super) fn watched_by(&self, watch: Option<Watchdog>) {
         let mut post = self.post();
         if let Some(before) = std::mem::replace(&mut post.watch, watch) {
-            before.expect(None);
+            before.set_kill_deadline(None);
         }
         post.tell();
     }
@@ -166,7 +166,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(5);
 
     #[test]
-    fn the_newest_sign_counts_over_whichever_connection_it_is_acknowledged() {
+    fn newest_heartbeat_counts_over_any_connection() {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         let at = |millis| origin + Duration::from_millis(millis);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guard_is_told_while_there_may_be_workers_and_somebody_who_goes_on() {
+    fn guard_gets_deadline_while_workers_and_peers_may_run() {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         let at = |millis| origin + Duration::from_millis(millis);

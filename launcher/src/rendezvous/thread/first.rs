@@ -12,7 +12,7 @@ use crate::rendezvous::exchange::{Aborted, ExchangeError};
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::static_rdzv::{
-    FirstRound, JoinProgress, StaticSetup, first_round, roll_call, take_back,
+    FirstRound, JoinProgress, StaticSetup, first_round, read_join_progress, withdraw_claims,
 };
 use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent, Round, WaitReason, WaitStatus};
 use crate::store::client::Client;
@@ -49,7 +49,7 @@ impl Driver {
         };
         let (workers, node) = (joining.workers, me.node.clone());
         let descriptor = self.plan.descriptor(workers);
-        let Some(mut bell) = backend.lend()? else { return Ok(Instant::now()) };
+        let Some(mut bell) = backend.take_notifier()? else { return Ok(Instant::now()) };
         let master = self.told_master(&fixed);
         let role = self.plan.role.clone();
         let setup = StaticSetup {
@@ -102,7 +102,7 @@ impl Driver {
             }
             FirstRound::Mixed(round) => {
                 if let (Some(backend), Some(fixed)) = (&mut self.backend, &self.plan.fixed) {
-                    backend.use_round(RoundKeys::first_of_static(&fixed.run_id));
+                    backend.set_round_keys(RoundKeys::first_of_static(&fixed.run_id));
                 }
                 self.begun = Begun::Mixed(Box::new(round.clone()));
                 self.fencepost.take_down();
@@ -142,7 +142,7 @@ impl Driver {
         };
         // A store that does not answer is ours, and about to end.
         let is_back = |nonce| store.connected().is_ok_and(|connected| connected.contains(&nonce));
-        take_back(backend.calls(), (&fixed.run_id, self.plan.nodes.max), departed, is_back)?;
+        withdraw_claims(backend.request_client(), (&fixed.run_id, self.plan.nodes.max), departed, is_back)?;
         Ok(())
     }
 
@@ -156,7 +156,8 @@ impl Driver {
         let (Some(me), Some(backend)) = (&self.me, &mut self.backend) else { return Ok(()) };
         let own = NodeName::of_node(&me.node, Some(&self.plan.host), Some(fixed.node_rank));
         let (job, us) = ((&fixed.run_id, nodes.max), (fixed.node_rank, &me.node));
-        let JoinProgress { here, missing, holder } = roll_call(backend.calls(), job, us, own)?;
+        let JoinProgress { here, missing, holder } =
+            read_join_progress(backend.request_client(), job, us, own)?;
         if let Some(holder) = holder {
             let lease = humantime::format_duration(self.plan.times.lease);
             self.outlet.tell(RendezvousEvent::Note(format!(

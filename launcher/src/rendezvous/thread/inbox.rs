@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_learns_that_the_other_end_is_gone() {
+    fn closed_channel_ends_the_wait_of_the_other_end() {
         let (mailbox, outlet) = channels().unwrap();
         outlet.tell(RendezvousEvent::AllSucceeded);
         drop(outlet);

@@ -9,7 +9,7 @@ use crate::rendezvous::c10d::{C10dBackend, SnapshotQuery, StoreFailure, StoreSna
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
 use crate::rendezvous::host::StoreEndpoint;
-use crate::rendezvous::round::{RoundGoal, RoundStep, has_time, next};
+use crate::rendezvous::round::{RoundGoal, RoundStep, has_time_to_rejoin, next};
 use crate::rendezvous::state::{Node, RendezvousState};
 use crate::rendezvous::{RendezvousEnd, RendezvousEvent};
 use crate::spec::rendezvous::RoundTimes;
@@ -74,14 +74,14 @@ impl Driver {
             else {
                 return Ok(now);
             };
-            if has_time(&self.book.view(backend.state()), me) {
+            if has_time_to_rejoin(&self.book.view(backend.state()), me) {
                 joining.deadline = now + me.times.join;
             }
             // The others' deadlines may be a little before ours.
             if now + self.plan.tick() < joining.deadline {
                 joining.in_time = Some(Box::new(backend.state().clone()));
             }
-            self.memory.saw(backend.state());
+            self.memory.record_state(backend.state());
             let view = self.book.view(backend.state());
             let before = joining.before.as_ref().map(|past| past.number);
             let goal = RoundGoal::Join { deadline: joining.deadline, before };
@@ -126,8 +126,8 @@ impl Driver {
         if won && completes {
             // Whoever completes the next round may not have been in this one.
             let ranks = ranks_of(state);
-            backend.tell_ranks(&crate::rendezvous::ranks_text::to_json(&ranks))?;
-            backend.ring()?;
+            backend.publish_ranks(&crate::rendezvous::ranks_text::to_json(&ranks))?;
+            backend.notify_change()?;
             self.book.ranked(ranks);
         }
         self.beat_if_due()?;
@@ -198,8 +198,11 @@ impl Driver {
         let last_number = last.map_or(backend.state().round, |past| past.number);
         let round = if was_spare { backend.state().round } else { last_number };
         let nodes = last.filter(|_| !was_spare).map_or([].as_slice(), |past| past.nodes.as_slice());
-        let look: StoreSnapshot =
-            backend.look(&SnapshotQuery { round: Some(round), done: nodes, ..SnapshotQuery::default() })?;
+        let look: StoreSnapshot = backend.read_snapshot(&SnapshotQuery {
+            round: Some(round),
+            done: nodes,
+            ..SnapshotQuery::default()
+        })?;
         let succeeded = look.end.as_ref().map_or(look.successes > 0, |end| end.succeeded);
         // A member that was taken for lost has come back and said that its workers have succeeded too.
         let was_done = !nodes.is_empty() && look.done.len() == nodes.len();
@@ -223,7 +226,7 @@ impl Driver {
         let (number, nodes) = (backend.state().round, by_rank(backend.state()));
         let (workers, node) = (joining.workers, me.node.clone());
         let ranks = ranks_of(backend.state());
-        let Some(mut bell) = backend.lend()? else { return Ok(Instant::now()) };
+        let Some(mut bell) = backend.take_notifier()? else { return Ok(Instant::now()) };
         self.book.ranked(ranks);
         let members: Vec<_> =
             nodes.iter().map(|node| (node.clone(), self.book.agents.get(node).cloned())).collect();

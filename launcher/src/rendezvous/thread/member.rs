@@ -8,7 +8,7 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::{FailureAuthor, StoreFailure, StoreSnapshot};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::note::why_left;
+use crate::rendezvous::note::parse_leave_reason;
 use crate::rendezvous::round::{RoundEnd, RoundGoal, RoundStep, next};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd, RendezvousEvent};
@@ -217,7 +217,7 @@ impl Driver {
             membership.failure = membership.untold.take().map(|note| *note).or(membership.failure.take());
         }
         if let Some(note) = &membership.untold {
-            let (first, by) = backend.tell_failure(membership.number, note, membership.told.as_deref())?;
+            let (first, by) = backend.publish_failure(membership.number, note, membership.told.as_deref())?;
             membership.told = membership.untold.take().filter(|_| by == FailureAuthor::Us);
             membership.failure = Some(first.clone());
             if by == FailureAuthor::Another {
@@ -226,7 +226,7 @@ impl Driver {
         }
         if membership.untold_success {
             let counted = beside_torch.then_some(membership.size);
-            backend.tell_success(membership.number, &me.node, &membership.nodes, counted)?;
+            backend.publish_success(membership.number, &me.node, &membership.nodes, counted)?;
             membership.untold_success = false;
             membership.succeeded = Some(Instant::now());
         }
@@ -260,7 +260,7 @@ impl Driver {
 
     fn others_failed(&mut self, note: FailureNote) {
         let Phase::Member(membership) = &mut self.phase else { return };
-        let was_consequence = membership.failure.as_ref().is_some_and(|told| note.outranks(told));
+        let was_consequence = membership.failure.as_ref().is_some_and(|told| note.overrides(told));
         (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
         if membership.stop() || was_consequence || note.is_of_lost_node() {
@@ -315,7 +315,7 @@ impl Driver {
             RoundEnd::Removed => MembershipChange::Removed,
             RoundEnd::Gone(node) => {
                 let name = self.book.name(node);
-                let why = why_left(&backend.why_left(node)?);
+                let why = parse_leave_reason(&backend.why_left(node)?);
                 let rank = membership.nodes.iter().position(|member| member == node).unwrap_or_default();
                 membership.lost = Some((rank, name.clone()));
                 if why.is_empty() {
@@ -375,8 +375,11 @@ impl Driver {
         let asked_for: Vec<&Node> = agents.filter(is_asked).collect();
         let (sightings, tick) = (&self.book.sightings, self.plan.tick());
         let shown = Shown {
-            all_live: asked_for.iter().all(|node| sightings.lives_since(node, seen)),
-            doubted_until: asked_for.iter().filter_map(|node| sightings.doubted_until(node, tick)).max(),
+            all_live: asked_for.iter().all(|node| sightings.is_alive_since(node, seen)),
+            doubted_until: asked_for
+                .iter()
+                .filter_map(|node| sightings.heartbeat_late_until(node, tick))
+                .max(),
             awaits_cause: !others_have_told
                 && membership.told.as_ref().is_some_and(|told| told.lost.is_some()),
         };

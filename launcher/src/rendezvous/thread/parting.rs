@@ -72,7 +72,7 @@ impl Driver {
         let (rank, node) = (self.own_rank(), self.own_name());
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let failure = Some(FailureNote::of_leaving_host(rank, node, why.to_owned()));
-        backend.tell_end(&ClosingNote { succeeded: false, failure, rule: None })?;
+        backend.publish_end(&ClosingNote { succeeded: false, failure, rule: None })?;
         self.write_until_done(RoundGoal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.
         (self.standing, self.phase) = (Standing::Over, Phase::Idle);
@@ -113,13 +113,13 @@ impl Driver {
                 let has_cause = !*succeeded || rule.is_some();
                 let failure = first.or_else(|| failure.clone()).filter(|_| has_cause);
                 let rule = rule.clone();
-                backend.tell_end(&ClosingNote { succeeded: *succeeded, failure, rule })?;
+                backend.publish_end(&ClosingNote { succeeded: *succeeded, failure, rule })?;
                 RoundGoal::Close
             }
             // What has failed for this node alone goes on for the others.
             ShutdownKind::Close { .. } => RoundGoal::Leave,
             ShutdownKind::Leave { why } => {
-                backend.tell_left(&me.node, why)?;
+                backend.publish_left(&me.node, why)?;
                 RoundGoal::Leave
             }
         };

@@ -104,10 +104,10 @@ impl Plan {
             }
             RendezvousSpec::Static { run_id, addr, port, named_by, local_addr, nodes, node_rank, times } => {
                 (plan.endpoint, plan.named_by) = (StoreEndpoint { host: addr.clone(), port }, named_by);
-                plan.keys = RendezvousKeys::fixed(&run_id);
+                plan.keys = RendezvousKeys::static_keys(&run_id);
                 (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
                 (plan.local_addr, plan.times) = (local_addr, times);
-                let master = Master { addr, port, agent_store: true };
+                let master = Master { addr, port, uses_agent_store: true };
                 plan.fixed = Some(Fixed { run_id, node_rank, master });
                 Some(node_rank == NodeRank(0))
             }
@@ -121,13 +121,13 @@ impl Plan {
 
     /// Whether the job has one node.
     pub(super) fn is_alone(&self) -> bool {
-        !self.nodes.is_many()
+        !self.nodes.allows_many()
     }
 
     /// Whether the endpoint says that all nodes are on this machine, and nothing names a way by which others come.
     pub(super) fn is_on_this_machine(&self) -> bool {
         let is_elsewhere = |addr: &str| loopback(addr).is_none();
-        self.network.loopback_confines
+        self.network.binds_loopback_only
             && self.endpoint.is_loopback()
             && self.network.iface.is_none()
             && !self.local_addr.as_deref().is_some_and(is_elsewhere)

@@ -99,7 +99,7 @@ impl Heart {
         }
         let Some(client) = client else { return Ok(()) };
         let sent = Instant::now();
-        client.add(&self.keys.beat(&self.node), 1)?;
+        client.add(&self.keys.heartbeat(&self.node), 1)?;
         self.fencepost.acknowledge(sent, self.lease);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::rendezvous::RendezvousEnd;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::text::harmless_bytes;
+use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, Unanswered};
 
 use super::driver::{Driver, Phase, Standing};
@@ -97,7 +97,7 @@ impl Driver {
         let endpoint = self.plan.endpoint.to_string();
         let recorded = self.bond.refusals.request.take();
         let recorded = recorded.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
-        let heartbeat = self.me.as_ref().map(|me| self.plan.keys.beat(&me.node));
+        let heartbeat = self.me.as_ref().map(|me| self.plan.keys.heartbeat(&me.node));
         let value_of = |key: &String| self.value_of(key).unwrap_or_default();
         let heartbeat = heartbeat.map(|key| (value_of(&key), Unanswered { request: "ADD", key }));
         // A request that has no answer may stand before the heartbeat that is refused.
@@ -106,7 +106,10 @@ impl Driver {
         let (value, Unanswered { request, key }) =
             spoiled.unwrap_or_else(|| (value_of(&recorded.key), recorded));
         let is_spoiled = is_spoiled || (request == "ADD" && is_no_counter(&value));
-        let (key, value) = (harmless_bytes(key.as_bytes(), MAX_SHOWN * 4), harmless_bytes(&value, MAX_SHOWN));
+        let (key, value) = (
+            escape_bytes_for_terminal(key.as_bytes(), MAX_SHOWN * 4),
+            escape_bytes_for_terminal(&value, MAX_SHOWN),
+        );
         RendezvousError::Refused { endpoint, request, key, value, is_spoiled }
     }
 
@@ -151,7 +154,7 @@ mod tests {
 
     /// The reconnects that a refused agent makes until it gives up.
     #[test]
-    fn refused_request_is_tried_few_times_and_given_up_at_the_limit() {
+    fn refused_request_is_retried_until_the_limit() {
         for random in [0, 0xff] {
             let start = Instant::now();
             let (mut refusals, mut now, mut tries) = (Refusals::default(), start, 0);

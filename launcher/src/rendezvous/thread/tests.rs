@@ -60,7 +60,7 @@ fn two_and_four_nodes_form_a_round() {
 }
 
 #[test]
-fn given_node_ranks_are_ranks() {
+fn given_node_ranks_become_node_ranks() {
     let store = store();
     let job = Job::at(&store, 3, 3);
     let agents: Vec<_> = [2, 0, 1]
@@ -73,7 +73,7 @@ fn given_node_ranks_are_ranks() {
 }
 
 #[test]
-fn success_of_all_is_success() {
+fn all_nodes_succeeded_reports_all_succeeded() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].succeed();
@@ -88,7 +88,7 @@ fn success_of_all_is_success() {
 
 /// A node that was done joins again, since another one was lost; that one comes back, and was done too.
 #[test]
-fn round_with_all_succeeded_is_success_for_restarting_agents() {
+fn all_succeeded_round_ends_restarting_agents() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].succeed();
@@ -102,7 +102,7 @@ fn round_with_all_succeeded_is_success_for_restarting_agents() {
 
 /// What others read of a note is made fit for a terminal; whose it is is told by what was written.
 #[test]
-fn whoever_tells_a_failure_first_knows_that_it_is_its_own() {
+fn first_failure_reporter_is_not_blamed_on_lost_node() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
@@ -113,7 +113,7 @@ fn whoever_tells_a_failure_first_knows_that_it_is_its_own() {
 }
 
 #[test]
-fn a_failure_is_told_to_all_and_the_next_round_begins() {
+fn worker_failure_reaches_all_agents_and_starts_next_round() {
     let store = store();
     let agents = Job::at(&store, 3, 3).round(3);
     agents[1].fail(&note(1));
@@ -127,7 +127,7 @@ fn a_failure_is_told_to_all_and_the_next_round_begins() {
 }
 
 #[test]
-fn two_failures_have_one_first_cause() {
+fn two_failures_report_the_first_as_cause() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));
@@ -145,7 +145,7 @@ fn two_failures_have_one_first_cause() {
 }
 
 #[test]
-fn a_final_failure_ends_everybody_in_every_phase() {
+fn final_failure_ends_agents_in_every_phase() {
     let store = store();
     let job = Job::at(&store, 2, 2);
     let mut agents = job.round(2);
@@ -164,7 +164,7 @@ fn a_final_failure_ends_everybody_in_every_phase() {
 }
 
 #[test]
-fn ranks_are_kept_over_restarts() {
+fn node_ranks_stay_the_same_over_restarts() {
     let store = store();
     let agents: Vec<_> = (0..4).map(|_| Job::at(&store, 4, 4).agent()).collect();
     let ranks = |agents: &[Agent]| agents.iter().map(|agent| agent.rejoined().node_rank).collect::<Vec<_>>();
@@ -176,7 +176,7 @@ fn ranks_are_kept_over_restarts() {
 }
 
 #[test]
-fn below_the_smallest_number_it_is_waited_and_said_who_is_missing() {
+fn agents_below_min_nodes_wait_then_fail_with_count() {
     let store = store();
     let mut job = Job::at(&store, 2, 2);
     job.times.join = Duration::from_secs(4);
@@ -195,7 +195,7 @@ fn below_the_smallest_number_it_is_waited_and_said_who_is_missing() {
 
 /// There are enough, and more may come: it is said when it begins.
 #[test]
-fn in_the_last_call_it_is_said_until_when_it_lasts() {
+fn wait_status_in_last_call_has_remaining_time() {
     let store = store();
     let mut job = Job::at(&store, 1, 2);
     job.times.last_call = Duration::from_secs(100);
@@ -206,7 +206,7 @@ fn in_the_last_call_it_is_said_until_when_it_lasts() {
 }
 
 #[test]
-fn a_second_node_is_let_in() {
+fn second_node_joins_in_next_round() {
     let store = store();
     let job = Job::at(&store, 1, 2);
     let first = job.round(1).remove(0);
@@ -219,7 +219,7 @@ fn a_second_node_is_let_in() {
 }
 
 #[test]
-fn a_spare_waits_and_takes_over() {
+fn spare_waits_and_replaces_node_that_left() {
     let store = store();
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
@@ -231,7 +231,7 @@ fn a_spare_waits_and_takes_over() {
 }
 
 #[test]
-fn a_spare_is_not_needed_when_the_job_has_succeeded() {
+fn spare_ends_as_not_needed_after_job_success() {
     let store = store();
     let job = Job::at(&store, 1, 1);
     let first = job.round(1).remove(0);
@@ -244,7 +244,7 @@ fn a_spare_is_not_needed_when_the_job_has_succeeded() {
 }
 
 #[test]
-fn a_node_that_leaves_says_why() {
+fn leaving_node_reports_its_reason() {
     let store = store();
     let job = Job::at(&store, 1, 2);
     let mut agents = job.round(2);

@@ -18,12 +18,12 @@ impl Driver {
         self.beat_if_due()?;
         let until = self.next_tick;
         let Some(backend) = &mut self.backend else { return Ok(None) };
-        let number = backend.calls().add(&self.plan.keys.turns(), 1)?;
+        let number = backend.request_client().add(&self.plan.keys.write_ticket_counter(), 1)?;
         // The first has nobody before it.
         if number > 1 {
-            let before = self.plan.keys.turn(number - 1);
-            backend.calls().wait(&[&before], until)?;
-            backend.calls().delete(&before)?;
+            let before = self.plan.keys.write_ticket(number - 1);
+            backend.request_client().wait(&[&before], until)?;
+            backend.request_client().delete(&before)?;
         }
         self.look()?;
         Ok(Some(Turn(number)))
@@ -32,7 +32,7 @@ impl Driver {
     /// Lets the next one write.
     pub(super) fn pass_turn(&mut self, turn: Option<Turn>) -> Result<(), StoreFailure> {
         if let (Some(Turn(number)), Some(backend)) = (turn, &mut self.backend) {
-            backend.calls().set(&self.plan.keys.turn(number), b"1")?;
+            backend.request_client().set(&self.plan.keys.write_ticket(number), b"1")?;
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_names_the_time_that_was_given() {
+    fn connect_error_names_the_configured_timeout() {
         let millis = Duration::from_millis;
         let shown =
             |waited, limit| humantime::format_duration(shown_wait(millis(waited), millis(limit))).to_string();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_is_not_waited_for_as_long_as_for_nodes() {
+    fn lost_store_timeout_is_shorter_than_join_timeout() {
         let seconds = Duration::from_secs;
         let limit = |lease, join| {
             longest_silence(&RoundTimes {

@@ -6,7 +6,7 @@ use rankrun_contract::rank::NodeRank;
 
 use crate::rendezvous::c10d::StoreSnapshot;
 use crate::rendezvous::note::{ClosingNote, RuleNote};
-use crate::rendezvous::round::{LocalNode, ending, is_spare};
+use crate::rendezvous::round::{LocalNode, is_spare, previous_round_members};
 use crate::rendezvous::state::{Node, RendezvousState};
 use crate::rendezvous::{FailureNote, NodeName, WaitReason, WaitStatus};
 
@@ -127,7 +127,7 @@ pub(super) fn waiting(
     left: Duration,
 ) -> WaitStatus {
     let is_spare = is_spare(state, &me.node);
-    let ending = ending(&book.view(state), &me.node);
+    let ending = previous_round_members(&book.view(state), &me.node);
     let mut here: Vec<&Node> = match (state.complete, is_spare) {
         (true, true) => state.participants.nodes().collect(),
         // Who is still in the round before is not here yet.
@@ -179,7 +179,7 @@ fn awaited(state: &RendezvousState, me: &LocalNode, book: &Book, now: Instant) -
         return WaitReason::Ranks;
     }
     let is_enough = !state.complete && state.participants.len() >= me.nodes.min.get() as usize;
-    match book.sightings.deadline_seen(state).filter(|_| is_enough) {
+    match book.sightings.last_call_observed_at(state).filter(|_| is_enough) {
         Some(seen) => {
             let starts_in = (seen + me.times.last_call).saturating_duration_since(now);
             WaitReason::More { starts_in }
@@ -220,7 +220,7 @@ mod tests {
 
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
     #[test]
-    fn a_failure_is_held_back_while_it_is_not_known_who_lives() {
+    fn failure_report_is_delayed_while_peer_liveness_is_unknown() {
         let asked = Instant::now();
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
@@ -233,7 +233,7 @@ mod tests {
 
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
     #[test]
-    fn a_failure_is_held_back_for_a_node_whose_signs_of_life_are_late() {
+    fn failure_report_is_delayed_for_late_heartbeats() {
         let asked = Instant::now();
         let until = |is_watched, all_live, dead_in| {
             let shown = Shown {
@@ -250,7 +250,7 @@ mod tests {
 
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
     #[test]
-    fn failure_that_lost_a_peer_is_held_back_for_a_lease_at_most() {
+    fn failure_report_after_lost_peer_is_delayed_one_lease_at_most() {
         let asked = Instant::now();
         let until = |lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_elsewhere_is_told_once() {
+    fn remote_failure_is_reported_once() {
         let look = StoreSnapshot { failure: Some(note(3)), ..StoreSnapshot::default() };
         for stage in [Stage::Running, Stage::Succeeded] {
             assert_eq!(judged(stage, &look, false), Verdict::Failed(note(3)));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn all_have_succeeded_when_torchs_key_or_all_of_ours_are_there() {
+    fn all_succeeded_needs_torch_key_or_all_rankrun_keys() {
         let torch = StoreSnapshot { all_succeeded: true, ..StoreSnapshot::default() };
         let ours = StoreSnapshot { done: vec![node("a"), node("b")], ..StoreSnapshot::default() };
         let half = StoreSnapshot { done: vec![node("a")], ..StoreSnapshot::default() };
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closing_note_has_the_first_cause() {
+    fn closing_note_names_the_first_cause() {
         let end = |succeeded, failure| Some(ClosingNote { succeeded, failure, rule: None });
         let failed = StoreSnapshot {
             end: end(false, Some(note(3))),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_ends_the_job_overrules_the_failure_that_was_told() {
+    fn rule_that_ends_job_overrides_reported_failure() {
         for then in [RuleEnd::Succeed, RuleEnd::Requeue] {
             let rule = RuleNote { text: "exit=5".to_owned(), then };
             let succeeded = rule.is_success();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torchrun_agent_closes_without_a_word() {
+    fn torchrun_agent_closes_without_note() {
         let silent = StoreSnapshot::default();
         assert_eq!(judged(Stage::Running, &silent, true), Verdict::Closed(None));
         let one_succeeded = StoreSnapshot { successes: 1, ..StoreSnapshot::default() };

@@ -158,7 +158,7 @@ impl AgentStore for AgentHosted {
                 self.greeted.shared.server.get_or_init(|| Arc::new(server))
             }
         };
-        Ok(Master { addr: self.addr.clone(), port: server.local_addr().port(), agent_store: true })
+        Ok(Master { addr: self.addr.clone(), port: server.local_addr().port(), uses_agent_store: true })
     }
 
     fn reset(&mut self) -> Result<(), RendezvousError> {
@@ -199,7 +199,7 @@ mod tests {
     use crate::store::client::{Client, ClientSettings};
 
     #[test]
-    fn who_is_told_the_loopback_comes_over_the_loopback() {
+    fn loopback_master_address_implies_loopback_client() {
         let open = |addr: &str| {
             let mut store = WorkersStore::of_agent(Greeted::default(), None);
             store.at(addr, None);
@@ -216,9 +216,9 @@ mod tests {
     }
 
     #[test]
-    fn no_run_id_keeps_what_workers_have_left() {
+    fn worker_store_reset_removes_keys_of_any_run_id() {
         let store = Arc::new(StoreServer::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
-        let master = Master { addr: "th1".to_owned(), port: 1, agent_store: true };
+        let master = Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true };
         let fixed = Fixed { run_id: RunId("worker".to_owned()), node_rank: NodeRank(0), master };
         let mut workers = WorkersStore::shared(Arc::clone(&store), &fixed);
         workers.agents([7].into_iter());

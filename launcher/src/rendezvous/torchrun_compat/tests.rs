@@ -48,13 +48,13 @@ fn complete(round: u64, names: &str) -> RendezvousState {
 fn after(rounds: &[(&str, &str)]) -> MasterAddressCache {
     let mut memory = MasterAddressCache::default();
     for (names, at) in rounds {
-        memory.met(&members(names), &place(at), None);
+        memory.record_round_address(&members(names), &place(at), None);
     }
     memory
 }
 
 #[test]
-fn an_address_is_read_only_if_it_is_one() {
+fn malformed_address_is_not_parsed() {
     assert_eq!(PublishedAddress::parse(b"th1", b"29500"), Some(place("th1")));
     assert_eq!(PublishedAddress::parse(b"fe80::1", b"1").unwrap().to_string(), "[fe80::1]:1");
     let bad: [(&[u8], &[u8]); 9] = [
@@ -74,9 +74,10 @@ fn an_address_is_read_only_if_it_is_one() {
 }
 
 #[test]
-fn where_the_workers_meet_whose_rank_zero_is_ours() {
+fn rankrun_rank_zero_chooses_master_address() {
     let stay = |at: &str| Ok(MasterChoice::Stay(place(at)));
-    let refuse = |peer: &str, at: &str| Err(StaleMasterAddress { peer: node(peer), believed: place(at) });
+    let refuse =
+        |peer: &str, at: &str| Err(StaleMasterAddress { peer: node(peer), cached_address: place(at) });
     let cases = [
         // Without torchrun members, rank 0's own store always works.
         (vec![("a b", "a")], "b a", Ok(MasterChoice::Own)),
@@ -104,7 +105,7 @@ fn where_the_workers_meet_whose_rank_zero_is_ours() {
 }
 
 #[test]
-fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
+fn address_with_stale_torchrun_member_is_refused() {
     let cases = [
         (vec![], "a T U", "a", None),
         (vec![("a T", "a")], "a T U", "a", None),
@@ -122,10 +123,10 @@ fn a_place_is_refused_where_a_torchrun_member_cannot_follow() {
 }
 
 #[test]
-fn the_past_of_others_is_learned_from_what_they_published() {
+fn cached_addresses_are_learned_from_published_ones() {
     // torchrun agents alone run rounds 0 and 2. This agent sees round 2 before it joins round 3.
     let mut memory = MasterAddressCache::default();
-    memory.saw(&complete(2, "T U"));
+    memory.record_state(&complete(2, "T U"));
     let published = BTreeMap::from([(0, place("T")), (3, place("x"))]);
     let now = members("a T U V");
     assert!(memory.needs_history(3, &now));
@@ -134,39 +135,39 @@ fn the_past_of_others_is_learned_from_what_they_published() {
     assert_eq!(memory.choose(&node("a"), &now), Ok(MasterChoice::Stay(place("T"))));
     // Without the member that hosts the store.
     let now = members("a U V");
-    let refusal = StaleMasterAddress { peer: node("U"), believed: place("T") };
+    let refusal = StaleMasterAddress { peer: node("U"), cached_address: place("T") };
     assert_eq!(memory.choose(&node("a"), &now), Err(refusal));
     assert_eq!(memory.choose(&node("a"), &members("a V")), Ok(MasterChoice::Own));
 }
 
 #[test]
-fn a_round_that_did_not_come_to_an_address_taught_nobody() {
+fn round_without_published_address_caches_nothing() {
     let mut memory = MasterAddressCache::default();
-    memory.saw(&complete(1, "T U"));
+    memory.record_state(&complete(1, "T U"));
     memory.learn_history(2, &BTreeMap::new());
     assert_eq!(memory.choose(&node("a"), &members("a T U")), Ok(MasterChoice::Own));
 }
 
 #[test]
-fn states_that_are_not_complete_and_rounds_to_come_say_nothing() {
+fn incomplete_and_future_rounds_are_ignored() {
     let mut memory = MasterAddressCache::default();
-    memory.saw(&RendezvousState { complete: false, ..complete(0, "T") });
-    memory.saw(&complete(1, "a T"));
+    memory.record_state(&RendezvousState { complete: false, ..complete(0, "T") });
+    memory.record_state(&complete(1, "a T"));
     assert!(!memory.needs_history(1, &members("a T")));
     assert!(!memory.needs_history(0, &members("a T")));
     assert!(memory.needs_history(2, &members("a T")));
 }
 
 #[test]
-fn only_so_many_rounds_are_remembered() {
+fn remembered_rounds_are_bounded() {
     let mut memory = MasterAddressCache::default();
-    (0..1000).for_each(|round| memory.saw(&complete(round, "T")));
-    assert_eq!(memory.seen.len(), MAX_SEEN);
-    assert!(memory.seen.contains_key(&999));
+    (0..1000).for_each(|round| memory.record_state(&complete(round, "T")));
+    assert_eq!(memory.completed_rounds.len(), MAX_COMPLETED_ROUNDS);
+    assert!(memory.completed_rounds.contains_key(&999));
 }
 
 #[test]
-fn the_store_of_a_torchrun_rank_zero_is_found() {
+fn store_of_torchrun_rank_zero_is_found() {
     let published = BTreeMap::from([
         (0, place("T")),
         (1, place("U")),

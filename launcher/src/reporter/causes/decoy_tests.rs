@@ -33,7 +33,7 @@ fn gets(exit: Exit, tail: &[&str], expected: Gets) {
 }
 
 #[test]
-fn problem_that_the_script_survived_is_no_cause() {
+fn survived_problem_is_not_the_cause() {
     for survived in [
         "WARN: Address already in use (port 8000), retrying on 8001",
         "[Errno 98] Address already in use",
@@ -63,7 +63,7 @@ fn problem_that_the_script_survived_is_no_cause() {
 }
 
 #[test]
-fn module_that_the_script_does_without_is_no_cause() {
+fn optional_missing_module_is_not_the_cause() {
     let module = "ModuleNotFoundError: No module named 'apex'";
     gets(Exit::Code(3), &[module, "fell back"], Nothing);
     let tail = [TRACEBACK, FRAME, module, "fell back"];
@@ -72,7 +72,7 @@ fn module_that_the_script_does_without_is_no_cause() {
 }
 
 #[test]
-fn line_before_the_last_one_is_a_guess() {
+fn error_before_last_line_gives_only_guess() {
     for line in ["bind: Address already in use", "./a: /lib/libc.so.6: version `GLIBC_2.34' not found"] {
         gets(Exit::Code(2), &[line, "falling back", "giving up"], Guess);
     }
@@ -80,7 +80,7 @@ fn line_before_the_last_one_is_a_guess() {
 }
 
 #[test]
-fn words_of_another_matter_are_no_cause() {
+fn similar_text_of_other_errors_is_not_the_cause() {
     for line in [
         "RuntimeError: address already in use in cache: port 22 of table",
         "RuntimeError: port of the table: row 7 is already in use",
@@ -93,7 +93,7 @@ fn words_of_another_matter_are_no_cause() {
 }
 
 #[test]
-fn error_of_a_program_is_no_error_of_a_shell() {
+fn program_error_is_not_taken_for_shell_error() {
     let row = Row("exit code of a shell");
     for line in [
         "mkdir: /data: Permission denied",
@@ -113,7 +113,7 @@ fn error_of_a_program_is_no_error_of_a_shell() {
 }
 
 #[test]
-fn terminate_before_further_output_is_no_abort_at_exit() {
+fn terminate_before_more_output_is_not_abort_at_exit() {
     gets(killed(libc::SIGABRT), &[TERMINATE, "caught, again", "assertion `x > 0` failed"], Nothing);
     for after in ["Fatal Python error: Aborted", "./run.sh: line 3: 70 Aborted (core dumped) python train.py"]
     {

@@ -50,7 +50,7 @@ pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surrounding
 }
 
 /// A command that a shell did not find or could not execute.
-pub(super) fn command(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+pub(super) fn command_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let Exit::Code(code @ (CANNOT_EXECUTE | NOT_FOUND)) = clues.exit else { return None };
     let quoted = ["\\r': command not found", "\\r': No such file", "\\r’: No such file"];
     // A shell that quotes nothing writes the return itself, and of the line only its end is left.
@@ -147,12 +147,12 @@ pub(super) fn shell_code(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<Stri
              in `PATH`"
                 .to_owned(),
         ),
-        129..=192 => of_shells_signal(code - 128, clues.program),
+        129..=192 => shell_signal_hint(code - 128, clues.program),
         _ => None,
     }
 }
 
-fn of_shells_signal(number: i32, program: Program<'_>) -> Option<String> {
+fn shell_signal_hint(number: i32, program: Program<'_>) -> Option<String> {
     let what = match number {
         libc::SIGKILL => "was killed, most often for want of memory: see `dmesg`",
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE => {
@@ -173,14 +173,14 @@ fn of_shells_signal(number: i32, program: Program<'_>) -> Option<String> {
 }
 
 /// Signals with a cause that is most often the same.
-pub(super) fn signal(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+pub(super) fn signal_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let Exit::Signal { number, .. } = clues.exit else { return None };
     let where_it_crashed = || {
         let core = "a core file (`ulimit -c unlimited` before the start) shows the rest";
         if clues.says(&["Fatal Python error: "]) {
             return format!("the lines below `Fatal Python error` say where Python was; {core}");
         }
-        match surroundings.filled("PYTHONFAULTHANDLER") {
+        match surroundings.non_empty_variable("PYTHONFAULTHANDLER") {
             Some(_) => core.to_owned(),
             None => format!("`PYTHONFAULTHANDLER=1` makes Python print where; {core}"),
         }

@@ -61,13 +61,13 @@ pub trait Surroundings {
     /// A variable of the launcher's environment; an empty value is a value.
     fn variable(&self, name: &str) -> Option<String>;
     /// A variable, where an empty value counts as none.
-    fn filled(&self, name: &str) -> Option<String> {
+    fn non_empty_variable(&self, name: &str) -> Option<String> {
         self.variable(name).filter(|value| !value.is_empty())
     }
     /// The other Python interpreters of this user, and whether they have the module.
     fn other_pythons(&self, module: &str) -> Vec<OtherPython>;
     /// The file or folder by which the working folder has that module.
-    fn module_here(&self, module: &str) -> Option<String>;
+    fn local_module_file(&self, module: &str) -> Option<String>;
     /// The process that listens on a port.
     fn listener(&self, port: u16) -> Option<Listener>;
     /// The size of `/dev/shm` in bytes.
@@ -138,7 +138,7 @@ const fn of_exit(name: &'static str, hint: fn(&Clues<'_>, &dyn Surroundings) -> 
 
 const RULES: &[Rule] = &[
     Rule { name: "abort at exit", hint: torch::abort_at_exit, reads: Reads::Text },
-    of_text("no NCCL or no GPU", torch::without_gpu),
+    of_text("no NCCL or no GPU", torch::missing_gpu),
     of_text("gloo on the loopback", network::gloo_on_loopback),
     of_text("shared memory", torch::shared_memory),
     of_text("data loader", torch::data_loader),
@@ -147,10 +147,10 @@ const RULES: &[Rule] = &[
     of_text("module missing", python::missing_module),
     of_text("library missing", exits::missing_library),
     of_text("carriage returns", exits::carriage_returns),
-    of_text("command that cannot run", exits::command),
+    of_text("command that cannot run", exits::command_hint),
     of_exit("bus error", torch::bus_error),
     of_exit("exit code of a shell", exits::shell_code),
-    of_exit("signal", exits::signal),
+    of_exit("signal", exits::signal_hint),
 ];
 
 /// The hint of the first row that fits.

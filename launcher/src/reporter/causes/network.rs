@@ -4,7 +4,7 @@ use super::text::shown;
 use super::{Clues, Listener, Surroundings};
 
 /// So many bytes after the word `port`, `already in use` may be of another thing.
-const FARTHEST: usize = 24;
+const MAX_PORT_DISTANCE: usize = 24;
 
 /// Each host has a loopback of its own.
 pub(super) fn gloo_on_loopback(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
@@ -17,7 +17,7 @@ pub(super) fn gloo_on_loopback(clues: &Clues<'_>, surroundings: &dyn Surrounding
     if !clues.several_hosts || !clues.lines().any(is_gloo) {
         return None;
     }
-    let named = surroundings.filled("GLOO_SOCKET_IFNAME");
+    let named = surroundings.non_empty_variable("GLOO_SOCKET_IFNAME");
     let given = named.map(|name| format!(" (`GLOO_SOCKET_IFNAME` is `{}` here)", shown(&name)));
     Some(format!(
         "gloo uses the loopback on one of the nodes, and no other host reaches it{}: unset `GLOO_SOCKET_IFNAME` on every \
@@ -33,7 +33,7 @@ pub(super) fn address_in_use(clues: &Clues<'_>, surroundings: &dyn Surroundings)
     let Some(port) = lines().rev().find_map(port_in) else {
         return Some(format!(
             "it listens on a port that is taken{}; `ss -ltnp` lists the programs that listen",
-            of_other_rank(clues)
+            other_rank_hint(clues)
         ));
     };
     let by = match surroundings.listener(port) {
@@ -42,7 +42,7 @@ pub(super) fn address_in_use(clues: &Clues<'_>, surroundings: &dyn Surroundings)
     };
     let opens_store = lines().any(|line| line.contains("The server socket has failed to listen"));
     Some(match clues.master {
-        Some(master) if master.port == port && master.agent_store => format!(
+        Some(master) if master.port == port && master.uses_agent_store => format!(
             "port {port} is `MASTER_PORT`, where the job's own store listens: leave it to `init_process_group`, and \
              choose another port for the script's own server"
         ),
@@ -56,7 +56,7 @@ pub(super) fn address_in_use(clues: &Clues<'_>, surroundings: &dyn Surroundings)
             master.port
         ),
         _ if by.is_empty() => {
-            let other = of_other_rank(clues);
+            let other = other_rank_hint(clues);
             format!("port {port} is taken{other}; `ss -ltnp` lists the programs that listen")
         }
         _ => format!("port {port} is taken{by}: end that program, or choose another port"),
@@ -68,7 +68,7 @@ fn is_in_use(line: &str) -> bool {
     let is_of_port = || {
         let (before, _) = line.split_once("already in use")?;
         let (_, between) = before.rsplit_once("port ")?;
-        Some(number_at_start(between).is_some() && between.len() <= FARTHEST)
+        Some(number_at_start(between).is_some() && between.len() <= MAX_PORT_DISTANCE)
     };
     // Another word after it makes it another sentence: `address already in use in cache`.
     let is_at_end = |(at, text): (usize, &str)| {
@@ -80,7 +80,7 @@ fn is_in_use(line: &str) -> bool {
         || line.match_indices("address already in use").any(is_at_end)
 }
 
-fn of_other_rank(clues: &Clues<'_>) -> &'static str {
+fn other_rank_hint(clues: &Clues<'_>) -> &'static str {
     if clues.workers > 1 {
         ", perhaps by another rank of this job: each rank needs a port of its own, as in `port + LOCAL_RANK`, and none \
          may be `MASTER_PORT`"
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_is_found_in_the_words_of_many_programs() {
+    fn port_is_parsed_from_many_error_formats() {
         for (line, port) in [
             (
                 "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false",

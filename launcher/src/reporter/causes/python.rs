@@ -45,12 +45,12 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
              activate the environment"
         ));
     };
-    let source = match surroundings.filled("PYTHON_EXEC") {
+    let source = match surroundings.non_empty_variable("PYTHON_EXEC") {
         Some(_) => ", which `PYTHON_EXEC` names,",
         None => "",
     };
     let fact = format!("`{}`{source} has no module `{root}`", python.display());
-    if let Some(file) = surroundings.module_here(root) {
+    if let Some(file) = surroundings.local_module_file(root) {
         return Some(format!(
             "{fact}: `{file}` is in the working folder, where this Python does not look; `PYTHONPATH=.` adds the folder"
         ));
@@ -95,9 +95,9 @@ fn missing_submodule(parent: &str, child: &str, is_plain_module: bool) -> String
     format!("{fact}, and the version of `{root}`")
 }
 
-fn listed(others: &[OtherPython]) -> String {
+fn listed(pythons: &[OtherPython]) -> String {
     let names: Vec<String> =
-        others.iter().take(MOST_LISTED).map(|other| format!("`{}`", other.path.display())).collect();
+        pythons.iter().take(MOST_LISTED).map(|other| format!("`{}`", other.path.display())).collect();
     if names.is_empty() { String::new() } else { format!(", nor has {}", names.join(" or ")) }
 }
 

@@ -28,7 +28,7 @@ impl Surroundings for Fake {
         self.pythons.iter().map(other).collect()
     }
 
-    fn module_here(&self, _: &str) -> Option<String> {
+    fn local_module_file(&self, _: &str) -> Option<String> {
         self.here.map(str::to_owned)
     }
 
@@ -66,7 +66,8 @@ fn of_program(
     fake: &Fake,
 ) -> Option<(&'static str, String)> {
     let tail: Vec<String> = tail.iter().map(|line| (*line).to_owned()).collect();
-    let master = Master { addr: "10.0.0.1".to_owned(), port: 29_500, agent_store: !fake.rank_0_has_store };
+    let master =
+        Master { addr: "10.0.0.1".to_owned(), port: 29_500, uses_agent_store: !fake.rank_0_has_store };
     let clues = Clues {
         exit,
         program,
@@ -103,7 +104,7 @@ fn of_python(name: &str, line: &str, parts: &[&str]) {
 const TERMINATE: &str = "terminate called without an active exception";
 
 #[test]
-fn abort_at_the_end_of_python_names_destroy_process_group() {
+fn abort_at_exit_hint_names_destroy_process_group() {
     let abort = killed(libc::SIGABRT);
     let found = hint_of(abort, &["step 9", TERMINATE], &Fake::default());
     expect(
@@ -123,7 +124,7 @@ fn abort_at_the_end_of_python_names_destroy_process_group() {
 }
 
 #[test]
-fn nccl_without_gpus_names_gloo() {
+fn nccl_without_gpu_hint_names_gloo() {
     let row = "no NCCL or no GPU";
     for line in [
         "RuntimeError: nccl2 requires at least one CUDA device",
@@ -145,7 +146,7 @@ const GLOO: &str = "RuntimeError: Gloo connectFullMesh failed with [/third_party
     out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:14748$1";
 
 #[test]
-fn gloo_on_the_loopback_names_the_interface() {
+fn gloo_on_loopback_hint_names_interface_option() {
     let row = "gloo on the loopback";
     of_python(row, GLOO, &["GLOO_SOCKET_IFNAME", "`--iface`"]);
     let fake = Fake { variables: vec![("GLOO_SOCKET_IFNAME", "lo")], ..Fake::default() };
@@ -166,7 +167,7 @@ fn gloo_on_the_loopback_names_the_interface() {
 }
 
 #[test]
-fn full_shared_memory_is_told_with_its_size() {
+fn full_shared_memory_hint_has_size() {
     let row = "shared memory";
     let bus = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's \
         workers are out of shared memory.";
@@ -178,7 +179,7 @@ fn full_shared_memory_is_told_with_its_size() {
 }
 
 #[test]
-fn lost_process_of_a_data_loader_is_a_guess_at_memory_or_a_crash() {
+fn killed_data_loader_hint_guesses_memory_or_crash() {
     let line = "RuntimeError: DataLoader worker (pid 5) is killed by signal: Killed. ";
     of_python("data loader", line, &["most often for want of memory", "`num_workers`"]);
     for line in [
@@ -190,7 +191,7 @@ fn lost_process_of_a_data_loader_is_a_guess_at_memory_or_a_crash() {
 }
 
 #[test]
-fn address_in_use_names_port_and_listener() {
+fn address_in_use_hint_names_port_and_listener() {
     let row = "address in use";
     let store = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
         port: 29501, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use";
@@ -212,7 +213,7 @@ fn address_in_use_names_port_and_listener() {
 }
 
 #[test]
-fn missing_module_names_this_python_and_another_that_has_it() {
+fn missing_module_hint_names_python_that_has_it() {
     let row = "module missing";
     let line = "ModuleNotFoundError: No module named 'torch'";
     let own = "`/venv/bin/python` has no module `torch`";
@@ -245,7 +246,7 @@ fn missing_module_names_this_python_and_another_that_has_it() {
 }
 
 #[test]
-fn missing_submodule_is_not_a_reason_to_install() {
+fn missing_submodule_hint_does_not_advise_install() {
     for (line, part) in [
         (
             "ModuleNotFoundError: No module named 'json.nothere'; 'json' is not a package",
@@ -267,7 +268,7 @@ fn missing_submodule_is_not_a_reason_to_install() {
 }
 
 #[test]
-fn file_that_hides_a_module_is_named() {
+fn file_that_shadows_module_is_named() {
     let line = "ImportError: cannot import name 'nn' from partially initialized module 'torch' (most likely due to a \
         circular import) (/work/torch.py)";
     of_python("module of another name", line, &["(`/work/torch.py`)", "`torch`", "rename"]);
@@ -289,7 +290,7 @@ fn missing_library_is_named() {
 }
 
 #[test]
-fn carriage_returns_are_found_behind_codes_of_shells() {
+fn shell_exit_code_of_crlf_script_hints_carriage_return() {
     let fake = Fake { has_carriage_return: true, ..Fake::default() };
     let run = Program::Other { path: Path::new("./run") };
     let env = ["/usr/bin/env: 'bash\\r': No such file or directory"];
@@ -309,7 +310,7 @@ fn carriage_returns_are_found_behind_codes_of_shells() {
 }
 
 #[test]
-fn command_that_a_shell_could_not_run_is_named() {
+fn unrunnable_shell_command_is_named() {
     let row = "command that cannot run";
     for line in [
         "bash: line 1: trainer: command not found",
@@ -337,7 +338,7 @@ fn command_that_a_shell_could_not_run_is_named() {
 }
 
 #[test]
-fn codes_of_shells_are_guesses() {
+fn shell_exit_codes_give_guesses() {
     let row = "exit code of a shell";
     of_shell(row, 126, &[], &["most often"]);
     of_shell(
@@ -357,7 +358,7 @@ fn codes_of_shells_are_guesses() {
 }
 
 #[test]
-fn signals_have_the_next_step() {
+fn signal_hints_name_next_step() {
     let find = |number: i32, tail: &[&str], fake: &Fake| hint_of(killed(number), tail, fake);
     let plain = Fake::default();
     expect(
@@ -381,13 +382,13 @@ fn signals_have_the_next_step() {
 }
 
 #[test]
-fn hint_of_the_worker_itself_comes_first() {
+fn hint_in_worker_output_suppresses_own_hint() {
     let tail = ["error: cannot bind: Address already in use", "hint: give another port"];
     assert_eq!(hint_of(Exit::Code(1), &tail, &Fake::default()), None);
 }
 
 #[test]
-fn message_of_the_error_file_is_the_error() {
+fn error_file_message_takes_precedence_over_output() {
     let tail = ["ValueError: from the output".to_owned()];
     let clues = Clues {
         exit: Exit::Code(1),
@@ -402,7 +403,7 @@ fn message_of_the_error_file_is_the_error() {
 }
 
 #[test]
-fn words_of_a_worker_disturb_no_terminal_and_no_line() {
+fn worker_text_in_hint_is_cut_and_escaped() {
     let name = format!("\u{202e}{}", "x".repeat(500));
     let line = format!("sh: 1: {name}: not found");
     let run = Program::Other { path: Path::new("./run") };
@@ -412,7 +413,7 @@ fn words_of_a_worker_disturb_no_terminal_and_no_line() {
 
 proptest::proptest! {
     #[test]
-    fn no_text_panics(lines in proptest::collection::vec("\\PC{0,60}", 0..6), code in 0..256, number in 1..64) {
+    fn arbitrary_output_does_not_panic(lines in proptest::collection::vec("\\PC{0,60}", 0..6), code in 0..256, number in 1..64) {
         let words = [
             "No module named '", "ModuleNotFoundError: ", "port", ":", "', ", "Address already in use", "gloo connectFullMesh [127.",
             "': not found", "partially initialized module 'x' circular import (",

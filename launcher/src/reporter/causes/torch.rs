@@ -42,7 +42,7 @@ fn ends_with_terminate(clues: &Clues<'_>) -> bool {
 }
 
 /// NCCL, or another part of PyTorch, that finds no GPU.
-pub(super) fn without_gpu(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
+pub(super) fn missing_gpu(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let error = clues.python_error()?;
     let says = |texts: &[&str]| texts.iter().any(|text| error.contains(text));
     if says(&["doesn't have NCCL built in"]) {

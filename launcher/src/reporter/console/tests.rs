@@ -14,7 +14,7 @@ fn rest(mut reader: File) -> String {
 }
 
 #[test]
-fn messages_are_whole_lines_on_the_stream_that_was_named() {
+fn messages_are_whole_lines_on_named_stream() {
     let ((out, stdout), (err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
     console.message(OutputStream::Stdout, b"data\n");
@@ -25,7 +25,7 @@ fn messages_are_whole_lines_on_the_stream_that_was_named() {
 }
 
 #[test]
-fn two_names_of_one_file_are_one_output() {
+fn stdout_and_stderr_of_one_file_share_output() {
     let (out, stdout) = pipe();
     let stderr = stdout.try_clone().unwrap();
     let console = Console::new(stdout, stderr, Cursor::Moves);
@@ -34,7 +34,7 @@ fn two_names_of_one_file_are_one_output() {
 }
 
 #[test]
-fn while_a_pump_is_attached_messages_wait_and_the_queue_is_bounded() {
+fn messages_queue_up_to_limit_while_pump_is_attached() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let output = Arc::clone(console.output(OutputStream::Stdout));
@@ -69,23 +69,23 @@ fn report_that_exceeds_the_queue_is_not_dropped() {
 }
 
 #[test]
-fn a_message_to_nobody_is_no_fault() {
+fn message_without_reader_is_ignored() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     drop(out);
     let console = Console::new(stdout, stderr, Cursor::Moves);
     console.message(OutputStream::Stdout, b"hello");
-    assert_eq!(console.output(OutputStream::Stdout).write(b"x"), Err(WriteError::Gone));
+    assert_eq!(console.output(OutputStream::Stdout).write(b"x"), Err(WriteError::NoReader));
 }
 
 #[test]
-fn a_full_disk_is_not_the_end() {
+fn full_disk_loses_output_but_keeps_console_open() {
     let full = || OwnedFd::from(File::options().write(true).open("/dev/full").unwrap());
     let console = Console::new(full(), full(), Cursor::Moves);
     assert_eq!(console.output(OutputStream::Stdout).write(b"x"), Err(WriteError::Lost(Errno::ENOSPC)));
 }
 
 #[test]
-fn an_output_that_somebody_made_non_blocking_is_waited_for() {
+fn non_blocking_output_is_waited_for() {
     let ((out, stdout), (_err, stderr)) = (pipe(), pipe());
     let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
     nix::fcntl::fcntl(&stdout, flags).unwrap();
@@ -97,7 +97,7 @@ fn an_output_that_somebody_made_non_blocking_is_waited_for() {
 }
 
 #[test]
-fn a_reader_that_does_not_read_delays_nobody_and_gets_all_in_order_later() {
+fn slow_reader_does_not_block_and_gets_messages_in_order() {
     let ((mut out, stdout), (_err, stderr)) = (pipe(), pipe());
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let line = vec![b'x'; 1000];

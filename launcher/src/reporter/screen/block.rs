@@ -71,11 +71,11 @@ impl Screen {
     pub(super) fn follow(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let Some(speaker) = self.speakers.get(&id) else { return };
+            let Some(speaker) = self.streams.get(&id) else { return };
             let taken = if speaker.area.is_some() {
                 self.feed_area(id, rest, out)
             } else if let Some(start) = speaker.first_rewritten_line(rest) {
-                self.pass_on(id, &rest[..start], out);
+                self.forward_bytes(id, &rest[..start], out);
                 self.open_area(id, out);
                 start
             } else if rest.ends_with(b"\r") && self.open.contains(&id) {
@@ -92,28 +92,28 @@ impl Screen {
 
     /// Blank lines at the end are held for a moment: they may be the room that a nested bar makes for itself.
     fn pass_on_but_blank(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
-        let Some(speaker) = self.speakers.get(&id) else { return };
+        let Some(speaker) = self.streams.get(&id) else { return };
         let (end, blank) = (speaker.end_of(bytes), speaker.blank_lines_before(bytes));
         let is_line_ended = bytes.ends_with(b"\n");
         if speaker.held.is_blank() {
             self.finish_lines(id, &[], out);
         }
         if !is_line_ended || blank == bytes.len() {
-            return self.pass_on(id, bytes, out);
+            return self.forward_bytes(id, bytes, out);
         }
-        self.pass_on(id, &bytes[..blank], out);
-        if let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) {
+        self.forward_bytes(id, &bytes[..blank], out);
+        if let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) {
             speaker.hold(&bytes[blank..], end, now);
         }
     }
 
     /// From here on the speaker's lines are followed, with the present part of its current line.
     fn open_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
-        self.step_aside(out);
-        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return };
+        self.clear_open_lines(out);
+        let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) else { return };
         let mut text = speaker.shown_text();
         text.extend_from_slice(&speaker.take_held());
-        speaker.forget();
+        speaker.reset_row();
         speaker.area = Some(Box::new(ProgressArea::new(now)));
         speaker.picture_due = speaker.picture_due.max(now + FIRST_PICTURE);
         self.open.retain(|&open| open != id);
@@ -122,11 +122,11 @@ impl Screen {
     }
 
     fn feed_area(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) -> usize {
-        let (Some(speaker), Some(now)) = (self.speakers.get_mut(&id), self.now) else { return bytes.len() };
+        let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) else { return bytes.len() };
         let Some(area) = &mut speaker.area else { return 0 };
         let mut finished = Vec::new();
         let taken = area.feed(bytes, now, &mut finished);
-        speaker.is_unseen = true;
+        speaker.is_undrawn = true;
         if area.is_idle() {
             speaker.area = None;
         }
@@ -137,7 +137,7 @@ impl Screen {
 
     /// Blank lines that were held, or a picture that was finished by its carriage return.
     pub(super) fn show_whole_rows(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
-        let Some(speaker) = self.speakers.get(&id).filter(|speaker| speaker.holds_whole_rows()) else {
+        let Some(speaker) = self.streams.get(&id).filter(|speaker| speaker.holds_whole_rows()) else {
             return false;
         };
         if speaker.held.is_blank() {
@@ -150,7 +150,7 @@ impl Screen {
 
     /// The stream ended: its last rewritten rows become its last lines.
     pub(super) fn end_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
-        let area = self.speakers.get_mut(&id).and_then(|speaker| speaker.area.take());
+        let area = self.streams.get_mut(&id).and_then(|speaker| speaker.area.take());
         if let Some(area) = area {
             // The thread may end before the next frame.
             self.block.erase(self.kind, out);
@@ -163,7 +163,7 @@ impl Screen {
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
         let ids: Vec<StreamId> = self.with_areas().map(|(id, _, _)| id).collect();
         for id in ids {
-            let Some(speaker) = self.speakers.get_mut(&id) else { continue };
+            let Some(speaker) = self.streams.get_mut(&id) else { continue };
             let Some(area) = &mut speaker.area else { continue };
             let mut finished = Vec::new();
             area.settle(now, &mut finished);
@@ -176,11 +176,11 @@ impl Screen {
     }
 
     fn write_due_picture(&mut self, id: StreamId, now: Instant, out: &mut Vec<u8>) {
-        let Some(speaker) = self.speakers.get_mut(&id) else { return };
+        let Some(speaker) = self.streams.get_mut(&id) else { return };
         if picture_due(self.kind, speaker).is_none_or(|due| due > now) {
             return;
         }
-        speaker.is_unseen = false;
+        speaker.is_undrawn = false;
         let mut pictures = Vec::new();
         for row in speaker.area.iter_mut().flat_map(|area| area.visible_mut()) {
             if let Some(picture) = row.new_picture() {
@@ -193,7 +193,7 @@ impl Screen {
             return;
         }
         speaker.picture_due = now + PICTURE;
-        self.step_aside(out);
+        self.clear_open_lines(out);
         out.extend_from_slice(&pictures);
         self.redraw(out);
     }
@@ -202,8 +202,8 @@ impl Screen {
         if rows.iter().all(ProgressRow::is_written) {
             return;
         }
-        self.step_aside(out);
-        if let Some(speaker) = self.speakers.get(&id) {
+        self.clear_open_lines(out);
+        if let Some(speaker) = self.streams.get(&id) {
             for row in rows.iter().filter(|row| !row.is_written()) {
                 let label = speaker.label.as_deref().filter(|_| row.rewritten);
                 out.extend_from_slice(label.unwrap_or(speaker.prefix()));
@@ -216,7 +216,7 @@ impl Screen {
     }
 
     fn with_areas(&self) -> impl Iterator<Item = (StreamId, &WorkerStream, &ProgressArea)> {
-        self.speakers.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
+        self.streams.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
     }
 
     /// Draws the block, unless it is too early. After each turn of lines and messages.
@@ -230,11 +230,11 @@ impl Screen {
         self.block.is_stale = false;
         self.block.drawn_at = Some(now);
         // In place, where it can be: a block that is erased first flickers.
-        let is_in_place = !self.dangling && self.open.is_empty() && !self.block.is_erased();
+        let is_in_place = !self.has_ended_open_line && self.open.is_empty() && !self.block.is_erased();
         if is_in_place && self.block.fits(self.kind) && frame.len() >= self.block.widths.len() {
             self.block.go_to_first_row(out);
         } else if !frame.is_empty() || !self.block.is_erased() {
-            self.step_aside(out);
+            self.clear_open_lines(out);
         }
         for (row, (text, _)) in frame.iter().enumerate() {
             if row > 0 {
@@ -275,17 +275,17 @@ impl Screen {
 
     /// A person answers what this stream asks: the block leaves the bottom of the terminal to the prompt.
     pub fn allow_prompts(&mut self, id: StreamId) {
-        if let Some(speaker) = self.speakers.get_mut(&id) {
+        if let Some(speaker) = self.streams.get_mut(&id) {
             speaker.prompt = PromptState::Idle;
         }
     }
 
     /// A worker that writes to its other stream does not wait for an answer.
     pub(super) fn note_prompt(&mut self, id: StreamId, bytes: &[u8]) {
-        if self.speakers.get(&id).is_none_or(|speaker| speaker.prompt == PromptState::Never) {
+        if self.streams.get(&id).is_none_or(|speaker| speaker.prompt == PromptState::Never) {
             return;
         }
-        for (&other, speaker) in &mut self.speakers {
+        for (&other, speaker) in &mut self.streams {
             if other == id {
                 speaker.note_prompt(bytes);
             } else if speaker.prompt == PromptState::MayWait {
@@ -298,7 +298,7 @@ impl Screen {
     /// it may be finished soon.
     fn draws_at(&self) -> Option<Instant> {
         let has_rows = !self.block.is_erased() || self.with_areas().next().is_some();
-        let is_asked = self.speakers.values().any(|speaker| speaker.prompt == PromptState::MayWait);
+        let is_asked = self.streams.values().any(|speaker| speaker.prompt == PromptState::MayWait);
         if !self.block.is_stale || !has_rows || is_asked || self.kind == ScreenKind::Plain {
             return None;
         }
@@ -307,7 +307,7 @@ impl Screen {
             Some(drawn) if !self.block.is_erased() => drawn + FRAME,
             Some(_) | None => now,
         };
-        let open = self.open.iter().filter_map(|id| self.speakers.get(id));
+        let open = self.open.iter().filter_map(|id| self.streams.get(id));
         open.map(|speaker| speaker.held.since + PROMPT_AGE).chain([frame]).max()
     }
 
@@ -323,6 +323,6 @@ impl Screen {
 /// When the next picture of this speaker's lines is written as lines.
 fn picture_due(kind: ScreenKind, speaker: &WorkerStream) -> Option<Instant> {
     let area = speaker.area.as_deref()?;
-    let is_wanted = kind == ScreenKind::Plain && speaker.is_unseen && area.visible().next().is_some();
+    let is_wanted = kind == ScreenKind::Plain && speaker.is_undrawn && area.visible().next().is_some();
     is_wanted.then_some(speaker.picture_due)
 }

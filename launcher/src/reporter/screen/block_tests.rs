@@ -77,7 +77,7 @@ impl Bench {
 }
 
 #[test]
-fn bars_of_two_ranks_are_shown_in_place_with_labels() {
+fn progress_bars_of_two_ranks_update_in_place_with_labels() {
     let mut bench = Bench::terminal();
     let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     for step in 0..50 {
@@ -97,7 +97,7 @@ fn bars_of_two_ranks_are_shown_in_place_with_labels() {
 }
 
 #[test]
-fn row_wider_than_terminal_is_cut_and_its_last_state_is_whole() {
+fn bar_wider_than_terminal_is_cut_until_finished() {
     let mut bench = Bench::terminal();
     let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     let wide = "\u{8a13}\u{7df4}".repeat(20);
@@ -116,7 +116,7 @@ fn row_wider_than_terminal_is_cut_and_its_last_state_is_whole() {
 }
 
 #[test]
-fn more_rows_than_the_terminal_has_are_counted() {
+fn bars_beyond_terminal_height_are_counted() {
     let mut bench = Bench::terminal();
     let ids: Vec<_> = (0..30).map(|rank| bench.bare(&format!("[{rank}]:"))).collect();
     for step in 0..5 {
@@ -131,7 +131,7 @@ fn more_rows_than_the_terminal_has_are_counted() {
 }
 
 #[test]
-fn nested_bars_stay_in_their_rows() {
+fn nested_bars_keep_their_rows() {
     for label in ["[0]:", "[1]:"] {
         let mut bench = Bench::terminal();
         let (a, b) = (bench.bare(label), bench.bare("other"));
@@ -185,7 +185,7 @@ fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
 }
 
 #[test]
-fn elsewhere_pictures_are_lines_seldom_and_the_last_one_always() {
+fn plain_output_shows_bar_rarely_and_its_last_state() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     let tenths = u64::try_from(PICTURE.as_millis()).unwrap() / 10;
@@ -202,7 +202,7 @@ fn elsewhere_pictures_are_lines_seldom_and_the_last_one_always() {
 }
 
 #[test]
-fn elsewhere_a_bar_that_stands_still_is_not_repeated() {
+fn plain_output_does_not_repeat_unchanged_bar() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     bench.feed(a, "\r10%\r20%");
@@ -217,7 +217,7 @@ fn elsewhere_a_bar_that_stands_still_is_not_repeated() {
 }
 
 #[test]
-fn elsewhere_text_with_a_return_is_shown_soon_and_once() {
+fn plain_output_shows_text_with_return_once() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     bench.feed(a, "Loading model...\r");
@@ -231,7 +231,7 @@ fn elsewhere_text_with_a_return_is_shown_soon_and_once() {
 }
 
 #[test]
-fn elsewhere_short_bars_in_turn_have_one_picture_in_ten_seconds() {
+fn plain_output_limits_consecutive_bars_to_one_per_10_s() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     for epoch in 0..4 {
@@ -296,7 +296,7 @@ fn bars_are_not_drawn_while_a_prompt_waits_for_its_answer() {
 }
 
 #[test]
-fn bar_that_erases_itself_leaves_nothing_and_the_next_line_is_ordinary() {
+fn erased_bar_leaves_no_row_and_next_line_is_ordinary() {
     let mut bench = Bench::terminal();
     let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     bench.feed(b, "\r7%");
@@ -311,7 +311,7 @@ fn bar_that_erases_itself_leaves_nothing_and_the_next_line_is_ordinary() {
 }
 
 #[test]
-fn ordinary_line_behind_a_bar_keeps_every_byte() {
+fn ordinary_line_after_bar_keeps_every_byte() {
     for gap in [0, 1] {
         let mut bench = Bench::new(ScreenKind::Plain);
         let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
@@ -328,7 +328,7 @@ fn ordinary_line_behind_a_bar_keeps_every_byte() {
 }
 
 #[test]
-fn line_that_is_shown_and_then_rewritten_keeps_its_prefix() {
+fn shown_line_that_is_rewritten_keeps_prefix() {
     let mut bench = Bench::terminal();
     let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
     bench.feed(a, "50%");
@@ -342,7 +342,7 @@ fn line_that_is_shown_and_then_rewritten_keeps_its_prefix() {
 }
 
 #[test]
-fn many_pictures_a_second_are_drawn_at_the_frame_rate() {
+fn fast_bar_is_drawn_at_frame_rate() {
     let mut bench = Bench::terminal();
     let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     for step in 0..1000 {
@@ -357,7 +357,7 @@ fn many_pictures_a_second_are_drawn_at_the_frame_rate() {
 }
 
 #[test]
-fn unfinished_line_of_another_rank_has_the_bottom_for_a_moment() {
+fn unfinished_line_of_other_rank_hides_bars_briefly() {
     let mut bench = Bench::terminal();
     let (a, b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     bench.feed(a, "\r10%");
@@ -377,7 +377,7 @@ fn unfinished_line_of_another_rank_has_the_bottom_for_a_moment() {
 }
 
 #[test]
-fn after_a_resize_to_fewer_columns_the_block_begins_anew() {
+fn resize_to_fewer_columns_restarts_block() {
     let mut bench = Bench::terminal();
     let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     bench.feed(a, "\r0123456789 0123456789");
@@ -392,7 +392,7 @@ fn after_a_resize_to_fewer_columns_the_block_begins_anew() {
 }
 
 #[test]
-fn colours_of_a_picture_are_kept_and_reset() {
+fn bar_colours_are_kept_and_reset() {
     let mut bench = Bench::terminal();
     let (a, _b) = (bench.bare("[0]:"), bench.bare("[1]:"));
     bench.feed(a, "\r\x1b[31mred\x1b[0m plain\x1b[?25l");
@@ -428,7 +428,7 @@ proptest! {
 
     /// Whatever comes, a long stream neither panics nor fills the memory, and its end is seen.
     #[test]
-    fn any_bytes_are_followed(chunks in prop::collection::vec(prop::collection::vec(
+    fn arbitrary_bytes_do_not_break_screen(chunks in prop::collection::vec(prop::collection::vec(
         prop_oneof![Just(b'\r'), Just(b'\n'), Just(0x1b), Just(b'['), Just(b'A'), Just(b'K'), Just(b'J'), Just(b'9'), Just(8), any::<u8>()],
         0..40), 0..20)) {
         for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {

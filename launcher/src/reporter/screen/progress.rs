@@ -70,7 +70,7 @@ impl ProgressArea {
             for token in self.decoder.push(byte).into_iter().flatten() {
                 match token {
                     Token::Character(character) => self.print(character, finished),
-                    Token::Control(control) => self.obey(control, finished),
+                    Token::Control(control) => self.apply_control(control, finished),
                 }
             }
             if byte == b'\n' && (self.is_idle() || self.ends_before(&bytes[at + 1..], finished)) {
@@ -146,7 +146,7 @@ impl ProgressArea {
         self.column = (column + 1).min(CELL_LIMIT);
     }
 
-    fn obey(&mut self, control: Control, finished: &mut Vec<ProgressRow>) {
+    fn apply_control(&mut self, control: Control, finished: &mut Vec<ProgressRow>) {
         if control == Control::Newline {
             return self.go_to_next_row(finished);
         }

@@ -97,7 +97,7 @@ fn shown(bytes: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn lines_of_two_speakers_are_not_mixed() {
+fn lines_of_two_streams_are_not_mixed() {
     for kind in [ScreenKind::Plain, TERMINAL] {
         let mut bench = Bench::new(kind);
         let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
@@ -116,7 +116,7 @@ fn unfinished_line_is_shown_late_and_continued_without_prefix() {
         let mut bench = Bench::new(kind);
         let a = bench.add("[0]:");
         bench.feed(a, "first");
-        assert_eq!(bench.screen.deadline(), Some(bench.start + PATIENCE));
+        assert_eq!(bench.screen.deadline(), Some(bench.start + HOLD_TIME));
         bench.at(49);
         assert_eq!(bench.take(), "");
         bench.at(50);
@@ -131,7 +131,7 @@ fn unfinished_line_is_shown_late_and_continued_without_prefix() {
 }
 
 #[test]
-fn when_others_speak_what_cannot_be_taken_back_waits_longer() {
+fn busy_pump_shows_partial_line_later_on_shared_pipe() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, _b) = (bench.add(""), bench.add(""));
     bench.feed(a, "half");
@@ -143,7 +143,7 @@ fn when_others_speak_what_cannot_be_taken_back_waits_longer() {
 }
 
 #[test]
-fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
+fn open_line_on_pipe_is_ended_by_other_output() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "loading");
@@ -157,7 +157,7 @@ fn whoever_speaks_into_an_open_line_of_a_pipe_ends_it() {
 }
 
 #[test]
-fn on_a_terminal_an_open_line_is_drawn_again_below() {
+fn open_line_on_terminal_is_redrawn_below_other_output() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(a, "50%\r");
@@ -171,7 +171,7 @@ fn on_a_terminal_an_open_line_is_drawn_again_below() {
 }
 
 #[test]
-fn what_may_be_a_prompt_is_never_drawn_again() {
+fn possible_prompt_is_not_redrawn() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(a, "name? ");
@@ -191,7 +191,7 @@ fn what_may_be_a_prompt_is_never_drawn_again() {
 }
 
 #[test]
-fn a_terminal_shows_several_progress_bars() {
+fn terminal_shows_several_progress_bars() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b, c) = (bench.add(""), bench.add(""), bench.add(""));
     bench.feed(a, "\r10%");
@@ -212,7 +212,7 @@ fn a_terminal_shows_several_progress_bars() {
 }
 
 #[test]
-fn a_line_that_does_not_fit_in_a_row_is_ended() {
+fn open_line_wider_than_terminal_is_ended() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b) = (bench.add(""), bench.add(""));
     let long = "x".repeat(40);
@@ -224,7 +224,7 @@ fn a_line_that_does_not_fit_in_a_row_is_ended() {
 }
 
 #[test]
-fn a_row_that_outgrows_the_terminal_among_others_is_ended() {
+fn open_row_that_outgrows_terminal_is_ended() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(a, "aa");
@@ -237,7 +237,7 @@ fn a_row_that_outgrows_the_terminal_among_others_is_ended() {
 }
 
 #[test]
-fn after_a_resize_rows_that_no_longer_fit_are_ended() {
+fn resize_ends_rows_that_no_longer_fit() {
     let mut bench = Bench::new(TERMINAL);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(a, "0123456789");
@@ -251,7 +251,7 @@ fn after_a_resize_rows_that_no_longer_fit_are_ended() {
 }
 
 #[test]
-fn piped_progress_keeps_returns_and_spares_other_lines() {
+fn piped_progress_keeps_returns_and_other_lines() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     bench.feed(a, "\r10%");
@@ -269,7 +269,7 @@ fn piped_progress_keeps_returns_and_spares_other_lines() {
 }
 
 #[test]
-fn a_windows_line_end_gets_one_prefix() {
+fn crlf_line_end_gets_one_prefix() {
     let mut bench = Bench::new(TERMINAL);
     let a = bench.add("[0]:");
     bench.feed(a, "one\r\ntwo\r");
@@ -278,7 +278,7 @@ fn a_windows_line_end_gets_one_prefix() {
 }
 
 #[test]
-fn text_without_a_final_newline_stays_so_until_somebody_speaks() {
+fn text_without_final_newline_is_ended_by_next_output() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add(""));
     bench.feed(a, "the end");
@@ -289,7 +289,7 @@ fn text_without_a_final_newline_stays_so_until_somebody_speaks() {
 }
 
 #[test]
-fn a_line_up_to_the_bound_is_whole_and_a_longer_one_is_shown_early() {
+fn line_up_to_limit_is_whole_and_longer_is_shown_early() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     let most = "x".repeat(LINE_LIMIT);
@@ -306,7 +306,7 @@ fn a_line_up_to_the_bound_is_whole_and_a_longer_one_is_shown_early() {
 }
 
 #[test]
-fn progress_behind_another_line_is_held_up_to_a_lower_bound() {
+fn progress_behind_open_line_is_held_up_to_progress_limit() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add(""), bench.add(""));
     bench.feed(b, "open");
@@ -322,7 +322,7 @@ fn progress_behind_another_line_is_held_up_to_a_lower_bound() {
 }
 
 #[test]
-fn a_line_that_is_on_its_way_is_not_ended_by_others() {
+fn line_still_being_written_is_not_ended_by_other_output() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
     let brim = "x".repeat(BRIM);
@@ -341,10 +341,10 @@ fn a_line_that_is_on_its_way_is_not_ended_by_others() {
 }
 
 #[test]
-fn when_memory_is_short_the_longest_line_goes_on_alone() {
+fn held_bytes_above_limit_make_longest_line_exclusive() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add(""), bench.add(""));
-    let half = "x".repeat(CROWD_LIMIT / 2);
+    let half = "x".repeat(HELD_BYTES_LIMIT / 2);
     bench.feed(a, &half);
     bench.feed(b, &half);
     assert_eq!(bench.screen.exclusive_stream(), None);
@@ -373,7 +373,7 @@ fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
 proptest! {
     /// Invariant 2, for one speaker: any bytes, any cuts, any waits, on any screen.
     #[test]
-    fn one_speaker_without_prefix_is_copied(
+    fn single_stream_without_prefix_is_copied(
         chunks in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..40), 0u64..80), 0..20),
         terminal in any::<bool>(),
     ) {
@@ -412,7 +412,7 @@ proptest! {
 
     /// Invariants 1, 2 and 4, on a terminal with any waits: the same is true of what is shown in the end.
     #[test]
-    fn a_terminal_shows_every_line_whole((speakers, turns) in chatter()) {
+    fn terminal_shows_every_line_whole((speakers, turns) in chatter()) {
         let mut bench = Bench::new(ScreenKind::Terminal { columns: 500, rows: 24 });
         let ids: Vec<_> = (0..speakers.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
         play(&mut bench, &speakers, &turns, &ids, true);

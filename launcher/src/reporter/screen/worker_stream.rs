@@ -42,7 +42,7 @@ pub(super) struct WorkerStream {
     pub(super) area: Option<Box<ProgressArea>>,
     pub(super) prompt: PromptState,
     /// The area was fed since a picture of it was written.
-    pub(super) is_unseen: bool,
+    pub(super) is_undrawn: bool,
     /// When the next picture may be written where none can be taken back.
     pub(super) picture_due: Instant,
 }
@@ -96,7 +96,7 @@ impl WorkerStream {
             label: label.map(Into::into),
             area: None,
             prompt: PromptState::Never,
-            is_unseen: false,
+            is_undrawn: false,
             picture_due: now,
         }
     }
@@ -194,7 +194,7 @@ impl WorkerStream {
     }
 
     /// The launcher ended the line: it goes on in a new one.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset_row(&mut self) {
         self.column = LinePosition::Start;
         self.row = TerminalRow::default();
     }

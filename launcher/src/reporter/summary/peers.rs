@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use rankrun_contract::rank::Rank;
 use rankrun_contract::report::ErrorReport;
 
-use super::{MESSAGE_START, quoted};
+use super::{MESSAGE_START, quoted_lines};
 
 /// More texts than this are left out, and so is a longer text: the error file is kept then.
 const MOST_TEXTS: usize = 4;
@@ -105,7 +105,7 @@ pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
                 lines.extend(text_lines(report));
             }
         }
-        lines.extend(messages.iter().flat_map(|(rank, text)| quoted(&format!("rank {rank}: {text}"))));
+        lines.extend(messages.iter().flat_map(|(rank, text)| quoted_lines(&format!("rank {rank}: {text}"))));
     }
     lines
 }
@@ -116,8 +116,8 @@ pub(super) fn text_lines(report: &ErrorReport) -> Vec<String> {
     let start = if message.len() <= LONGEST { message.len() } else { MESSAGE_START };
     let start = &message[..message.floor_char_boundary(start)];
     let text = report.callstack.as_deref().filter(|text| text.contains(start));
-    let mut lines = if text.is_none() { quoted(message) } else { Vec::new() };
-    lines.extend(quoted(report.callstack.as_deref().unwrap_or_default()));
+    let mut lines = if text.is_none() { quoted_lines(message) } else { Vec::new() };
+    lines.extend(quoted_lines(report.callstack.as_deref().unwrap_or_default()));
     lines
 }
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_that_differ_in_numbers_are_told_once_with_each_message() {
+    fn reports_differing_in_numbers_are_grouped_with_messages() {
         let peers = [(0, "closed by [10.0.0.7]:41"), (2, "closed by [10.0.0.9]:42"), (3, "bad batch 9")];
         let (lines, shown) = grouped("bad batch 7", &peers);
         let expected = [
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_beyond_the_limits_are_not_shown() {
+    fn report_texts_above_limits_are_not_shown() {
         let long = "x".repeat(LONGEST + 1);
         let peers = [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e"), (6, &*long), (7, "a")];
         let (lines, shown) = grouped("first", &peers);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_other_lines_of_code_are_told_apart() {
+    fn reports_from_different_code_lines_are_separate() {
         let at = |line: u32| {
             let callstack = Some(format!("Traceback:\n  line {line}\nValueError: x"));
             ErrorReport { callstack, ..report("ValueError: x") }

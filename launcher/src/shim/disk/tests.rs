@@ -61,7 +61,7 @@ fn room() -> Content {
 }
 
 #[test]
-fn all_changes_are_made_and_nothing_is_left_beside() {
+fn apply_makes_all_changes_and_removes_temporary_files() {
     let scratch = Scratch::new("all");
     let torchrun = scratch.file("torchrun", "pip");
     let changes = [
@@ -96,7 +96,7 @@ fn all_changes_are_made_and_nothing_is_left_beside() {
 }
 
 #[test]
-fn nothing_is_changed_where_one_file_cannot_be_made() {
+fn apply_changes_nothing_if_staging_fails() {
     let scratch = Scratch::new("stage");
     let torchrun = scratch.file("torchrun", "pip");
     let before = scratch.tree();
@@ -111,7 +111,7 @@ fn nothing_is_changed_where_one_file_cannot_be_made() {
 }
 
 #[test]
-fn everything_is_brought_back_where_one_change_fails_late() {
+fn apply_rolls_back_if_commit_fails() {
     let scratch = Scratch::new("commit");
     let torchrun = scratch.file("torchrun", "pip");
     fs::create_dir(scratch.at("folder")).unwrap();
@@ -131,7 +131,7 @@ fn everything_is_brought_back_where_one_change_fails_late() {
 }
 
 #[test]
-fn what_is_there_is_read_as_what_it_is() {
+fn existing_files_are_classified() {
     let scratch = Scratch::new("look");
     let layout = Layout {
         torchrun: scratch.at("torchrun"),
@@ -142,12 +142,15 @@ fn what_is_there_is_read_as_what_it_is() {
     symlink("nowhere", scratch.at("torchrun")).unwrap();
     fs::create_dir(scratch.at("kept")).unwrap();
     fs::write(scratch.at("guard"), vec![b'x'; LONGEST_SCRIPT + 1]).unwrap();
-    let found = look(&layout, |_| false).unwrap();
+    let found = read_files(&layout, |_| false).unwrap();
     assert_eq!([&found.torchrun, &found.kept, &found.guard], [&PathEntry::Other; 3]);
     assert_eq!((&found.hook, &found.record, &found.link), (&PathEntry::Missing, &PathEntry::Missing, &None));
     apply(&[change(layout.room.clone(), room())]).unwrap();
-    let found = look(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
+    let found = read_files(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
     assert_eq!(found.hook, PathEntry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
     assert_eq!(found.link, Some(ShimTarget::Works("/env/bin/rankrun".into())));
-    assert_eq!(look(&layout, |_| false).unwrap().link, Some(ShimTarget::Gone("/env/bin/rankrun".into())));
+    assert_eq!(
+        read_files(&layout, |_| false).unwrap().link,
+        Some(ShimTarget::Gone("/env/bin/rankrun".into()))
+    );
 }

@@ -21,7 +21,7 @@ fn texts(prefix: &OsStr) -> Result<ShimTexts, ShimError> {
 }
 
 #[test]
-fn every_name_in_the_templates_is_filled_in() {
+fn templates_have_no_unfilled_placeholder() {
     let texts = texts(OsStr::new("/env")).unwrap();
     for text in [&texts.torchrun, &texts.hook, &texts.guard] {
         let text = String::from_utf8_lossy(text);
@@ -35,13 +35,13 @@ fn every_name_in_the_templates_is_filled_in() {
 }
 
 #[test]
-fn the_guard_is_one_line_that_python_executes() {
+fn guard_is_single_import_line() {
     assert!(GUARD.starts_with("import ") && GUARD.ends_with('\n') && GUARD.is_ascii());
     assert_eq!(GUARD.lines().count(), 1);
 }
 
 #[test]
-fn what_python_reads_at_its_start_is_ascii_whatever_the_folder_is_called() {
+fn hook_and_guard_are_ascii_for_any_path() {
     let texts = texts(OsStr::from_bytes(b"/\xc3\xa9 @PYTHON@ \xff")).unwrap();
     assert!(texts.hook.is_ascii() && texts.guard.is_ascii());
     let hook = String::from_utf8(texts.hook).unwrap();
@@ -49,7 +49,7 @@ fn what_python_reads_at_its_start_is_ascii_whatever_the_folder_is_called() {
 }
 
 #[test]
-fn a_path_that_would_end_a_quotation_is_refused() {
+fn path_with_quote_or_backslash_is_refused() {
     for prefix in ["/it's", "/back\\slash", "/new\nline"] {
         let error = texts(OsStr::new(prefix)).unwrap_err();
         assert!(matches!(error, ShimError::Unquotable { .. }), "{error}");
@@ -57,7 +57,7 @@ fn a_path_that_would_end_a_quotation_is_refused() {
 }
 
 #[test]
-fn the_scripts_of_installers_are_told_from_ours_and_from_others() {
+fn shim_original_and_foreign_scripts_are_distinguished() {
     let of_shim = texts(OsStr::new("/env")).unwrap().torchrun;
     assert!(is_shim(&of_shim) && !is_original(&of_shim));
     for (script, original) in [
@@ -74,7 +74,7 @@ fn the_scripts_of_installers_are_told_from_ours_and_from_others() {
 }
 
 #[test]
-fn a_record_brings_back_every_byte() {
+fn record_round_trips_every_byte() {
     let file = File { bytes: (0..=255).collect(), mode: 0o750 };
     let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(OriginalScript::from(&file)) };
     let text = serde_json::to_string(&record).unwrap();
@@ -85,9 +85,9 @@ fn a_record_brings_back_every_byte() {
 }
 
 #[test]
-fn a_hook_of_another_environment_is_not_of_this_place() {
+fn hook_of_other_environment_is_rejected() {
     let (here, there) = (texts(OsStr::new("/env")).unwrap(), texts(OsStr::new("/other")).unwrap());
-    assert!(here.are_of_the_place_of(&here.hook));
-    assert!(!here.are_of_the_place_of(&there.hook));
-    assert!(!here.are_of_the_place_of(b""));
+    assert!(here.match_environment_of(&here.hook));
+    assert!(!here.match_environment_of(&there.hook));
+    assert!(!here.match_environment_of(b""));
 }

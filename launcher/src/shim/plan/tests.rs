@@ -70,7 +70,7 @@ fn turned_off(state: &ShimState) -> Vec<String> {
 }
 
 #[test]
-fn on_keeps_the_original_before_it_replaces_it_and_the_guard_comes_last() {
+fn turn_on_saves_original_first_and_adds_guard_last() {
     assert_eq!(
         turned_on(&before(Torchrun::Original(script("pip")))),
         [
@@ -83,7 +83,7 @@ fn on_keeps_the_original_before_it_replaces_it_and_the_guard_comes_last() {
 }
 
 #[test]
-fn on_makes_a_torchrun_where_there_is_none() {
+fn turn_on_creates_missing_torchrun() {
     assert_eq!(
         turned_on(&before(Torchrun::Missing)),
         ["_rankrun_shim for /env/bin/rankrun over None", "torchrun: shim", "rankrun_shim.pth: guard"]
@@ -91,12 +91,12 @@ fn on_makes_a_torchrun_where_there_is_none() {
 }
 
 #[test]
-fn what_is_on_needs_no_change() {
+fn turn_on_twice_changes_nothing() {
     assert_eq!(turned_on(&on()), [""; 0]);
 }
 
 #[test]
-fn on_repairs_what_is_not_as_it_should_be() {
+fn turn_on_repairs_damaged_shim() {
     let room = "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")";
     let reinstalled = ShimState { torchrun: Torchrun::Original(script("new")), ..on() };
     assert_eq!(
@@ -119,7 +119,7 @@ fn on_repairs_what_is_not_as_it_should_be() {
 }
 
 #[test]
-fn off_takes_the_guard_away_first() {
+fn turn_off_removes_guard_first() {
     assert_eq!(
         turned_off(&on()),
         [
@@ -132,7 +132,7 @@ fn off_takes_the_guard_away_first() {
 }
 
 #[test]
-fn off_brings_back_what_the_record_says() {
+fn turn_off_restores_recorded_script() {
     let hooks = ["- rankrun_shim.pth", "- _rankrun_shim"];
     let tampered = ShimState { kept: Some(script("other")), ..on() };
     assert_eq!(turned_off(&tampered)[2..], ["torchrun: pip", "- torchrun.rankrun-original"]);
@@ -147,7 +147,7 @@ fn off_brings_back_what_the_record_says() {
 }
 
 #[test]
-fn off_leaves_a_torchrun_that_came_later() {
+fn turn_off_keeps_newer_torchrun() {
     let hooks = ["- rankrun_shim.pth", "- _rankrun_shim", "- torchrun.rankrun-original"];
     for torchrun in [Torchrun::Original(script("new")), Torchrun::Foreign] {
         assert_eq!(turned_off(&ShimState { torchrun, ..on() }), hooks);
@@ -158,7 +158,7 @@ fn off_leaves_a_torchrun_that_came_later() {
 }
 
 #[test]
-fn what_is_off_needs_no_change() {
+fn turn_off_twice_changes_nothing() {
     for torchrun in [Torchrun::Original(script("pip")), Torchrun::Missing, Torchrun::Foreign] {
         assert_eq!(turned_off(&before(torchrun)), [""; 0]);
     }

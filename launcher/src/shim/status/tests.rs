@@ -37,7 +37,7 @@ const ALL_OURS: [CallTarget; 3] = [CallTarget::Rankrun; 3];
 const ALL_TORCHS: [CallTarget; 3] = [CallTarget::Torch; 3];
 
 #[test]
-fn off_and_on_have_nothing_to_note() {
+fn status_off_and_on_have_no_notes() {
     assert_eq!(status(&state(original(), None, None), false), (ShimHealth::Off, ALL_TORCHS, vec![]));
     let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), works());
     assert_eq!(status(&on, false), (ShimHealth::On, ALL_OURS, vec![]));
@@ -45,7 +45,7 @@ fn off_and_on_have_nothing_to_note() {
 }
 
 #[test]
-fn what_happened_to_a_shim_is_noted() {
+fn damaged_shim_status_has_notes() {
     let gone = || Some(ShimTarget::Gone("/env/bin/rankrun".into()));
     let shim = || Torchrun::Shim(FileAge::Current);
     let current = Some(FileAge::Current);
@@ -71,7 +71,7 @@ fn what_happened_to_a_shim_is_noted() {
 }
 
 #[test]
-fn the_table_lines_up() {
+fn status_table_is_aligned() {
     let environment = environment();
     let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), works());
     let outside = OutsideFacts { other_in_path: Some("/other/bin/torchrun".into()), switched_off: false };
@@ -96,7 +96,7 @@ note: `torchrun` without a path is another environment's here: `/other/bin/torch
 }
 
 #[test]
-fn programs_get_json() {
+fn status_json_has_expected_object() {
     let mut environment = environment();
     environment.torch = None;
     let off = state(Torchrun::Missing, None, None);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listener_is_reached_and_closed_port_refuses() {
+    fn open_connects_to_listener_and_closed_port_is_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let within = || Instant::now() + Duration::from_secs(30);
@@ -91,7 +91,7 @@ mod tests {
 
     /// A listener whose queue is full answers no request: the kernel drops it.
     #[test]
-    fn silent_address_ends_by_the_deadline_after_several_requests() {
+    fn open_to_silent_address_fails_at_deadline() {
         let flags = SockFlag::SOCK_CLOEXEC;
         let listener = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();

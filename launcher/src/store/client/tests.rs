@@ -57,7 +57,7 @@ fn is_readable(client: &Client, timeout: PollTimeout) -> bool {
 }
 
 #[test]
-fn every_call_does_what_it_says() {
+fn client_calls_return_expected_results() {
     let server = server();
     let mut client = client(&server);
     assert_eq!(client.get("/k").unwrap(), b"");
@@ -83,7 +83,7 @@ fn every_call_does_what_it_says() {
 }
 
 #[test]
-fn a_large_value_and_many_keys_go_both_ways() {
+fn large_value_and_many_keys_round_trip() {
     let server = server();
     let mut client = client(&server);
     let large: Vec<u8> = (0..8 * 1024 * 1024).map(|index: u32| index.to_le_bytes()[1]).collect();
@@ -98,7 +98,7 @@ fn a_large_value_and_many_keys_go_both_ways() {
 }
 
 #[test]
-fn a_wait_ends_when_the_last_key_comes() {
+fn wait_ends_when_last_key_is_set() {
     let server = server();
     let mut waits = client(&server);
     waits.set("/a", b"").unwrap();
@@ -110,7 +110,7 @@ fn a_wait_ends_when_the_last_key_comes() {
 }
 
 #[test]
-fn a_wait_that_is_too_long_is_taken_back_and_the_connection_goes_on() {
+fn wait_timeout_is_cancelled_and_connection_stays_usable() {
     let server = server();
     let mut client = client(&server);
     assert!(!client.wait(&["/never"], within(Duration::from_millis(5))).unwrap());
@@ -121,7 +121,7 @@ fn a_wait_that_is_too_long_is_taken_back_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_wait_that_was_begun_is_polled() {
+fn begun_wait_can_be_polled() {
     let server = server();
     let (mut waits, mut other) = (client(&server), client(&server));
     assert!(!waits.end_wait(true).unwrap(), "none was begun");
@@ -146,7 +146,7 @@ fn a_wait_that_was_begun_is_polled() {
 
 /// The answer of a wait and its cancellation cross in every order, and the connection stays in step.
 #[test]
-fn answers_that_cross_keep_the_connection_in_step() {
+fn answer_crossing_cancel_keeps_connection_in_sync() {
     let server = server();
     let (mut waits, mut other) = (client(&server), client(&server));
     for round in 0..500 {
@@ -162,7 +162,7 @@ fn answers_that_cross_keep_the_connection_in_step() {
 
 /// What the test above meets by chance: the wait's answer is sent before the cancellation is read.
 #[test]
-fn an_answer_that_crosses_its_cancellation_counts() {
+fn answer_crossing_cancel_completes_wait() {
     let (address, thread) = listener(|mut stream| {
         greet(&mut stream);
         // A WAIT for one key of two bytes, then CANCEL_WAIT.
@@ -180,7 +180,7 @@ fn an_answer_that_crosses_its_cancellation_counts() {
 }
 
 #[test]
-fn a_listener_that_accepts_and_says_nothing_is_an_error() {
+fn silent_listener_is_reported_as_silent() {
     let (held, silent) = std::sync::mpsc::channel();
     let (address, _thread) = listener(move |stream| held.send(stream).is_ok());
     let error = Client::connect(&[address], haste(), within(Duration::from_millis(200))).unwrap_err();
@@ -189,7 +189,7 @@ fn a_listener_that_accepts_and_says_nothing_is_an_error() {
 }
 
 #[test]
-fn a_listener_that_is_not_even_accepting_is_an_error() {
+fn listener_that_does_not_accept_times_out() {
     let listener = TcpListener::bind(LOOPBACK).unwrap();
     let address = listener.local_addr().unwrap();
     let error = Client::connect(&[address], haste(), within(Duration::from_millis(100))).unwrap_err();
@@ -197,7 +197,7 @@ fn a_listener_that_is_not_even_accepting_is_an_error() {
 }
 
 #[test]
-fn who_answers_with_something_else_is_no_store() {
+fn listener_with_foreign_protocol_is_rejected() {
     for garbage in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &[0; 64], b"\x08\0\0\0"] {
         let (address, _thread) = listener(move |mut stream| stream.write_all(garbage).is_ok());
         let error = Client::connect(&[address], patience(), within(Duration::from_millis(300))).unwrap_err();
@@ -206,7 +206,7 @@ fn who_answers_with_something_else_is_no_store() {
 }
 
 #[test]
-fn nobody_there_is_an_error_that_says_so() {
+fn refused_connection_error_is_preferred() {
     let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
     let error = Client::connect(&[gone], patience(), within(Duration::from_millis(60))).unwrap_err();
     assert!(
@@ -227,7 +227,7 @@ fn nobody_there_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_store_that_comes_late_or_second_is_found() {
+fn connect_retries_until_store_or_second_address_answers() {
     let gone = TcpListener::bind(LOOPBACK).unwrap().local_addr().unwrap();
     let server = server();
     let addresses = [gone, server.local_addr()];
@@ -256,7 +256,7 @@ fn nudge(stream: &mut TcpStream) -> [u8; 4] {
 
 /// As where the kernel learns only from a later packet that one was lost.
 #[test]
-fn who_waits_for_an_answer_sends_something() {
+fn client_pings_while_waiting_for_answer() {
     let (address, thread) = listener(|mut stream| {
         greet(&mut stream);
         for value in [b"v", b"w"] {
@@ -276,7 +276,7 @@ fn who_waits_for_an_answer_sends_something() {
 }
 
 #[test]
-fn what_was_sent_while_a_wait_was_taken_back_keeps_the_connection_in_step() {
+fn ping_during_wait_cancel_keeps_connection_in_sync() {
     let (address, thread) = listener(|mut stream| {
         greet(&mut stream);
         // A WAIT for one key of two bytes, then CANCEL_WAIT.
@@ -295,7 +295,7 @@ fn what_was_sent_while_a_wait_was_taken_back_keeps_the_connection_in_step() {
 }
 
 #[test]
-fn a_store_that_stops_answering_is_an_error_and_the_end_of_the_connection() {
+fn store_that_stops_answering_closes_connection() {
     let (held, silent) = std::sync::mpsc::channel();
     let (address, _thread) = listener(move |mut stream| {
         greet(&mut stream);
@@ -325,7 +325,7 @@ fn a_store_that_stops_answering_is_an_error_and_the_end_of_the_connection() {
 }
 
 #[test]
-fn a_store_that_sends_without_end_is_an_error() {
+fn endless_answer_is_an_error() {
     let (address, _thread) = listener(|mut stream| {
         greet(&mut stream);
         // The length of a value that is within the limits, and then more of it than comes in time.
@@ -339,7 +339,7 @@ fn a_store_that_sends_without_end_is_an_error() {
 }
 
 #[test]
-fn many_large_values_in_one_answer_are_an_error() {
+fn answer_above_size_limit_is_an_error() {
     let server = server();
     let mut client = client(&server);
     let large = vec![0; 8 * 1024 * 1024];
@@ -354,7 +354,7 @@ fn many_large_values_in_one_answer_are_an_error() {
 }
 
 #[test]
-fn a_store_that_goes_is_an_error() {
+fn store_closed_fails_pending_and_next_calls() {
     let server = server();
     let (mut asks, mut waits) = (client(&server), client(&server));
     waits.begin_wait(&["/k"]).unwrap();
@@ -365,7 +365,7 @@ fn a_store_that_goes_is_an_error() {
 }
 
 #[test]
-fn what_is_above_a_limit_is_not_sent() {
+fn request_above_limit_is_not_sent() {
     let server = server();
     let mut client = client(&server);
     let key = "k".repeat(usize::try_from(MAX_KEY).unwrap() + 1);
@@ -379,7 +379,7 @@ proptest! {
 
     /// Whatever the other side says after the greeting, a call ends, and without a panic.
     #[test]
-    fn any_answer_ends_a_call(bytes in proptest::collection::vec(any::<u8>(), 0..64), call in 0..5) {
+    fn arbitrary_answer_ends_call(bytes in proptest::collection::vec(any::<u8>(), 0..64), call in 0..5) {
         let (address, thread) = listener(move |mut stream| {
             greet(&mut stream);
             let _ = stream.write_all(&bytes);

@@ -56,7 +56,7 @@ impl Wire {
         deadline: Instant,
     ) -> Result<Self, ClientError> {
         let stream = open(address, deadline)?;
-        socket::watch(&stream, settings.silence).map_err(io::Error::from)?;
+        socket::set_peer_timeout(&stream, settings.silence).map_err(io::Error::from)?;
         let nonce = settings.nonce;
         let mut wire = Self { stream, input: Vec::new(), nonce, owed: 0 };
         let (began, round_trip) = (Instant::now(), wire.round_trip());
@@ -240,7 +240,7 @@ mod tests {
 
     /// Each look ends at once, in the middle of an answer that goes on.
     #[test]
-    fn answer_cut_by_a_deadline_loses_no_byte() {
+    fn answer_interrupted_by_deadline_loses_no_byte() {
         let value: Vec<u8> = (0..4_000_000_u32).map(|at| (at % 251) as u8).collect();
         let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a free port");
         let stream = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");

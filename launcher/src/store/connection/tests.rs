@@ -33,7 +33,7 @@ impl Served {
         let mut served = Self { connection, peer, keyspace };
         while served.connection.incoming.len() < bytes.len() {
             await_event(&served.connection, PollFlags::POLLIN);
-            served.connection.receive(&mut [0; PIECE]).unwrap();
+            served.connection.receive(&mut [0; READ_CHUNK]).unwrap();
         }
         served
     }
@@ -71,7 +71,7 @@ fn copies(rounds: usize) -> Vec<Request> {
 }
 
 #[test]
-fn unread_answers_hold_the_limit_and_one_reply_at_most() {
+fn unread_answers_hold_at_most_limit_plus_one_reply() {
     let mut served = Served::new(vec![b'v'; 8 * MIB], &copies(150));
     let one = weight(&Reply::Value(vec![0; 8 * MIB + 150].into()));
     let most = served.serve();
@@ -87,7 +87,7 @@ fn unread_answers_hold_the_limit_and_one_reply_at_most() {
 }
 
 #[test]
-fn keys_and_many_small_answers_count_too() {
+fn keys_and_small_answers_count_toward_limit() {
     let mut served = Served::new(Vec::new(), &vec![Request::Ping { nonce: 1 }; 1000]);
     assert_eq!(served.serve(), 1000 * OVERHEAD);
     let keys = Reply::Keys(vec![vec![0; 100].into(); 3]);
@@ -98,11 +98,11 @@ fn keys_and_many_small_answers_count_too() {
 }
 
 #[test]
-fn requests_that_had_to_wait_are_served_once_the_client_has_read() {
+fn paused_requests_are_served_after_client_reads() {
     let rounds = 40;
     let mut served = Served::new(vec![b'v'; MIB], &copies(rounds));
     served.serve();
-    assert!(served.connection.held_up);
+    assert!(served.connection.is_paused);
     let mut peer = served.peer.try_clone().unwrap();
     let reader = std::thread::spawn(move || {
         for round in 0..rounds {

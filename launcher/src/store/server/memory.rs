@@ -67,7 +67,7 @@ pub(super) fn first_to_close(loads: impl Iterator<Item = ConnectionLoad>) -> Opt
 
 impl Server {
     pub(super) fn set_limit(&mut self, bytes: u64) {
-        self.limits.held = bytes;
+        self.limits.max_held_bytes = bytes;
         self.keyspace.set_limit(bytes);
     }
 
@@ -77,37 +77,37 @@ impl Server {
 
     /// How many bytes of answers a client may leave unread before its requests have to wait.
     pub(super) fn allowed_unsent(&self) -> u64 {
-        if self.memory() > self.limits.held / 2 { 0 } else { MAX_UNSENT }
+        if self.memory() > self.limits.max_held_bytes / 2 { 0 } else { MAX_UNSENT }
     }
 
     /// Records the memory that a connection holds now.
-    pub(super) fn account(&mut self, client: ClientId) {
-        let Some(ClientConnection { connection, held, .. }) = self.guests.get_mut(&client) else { return };
+    pub(super) fn update_client_load(&mut self, client: ClientId) {
+        let Some(ClientConnection { connection, held, .. }) = self.clients.get_mut(&client) else { return };
         let before = std::mem::replace(held, connection.held());
         self.held = self.held - before + *held;
         let is_behind = connection.has_output();
-        if self.behind.set(client, is_behind, self.limits.tick) && self.keyspace.detached_bytes() > 0 {
+        if self.slow_readers.set(client, is_behind, self.limits.tick) && self.keyspace.detached_bytes() > 0 {
             self.keyspace.sweep_detached();
         }
     }
 
     /// Closes connections until all together hold less than the limit.
-    pub(super) fn shed(&mut self) {
-        if self.memory() <= self.limits.held {
+    pub(super) fn close_until_within_limit(&mut self) {
+        if self.memory() <= self.limits.max_held_bytes {
             return;
         }
         self.keyspace.sweep_detached();
-        if self.memory() <= self.limits.held {
+        if self.memory() <= self.limits.max_held_bytes {
             return;
         }
         // Some room is made at once, so that the next request is not the next to come here.
-        while self.memory() > self.limits.held / 8 * 7 {
+        while self.memory() > self.limits.max_held_bytes / 8 * 7 {
             let load = |(client, guest): (&ClientId, &ClientConnection)| ConnectionLoad {
                 client: *client,
                 bytes: guest.connection.load(),
                 unread_ticks: guest.connection.unread_ticks(),
             };
-            let Some(client) = first_to_close(self.guests.iter().map(load)) else { return };
+            let Some(client) = first_to_close(self.clients.iter().map(load)) else { return };
             self.close(client, &CloseReason::TooMuch);
             self.keyspace.sweep_detached();
         }
@@ -116,14 +116,14 @@ impl Server {
     /// Finds the clients that read nothing, and closes each that is paused for too long.
     pub(super) fn tick_if_due(&mut self) {
         let now = Instant::now();
-        if self.behind.next_tick.is_none_or(|next| now < next) {
+        if self.slow_readers.next_tick.is_none_or(|next| now < next) {
             return;
         }
-        self.behind.next_tick = Some(now + self.limits.tick);
+        self.slow_readers.next_tick = Some(now + self.limits.tick);
         self.keyspace.sweep_detached();
         let mut unread = Vec::new();
-        for client in &self.behind.clients {
-            let Some(ClientConnection { connection, .. }) = self.guests.get_mut(client) else { continue };
+        for client in &self.slow_readers.clients {
+            let Some(ClientConnection { connection, .. }) = self.clients.get_mut(client) else { continue };
             if connection.tick() >= self.limits.unread_ticks && connection.is_paused() {
                 unread.push(*client);
             }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_does_not_read_is_closed_before_a_larger_one_that_reads() {
+    fn stalled_client_is_closed_before_larger_reading_client() {
         let close = |loads: &[ConnectionLoad]| first_to_close(loads.iter().copied()).map(|client| client.0);
         assert_eq!(close(&[load(1, 900, 0), load(2, 10, 2), load(3, 20, 9)]), Some(3));
         assert_eq!(close(&[load(1, 900, 1), load(2, 10, 0)]), Some(1));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_run_only_while_a_client_is_behind() {
+    fn ticks_run_only_while_a_client_reads_slowly() {
         let (mut behind, tick) = (SlowReaders::default(), Duration::from_secs(1));
         assert!(!behind.set(ClientId(1), false, tick) && behind.next_tick().is_none());
         assert!(!behind.set(ClientId(1), true, tick) && behind.next_tick().is_some());

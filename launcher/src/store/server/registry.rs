@@ -76,28 +76,33 @@ fn keys(request: &Request) -> Vec<&[u8]> {
 #[derive(Debug, Default)]
 pub(super) struct ClientRegistry {
     /// Client ids since the last reset, also of clients that have gone.
-    greeted: BTreeSet<u32>,
+    client_ids: BTreeSet<u32>,
     /// The count of open connections, per client id.
     open: BTreeMap<u32, usize>,
     /// Client ids that lost their last connection since the previous question.
     departed: BTreeSet<u32>,
     /// Connections without a whole request, and since when. The oldest has the lowest number.
-    strangers: BTreeMap<ClientId, Instant>,
+    idle: BTreeMap<ClientId, Instant>,
 }
 
 impl ClientRegistry {
     pub(super) fn admit(&mut self, client: ClientId, now: Instant) {
-        self.strangers.insert(client, now);
+        self.idle.insert(client, now);
     }
 
     /// A connection has sent a request.
-    pub(super) fn note(&mut self, client: ClientId, identity: &mut ClientIdentity, request: &Request) {
+    pub(super) fn record_request(
+        &mut self,
+        client: ClientId,
+        identity: &mut ClientIdentity,
+        request: &Request,
+    ) {
         if !std::mem::replace(&mut identity.known, true) {
-            self.strangers.remove(&client);
+            self.idle.remove(&client);
         }
         if let Request::Ping { nonce } = *request {
-            if self.greeted.len() < MAX_GREETED {
-                self.greeted.insert(nonce);
+            if self.client_ids.len() < MAX_GREETED {
+                self.client_ids.insert(nonce);
             }
             if identity.nonce.is_none() {
                 identity.nonce = Some(nonce);
@@ -115,8 +120,8 @@ impl ClientRegistry {
     }
 
     /// A connection has closed; whether it was the last one of its number.
-    pub(super) fn leave(&mut self, client: ClientId, identity: &ClientIdentity) -> bool {
-        self.strangers.remove(&client);
+    pub(super) fn remove_connection(&mut self, client: ClientId, identity: &ClientIdentity) -> bool {
+        self.idle.remove(&client);
         let Some(nonce) = identity.nonce else { return false };
         let open = self.open.get_mut(&nonce).map_or(0, |open| {
             *open -= 1;
@@ -131,7 +136,7 @@ impl ClientRegistry {
 
     /// The server has closed a connection of an old generation: this does not count as a departure.
     pub(super) fn close_client(&mut self, client: ClientId, identity: &ClientIdentity) {
-        if self.leave(client, identity)
+        if self.remove_connection(client, identity)
             && let Some(nonce) = identity.nonce
         {
             self.departed.remove(&nonce);
@@ -139,11 +144,11 @@ impl ClientRegistry {
     }
 
     pub(super) fn next_generation(&mut self) {
-        self.greeted.clear();
+        self.client_ids.clear();
     }
 
     pub(super) fn client_ids(&self) -> BTreeSet<u32> {
-        self.greeted.clone()
+        self.client_ids.clone()
     }
 
     pub(super) fn connected(&self) -> BTreeSet<u32> {
@@ -161,11 +166,11 @@ impl ClientRegistry {
 
     /// How many connections have not sent a whole request.
     pub(super) fn idle_connections(&self) -> usize {
-        self.strangers.len()
+        self.idle.len()
     }
 
     /// The connection that has been without a whole request for the longest time, and since when.
-    pub(super) fn oldest_stranger(&self) -> Option<(ClientId, Instant)> {
-        self.strangers.first_key_value().map(|(client, since)| (*client, *since))
+    pub(super) fn oldest_idle_connection(&self) -> Option<(ClientId, Instant)> {
+        self.idle.first_key_value().map(|(client, since)| (*client, *since))
     }
 }

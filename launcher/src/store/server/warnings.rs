@@ -20,7 +20,7 @@ enum WarningKind {
 /// The kinds of warnings already written.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
-    said: BTreeSet<WarningKind>,
+    given: BTreeSet<WarningKind>,
 }
 
 impl Warnings {
@@ -28,7 +28,7 @@ impl Warnings {
     pub(super) fn of_full(&mut self, error: &KeyspaceError, request: &str) -> Option<String> {
         let KeyspaceError::Full { key, used, more, limit } = error else { return None };
         let key = key[..key.len().min(MAX_SHOWN)].escape_ascii();
-        self.said.insert(WarningKind::Full).then(|| {
+        self.given.insert(WarningKind::Full).then(|| {
             format!(
                 "the store is full: it holds {} of {}, and `{request}` of key `{key}` with {} more is refused; \
                  `--store-limit SIZE` raises the limit",
@@ -43,13 +43,13 @@ impl Warnings {
     pub(super) fn of_close(&mut self, reason: &CloseReason, limit: u64) -> Option<String> {
         let limit = ByteSize(limit);
         match reason {
-            CloseReason::TooMuch => self.said.insert(WarningKind::TooMuch).then(|| {
+            CloseReason::TooMuch => self.given.insert(WarningKind::TooMuch).then(|| {
                 format!(
                     "the store's clients leave more than {limit} of requests and answers unfinished: the store closes \
                      the connection with the most; `--store-limit SIZE` raises the limit"
                 )
             }),
-            CloseReason::Unread => self.said.insert(WarningKind::Unread).then(|| {
+            CloseReason::Unread => self.given.insert(WarningKind::Unread).then(|| {
                 "a client of the store has read none of its answers for a minute: the store closes its connection"
                     .to_owned()
             }),
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_limit_is_told_once_with_its_values() {
+    fn each_limit_warning_is_given_once_with_values() {
         let mut warnings = Warnings::default();
         let key = [b"k\x1b".as_slice(), &[b'x'; 100]].concat();
         let full = KeyspaceError::Full { key, used: 3 << 19, more: 1000, limit: 2 << 20 };

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_wrong_handshake_closes_the_connection_at_its_first_wrong_byte() {
+fn wrong_handshake_closes_connection_at_first_wrong_byte() {
     let server = server();
     for bytes in [&b"\x0D"[..], b"G", b"\x00\xCE\xF7\x85\x00"] {
         let mut client = Client::silent(&server);
@@ -16,7 +16,7 @@ fn a_wrong_handshake_closes_the_connection_at_its_first_wrong_byte() {
 }
 
 #[test]
-fn a_length_of_4_gib_closes_that_connection_only() {
+fn length_of_4_gib_closes_only_that_connection() {
     let server = server();
     let mut neighbour = Client::new(&server);
     for length in [1u64 << 32, u64::MAX] {
@@ -30,7 +30,7 @@ fn a_length_of_4_gib_closes_that_connection_only() {
 }
 
 #[test]
-fn clients_that_say_nothing_or_stop_in_the_middle_disturb_nobody() {
+fn silent_and_half_sent_requests_do_not_block_other_clients() {
     let server = server();
     let silent = Client::silent(&server);
     let mut halfway = Client::new(&server);
@@ -44,7 +44,7 @@ fn clients_that_say_nothing_or_stop_in_the_middle_disturb_nobody() {
 }
 
 #[test]
-fn a_client_that_goes_while_it_waits_is_forgotten() {
+fn client_closed_during_wait_is_removed_from_waiters() {
     let server = server();
     let (mut gone, mut stays, mut other) = (Client::new(&server), Client::new(&server), Client::new(&server));
     gone.send(&[wait(&["q"])]);
@@ -58,7 +58,7 @@ fn a_client_that_goes_while_it_waits_is_forgotten() {
 }
 
 #[test]
-fn a_client_that_reads_late_gets_everything() {
+fn slow_client_gets_all_answers() {
     let server = server();
     let mut client = Client::new(&server);
     let long = "v".repeat(1024 * 1024);
@@ -75,7 +75,7 @@ fn a_client_that_reads_late_gets_everything() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_not_read_either() {
+fn client_that_never_reads_is_not_served_further() {
     let server = server();
     let (mut greedy, mut neighbour) = (Client::new(&server), Client::new(&server));
     let requests = encode(&vec![get("k"); 10_000]);
@@ -95,7 +95,7 @@ fn a_client_that_never_reads_is_not_read_either() {
 }
 
 #[test]
-fn values_that_live_on_in_unread_answers_alone_are_few() {
+fn replaced_values_in_unread_answers_are_limited() {
     let server = server();
     let mut greedy = Client::new(&server);
     let round = |number: u8| vec![number; 8 * 1024 * 1024];
@@ -130,7 +130,7 @@ fn is_writable(client: &Client) -> bool {
 }
 
 #[test]
-fn many_requests_for_everything_are_answered_one_after_the_other() {
+fn many_list_keys_requests_are_answered_one_by_one() {
     let server = server();
     let mut client = Client::new(&server);
     let keys: Vec<_> = (0..500).map(|number| set(&format!("key {number}"), "v")).collect();
@@ -146,7 +146,7 @@ fn many_requests_for_everything_are_answered_one_after_the_other() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test is about time")]
-fn a_thousand_clients_at_once_are_answered_within_two_seconds() {
+fn one_thousand_clients_are_answered_within_two_seconds() {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
     nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, limit.1, limit.1).unwrap();
     let server = server();
@@ -183,7 +183,7 @@ proptest! {
 
     /// Whatever one connection sends, another is served as before.
     #[test]
-    fn garbage_ends_its_own_connection_at_most(
+    fn garbage_closes_only_its_own_connection(
         garbage in vec(prop_oneof![4 => 0u8..20, 1 => any::<u8>()], 0..400),
         greeted in any::<bool>(),
     ) {

@@ -18,7 +18,7 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn bytes_may_come_one_by_one() {
+fn requests_sent_byte_by_byte_are_answered() {
     let server = server();
     let mut client = Client::silent(&server);
     let requests = [set("p", "1"), get("p"), add("n", 3), Request::GetNumKeys, get("p")];
@@ -32,7 +32,7 @@ fn bytes_may_come_one_by_one() {
 }
 
 #[test]
-fn the_bytes_are_those_of_the_contract() {
+fn wire_bytes_match_contract() {
     let server = server();
     let mut client = Client::silent(&server);
     client.write(b"\x00\xCE\xF7\x85\x3C\x0D\x39\x05\x00\x00");
@@ -71,13 +71,13 @@ fn lengths_and_counts_above_their_limits_close_the_connection() {
 }
 
 #[test]
-fn get_of_an_absent_key_is_empty() {
+fn get_of_absent_key_is_empty() {
     let server = server();
     assert_eq!(Client::new(&server).ask(get("absent")), value(""));
 }
 
 #[test]
-fn wait_for_several_keys_is_answered_once_all_are_there() {
+fn wait_for_several_keys_is_answered_when_all_are_set() {
     let server = server();
     let (mut waiting, mut other) = (Client::new(&server), Client::new(&server));
     waiting.send(&[wait(&["a", "b", "a"])]);
@@ -91,7 +91,7 @@ fn wait_for_several_keys_is_answered_once_all_are_there() {
 }
 
 #[test]
-fn a_key_named_twice_is_satisfied_by_one_appearance() {
+fn wait_with_duplicate_key_is_answered_after_one_set() {
     let server = server();
     let (mut waiting, mut other) = (Client::new(&server), Client::new(&server));
     waiting.send(&[wait(&["k", "k"])]);
@@ -101,7 +101,7 @@ fn a_key_named_twice_is_satisfied_by_one_appearance() {
 }
 
 #[test]
-fn after_a_cancelled_wait_the_connection_is_usable() {
+fn cancelled_wait_leaves_connection_usable() {
     let server = server();
     let (mut waiting, mut other) = (Client::new(&server), Client::new(&server));
     waiting.send(&[wait(&["k"])]);
@@ -113,7 +113,7 @@ fn after_a_cancelled_wait_the_connection_is_usable() {
 }
 
 #[test]
-fn a_cancel_that_crosses_the_answer_is_answered_after_it() {
+fn cancel_crossing_answer_is_answered_after_it() {
     let server = server();
     let (mut waiting, mut other) = (Client::new(&server), Client::new(&server));
     waiting.send(&[wait(&["k"])]);
@@ -126,13 +126,13 @@ fn a_cancel_that_crosses_the_answer_is_answered_after_it() {
 }
 
 #[test]
-fn a_cancel_without_a_wait_is_answered() {
+fn cancel_without_wait_is_answered() {
     let server = server();
     assert_eq!(Client::new(&server).ask(Request::CancelWait), Reply::Cancelled);
 }
 
 #[test]
-fn a_second_wait_on_a_waiting_connection_closes_it() {
+fn second_wait_on_waiting_connection_closes_it() {
     let server = server();
     let mut client = Client::new(&server);
     client.send(&[wait(&["a"]), wait(&["b"])]);
@@ -156,7 +156,7 @@ fn compare_set_has_four_cases() {
 }
 
 #[test]
-fn add_reads_text_as_torch_does() {
+fn add_parses_text_like_torch() {
     let server = server();
     let mut client = Client::new(&server);
     client.set("n", "12abc");
@@ -168,7 +168,7 @@ fn add_reads_text_as_torch_does() {
 }
 
 #[test]
-fn one_push_wakes_one_of_two() {
+fn queue_push_wakes_one_of_two_waiters() {
     let server = server();
     let (mut first, mut second, mut other) =
         (Client::new(&server), Client::new(&server), Client::new(&server));
@@ -185,7 +185,7 @@ fn one_push_wakes_one_of_two() {
 }
 
 #[test]
-fn a_barrier_is_opened_by_its_last_and_stays_open() {
+fn barrier_opens_at_last_arrival_and_stays_open() {
     let server = server();
     let (mut first, mut second, mut third) =
         (Client::new(&server), Client::new(&server), Client::new(&server));
@@ -197,7 +197,7 @@ fn a_barrier_is_opened_by_its_last_and_stays_open() {
 }
 
 #[test]
-fn unknown_codes_close_the_connection() {
+fn unknown_request_code_closes_connection() {
     let server = server();
     for code in [0, 19, 255] {
         let mut client = Client::new(&server);
@@ -207,7 +207,7 @@ fn unknown_codes_close_the_connection() {
 }
 
 #[test]
-fn what_was_asked_before_a_half_close_is_answered_then_the_rest_is_closed() {
+fn requests_before_half_close_are_answered_then_closed() {
     let server = server();
     let mut client = Client::new(&server);
     client.send(&[set("k", "v"), get("k")]);
@@ -217,7 +217,7 @@ fn what_was_asked_before_a_half_close_is_answered_then_the_rest_is_closed() {
 }
 
 #[test]
-fn what_was_asked_before_garbage_is_answered() {
+fn requests_before_garbage_are_answered() {
     let server = server();
     let mut client = Client::new(&server);
     client.write(&[&encode(&[set("k", "v"), get("k")])[..], &[99]].concat());

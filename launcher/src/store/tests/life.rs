@@ -5,7 +5,7 @@ use std::error::Error;
 use super::*;
 
 #[test]
-fn a_port_in_use_is_an_error_with_the_address_and_a_hint() {
+fn port_in_use_error_has_address_and_hint() {
     let server = server();
     let error = StoreServer::bind(server.local_addr()).expect_err("one port has one listener");
     assert_eq!(error.to_string(), format!("cannot listen on `{}`", server.local_addr()));
@@ -15,14 +15,14 @@ fn a_port_in_use_is_an_error_with_the_address_and_a_hint() {
 }
 
 #[test]
-fn a_foreign_address_is_an_error_with_a_hint() {
+fn non_local_address_error_has_hint() {
     let documentation_only = SocketAddr::from(([192, 0, 2, 1], 0));
     let error = StoreServer::bind(documentation_only).expect_err("no machine has this address");
     assert!(error.hint().is_some(), "{error:?}");
 }
 
 #[test]
-fn after_an_end_the_port_is_free_at_once() {
+fn closed_server_frees_port_at_once() {
     let first = server();
     let address = first.local_addr();
     let client = Client::new(&first);
@@ -33,7 +33,7 @@ fn after_an_end_the_port_is_free_at_once() {
 }
 
 #[test]
-fn a_reset_empties_the_keyspace_on_the_same_port() {
+fn reset_empties_keyspace_on_same_port() {
     let server = server();
     let address = server.local_addr();
     let mut old = Client::new(&server);
@@ -51,7 +51,7 @@ fn a_reset_empties_the_keyspace_on_the_same_port() {
 }
 
 #[test]
-fn a_reset_closes_those_who_wait_and_those_who_say_nothing() {
+fn reset_closes_waiting_and_silent_connections() {
     let server = server();
     let (mut waiting, silent) = (Client::new(&server), Client::silent(&server));
     waiting.send(&[wait(&["k"])]);
@@ -64,7 +64,7 @@ fn a_reset_closes_those_who_wait_and_those_who_say_nothing() {
 
 /// Whatever an old connection has written, read or not, accepted or not, the new keyspace never has it.
 #[test]
-fn nothing_of_before_a_reset_is_seen_after_it() {
+fn reset_hides_all_earlier_keys() {
     let server = server();
     for _ in 0..50 {
         let mut old: Vec<_> = (0..20).map(|_| Client::new(&server)).collect();
@@ -78,7 +78,7 @@ fn nothing_of_before_a_reset_is_seen_after_it() {
 }
 
 #[test]
-fn greetings_are_remembered_until_the_next_reset() {
+fn client_ids_are_kept_until_reset() {
     let server = server();
     assert!(server.client_ids().unwrap().is_empty());
     for nonce in [7, 9, 7] {

@@ -36,7 +36,7 @@ fn replaced_values(key: &str, rounds: u8) -> Vec<u8> {
 }
 
 #[test]
-fn unread_answers_above_the_limit_close_clients_that_do_not_read() {
+fn unread_answers_above_limit_close_stalled_clients() {
     let server = limited(ClientLimits::default());
     server.limit(ByteSize(32 * MIB as u64)).unwrap();
     let mut reader = Client::greeted(&server, 7);
@@ -55,7 +55,7 @@ fn unread_answers_above_the_limit_close_clients_that_do_not_read() {
 }
 
 #[test]
-fn one_value_in_the_answers_of_many_clients_is_held_once() {
+fn value_in_answers_of_many_clients_is_counted_once() {
     let server = limited(ClientLimits::default());
     server.limit(ByteSize(32 * MIB as u64)).unwrap();
     let large = "v".repeat(8 * MIB);
@@ -72,7 +72,7 @@ fn one_value_in_the_answers_of_many_clients_is_held_once() {
 }
 
 #[test]
-fn paused_client_is_closed_and_slow_reader_stays() {
+fn stalled_client_is_closed_and_slow_reader_stays() {
     let server = limited(ClientLimits {
         tick: Duration::from_millis(50),
         unread_ticks: 40,
@@ -101,7 +101,7 @@ fn paused_client_is_closed_and_slow_reader_stays() {
 }
 
 #[test]
-fn wait_that_does_not_fit_is_answered_as_cancelled() {
+fn wait_above_store_limit_is_cancelled() {
     let server = limited(ClientLimits::default());
     server.limit(ByteSize(300)).unwrap();
     let mut client = Client::new(&server);

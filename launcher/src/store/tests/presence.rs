@@ -16,12 +16,12 @@ fn departed(server: &StoreServer) -> BTreeSet<u32> {
 }
 
 /// No client has departed by now.
-fn assert_nobody_departed(server: &StoreServer) {
+fn assert_no_client_departed(server: &StoreServer) {
     assert_eq!(departed_within(server, PollTimeout::ZERO), BTreeSet::new());
 }
 
 #[test]
-fn who_has_greeted_is_connected_until_the_last_connection_closes() {
+fn client_id_is_connected_until_last_connection_closes() {
     let server = server();
     assert_eq!(server.connections().unwrap(), 0);
     let (first, second) = (Client::greeted(&server, 7), Client::greeted(&server, 7));
@@ -42,11 +42,11 @@ fn who_has_greeted_is_connected_until_the_last_connection_closes() {
         gone.extend(departed(&server));
     }
     assert_eq!((server.connected().unwrap(), server.connections().unwrap()), ([].into(), 0));
-    assert_nobody_departed(&server);
+    assert_no_client_departed(&server);
 }
 
 #[test]
-fn a_second_greeting_changes_nothing() {
+fn second_ping_nonce_is_ignored() {
     let server = server();
     let mut client = Client::greeted(&server, 7);
     assert_eq!(client.ask(Request::Ping { nonce: 8 }), Reply::Pong(8));
@@ -56,18 +56,18 @@ fn a_second_greeting_changes_nothing() {
 }
 
 #[test]
-fn who_comes_again_before_anybody_has_asked_has_not_departed() {
+fn client_reconnected_before_query_is_not_departed() {
     let server = server();
     drop(Client::greeted(&server, 7));
     poll(&mut [PollFd::new(server.departures(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
     let again = Client::greeted(&server, 7);
-    assert_nobody_departed(&server);
+    assert_no_client_departed(&server);
     drop(again);
     assert_eq!(departed(&server), [7].into());
 }
 
 #[test]
-fn a_reset_keeps_what_it_is_told_to_keep() {
+fn reset_keeping_keeps_named_prefixes_and_clients() {
     let server = server();
     let (mut agent, mut peer, mut worker) =
         (Client::greeted(&server, 1), Client::greeted(&server, 2), Client::greeted(&server, 3));
@@ -93,20 +93,20 @@ fn a_reset_keeps_what_it_is_told_to_keep() {
     assert_eq!(peer.answer_of(&wait(&[])), Reply::Arrived);
     assert_eq!(server.connected().unwrap(), [1, 2].into());
     assert_eq!(server.client_ids().unwrap(), [].into());
-    assert_nobody_departed(&server);
+    assert_no_client_departed(&server);
     drop(agent);
     assert_eq!(departed(&server), [1].into());
 
     server.reset().unwrap();
     peer.assert_closed();
     assert_eq!(server.connections().unwrap(), 0);
-    assert_nobody_departed(&server);
+    assert_no_client_departed(&server);
     assert_eq!(Client::new(&server).ask(Request::GetNumKeys), Reply::Number(0));
 }
 
 /// Bytes of an old connection, read or not, never reach the new keyspace, although other connections are kept.
 #[test]
-fn nothing_of_before_is_seen_after_a_reset_that_keeps_some() {
+fn reset_keeping_hides_all_other_earlier_keys() {
     let server = server();
     let mut agent = Client::greeted(&server, 1);
     for _ in 0..50 {

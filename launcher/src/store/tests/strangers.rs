@@ -6,14 +6,17 @@ use super::*;
 const NEVER: Duration = Duration::from_secs(3600);
 
 pub(super) fn limited(limits: ClientLimits) -> StoreServer {
-    let listener = super::super::listen::on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let listener = super::super::listen::listen_on(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     StoreServer::start(listener, limits).expect("a thread can be started")
 }
 
 #[test]
-fn who_asks_for_nothing_is_closed_and_who_has_asked_stays() {
-    let server =
-        limited(ClientLimits { stranger: Duration::from_millis(50), few: 0, ..ClientLimits::default() });
+fn idle_connection_is_closed_and_active_client_stays() {
+    let server = limited(ClientLimits {
+        idle_timeout: Duration::from_millis(50),
+        allowed_idle: 0,
+        ..ClientLimits::default()
+    });
     let mut client = Client::greeted(&server, 7);
     let (silent, mut slow, greeted) =
         (Client::silent(&server), Client::silent(&server), Client::new(&server));
@@ -28,8 +31,9 @@ fn who_asks_for_nothing_is_closed_and_who_has_asked_stays() {
 }
 
 #[test]
-fn a_few_who_ask_for_nothing_may_take_their_time() {
-    let server = limited(ClientLimits { stranger: Duration::ZERO, few: 2, ..ClientLimits::default() });
+fn few_idle_connections_are_not_closed() {
+    let server =
+        limited(ClientLimits { idle_timeout: Duration::ZERO, allowed_idle: 2, ..ClientLimits::default() });
     let mut strangers: Vec<_> = (0..3).map(|_| Client::silent(&server)).collect();
     strangers.remove(0).assert_closed();
     for stranger in &mut strangers {
@@ -39,8 +43,13 @@ fn a_few_who_ask_for_nothing_may_take_their_time() {
 }
 
 #[test]
-fn the_oldest_of_too_many_strangers_makes_room() {
-    let server = limited(ClientLimits { stranger: NEVER, few: 0, strangers: 3, ..ClientLimits::default() });
+fn oldest_idle_connection_is_closed_above_limit() {
+    let server = limited(ClientLimits {
+        idle_timeout: NEVER,
+        allowed_idle: 0,
+        max_idle: 3,
+        ..ClientLimits::default()
+    });
     let mut client = Client::greeted(&server, 7);
     let mut strangers: Vec<_> = (0..5).map(|_| Client::silent(&server)).collect();
     strangers.drain(..2).for_each(Client::assert_closed);
@@ -56,8 +65,9 @@ fn the_oldest_of_too_many_strangers_makes_room() {
 }
 
 #[test]
-fn who_has_begun_most_is_closed_before_others() {
-    let server = limited(ClientLimits { stranger: NEVER, held: 1024 * 1024, ..ClientLimits::default() });
+fn client_with_largest_partial_request_is_closed_first() {
+    let server =
+        limited(ClientLimits { idle_timeout: NEVER, max_held_bytes: 1024 * 1024, ..ClientLimits::default() });
     let mut small = Client::greeted(&server, 7);
     // The beginning of a value of eight MiB: of a quarter of the limit, and of more than all of it.
     let begun = |length: usize| {
@@ -80,8 +90,8 @@ fn who_has_begun_most_is_closed_before_others() {
 }
 
 #[test]
-fn a_value_that_comes_in_many_pieces_is_counted_once() {
-    let server = limited(ClientLimits { held: 9 * 1024 * 1024, ..ClientLimits::default() });
+fn value_received_in_pieces_is_counted_once() {
+    let server = limited(ClientLimits { max_held_bytes: 9 * 1024 * 1024, ..ClientLimits::default() });
     let mut client = Client::greeted(&server, 7);
     let large = "v".repeat(8 * 1024 * 1024);
     for _ in 0..4 {
@@ -93,11 +103,14 @@ fn a_value_that_comes_in_many_pieces_is_counted_once() {
 /// A scanner and a thousand of every kind of garbage, while a job works: its calls are answered, and nothing of the
 /// garbage is left.
 #[test]
-fn a_thousand_garbage_connections_do_not_disturb_a_job() {
+fn one_thousand_garbage_connections_do_not_disturb_job() {
     let most = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap().1;
     nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, most, most).unwrap();
-    let server =
-        limited(ClientLimits { stranger: Duration::from_millis(500), few: 0, ..ClientLimits::default() });
+    let server = limited(ClientLimits {
+        idle_timeout: Duration::from_millis(500),
+        allowed_idle: 0,
+        ..ClientLimits::default()
+    });
     let mut job: Vec<_> = (0..4).map(|rank| Client::greeted(&server, rank)).collect();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     let mut held = Vec::new();

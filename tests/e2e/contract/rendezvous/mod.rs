@@ -4,7 +4,7 @@ mod agents;
 
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Scratch, Store, field, free_port, library, only_ours};
+use harness::{Gate, Job, Launch, Name, Scratch, Store, field, free_port, is_rankrun, library};
 use nix::sys::signal::Signal;
 
 use super::pair::agree;
@@ -129,7 +129,7 @@ fn with_a_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
     let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
     let own = || guest(name, store, "1", &conf).args(lease(name)).worker(["seat", &gate.step()]);
     let first = own().start();
-    first.line("seat rank=");
+    first.wait_for_line("seat rank=");
     (first, own().start())
 }
 
@@ -140,7 +140,7 @@ fn lease(name: Name) -> &'static [&'static str] {
 
 #[test]
 fn spare() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -148,10 +148,10 @@ fn spare() {
         let gate = Gate::new(&scratch, "gate");
         let (first, second) = with_a_spare(*name, &store, &gate);
         // It says that it waits as a spare.
-        second.line("spare");
+        second.wait_for_line("spare");
         gate.open(1);
-        first.wait().exits(0);
-        second.wait().exits(0).never_says("seat rank=");
+        first.wait().expect_exit_code(0);
+        second.wait().expect_exit_code(0).expect_absent("seat rank=");
     }
 }
 
@@ -164,7 +164,7 @@ fn spare_takes_over() {
         for process in first.processes() {
             process.signal(Signal::SIGKILL);
         }
-        second.line("seat rank=");
+        second.wait_for_line("seat rank=");
         gate.open(1);
         let outcome = second.wait();
         (outcome.status.code(), seats(&[outcome]))
@@ -222,27 +222,27 @@ fn meets(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
 
 #[test]
 fn scale_up() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
         let (gate, endpoint) = (Gate::new(&scratch, "gate"), format!("localhost:{}", free_port()));
         let first = meets(*name, &endpoint, "1:2", &gate).start();
-        assert_eq!(seat(&first.line("seat rank=")), ALONE[0]);
+        assert_eq!(seat(&first.wait_for_line("seat rank=")), ALONE[0]);
         let second = meets(*name, &endpoint, "1:2", &gate).start();
-        first.line("sum rank=0 world=2 total=3");
-        second.line("sum rank=1 world=2 total=3");
+        first.wait_for_line("sum rank=0 world=2 total=3");
+        second.wait_for_line("sum rank=1 world=2 total=3");
         gate.open(2);
         for outcome in [first, second].map(Job::wait) {
-            outcome.exits(0);
+            outcome.expect_exit_code(0);
         }
     }
 }
 
 #[test]
 fn replace() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -252,23 +252,23 @@ fn replace() {
         let own =
             || guest(*name, &store, "2", &conf).args(lease(*name)).worker(["seat", "sum", &gate.step()]);
         let [first, second] = [own().start(), own().start()];
-        first.line("world=2 total=3");
+        first.wait_for_line("world=2 total=3");
         for process in second.processes() {
             process.signal(Signal::SIGKILL);
         }
         let third = own().start();
-        third.line("world=2 total=3");
-        first.lines("world=2 total=3", 2);
+        third.wait_for_line("world=2 total=3");
+        first.wait_for_lines("world=2 total=3", 2);
         gate.open(2);
         for outcome in [first, third].map(Job::wait) {
-            outcome.exits(0);
+            outcome.expect_exit_code(0);
         }
     }
 }
 
 #[test]
 fn peer_fails() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {
@@ -285,7 +285,7 @@ fn peer_fails() {
 
 #[test]
 fn clock_skew() {
-    if !only_ours() {
+    if !is_rankrun() {
         return;
     }
     for name in Name::both() {

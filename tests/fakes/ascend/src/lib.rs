@@ -71,7 +71,7 @@ mod tests {
     use super::visible;
 
     #[test]
-    fn the_vendors_rules() {
+    fn visible_devices_follow_ascend_rules() {
         assert_eq!(visible(3, None), [0, 1, 2]);
         assert_eq!(visible(8, Some("1, 2,3")), [1]);
         assert_eq!(visible(8, Some("1,3,8")), [1, 3]);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vendors_rules() {
+    fn visible_devices_follow_nvidia_rules() {
         let vectors: [(Option<&str>, &[usize]); 14] = [
             (None, &[0, 1, 2, 3]),
             (Some(""), &[]),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_comes_first_by_default() {
+    fn default_order_is_fastest_first() {
         for order in [None, Some("FASTEST_FIRST")] {
             assert_eq!(cards(None, order), [3, 0, 1, 2]);
             assert_eq!(cards(Some("0,1"), order), [3, 0]);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn one_mig_device_only() {
+    fn only_one_mig_device_is_visible() {
         let mut machine = machine();
         machine.cards[1].mig =
             ["MIG-a", "MIG-b"].map(|uuid| fake_machine::Mig { uuid: uuid.to_owned(), memory: 1 }).into();

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_and_the_types_of_their_parameters() {
+    fn kernels_are_parsed_with_parameter_types() {
         let source = "// __global__ void none(int a) {}\n__global__ void declared(int a);\n\
                       __global__ void one(float *__restrict__ to, const float* from,\n  long long n) {}\n\
                       __device__ float other(int a) { return a; }\n__global__ void two() { }";
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_keep_the_lines_where_they_are() {
+    fn removed_comments_keep_line_numbers() {
         assert_eq!(without_comments("a // b\nc /* d\ne */ f"), "a     \nc     \n     f");
     }
 }

@@ -10,13 +10,13 @@ use crate::world::Comm;
 static CALLS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
 #[expect(clippy::disallowed_methods, reason = "a fake library has nothing but the process that opens it")]
-fn wishes() -> String {
+fn requested_faults() -> String {
     std::env::var("FAKE_GPU").unwrap_or_default()
 }
 
 /// All values of `what`.
 fn values(what: &str) -> Vec<String> {
-    let pairs = wishes();
+    let pairs = requested_faults();
     let pairs = pairs.split_whitespace().filter_map(|word| word.split_once('='));
     pairs.filter(|(name, _)| *name == what).map(|(_, value)| value.to_owned()).collect()
 }

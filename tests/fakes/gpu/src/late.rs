@@ -15,7 +15,7 @@ enum Copy {
     FromHost { from: usize, bytes: Vec<u8> },
 }
 
-fn under_way() -> MutexGuard<'static, Vec<(usize, Copy)>> {
+fn pending_copies() -> MutexGuard<'static, Vec<(usize, Copy)>> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -36,7 +36,7 @@ pub(crate) unsafe fn to_host(to: *mut u8, from: *const u8, bytes: usize, stream:
         if is_late() {
             let copied = slice::from_raw_parts(from, bytes).to_vec();
             to.write_bytes(POISON, bytes);
-            under_way().push((stream, Copy::ToHost { to: to.expose_provenance(), bytes: copied }));
+            pending_copies().push((stream, Copy::ToHost { to: to.expose_provenance(), bytes: copied }));
         } else {
             from.copy_to(to, bytes);
         }
@@ -55,7 +55,7 @@ pub(crate) unsafe fn from_host(to: *mut u8, from: *const u8, bytes: usize, strea
     unsafe {
         if is_late() {
             let bytes = slice::from_raw_parts(from, bytes).to_vec();
-            under_way().push((stream, Copy::FromHost { from: from.expose_provenance(), bytes }));
+            pending_copies().push((stream, Copy::FromHost { from: from.expose_provenance(), bytes }));
         }
         from.copy_to(to, bytes);
     }
@@ -63,8 +63,8 @@ pub(crate) unsafe fn from_host(to: *mut u8, from: *const u8, bytes: usize, strea
 
 /// Completes the pending copies of a stream; without a stream, those of all streams.
 #[expect(clippy::print_stderr, reason = "the process ends here")]
-pub(crate) fn are_done(stream: Option<usize>) {
-    for (_, copy) in under_way().extract_if(.., |(of, _)| stream.is_none_or(|stream| stream == *of)) {
+pub(crate) fn complete_copies(stream: Option<usize>) {
+    for (_, copy) in pending_copies().extract_if(.., |(of, _)| stream.is_none_or(|stream| stream == *of)) {
         // SAFETY: the memory of the host is there until now, in a right program.
         unsafe {
             match copy {

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reduction_of_some_numbers() {
+    fn every_reduction_gives_expected_result() {
         let parts: Vec<Vec<u8>> = [[1.0_f32, -4.0], [3.0, 8.0]].iter().map(|part| bytes(part)).collect();
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         for (how, expected) in

@@ -38,7 +38,7 @@ fn state() -> Answer {
 
 /// Of one stream, or of all.
 fn state_of(stream: Option<*mut c_void>) -> Answer {
-    state().inspect(|()| late::are_done(stream.map(<*mut c_void>::addr)))
+    state().inspect(|()| late::complete_copies(stream.map(<*mut c_void>::addr)))
 }
 
 fn wait(stream: Option<*mut c_void>) {

@@ -222,7 +222,7 @@ fn kernels_are_compiled_and_run_for_every_thread() {
 }
 
 #[test]
-fn what_real_devices_refuse_is_refused() {
+fn invalid_launches_are_refused_like_on_real_devices() {
     plays("errors", "devices=2");
 }
 
@@ -233,12 +233,12 @@ fn memory_belongs_to_devices() {
 }
 
 #[test]
-fn a_context_lives_as_long_as_it_has_an_owner() {
+fn context_lives_while_retained() {
     plays("contexts", "devices=1");
 }
 
 #[test]
-fn a_kernel_that_writes_behind_its_memory_ends_the_process() {
+fn kernel_write_out_of_bounds_ends_process() {
     let Output { status, stderr, .. } = play("overrun", "devices=1");
     let stderr = String::from_utf8_lossy(&stderr);
     assert!(!status.success() && stderr.contains("something was written behind 16 bytes"), "{stderr}");

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vendors_rules() {
+    fn visibility_variables_follow_amd_rules() {
         sees(None, None, None, &[0, 1, 2, 3]);
         sees(Some(""), None, None, &[]);
         sees(Some("0,0,1"), None, None, &[0]);

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vendors_rules() {
+    fn visibility_variables_follow_intel_rules() {
         let plain = Variables::default();
         let mask = |mask| Variables { mask: Some(mask), ..plain };
         sees(1, plain, &[(0, None), (1, None), (2, None)]);

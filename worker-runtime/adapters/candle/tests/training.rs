@@ -102,7 +102,7 @@ fn train_unevenly(group: Group, batch: usize) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn uneven_parts_train_as_the_whole_does() {
+fn uneven_shards_train_like_whole_batch() {
     for batch in [23, 7, 3, 1] {
         let alone = on_all(1, |group| train_unevenly(group, batch)).remove(0);
         for world in [2, 3, 4] {
@@ -132,7 +132,7 @@ fn train(group: Group, data_type: DType) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn parts_of_a_batch_train_as_the_whole_does() {
+fn batch_shards_train_like_whole_batch() {
     for (data_type, rounding) in [(DType::F64, 1e-12), (DType::F32, 1e-4)] {
         let alone = on_all(1, |group| train(group, data_type)).remove(0);
         for world in [2, 4] {
@@ -146,7 +146,7 @@ fn parts_of_a_batch_train_as_the_whole_does() {
 }
 
 #[test]
-fn short_floats_train_alike_on_all_ranks() {
+fn half_precision_trains_alike_on_all_ranks() {
     for data_type in [DType::F16, DType::BF16] {
         let all = on_all(3, |group| train(group, data_type));
         assert!(all.windows(2).all(|two| two[0] == two[1]));
@@ -154,7 +154,7 @@ fn short_floats_train_alike_on_all_ranks() {
 }
 
 #[test]
-fn tensor_is_reduced_where_it_lies() {
+fn tensor_is_reduced_in_place() {
     let all = on_all(3, |mut group| {
         let rank = group.rank().0 as f32;
         let tensor = Tensor::full(rank, (2, 3), &Device::Cpu).unwrap();
@@ -170,7 +170,7 @@ fn tensor_is_reduced_where_it_lies() {
 }
 
 #[test]
-fn part_is_reduced_and_the_rest_stays() {
+fn tensor_slice_is_reduced_and_rest_unchanged() {
     let all = on_all(2, |mut group| {
         let rank = group.rank().0 as i64;
         let tensor = Tensor::new(&[[rank, rank], [rank + 1, rank + 1]], &Device::Cpu).unwrap();
@@ -200,7 +200,7 @@ fn unsupported_tensor_is_refused_by_name() {
 }
 
 #[test]
-fn ranks_with_other_variables_are_told_which() {
+fn variable_mismatch_names_difference() {
     let errors = on_all(2, |group| {
         let variables = VarMap::new();
         let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
@@ -212,7 +212,7 @@ fn ranks_with_other_variables_are_told_which() {
 }
 
 #[test]
-fn variable_that_was_not_used_is_named_unless_that_is_asked_for() {
+fn unused_variable_is_named_unless_allowed() {
     for find_unused in [false, true] {
         let group = ThreadGroup::world(1).remove(0);
         let model = Model::new(0.0, DType::F32);

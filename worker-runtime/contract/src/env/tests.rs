@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-fn worker(rank: u32, world: u32) -> WorkerEnv {
+fn worker_env(rank: u32, world: u32) -> WorkerEnv {
     let world_size = WorldSize::new(world).unwrap();
     WorkerEnv {
         rank: Rank(rank),
@@ -14,7 +14,7 @@ fn worker(rank: u32, world: u32) -> WorkerEnv {
         node_rank: NodeRank(0),
         node_count: NodeCount::ONE,
         role: Role { name: "trainer".to_owned(), rank: Rank(rank), world_size },
-        master: Master { addr: "127.0.0.1".to_owned(), port: 29_500, agent_store: true },
+        master: Master { addr: "127.0.0.1".to_owned(), port: 29_500, uses_agent_store: true },
         restart_count: RestartCount(1),
         max_restarts: RestartCount(3),
         run_id: RunId("j".to_owned()),
@@ -29,63 +29,63 @@ fn worker(rank: u32, world: u32) -> WorkerEnv {
     }
 }
 
-fn read(vars: &HashMap<&'static str, OsString>) -> Result<Option<WorkerEnv>, EnvError> {
+fn parse_env(vars: &HashMap<&'static str, OsString>) -> Result<Option<WorkerEnv>, EnvError> {
     WorkerEnv::from_vars(|name| vars.get(name).cloned())
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(world in 1u32..2048, seed in 0u32..2048) {
-        let env = worker(seed % world, world);
+    fn written_env_parses_unchanged(world in 1u32..2048, seed in 0u32..2048) {
+        let env = worker_env(seed % world, world);
         let vars: HashMap<_, _> = env.to_vars().into_iter().collect();
-        prop_assert_eq!(read(&vars), Ok(Some(env)));
+        prop_assert_eq!(parse_env(&vars), Ok(Some(env)));
     }
 }
 
 #[test]
-fn without_a_launcher_there_is_no_worker_env() {
-    assert_eq!(read(&HashMap::new()), Ok(None));
+fn env_without_launcher_is_none() {
+    assert_eq!(parse_env(&HashMap::new()), Ok(None));
     let own = [(MASTER_ADDR, "here"), (MASTER_PORT, "1"), (ERROR_FILE, "/tmp/e.json"), (ROLE_NAME, "x")];
-    assert_eq!(read(&own.map(|(name, value)| (name, value.into())).into()), Ok(None));
+    assert_eq!(parse_env(&own.map(|(name, value)| (name, value.into())).into()), Ok(None));
 }
 
 #[test]
-fn a_missing_variable_is_named() {
-    let whole: HashMap<_, _> = worker(0, 2).to_vars().into_iter().collect();
+fn missing_variable_is_named() {
+    let whole: HashMap<_, _> = worker_env(0, 2).to_vars().into_iter().collect();
     for &name in whole.keys() {
         let mut vars = whole.clone();
         vars.remove(name);
         match name {
             // It is not there under every version of torchrun, where the launcher looked at no device, on one node.
-            SIGNALS_TO_HANDLE | DEVICE | ROUND => assert!(matches!(read(&vars), Ok(Some(_))), "{name}"),
-            _ => assert_eq!(read(&vars), Err(EnvError::Missing { name })),
+            SIGNALS_TO_HANDLE | DEVICE | ROUND => assert!(matches!(parse_env(&vars), Ok(Some(_))), "{name}"),
+            _ => assert_eq!(parse_env(&vars), Err(EnvError::Missing { name })),
         }
     }
-    for name in MARKS {
+    for name in LAUNCHER_VARIABLES {
         let alone = HashMap::from([(name, OsString::from("1"))]);
-        assert!(matches!(read(&alone), Err(EnvError::Missing { .. })), "{name}");
+        assert!(matches!(parse_env(&alone), Err(EnvError::Missing { .. })), "{name}");
     }
 }
 
 #[test]
-fn without_rank_and_world_size_a_launched_worker_is_no_world_of_its_own() {
+fn launched_worker_without_rank_or_world_size_is_error() {
     for mark in [RUN_ID, JOB] {
         let vars = HashMap::from([(mark, OsString::from("x"))]);
-        assert_eq!(read(&vars), Err(EnvError::Missing { name: RANK }));
+        assert_eq!(parse_env(&vars), Err(EnvError::Missing { name: RANK }));
     }
 }
 
 #[test]
-fn other_launchers_may_leave_out_what_has_a_default() {
+fn optional_variables_have_defaults() {
     let vars = [(RANK, "1"), (WORLD_SIZE, "2"), (LOCAL_RANK, "1"), (MASTER_ADDR, "a"), (MASTER_PORT, "9")];
-    let env = read(&vars.map(|(name, value)| (name, value.into())).into()).unwrap().unwrap();
+    let env = parse_env(&vars.map(|(name, value)| (name, value.into())).into()).unwrap().unwrap();
     assert_eq!((env.rank, env.local_rank, env.node_count), (Rank(1), LocalRank(1), NodeCount::ONE));
     assert_eq!((env.role.name.as_str(), env.run_id.0.as_str()), ("default", "none"));
-    assert!(!env.master.agent_store);
+    assert!(!env.master.uses_agent_store);
 }
 
 #[test]
-fn an_absurd_variable_is_named() {
+fn invalid_variable_is_named() {
     for (name, value) in [
         (RANK, "-1"),
         (WORLD_SIZE, "0"),
@@ -94,9 +94,9 @@ fn an_absurd_variable_is_named() {
         (RANK, "2"),
         (DEVICE, "gpu"),
     ] {
-        let mut vars: HashMap<_, _> = worker(0, 2).to_vars().into_iter().collect();
+        let mut vars: HashMap<_, _> = worker_env(0, 2).to_vars().into_iter().collect();
         vars.insert(name, value.into());
-        let error = read(&vars).expect_err("an absurd value was accepted").to_string();
+        let error = parse_env(&vars).expect_err("an absurd value was accepted").to_string();
         assert!(error.contains(name), "{error}");
     }
 }

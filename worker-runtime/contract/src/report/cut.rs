@@ -1,17 +1,17 @@
 //! Long texts of error files: the start, the end, and between them a line with the sizes.
 //!
-//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut`] cuts one text.
+//! [`JsonCutter`] cuts the texts of a JSON file of any size while it is read, in bounded memory. [`cut_text`] cuts one text.
 //! A text that has been cut before keeps its first size.
 
 use std::borrow::Cow;
 
-use super::{MAX_FILE, MAX_LEN, ReportError};
+use super::{MAX_FILE_BYTES, MAX_REPORT_BYTES, ReportError};
 
-/// Of a file longer than [`MAX_LEN`], a text keeps less than this, in bytes.
+/// Of a file longer than [`MAX_REPORT_BYTES`], a text keeps less than this, in bytes.
 pub const MAX_CUT_TEXT: usize = 64 * 1024;
 
 /// The start, and at least once the end, that [`JsonCutter`] keeps of a text.
-const PART: usize = 20 * 1024;
+const KEPT_PART_BYTES: usize = 20 * 1024;
 
 const BEFORE_LEFT_OUT: &str = "\n[... ";
 const BEFORE_LEN: &str = " of ";
@@ -19,28 +19,28 @@ const AFTER_LEN: &str = " bytes are left out ...]\n";
 
 /// `text` with at most `most` bytes and the line that says what is missing. Letters stay whole.
 #[must_use]
-pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+pub fn cut_text(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
     }
     let head = &text[..text.floor_char_boundary(most / 2)];
     let tail = &text[text.ceil_char_boundary(text.len() - most / 2)..];
-    let len = len_before_cut(text).unwrap_or(text.len() as u64);
+    let len = original_len(text).unwrap_or(text.len() as u64);
     let left_out = len.saturating_sub((head.len() + tail.len()) as u64);
-    Cow::Owned(format!("{head}{}{tail}", mark(left_out, len)))
+    Cow::Owned(format!("{head}{}{tail}", omission_mark(left_out, len)))
 }
 
 /// Whether the middle of this text has been left out.
 #[must_use]
-pub fn is_cut(text: &str) -> bool {
-    len_before_cut(text).is_some()
+pub fn is_cut_text(text: &str) -> bool {
+    original_len(text).is_some()
 }
 
-fn mark(left_out: u64, len: u64) -> String {
+fn omission_mark(left_out: u64, len: u64) -> String {
     format!("{BEFORE_LEFT_OUT}{left_out}{BEFORE_LEN}{len}{AFTER_LEN}")
 }
 
-fn len_before_cut(text: &str) -> Option<u64> {
+fn original_len(text: &str) -> Option<u64> {
     let (before, _) = text.split_once(AFTER_LEN)?;
     let (_, numbers) = before.rsplit_once(BEFORE_LEFT_OUT)?;
     let (left_out, len) = numbers.split_once(BEFORE_LEN)?;
@@ -52,7 +52,7 @@ fn len_before_cut(text: &str) -> Option<u64> {
 #[derive(Debug, Default)]
 pub struct JsonCutter {
     out: Vec<u8>,
-    read: u64,
+    bytes_read: u64,
     text: Option<Text>,
 }
 
@@ -62,21 +62,21 @@ impl JsonCutter {
     /// # Errors
     /// The file, or what is left of it, is too long.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Result<(), ReportError> {
-        self.read += bytes.len() as u64;
-        if self.read > MAX_FILE || self.out.len() > MAX_LEN {
+        self.bytes_read += bytes.len() as u64;
+        if self.bytes_read > MAX_FILE_BYTES || self.out.len() > MAX_REPORT_BYTES {
             return Err(ReportError::Huge);
         }
         while !bytes.is_empty() {
             bytes = match self.text.take() {
-                None => self.outside(bytes),
-                Some(text) => self.inside(text, bytes),
+                None => self.feed_outside_string(bytes),
+                Some(text) => self.feed_string(text, bytes),
             };
         }
         Ok(())
     }
 
     /// Takes in the bytes up to the start of the next text, and gives the rest.
-    fn outside<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+    fn feed_outside_string<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let quote = bytes.iter().position(|byte| *byte == b'"');
         let (taken, rest) = bytes.split_at(quote.map_or(bytes.len(), |at| at + 1));
         self.out.extend_from_slice(taken);
@@ -85,7 +85,7 @@ impl JsonCutter {
     }
 
     /// Takes in the bytes up to the end of this text, and gives the rest.
-    fn inside<'a>(&mut self, mut text: Text, bytes: &'a [u8]) -> &'a [u8] {
+    fn feed_string<'a>(&mut self, mut text: Text, bytes: &'a [u8]) -> &'a [u8] {
         let rest = text.feed(bytes);
         let Some((quote, rest)) = rest.split_first() else {
             self.text = Some(text);
@@ -104,7 +104,7 @@ impl JsonCutter {
         if let Some(text) = self.text.take() {
             text.finish(&mut self.out);
         }
-        if self.out.len() > MAX_LEN { Err(ReportError::Huge) } else { Ok(self.out) }
+        if self.out.len() > MAX_REPORT_BYTES { Err(ReportError::Huge) } else { Ok(self.out) }
     }
 }
 
@@ -147,18 +147,18 @@ impl Text {
                 break;
             } else {
                 let end = bytes.iter().position(|byte| matches!(byte, b'"' | b'\\')).unwrap_or(bytes.len());
-                self.letters(&bytes[..end]);
+                self.push_chars(&bytes[..end]);
                 bytes = &bytes[end..];
             }
         }
         bytes
     }
 
-    fn letters(&mut self, mut letters: &[u8]) {
+    fn push_chars(&mut self, mut letters: &[u8]) {
         while let Some(&first) = letters.first() {
             let is_rest_of_letter = first & 0xC0 == 0x80;
             self.make_room(is_rest_of_letter);
-            let room = PART.saturating_sub(self.last.bytes.len()).max(1);
+            let room = KEPT_PART_BYTES.saturating_sub(self.last.bytes.len()).max(1);
             let (taken, rest) = letters.split_at(room.min(letters.len()));
             self.last.push(taken, taken.len() as u64);
             letters = rest;
@@ -185,7 +185,7 @@ impl Text {
 
     /// Begins a new part where the last one is full, unless a letter goes on.
     fn make_room(&mut self, is_rest_of_letter: bool) {
-        if self.last.bytes.len() < PART || is_rest_of_letter {
+        if self.last.bytes.len() < KEPT_PART_BYTES || is_rest_of_letter {
             return;
         }
         let full = std::mem::take(&mut self.last);
@@ -202,7 +202,7 @@ impl Text {
         let [head, rest @ ..] = &kept;
         out.extend_from_slice(&head.bytes);
         if self.left_out > 0 {
-            out.extend_from_slice(mark(self.left_out, len).replace('\n', "\\n").as_bytes());
+            out.extend_from_slice(omission_mark(self.left_out, len).replace('\n', "\\n").as_bytes());
         }
         rest.iter().for_each(|part| out.extend_from_slice(&part.bytes));
         out.extend_from_slice(&self.escape);
@@ -231,28 +231,28 @@ mod tests {
     }
 
     #[test]
-    fn short_text_stays_as_it_is() {
-        assert_eq!(cut("four", 4), "four");
+    fn short_text_is_unchanged() {
+        assert_eq!(cut_text("four", 4), "four");
         let json = r#"{"message": "a\"b\\", "x": [1, "\u00e9"]}"#;
         assert_eq!(shortened(json, 1), json);
-        let whole = format!("\"{}\"", "x".repeat(2 * PART));
+        let whole = format!("\"{}\"", "x".repeat(2 * KEPT_PART_BYTES));
         assert_eq!(shortened(&whole, 999), whole);
     }
 
     #[test]
-    fn cut_text_has_both_ends_and_its_first_size() {
+    fn cut_text_keeps_both_ends_and_original_size() {
         let text = format!("HEAD{}TAIL", "x".repeat(1000));
-        let once = cut(&text, 100);
+        let once = cut_text(&text, 100);
         assert!(once.starts_with("HEADxx") && once.ends_with("xxTAIL"), "{once}");
         let (head, left_out, len, tail) = parts(&once);
         assert_eq!((head.len(), tail.len(), left_out, len), (50, 50, 908, 1008));
-        let twice = cut(&once, 20);
+        let twice = cut_text(&once, 20);
         assert_eq!(twice, "HEADxxxxxx\n[... 988 of 1008 bytes are left out ...]\nxxxxxxTAIL");
-        assert!(is_cut(&twice) && !is_cut(&text));
+        assert!(is_cut_text(&twice) && !is_cut_text(&text));
     }
 
     #[test]
-    fn every_escape_counts_as_the_letter_that_it_stands_for() {
+    fn escape_counts_as_its_character() {
         for (letter, bytes) in
             [("é", 2), ("\\u00e9", 2), ("\\ud83d\\ude00", 4), ("\\n", 1), ("\\u20ac", 3), ("😀", 4)]
         {
@@ -264,14 +264,14 @@ mod tests {
             assert_eq!(len, 8 + 100_000 * bytes, "{letter}");
             assert_eq!(len, (head.len() + tail.len()) as u64 + left_out);
             assert!(whole.starts_with(head) && whole.ends_with(tail), "a letter was cut: {letter}");
-            assert!(text.len() < MAX_CUT_TEXT && tail.len() >= PART / 6, "{}", text.len());
+            assert!(text.len() < MAX_CUT_TEXT && tail.len() >= KEPT_PART_BYTES / 6, "{}", text.len());
             assert_eq!(value["b"], 1);
         }
     }
 
     #[test]
-    fn file_that_stays_too_long_is_an_error() {
-        let many = "\"x\",".repeat(MAX_LEN / 4 + 2);
+    fn file_too_long_after_cut_is_error() {
+        let many = "\"x\",".repeat(MAX_REPORT_BYTES / 4 + 2);
         let mut cutter = JsonCutter::default();
         let fed = many.as_bytes().chunks(65536).try_for_each(|bytes| cutter.feed(bytes));
         assert!(matches!(fed.and_then(|()| cutter.finish().map(drop)), Err(ReportError::Huge)));
@@ -279,8 +279,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_of_any_letters_is_cut_between_them(text in "[aé€😀]{0,60}", most in 0_usize..80) {
-            let short = cut(&text, most);
+        fn text_is_cut_at_character_boundaries(text in "[aé€😀]{0,60}", most in 0_usize..80) {
+            let short = cut_text(&text, most);
             if text.len() <= most {
                 prop_assert_eq!(&*short, &text);
             } else {
@@ -291,7 +291,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..99), step in 1_usize..9) {
+        fn arbitrary_json_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..99), step in 1_usize..9) {
             let mut cutter = JsonCutter::default();
             bytes.chunks(step).for_each(|bytes| cutter.feed(bytes).unwrap());
             prop_assert_eq!(cutter.finish().unwrap(), bytes);

@@ -6,7 +6,7 @@ fn message_of(text: &str) -> String {
 }
 
 #[test]
-fn the_text_is_torchs() {
+fn rendered_report_matches_torch() {
     let report = ErrorReport {
         message: "ValueError: é\u{1f600}\"".to_owned(),
         callstack: Some("line 1\nline 2\t".to_owned()),
@@ -21,7 +21,7 @@ fn the_text_is_torchs() {
 }
 
 #[test]
-fn a_report_of_torchs_record_decorator_is_read() {
+fn torch_record_report_is_parsed() {
     let text = r#"{"message": {"message": "ZeroDivisionError: division by zero", "extraInfo":
         {"py_callstack": "Traceback (most recent call last):\n", "timestamp": "1700000000"}}}"#;
     assert_eq!(
@@ -36,7 +36,7 @@ fn a_report_of_torchs_record_decorator_is_read() {
 }
 
 #[test]
-fn a_plain_message_is_read() {
+fn plain_message_is_parsed() {
     let report = parse(br#"{"message": "lost", "timestamp": 5, "more": [1]}"#).unwrap();
     assert_eq!(
         report,
@@ -46,7 +46,7 @@ fn a_plain_message_is_read() {
 }
 
 #[test]
-fn what_we_do_not_know_is_handed_on() {
+fn unknown_fields_are_passed_through() {
     let text = br#"{"message": {"message": "m", "extraInfo": {"timestamp": "5", "host": "a"}}, "role": "x"}"#;
     let file = ErrorFile::parse(text).unwrap();
     assert_eq!(file.form, MessageForm::Object);
@@ -66,14 +66,14 @@ fn what_we_do_not_know_is_handed_on() {
 }
 
 #[test]
-fn a_call_stack_without_a_message_is_a_report() {
+fn call_stack_without_message_is_a_report() {
     let report =
         parse(br#"{"message": {"extraInfo": {"py_callstack": "stack", "timestamp": "5"}}}"#).unwrap();
     assert_eq!((report.message.as_str(), report.callstack.as_deref()), ("<N/A>", Some("stack")));
 }
 
 #[test]
-fn an_unreadable_time_does_not_cost_the_message() {
+fn invalid_timestamp_keeps_message() {
     for time in ["\"soon\"", "-1", "1.5", "null", "[]", "\"\""] {
         let text = format!(r#"{{"message": {{"message": "m", "extraInfo": {{"timestamp": {time}}}}}}}"#);
         assert_eq!(parse(text.as_bytes()).unwrap().unix_seconds, None, "{text}");
@@ -81,7 +81,7 @@ fn an_unreadable_time_does_not_cost_the_message() {
 }
 
 #[test]
-fn a_lost_rank_is_read_as_text_and_as_a_number() {
+fn lost_rank_is_parsed_from_text_and_number() {
     for (rank, expected) in
         [("2", Some(Rank(2))), ("\"2\"", Some(Rank(2))), ("-1", None), ("4294967296", None), ("[]", None)]
     {
@@ -91,7 +91,7 @@ fn a_lost_rank_is_read_as_text_and_as_a_number() {
 }
 
 #[test]
-fn half_a_surrogate_pair_is_replaced() {
+fn lone_surrogate_is_replaced() {
     assert_eq!(message_of(r#"{"message": "a\udce9b"}"#), "a\u{fffd}b");
     assert_eq!(message_of(r#"{"message": "\ud83d"}"#), "\u{fffd}");
     assert_eq!(message_of(r#"{"message": "\ud83d\ud83d\ude00"}"#), "\u{fffd}\u{1f600}");
@@ -99,7 +99,7 @@ fn half_a_surrogate_pair_is_replaced() {
 }
 
 #[test]
-fn a_broken_file_is_an_error() {
+fn invalid_file_is_error() {
     let deep = "[".repeat(100_000);
     for text in ["", "{", "\\", "\\u", &deep] {
         assert!(matches!(parse(text.as_bytes()), Err(ReportError::NotJson(_))), "`{text:.20}` was read");
@@ -109,12 +109,12 @@ fn a_broken_file_is_an_error() {
         assert!(matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))), "`{text}` was read");
     }
     assert!(matches!(parse(b"\xff"), Err(ReportError::NotUnicode(_))));
-    assert!(matches!(parse(&vec![b' '; MAX_LEN + 1]), Err(ReportError::TooLong { .. })));
+    assert!(matches!(parse(&vec![b' '; MAX_REPORT_BYTES + 1]), Err(ReportError::TooLong { .. })));
 }
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(message in ".*", callstack: Option<String>, now: u64, lost: Option<u32>) {
+    fn rendered_report_parses_unchanged(message in ".*", callstack: Option<String>, now: u64, lost: Option<u32>) {
         let lost_rank = lost.map(Rank);
         let report = ErrorReport { message, callstack, unix_seconds: Some(now), lost_rank };
         let text = render(&report);
@@ -123,12 +123,12 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+    fn arbitrary_report_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         drop(parse(&bytes));
     }
 
     #[test]
-    fn no_escapes_panic(text in r#"\{"message": "([\\ud8cé"0]){0,20}"\}"#) {
+    fn arbitrary_escapes_do_not_panic(text in r#"\{"message": "([\\ud8cé"0]){0,20}"\}"#) {
         drop(parse(text.as_bytes()));
     }
 }

@@ -1,15 +1,15 @@
 //! Ranks that do not have the same files.
 
-use super::sharded::{rows, save_parts, with_parts};
+use super::sharded::{rows, save_parts, sharded_state};
 use super::*;
 
 #[test]
-fn newest_one_is_found_wherever_it_lies() {
+fn newest_checkpoint_on_any_rank_is_loaded() {
     let (first, second) = (Folder::new(), Folder::new());
     save(&first, 1, &[20, 40]);
     save(&second, 1, &[60]);
     let load = |folders: &[&Path]| {
-        let loaded = ranks_in(folders, |it| {
+        let loaded = run_ranks_in(folders, |it| {
             let mut own = vec![0.0; 6];
             let loaded = it.load_latest(&mut model(&mut own))?.unwrap();
             assert_eq!(own, weights(loaded.step));
@@ -26,7 +26,7 @@ fn newest_one_is_found_wherever_it_lies() {
 
 /// Rank 1 has the newest one, without a part, and no other one; what rank 0 has stays on offer.
 #[test]
-fn what_one_rank_offers_in_vain_costs_the_others_nothing() {
+fn damaged_checkpoint_on_one_rank_falls_back() {
     let (first, second) = (Folder::new(), Folder::new());
     save_parts(&first, 2, 20);
     for name in first.names() {
@@ -36,11 +36,11 @@ fn what_one_rank_offers_in_vain_costs_the_others_nothing() {
     let third = Folder::new();
     save_parts(&third, 2, 40);
     fs::copy(third.main(40), second.main(40)).unwrap();
-    let loaded = ranks_in(&[&first.0, &second.0], |it| {
+    let loaded = run_ranks_in(&[&first.0, &second.0], |it| {
         let rank = it.group.rank().0;
         let (mut own, mut part) = (vec![0.0; 6], vec![0; rows(2, rank, 11).len()]);
         let mut extra = if rank == 0 { vec![0; 3] } else { vec![] };
-        let loaded = it.load_latest(&mut with_parts(&mut own, &mut part, &mut extra))?.unwrap();
+        let loaded = it.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
         assert_eq!(part, rows(2, rank, 11));
         Ok((loaded.step, loaded.refused.len()))
     });

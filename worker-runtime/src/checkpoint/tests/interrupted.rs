@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rankrun_contract::rank::WorldSize;
 
-use super::sharded::{load_parts, rows, save_parts, with_parts};
+use super::sharded::{load_parts, rows, save_parts, sharded_state};
 use super::*;
 use crate::process_group::{Backend, DataType, GroupError, HostCollective, MemoryKind, ProcessGroup};
 
@@ -46,9 +46,10 @@ impl ProcessGroup for Breaks {
 }
 
 /// Two ranks save a sharded tensor; rank 1 is cut off before its call of this number. How many calls it has made.
-fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
+fn save_on_two_ranks(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let groups = ThreadGroup::world_with(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
+    let groups =
+        ThreadGroup::world_with_timeout(2, Duration::from_secs(30)).into_iter().zip([usize::MAX, before]);
     let saved = thread::scope(|scope| {
         let rank = |(group, before): (Group, usize)| {
             let calls = if group.rank() == ROOT { Arc::default() } else { Arc::clone(&calls) };
@@ -65,13 +66,13 @@ fn saved_by_two(folder: &Folder, before: usize) -> (Vec<bool>, usize) {
 }
 
 #[test]
-fn rank_without_final_answer_keeps_its_part_file() {
-    let (saved, calls) = saved_by_two(&Folder::new(), usize::MAX);
+fn part_file_without_final_answer_is_kept() {
+    let (saved, calls) = save_on_two_ranks(&Folder::new(), usize::MAX);
     assert_eq!(saved, [true; 2]);
     let folder = Folder::new();
-    let (saved, _) = saved_by_two(&folder, calls - 1);
+    let (saved, _) = save_on_two_ranks(&folder, calls - 1);
     assert!(!saved[1], "it was cut off before the last word");
-    let loaded = ranks(2, &folder, |checkpoint| {
+    let loaded = run_ranks(2, &folder, |checkpoint| {
         let mut own = [0i32; 3];
         let loaded = checkpoint.load_latest(&mut StateDict::new().sharded("m", &[3], &mut own))?;
         Ok((loaded.map(|loaded| loaded.step), own))
@@ -80,38 +81,41 @@ fn rank_without_final_answer_keeps_its_part_file() {
 }
 
 #[test]
-fn save_that_fails_leaves_the_one_before_and_every_rank_knows() {
+fn failed_save_keeps_previous_and_errors_on_all_ranks() {
     let folder = Folder::new();
     save_parts(&folder, 3, 20);
     let before = folder.names();
     fs::create_dir_all(folder.main(40).join("in the way")).unwrap();
-    let ended = ranks_in(&[&*folder.0; 3], |it| {
+    let ended = run_ranks_in(&[&*folder.0; 3], |it| {
         let rank = it.group.rank().0;
-        it.save(40, &with_parts(&mut weights(40), &mut rows(3, rank, 11), &mut []))
+        it.save(40, &sharded_state(&mut weights(40), &mut rows(3, rank, 11), &mut []))
     });
-    let told: Vec<String> = ended.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+    let errors: Vec<String> = ended.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     let place = folder.main(40).display().to_string();
-    assert_eq!(told[0], format!("cannot write `{place}` for the checkpoint of step 40"));
-    assert!(told[1].starts_with(&format!("rank 0 failed: {}: ", told[0])) && told[2] == told[1], "{told:?}");
+    assert_eq!(errors[0], format!("cannot write `{place}` for the checkpoint of step 40"));
+    assert!(
+        errors[1].starts_with(&format!("rank 0 failed: {}: ", errors[0])) && errors[2] == errors[1],
+        "{errors:?}"
+    );
     fs::remove_dir_all(folder.main(40)).unwrap();
     assert_eq!(folder.names(), before);
     assert_eq!(load_parts(&folder, 3).step, 20);
 }
 
 #[test]
-fn rank_that_dies_while_it_saves_costs_only_this_save() {
+fn rank_death_during_save_keeps_previous_checkpoint() {
     let folder = Folder::new();
     save_parts(&folder, 3, 20);
-    let ended = ranks_in(&[&*folder.0; 3], |it| {
+    let ended = run_ranks_in(&[&*folder.0; 3], |it| {
         let rank = it.group.rank().0;
         let mut part = rows(3, rank, 11);
-        let state = with_parts(&mut [0.0; 6], &mut part, &mut []).check();
+        let state = sharded_state(&mut [0.0; 6], &mut part, &mut []).check();
         assert_eq!(state, Ok(()));
         if rank == 1 {
             // It dies when the others have said what they have, and before its part is there.
             return Ok(());
         }
-        it.save(40, &with_parts(&mut weights(40), &mut part, &mut []))
+        it.save(40, &sharded_state(&mut weights(40), &mut part, &mut []))
     });
     assert!(ended[1].is_ok());
     for rank in [0, 2] {
@@ -126,12 +130,16 @@ fn rank_that_dies_while_it_saves_costs_only_this_save() {
 
 /// What a save leaves that was killed: parts that no main file names, and files under another name.
 #[test]
-fn what_a_killed_save_left_is_not_a_checkpoint_and_goes_with_the_next_one() {
+fn killed_save_is_ignored_and_removed_by_next_save() {
     let (folder, other) = (Folder::new(), Folder::new());
     save_parts(&folder, 2, 20);
     save_parts(&other, 2, 40);
     for name in other.names() {
-        let place = if names::step_of(&name).is_some() { names::unfinished(&name, 7) } else { name.clone() };
+        let place = if names::parse_step(&name).is_some() {
+            names::unfinished_file_name(&name, 7)
+        } else {
+            name.clone()
+        };
         fs::copy(other.0.join(&name), folder.0.join(place)).unwrap();
     }
     let left = folder.names();
@@ -144,16 +152,18 @@ fn what_a_killed_save_left_is_not_a_checkpoint_and_goes_with_the_next_one() {
 
 /// Else a disk that a few killed saves have filled would stay full: what they left went only after a save that succeeds.
 #[test]
-fn what_killed_saves_left_takes_no_room_from_the_next_one() {
+fn killed_save_files_are_removed_before_next_write() {
     let folder = Folder::new();
     save_parts(&folder, 2, 20);
     let before = folder.names();
-    for name in [names::unfinished(&names::main(30), 1), names::part(30, 5, 1, 2)] {
+    for name in
+        [names::unfinished_file_name(&names::main_file_name(30), 1), names::part_file_name(30, 5, 1, 2)]
+    {
         fs::write(folder.0.join(name), "torn").unwrap();
     }
     let in_the_way = folder.main(40).join("in the way");
     fs::create_dir_all(&in_the_way).unwrap();
-    for ended in ranks_in(&[&*folder.0; 2], |it| it.save(40, &model(&mut weights(40)))) {
+    for ended in run_ranks_in(&[&*folder.0; 2], |it| it.save(40, &model(&mut weights(40)))) {
         assert!(ended.is_err());
     }
     fs::remove_dir_all(folder.main(40)).unwrap();

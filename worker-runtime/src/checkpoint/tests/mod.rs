@@ -30,7 +30,7 @@ impl Folder {
     }
 
     fn main(&self, step: u64) -> PathBuf {
-        self.0.join(names::main(step))
+        self.0.join(names::main_file_name(step))
     }
 }
 
@@ -41,11 +41,11 @@ impl Drop for Folder {
 }
 
 /// What each rank makes of the checkpoints in the folder that it is given.
-fn ranks_in<R: Send>(
+fn run_ranks_in<R: Send>(
     folders: &[&Path],
     body: impl Fn(&mut Checkpoint) -> Result<R, CheckpointError> + Sync,
 ) -> Vec<Result<R, CheckpointError>> {
-    let groups = ThreadGroup::world_with(folders.len() as u32, Duration::from_secs(30));
+    let groups = ThreadGroup::world_with_timeout(folders.len() as u32, Duration::from_secs(30));
     thread::scope(|scope| {
         let body = &body;
         let rank = |(group, folder): (Group, &&Path)| {
@@ -57,12 +57,12 @@ fn ranks_in<R: Send>(
     })
 }
 
-fn ranks<R: Send>(
+fn run_ranks<R: Send>(
     world: usize,
     folder: &Folder,
     body: impl Fn(&mut Checkpoint) -> Result<R, CheckpointError> + Sync,
 ) -> Vec<R> {
-    let ended = ranks_in(&vec![&*folder.0; world], body);
+    let ended = run_ranks_in(&vec![&*folder.0; world], body);
     ended.into_iter().map(|result| result.unwrap_or_else(|error| panic!("{error}"))).collect()
 }
 
@@ -72,19 +72,19 @@ fn weights(step: u64) -> Vec<f32> {
 }
 
 fn model(weights: &mut [f32]) -> StateDict<'_> {
-    StateDict::new().replicated("weight", &[2, 3], weights).metadata("seed", "7")
+    StateDict::new().replicated("weight", &[2, 3], weights).with_metadata("seed", "7")
 }
 
 /// Saves these steps of the plain model.
 fn save(folder: &Folder, world: usize, steps: &[u64]) {
-    ranks(world, folder, |checkpoint| {
+    run_ranks(world, folder, |checkpoint| {
         steps.iter().try_for_each(|&step| checkpoint.save(step, &model(&mut weights(step))))
     });
 }
 
 /// The newest step that all ranks get of the plain model, with what was refused.
 fn load(folder: &Folder, world: usize) -> Option<Loaded> {
-    let loaded = ranks(world, folder, |checkpoint| {
+    let loaded = run_ranks(world, folder, |checkpoint| {
         let mut own = vec![-1.0; 6];
         let loaded = checkpoint.load_latest(&mut model(&mut own))?;
         assert_eq!(own, loaded.as_ref().map_or(vec![-1.0; 6], |loaded| weights(loaded.step)));
@@ -95,7 +95,7 @@ fn load(folder: &Folder, world: usize) -> Option<Loaded> {
 }
 
 #[test]
-fn what_was_saved_is_loaded_by_every_rank() {
+fn saved_state_is_loaded_by_every_rank() {
     for (before, after) in [(1, 1), (2, 2), (4, 2), (1, 3)] {
         let folder = Folder::new();
         assert_eq!(load(&folder, after), None);
@@ -108,17 +108,17 @@ fn what_was_saved_is_loaded_by_every_rank() {
 
 /// As where the state is made from a hash map.
 #[test]
-fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
+fn tensor_order_may_differ_between_ranks() {
     let folder = Folder::new();
     let (first, second) = ([1.0f32, 2.0], [3.0f32, 4.0]);
-    ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |it| {
         let (mut first, mut second) = (first, second);
         it.save(
             7,
             &StateDict::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
         )
     });
-    let loaded = ranks(3, &folder, |it| {
+    let loaded = run_ranks(3, &folder, |it| {
         let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
         let mut listed = [("first", &mut first), ("second", &mut second)];
         if it.group.rank().0 != 0 {
@@ -135,34 +135,42 @@ fn each_rank_may_list_its_tensors_in_an_order_of_its_own() {
 }
 
 #[test]
-fn last_three_are_kept_and_nothing_else_is_left() {
+fn only_last_three_checkpoints_are_kept() {
     let folder = Folder::new();
     fs::write(folder.0.join("notes.txt"), "mine").unwrap();
-    fs::write(folder.0.join(names::unfinished(&names::main(5), 1)), "torn").unwrap();
+    fs::write(folder.0.join(names::unfinished_file_name(&names::main_file_name(5), 1)), "torn").unwrap();
     save(&folder, 2, &[10, 20, 30, 40]);
-    assert_eq!(folder.names(), ["notes.txt".to_owned(), names::main(20), names::main(30), names::main(40)]);
+    assert_eq!(
+        folder.names(),
+        [
+            "notes.txt".to_owned(),
+            names::main_file_name(20),
+            names::main_file_name(30),
+            names::main_file_name(40)
+        ]
+    );
     save(&folder, 2, &[40]);
     assert_eq!(load(&folder, 1).unwrap().step, 40);
 }
 
 #[test]
-fn folder_that_cannot_be_is_refused_at_once() {
+fn impossible_folder_is_refused_at_open() {
     let folder = Folder::new();
     fs::write(folder.0.join("file"), "").unwrap();
     let below = folder.0.join("file/below");
-    for (rank, result) in ranks_in(&[&*below; 2], |_| Ok(())).into_iter().enumerate() {
+    for (rank, result) in run_ranks_in(&[&*below; 2], |_| Ok(())).into_iter().enumerate() {
         let error = result.unwrap_err();
-        let told = error.to_string();
+        let error_text = error.to_string();
         assert!(
-            told.contains(&format!("the checkpoint folder `{}` cannot be used", below.display())),
-            "{told}"
+            error_text.contains(&format!("the checkpoint folder `{}` cannot be used", below.display())),
+            "{error_text}"
         );
         assert_eq!(error.hint().is_some(), rank == 0);
     }
 }
 
 #[test]
-fn other_programs_read_the_file() {
+fn checkpoint_file_is_valid_safetensors() {
     let folder = Folder::new();
     save(&folder, 1, &[20]);
     let bytes = fs::read(folder.main(20)).unwrap();
@@ -172,10 +180,10 @@ fn other_programs_read_the_file() {
     let expected: Vec<u8> = weights(20).iter().flat_map(|weight| weight.to_le_bytes()).collect();
     assert_eq!(tensor.data(), expected);
     // A name that looks like our checksum is not taken for it.
-    ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |it| {
         let mut bytes = [1u8; 3];
         let state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);
-        it.save(30, &state.metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
+        it.save(30, &state.with_metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
     });
     let mut bytes = [0u8; 3];
     let mut state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);

@@ -9,7 +9,7 @@ pub(super) fn rows(world: u32, rank: u32, total: usize) -> Vec<i64> {
     (cut(rank as usize)..cut(rank as usize + 1)).flat_map(|row| [row as i64, -(row as i64)]).collect()
 }
 
-pub(super) fn with_parts<'a>(
+pub(super) fn sharded_state<'a>(
     weights: &'a mut [f32],
     rows: &'a mut [i64],
     extra: &'a mut [u8],
@@ -20,21 +20,21 @@ pub(super) fn with_parts<'a>(
 }
 
 pub(super) fn save_parts(folder: &Folder, world: u32, step: u64) {
-    ranks(world as usize, folder, |it| {
+    run_ranks(world as usize, folder, |it| {
         let rank = it.group.rank().0;
         // Only rank 0 has any of the second one.
         let mut extra = if rank == 0 { vec![9, 8, 7] } else { vec![] };
-        it.save(step, &with_parts(&mut weights(step), &mut rows(world, rank, 11), &mut extra))
+        it.save(step, &sharded_state(&mut weights(step), &mut rows(world, rank, 11), &mut extra))
     });
 }
 
 pub(super) fn load_parts(folder: &Folder, world: u32) -> Loaded {
-    let loaded = ranks(world as usize, folder, |it| {
+    let loaded = run_ranks(world as usize, folder, |it| {
         let rank = it.group.rank().0;
         let (mut own, expected) = (vec![0.0; 6], rows(world, rank, 11));
         let mut part = vec![0; expected.len()];
         let mut extra = if rank == world - 1 { vec![0; 3] } else { vec![] };
-        let loaded = it.load_latest(&mut with_parts(&mut own, &mut part, &mut extra))?.unwrap();
+        let loaded = it.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
         assert_eq!((own, part), (weights(loaded.step), expected));
         assert!(extra.is_empty() || extra == [9, 8, 7]);
         Ok(loaded)
@@ -43,7 +43,7 @@ pub(super) fn load_parts(folder: &Folder, world: u32) -> Loaded {
 }
 
 #[test]
-fn parts_find_their_ranks_in_another_world() {
+fn sharded_checkpoint_loads_in_other_world_size() {
     for before in [1, 2, 4] {
         let folder = Folder::new();
         save_parts(&folder, before, 40);
@@ -54,7 +54,7 @@ fn parts_find_their_ranks_in_another_world() {
 }
 
 #[test]
-fn checkpoint_without_all_of_its_parts_is_none() {
+fn checkpoint_with_missing_part_is_skipped() {
     let folder = Folder::new();
     save_parts(&folder, 2, 20);
     save_parts(&folder, 4, 40);

@@ -8,7 +8,7 @@ use super::sharded::{load_parts, save_parts};
 use super::*;
 
 #[test]
-fn torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
+fn damaged_file_falls_back_to_previous_checkpoint() {
     let folder = Folder::new();
     save(&folder, 1, &[20, 40]);
     let whole = fs::read(folder.main(40)).unwrap();
@@ -32,7 +32,7 @@ fn torn_or_damaged_file_is_refused_and_the_one_before_is_taken() {
 }
 
 #[test]
-fn reason_of_a_refusal_is_told_to_every_rank() {
+fn refusal_reason_reaches_every_rank() {
     let folder = Folder::new();
     save(&folder, 1, &[20, 40]);
     let whole = fs::read(folder.main(40)).unwrap();
@@ -69,7 +69,7 @@ fn reason_of_a_refusal_is_told_to_every_rank() {
 
 /// A file may claim any length, and be as long as it claims without a byte on the disk.
 #[test]
-fn no_memory_is_taken_for_what_a_file_only_claims() {
+fn claimed_file_size_allocates_no_memory() {
     let folder = Folder::new();
     save(&folder, 1, &[20]);
     let sparse = fs::File::create(folder.main(40)).unwrap();
@@ -86,25 +86,26 @@ fn no_memory_is_taken_for_what_a_file_only_claims() {
 }
 
 #[test]
-fn where_none_can_be_used_every_rank_says_why() {
+fn no_usable_checkpoint_is_error_with_reasons() {
     let folder = Folder::new();
     fs::write(folder.main(20), "x").unwrap();
     fs::create_dir(folder.main(40)).unwrap();
-    for error in ranks_in(&[&folder.0, &folder.0], |it| it.load_latest(&mut model(&mut weights(0)))) {
+    for error in run_ranks_in(&[&folder.0, &folder.0], |it| it.load_latest(&mut model(&mut weights(0)))) {
         let error = error.unwrap_err();
-        let told = error.to_string();
+        let error_text = error.to_string();
         assert!(
-            told.contains("can be used\n`") && told.contains("torn: it has 1 bytes, and should have 8"),
-            "{told}"
+            error_text.contains("can be used\n`")
+                && error_text.contains("torn: it has 1 bytes, and should have 8"),
+            "{error_text}"
         );
-        assert!(told.contains("step-0000000040.safetensors`: it cannot be read: "), "{told}");
+        assert!(error_text.contains("step-0000000040.safetensors`: it cannot be read: "), "{error_text}");
         assert_eq!(error.hint(), Some("remove these files to start from the beginning"));
     }
 }
 
 /// Nothing waits for a writer, and nothing reads a device without end.
 #[test]
-fn fifo_or_device_as_checkpoint_is_refused_at_once() {
+fn fifo_or_device_as_checkpoint_is_refused() {
     let folder = Folder::new();
     save(&folder, 1, &[20]);
     let fifo = folder.0.join("fifo");
@@ -129,7 +130,7 @@ fn fifo_or_device_as_checkpoint_is_refused_at_once() {
 }
 
 #[test]
-fn fifo_as_part_of_a_checkpoint_is_refused_at_once() {
+fn fifo_as_part_file_is_refused() {
     let folder = Folder::new();
     save_parts(&folder, 2, 20);
     save_parts(&folder, 2, 40);
@@ -145,7 +146,7 @@ fn fifo_as_part_of_a_checkpoint_is_refused_at_once() {
 
 /// A save puts its own file there.
 #[test]
-fn save_replaces_fifo_at_its_place() {
+fn save_replaces_fifo() {
     let folder = Folder::new();
     nix::unistd::mkfifo(&folder.main(40), nix::sys::stat::Mode::S_IRWXU).unwrap();
     save(&folder, 1, &[40]);
@@ -153,21 +154,24 @@ fn save_replaces_fifo_at_its_place() {
 }
 
 #[test]
-fn fifo_or_device_as_checkpoint_folder_is_refused_at_once() {
+fn fifo_or_device_as_checkpoint_folder_is_refused() {
     let folder = Folder::new();
     let fifo = folder.0.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     for path in [&*fifo, Path::new("/dev/zero")] {
-        for result in ranks_in(&[path; 2], |_| Ok(())) {
-            let told = result.unwrap_err().to_string();
-            assert!(told.contains(&format!("the checkpoint folder `{}`", path.display())), "{told}");
+        for result in run_ranks_in(&[path; 2], |_| Ok(())) {
+            let error_text = result.unwrap_err().to_string();
+            assert!(
+                error_text.contains(&format!("the checkpoint folder `{}`", path.display())),
+                "{error_text}"
+            );
         }
     }
 }
 
 proptest! {
     #[test]
-    fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
+    fn arbitrary_checkpoint_bytes_do_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "\\PC{0,200}") {
         header::FileHeader::parse(&bytes).ok();
         header::FileHeader::parse(text.as_bytes()).ok();
         let folder = Folder::new();

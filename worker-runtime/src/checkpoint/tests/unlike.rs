@@ -3,10 +3,10 @@
 use super::*;
 
 #[test]
-fn checkpoint_of_another_model_names_what_differs_first() {
+fn checkpoint_of_other_model_names_first_difference() {
     let folder = Folder::new();
     let (mut one, mut two, mut three) = ([1.0f32; 6], [2.0f64; 2], [3i32; 4]);
-    ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |it| {
         let (mut one, mut two, mut three) = (one, two, three);
         let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
         it.save(7, &state.sharded("m", &[4], &mut three))
@@ -49,9 +49,9 @@ fn checkpoint_of_another_model_names_what_differs_first() {
 }
 
 #[test]
-fn ranks_that_do_not_mean_the_same_are_told() {
+fn different_states_or_steps_are_error_on_all_ranks() {
     let folder = Folder::new();
-    let ended = ranks_in(&[&*folder.0; 2], |it| {
+    let ended = run_ranks_in(&[&*folder.0; 2], |it| {
         let step = 40 + u64::from(it.group.rank().0);
         it.save(step, &model(&mut weights(40)))
     });
@@ -59,7 +59,7 @@ fn ranks_that_do_not_mean_the_same_are_told() {
         let told = result.unwrap_err().to_string();
         assert_eq!(told, "rank 1 saves step 41 where rank 0 saves step 40");
     }
-    let ended = ranks_in(&[&*folder.0; 2], |it| {
+    let ended = run_ranks_in(&[&*folder.0; 2], |it| {
         let width = it.group.rank().index() + 1;
         it.save(40, &StateDict::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
     });
@@ -74,11 +74,11 @@ fn ranks_that_do_not_mean_the_same_are_told() {
 }
 
 #[test]
-fn step_that_could_not_be_found_again_is_not_saved() {
+fn step_beyond_file_name_digits_is_refused() {
     let folder = Folder::new();
-    for ended in ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
-        let told = ended.unwrap_err().to_string();
-        assert!(told.ends_with("step 9223372036854775808 is too large: the largest step of a checkpoint is 9223372036854775807"), "{told}");
+    for ended in run_ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
+        let error_text = ended.unwrap_err().to_string();
+        assert!(error_text.ends_with("step 9223372036854775808 is too large: the largest step of a checkpoint is 9223372036854775807"), "{error_text}");
     }
     assert!(folder.names().is_empty());
     save(&folder, 1, &[i64::MAX as u64]);

@@ -8,7 +8,7 @@ pub(crate) struct Grid {
     /// The ranks of each host, in rank order.
     hosts: Vec<Vec<Rank>>,
     /// Host and index on it, for each rank.
-    places: Vec<(usize, usize)>,
+    positions: Vec<(usize, usize)>,
     pub(crate) host: usize,
     pub(crate) index: usize,
 }
@@ -17,43 +17,43 @@ impl Grid {
     /// `hosts` is the host of each rank, numbered from 0 in the order of their first ranks.
     pub(crate) fn new(hosts: &[u32], me: Rank) -> Self {
         let count = hosts.iter().max().map_or(1, |&last| last as usize + 1);
-        let mut grid = Self { hosts: vec![Vec::new(); count], places: Vec::new(), host: 0, index: 0 };
+        let mut grid = Self { hosts: vec![Vec::new(); count], positions: Vec::new(), host: 0, index: 0 };
         for (&host, rank) in hosts.iter().zip(0..) {
             let members = &mut grid.hosts[host as usize];
-            grid.places.push((host as usize, members.len()));
+            grid.positions.push((host as usize, members.len()));
             members.push(Rank(rank));
         }
-        (grid.host, grid.index) = grid.places[me.index()];
+        (grid.host, grid.index) = grid.positions[me.index()];
         grid
     }
 
-    pub(crate) fn count(&self) -> usize {
+    pub(crate) fn host_count(&self) -> usize {
         self.hosts.len()
     }
 
     /// The ranks of a host, in rank order.
-    pub(crate) fn on(&self, host: usize) -> &[Rank] {
+    pub(crate) fn ranks_on_host(&self, host: usize) -> &[Rank] {
         &self.hosts[host]
     }
 
     /// The ranks of this rank's host.
-    pub(crate) fn local(&self) -> &[Rank] {
-        self.on(self.host)
+    pub(crate) fn local_ranks(&self) -> &[Rank] {
+        self.ranks_on_host(self.host)
     }
 
     /// The host of a rank, and its index there.
-    pub(crate) fn place(&self, rank: Rank) -> (usize, usize) {
-        self.places[rank.index()]
+    pub(crate) fn position(&self, rank: Rank) -> (usize, usize) {
+        self.positions[rank.index()]
     }
 
     /// Ranks of a host that exchange data with other hosts at once: as many as the smallest host has.
-    pub(crate) fn streams(&self) -> usize {
+    pub(crate) fn stream_count(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(1)
     }
 
     /// The rank with this one's index, `hosts` hosts further.
-    pub(crate) fn along(&self, hosts: usize) -> Rank {
-        self.counterpart((self.host + hosts) % self.count(), self.index)
+    pub(crate) fn rank_hosts_ahead(&self, hosts: usize) -> Rank {
+        self.counterpart((self.host + hosts) % self.host_count(), self.index)
     }
 
     /// The rank of a host that serves index `index` of another host: the same index if
@@ -64,20 +64,20 @@ impl Grid {
 
     /// Whether this rank serves `rank`, which is on another host.
     pub(crate) fn serves(&self, rank: Rank) -> bool {
-        let (host, index) = self.place(rank);
-        host != self.host && index % self.local().len() == self.index
+        let (host, index) = self.position(rank);
+        host != self.host && index % self.local_ranks().len() == self.index
     }
 
     /// Whether `rank`, which is on another host, serves this rank.
     pub(crate) fn is_served_by(&self, rank: Rank) -> bool {
-        let host = self.place(rank).0;
+        let host = self.position(rank).0;
         host != self.host && self.counterpart(host, self.index) == rank
     }
 
     /// The ranks of a host in rows with one entry for each rank of this host, which does the work for that
     /// entry; `None` fills the last row.
     pub(crate) fn rows(&self, host: usize) -> impl Iterator<Item = Vec<Option<Rank>>> + '_ {
-        let length = self.local().len();
+        let length = self.local_ranks().len();
         self.hosts[host].chunks(length).map(move |row| {
             row.iter().copied().map(Some).chain(std::iter::repeat(None)).take(length).collect()
         })
@@ -105,33 +105,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_rank_is_served_by_one_rank_of_every_other_host(hosts in layouts()) {
+        fn rank_is_served_by_one_rank_of_each_other_host(hosts in layouts()) {
             let grids: Vec<Grid> = (0..hosts.len()).map(|rank| Grid::new(&hosts, Rank(rank as u32))).collect();
             for (grid, rank) in grids.iter().zip(0..).map(|(grid, rank)| (grid, Rank(rank))) {
-                for host in (0..grid.count()).filter(|&host| host != grid.host) {
+                for host in (0..grid.host_count()).filter(|&host| host != grid.host) {
                     let servers: Vec<Rank> =
-                        grid.on(host).iter().copied().filter(|it| grids[it.index()].serves(rank)).collect();
+                        grid.ranks_on_host(host).iter().copied().filter(|it| grids[it.index()].serves(rank)).collect();
                     prop_assert_eq!(&servers, &[grid.counterpart(host, grid.index)]);
                     prop_assert!(grid.is_served_by(servers[0]));
                     let rows: Vec<_> = grid.rows(host).collect();
                     let served = rows.iter().filter_map(|row| row[grid.index]);
-                    let expected = grid.on(host).iter().copied().filter(|&it| grid.serves(it));
+                    let expected = grid.ranks_on_host(host).iter().copied().filter(|&it| grid.serves(it));
                     prop_assert!(served.eq(expected));
                 }
                 prop_assert!(!grid.serves(rank) && !grid.is_served_by(rank));
-                prop_assert_eq!(grid.local()[grid.index], rank);
-                prop_assert_eq!(grid.place(rank), (grid.host, grid.index));
+                prop_assert_eq!(grid.local_ranks()[grid.index], rank);
+                prop_assert_eq!(grid.position(rank), (grid.host, grid.index));
             }
         }
 
         #[test]
-        fn streams_go_round(hosts in layouts()) {
+        fn stream_neighbors_form_ring_over_hosts(hosts in layouts()) {
             for rank in 0..hosts.len() {
                 let grid = Grid::new(&hosts, Rank(rank as u32));
-                if grid.index < grid.streams() {
-                    let next = Grid::new(&hosts, grid.along(1));
-                    prop_assert_eq!((next.host, next.index), ((grid.host + 1) % grid.count(), grid.index));
-                    prop_assert_eq!(next.along(grid.count() - 1), Rank(rank as u32));
+                if grid.index < grid.stream_count() {
+                    let next = Grid::new(&hosts, grid.rank_hosts_ahead(1));
+                    prop_assert_eq!((next.host, next.index), ((grid.host + 1) % grid.host_count(), grid.index));
+                    prop_assert_eq!(next.rank_hosts_ahead(grid.host_count() - 1), Rank(rank as u32));
                 }
             }
         }

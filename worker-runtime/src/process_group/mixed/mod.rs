@@ -33,7 +33,7 @@ use grid::Grid;
 /// How much earlier than the deadline a rank gives up a missing rank of its own host, which it can name. A
 /// rank that waits for another host gives up after half of that, and one that waits for such a rank at the
 /// deadline: the best informed rank reports first.
-const LEAD: Duration = Duration::from_secs(2);
+const LOCAL_LEAD_TIME: Duration = Duration::from_secs(2);
 
 /// A rank of a group on several hosts.
 #[derive(Debug)]
@@ -53,19 +53,19 @@ pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Mixed, G
         membership.world_size,
         join::join(store, membership)?,
     ))));
-    let mut shm = match grid.local() {
+    let mut shm = match grid.local_ranks() {
         [_] => None,
         local => {
             let place = store.with_prefix(&format!("host {}", grid.host));
-            let shared = shm::join(&place, &membership.in_subgroup(local, membership.join_by));
+            let shared = shm::join(&place, &membership.for_subgroup(local, membership.join_deadline));
             // Ranks of other hosts do not read these keys.
             Some(shared.map_err(|error| {
-                rendezvous::with_agreed_failure(store, membership, in_group(error, (local, membership)))
+                rendezvous::with_agreed_failure(store, membership, to_group_error(error, (local, membership)))
             })?)
         }
     };
     if let Some(shm) = &mut shm {
-        let beside = shm.open_to(grid.local(), Box::new(tcp.clone()));
+        let beside = shm.attach_to(grid.local_ranks(), Box::new(tcp.clone()));
         tcp.lock().set_probe(beside);
     }
     Ok(Mixed { grid, shm, tcp, world: membership.world_size.get() })
@@ -82,17 +82,17 @@ impl Connections {
 }
 
 impl TransportProbe for Connections {
-    fn look(&mut self, step: &Step) -> Result<(), GroupFailure> {
-        self.lock().listen(step)
+    fn check(&mut self, step: &Step) -> Result<(), GroupFailure> {
+        self.lock().read_messages(step)
     }
 }
 
 /// Converts an error among the ranks of one host to one of the group.
-fn in_group(error: GroupError, (local, membership): (&[Rank], &Membership)) -> GroupError {
+fn to_group_error(error: GroupError, (local, membership): (&[Rank], &Membership)) -> GroupError {
     match error {
         GroupError::Failed { operation, failure, .. } => GroupError::Failed {
             operation,
-            failure: of_group(failure, local),
+            failure: to_group_failure(failure, local),
             members: membership.members.clone(),
         },
         error => error,
@@ -100,15 +100,15 @@ fn in_group(error: GroupError, (local, membership): (&[Rank], &Membership)) -> G
 }
 
 /// Converts a failure among the ranks of one host to ranks of the group.
-fn of_group(failure: GroupFailure, local: &[Rank]) -> GroupFailure {
+fn to_group_failure(failure: GroupFailure, local: &[Rank]) -> GroupFailure {
     let name = |rank: Rank| local.get(rank.index()).copied().unwrap_or(rank);
     match failure {
         GroupFailure::Lost { rank, cause } => GroupFailure::Lost { rank: name(rank), cause },
         GroupFailure::Mismatch { rank, theirs, ours } => {
             GroupFailure::Mismatch { rank: name(rank), theirs, ours }
         }
-        GroupFailure::Disagreed { rank, call, other, others } => {
-            GroupFailure::Disagreed { rank: name(rank), call, other: name(other), others }
+        GroupFailure::Disagreed { rank, call, other_rank: other, other_call: others } => {
+            GroupFailure::Disagreed { rank: name(rank), call, other_rank: name(other), other_call: others }
         }
         GroupFailure::RankFailed { rank, reason } => GroupFailure::RankFailed { rank: name(rank), reason },
     }
@@ -128,7 +128,7 @@ impl MixedCall<'_> {
 
     /// The next step between hosts.
     fn next_exchange(&mut self) -> Exchange {
-        let Step { call, deadline, timeout } = sooner(self.step, lead(self.step) / 2);
+        let Step { call, deadline, timeout } = with_earlier_deadline(self.step, lead_time(self.step) / 2);
         let number = self.exchanges;
         self.exchanges += 1;
         Exchange { call, number, deadline, timeout }
@@ -137,52 +137,55 @@ impl MixedCall<'_> {
 
 impl Mixed {
     /// Runs a step among the ranks of this host, if there are several.
-    fn on_host(
+    fn run_on_host(
         &mut self,
-        course: &MixedCall<'_>,
+        mixed_call: &MixedCall<'_>,
         then: impl FnOnce(&mut Shm, &Step) -> Result<(), GroupFailure>,
     ) -> Result<(), GroupFailure> {
         let Some(shm) = &mut self.shm else { return Ok(()) };
-        let lead = lead(course.step);
-        shm.set_patience(lead);
-        then(shm, &sooner(course.step, lead))
+        let lead = lead_time(mixed_call.step);
+        shm.set_remote_wait_extra(lead);
+        then(shm, &with_earlier_deadline(mixed_call.step, lead))
     }
 
     /// Exchanges messages with ranks of other hosts.
-    fn between_hosts<'a>(
+    fn exchange_between_hosts<'a>(
         &mut self,
-        course: &mut MixedCall<'_>,
+        mixed_call: &mut MixedCall<'_>,
         transfer: impl FnMut(Rank) -> Transfer<'a>,
     ) -> Result<(), GroupFailure> {
-        let exchange = course.next_exchange();
-        self.away(|tcp| tcp.exchange(&exchange, transfer))
+        let exchange = mixed_call.next_exchange();
+        self.run_between_hosts(|tcp| tcp.exchange(&exchange, transfer))
     }
 
     /// Runs a step over TCP, and publishes to the ranks of this host that this one waits for others.
-    fn away(&mut self, then: impl FnOnce(&mut Tcp) -> Result<(), GroupFailure>) -> Result<(), GroupFailure> {
+    fn run_between_hosts(
+        &mut self,
+        then: impl FnOnce(&mut Tcp) -> Result<(), GroupFailure>,
+    ) -> Result<(), GroupFailure> {
         if let Some(shm) = &self.shm {
-            shm.set_away(true);
+            shm.set_waiting_remotely(true);
         }
         then(&mut self.tcp.lock())?;
         // Not after a failure: this rank reports that to the others itself.
         if let Some(shm) = &self.shm {
-            shm.set_away(false);
+            shm.set_waiting_remotely(false);
         }
         Ok(())
     }
 }
 
-fn lead(step: &Step) -> Duration {
-    LEAD.min(step.timeout / 4)
+fn lead_time(step: &Step) -> Duration {
+    LOCAL_LEAD_TIME.min(step.timeout / 4)
 }
 
-fn sooner(step: &Step, lead: Duration) -> Step {
+fn with_earlier_deadline(step: &Step, lead: Duration) -> Step {
     Step { deadline: step.deadline.checked_sub(lead).unwrap_or(step.deadline), ..*step }
 }
 
 impl Transport for Mixed {
     fn run(&mut self, step: &Step, work: HostCollective<'_>) -> Result<(), GroupFailure> {
-        self.tcp.lock().note(step.call);
+        self.tcp.lock().record_call(step.call);
         let course = MixedCall { step, exchanges: 0 };
         match work {
             HostCollective::Barrier => self.barrier(course),

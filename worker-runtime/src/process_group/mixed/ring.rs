@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::process_group::layout;
 
 /// Bytes of a chunk: two hosts wait for each other once per chunk, and a call needs memory for one.
-pub(crate) const CHUNK: usize = 2 * 1024 * 1024;
+pub(crate) const CHUNK_BYTES: usize = 2 * 1024 * 1024;
 
 /// One step of a host: it sends one range to the next host and receives another from the previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,17 +33,17 @@ pub(crate) enum HopAction {
 
 /// The hops of host `me`, as many as on every host. `bytes` is a multiple of
 /// `element`, the size of an element.
-pub(crate) fn all_reduce(
+pub(crate) fn all_reduce_hops(
     (bytes, element): (usize, usize),
     hosts: usize,
     me: usize,
 ) -> impl Iterator<Item = Hop> {
-    let segments: Vec<Range<usize>> = layout::segments(bytes / element, hosts)
+    let segments: Vec<Range<usize>> = layout::partition(bytes / element, hosts)
         .into_iter()
         .map(|it| it.start * element..it.end * element)
         .collect();
     // The first segment is the longest.
-    let chunks = segments[0].len().div_ceil(CHUNK);
+    let chunks = segments[0].len().div_ceil(CHUNK_BYTES);
     let before = move |steps: usize| (me + 2 * hosts - steps) % hosts;
     (0..2 * (hosts - 1)).flat_map(move |step| {
         let action = match step {
@@ -62,7 +62,7 @@ pub(crate) fn all_reduce(
 
 /// A chunk of a segment; empty beyond its end.
 pub(crate) fn chunk(segment: &Range<usize>, number: usize) -> Range<usize> {
-    let bound = |number: usize| (segment.start + number * CHUNK).min(segment.end);
+    let bound = |number: usize| (segment.start + number * CHUNK_BYTES).min(segment.end);
     bound(number)..bound(number + 1)
 }
 
@@ -74,15 +74,15 @@ mod tests {
     proptest! {
         /// Which hosts' values are in each element on each host.
         #[test]
-        fn every_host_ends_with_the_values_of_all(
+        fn ring_all_reduce_gives_each_host_values_of_all_hosts(
             hosts in 2usize..6,
             elements in 0usize..40,
             large in any::<bool>(),
         ) {
             // Elements of a quarter of a chunk, so that segments have several.
-            let element = if large { CHUNK / 4 } else { 4 };
+            let element = if large { CHUNK_BYTES / 4 } else { 4 };
             let schedules: Vec<Vec<Hop>> =
-                (0..hosts).map(|me| all_reduce((elements * element, element), hosts, me).collect()).collect();
+                (0..hosts).map(|me| all_reduce_hops((elements * element, element), hosts, me).collect()).collect();
             let mut values: Vec<Vec<Vec<usize>>> = (0..hosts).map(|me| vec![vec![me]; elements]).collect();
             let mut finished = vec![0; elements];
             for number in 0..schedules[0].len() {
@@ -92,7 +92,7 @@ mod tests {
                 for me in 0..hosts {
                     let (hop, from) = (&schedules[me][number], (me + hosts - 1) % hosts);
                     prop_assert_eq!(&hop.receive, &schedules[from][number].send);
-                    prop_assert!(hop.receive.len() <= CHUNK);
+                    prop_assert!(hop.receive.len() <= CHUNK_BYTES);
                     prop_assert!(hop.send.end <= hop.receive.start || hop.receive.end <= hop.send.start);
                     let range = in_elements(&hop.receive, element);
                     if hop.action == HopAction::Finish {

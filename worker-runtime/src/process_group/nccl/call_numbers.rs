@@ -7,22 +7,22 @@ use crate::process_group::message::{Call, Operation};
 /// Sequence numbers of the calls so far.
 #[derive(Debug)]
 pub(crate) struct CallNumbers {
-    all: u64,
+    group_calls: u64,
     /// With each other rank: sent to it, received from it.
-    pairs: Vec<[u64; 2]>,
+    pair_calls: Vec<[u64; 2]>,
 }
 
 impl CallNumbers {
     pub(crate) fn new(world_size: WorldSize) -> Self {
-        Self { all: 0, pairs: vec![[0; 2]; world_size.get() as usize] }
+        Self { group_calls: 0, pair_calls: vec![[0; 2]; world_size.get() as usize] }
     }
 
     /// The call with its number, and whether the whole group makes it.
-    pub(crate) fn number(&mut self, call: Call) -> (Call, bool) {
+    pub(crate) fn assign_sequence(&mut self, call: Call) -> (Call, bool) {
         let (sequence, is_of_all) = match (call.operation, call.root) {
-            (Operation::Send, Some(to)) => (&mut self.pairs[to.index()][0], false),
-            (Operation::Receive, Some(from)) => (&mut self.pairs[from.index()][1], false),
-            _ => (&mut self.all, true),
+            (Operation::Send, Some(to)) => (&mut self.pair_calls[to.index()][0], false),
+            (Operation::Receive, Some(from)) => (&mut self.pair_calls[from.index()][1], false),
+            _ => (&mut self.group_calls, true),
         };
         *sequence += 1;
         (Call { sequence: *sequence, ..call }, is_of_all)

@@ -27,17 +27,17 @@ use crate::clock;
 
 /// How long an abort waits for a call inside the library. Calls of
 /// a non-blocking communicator return at once.
-const CALL_PATIENCE: Duration = Duration::from_millis(250);
+const ACTIVE_CALL_TIMEOUT: Duration = Duration::from_millis(250);
 /// Time limit of the abort itself.
-const ABORT_PATIENCE: Duration = Duration::from_secs(3);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit of an orderly end, before it becomes an abort.
-const FINALIZE_PATIENCE: Duration = Duration::from_secs(5);
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a drop, whatever NCCL does.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polls of a call in progress without a pause: most calls are done within microseconds.
-const EAGER_LOOKS: u32 = 200;
+const EAGER_POLLS: u32 = 200;
 /// The longest pause between two polls.
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+const MAX_POLL_PAUSE: Duration = Duration::from_millis(2);
 
 /// The ranks of a job, connected by NCCL. Calls are asynchronous: each is enqueued on a stream.
 ///
@@ -56,7 +56,7 @@ pub(super) struct Core {
     /// Null before the initialisation and after the end. The thread that swaps it out ends the communicator.
     handle: AtomicPtr<std::ffi::c_void>,
     /// Held by the thread that is inside the library.
-    inside: Mutex<()>,
+    call_lock: Mutex<()>,
 }
 
 impl Communicator {
@@ -72,13 +72,13 @@ impl Communicator {
         (rank, world_size): (Rank, WorldSize),
         timeout: Duration,
     ) -> Result<Self, NcclError> {
-        let communicator = Self::begin(nccl, id, (rank, world_size), timeout)?;
-        communicator.core.settle("ncclCommInitRankConfig", timeout)?;
+        let communicator = Self::begin_init(nccl, id, (rank, world_size), timeout)?;
+        communicator.core.wait_until_settled("ncclCommInitRankConfig", timeout)?;
         Ok(communicator)
     }
 
     /// Begins [`init`](Self::init), which continues in NCCL's own thread.
-    pub(super) fn begin(
+    pub(super) fn begin_init(
         nccl: &Nccl,
         id: &NcclId,
         (rank, world_size): (Rank, WorldSize),
@@ -94,7 +94,7 @@ impl Communicator {
             // SAFETY: handle and configuration live through the call; NCCL copies the latter.
             let code =
                 unsafe { (shared.nccl.symbols().init)(&raw mut handle, ranks, id, own, &raw mut config) };
-            shared.adopt(FUNCTION, handle, code)
+            shared.store_handle(FUNCTION, handle, code)
         });
         begun.map_err(|error| detached_error(error, FUNCTION, timeout))??;
         Ok(Self { core, rank, world_size, timeout })
@@ -126,9 +126,9 @@ impl Communicator {
         &self,
         calls: impl FnOnce(&NcclCalls<'_>) -> Result<R, NcclError>,
     ) -> Result<R, NcclError> {
-        let inside = self.core.enter("ncclCommGetAsyncError")?;
+        let inside = self.core.lock_calls("ncclCommGetAsyncError")?;
         let result = calls(&inside);
-        self.leave(inside, result)
+        self.finish_calls(inside, result)
     }
 
     /// Makes several calls as one group (`ncclGroupStart`): they advance together, so that two
@@ -140,19 +140,19 @@ impl Communicator {
         &self,
         calls: impl FnOnce(&NcclCalls<'_>) -> Result<R, NcclError>,
     ) -> Result<R, NcclError> {
-        let inside = self.core.enter("ncclGroupStart")?;
+        let inside = self.core.lock_calls("ncclGroupStart")?;
         let result = inside.group(calls);
-        self.leave(inside, result)
+        self.finish_calls(inside, result)
     }
 
-    fn leave<R>(&self, inside: NcclCalls<'_>, result: Result<R, NcclError>) -> Result<R, NcclError> {
-        let goes_on = inside.goes_on();
+    fn finish_calls<R>(&self, inside: NcclCalls<'_>, result: Result<R, NcclError>) -> Result<R, NcclError> {
+        let goes_on = inside.in_progress_function();
         drop(inside);
         // After an error the communicator is ended, so there is nothing to wait for.
         if result.is_ok()
             && let Some(function) = goes_on
         {
-            self.core.settle(function, self.timeout)?;
+            self.core.wait_until_settled(function, self.timeout)?;
         }
         result
     }
@@ -172,21 +172,21 @@ impl Communicator {
         let version = self.nccl().version();
         let split = self.nccl().symbols().split;
         let split = split.ok_or(NcclError::Unsupported { function: FUNCTION, version })?;
-        let inside = self.core.enter(FUNCTION)?;
+        let inside = self.core.lock_calls(FUNCTION)?;
         let (mut handle, mut config): (Handle, _) = (ptr::null_mut(), Config::non_blocking());
-        // SAFETY: the handle is that of a living communicator (`enter`); the others live through the call, and NCCL writes the
+        // SAFETY: the handle is that of a living communicator (`lock_calls`); the others live through the call, and NCCL writes the
         // new handle before it returns.
         let code = unsafe { split(inside.handle(), color, key, &raw mut handle, &raw mut config) };
         drop(inside);
         let core = Arc::new(Core::new(self.nccl()));
-        core.adopt(FUNCTION, handle, code)?;
+        core.store_handle(FUNCTION, handle, code)?;
         // The parent is busy until the child is made.
-        self.core.settle(FUNCTION, self.timeout)?;
+        self.core.wait_until_settled(FUNCTION, self.timeout)?;
         if handle.is_null() {
             return Ok(None);
         }
-        core.settle(FUNCTION, self.timeout)?;
-        let (rank, world_size) = core.enter(FUNCTION)?.place()?;
+        core.wait_until_settled(FUNCTION, self.timeout)?;
+        let (rank, world_size) = core.lock_calls(FUNCTION)?.rank_and_world_size()?;
         Ok(Some(Self { core, rank, world_size, timeout: self.timeout }))
     }
 
@@ -203,11 +203,11 @@ impl Communicator {
 
 impl Core {
     fn new(nccl: &Nccl) -> Self {
-        Self { nccl: nccl.clone(), handle: AtomicPtr::new(ptr::null_mut()), inside: Mutex::new(()) }
+        Self { nccl: nccl.clone(), handle: AtomicPtr::new(ptr::null_mut()), call_lock: Mutex::new(()) }
     }
 
     /// Takes ownership of the handle that a call has made.
-    fn adopt(&self, function: &'static str, handle: Handle, code: Code) -> Result<(), NcclError> {
+    fn store_handle(&self, function: &'static str, handle: Handle, code: Code) -> Result<(), NcclError> {
         // After an error NCCL has freed the handle.
         self.nccl.check(function, code)?;
         self.handle.store(handle, Ordering::Release);
@@ -215,29 +215,29 @@ impl Core {
     }
 
     /// Locks the library for this thread; fails after an abort.
-    pub(super) fn enter(&self, function: &'static str) -> Result<NcclCalls<'_>, NcclError> {
-        let guard = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        self.with(guard).ok_or(NcclError::Aborted { function })
+    pub(super) fn lock_calls(&self, function: &'static str) -> Result<NcclCalls<'_>, NcclError> {
+        let guard = self.call_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.calls_with_lock(guard).ok_or(NcclError::Aborted { function })
     }
 
-    fn with<'a>(&'a self, guard: MutexGuard<'a, ()>) -> Option<NcclCalls<'a>> {
+    fn calls_with_lock<'a>(&'a self, guard: MutexGuard<'a, ()>) -> Option<NcclCalls<'a>> {
         let handle = self.handle.load(Ordering::Acquire);
         (!handle.is_null()).then(|| NcclCalls::new(&self.nccl, handle, guard))
     }
 
     /// NCCL's state of the calls in progress; `None` while another thread is inside the library.
-    pub(super) fn look(&self) -> Option<Result<Code, NcclError>> {
-        match self.inside.try_lock() {
-            Ok(guard) => self.with(guard).map(|inside| inside.async_error()),
+    pub(super) fn async_state(&self) -> Option<Result<Code, NcclError>> {
+        match self.call_lock.try_lock() {
+            Ok(guard) => self.calls_with_lock(guard).map(|inside| inside.async_error()),
             Err(TryLockError::Poisoned(poisoned)) => {
-                self.with(poisoned.into_inner()).map(|inside| inside.async_error())
+                self.calls_with_lock(poisoned.into_inner()).map(|inside| inside.async_error())
             }
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
     /// Waits until the call of `function` is done; aborts the communicator after `timeout`.
-    pub(super) fn settle(
+    pub(super) fn wait_until_settled(
         self: &Arc<Self>,
         function: &'static str,
         timeout: Duration,
@@ -249,14 +249,14 @@ impl Core {
                 self.abort();
                 return Err(NcclError::Timeout { function, timeout });
             }
-            pause(&mut looks, deadline);
+            pause_between_polls(&mut looks, deadline);
         }
         Ok(())
     }
 
     /// Whether the call of `function` is done.
     pub(super) fn is_settled(&self, function: &'static str) -> Result<bool, NcclError> {
-        match self.enter(function)?.async_error()? {
+        match self.lock_calls(function)?.async_error()? {
             SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
             code => Err(self.nccl.error(function, code)),
@@ -268,34 +268,34 @@ impl Core {
     }
 
     /// Whether the communicator has ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         self.handle.load(Ordering::Acquire).is_null()
     }
 
     /// Ends the communicator at once. Later calls fail; a call inside the library gets a moment to return.
     /// The abort has a time limit.
     pub(super) fn abort(self: &Arc<Self>) {
-        let handle = self.take();
+        let handle = self.take_handle();
         if !handle.is_null() {
             let (core, handle) = (Arc::clone(self), Taken(handle));
-            let _ = run_detached("ncclCommAbort", ABORT_PATIENCE, move || core.end(handle));
+            let _ = run_detached("ncclCommAbort", ABORT_TIMEOUT, move || core.abort_handle(handle));
         }
     }
 
-    fn take(&self) -> Handle {
+    fn take_handle(&self) -> Handle {
         self.handle.swap(ptr::null_mut(), Ordering::AcqRel)
     }
 
     /// Aborts a communicator whose handle was swapped out.
-    fn end(&self, handle: Taken) {
-        let deadline = clock::after(CALL_PATIENCE);
-        let mut looks = EAGER_LOOKS;
+    fn abort_handle(&self, handle: Taken) {
+        let deadline = clock::after(ACTIVE_CALL_TIMEOUT);
+        let mut looks = EAGER_POLLS;
         let _guard = loop {
-            match self.inside.try_lock() {
+            match self.call_lock.try_lock() {
                 Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if clock::until(deadline).is_zero() => break None,
-                Err(TryLockError::WouldBlock) => pause(&mut looks, deadline),
+                Err(TryLockError::WouldBlock) => pause_between_polls(&mut looks, deadline),
             }
         };
         // SAFETY: the handle was swapped out, so no other thread ends it or enters with it. A thread still
@@ -307,15 +307,15 @@ impl Core {
     }
 
     /// Ends the communicator after its calls are done; aborts it if that fails or takes too long.
-    pub(super) fn finish(self: &Arc<Self>) {
+    pub(super) fn finalize(self: &Arc<Self>) {
         const FUNCTION: &str = "ncclCommFinalize";
-        let begun = self.enter(FUNCTION).and_then(|inside| inside.finalize());
-        if begun.is_err() || self.settle(FUNCTION, FINALIZE_PATIENCE).is_err() {
+        let begun = self.lock_calls(FUNCTION).and_then(|inside| inside.finalize());
+        if begun.is_err() || self.wait_until_settled(FUNCTION, FINALIZE_TIMEOUT).is_err() {
             self.abort();
             return;
         }
-        let guard = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = self.take();
+        let guard = self.call_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = self.take_handle();
         if !handle.is_null() {
             // SAFETY: the handle was swapped out under the lock, so no thread is inside with it or ends it
             // too.
@@ -328,9 +328,9 @@ impl Core {
 impl Drop for Core {
     /// Ends a communicator that failed to initialise; otherwise `Communicator` has ended it.
     fn drop(&mut self) {
-        let handle = self.take();
+        let handle = self.take_handle();
         if !handle.is_null() {
-            self.end(Taken(handle));
+            self.abort_handle(Taken(handle));
         }
     }
 }
@@ -343,14 +343,14 @@ unsafe impl Send for Taken {}
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.core.is_over() {
+        if self.core.has_ended() {
             return;
         }
         let core = Arc::clone(&self.core);
-        let in_order = !thread::panicking() && !matches!(core.look(), Some(Err(_)));
+        let in_order = !thread::panicking() && !matches!(core.async_state(), Some(Err(_)));
         // A thread that hangs in the library cannot be ended and is left behind.
-        let end = move || if in_order { core.finish() } else { core.abort() };
-        let _ = run_detached("ncclCommFinalize", END_PATIENCE, end);
+        let end = move || if in_order { core.finalize() } else { core.abort() };
+        let _ = run_detached("ncclCommFinalize", DROP_TIMEOUT, end);
     }
 }
 
@@ -367,14 +367,14 @@ impl fmt::Debug for Core {
 }
 
 /// Pauses between two polls: not at all at first, then longer and longer.
-pub(super) fn pause(looks: &mut u32, deadline: Instant) {
-    *looks = looks.saturating_add(1);
-    if *looks < EAGER_LOOKS {
+pub(super) fn pause_between_polls(polls: &mut u32, deadline: Instant) {
+    *polls = polls.saturating_add(1);
+    if *polls < EAGER_POLLS {
         thread::yield_now();
         return;
     }
-    let pause = Duration::from_micros(20).saturating_mul(*looks - EAGER_LOOKS + 1);
-    thread::sleep(pause.min(LONGEST_PAUSE).min(clock::until(deadline)));
+    let pause = Duration::from_micros(20).saturating_mul(*polls - EAGER_POLLS + 1);
+    thread::sleep(pause.min(MAX_POLL_PAUSE).min(clock::until(deadline)));
 }
 
 fn detached_error(error: DetachedError, function: &'static str, timeout: Duration) -> NcclError {

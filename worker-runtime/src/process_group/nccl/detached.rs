@@ -18,7 +18,7 @@ pub(super) enum DetachedError {
 /// Runs `work` on a new thread with the CUDA context of this one, and waits for its result.
 pub(super) fn run_detached<R: Send + 'static>(
     name: &str,
-    patience: Duration,
+    timeout: Duration,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, DetachedError> {
     let (done, result) = mpsc::channel();
@@ -32,7 +32,7 @@ pub(super) fn run_detached<R: Send + 'static>(
         drop(done.send(work()));
     });
     spawned.map_err(|_| DetachedError::NoThread)?;
-    result.recv_timeout(patience).map_err(|error| match error {
+    result.recv_timeout(timeout).map_err(|error| match error {
         RecvTimeoutError::Timeout => DetachedError::TimedOut,
         RecvTimeoutError::Disconnected => DetachedError::NoThread,
     })

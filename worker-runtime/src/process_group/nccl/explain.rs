@@ -17,7 +17,12 @@ pub(super) enum Answer {
 }
 
 /// The failure of the group because the call `ours` is not done after `timeout`.
-pub(super) fn explain(me: Rank, ours: Call, timeout: Duration, answers: &[(Rank, Answer)]) -> GroupFailure {
+pub(super) fn explain_hang(
+    me: Rank,
+    ours: Call,
+    timeout: Duration,
+    answers: &[(Rank, Answer)],
+) -> GroupFailure {
     let late = |rank| GroupFailure::Lost { rank, cause: LossCause::Timeout(timeout) };
     // Only the peer of a message can delay it.
     if let (Operation::Send | Operation::Receive, Some(other)) = (ours.operation, ours.root)
@@ -54,16 +59,16 @@ mod tests {
 
     fn call(sequence: u64) -> Call {
         let (operation, data_type) = (Operation::AllReduce, DataType::F32);
-        Call { operation, data_type, reduction: None, root: None, count: 4, sequence }
+        Call { operation, data_type, reduce_op: None, root: None, count: 4, sequence }
     }
 
     fn explained(answers: &[(u32, Answer)]) -> GroupFailure {
         let answers: Vec<_> = answers.iter().map(|(rank, answer)| (Rank(*rank), *answer)).collect();
-        explain(Rank(0), call(5), TIMEOUT, &answers)
+        explain_hang(Rank(0), call(5), TIMEOUT, &answers)
     }
 
     #[test]
-    fn rank_that_has_not_come_so_far_is_missing() {
+    fn rank_behind_or_silent_is_reported_lost() {
         let late = |rank| GroupFailure::Lost { rank: Rank(rank), cause: LossCause::Timeout(TIMEOUT) };
         let there = Answer::Calls(Some(call(5)));
         assert_eq!(explained(&[(1, there), (2, Answer::Calls(Some(call(4))))]), late(2));
@@ -72,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_that_calls_something_else_is_named_with_both_calls() {
+    fn rank_with_different_call_is_reported_as_mismatch() {
         let other = Call { count: 8, ..call(5) };
         let failure = explained(&[(1, Answer::Calls(Some(call(5)))), (2, Answer::Calls(Some(other)))]);
         let (theirs, ours) = (Some(Box::new(other)), Box::new(call(5)));
@@ -80,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn hanging_call_of_all_ranks_blames_no_other_rank() {
+    fn call_hanging_on_all_ranks_reports_own_rank_failed() {
         let failure = explained(&[(1, Answer::Calls(Some(call(5))))]);
         assert!(matches!(failure, GroupFailure::RankFailed { rank: Rank(0), .. }), "{failure:?}");
     }
 
     #[test]
-    fn other_end_of_a_transfer_is_missing() {
+    fn hanging_receive_reports_peer_lost() {
         let ours = Call { operation: Operation::Receive, root: Some(Rank(2)), ..call(1) };
-        let failure = explain(Rank(0), ours, TIMEOUT, &[(Rank(1), Answer::Silence)]);
+        let failure = explain_hang(Rank(0), ours, TIMEOUT, &[(Rank(1), Answer::Silence)]);
         assert_eq!(failure, GroupFailure::Lost { rank: Rank(2), cause: LossCause::Timeout(TIMEOUT) });
     }
 }

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use rankrun_contract::env::NCCL_LIBRARY;
 
 /// File names: the runtime's, which the PyPI wheel and distributions use, and that of a development package.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+const LIBRARY_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Path of the library in the PyPI wheel, below a folder of Python packages.
-const IN_THE_WHEEL: &str = "nvidia/nccl/lib/libnccl.so.2";
+const WHEEL_LIBRARY_PATH: &str = "nvidia/nccl/lib/libnccl.so.2";
 /// Folders of Python packages: pip's and Debian's.
-const PACKAGES: [&str; 2] = ["site-packages", "dist-packages"];
+const PACKAGE_FOLDERS: [&str; 2] = ["site-packages", "dist-packages"];
 
 /// The environment variables that tell where libraries are.
 #[derive(Debug, Default)]
@@ -51,23 +51,23 @@ impl LibraryEnv {
     }
 
     /// All places in search order. Python is not started: its prefixes follow from its path.
-    pub(super) fn places(&self, explicit: Option<&Path>) -> Vec<LibraryPlace> {
+    pub(super) fn search_places(&self, explicit: Option<&Path>) -> Vec<LibraryPlace> {
         let named = explicit.map(|file| ("the program", file.to_owned()));
         let variable = self.named.as_ref().map(|file| (NCCL_LIBRARY, PathBuf::from(file)));
         if let Some((by, file)) = named.or(variable) {
             return vec![LibraryPlace::Named { by, file }];
         }
-        let mut places: Vec<_> = NAMES.into_iter().map(LibraryPlace::Loader).collect();
+        let mut places: Vec<_> = LIBRARY_NAMES.into_iter().map(LibraryPlace::Loader).collect();
         let mut prefixes = Vec::new();
         prefixes.extend(self.virtual_env.iter().map(|prefix| ("VIRTUAL_ENV", PathBuf::from(prefix))));
         prefixes.extend(self.conda_prefix.iter().map(|prefix| ("CONDA_PREFIX", PathBuf::from(prefix))));
-        prefixes.extend(pythons(&self.path).into_iter().map(|prefix| ("the python in PATH", prefix)));
+        prefixes.extend(python_prefixes(&self.path).into_iter().map(|prefix| ("the python in PATH", prefix)));
         let mut seen = Vec::new();
         for (of, prefix) in prefixes {
             if seen.contains(&prefix) {
                 continue;
             }
-            let wheels = wheels(&prefix);
+            let wheels = wheel_libraries(&prefix);
             if wheels.is_empty() {
                 places.push(LibraryPlace::NoWheel { of, prefix: prefix.clone() });
             }
@@ -80,39 +80,41 @@ impl LibraryEnv {
 
 /// The prefixes of the first `python3` and `python` in `PATH`: for a virtual environment the environment
 /// itself, then the installation from which it was made.
-fn pythons(path: &OsStr) -> Vec<PathBuf> {
+fn python_prefixes(path: &OsStr) -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     for name in ["python3", "python"] {
         let Some(program) =
-            std::env::split_paths(path).map(|folder| folder.join(name)).find(|it| is_program(it))
+            std::env::split_paths(path).map(|folder| folder.join(name)).find(|it| is_executable(it))
         else {
             continue;
         };
         let real = fs::canonicalize(&program).ok();
-        prefixes
-            .extend([Some(program), real].into_iter().flatten().filter_map(|program| prefix_of(&program)));
+        prefixes.extend(
+            [Some(program), real].into_iter().flatten().filter_map(|program| program_prefix(&program)),
+        );
     }
     prefixes
 }
 
-fn is_program(path: &Path) -> bool {
+fn is_executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
 /// `/usr` for `/usr/bin/python3`.
-fn prefix_of(program: &Path) -> Option<PathBuf> {
+fn program_prefix(program: &Path) -> Option<PathBuf> {
     program.parent()?.parent().map(Path::to_owned)
 }
 
 /// The library of the wheel below a prefix, for every Python version there, newest first.
-fn wheels(prefix: &Path) -> Vec<PathBuf> {
+fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for lib in ["lib", "lib64"].map(|lib| prefix.join(lib)) {
         let versions = fs::read_dir(&lib).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let mut versions: Vec<_> = versions.filter_map(|name| Some((python_version(&name)?, name))).collect();
         versions.sort_by(|a, b| b.cmp(a));
         for (_, version) in versions {
-            let files = PACKAGES.map(|packages| lib.join(&version).join(packages).join(IN_THE_WHEEL));
+            let files =
+                PACKAGE_FOLDERS.map(|packages| lib.join(&version).join(packages).join(WHEEL_LIBRARY_PATH));
             found.extend(files.into_iter().filter(|file| file.exists()));
         }
     }
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_pythons_by_their_versions() {
+    fn python_version_is_parsed_and_ordered() {
         assert_eq!(python_version(OsStr::new("python3.11")), Some(vec![11]));
         assert_eq!(python_version(OsStr::new("python3")), Some(vec![]));
         assert!(python_version(OsStr::new("python3.9")) < python_version(OsStr::new("python3.11")));
@@ -147,10 +149,10 @@ mod tests {
     }
 
     #[test]
-    fn named_library_is_the_only_searched_place() {
+    fn named_library_is_only_place_searched() {
         let surroundings = LibraryEnv { named: Some("/a".into()), ..LibraryEnv::default() };
         let named = |by, file: &str| vec![LibraryPlace::Named { by, file: file.into() }];
-        assert_eq!(surroundings.places(None), named(NCCL_LIBRARY, "/a"));
-        assert_eq!(surroundings.places(Some(Path::new("/b"))), named("the program", "/b"));
+        assert_eq!(surroundings.search_places(None), named(NCCL_LIBRARY, "/a"));
+        assert_eq!(surroundings.search_places(Some(Path::new("/b"))), named("the program", "/b"));
     }
 }

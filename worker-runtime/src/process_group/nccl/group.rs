@@ -30,7 +30,7 @@ use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
 
 /// Pause between two checks for a failure, while the ranks exchange their colors.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A process group on NVIDIA GPUs, one for each rank.
 ///
@@ -77,7 +77,7 @@ impl NcclGroup {
         let nccl = Nccl::load(library)?;
         cuda::cuda_available()?;
         cuda::driver()?.current_context()?;
-        let (membership, store) = rendezvous::enter_group(context, options, BackendChoice::Nccl)?;
+        let (membership, store) = rendezvous::resolve_membership(context, options, BackendChoice::Nccl)?;
         Self::connect(nccl, membership, store)
     }
 
@@ -113,15 +113,21 @@ impl NcclGroup {
         let Some((_, first)) = works.first() else { return Ok(()) };
         let operation = first.operation();
         for (data_type, work) in works {
-            let (call, is_of_all) = self.numbers.number(work.call(*data_type));
-            self.watch.begin(call, is_of_all).map_err(|failure| self.watch.failed(operation, failure))?;
+            let (call, is_of_all) = self.numbers.assign_sequence(work.call(*data_type));
+            self.watch
+                .begin(call, is_of_all)
+                .map_err(|failure| self.watch.failed_error(operation, failure))?;
         }
         // SAFETY: the caller's promise.
         unsafe { self.put(operation, works, stream) }
     }
 
     /// Exchanges colors and keys through the store. The watch ends the exchange if a rank is lost.
-    fn exchange(&self, sequence: u64, own: SplitChoice) -> Result<Vec<SplitChoice>, GroupError> {
+    fn exchange_split_choices(
+        &self,
+        sequence: u64,
+        own: SplitChoice,
+    ) -> Result<Vec<SplitChoice>, GroupError> {
         let Some(store) = &self.store else { return Ok(vec![own]) };
         let store = store.with_own_connection(rendezvous::VERDICT_TIMEOUT)?;
         let key = |rank: u32| format!("choices {sequence}/{rank}");
@@ -130,7 +136,7 @@ impl NcclGroup {
         let keys: Vec<String> = (0..self.membership.world_size.get()).map(key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
-            match store.wait(&keys, LOOK) {
+            match store.wait(&keys, CHECK_INTERVAL) {
                 Err(StoreError::WaitTimeout { .. }) => self.watch.check()?,
                 result => break result?,
             }
@@ -138,7 +144,7 @@ impl NcclGroup {
         let parse = |(key, value): (&&str, Vec<u8>)| {
             let text = String::from_utf8_lossy(&value);
             let numbers = text.split_once(' ').and_then(|(a, b)| Some([a.parse().ok()?, b.parse().ok()?]));
-            numbers.map(SplitChoice::decode).ok_or_else(|| GroupError::strange_entry(key, &value))
+            numbers.map(SplitChoice::decode).ok_or_else(|| GroupError::unexpected_entry(key, &value))
         };
         keys.iter().zip(store.multi_get(&keys)?).map(parse).collect()
     }
@@ -150,7 +156,7 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        let failed = |failure: GroupFailure| self.watch.failed(operation, failure);
+        let failed = |failure: GroupFailure| self.watch.failed_error(operation, failure);
         let Some(link) = &self.link else {
             return Err(GroupError::Nccl(NcclError::Aborted { function: "ncclCommGetAsyncError" }));
         };
@@ -160,10 +166,10 @@ impl NcclGroup {
         };
         let is_one = matches!(works, [(_, work)] if is_single(work));
         let result = if is_one { link.communicator.call(all) } else { link.communicator.group(all) };
-        result.map_err(|error| failed(self.watch.fail(error.to_string())))?;
+        result.map_err(|error| failed(self.watch.report_error(error.to_string())))?;
         // SAFETY: the caller's promise.
-        let marked = unsafe { self.watch.locked().log.put_on(stream) };
-        marked.map_err(|error| failed(self.watch.fail(error.to_string())))
+        let marked = unsafe { self.watch.lock_state().log.record_stream(stream) };
+        marked.map_err(|error| failed(self.watch.report_error(error.to_string())))
     }
 
     #[expect(unsafe_code, reason = "the caller vouches for the memory")]
@@ -194,12 +200,12 @@ impl NcclGroup {
                 Collective::Gather { input, output, counts, root } => {
                     calls.send(kind, *input, *root, stream)?;
                     let Some(output) = output else { return Ok(()) };
-                    parts(*output, kind, counts)
+                    rank_parts(*output, kind, counts)
                         .try_for_each(|(rank, part)| calls.receive(kind, part, rank, stream))
                 }
                 Collective::Scatter { input, output, counts, root } => {
                     if let Some(input) = input {
-                        parts(*input, kind, counts)
+                        rank_parts(*input, kind, counts)
                             .try_for_each(|(rank, part)| calls.send(kind, part, rank, stream))?;
                     }
                     calls.receive(kind, *output, *root, stream)
@@ -215,7 +221,7 @@ fn is_single(work: &DeviceCollective<'_>) -> bool {
 }
 
 /// The part of `all` that belongs to each rank.
-fn parts(
+fn rank_parts(
     all: DeviceMemory,
     data_type: DataType,
     counts: &[usize],
@@ -252,7 +258,7 @@ impl ProcessGroup for NcclGroup {
         #[expect(unsafe_code, reason = "a barrier without the caller's memory")]
         unsafe {
             self.run_on_device(DataType::None, Collective::Barrier, stream)?;
-            self.wait(stream)
+            self.synchronize(stream)
         }
     }
 
@@ -268,18 +274,19 @@ impl ProcessGroup for NcclGroup {
     }
 
     fn split(&mut self, color: Option<u32>, key: u32) -> Result<Option<Box<dyn ProcessGroup>>, GroupError> {
-        dropped_groups::leave_kept();
+        dropped_groups::leave_kept_groups();
         let call = Call { operation: Operation::Split, ..HostCollective::Barrier.call(DataType::None) };
-        let (call, _) = self.numbers.number(call);
+        let (call, _) = self.numbers.assign_sequence(call);
         let begun = self.watch.begin(call, true);
-        begun.map_err(|failure| self.watch.failed(Operation::Split, failure))?;
-        let choices = self.exchange(call.sequence, SplitChoice { color, key });
-        self.watch.locked().log.cancel_current();
+        begun.map_err(|failure| self.watch.failed_error(Operation::Split, failure))?;
+        let choices = self.exchange_split_choices(call.sequence, SplitChoice { color, key });
+        self.watch.lock_state().log.cancel_current();
         let choices = choices?;
-        let (Some(color), Some(members)) = (color, split::members(&choices, self.membership.rank)) else {
+        let (Some(color), Some(members)) = (color, split::subgroup_members(&choices, self.membership.rank))
+        else {
             return Ok(None);
         };
-        let membership = self.membership.in_subgroup(&members, clock::after(self.membership.timeout));
+        let membership = self.membership.for_subgroup(&members, clock::after(self.membership.timeout));
         // A wait on a connection of its own does not delay this group.
         let own = |store: &TcpStore| store.with_own_connection(rendezvous::VERDICT_TIMEOUT);
         let store = self.store.as_ref().filter(|_| membership.world_size != WorldSize::ONE);
@@ -289,31 +296,31 @@ impl ProcessGroup for NcclGroup {
     }
 
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
-    unsafe fn wait(&mut self, stream: Stream) -> Result<(), GroupError> {
+    unsafe fn synchronize(&mut self, stream: Stream) -> Result<(), GroupError> {
         let driver = cuda::driver()?;
         let (mut looks, never) = (0, clock::after(Duration::MAX));
         loop {
             self.watch.check()?;
             // SAFETY: the caller's promise. The watch ends this loop after a failure.
             match unsafe { driver.query_stream(stream.0) } {
-                Ok(Query::Pending) => super::communicator::pause(&mut looks, never),
+                Ok(Query::Pending) => super::communicator::pause_between_polls(&mut looks, never),
                 Ok(Query::Done) => break,
                 Err(error) => {
-                    let failure = self.watch.fail(error.to_string());
-                    let operation = self.watch.locked().failed_in;
-                    return Err(self.watch.failed(operation, failure));
+                    let failure = self.watch.report_error(error.to_string());
+                    let operation = self.watch.lock_state().failed_in;
+                    return Err(self.watch.failed_error(operation, failure));
                 }
             }
         }
         // An abort empties the stream as well.
         self.watch.check()?;
-        self.watch.locked().log.forget_stream(stream);
+        self.watch.lock_state().log.forget_stream(stream);
         Ok(())
     }
 
     fn leave(&mut self) {
         if let Some(mut link) = self.link.take() {
-            self.watch.locked().log.mark_all_streams();
+            self.watch.lock_state().log.mark_all_streams();
             link.leave();
         }
     }
@@ -322,7 +329,7 @@ impl ProcessGroup for NcclGroup {
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         if let Some(link) = self.link.take() {
-            self.watch.locked().log.mark_all_streams();
+            self.watch.lock_state().log.mark_all_streams();
             dropped_groups::keep_or_leave(Box::new(link));
         }
     }

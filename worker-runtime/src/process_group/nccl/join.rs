@@ -23,9 +23,9 @@ use crate::store::{StoreError, TcpStore};
 use crate::{clock, cuda};
 
 /// Store key of the communicator's id, written by rank 0.
-const ID: &str = "nccl/id";
+const ID_KEY: &str = "nccl/id";
 /// Pause between two checks of the other ranks while NCCL connects.
-const LOOK: std::time::Duration = std::time::Duration::from_millis(2);
+const CHECK_INTERVAL: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// Makes the communicator of all ranks of a group and starts its watch. Without a store the rank is alone.
 pub(super) fn connect_group(
@@ -36,21 +36,25 @@ pub(super) fn connect_group(
     let Some(store) = store else {
         let place = (membership.rank, membership.world_size);
         let communicator = Communicator::init(nccl, &nccl.unique_id()?, place, membership.timeout)?;
-        return watched(communicator, membership, (OtherRanks::new(vec![None]), None));
+        return start_watch(communicator, membership, (OtherRanks::new(vec![None]), None));
     };
     if membership.rank == Rank(0) {
-        store.set(ID, &nccl.unique_id()?.0)?;
+        store.set(ID_KEY, &nccl.unique_id()?.0)?;
     }
     let mut other_ranks = OtherRanks::new(tcp::join::connect(store, membership)?);
     match connect(nccl, store, membership, &mut other_ranks) {
-        Ok(communicator) => watched(communicator, membership, (other_ranks, Some(store.clone()))),
+        Ok(communicator) => start_watch(communicator, membership, (other_ranks, Some(store.clone()))),
         // Other ranks take closed connections for a loss, so the verdict is written first.
         Err(JoinFailure::GroupFailure(seen)) => {
             let (operation, members) = (Operation::Join, membership.members.clone());
-            Err(GroupError::Failed { operation, failure: verdict::agree(store, membership, seen), members })
+            Err(GroupError::Failed {
+                operation,
+                failure: verdict::agree_on_failure(store, membership, seen),
+                members,
+            })
         }
         Err(JoinFailure::Nccl(error)) => {
-            verdict::agree(store, membership, rank_failure(membership.rank, &error));
+            verdict::agree_on_failure(store, membership, rank_failure(membership.rank, &error));
             Err(error.into())
         }
         Err(JoinFailure::Other(error)) => Err(error),
@@ -80,7 +84,7 @@ fn rank_failure(rank: Rank, error: &NcclError) -> GroupFailure {
     GroupFailure::RankFailed { rank, reason: error.to_string() }
 }
 
-fn arrival(rank: Rank) -> String {
+fn arrival_key(rank: Rank) -> String {
     format!("nccl/arrived/{rank}")
 }
 
@@ -92,42 +96,43 @@ fn connect(
     other_ranks: &mut OtherRanks,
 ) -> Result<Communicator, JoinFailure> {
     const FUNCTION: &str = "ncclCommInitRankConfig";
-    let deadline = membership.join_by;
-    let id = store.get(ID)?;
-    let id: [u8; ID_LEN] =
-        id.try_into().map_err(|value: Vec<u8>| JoinFailure::Other(GroupError::strange_entry(ID, &value)))?;
-    store.set(&arrival(membership.rank), b"1")?;
+    let deadline = membership.join_deadline;
+    let id = store.get(ID_KEY)?;
+    let id: [u8; ID_LEN] = id
+        .try_into()
+        .map_err(|value: Vec<u8>| JoinFailure::Other(GroupError::unexpected_entry(ID_KEY, &value)))?;
+    store.set(&arrival_key(membership.rank), b"1")?;
     let place = (membership.rank, membership.world_size);
-    let communicator = Communicator::begin(nccl, &NcclId(id), place, clock::until(deadline))?;
+    let communicator = Communicator::begin_init(nccl, &NcclId(id), place, clock::until(deadline))?;
     let bell = EventFd::new().map_err(|error| JoinFailure::Other(GroupError::Socket(error.into())))?;
     loop {
         // Read before the messages: a rank that is connected may leave at once.
-        let settled = communicator.core().is_settled(FUNCTION);
+        let is_settled = communicator.core().is_settled(FUNCTION);
         for (rank, message) in other_ranks.receive_messages() {
             // A rank that is connected already asks about a hanging call: this rank has made none.
             if let CallMessage::Question(_) = message {
                 other_ranks.peers.answer(rank, None);
             }
         }
-        if let Ok(true) = settled {
+        if let Ok(true) = is_settled {
             return Ok(communicator);
         }
-        if let Some((rank, cause)) = other_ranks.lost.first() {
+        if let Some((rank, cause)) = other_ranks.lost_ranks.first() {
             return Err(JoinFailure::GroupFailure(GroupFailure::Lost { rank: *rank, cause: cause.clone() }));
         }
-        settled?;
+        is_settled?;
         if clock::until(deadline).is_zero() {
             communicator.abort();
-            return Err(JoinFailure::GroupFailure(late(store, membership)?));
+            return Err(JoinFailure::GroupFailure(timeout_failure(store, membership)?));
         }
-        other_ranks.peers.wait(bell.as_fd(), clock::after(LOOK).min(deadline));
+        other_ranks.peers.wait(bell.as_fd(), clock::after(CHECK_INTERVAL).min(deadline));
     }
 }
 
 /// The failure after the deadline: the first rank that has not arrived, else NCCL's timeout.
-fn late(store: &TcpStore, membership: &Membership) -> Result<GroupFailure, JoinFailure> {
+fn timeout_failure(store: &TcpStore, membership: &Membership) -> Result<GroupFailure, JoinFailure> {
     for rank in (0..membership.world_size.get()).map(Rank) {
-        if !store.check(&[&arrival(rank)])? {
+        if !store.check(&[&arrival_key(rank)])? {
             return Ok(GroupFailure::Lost { rank, cause: LossCause::Timeout(membership.timeout) });
         }
     }
@@ -136,7 +141,7 @@ fn late(store: &TcpStore, membership: &Membership) -> Result<GroupFailure, JoinF
 }
 
 /// Starts the thread that watches the communicator.
-fn watched(
+fn start_watch(
     communicator: Communicator,
     membership: &Membership,
     (other_ranks, store): (OtherRanks, Option<TcpStore>),

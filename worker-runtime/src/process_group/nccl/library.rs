@@ -15,7 +15,7 @@ use crate::diagnostic::{Details, Diagnostic};
 use crate::library;
 
 /// The oldest supported release: the first with `ncclCommSplit`.
-const OLDEST: NcclVersion = NcclVersion(21_800);
+const MIN_VERSION: NcclVersion = NcclVersion(21_800);
 
 /// NCCL's library, loaded. Clones share it.
 #[derive(Clone)]
@@ -169,7 +169,7 @@ pub struct NcclCode(pub i32);
 
 impl NcclCode {
     /// Its name in `nccl.h`, and its meaning.
-    fn words(self) -> (&'static str, &'static str) {
+    fn name_and_meaning(self) -> (&'static str, &'static str) {
         match self.0 {
             0 => ("ncclSuccess", "no error"),
             1 => ("ncclUnhandledCudaError", "a CUDA call failed"),
@@ -187,7 +187,7 @@ impl NcclCode {
 
 impl fmt::Display for NcclCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, words) = self.words();
+        let (name, words) = self.name_and_meaning();
         write!(f, "{words} ({name}, {})", self.0)
     }
 }
@@ -219,7 +219,7 @@ impl Nccl {
     /// Every searched place, each with its error.
     pub fn load(explicit: Option<&Path>) -> Result<Self, NcclMissing> {
         let mut searched = Vec::new();
-        for place in LibraryEnv::from_process().places(explicit) {
+        for place in LibraryEnv::from_process().search_places(explicit) {
             match Self::open(&place) {
                 Ok(nccl) => return Ok(nccl),
                 Err(reason) => searched.push(SearchedPlace { place: place.to_string(), reason }),
@@ -258,12 +258,12 @@ impl Nccl {
         if code != SUCCESS {
             return Err(format!("`ncclGetVersion` failed: {}", NcclCode(code)));
         }
-        if version < OLDEST {
-            return Err(format!("NCCL {version} is too old: {OLDEST} is the oldest supported release"));
+        if version < MIN_VERSION {
+            return Err(format!("NCCL {version} is too old: {MIN_VERSION} is the oldest supported release"));
         }
         // Its threads keep running, so it cannot be unloaded.
         std::mem::forget(library);
-        let path = library::file_of(symbols.get_version as *const c_void).unwrap_or(absolute);
+        let path = library::library_path_of(symbols.get_version as *const c_void).unwrap_or(absolute);
         Ok(Self { inner: Arc::new(Inner { symbols, path, version }) })
     }
 
@@ -304,11 +304,11 @@ impl Nccl {
         let none: Handle = ptr::null_mut();
         // SAFETY: the handle may be null; NCCL does not look at it.
         let last = self.symbols().get_last_error.map_or(ptr::null(), |last| unsafe { last(none) });
-        let detail = text(last);
+        let detail = single_line_text(last);
         // The library may know a code that this table does not.
-        let detail = if detail.is_empty() && NcclCode(code).words().0 == "unknown" {
+        let detail = if detail.is_empty() && NcclCode(code).name_and_meaning().0 == "unknown" {
             // SAFETY: any code may be asked about.
-            text(unsafe { (self.symbols().get_error_string)(code) })
+            single_line_text(unsafe { (self.symbols().get_error_string)(code) })
         } else {
             detail
         };
@@ -317,7 +317,7 @@ impl Nccl {
 }
 
 /// The text at a pointer that NCCL returned, on one line.
-fn text(words: *const c_char) -> String {
+fn single_line_text(words: *const c_char) -> String {
     if words.is_null() {
         return String::new();
     }

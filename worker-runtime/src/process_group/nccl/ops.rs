@@ -21,13 +21,13 @@ pub struct NcclCalls<'a> {
     nccl: &'a Nccl,
     handle: Handle,
     /// The function that returned `ncclInProgress`.
-    goes_on: Cell<Option<&'static str>>,
+    in_progress: Cell<Option<&'static str>>,
     _inside: MutexGuard<'a, ()>,
 }
 
 impl<'a> NcclCalls<'a> {
     pub(super) fn new(nccl: &'a Nccl, handle: Handle, inside: MutexGuard<'a, ()>) -> Self {
-        Self { nccl, handle, goes_on: Cell::new(None), _inside: inside }
+        Self { nccl, handle, in_progress: Cell::new(None), _inside: inside }
     }
 
     /// NCCL's own `ncclComm_t`, for functions that this type does not have. It is
@@ -37,8 +37,8 @@ impl<'a> NcclCalls<'a> {
         self.handle
     }
 
-    pub(super) fn goes_on(&self) -> Option<&'static str> {
-        self.goes_on.get()
+    pub(super) fn in_progress_function(&self) -> Option<&'static str> {
+        self.in_progress.get()
     }
 
     /// Reduces `input` over all ranks into `output`, on all ranks; both may be the same memory.
@@ -57,15 +57,15 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclAllReduce";
-        same(FUNCTION, input.bytes, output.bytes)?;
-        let (count, kind) = elements(FUNCTION, data_type, input.bytes)?;
+        check_length(FUNCTION, input.bytes, output.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, input.bytes)?;
         let (from, to) = (input.address, output.address);
         // SAFETY: the handle is that of a living communicator, and we alone are inside; memory and stream are the caller's
         // promise.
         let code = unsafe {
-            (self.nccl.symbols().all_reduce)(from, to, count, kind, operator(op), self.handle, stream.0)
+            (self.nccl.symbols().all_reduce)(from, to, count, kind, nccl_red_op(op), self.handle, stream.0)
         };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Overwrites `data` on every rank with `data` of the root.
@@ -83,13 +83,13 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclBroadcast";
-        let (count, kind) = elements(FUNCTION, data_type, data.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, data.bytes)?;
         let at = data.address;
         // SAFETY: as in `all_reduce`.
         let code = unsafe {
             (self.nccl.symbols().broadcast)(at, at, count, kind, int(root.0), self.handle, stream.0)
         };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Reduces `data` over all ranks into `data` of the root. On other ranks it is unchanged.
@@ -107,12 +107,12 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclReduce";
-        let (count, kind) = elements(FUNCTION, data_type, data.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, data.bytes)?;
         let (at, root) = (data.address, int(root.0));
         let reduce = self.nccl.symbols().reduce;
         // SAFETY: as in `all_reduce`; only the root writes.
-        let code = unsafe { reduce(at, at, count, kind, operator(op), root, self.handle, stream.0) };
-        self.took(FUNCTION, code)
+        let code = unsafe { reduce(at, at, count, kind, nccl_red_op(op), root, self.handle, stream.0) };
+        self.check_progress(FUNCTION, code)
     }
 
     /// Reduces the inputs over all ranks and stores part `rank` of the result in `output`.
@@ -130,12 +130,12 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclReduceScatter";
-        let (count, kind) = elements(FUNCTION, data_type, output.bytes)?;
-        let (from, to, op) = (input.address, output.address, operator(op));
+        let (count, kind) = element_count(FUNCTION, data_type, output.bytes)?;
+        let (from, to, op) = (input.address, output.address, nccl_red_op(op));
         let reduce_scatter = self.nccl.symbols().reduce_scatter;
         // SAFETY: as in `all_reduce`.
         let code = unsafe { reduce_scatter(from, to, count, kind, op, self.handle, stream.0) };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Concatenates the inputs of all ranks in rank order into `output`.
@@ -153,11 +153,11 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclAllGather";
-        let (count, kind) = elements(FUNCTION, data_type, input.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, input.bytes)?;
         let (from, to) = (input.address, output.address);
         // SAFETY: as in `all_reduce`.
         let code = unsafe { (self.nccl.symbols().all_gather)(from, to, count, kind, self.handle, stream.0) };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Sends `data` to one rank, which receives the same number of bytes.
@@ -175,11 +175,11 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclSend";
-        let (count, kind) = elements(FUNCTION, data_type, data.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, data.bytes)?;
         let send = self.nccl.symbols().send;
         // SAFETY: as in `all_reduce`.
         let code = unsafe { send(data.address, count, kind, int(to.0), self.handle, stream.0) };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Receives from one rank, which sends the same number of bytes.
@@ -197,11 +197,11 @@ impl<'a> NcclCalls<'a> {
         stream: Stream,
     ) -> Result<(), NcclError> {
         const FUNCTION: &str = "ncclRecv";
-        let (count, kind) = elements(FUNCTION, data_type, data.bytes)?;
+        let (count, kind) = element_count(FUNCTION, data_type, data.bytes)?;
         let receive = self.nccl.symbols().receive;
         // SAFETY: as in `all_reduce`.
         let code = unsafe { receive(data.address, count, kind, int(from.0), self.handle, stream.0) };
-        self.took(FUNCTION, code)
+        self.check_progress(FUNCTION, code)
     }
 
     /// Makes the calls within as one group.
@@ -221,7 +221,7 @@ impl<'a> NcclCalls<'a> {
         std::mem::forget(open);
         // SAFETY: a group is open.
         let code = unsafe { (self.nccl.symbols().group_end)() };
-        self.took("ncclGroupEnd", code).map(|()| result)
+        self.check_progress("ncclGroupEnd", code).map(|()| result)
     }
 
     pub(super) fn async_error(&self) -> Result<Code, NcclError> {
@@ -237,7 +237,7 @@ impl<'a> NcclCalls<'a> {
     }
 
     /// The rank of this process and the number of ranks.
-    pub(super) fn place(&self) -> Result<(Rank, WorldSize), NcclError> {
+    pub(super) fn rank_and_world_size(&self) -> Result<(Rank, WorldSize), NcclError> {
         let (mut rank, mut count) = (0, 0);
         // SAFETY: as in `async_error`.
         let code = unsafe { (self.nccl.symbols().user_rank)(self.handle, &raw mut rank) };
@@ -249,19 +249,23 @@ impl<'a> NcclCalls<'a> {
         Ok((Rank(u32::try_from(rank).unwrap_or(u32::MAX)), world_size))
     }
 
-    fn took(&self, function: &'static str, code: Code) -> Result<(), NcclError> {
+    fn check_progress(&self, function: &'static str, code: Code) -> Result<(), NcclError> {
         if code == IN_PROGRESS {
-            self.goes_on.set(Some(function));
+            self.in_progress.set(Some(function));
         }
         self.nccl.check(function, code)
     }
 }
 
 /// The number of elements, and NCCL's code of their type.
-fn elements(function: &'static str, data_type: DataType, bytes: usize) -> Result<(usize, c_int), NcclError> {
+fn element_count(
+    function: &'static str,
+    data_type: DataType,
+    bytes: usize,
+) -> Result<(usize, c_int), NcclError> {
     let size = data_type.size().max(1);
     // NCCL would drop part of an element in silence.
-    same(function, bytes / size * size, bytes)?;
+    check_length(function, bytes / size * size, bytes)?;
     let kind = match data_type {
         // Without elements any type will do.
         DataType::U8 | DataType::None => 1,
@@ -275,12 +279,12 @@ fn elements(function: &'static str, data_type: DataType, bytes: usize) -> Result
     Ok((bytes / size, kind))
 }
 
-fn same(function: &'static str, expected: usize, given: usize) -> Result<(), NcclError> {
+fn check_length(function: &'static str, expected: usize, given: usize) -> Result<(), NcclError> {
     if expected == given { Ok(()) } else { Err(NcclError::Length { function, expected, given }) }
 }
 
 /// `ncclRedOp_t`.
-fn operator(op: ReduceOp) -> c_int {
+fn nccl_red_op(op: ReduceOp) -> c_int {
     match op {
         ReduceOp::Sum => 0,
         ReduceOp::Product => 1,

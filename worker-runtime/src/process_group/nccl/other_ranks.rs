@@ -13,9 +13,9 @@ use crate::process_group::message::Call;
 pub(super) struct OtherRanks {
     pub(super) peers: Peers,
     /// Lost ranks, in the order of detection.
-    pub(super) lost: Vec<(Rank, LossCause)>,
+    pub(super) lost_ranks: Vec<(Rank, LossCause)>,
     /// Ranks that have left, with their number of calls.
-    pub(super) left: Vec<(Rank, u64)>,
+    pub(super) departed_ranks: Vec<(Rank, u64)>,
 }
 
 /// A message about a hanging call.
@@ -29,18 +29,18 @@ pub(super) enum CallMessage {
 impl OtherRanks {
     /// The ranks at the other ends of these connections, by rank.
     pub(super) fn new(streams: Vec<Option<TcpStream>>) -> Self {
-        Self { peers: Peers::new(streams), lost: Vec::new(), left: Vec::new() }
+        Self { peers: Peers::new(streams), lost_ranks: Vec::new(), departed_ranks: Vec::new() }
     }
 
     /// Reads all messages. Returns those about calls; losses and leaves are kept here.
     pub(super) fn receive_messages(&mut self) -> Vec<(Rank, CallMessage)> {
         let mut about_calls = Vec::new();
-        for (rank, event) in self.peers.event() {
+        for (rank, event) in self.peers.take_events() {
             match event {
                 PeerEvent::Question(call) => about_calls.push((rank, CallMessage::Question(call))),
                 PeerEvent::Answer(call) => about_calls.push((rank, CallMessage::Answer(call))),
-                PeerEvent::Left(calls) => self.left.push((rank, calls)),
-                PeerEvent::Lost(cause) => self.lost.push((rank, cause)),
+                PeerEvent::Left(calls) => self.departed_ranks.push((rank, calls)),
+                PeerEvent::Lost(cause) => self.lost_ranks.push((rank, cause)),
             }
         }
         about_calls

@@ -15,12 +15,12 @@ use rankrun_contract::rank::Rank;
 use crate::process_group::error::LossCause;
 use crate::process_group::message::{Call, HEADER_LEN, Header, Operation};
 use crate::process_group::poll::poll;
-use crate::process_group::tcp::exchange::rank_at;
+use crate::process_group::tcp::exchange::rank_from_index;
 
 const QUESTION: u32 = 0;
 const ANSWER: u32 = 1;
 /// Messages of one rank that are read at a time.
-const MOST_AT_ONCE: usize = 16;
+const MAX_MESSAGES_PER_READ: usize = 16;
 
 /// An event on the connection to another rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,36 +38,38 @@ pub(super) enum PeerEvent {
 /// Connections by rank; `None` for this rank and for lost ones.
 #[derive(Debug)]
 pub(super) struct Peers {
-    all: Vec<Option<PeerStream>>,
+    streams: Vec<Option<PeerStream>>,
 }
 
 #[derive(Debug)]
 struct PeerStream {
     stream: TcpStream,
     message: [u8; HEADER_LEN],
-    arrived: usize,
+    received_bytes: usize,
 }
 
 impl Peers {
     pub(super) fn new(streams: Vec<Option<TcpStream>>) -> Self {
-        let peer = |stream| PeerStream { stream, message: [0; HEADER_LEN], arrived: 0 };
-        Self { all: streams.into_iter().map(|stream| stream.map(peer)).collect() }
+        let peer = |stream| PeerStream { stream, message: [0; HEADER_LEN], received_bytes: 0 };
+        Self { streams: streams.into_iter().map(|stream| stream.map(peer)).collect() }
     }
 
     /// Waits for a message, a write to `bell`, or the deadline.
-    pub(super) fn wait(&self, bell: BorrowedFd<'_>, deadline: Instant) {
-        let mut fds = vec![PollFd::new(bell, PollFlags::POLLIN)];
-        fds.extend(self.all.iter().flatten().map(|peer| PollFd::new(peer.stream.as_fd(), PollFlags::POLLIN)));
+    pub(super) fn wait(&self, wakeup: BorrowedFd<'_>, deadline: Instant) {
+        let mut fds = vec![PollFd::new(wakeup, PollFlags::POLLIN)];
+        fds.extend(
+            self.streams.iter().flatten().map(|peer| PollFd::new(peer.stream.as_fd(), PollFlags::POLLIN)),
+        );
         // It fails for want of memory only; the caller polls again at once.
         drop(poll(&mut fds, deadline));
     }
 
     /// The events since the last call.
-    pub(super) fn event(&mut self) -> Vec<(Rank, PeerEvent)> {
+    pub(super) fn take_events(&mut self) -> Vec<(Rank, PeerEvent)> {
         let mut all = Vec::new();
-        for (index, place) in self.all.iter_mut().enumerate() {
-            let rank = rank_at(index);
-            for _ in 0..MOST_AT_ONCE {
+        for (index, place) in self.streams.iter_mut().enumerate() {
+            let rank = rank_from_index(index);
+            for _ in 0..MAX_MESSAGES_PER_READ {
                 let Some(peer) = place else { break };
                 let Some(event) = peer.read() else { break };
                 // Nothing follows this event.
@@ -81,11 +83,11 @@ impl Peers {
     }
 
     /// Asks all connected ranks for their call at the place of `call`; returns these ranks.
-    pub(super) fn ask(&mut self, call: Call) -> Vec<Rank> {
-        let header = Header { call, step: QUESTION, length: 0, previous: None, latest: 0 };
-        self.tell_all(&header);
-        let there = self.all.iter().enumerate().filter(|(_, peer)| peer.is_some());
-        there.map(|(index, _)| rank_at(index)).collect()
+    pub(super) fn ask_for_calls(&mut self, call: Call) -> Vec<Rank> {
+        let header = Header { call, step: QUESTION, length: 0, previous_call: None, latest_sequence: 0 };
+        self.send_to_all(&header);
+        let there = self.streams.iter().enumerate().filter(|(_, peer)| peer.is_some());
+        there.map(|(index, _)| rank_from_index(index)).collect()
     }
 
     /// Answers the question of a rank.
@@ -94,10 +96,10 @@ impl Peers {
             call: call.unwrap_or(Header::LEAVE.call),
             step: ANSWER,
             length: 0,
-            previous: None,
-            latest: 0,
+            previous_call: None,
+            latest_sequence: 0,
         };
-        if let Some(peer) = self.all.get_mut(rank.index()).and_then(Option::as_mut) {
+        if let Some(peer) = self.streams.get_mut(rank.index()).and_then(Option::as_mut) {
             peer.write(&header);
         }
     }
@@ -105,16 +107,16 @@ impl Peers {
     /// Tells all ranks that this one leaves after `calls` calls of the group.
     pub(super) fn send_leave(&mut self, calls: u64) {
         let call = Call { sequence: calls, ..Header::LEAVE.call };
-        self.tell_all(&Header { call, ..Header::LEAVE });
+        self.send_to_all(&Header { call, ..Header::LEAVE });
     }
 
-    fn tell_all(&mut self, header: &Header) {
-        self.all.iter_mut().flatten().for_each(|peer| peer.write(header));
+    fn send_to_all(&mut self, header: &Header) {
+        self.streams.iter_mut().flatten().for_each(|peer| peer.write(header));
     }
 
     /// Closes all connections; the other ends detect it.
     pub(super) fn close(&mut self) {
-        for peer in self.all.drain(..).flatten() {
+        for peer in self.streams.drain(..).flatten() {
             // It fails only if the other end has closed already.
             drop(peer.stream.shutdown(Shutdown::Both));
         }
@@ -124,17 +126,17 @@ impl Peers {
 impl PeerStream {
     /// The next complete message.
     fn read(&mut self) -> Option<PeerEvent> {
-        while self.arrived < HEADER_LEN {
-            match self.stream.read(&mut self.message[self.arrived..]) {
+        while self.received_bytes < HEADER_LEN {
+            match self.stream.read(&mut self.message[self.received_bytes..]) {
                 Ok(0) => return Some(PeerEvent::Lost(LossCause::Closed)),
-                Ok(read) => self.arrived += read,
+                Ok(read) => self.received_bytes += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Some(PeerEvent::Lost(error.kind().into())),
             }
         }
-        self.arrived = 0;
-        Some(meaning(&self.message))
+        self.received_bytes = 0;
+        Some(decode_event(&self.message))
     }
 
     /// Sends one message. It is far smaller than the kernel's buffer; if it does not fit, the other rank has
@@ -144,7 +146,7 @@ impl PeerStream {
     }
 }
 
-fn meaning(message: &[u8; HEADER_LEN]) -> PeerEvent {
+fn decode_event(message: &[u8; HEADER_LEN]) -> PeerEvent {
     match Header::decode(message) {
         Some(Header { call, step: ANSWER, .. }) => {
             PeerEvent::Answer((call.operation != Operation::Leave).then_some(call))
@@ -165,7 +167,7 @@ mod tests {
     use crate::clock;
     use crate::process_group::element::DataType;
 
-    fn pair() -> (Peers, Peers) {
+    fn connected_peers() -> (Peers, Peers) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let other = listener.accept().unwrap().0;
@@ -177,14 +179,14 @@ mod tests {
 
     fn call(sequence: u64) -> Call {
         let (operation, data_type) = (Operation::AllReduce, DataType::F32);
-        Call { operation, data_type, reduction: None, root: None, count: 4, sequence }
+        Call { operation, data_type, reduce_op: None, root: None, count: 4, sequence }
     }
 
     /// The next event of the only other rank.
-    fn next(peers: &mut Peers) -> PeerEvent {
+    fn next_event(peers: &mut Peers) -> PeerEvent {
         let (bell, _other_end) = nix::unistd::pipe().unwrap();
         loop {
-            if let Some((_, event)) = peers.event().pop() {
+            if let Some((_, event)) = peers.take_events().pop() {
                 return event;
             }
             peers.wait(bell.as_fd(), clock::after(std::time::Duration::from_secs(10)));
@@ -192,32 +194,35 @@ mod tests {
     }
 
     #[test]
-    fn question_and_its_answers() {
-        let (mut one, mut other) = pair();
-        assert_eq!(one.ask(call(3)), [Rank(1)]);
-        assert_eq!(next(&mut other), PeerEvent::Question(call(3)));
+    fn question_gets_answer_with_and_without_call() {
+        let (mut one, mut other) = connected_peers();
+        assert_eq!(one.ask_for_calls(call(3)), [Rank(1)]);
+        assert_eq!(next_event(&mut other), PeerEvent::Question(call(3)));
         other.answer(Rank(0), Some(call(2)));
-        assert_eq!(next(&mut one), PeerEvent::Answer(Some(call(2))));
+        assert_eq!(next_event(&mut one), PeerEvent::Answer(Some(call(2))));
         other.answer(Rank(0), None);
-        assert_eq!(next(&mut one), PeerEvent::Answer(None));
+        assert_eq!(next_event(&mut one), PeerEvent::Answer(None));
     }
 
     #[test]
     fn leave_message_is_not_a_loss() {
-        let (mut one, mut other) = pair();
+        let (mut one, mut other) = connected_peers();
         one.send_leave(7);
         one.close();
-        assert_eq!(next(&mut other), PeerEvent::Left(7));
-        assert!(other.event().is_empty(), "the end of the connection says nothing new");
+        assert_eq!(next_event(&mut other), PeerEvent::Left(7));
+        assert!(other.take_events().is_empty(), "the end of the connection says nothing new");
     }
 
     #[test]
-    fn closed_connection_and_garbage_are_losses() {
-        let (mut one, mut other) = pair();
+    fn connection_closed_or_invalid_message_reports_rank_lost() {
+        let (mut one, mut other) = connected_peers();
         one.close();
-        assert_eq!(next(&mut other), PeerEvent::Lost(LossCause::Closed));
-        let (one, mut other) = pair();
-        (&one.all[1].as_ref().unwrap().stream).write_all(&[7; HEADER_LEN]).unwrap();
-        assert_eq!(next(&mut other), PeerEvent::Lost(LossCause::ConnectionFailed(ErrorKind::InvalidData)));
+        assert_eq!(next_event(&mut other), PeerEvent::Lost(LossCause::Closed));
+        let (one, mut other) = connected_peers();
+        (&one.streams[1].as_ref().unwrap().stream).write_all(&[7; HEADER_LEN]).unwrap();
+        assert_eq!(
+            next_event(&mut other),
+            PeerEvent::Lost(LossCause::ConnectionFailed(ErrorKind::InvalidData))
+        );
     }
 }

@@ -85,8 +85,8 @@ macro_rules! symbols {
                 // SAFETY: each type is that of `nccl.h` for this name.
                 unsafe {
                     Ok(Self {
-                        $($field: library::function(library, $name).map_err(|words| ($name, words))?,)*
-                        $($extra: library::function(library, $extra_name).ok(),)*
+                        $($field: library::load_function(library, $name).map_err(|words| ($name, words))?,)*
+                        $($extra: library::load_function(library, $extra_name).ok(),)*
                     })
                 }
             }

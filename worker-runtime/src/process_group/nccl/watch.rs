@@ -13,7 +13,7 @@ use rankrun_contract::rank::Rank;
 
 use super::call_log::CallLog;
 use super::communicator::Core;
-use super::explain::{Answer, explain};
+use super::explain::{Answer, explain_hang};
 use super::other_ranks::{CallMessage, OtherRanks};
 use super::symbols::{IN_PROGRESS, SUCCESS};
 use crate::clock;
@@ -24,11 +24,11 @@ use crate::process_group::verdict;
 use crate::store::TcpStore;
 
 /// Pause between two checks while a call is under way.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the other ranks may take to answer.
-const ANSWERS: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long after an error of NCCL's a lost rank explains it: NCCL often notices first.
-const EXPLANATION: Duration = Duration::from_millis(500);
+const LOSS_WAIT: Duration = Duration::from_millis(500);
 
 /// State that the program and the watching thread share.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct Watch {
     core: Arc<Core>,
     state: Mutex<WatchState>,
     changed: Condvar,
-    bell: EventFd,
+    wakeup: EventFd,
 }
 
 #[derive(Debug)]
@@ -85,23 +85,23 @@ impl Watch {
             leave_kind: None,
         };
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { membership, core, state: Mutex::new(state), changed: Condvar::new(), bell })
+        Ok(Self { membership, core, state: Mutex::new(state), changed: Condvar::new(), wakeup: bell })
     }
 
     /// Notes the beginning of a call and wakes the thread.
     ///
     /// # Errors
     /// The failure of the group.
-    pub(super) fn begin(&self, call: Call, is_of_all: bool) -> Result<(), GroupFailure> {
-        let mut state = self.locked();
+    pub(super) fn begin(&self, call: Call, is_collective: bool) -> Result<(), GroupFailure> {
+        let mut state = self.lock_state();
         if state.failure.is_some() || state.cannot_continue {
             drop(state);
-            return Err(self.fail("another rank is gone".to_owned()));
+            return Err(self.report_error("another rank is gone".to_owned()));
         }
-        state.log.begin(call, clock::after(self.membership.timeout), is_of_all);
+        state.log.begin_call(call, clock::after(self.membership.timeout), is_collective);
         if state.activity == Activity::Asleep {
             state.activity = Activity::Awake;
-            self.ring();
+            self.wake();
         }
         Ok(())
     }
@@ -111,40 +111,40 @@ impl Watch {
     /// # Errors
     /// Its failure, and the call in which it happened.
     pub(super) fn check(&self) -> Result<(), GroupError> {
-        let state = self.locked();
+        let state = self.lock_state();
         match &state.failure {
-            Some(failure) => Err(self.failed(state.failed_in, failure.clone())),
+            Some(failure) => Err(self.failed_error(state.failed_in, failure.clone())),
             None => Ok(()),
         }
     }
 
     /// The error of a call after the failure.
-    pub(super) fn failed(&self, operation: Operation, failure: GroupFailure) -> GroupError {
+    pub(super) fn failed_error(&self, operation: Operation, failure: GroupFailure) -> GroupError {
         GroupError::Failed { operation, failure, members: self.membership.members.clone() }
     }
 
     /// Reports an error of a call; returns the failure of the group.
-    pub(super) fn fail(&self, error: String) -> GroupFailure {
-        let mut state = self.locked();
+    pub(super) fn report_error(&self, error: String) -> GroupFailure {
+        let mut state = self.lock_state();
         state.log.cancel_current();
         state.error.get_or_insert(error);
         drop(state);
-        self.ring();
-        self.failure()
+        self.wake();
+        self.wait_for_failure()
     }
 
     /// Ends the watch; returns when its thread has ended, or after a second.
     pub(super) fn shut_down(&self, leave_kind: LeaveKind) {
-        self.locked().leave_kind.get_or_insert(leave_kind);
-        self.ring();
+        self.lock_state().leave_kind.get_or_insert(leave_kind);
+        self.wake();
         let is_under_way = |state: &mut WatchState| state.activity != Activity::Ended;
-        drop(self.changed.wait_timeout_while(self.locked(), ANSWERS, is_under_way));
+        drop(self.changed.wait_timeout_while(self.lock_state(), ANSWER_TIMEOUT, is_under_way));
     }
 
     /// Waits for the failure of the group.
-    fn failure(&self) -> GroupFailure {
+    fn wait_for_failure(&self) -> GroupFailure {
         // The thread's own deadlines bound this wait.
-        let state = self.locked();
+        let state = self.lock_state();
         let is_unknown =
             |state: &mut WatchState| state.failure.is_none() && state.activity != Activity::Ended;
         let waited = self.changed.wait_while(state, is_unknown).unwrap_or_else(PoisonError::into_inner);
@@ -155,12 +155,12 @@ impl Watch {
         waited.failure.clone().unwrap_or_else(unknown)
     }
 
-    fn ring(&self) {
+    fn wake(&self) {
         // It fails only after 2^64 writes.
-        let _ = self.bell.write(1);
+        let _ = self.wakeup.write(1);
     }
 
-    pub(super) fn locked(&self) -> MutexGuard<'_, WatchState> {
+    pub(super) fn lock_state(&self) -> MutexGuard<'_, WatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -193,7 +193,7 @@ impl Watcher {
         struct EndGuard(Arc<Watch>);
         impl Drop for EndGuard {
             fn drop(&mut self) {
-                let mut state = self.0.locked();
+                let mut state = self.0.lock_state();
                 state.activity = Activity::Ended;
                 state.log.clear();
                 drop(state);
@@ -203,15 +203,15 @@ impl Watcher {
         let end_guard = EndGuard(Arc::clone(&self.watch));
         loop {
             self.receive_messages();
-            let Some(leave_kind) = self.watch.locked().leave_kind else {
-                if let Some(seen) = self.look() {
-                    return self.end(seen);
+            let Some(leave_kind) = self.watch.lock_state().leave_kind else {
+                if let Some(seen) = self.check_calls() {
+                    return self.end_group(seen);
                 }
                 self.sleep();
                 continue;
             };
             if leave_kind == LeaveKind::Announced {
-                let calls = self.watch.locked().log.count();
+                let calls = self.watch.lock_state().log.call_count();
                 self.other_ranks.peers.send_leave(calls);
             }
             self.other_ranks.peers.close();
@@ -225,7 +225,7 @@ impl Watcher {
         for (rank, message) in self.other_ranks.receive_messages() {
             match message {
                 CallMessage::Question(call) => {
-                    let own = self.watch.locked().log.at(&call);
+                    let own = self.watch.lock_state().log.call_with_sequence_of(&call);
                     self.other_ranks.peers.answer(rank, own);
                 }
                 CallMessage::Answer(call) => {
@@ -239,40 +239,40 @@ impl Watcher {
     }
 
     /// Checks the calls under way; returns a failure.
-    fn look(&mut self) -> Option<GroupFailure> {
+    fn check_calls(&mut self) -> Option<GroupFailure> {
         let now = clock::after(Duration::ZERO);
         let watch = Arc::clone(&self.watch);
-        let mut state = watch.locked();
-        let device = state.log.look(now);
-        let (is_busy, calls) = (state.log.is_busy(), state.log.count());
-        let overdue = state.log.overdue(now);
+        let mut state = watch.lock_state();
+        let device = state.log.update_done(now);
+        let (is_busy, calls) = (state.log.is_busy(), state.log.call_count());
+        let overdue = state.log.overdue_call(now);
         let error = state.error.clone();
         // A lost rank matters only once a call needs it.
-        state.cannot_continue = !self.other_ranks.lost.is_empty() || error.is_some();
+        state.cannot_continue = !self.other_ranks.lost_ranks.is_empty() || error.is_some();
         drop(state);
         let is_needed = is_busy || error.is_some();
-        if is_needed && let Some((rank, cause)) = self.other_ranks.lost.first() {
+        if is_needed && let Some((rank, cause)) = self.other_ranks.lost_ranks.first() {
             return Some(GroupFailure::Lost { rank: *rank, cause: cause.clone() });
         }
-        let gone = self.other_ranks.left.iter().find(|(_, made)| is_busy && calls > *made);
+        let gone = self.other_ranks.departed_ranks.iter().find(|(_, made)| is_busy && calls > *made);
         if let Some((rank, _)) = gone {
             return Some(GroupFailure::Lost { rank: *rank, cause: LossCause::Left });
         }
         let error = error.or_else(|| device.err().map(|error| error.to_string()));
         let error = error.or_else(|| if is_busy { self.async_error() } else { None });
-        self.explain(now, overdue, error)
+        self.update_diagnosis(now, overdue, error)
     }
 
     /// An error that NCCL reports by itself.
     fn async_error(&self) -> Option<String> {
-        match self.watch.core.look()? {
+        match self.watch.core.async_state()? {
             Ok(SUCCESS | IN_PROGRESS) => None,
             Ok(code) => Some(self.watch.core.nccl().error("ncclCommGetAsyncError", code).to_string()),
             Err(error) => Some(error.to_string()),
         }
     }
 
-    fn explain(
+    fn update_diagnosis(
         &mut self,
         now: Instant,
         overdue: Option<Call>,
@@ -282,13 +282,17 @@ impl Watcher {
             Diagnosis::None => {
                 if let Some(reason) = error {
                     // Without other ranks no loss can explain it.
-                    let patience = if self.store.is_some() { EXPLANATION } else { Duration::ZERO };
+                    let patience = if self.store.is_some() { LOSS_WAIT } else { Duration::ZERO };
                     self.diagnosis = Diagnosis::Failure { reason, until: now + patience };
                 } else if let Some(call) = overdue {
-                    let answers =
-                        self.other_ranks.peers.ask(call).into_iter().map(|rank| (rank, Answer::Silence));
+                    let answers = self
+                        .other_ranks
+                        .peers
+                        .ask_for_calls(call)
+                        .into_iter()
+                        .map(|rank| (rank, Answer::Silence));
                     let answers = answers.collect();
-                    self.diagnosis = Diagnosis::Hang { call, answers, until: now + ANSWERS };
+                    self.diagnosis = Diagnosis::Hang { call, answers, until: now + ANSWER_TIMEOUT };
                 }
                 None
             }
@@ -300,7 +304,8 @@ impl Watcher {
             Diagnosis::Hang { call, answers, until } => {
                 let is_known = answers.iter().all(|(_, answer)| *answer != Answer::Silence) || *until <= now;
                 let watch = &self.watch;
-                is_known.then(|| explain(watch.membership.rank, *call, watch.membership.timeout, answers))
+                is_known
+                    .then(|| explain_hang(watch.membership.rank, *call, watch.membership.timeout, answers))
             }
             Diagnosis::Failure { reason, until } => (*until <= now).then(|| GroupFailure::RankFailed {
                 rank: self.watch.membership.rank,
@@ -311,28 +316,28 @@ impl Watcher {
 
     /// Sleeps until there may be something to do.
     fn sleep(&mut self) {
-        let mut state = self.watch.locked();
+        let mut state = self.watch.lock_state();
         let is_quiet =
             !state.log.is_busy() && matches!(self.diagnosis, Diagnosis::None) && state.error.is_none();
         let may_sleep = is_quiet && state.leave_kind.is_none();
         let (activity, patience) =
-            if may_sleep { (Activity::Asleep, Duration::MAX) } else { (Activity::Awake, LOOK) };
+            if may_sleep { (Activity::Asleep, Duration::MAX) } else { (Activity::Awake, CHECK_INTERVAL) };
         state.activity = activity;
         drop(state);
-        self.other_ranks.peers.wait(self.watch.bell.as_fd(), clock::after(patience));
+        self.other_ranks.peers.wait(self.watch.wakeup.as_fd(), clock::after(patience));
         // The eventfd is empty if another event woke the thread.
-        let _ = self.watch.bell.read();
-        self.watch.locked().activity = Activity::Awake;
+        let _ = self.watch.wakeup.read();
+        self.watch.lock_state().activity = Activity::Awake;
     }
 
     /// Agrees with the other ranks on the failure, tells the program, and aborts the communicator.
-    fn end(mut self, seen: GroupFailure) {
+    fn end_group(mut self, local_failure: GroupFailure) {
         let failure = match &self.store {
-            Some(store) => verdict::agree(store, &self.watch.membership, seen),
-            None => seen,
+            Some(store) => verdict::agree_on_failure(store, &self.watch.membership, local_failure),
+            None => local_failure,
         };
-        let mut state = self.watch.locked();
-        state.failed_in = state.log.oldest().map_or(Operation::Barrier, |call| call.operation);
+        let mut state = self.watch.lock_state();
+        state.failed_in = state.log.oldest_pending().map_or(Operation::Barrier, |call| call.operation);
         state.failure = Some(failure);
         drop(state);
         self.watch.changed.notify_all();

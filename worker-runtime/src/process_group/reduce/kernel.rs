@@ -41,7 +41,7 @@ pub(super) unsafe fn reduce<T: Number, O: Operator>(job: &ReduceJob<'_>) {
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
 unsafe fn reduce_v3<T: Number, O: Operator>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
-    unsafe { by_count::<T, O, V3>(job) }
+    unsafe { reduce_by_source_count::<T, O, V3>(job) }
 }
 
 /// # Safety
@@ -49,7 +49,7 @@ unsafe fn reduce_v3<T: Number, O: Operator>(job: &ReduceJob<'_>) {
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
 pub(super) unsafe fn reduce_plain<T: Number, O: Operator>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
-    unsafe { by_count::<T, O, Portable>(job) }
+    unsafe { reduce_by_source_count::<T, O, Portable>(job) }
 }
 
 /// Has separate loops for the most usual numbers of ranks on a host, which are faster in cache. Other numbers
@@ -59,34 +59,34 @@ pub(super) unsafe fn reduce_plain<T: Number, O: Operator>(job: &ReduceJob<'_>) {
 /// As [`reduce`], and the processor has what `L` uses.
 #[inline(always)]
 #[expect(unsafe_code, reason = "passes the caller's promise on")]
-unsafe fn by_count<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
+unsafe fn reduce_by_source_count<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
     // SAFETY: as the caller promises.
     unsafe {
         match *job.sources {
             [] => return,
-            [a, b] => whole_blocks::<T, O, L>(job, &[a, b]),
-            [a, b, c, d] => whole_blocks::<T, O, L>(job, &[a, b, c, d]),
-            [a, b, c, d, e, f, g, h] => whole_blocks::<T, O, L>(job, &[a, b, c, d, e, f, g, h]),
-            ref any => whole_blocks::<T, O, L>(job, any),
+            [a, b] => reduce_whole_blocks::<T, O, L>(job, &[a, b]),
+            [a, b, c, d] => reduce_whole_blocks::<T, O, L>(job, &[a, b, c, d]),
+            [a, b, c, d, e, f, g, h] => reduce_whole_blocks::<T, O, L>(job, &[a, b, c, d, e, f, g, h]),
+            ref any => reduce_whole_blocks::<T, O, L>(job, any),
         }
-        rest::<T, O, L>(job);
+        reduce_remainder::<T, O, L>(job);
     }
 }
 
 /// All blocks but an incomplete one at the end.
 ///
 /// # Safety
-/// As [`by_count`]. There is a source.
+/// As [`reduce_by_source_count`]. There is a source.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
-unsafe fn whole_blocks<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>, sources: &[*const u8]) {
+unsafe fn reduce_whole_blocks<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>, sources: &[*const u8]) {
     let length = size_of::<[T; LANES]>();
     let end = job.bytes - job.bytes % length;
     let mut at = 0;
     while at < end {
         // SAFETY: a whole block lies at `at` of every source and of the target, as the caller promises; bytes are elements (`Pod`).
         let read = |source: *const u8| unsafe { source.add(at).cast::<[T; LANES]>().read_unaligned() };
-        let block = block::<T, O, L>(sources, read, job.divisor);
+        let block = reduce_block::<T, O, L>(sources, read, job.divisor);
         // SAFETY: as above.
         unsafe { job.target.add(at).cast::<[T; LANES]>().write_unaligned(block) };
         at += length;
@@ -96,10 +96,10 @@ unsafe fn whole_blocks<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>, so
 /// The incomplete block at the end, filled up with zeros.
 ///
 /// # Safety
-/// As [`by_count`]. There is a source.
+/// As [`reduce_by_source_count`]. There is a source.
 #[inline(always)]
 #[expect(unsafe_code, reason = "reads and writes memory of which there must be no reference")]
-unsafe fn rest<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
+unsafe fn reduce_remainder<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
     let bytes = job.bytes % size_of::<[T; LANES]>();
     let at = job.bytes - bytes;
     if bytes == 0 {
@@ -111,14 +111,14 @@ unsafe fn rest<T: Number, O: Operator, L: Level>(job: &ReduceJob<'_>) {
         unsafe { block.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(source.add(at), bytes) };
         block
     };
-    let block = block::<T, O, L>(job.sources, read, job.divisor);
+    let block = reduce_block::<T, O, L>(job.sources, read, job.divisor);
     // SAFETY: as above, of the target.
     unsafe { job.target.add(at).copy_from_nonoverlapping(block.as_ptr().cast(), bytes) };
 }
 
 /// One block of the result; `read` returns that of a source.
 #[inline(always)]
-fn block<T: Number, O: Operator, L: Level>(
+fn reduce_block<T: Number, O: Operator, L: Level>(
     sources: &[*const u8],
     read: impl Fn(*const u8) -> [T; LANES],
     divisor: Option<u32>,

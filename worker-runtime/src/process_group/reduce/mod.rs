@@ -40,7 +40,7 @@ use self::number::{Largest, Number, Product, Smallest, Sum};
 use super::element::{DataType, Element, ReduceOp};
 
 /// Sources for which the list of pointers is on the stack.
-const FEW: usize = 8;
+const MAX_STACK_SOURCES: usize = 8;
 
 /// Reduces `target`, the value of the first rank, and `others`, those of the next ranks, into
 /// `target`. All have `data_type` and the same length, at any alignment. `finish` is the number of
@@ -48,14 +48,19 @@ const FEW: usize = 8;
 ///
 /// # Panics
 /// If lengths differ.
-pub(crate) fn fold(kind: (DataType, ReduceOp), target: &mut [u8], others: &[&[u8]], finish: Option<u32>) {
+pub(crate) fn fold(
+    kind: (DataType, ReduceOp),
+    target: &mut [u8],
+    others: &[&[u8]],
+    mean_divisor: Option<u32>,
+) {
     let (address, bytes) = (target.as_mut_ptr(), target.len());
     let first = std::iter::once(address.cast_const());
-    with_pointers(first.chain(checked(others, bytes)), others.len() + 1, |sources| {
+    with_pointers(first.chain(checked_pointers(others, bytes)), others.len() + 1, |sources| {
         // SAFETY: all sources have `bytes` bytes (checked); the target is exclusively ours and is the first source.
         #[expect(unsafe_code, reason = "slices as pointers, since one of them is read and written")]
         unsafe {
-            reduce_raw(kind, address, (sources, bytes), finish);
+            reduce_raw(kind, address, (sources, bytes), mean_divisor);
         }
     });
 }
@@ -69,7 +74,7 @@ pub(crate) fn fold_two(
     kind: (DataType, ReduceOp),
     target: &mut [u8],
     (other, is_first): (&[u8], bool),
-    finish: Option<u32>,
+    mean_divisor: Option<u32>,
 ) {
     assert_eq!(target.len(), other.len(), "both ranks give equally much");
     let (address, bytes) = (target.as_mut_ptr(), target.len());
@@ -78,7 +83,7 @@ pub(crate) fn fold_two(
     // SAFETY: both have `bytes` bytes (checked); the target is exclusively ours and is one of the sources.
     #[expect(unsafe_code, reason = "slices as pointers, since one of them is read and written")]
     unsafe {
-        reduce_raw(kind, address, (&sources, bytes), finish);
+        reduce_raw(kind, address, (&sources, bytes), mean_divisor);
     }
 }
 
@@ -90,14 +95,14 @@ pub(crate) fn reduce_into(
     kind: (DataType, ReduceOp),
     target: &mut [u8],
     sources: &[&[u8]],
-    finish: Option<u32>,
+    mean_divisor: Option<u32>,
 ) {
     let (address, bytes) = (target.as_mut_ptr(), target.len());
-    with_pointers(checked(sources, bytes), sources.len(), |sources| {
+    with_pointers(checked_pointers(sources, bytes), sources.len(), |sources| {
         // SAFETY: all sources have `bytes` bytes (checked); the target is exclusively ours, so it is none of them.
         #[expect(unsafe_code, reason = "slices as pointers, for the kernel that both functions share")]
         unsafe {
-            reduce_raw(kind, address, (sources, bytes), finish);
+            reduce_raw(kind, address, (sources, bytes), mean_divisor);
         }
     });
 }
@@ -114,10 +119,10 @@ pub(crate) unsafe fn reduce_raw(
     (data_type, op): (DataType, ReduceOp),
     target: *mut u8,
     (sources, bytes): (&[*const u8], usize),
-    finish: Option<u32>,
+    mean_divisor: Option<u32>,
 ) {
     debug_assert!(bytes.is_multiple_of(data_type.size().max(1)), "whole elements");
-    let divisor = if op == ReduceOp::Mean { finish } else { None };
+    let divisor = if op == ReduceOp::Mean { mean_divisor } else { None };
     let job = ReduceJob { target, sources, bytes, divisor };
     // SAFETY: as the caller promises.
     unsafe {
@@ -150,7 +155,7 @@ unsafe fn reduce_as<T: Number>(op: ReduceOp, job: &ReduceJob<'_>) {
 }
 
 /// The addresses of slices, all of which must have `bytes` bytes.
-fn checked<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const u8> + 'a {
+fn checked_pointers<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const u8> + 'a {
     slices.iter().map(move |slice| {
         assert_eq!(slice.len(), bytes, "all ranks give equally much");
         slice.as_ptr()
@@ -159,8 +164,8 @@ fn checked<'a>(slices: &'a [&[u8]], bytes: usize) -> impl Iterator<Item = *const
 
 /// Calls `then` with a list of these `count` pointers, on the stack if they are few.
 fn with_pointers(pointers: impl Iterator<Item = *const u8>, count: usize, then: impl FnOnce(&[*const u8])) {
-    let mut few = [std::ptr::null(); FEW];
-    if count > FEW {
+    let mut few = [std::ptr::null(); MAX_STACK_SOURCES];
+    if count > MAX_STACK_SOURCES {
         return then(&pointers.collect::<Vec<_>>());
     }
     few.iter_mut().zip(pointers).for_each(|(place, pointer)| *place = pointer);

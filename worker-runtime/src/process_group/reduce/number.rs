@@ -147,7 +147,7 @@ impl Number for bf16 {
     }
     #[inline(always)]
     fn narrow<L: Level>(block: [f32; LANES]) -> [Self; LANES] {
-        block.map(|value| Self::from_bits(bf16_bits(value)))
+        block.map(|value| Self::from_bits(f32_to_bf16_bits(value)))
     }
     #[inline(always)]
     fn divided(value: f32, count: u32) -> f32 {
@@ -184,11 +184,11 @@ pub(super) struct Portable;
 impl Level for Portable {
     #[inline(always)]
     fn from_f16(block: [f16; LANES]) -> [f32; LANES] {
-        block.map(|value| f32_of(value.to_bits()))
+        block.map(|value| f16_to_f32(value.to_bits()))
     }
     #[inline(always)]
     fn to_f16(block: [f32; LANES]) -> [f16; LANES] {
-        block.map(|value| f16::from_bits(f16_bits(value)))
+        block.map(|value| f16::from_bits(f32_to_f16_bits(value)))
     }
 }
 
@@ -223,7 +223,7 @@ impl Level for V3 {
 
 /// The upper half, rounded to nearest, ties to even; a NaN becomes quiet.
 #[inline(always)]
-fn bf16_bits(value: f32) -> u16 {
+fn f32_to_bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
     (if value.is_nan() { bits >> 16 | 0x0040 } else { rounded }) as u16
@@ -231,7 +231,7 @@ fn bf16_bits(value: f32) -> u16 {
 
 /// The value of an `f16`, without a branch, so that the compiler can use vectors.
 #[inline(always)]
-fn f32_of(half: u16) -> f32 {
+fn f16_to_f32(half: u16) -> f32 {
     /// Corrects for the difference of the exponent biases, and normalises subnormal numbers, exactly.
     const SCALE: f32 = f32::from_bits((127 + 127 - 15) << 23);
     let magnitude = u32::from(half & 0x7FFF) << 13;
@@ -243,7 +243,7 @@ fn f32_of(half: u16) -> f32 {
 
 /// The nearest `f16`, ties to even, without a branch. After Fabian Giesen's `float_to_half_fast3_rtne`.
 #[inline(always)]
-fn f16_bits(value: f32) -> u16 {
+fn f32_to_f16_bits(value: f32) -> u16 {
     /// Added to a subnormal number of `f16`, it makes the processor round at the last bit of it.
     const ROUNDER: f32 = 0.5;
     let (sign, magnitude) = (value.to_bits() >> 16 & 0x8000, value.to_bits() & 0x7FFF_FFFF);

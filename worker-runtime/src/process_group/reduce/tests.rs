@@ -178,7 +178,7 @@ impl Placed {
 
 /// The result of the portable version, in new memory.
 fn portable(case: &Case) -> Vec<u8> {
-    fn with<T: Number>(op: ReduceOp, job: &ReduceJob<'_>) {
+    fn reduce_portable<T: Number>(op: ReduceOp, job: &ReduceJob<'_>) {
         // SAFETY: the sources are vectors of `bytes` bytes each, as is the target, which is none of them.
         #[expect(unsafe_code, reason = "calls the kernel that this processor would not choose")]
         unsafe {
@@ -196,13 +196,13 @@ fn portable(case: &Case) -> Vec<u8> {
     let job = ReduceJob { target: target.as_mut_ptr(), sources: &sources, bytes: target.len(), divisor };
     match case.data_type {
         DataType::None => {}
-        DataType::F16 => with::<f16>(case.op, &job),
-        DataType::Bf16 => with::<bf16>(case.op, &job),
-        DataType::F32 => with::<f32>(case.op, &job),
-        DataType::F64 => with::<f64>(case.op, &job),
-        DataType::I32 => with::<i32>(case.op, &job),
-        DataType::I64 => with::<i64>(case.op, &job),
-        DataType::U8 => with::<u8>(case.op, &job),
+        DataType::F16 => reduce_portable::<f16>(case.op, &job),
+        DataType::Bf16 => reduce_portable::<bf16>(case.op, &job),
+        DataType::F32 => reduce_portable::<f32>(case.op, &job),
+        DataType::F64 => reduce_portable::<f64>(case.op, &job),
+        DataType::I32 => reduce_portable::<i32>(case.op, &job),
+        DataType::I64 => reduce_portable::<i64>(case.op, &job),
+        DataType::U8 => reduce_portable::<u8>(case.op, &job),
     }
     target
 }
@@ -212,7 +212,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 1500 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_memory_is_reduced_as_plain_arithmetic_does_it(case in case()) {
+    fn reduce_of_any_alignment_matches_plain_arithmetic(case in case()) {
         let kind = (case.data_type, case.op);
         let expected = bits(case.data_type, &expected(case.data_type, case.op, &case.ranks, case.finish));
 
@@ -232,21 +232,21 @@ proptest! {
     }
 
     #[test]
-    fn short_floats_round_as_the_crate_half_does(value in any::<u32>().prop_map(f32::from_bits)) {
-        let rounded = convert(value);
+    fn f16_and_bf16_rounding_matches_half_crate(value in any::<u32>().prop_map(f32::from_bits)) {
+        let rounded = convert_portable(value);
         prop_assert_eq!(rounded, [f16::from_f32(value).to_bits(), bf16::from_f32(value).to_bits()]);
     }
 }
 
 /// A value as `f16` and `bf16`, by the portable code.
-fn convert(value: f32) -> [u16; 2] {
+fn convert_portable(value: f32) -> [u16; 2] {
     use super::number::{LANES, Portable};
     let block = [value; LANES];
     [f16::narrow::<Portable>(block)[LANES - 1].to_bits(), bf16::narrow::<Portable>(block)[0].to_bits()]
 }
 
 #[test]
-fn every_f16_becomes_its_value_and_comes_back() {
+fn f16_round_trips_through_f32() {
     use super::number::{LANES, Portable};
     for first in (0..=u16::MAX).step_by(LANES) {
         let block: [f16; LANES] = std::array::from_fn(|lane| f16::from_bits(first + lane as u16));
@@ -262,21 +262,21 @@ fn every_f16_becomes_its_value_and_comes_back() {
 }
 
 #[test]
-fn rounding_to_short_floats_is_right_at_every_boundary() {
+fn f16_and_bf16_rounding_is_correct_at_boundaries() {
     // Next to each value of the short type, and next to the middle between two of them.
     for short in 0..=u16::MAX {
         for base in [f16::from_bits(short).to_f32().to_bits(), u32::from(short) << 16] {
             for bits in [0, 1, 0xFFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, u32::MAX] {
                 let value = f32::from_bits(base.wrapping_add(bits));
                 let rounded = [f16::from_f32(value).to_bits(), bf16::from_f32(value).to_bits()];
-                assert_eq!(convert(value), rounded, "{value:e}");
+                assert_eq!(convert_portable(value), rounded, "{value:e}");
             }
         }
     }
 }
 
 #[test]
-fn mean_of_bytes_wraps_around_before_it_is_divided() {
+fn u8_mean_wraps_before_division() {
     // 300 ranks give 1: 300 is 44 as a byte. A byte holds no 300, so any sum divided by it is 0.
     let rank = [1u8; 3];
     let mut target = rank;
@@ -289,7 +289,7 @@ fn mean_of_bytes_wraps_around_before_it_is_divided() {
 }
 
 #[test]
-fn sum_of_short_floats_is_rounded_once() {
+fn f16_sum_is_rounded_once() {
     // 2048 and 1 is 2048 in f16; twice 1, summed first, counts.
     let (mut target, one) = ([f16::from_f32(2048.0)], [f16::ONE]);
     ReduceOp::Sum.fold(&mut target, &[&one, &one]);
@@ -298,6 +298,6 @@ fn sum_of_short_floats_is_rounded_once() {
 
 #[test]
 #[should_panic(expected = "all ranks give equally much")]
-fn other_lengths_are_refused() {
+fn source_lengths_differing_panics() {
     fold((DataType::U8, ReduceOp::Sum), as_bytes_mut(&mut [1u8, 2]), &[&[1]], None);
 }

@@ -11,17 +11,17 @@ pub(crate) struct Span {
 
 impl Span {
     /// Memory that the call reads.
-    pub(crate) fn of(memory: &[u8]) -> Self {
+    pub(crate) fn from_slice(memory: &[u8]) -> Self {
         Self { address: memory.as_ptr().cast_mut(), bytes: memory.len() }
     }
 
     /// Memory that the call reads and writes.
-    pub(crate) fn of_mut(memory: &mut [u8]) -> Self {
+    pub(crate) fn from_mut_slice(memory: &mut [u8]) -> Self {
         Self { address: memory.as_mut_ptr(), bytes: memory.len() }
     }
 
     /// Address of the first byte of this part.
-    pub(crate) fn at(self, range: &Range<usize>) -> *mut u8 {
+    pub(crate) fn ptr_at(self, range: &Range<usize>) -> *mut u8 {
         assert!(range.start <= range.end && range.end <= self.bytes, "within the memory of the call");
         self.address.wrapping_add(range.start)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Shm;
 use super::bytes::{self, Span};
-use super::map::STAGE;
+use super::map::STAGING_SLOT_BYTES;
 use super::relay::{Relay, RelaySource};
 use crate::process_group::element::ReduceOp;
 use crate::process_group::error::GroupFailure;
@@ -13,7 +13,14 @@ use crate::process_group::transport::Step;
 
 impl Shm {
     pub(crate) fn barrier(&mut self, step: &Step) -> Result<(), GroupFailure> {
-        let relay = Relay { root: Some(0), gives: None, bytes: 0, piece: STAGE, shares: 0, memory: &|_| 0 };
+        let relay = Relay {
+            root: Some(0),
+            input: None,
+            bytes: 0,
+            piece_bytes: STAGING_SLOT_BYTES,
+            lengths_hash: 0,
+            provided_bytes: &|_| 0,
+        };
         self.relay(step, &relay, |_, _| {}, |_, _| {})
     }
 
@@ -23,22 +30,22 @@ impl Shm {
         data: &mut [u8],
         root: usize,
     ) -> Result<(), GroupFailure> {
-        let (data, is_root) = (Span::of_mut(data), root == self.member.me);
+        let (data, is_root) = (Span::from_mut_slice(data), root == self.member.me);
         let memory = |_| data.bytes;
         let relay = Relay {
             root: Some(root),
-            gives: is_root.then_some(data),
+            input: is_root.then_some(data),
             bytes: data.bytes,
-            piece: STAGE,
-            shares: 0,
-            memory: &memory,
+            piece_bytes: STAGING_SLOT_BYTES,
+            lengths_hash: 0,
+            provided_bytes: &memory,
         };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             for (_, source) in sources.filter(|_| !is_root) {
-                copy(source.at(range.start, 0), data.at(&range), range.len());
+                copy(source.ptr(range.start, 0), data.ptr_at(&range), range.len());
             }
         };
-        self.relay(step, &relay, |range, slot| fill(data, &range, slot), take)
+        self.relay(step, &relay, |range, slot| copy_to_slot(data, &range, slot), take)
     }
 
     pub(crate) fn all_gather(
@@ -48,16 +55,23 @@ impl Shm {
         output: &mut [u8],
     ) -> Result<(), GroupFailure> {
         let (me, part) = (self.member.me, input.len());
-        let (input, output) = (Span::of(input), Span::of_mut(output));
-        let relay =
-            Relay { root: None, gives: Some(input), bytes: part, piece: STAGE, shares: 0, memory: &|_| part };
+        let (input, output) = (Span::from_slice(input), Span::from_mut_slice(output));
+        let relay = Relay {
+            root: None,
+            input: Some(input),
+            bytes: part,
+            piece_bytes: STAGING_SLOT_BYTES,
+            lengths_hash: 0,
+            provided_bytes: &|_| part,
+        };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             for (rank, source) in sources {
-                let from = if rank == me { input.at(&range) } else { source.at(range.start, 0).cast_mut() };
-                copy(from, output.at(&shifted(&range, rank * part)), range.len());
+                let from =
+                    if rank == me { input.ptr_at(&range) } else { source.ptr(range.start, 0).cast_mut() };
+                copy(from, output.ptr_at(&shift_range(&range, rank * part)), range.len());
             }
         };
-        self.relay(step, &relay, |range, slot| fill(input, &range, slot), take)
+        self.relay(step, &relay, |range, slot| copy_to_slot(input, &range, slot), take)
     }
 
     /// `lengths` are the bytes that each rank provides; the root takes them.
@@ -68,16 +82,16 @@ impl Shm {
         lengths: &[usize],
     ) -> Result<(), GroupFailure> {
         let me = self.member.me;
-        let (input, output) = (Span::of(input), output.map(Span::of_mut));
+        let (input, output) = (Span::from_slice(input), output.map(Span::from_mut_slice));
         let memory = |rank: usize| lengths[rank];
         let bytes = lengths.iter().copied().max().unwrap_or(0);
         let relay = Relay {
             root: None,
-            gives: Some(input),
+            input: Some(input),
             bytes,
-            piece: STAGE,
-            shares: digest(lengths),
-            memory: &memory,
+            piece_bytes: STAGING_SLOT_BYTES,
+            lengths_hash: hash_lengths(lengths),
+            provided_bytes: &memory,
         };
         let within =
             |range: &Range<usize>, rank: usize| range.start.min(lengths[rank])..range.end.min(lengths[rank]);
@@ -86,12 +100,13 @@ impl Shm {
             let mut start = 0;
             for (rank, source) in sources {
                 let part = within(&range, rank);
-                let from = if rank == me { input.at(&part) } else { source.at(part.start, 0).cast_mut() };
-                copy(from, output.at(&shifted(&part, start)), part.len());
+                let from =
+                    if rank == me { input.ptr_at(&part) } else { source.ptr(part.start, 0).cast_mut() };
+                copy(from, output.ptr_at(&shift_range(&part, start)), part.len());
                 start += lengths[rank];
             }
         };
-        self.relay(step, &relay, |range, slot| fill(input, &within(&range, me), slot), take)
+        self.relay(step, &relay, |range, slot| copy_to_slot(input, &within(&range, me), slot), take)
     }
 
     /// `lengths` are the bytes that each rank takes from the root.
@@ -102,30 +117,30 @@ impl Shm {
         (lengths, root): (&[usize], usize),
     ) -> Result<(), GroupFailure> {
         let me = self.member.me;
-        let (input, output) = (input.map(Span::of), Span::of_mut(output));
+        let (input, output) = (input.map(Span::from_slice), Span::from_mut_slice(output));
         let start: usize = lengths[..me].iter().sum();
         let bytes = lengths.iter().sum();
         let relay = Relay {
             root: Some(root),
-            gives: input,
+            input,
             bytes,
-            piece: STAGE,
-            shares: digest(lengths),
-            memory: &|_| bytes,
+            piece_bytes: STAGING_SLOT_BYTES,
+            lengths_hash: hash_lengths(lengths),
+            provided_bytes: &|_| bytes,
         };
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             let part = range.start.max(start)..range.end.min(start + lengths[me]);
             for (_, source) in sources.filter(|_| !part.is_empty()) {
                 let from = match input {
-                    Some(input) => input.at(&part).cast_const(),
-                    None => source.at(part.start, part.start - range.start),
+                    Some(input) => input.ptr_at(&part).cast_const(),
+                    None => source.ptr(part.start, part.start - range.start),
                 };
-                copy(from, output.at(&(part.start - start..part.end - start)), part.len());
+                copy(from, output.ptr_at(&(part.start - start..part.end - start)), part.len());
             }
         };
         let fill = |range: Range<usize>, slot: *mut u8| {
             if let Some(input) = input {
-                fill(input, &range, slot);
+                copy_to_slot(input, &range, slot);
             }
         };
         self.relay(step, &relay, fill, take)
@@ -139,18 +154,25 @@ impl Shm {
     ) -> Result<(), GroupFailure> {
         let (me, world) = (self.member.me, self.member.world);
         let part = output.len();
-        let (input, output) = (Span::of(input), Span::of_mut(output));
+        let (input, output) = (Span::from_slice(input), Span::from_mut_slice(output));
         // A slot holds a piece for each rank.
-        let piece = STAGE / world / 64 * 64;
+        let piece = STAGING_SLOT_BYTES / world / 64 * 64;
         let memory = |_| input.bytes;
-        let relay = Relay { root: None, gives: Some(input), bytes: part, piece, shares: 0, memory: &memory };
+        let relay = Relay {
+            root: None,
+            input: Some(input),
+            bytes: part,
+            piece_bytes: piece,
+            lengths_hash: 0,
+            provided_bytes: &memory,
+        };
         let kind = (step.call.data_type, op);
         let mut from = Vec::with_capacity(world);
         let take = |range: Range<usize>, sources: &mut dyn Iterator<Item = (usize, RelaySource)>| {
             from.clear();
             from.extend(sources.map(|(rank, source)| {
-                let own = shifted(&range, me * part);
-                if rank == me { input.at(&own) } else { source.at(own.start, me * piece).cast_mut() }
+                let own = shift_range(&range, me * part);
+                if rank == me { input.ptr_at(&own) } else { source.ptr(own.start, me * piece).cast_mut() }
                     .cast_const()
             }));
             // SAFETY: every source has `range` of this rank's part. Its owner wrote it before the ranks met,
@@ -158,12 +180,17 @@ impl Shm {
             // `copy`; the output belongs to this call.
             #[expect(unsafe_code, reason = "memory that other ranks have written")]
             unsafe {
-                reduce::reduce_raw(kind, output.at(&range), (&from, range.len()), u32::try_from(world).ok());
+                reduce::reduce_raw(
+                    kind,
+                    output.ptr_at(&range),
+                    (&from, range.len()),
+                    u32::try_from(world).ok(),
+                );
             }
         };
         let fill = |range: Range<usize>, slot: *mut u8| {
             for rank in (0..world).filter(|&rank| rank != me) {
-                fill(input, &shifted(&range, rank * part), slot.wrapping_add(rank * piece));
+                copy_to_slot(input, &shift_range(&range, rank * part), slot.wrapping_add(rank * piece));
             }
         };
         self.relay(step, &relay, fill, take)
@@ -172,20 +199,20 @@ impl Shm {
 
 /// A hash of lengths (FNV-1a of 64 bits, word by word); different lists have different
 /// hashes, but for a rare collision.
-fn digest(lengths: &[usize]) -> u64 {
+fn hash_lengths(lengths: &[usize]) -> u64 {
     lengths
         .iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, &length| (hash ^ length as u64).wrapping_mul(0x100_0000_01B3))
 }
 
-fn shifted(range: &Range<usize>, by: usize) -> Range<usize> {
+fn shift_range(range: &Range<usize>, by: usize) -> Range<usize> {
     range.start + by..range.end + by
 }
 
 /// Copies a part of this rank's memory into its slot.
-fn fill(memory: Span, range: &Range<usize>, slot: *mut u8) {
-    debug_assert!(range.len() <= STAGE, "a piece is no longer than a slot");
-    copy(memory.at(range), slot, range.len());
+fn copy_to_slot(memory: Span, range: &Range<usize>, slot: *mut u8) {
+    debug_assert!(range.len() <= STAGING_SLOT_BYTES, "a piece is no longer than a slot");
+    copy(memory.ptr_at(range), slot, range.len());
 }
 
 fn copy(from: *const u8, to: *mut u8, bytes: usize) {

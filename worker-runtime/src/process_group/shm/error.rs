@@ -5,11 +5,11 @@ use std::io;
 use rankrun_contract::rank::{Rank, WorldSize};
 
 use crate::diagnostic::{Details, Diagnostic};
-use crate::process_group::error::DESCRIPTORS;
+use crate::process_group::error::DESCRIPTOR_HINT;
 use crate::socket::is_own_shortage;
 
-const FILE_CALL: &str = "memfd_create";
-const PERMIT_FILES: &str = "permit the system call `memfd_create` (seccomp), or choose the backend `auto` or `tcp`, which does not need it";
+const MEMFD_CREATE: &str = "memfd_create";
+const MEMFD_HINT: &str = "permit the system call `memfd_create` (seccomp), or choose the backend `auto` or `tcp`, which does not need it";
 
 /// The ranks of one host cannot share memory.
 #[derive(Debug, thiserror::Error)]
@@ -80,9 +80,9 @@ impl SegmentError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTORS),
-            Self::NoFile(_) => Some(PERMIT_FILES),
-            Self::NotMade { why } if why.contains(FILE_CALL) => Some(PERMIT_FILES),
+            Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTOR_HINT),
+            Self::NoFile(_) => Some(MEMFD_HINT),
+            Self::NotMade { why } if why.contains(MEMFD_CREATE) => Some(MEMFD_HINT),
             _ => None,
         }
     }

@@ -29,12 +29,12 @@ use rankrun_contract::rank::Rank;
 pub use error::SegmentError;
 pub(crate) use handover::join;
 pub(crate) use map::MAX_RANKS;
-pub(crate) use segment::is_permitted;
+pub(crate) use segment::can_create_segment;
 
 use arena::Arena;
 use bytes::Span;
-use map::STAGE;
-use member::{FOREIGN, Member};
+use map::STAGING_SLOT_BYTES;
+use member::{Member, NOT_IN_SEGMENT};
 use pair::Pairs;
 use watch::{FailureWord, RankState};
 
@@ -44,10 +44,10 @@ use super::error::{GroupFailure, LossCause};
 use super::transport::{Step, Transport, TransportProbe};
 
 /// Up to this many bytes every rank reduces for itself, which is quicker than another exchange.
-const SMALL: usize = 2048;
+const MAX_LOCAL_REDUCE_BYTES: usize = 2048;
 /// Up to this many bytes go through slots even from an arena, which is quicker than the exchange
 /// before the owner may write again.
-const FEW: usize = 256 * 1024;
+const MAX_STAGED_BYTES: usize = 256 * 1024;
 
 /// A rank of a group that shares memory.
 #[derive(Debug)]
@@ -56,37 +56,37 @@ pub(crate) struct Shm {
     arena: Option<Arena>,
     pairs: Pairs,
     /// Pieces that have passed this rank's slots.
-    pieces: u64,
+    pieces_passed: u64,
 }
 
 impl Shm {
     fn new(member: Member) -> Self {
         let pairs = Pairs::new(member.world);
-        Self { member, arena: None, pairs, pieces: 0 }
+        Self { member, arena: None, pairs, pieces_passed: 0 }
     }
 
     /// Connects this transport with another one: gives the ranks their numbers in the whole group, checks
     /// `outlook` while this rank waits here, and returns the check for a rank that waits there.
-    pub(crate) fn open_to(
+    pub(crate) fn attach_to(
         &mut self,
-        names: &[Rank],
+        group_ranks: &[Rank],
         probe: Box<dyn TransportProbe>,
     ) -> Box<dyn TransportProbe> {
-        let mut beside = Member::new(Arc::clone(&self.member.segment), self.member.me);
-        self.member.names = names.to_vec();
-        beside.names = names.to_vec();
+        let mut probe_member = Member::new(Arc::clone(&self.member.segment), self.member.me);
+        self.member.group_ranks = group_ranks.to_vec();
+        probe_member.group_ranks = group_ranks.to_vec();
         self.member.probe.replace(Some(probe));
-        Box::new(HostProbe(beside))
+        Box::new(HostProbe(probe_member))
     }
 
     /// Sets the additional time for ranks that wait for other hosts.
-    pub(crate) fn set_patience(&mut self, patience: Duration) {
-        self.member.patience = patience;
+    pub(crate) fn set_remote_wait_extra(&mut self, extra: Duration) {
+        self.member.remote_wait_extra = extra;
     }
 
     /// Publishes whether this rank waits for ranks of other hosts.
-    pub(crate) fn set_away(&self, is_away: bool) {
-        self.member.set_away(is_away);
+    pub(crate) fn set_waiting_remotely(&self, is_waiting: bool) {
+        self.member.set_waiting_remotely(is_waiting);
     }
 
     /// From now on buffers lie in this rank's arena, if all ranks have mapped all arenas.
@@ -95,31 +95,37 @@ impl Shm {
     }
 
     /// The staging slot of a rank for a piece of this call.
-    fn slot(&self, rank: usize, number: usize) -> *mut u8 {
+    fn staging_slot(&self, rank: usize, number: usize) -> *mut u8 {
         let segment = &self.member.segment;
-        segment.at(segment.map().stage(rank, self.pieces + number as u64), STAGE)
+        segment
+            .ptr_at(segment.map().staging_slot(rank, self.pieces_passed + number as u64), STAGING_SLOT_BYTES)
     }
 
     /// The offset at which other ranks find memory of this rank.
-    fn place(&self, memory: Span) -> u64 {
-        let arena = self.arena.as_ref().filter(|_| memory.bytes > FEW);
-        arena.and_then(|arena| arena.place(memory)).unwrap_or(FOREIGN)
+    fn buffer_offset(&self, memory: Span) -> u64 {
+        let arena = self.arena.as_ref().filter(|_| memory.bytes > MAX_STAGED_BYTES);
+        arena.and_then(|arena| arena.segment_offset(memory)).unwrap_or(NOT_IN_SEGMENT)
     }
 
     /// The address of a rank's memory of this call, if it lies in its arena.
-    fn arena_of(&self, step: &Step, rank: usize, bytes: usize) -> Result<Option<*const u8>, GroupFailure> {
-        let place = self.member.place(rank);
-        if place == FOREIGN {
+    fn arena_buffer(
+        &self,
+        step: &Step,
+        rank: usize,
+        bytes: usize,
+    ) -> Result<Option<*const u8>, GroupFailure> {
+        let place = self.member.buffer_offset(rank);
+        if place == NOT_IN_SEGMENT {
             return Ok(None);
         }
         let arena = self.member.segment.map().arena(rank);
         let start = usize::try_from(place).ok().filter(|start| arena.contains(start));
         match start.filter(|start| self.arena.is_some() && bytes <= arena.end - start) {
-            Some(start) => Ok(Some(self.member.segment.at(start, bytes).cast_const())),
+            Some(start) => Ok(Some(self.member.segment.ptr_at(start, bytes).cast_const())),
             // A rank of this version never writes such an offset.
             None => {
                 let ours = Box::new(step.call);
-                Err(GroupFailure::Mismatch { rank: self.member.names[rank], theirs: None, ours })
+                Err(GroupFailure::Mismatch { rank: self.member.group_ranks[rank], theirs: None, ours })
             }
         }
     }
@@ -156,19 +162,23 @@ impl Transport for Shm {
     }
 
     fn leave(&mut self) {
-        self.go(RankState::Left);
+        self.publish_exit(RankState::Left);
     }
 
     fn close(&mut self) {
         let member = &self.member;
-        if member.segment.is_ours() {
+        if member.segment.is_owner_process() {
             // Whatever ended the group: from now on the program may write to memory that others read in this
             // call.
             let word = FailureWord::Lost { rank: member.me, cause: LossCause::Closed }.encode();
-            let _ =
-                watch::abort(&member.segment).compare_exchange(0, word, Ordering::SeqCst, Ordering::SeqCst);
+            let _ = watch::failure_word(&member.segment).compare_exchange(
+                0,
+                word,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
         }
-        self.go(RankState::Gone);
+        self.publish_exit(RankState::Gone);
     }
 }
 
@@ -177,23 +187,23 @@ impl Transport for Shm {
 struct HostProbe(Member);
 
 impl TransportProbe for HostProbe {
-    fn look(&mut self, step: &Step) -> Result<(), GroupFailure> {
+    fn check(&mut self, step: &Step) -> Result<(), GroupFailure> {
         self.0.check_host(step)
     }
 }
 
 impl Shm {
     /// Publishes that this rank takes no part any more, once.
-    fn go(&self, op: RankState) {
-        if self.member.segment.is_ours() && self.member.state(self.member.me) == RankState::Here {
-            self.member.set_state(op);
+    fn publish_exit(&self, state: RankState) {
+        if self.member.segment.is_owner_process() && self.member.state(self.member.me) == RankState::Here {
+            self.member.set_state(state);
         }
     }
 }
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        self.go(RankState::Gone);
+        self.publish_exit(RankState::Gone);
     }
 }
 

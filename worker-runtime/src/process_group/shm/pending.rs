@@ -5,7 +5,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::map::PAIR_SLOTS;
-use super::member::{Member, WORDS};
+use super::member::{HEADER_WORDS, Member};
 use super::wait::Counter;
 use crate::process_group::error::GroupFailure;
 use crate::process_group::message::Operation;
@@ -14,11 +14,11 @@ use crate::process_group::transport::Step;
 /// The wait of a rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingWait {
-    pub(crate) what: WaitTarget,
+    pub(crate) wait_target: WaitTarget,
     /// The header of its call.
-    pub(crate) header: [u64; WORDS],
+    pub(crate) header: [u64; HEADER_WORDS],
     /// The counter value that it waits for.
-    pub(crate) target: u32,
+    pub(crate) target_value: u32,
 }
 
 /// The counter that it waits for.
@@ -63,55 +63,59 @@ impl WaitTarget {
 impl Member {
     pub(crate) fn publish_wait(&self, wait: &PendingWait) {
         self.is_waiting.set(true);
-        let at = self.segment.map().wait(self.me);
+        let at = self.segment.map().pending_wait(self.me);
         self.write_header(at + 16, &wait.header);
-        self.segment.word64(at + 8).store(wait.target.into(), Ordering::Relaxed);
-        self.segment.word64(at).store(wait.what.encode(), Ordering::Release);
+        self.segment.atomic_u64(at + 8).store(wait.target_value.into(), Ordering::Relaxed);
+        self.segment.atomic_u64(at).store(wait.wait_target.encode(), Ordering::Release);
     }
 
-    pub(crate) fn wait_no_more(&self) {
+    pub(crate) fn clear_wait(&self) {
         if self.is_waiting.replace(false) {
-            self.segment.word64(self.segment.map().wait(self.me)).store(0, Ordering::Release);
+            self.segment.atomic_u64(self.segment.map().pending_wait(self.me)).store(0, Ordering::Release);
         }
     }
 
     /// The wait of another rank.
     fn read_wait(&self, rank: usize) -> Option<PendingWait> {
-        let at = self.segment.map().wait(rank);
-        let what = self.segment.word64(at).load(Ordering::Acquire);
+        let at = self.segment.map().pending_wait(rank);
+        let what = self.segment.atomic_u64(at).load(Ordering::Acquire);
         let header = self.read_header(at + 16);
-        let target = self.segment.word64(at + 8).load(Ordering::Relaxed);
+        let target = self.segment.atomic_u64(at + 8).load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         // It may have changed while it was read.
-        let is_whole = self.segment.word64(at).load(Ordering::Relaxed) == what;
-        let wait =
-            PendingWait { what: WaitTarget::decode(what)?, header, target: u32::try_from(target).ok()? };
+        let is_whole = self.segment.atomic_u64(at).load(Ordering::Relaxed) == what;
+        let wait = PendingWait {
+            wait_target: WaitTarget::decode(what)?,
+            header,
+            target_value: u32::try_from(target).ok()?,
+        };
         is_whole.then_some(wait)
     }
 
     /// Finds a rank that waits for this one, in a different call, while this one waits for it. The counter
     /// that the other rank waits for is written by this rank only, so that the other rank still waits if
     /// it did when it was read.
-    pub(crate) fn find_mutual(
+    pub(crate) fn find_mutual_wait(
         &self,
         step: &Step,
         wait: &PendingWait,
-        missing: impl Fn(usize) -> bool,
+        is_missing: impl Fn(usize) -> bool,
     ) -> Result<(), GroupFailure> {
-        for rank in (0..self.world).filter(|&rank| rank != self.me && missing(rank)) {
-            let Some(theirs) = self.read_wait(rank).filter(|it| it.what.contradicts(wait.what)) else {
+        for rank in (0..self.world).filter(|&rank| rank != self.me && is_missing(rank)) {
+            let Some(theirs) = self.read_wait(rank).filter(|it| it.wait_target.contradicts(wait.wait_target))
+            else {
                 continue;
             };
             let map = self.segment.map();
-            let ours = match theirs.what {
-                WaitTarget::Turns => map.turn(self.me),
-                WaitTarget::Message { from } if from == self.me => map.filled(self.me, rank),
-                WaitTarget::Room { to } if to == self.me => map.emptied(rank, self.me),
+            let ours = match theirs.wait_target {
+                WaitTarget::Turns => map.exchange_counter(self.me),
+                WaitTarget::Message { from } if from == self.me => map.filled_counter(self.me, rank),
+                WaitTarget::Room { to } if to == self.me => map.emptied_counter(rank, self.me),
                 WaitTarget::Message { .. } | WaitTarget::Room { .. } => continue,
             };
             // It may have arrived, and wait in its next call.
-            if !Counter::at(&self.segment, ours).has_reached(theirs.target) && missing(rank) {
-                return Err(self.disagree(step, [rank, self.me], [theirs.header, wait.header]));
+            if !Counter::at(&self.segment, ours).has_reached(theirs.target_value) && is_missing(rank) {
+                return Err(self.report_mismatch(step, [rank, self.me], [theirs.header, wait.header]));
             }
         }
         Ok(())
@@ -119,7 +123,7 @@ impl Member {
 
     /// In a call in which every rank depends on every other: finds a message that was sent and not received.
     /// All ranks find the same one.
-    pub(crate) fn find_unreceived(&self, step: &Step) -> Result<(), GroupFailure> {
+    pub(crate) fn find_unreceived_message(&self, step: &Step) -> Result<(), GroupFailure> {
         let is_among_all = matches!(
             step.call.operation,
             Operation::Barrier
@@ -132,10 +136,11 @@ impl Member {
         let value = |at| Counter::at(segment, at).value();
         let pairs = (0..self.world).flat_map(|from| (0..self.world).map(move |to| (from, to)));
         for (from, to) in pairs.filter(|_| is_among_all) {
-            let (filled, emptied) = (value(map.filled(from, to)), value(map.emptied(from, to)));
+            let (filled, emptied) =
+                (value(map.filled_counter(from, to)), value(map.emptied_counter(from, to)));
             if (1..=PAIR_SLOTS as u32).contains(&filled.wrapping_sub(emptied)) {
                 let theirs = self.read_header(map.pair_slot(from, to, emptied));
-                return Err(self.disagree(step, [from, to], [theirs, self.own_header()]));
+                return Err(self.report_mismatch(step, [from, to], [theirs, self.own_header()]));
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::Shm;
 use super::bytes::Span;
-use super::member::FOREIGN;
+use super::member::NOT_IN_SEGMENT;
 use crate::process_group::error::GroupFailure;
 use crate::process_group::transport::Step;
 
@@ -18,15 +18,15 @@ pub(crate) struct Relay<'a> {
     /// The only provider; `None` if all ranks provide.
     pub(crate) root: Option<usize>,
     /// The memory that this rank provides.
-    pub(crate) gives: Option<Span>,
+    pub(crate) input: Option<Span>,
     /// Bytes that pass the slots of the rank with the most.
     pub(crate) bytes: usize,
     /// Bytes of one piece at most.
-    pub(crate) piece: usize,
+    pub(crate) piece_bytes: usize,
     /// A hash of the lengths by rank, if these differ.
-    pub(crate) shares: u64,
+    pub(crate) lengths_hash: u64,
     /// Bytes of all memory that a rank provides.
-    pub(crate) memory: &'a dyn Fn(usize) -> usize,
+    pub(crate) provided_bytes: &'a dyn Fn(usize) -> usize,
 }
 
 /// The location of a provider's memory for one piece.
@@ -40,7 +40,7 @@ pub(crate) enum RelaySource {
 
 impl RelaySource {
     /// The address of a byte range: by its offset in the memory, or by its offset in the slot.
-    pub(crate) fn at(self, in_memory: usize, in_slot: usize) -> *const u8 {
+    pub(crate) fn ptr(self, in_memory: usize, in_slot: usize) -> *const u8 {
         match self {
             Self::Arena(start) => start.wrapping_add(in_memory),
             Self::Slot(start) => start.wrapping_add(in_slot),
@@ -58,29 +58,30 @@ impl Shm {
         fill: impl Fn(Range<usize>, *mut u8),
         mut take: impl FnMut(Range<usize>, &mut dyn Iterator<Item = (usize, RelaySource)>),
     ) -> Result<(), GroupFailure> {
-        let place = relay.gives.map_or(FOREIGN, |span| self.place(span));
+        let place = relay.input.map_or(NOT_IN_SEGMENT, |span| self.buffer_offset(span));
         let piece = |number: usize, length: usize| {
             let start = number * length;
             start..(start + length).min(relay.bytes)
         };
-        let fills = relay.gives.is_some() && place == FOREIGN && relay.bytes > 0;
-        self.member.announce(step, relay.shares, place);
+        let fills = relay.input.is_some() && place == NOT_IN_SEGMENT && relay.bytes > 0;
+        self.member.publish_call(step, relay.lengths_hash, place);
         if fills {
-            fill(piece(0, relay.piece), self.slot(self.member.me, 0));
+            fill(piece(0, relay.piece_bytes), self.staging_slot(self.member.me, 0));
         }
         self.member.begin_call(step)?;
         let givers = relay.root.map_or(0..self.member.world, |root| root..root + 1);
-        let sources = givers
-            .map(|rank| Ok((rank, self.arena_of(step, rank, (relay.memory)(rank))?.map(RelaySource::Arena))));
+        let sources = givers.map(|rank| {
+            Ok((rank, self.arena_buffer(step, rank, (relay.provided_bytes)(rank))?.map(RelaySource::Arena)))
+        });
         let sources = sources.collect::<Result<Vec<_>, GroupFailure>>()?;
         let is_direct = sources.iter().all(|(_, source)| source.is_some());
-        let length = if is_direct { relay.bytes.max(1) } else { relay.piece };
+        let length = if is_direct { relay.bytes.max(1) } else { relay.piece_bytes };
         let pieces = relay.bytes.div_ceil(length);
         for number in 0..pieces {
             if fills && number + 1 < pieces {
-                fill(piece(number + 1, length), self.slot(self.member.me, number + 1));
+                fill(piece(number + 1, length), self.staging_slot(self.member.me, number + 1));
             }
-            let slot = |rank| RelaySource::Slot(self.slot(rank, number));
+            let slot = |rank| RelaySource::Slot(self.staging_slot(rank, number));
             take(
                 piece(number, length),
                 &mut sources.iter().map(|&(rank, it)| (rank, it.unwrap_or_else(|| slot(rank)))),
@@ -89,7 +90,7 @@ impl Shm {
                 self.member.sync(step)?;
             }
         }
-        self.pieces += pieces as u64;
+        self.pieces_passed += pieces as u64;
         if sources.iter().any(|(_, source)| source.is_some()) {
             self.member.finish_call(step)
         } else {

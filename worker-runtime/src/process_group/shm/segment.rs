@@ -17,12 +17,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getpid, getrlimit};
 
 use super::error::SegmentError;
-use super::map::{HUGE, MAGIC_AT, Map, VERSION_AT};
+use super::map::{HUGE_PAGE_SIZE, MAGIC_OFFSET, Map, VERSION_OFFSET};
 use crate::socket;
 use rankrun_contract::rank::WorldSize;
 
 /// Version of the layout and of its use.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const LAYOUT_VERSION: u32 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"rankrun\0");
 
 /// Prevents a process from removing memory that others use.
@@ -33,7 +33,7 @@ pub(crate) struct Segment {
     file: OwnedFd,
     address: NonNull<u8>,
     /// Mapped bytes: the whole file, or all but the arenas.
-    mapped: usize,
+    mapped_bytes: usize,
     map: Map,
     /// A forked child has a copy of this value and must not change the segment.
     owner: rustix::process::Pid,
@@ -49,32 +49,33 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// Makes a segment with the largest arenas that memory and limits permit.
     pub(crate) fn create(world_size: WorldSize) -> Result<Self, SegmentError> {
-        let file = memory_file().map_err(|cause| match io::Error::from(cause) {
+        let file = create_memfd().map_err(|cause| match io::Error::from(cause) {
             cause if socket::is_own_shortage(&cause) => SegmentError::Socket(cause),
             cause => SegmentError::NoFile(cause),
         })?;
-        let mut arena = largest_arena(world_size);
+        let mut arena = max_arena_bytes(world_size);
         loop {
             let map = Map::new(world_size, arena as u64)?;
-            let failed = match map_file(&file, map.total()) {
+            let failed = match mmap_file(&file, map.total_bytes()) {
                 Ok(address) => {
                     let owner = getpid();
-                    let segment = Self { file, address, mapped: map.total(), map, owner };
+                    let segment = Self { file, address, mapped_bytes: map.total_bytes(), map, owner };
                     segment.initialise()?;
                     return Ok(segment);
                 }
-                Err(cause) => SegmentError::Memory { bytes: map.total(), cause: cause.into() },
+                Err(cause) => SegmentError::Memory { bytes: map.total_bytes(), cause: cause.into() },
             };
             if arena == 0 {
                 return Err(failed);
             }
             // Smaller arenas are not worth the mapping.
-            arena = if arena >= 16 * HUGE { arena / 2 / HUGE * HUGE } else { 0 };
+            arena =
+                if arena >= 16 * HUGE_PAGE_SIZE { arena / 2 / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE } else { 0 };
         }
     }
 
     fn initialise(&self) -> Result<(), SegmentError> {
-        let bytes = self.map.total();
+        let bytes = self.map.total_bytes();
         let failed = |cause: Errno| SegmentError::Memory { bytes, cause: cause.into() };
         // Beyond this limit the kernel would end the process with SIGXFSZ.
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes as u64 > limit) {
@@ -82,9 +83,9 @@ impl Segment {
         }
         rustix::fs::ftruncate(&self.file, bytes as u64).map_err(failed)?;
         rustix::fs::fcntl_add_seals(&self.file, SEALS).map_err(failed)?;
-        self.populate(0, self.map.common())?;
-        self.word64(MAGIC_AT).store(MAGIC, std::sync::atomic::Ordering::Relaxed);
-        self.word32(VERSION_AT).store(VERSION, std::sync::atomic::Ordering::Release);
+        self.populate(0, self.map.control_end())?;
+        self.atomic_u64(MAGIC_OFFSET).store(MAGIC, std::sync::atomic::Ordering::Relaxed);
+        self.atomic_u32(VERSION_OFFSET).store(LAYOUT_VERSION, std::sync::atomic::Ordering::Release);
         Ok(())
     }
 
@@ -93,20 +94,20 @@ impl Segment {
         let is_sealed =
             rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let is_long =
-            rustix::fs::fstat(&file).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(map.total()));
+            rustix::fs::fstat(&file).is_ok_and(|stat| usize::try_from(stat.st_size) == Ok(map.total_bytes()));
         let is_writable =
             rustix::fs::fcntl_getfl(&file).is_ok_and(|flags| flags & OFlags::RWMODE == OFlags::RDWR);
         if !(is_sealed && is_long && is_writable) {
             return Err(SegmentError::Strange);
         }
-        let all = map_file(&file, map.total()).map(|address| (address, map.total()));
+        let all = mmap_file(&file, map.total_bytes()).map(|address| (address, map.total_bytes()));
         let (address, mapped) = all
-            .or_else(|_| map_file(&file, map.base()).map(|address| (address, map.base())))
-            .map_err(|cause| SegmentError::Memory { bytes: map.base(), cause: cause.into() })?;
-        let segment = Self { file, address, mapped, map, owner: getpid() };
-        let magic = segment.word64(MAGIC_AT).load(std::sync::atomic::Ordering::Relaxed);
-        let version = segment.word32(VERSION_AT).load(std::sync::atomic::Ordering::Acquire);
-        if (magic, version) == (MAGIC, VERSION) { Ok(segment) } else { Err(SegmentError::Strange) }
+            .or_else(|_| mmap_file(&file, map.arenas_start()).map(|address| (address, map.arenas_start())))
+            .map_err(|cause| SegmentError::Memory { bytes: map.arenas_start(), cause: cause.into() })?;
+        let segment = Self { file, address, mapped_bytes: mapped, map, owner: getpid() };
+        let magic = segment.atomic_u64(MAGIC_OFFSET).load(std::sync::atomic::Ordering::Relaxed);
+        let version = segment.atomic_u32(VERSION_OFFSET).load(std::sync::atomic::Ordering::Acquire);
+        if (magic, version) == (MAGIC, LAYOUT_VERSION) { Ok(segment) } else { Err(SegmentError::Strange) }
     }
 
     pub(crate) fn map(&self) -> &Map {
@@ -115,7 +116,7 @@ impl Segment {
 
     /// Whether the arenas of all ranks are mapped.
     pub(crate) fn has_arenas(&self) -> bool {
-        self.map.arena_bytes() > 0 && self.mapped == self.map.total()
+        self.map.arena_bytes() > 0 && self.mapped_bytes == self.map.total_bytes()
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
@@ -123,35 +124,35 @@ impl Segment {
     }
 
     /// Whether this process joined, and not a parent of it.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_owner_process(&self) -> bool {
         self.owner == getpid()
     }
 
     /// The address of `bytes` mapped bytes.
-    pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+    pub(crate) fn ptr_at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes);
-        assert!(end.is_some_and(|end| end <= self.mapped), "within the mapping");
+        assert!(end.is_some_and(|end| end <= self.mapped_bytes), "within the mapping");
         self.address.as_ptr().wrapping_add(offset)
     }
 
     /// A 32-bit word that any rank may change.
-    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) fn atomic_u32(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4), "aligned");
-        // SAFETY: mapped for as long as `self` lives (`at` checks the bounds), aligned, initialised with
+        // SAFETY: mapped for as long as `self` lives (`ptr_at` checks the bounds), aligned, initialised with
         // zeros by the kernel, and accessed through atomics only by every process.
         #[expect(unsafe_code, reason = "an atomic in shared memory")]
         unsafe {
-            AtomicU32::from_ptr(self.at(offset, 4).cast())
+            AtomicU32::from_ptr(self.ptr_at(offset, 4).cast())
         }
     }
 
-    /// As [`word32`](Self::word32), with 64 bits.
-    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+    /// As [`atomic_u32`](Self::atomic_u32), with 64 bits.
+    pub(crate) fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "aligned");
-        // SAFETY: as in `word32`.
+        // SAFETY: as in `atomic_u32`.
         #[expect(unsafe_code, reason = "an atomic in shared memory")]
         unsafe {
-            AtomicU64::from_ptr(self.at(offset, 8).cast())
+            AtomicU64::from_ptr(self.ptr_at(offset, 8).cast())
         }
     }
 
@@ -162,9 +163,9 @@ impl Segment {
 
     /// Allocates the pages now, near this processor: a later shortage of memory would end the process.
     pub(crate) fn populate(&self, offset: usize, bytes: usize) -> Result<(), SegmentError> {
-        let start = offset / super::map::PAGE * super::map::PAGE;
-        let length = (offset + bytes - start).next_multiple_of(super::map::PAGE);
-        let address: *mut c_void = self.at(start, length).cast();
+        let start = offset / super::map::PAGE_SIZE * super::map::PAGE_SIZE;
+        let length = (offset + bytes - start).next_multiple_of(super::map::PAGE_SIZE);
+        let address: *mut c_void = self.ptr_at(start, length).cast();
         // SAFETY: the range is mapped; populating changes no byte.
         #[expect(unsafe_code, reason = "advice on a mapping")]
         let populated = unsafe { rustix::mm::madvise(address, length, Advice::LinuxPopulateWrite) };
@@ -179,7 +180,7 @@ impl Segment {
     }
 
     /// Returns the pages to the kernel; they read as zeros afterwards.
-    pub(crate) fn punch(&self, offset: usize, bytes: usize) {
+    pub(crate) fn punch_hole(&self, offset: usize, bytes: usize) {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // It fails for wrong arguments only.
         let _ = rustix::fs::fallocate(&self.file, mode, offset as u64, bytes as u64);
@@ -189,17 +190,19 @@ impl Segment {
     /// process alone (no child inherits it), the kernel releases it at exit, and every process
     /// sees it, in any pid namespace.
     pub(crate) fn lock_rank(&self, rank: usize) -> Result<(), SegmentError> {
-        let lock = record(rank);
+        let lock = record_lock(rank);
         match fcntl(&self.file, FcntlArg::F_SETLK(&lock)) {
             Ok(_) => Ok(()),
-            Err(cause) => Err(SegmentError::Memory { bytes: self.mapped, cause: io::Error::from(cause) }),
+            Err(cause) => {
+                Err(SegmentError::Memory { bytes: self.mapped_bytes, cause: io::Error::from(cause) })
+            }
         }
     }
 
     /// Whether the process of a rank has released its lock, by exiting. The locks of
     /// this process itself are never visible.
-    pub(crate) fn is_released(&self, rank: usize) -> bool {
-        let mut lock = record(rank);
+    pub(crate) fn is_lock_released(&self, rank: usize) -> bool {
+        let mut lock = record_lock(rank);
         let asked = fcntl(&self.file, FcntlArg::F_GETLK(&mut lock));
         asked.is_ok() && i32::from(lock.l_type) == libc::F_UNLCK
     }
@@ -209,13 +212,13 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: this value mapped it, and no pointer into it remains: buffers keep the segment alive.
         #[expect(unsafe_code, reason = "unmaps what was mapped")]
-        let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped) };
+        let unmapped = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "it fails only for arguments that are wrong");
     }
 }
 
 /// The record lock on the byte of a rank.
-fn record(rank: usize) -> libc::flock {
+fn record_lock(rank: usize) -> libc::flock {
     libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -229,15 +232,15 @@ fn record(rank: usize) -> libc::flock {
 ///
 /// # Errors
 /// This process can open no more files.
-pub(crate) fn is_permitted() -> io::Result<bool> {
-    match memory_file().map_err(io::Error::from) {
+pub(crate) fn can_create_segment() -> io::Result<bool> {
+    match create_memfd().map_err(io::Error::from) {
         Ok(_) => Ok(true),
         Err(error) if socket::is_own_shortage(&error) => Err(error),
         Err(_) => Ok(false),
     }
 }
 
-fn memory_file() -> Result<OwnedFd, Errno> {
+fn create_memfd() -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // `vm.memfd_noexec` may demand this flag; Linux before 6.3 does not know it.
     match rustix::fs::memfd_create("rankrun", flags | MemfdFlags::NOEXEC_SEAL) {
@@ -246,7 +249,7 @@ fn memory_file() -> Result<OwnedFd, Errno> {
     }
 }
 
-fn map_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
+fn mmap_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address of the kernel's choice.
@@ -263,63 +266,63 @@ fn map_file(file: &OwnedFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
 
 /// Bytes of each rank's arena: all together the size of the machine's memory,
 /// within the limits of this process.
-fn largest_arena(world_size: WorldSize) -> usize {
+fn max_arena_bytes(world_size: WorldSize) -> usize {
     let memory = usize::try_from(rustix::system::sysinfo().totalram).unwrap_or(usize::MAX);
     let limit = |resource| getrlimit(resource).current.and_then(|limit| usize::try_from(limit).ok());
     // The program keeps half of the addresses; the file has other parts as well.
     let limits = [limit(Resource::As), limit(Resource::Fsize)].into_iter().flatten().map(|limit| limit / 2);
     // Leaves addresses for many groups.
     let all = limits.chain([memory, 1 << 40]).min().unwrap_or(0);
-    all / world_size.get() as usize / HUGE * HUGE
+    all / world_size.get() as usize / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn two() -> WorldSize {
+    fn two_ranks() -> WorldSize {
         WorldSize::new(2).unwrap()
     }
 
     /// A file like that of a segment, but for its length and seals.
-    fn file(bytes: usize, seals: SealFlags) -> OwnedFd {
-        let file = memory_file().unwrap();
+    fn segment_file(bytes: usize, seals: SealFlags) -> OwnedFd {
+        let file = create_memfd().unwrap();
         rustix::fs::ftruncate(&file, bytes as u64).unwrap();
         rustix::fs::fcntl_add_seals(&file, seals).unwrap();
-        let head = [&MAGIC.to_le_bytes()[..], &VERSION.to_le_bytes()].concat();
+        let head = [&MAGIC.to_le_bytes()[..], &LAYOUT_VERSION.to_le_bytes()].concat();
         rustix::io::pwrite(&file, &head, 0).unwrap();
         file
     }
 
     #[test]
-    fn only_a_file_that_cannot_shrink_is_taken_for_shared_memory() {
-        let map = Map::new(two(), HUGE as u64).unwrap();
-        assert!(Segment::open(file(map.total(), SEALS), map).is_ok());
+    fn segment_file_shrinkable_or_short_or_other_version_is_rejected() {
+        let map = Map::new(two_ranks(), HUGE_PAGE_SIZE as u64).unwrap();
+        assert!(Segment::open(segment_file(map.total_bytes(), SEALS), map).is_ok());
         let is_strange = |file| matches!(Segment::open(file, map), Err(SegmentError::Strange));
-        assert!(is_strange(file(map.total(), SealFlags::GROW)), "it could shrink");
-        assert!(is_strange(file(map.total() - 1, SEALS)), "it is too short");
-        let other = file(map.total(), SealFlags::SHRINK);
-        rustix::io::pwrite(&other, &[VERSION as u8 + 1], VERSION_AT as u64).unwrap();
+        assert!(is_strange(segment_file(map.total_bytes(), SealFlags::GROW)), "it could shrink");
+        assert!(is_strange(segment_file(map.total_bytes() - 1, SEALS)), "it is too short");
+        let other = segment_file(map.total_bytes(), SealFlags::SHRINK);
+        rustix::io::pwrite(&other, &[LAYOUT_VERSION as u8 + 1], VERSION_OFFSET as u64).unwrap();
         assert!(is_strange(other), "it is of another version");
         let reading = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(is_strange(reading.into()), "it cannot be written");
     }
 
     #[test]
-    fn rank_lock_is_free_until_taken_and_for_its_own_process() {
-        let segment = Segment::create(two()).unwrap();
-        assert!(segment.is_released(1));
+    fn rank_lock_held_by_own_process_reports_released() {
+        let segment = Segment::create(two_ranks()).unwrap();
+        assert!(segment.is_lock_released(1));
         segment.lock_rank(1).unwrap();
-        assert!(segment.is_released(1), "the kernel does not tell a process of its own locks");
+        assert!(segment.is_lock_released(1), "the kernel does not tell a process of its own locks");
     }
 
     #[test]
     fn punched_pages_read_as_zeros() {
-        let segment = Segment::create(two()).unwrap();
+        let segment = Segment::create(two_ranks()).unwrap();
         let at = segment.map().arena(1).start;
-        segment.populate(at, HUGE).unwrap();
-        segment.word64(at + 8).store(7, std::sync::atomic::Ordering::Relaxed);
-        segment.punch(at, HUGE);
-        assert_eq!(segment.word64(at + 8).load(std::sync::atomic::Ordering::Relaxed), 0);
+        segment.populate(at, HUGE_PAGE_SIZE).unwrap();
+        segment.atomic_u64(at + 8).store(7, std::sync::atomic::Ordering::Relaxed);
+        segment.punch_hole(at, HUGE_PAGE_SIZE);
+        assert_eq!(segment.atomic_u64(at + 8).load(std::sync::atomic::Ordering::Relaxed), 0);
     }
 }

@@ -25,27 +25,27 @@ const LENGTHS: [usize; 3] = [5, 20_001, 100_003];
 struct NoCoordinator;
 
 impl Coordinator for NoCoordinator {
-    fn agree(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
+    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
         seen
     }
 
-    fn subgroup(&self, _: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
+    fn connect_subgroup(&self, _: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
         Err(GroupError::NoBackend { backend: Backend::Shm })
     }
 }
 
 /// A rank of a group that has made many calls already.
-fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
+fn group_at_counter(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
     let map = *segment.map();
     let mut shm = Shm::new(Member::new(Arc::clone(segment), rank));
-    segment.populate(map.stages(rank), map::STAGE * map::STAGES as usize).unwrap();
-    shm.member.start_at(start);
+    segment.populate(map.staging_slots(rank), map::STAGING_SLOT_BYTES * map::STAGING_SLOTS as usize).unwrap();
+    shm.member.set_exchange_count(start);
     // All messages have been received; this number wraps around too.
-    shm.member.messages = [u64::MAX - 2, 3, 0][rank];
-    shm.pairs.start_at(start);
+    shm.member.unreceived_messages = [u64::MAX - 2, 3, 0][rank];
+    shm.pairs.set_slots_passed(start);
     for other in 0..WORLD {
-        for counter in [map.filled(rank, other), map.emptied(rank, other)] {
-            segment.word32(counter).store(start, Ordering::Relaxed);
+        for counter in [map.filled_counter(rank, other), map.emptied_counter(rank, other)] {
+            segment.atomic_u32(counter).store(start, Ordering::Relaxed);
         }
     }
     shm.open_arena(true);
@@ -60,7 +60,7 @@ fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
         run_id: String::new(),
         interface: None,
         timeout,
-        join_by: clock::after(timeout),
+        join_deadline: clock::after(timeout),
     };
     let backing = GroupBacking {
         backend: Backend::Shm,
@@ -72,7 +72,7 @@ fn late(segment: &Arc<Segment>, rank: usize, start: u32) -> Group {
 
 /// Makes every call on this number of elements, in memory of the group or of
 /// the program, and checks the result.
-fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), GroupError> {
+fn run_all_calls(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), GroupError> {
     let (me, root) = (group.rank().index(), Rank(1));
     let value = |rank: usize, index: usize| (index * 7 + rank * 1000) as i64;
     let all = |rank: usize| -> Vec<i64> { (0..length).map(|index| value(rank, index)).collect() };
@@ -114,21 +114,21 @@ fn call_all(group: &mut Group, length: usize, is_of_group: bool) -> Result<(), G
 }
 
 #[test]
-fn calls_go_on_where_counters_begin_anew() {
+fn counter_wraparound_keeps_calls_working() {
     // The counters wrap in another call each time.
     for before in (0..20).step_by(3) {
-        go_past_the_end(u32::MAX - before);
+        run_across_wraparound(u32::MAX - before);
     }
 }
 
-fn go_past_the_end(start: u32) {
+fn run_across_wraparound(start: u32) {
     let segment = Arc::new(Segment::create(WorldSize::new(WORLD as u32).unwrap()).unwrap());
-    let groups: Vec<Group> = (0..WORLD).map(|rank| late(&segment, rank, start)).collect();
+    let groups: Vec<Group> = (0..WORLD).map(|rank| group_at_counter(&segment, rank, start)).collect();
     thread::scope(|scope| {
         for mut group in groups {
             scope.spawn(move || {
                 for (length, is_of_group) in LENGTHS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
-                    call_all(&mut group, length, is_of_group).unwrap();
+                    run_all_calls(&mut group, length, is_of_group).unwrap();
                 }
                 group.leave();
             });
@@ -136,8 +136,8 @@ fn go_past_the_end(start: u32) {
     });
     let map = *segment.map();
     for rank in 0..WORLD {
-        for counter in [map.turn(rank), map.filled(rank, (rank + 1) % WORLD)] {
-            let value = segment.word32(counter).load(Ordering::Relaxed);
+        for counter in [map.exchange_counter(rank), map.filled_counter(rank, (rank + 1) % WORLD)] {
+            let value = segment.atomic_u32(counter).load(Ordering::Relaxed);
             assert!(value < start, "the counter at {counter} of rank {rank} is at {value} only");
         }
     }

@@ -9,11 +9,11 @@ use rustix::thread::futex::{self, Flags};
 use super::segment::Segment;
 
 /// Longest sleep before the waiter checks for failures: it bounds how late a loss is detected.
-const SLICE: Duration = Duration::from_millis(20);
+const SLEEP_SLICE: Duration = Duration::from_millis(20);
 
 /// Limits of the number of spins before the sleep.
-const SHORTEST_SPIN: u32 = 128;
-const LONGEST_SPIN: u32 = 1 << 13;
+const MIN_SPINS: u32 = 128;
+const MAX_SPINS: u32 = 1 << 13;
 
 /// A counter in shared memory that one process advances, and the number of its sleepers.
 #[derive(Clone, Copy)]
@@ -24,7 +24,7 @@ pub(crate) struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     pub(crate) fn at(segment: &'a Segment, offset: usize) -> Self {
-        Self { value: segment.word32(offset), sleepers: segment.word32(offset + 4) }
+        Self { value: segment.atomic_u32(offset), sleepers: segment.atomic_u32(offset + 4) }
     }
 
     pub(crate) fn value(self) -> u32 {
@@ -60,7 +60,7 @@ impl<'a> Counter<'a> {
         std::sync::atomic::fence(Ordering::SeqCst);
         let seen = self.value.load(Ordering::SeqCst);
         if seen.wrapping_sub(target) > u32::MAX / 2 {
-            let slice = rustix::thread::Timespec { tv_sec: 0, tv_nsec: SLICE.subsec_nanos().into() };
+            let slice = rustix::thread::Timespec { tv_sec: 0, tv_nsec: SLEEP_SLICE.subsec_nanos().into() };
             // Whatever ends the sleep, the caller checks again.
             let _ = futex::wait(self.value, Flags::empty(), seen, Some(&slice));
         }
@@ -72,14 +72,14 @@ impl<'a> Counter<'a> {
 #[derive(Debug)]
 pub(crate) struct Spin {
     /// Zero if ranks share processors: spinning would delay the rank that is waited for.
-    most: u32,
-    now: Cell<u32>,
+    max_spins: u32,
+    current_spins: Cell<u32>,
 }
 
 impl Spin {
     pub(crate) fn new(has_own_processor: bool) -> Self {
-        let most = if has_own_processor { LONGEST_SPIN } else { 0 };
-        Self { most, now: Cell::new(most) }
+        let most = if has_own_processor { MAX_SPINS } else { 0 };
+        Self { max_spins: most, current_spins: Cell::new(most) }
     }
 
     /// Waits until the counter reaches `target`. Before each sleep it calls `look`, which may give up and is
@@ -88,21 +88,21 @@ impl Spin {
         &self,
         counter: Counter<'_>,
         target: u32,
-        mut look: impl FnMut(bool) -> Result<(), E>,
+        mut check: impl FnMut(bool) -> Result<(), E>,
     ) -> Result<(), E> {
         if counter.has_reached(target) {
             return Ok(());
         }
-        for _ in 0..self.now.get() {
+        for _ in 0..self.current_spins.get() {
             std::hint::spin_loop();
             if counter.has_reached(target) {
-                self.now.set((self.now.get() * 2).min(self.most));
+                self.current_spins.set((self.current_spins.get() * 2).min(self.max_spins));
                 return Ok(());
             }
         }
-        self.now.set((self.now.get() / 2).max(SHORTEST_SPIN).min(self.most));
+        self.current_spins.set((self.current_spins.get() / 2).max(MIN_SPINS).min(self.max_spins));
         for slept in std::iter::once(false).chain(std::iter::repeat(true)) {
-            match look(slept) {
+            match check(slept) {
                 // The counter may have moved before the failure.
                 Err(_) if counter.has_reached(target) => return Ok(()),
                 result => result?,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::map::ABORT_AT;
+use super::map::FAILURE_OFFSET;
 use super::member::Member;
 use super::segment::Segment;
 use crate::process_group::error::{GroupFailure, LossCause};
@@ -23,7 +23,7 @@ pub(crate) enum RankState {
 }
 
 impl RankState {
-    pub(crate) fn of(word: u32) -> Self {
+    pub(crate) fn from_word(word: u32) -> Self {
         match word {
             0 => Self::Absent,
             1 => Self::Here,
@@ -34,8 +34,8 @@ impl RankState {
 }
 
 /// The word of the failure; zero without one.
-pub(crate) fn abort(segment: &Segment) -> &AtomicU64 {
-    segment.word64(ABORT_AT)
+pub(crate) fn failure_word(segment: &Segment) -> &AtomicU64 {
+    segment.atomic_u64(FAILURE_OFFSET)
 }
 
 /// A failure as it fits into one word.
@@ -44,7 +44,7 @@ pub(crate) enum FailureWord {
     /// A rank is gone or silent.
     Lost { rank: usize, cause: LossCause },
     /// Two ranks make different calls; the headers lie in the evidence of the rank that noticed.
-    Mismatch { noticed_by: usize, first: usize, second: usize },
+    Mismatch { reporter: usize, first: usize, second: usize },
 }
 
 impl FailureWord {
@@ -63,7 +63,7 @@ impl FailureWord {
                 };
                 pack(1, cause, [0, rank, 0])
             }
-            Self::Mismatch { noticed_by, first, second } => pack(2, 0, [noticed_by, first, second]),
+            Self::Mismatch { reporter: noticed_by, first, second } => pack(2, 0, [noticed_by, first, second]),
         }
     }
 
@@ -78,7 +78,7 @@ impl FailureWord {
             0x101 => Some(Self::Lost { rank: two, cause: LossCause::Left }),
             // Only the waiting rank knows its timeout.
             0x201 => Some(Self::Lost { rank: two, cause: LossCause::Timeout(Duration::ZERO) }),
-            0x002 => Some(Self::Mismatch { noticed_by: one, first: two, second: three }),
+            0x002 => Some(Self::Mismatch { reporter: one, first: two, second: three }),
             _ => None,
         }
     }
@@ -91,15 +91,15 @@ impl Member {
             return Err(failure);
         }
         let others = (0..self.world).filter(|&rank| rank != self.me);
-        let crashed = |&rank: &usize| self.gone(rank, true) == Some(LossCause::Closed);
+        let crashed = |&rank: &usize| self.loss_cause(rank, true) == Some(LossCause::Closed);
         match others.into_iter().find(crashed) {
-            Some(rank) => Err(self.end(step, FailureWord::Lost { rank, cause: LossCause::Closed })),
+            Some(rank) => Err(self.fail_group(step, FailureWord::Lost { rank, cause: LossCause::Closed })),
             None => Ok(()),
         }
     }
 
     /// Why a rank takes no part any more. Only the kernel knows whether its process lives.
-    pub(crate) fn gone(&self, rank: usize, asks_kernel: bool) -> Option<LossCause> {
+    pub(crate) fn loss_cause(&self, rank: usize, asks_kernel: bool) -> Option<LossCause> {
         match self.state(rank) {
             RankState::Left => Some(LossCause::Left),
             RankState::Gone => Some(LossCause::Closed),
@@ -109,31 +109,33 @@ impl Member {
     }
 
     pub(crate) fn state(&self, rank: usize) -> RankState {
-        RankState::of(self.segment.word32(self.segment.map().state(rank)).load(Ordering::SeqCst))
+        RankState::from_word(
+            self.segment.atomic_u32(self.segment.map().rank_state(rank)).load(Ordering::SeqCst),
+        )
     }
 
     pub(crate) fn set_state(&self, state: RankState) {
-        self.segment.word32(self.segment.map().state(self.me)).store(state as u32, Ordering::SeqCst);
+        self.segment.atomic_u32(self.segment.map().rank_state(self.me)).store(state as u32, Ordering::SeqCst);
         self.counter(self.me).wake();
     }
 
     /// Publishes whether this rank waits for ranks of other hosts.
-    pub(crate) fn set_away(&self, is_away: bool) {
-        let word = self.segment.word32(self.segment.map().away(self.me));
-        word.store(is_away.into(), Ordering::SeqCst);
+    pub(crate) fn set_waiting_remotely(&self, is_waiting: bool) {
+        let word = self.segment.atomic_u32(self.segment.map().remote_wait_flag(self.me));
+        word.store(is_waiting.into(), Ordering::SeqCst);
     }
 
-    pub(crate) fn is_away(&self, rank: usize) -> bool {
-        self.segment.word32(self.segment.map().away(rank)).load(Ordering::SeqCst) != 0
+    pub(crate) fn is_waiting_remotely(&self, rank: usize) -> bool {
+        self.segment.atomic_u32(self.segment.map().remote_wait_flag(rank)).load(Ordering::SeqCst) != 0
     }
 
     /// Whether the process of a rank has ended.
     fn is_dead(&self, rank: usize) -> bool {
         let process = |rank| {
-            let at = self.segment.map().process(rank);
-            [0, 8].map(|word| self.segment.word64(at + word).load(Ordering::Relaxed))
+            let at = self.segment.map().process_id(rank);
+            [0, 8].map(|word| self.segment.atomic_u64(at + word).load(Ordering::Relaxed))
         };
-        process(rank) != process(self.me) && self.segment.is_released(rank)
+        process(rank) != process(self.me) && self.segment.is_lock_released(rank)
     }
 }
 
@@ -144,23 +146,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(ranks in any::<[u16; 3]>(), kind in 0..4) {
+        fn failure_word_round_trips(ranks in any::<[u16; 3]>(), kind in 0..4) {
             let [rank, first, second] = ranks.map(usize::from);
             let word = match kind {
                 0 => FailureWord::Lost { rank, cause: LossCause::Closed },
                 1 => FailureWord::Lost { rank, cause: LossCause::Left },
                 2 => FailureWord::Lost { rank, cause: LossCause::Timeout(Duration::ZERO) },
-                _ => FailureWord::Mismatch { noticed_by: rank, first, second },
+                _ => FailureWord::Mismatch { reporter: rank, first, second },
             };
             prop_assert_eq!(FailureWord::decode(word.encode(), 1 << 16), Some(word));
         }
 
         #[test]
-        fn no_word_panics_or_names_a_rank_that_is_none(word in any::<u64>(), world in 1usize..9) {
+        fn failure_word_arbitrary_decodes_to_valid_ranks_only(word in any::<u64>(), world in 1usize..9) {
             match FailureWord::decode(word, world) {
                 Some(FailureWord::Lost { rank, .. }) => prop_assert!(rank < world),
-                Some(FailureWord::Mismatch { noticed_by, first, second }) => {
-                    prop_assert!([noticed_by, first, second].into_iter().all(|rank| rank < world));
+                Some(FailureWord::Mismatch { reporter, first, second }) => {
+                    prop_assert!([reporter, first, second].into_iter().all(|rank| rank < world));
                 }
                 None => {}
             }

@@ -19,7 +19,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn step(&self) -> Step {
+    pub(super) fn to_step(&self) -> Step {
         let Self { call, deadline, timeout, .. } = *self;
         Step { call, deadline, timeout }
     }
@@ -39,6 +39,6 @@ pub(crate) struct Swap<'a> {
     pub(crate) fold: &'a dyn Fn(&mut [u8], &[u8]),
 }
 
-pub(crate) fn rank_at(index: usize) -> Rank {
+pub(crate) fn rank_from_index(index: usize) -> Rank {
     Rank(u32::try_from(index).unwrap_or(u32::MAX))
 }

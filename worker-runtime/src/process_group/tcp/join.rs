@@ -14,26 +14,26 @@ use nix::poll::{PollFd, PollFlags};
 use rankrun_contract::rank::{Rank, WorldSize};
 use rustix::process::{Resource, getrlimit};
 
-use super::exchange::rank_at;
+use super::exchange::rank_from_index;
 use super::mesh::Mesh;
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::host;
-use crate::process_group::plan::PROTOCOL;
+use crate::process_group::plan::PROTOCOL_VERSION;
 use crate::process_group::poll::poll;
-use crate::process_group::rendezvous::{self, Membership, lost_rank};
+use crate::process_group::rendezvous::{self, Membership, lost_rank_error};
 use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Retry, Unidentified};
 use crate::store::TcpStore;
 use crate::{clock, socket};
 
 /// Bytes of the run id in a greeting at most.
-const MAX_RUN_ID: usize = 1024;
+const MAX_RUN_ID_BYTES: usize = 1024;
 /// Store key of rank 0's secret.
 const TOKEN_KEY: &str = "token";
 
 /// Finds the other ranks through `store`, which has keys of this group only.
 pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Mesh, GroupError> {
     let mesh = Mesh::new(connect(store, membership)?)?;
-    Ok(if has_own_processor(membership) { mesh.spinning() } else { mesh })
+    Ok(if has_own_processor(membership) { mesh.with_spinning() } else { mesh })
 }
 
 /// Whether this rank may use at least one processor for each rank of its host.
@@ -73,7 +73,10 @@ fn check_descriptor_limit(world_size: WorldSize, limit: Option<u64>) -> Result<(
 /// Listens on the loopback interface, unless ranks are on other hosts.
 fn listen(store: &TcpStore, membership: &Membership) -> Result<TcpListener, GroupError> {
     let listener = if membership.spans_hosts() {
-        TcpListener::bind((host::address(membership.interface.as_deref(), store.local_address()?)?, 0))?
+        TcpListener::bind((
+            host::listen_address(membership.interface.as_deref(), store.local_address()?)?,
+            0,
+        ))?
     } else {
         let loopback = [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
         TcpListener::bind(&loopback.map(|ip| SocketAddr::new(ip, 0))[..])?
@@ -88,30 +91,30 @@ fn address_key(rank: u32) -> String {
 }
 
 /// The addresses of all lower ranks.
-fn await_lower_ranks(store: &TcpStore, membership: &Membership) -> Result<Vec<SocketAddr>, GroupError> {
+fn lower_rank_addresses(store: &TcpStore, membership: &Membership) -> Result<Vec<SocketAddr>, GroupError> {
     let keys: Vec<String> = (0..membership.rank.0).map(address_key).collect();
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    rendezvous::await_ranks(store, membership, &keys)?;
+    rendezvous::wait_for_rank_keys(store, membership, &keys)?;
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let parse = |(key, value): (&&str, Vec<u8>)| {
         let address = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
-        address.ok_or_else(|| GroupError::strange_entry(key, &value))
+        address.ok_or_else(|| GroupError::unexpected_entry(key, &value))
     };
     keys.iter().zip(store.multi_get(&keys)?).map(parse).collect()
 }
 
-fn failed(membership: &Membership, rank: Rank, error: &io::Error) -> GroupError {
-    lost_rank(membership, rank, LossCause::from(error.kind()))
+fn connection_lost_error(membership: &Membership, rank: Rank, error: &io::Error) -> GroupError {
+    lost_rank_error(membership, rank, LossCause::from(error.kind()))
 }
 
 /// The first bytes of a connection: the group, and the rank that it wants
 /// to reach. The sender's rank follows.
-fn greeting(membership: &Membership, token: &[u8], to: Rank) -> Vec<u8> {
+fn greeting_message(membership: &Membership, token: &[u8], to: Rank) -> Vec<u8> {
     let run_id = membership.run_id.as_bytes();
-    let run_id = &run_id[..run_id.len().min(MAX_RUN_ID)];
-    let mut bytes = format!("rankrun group {PROTOCOL}\n").into_bytes();
+    let run_id = &run_id[..run_id.len().min(MAX_RUN_ID_BYTES)];
+    let mut bytes = format!("rankrun group {PROTOCOL_VERSION}\n").into_bytes();
     for text in [token, run_id] {
         bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
         bytes.extend_from_slice(text);
@@ -123,12 +126,12 @@ fn greeting(membership: &Membership, token: &[u8], to: Rank) -> Vec<u8> {
 }
 
 /// Length of a greeting up to the end of the token.
-fn token_end(token: &[u8]) -> usize {
-    format!("rankrun group {PROTOCOL}\n").len() + size_of::<u64>() + token.len()
+fn greeting_token_end(token: &[u8]) -> usize {
+    format!("rankrun group {PROTOCOL_VERSION}\n").len() + size_of::<u64>() + token.len()
 }
 
 /// The answer of the listener.
-fn welcome(token: &[u8]) -> Vec<u8> {
+fn welcome_message(token: &[u8]) -> Vec<u8> {
     [b"rankrun welcome\n", token].concat()
 }
 
@@ -153,7 +156,7 @@ enum PeerSlot {
     /// Connected. `watched` until its first message has arrived.
     Connected {
         stream: TcpStream,
-        watched: bool,
+        is_watched: bool,
     },
 }
 
@@ -163,7 +166,7 @@ struct Attempt {
     address: SocketAddr,
     retry: Retry,
     /// Why the first connection ended.
-    closed: Option<ErrorKind>,
+    first_error: Option<ErrorKind>,
 }
 
 /// A connection on which known bytes are expected.
@@ -207,55 +210,64 @@ impl<'a> JoinState<'a> {
             store.set(TOKEN_KEY, uuid::Uuid::new_v4().to_string().as_bytes())?;
         }
         store.set(&address_key(rank.0), self.listener.local_addr()?.to_string().as_bytes())?;
-        let addresses = await_lower_ranks(store, self.membership)?;
+        let addresses = lower_rank_addresses(store, self.membership)?;
         self.token = store.get(TOKEN_KEY)?;
         for (address, lower) in addresses.into_iter().zip(0..) {
-            let attempt = Attempt { address, retry: Retry::new(clock::now()), closed: None };
-            self.greet(Rank(lower), attempt)?;
+            let attempt = Attempt { address, retry: Retry::new(clock::now()), first_error: None };
+            self.send_greeting(Rank(lower), attempt)?;
         }
-        self.complete()?;
+        self.wait_until_connected()?;
         if rank == Rank(0) {
             // Every rank has read the keys before it greeted rank 0. Deleting them keeps a long-lived store
             // small.
-            store.delete(TOKEN_KEY)?;
+            store.delete_key(TOKEN_KEY)?;
             (0..self.membership.world_size.get())
-                .try_for_each(|rank| store.delete(&address_key(rank)).map(drop))?;
+                .try_for_each(|rank| store.delete_key(&address_key(rank)).map(drop))?;
         }
         Ok(())
     }
 
     /// Connects to a lower rank and sends the greeting.
-    fn greet(&mut self, rank: Rank, attempt: Attempt) -> Result<(), GroupError> {
+    fn send_greeting(&mut self, rank: Rank, attempt: Attempt) -> Result<(), GroupError> {
         let connect = || {
-            let remaining = clock::until(self.membership.join_by).max(Duration::from_millis(1));
+            let remaining = clock::until(self.membership.join_deadline).max(Duration::from_millis(1));
             let stream = TcpStream::connect_timeout(&attempt.address, remaining)?;
             // Without a time limit: a busy rank may read nothing for long.
-            socket::watch(&stream, None)?;
+            socket::enable_keepalive(&stream, None)?;
             Ok(stream)
         };
         let mut stream = connect().map_err(|error: io::Error| match socket::is_own_shortage(&error) {
             true => error.into(),
             // If the rank is gone, the error of the first connection explains it.
-            false => failed(self.membership, rank, &attempt.closed.map_or(error, io::Error::from)),
+            false => connection_lost_error(
+                self.membership,
+                rank,
+                &attempt.first_error.map_or(error, io::Error::from),
+            ),
         })?;
-        let mut bytes = greeting(self.membership, &self.token, rank);
+        let mut bytes = greeting_message(self.membership, &self.token, rank);
         bytes.extend_from_slice(&self.membership.rank.0.to_le_bytes());
         if let Err(error) = stream.write_all(&bytes).and_then(|()| stream.set_nonblocking(true)) {
-            return self.try_again(rank, attempt, &error);
+            return self.schedule_retry(rank, attempt, &error);
         }
         self.slots[rank.index()] = PeerSlot::Greeted(Handshake { stream, received: Vec::new() }, attempt);
         Ok(())
     }
 
     /// Schedules another attempt after a lower rank closed the connection without an answer.
-    fn try_again(&mut self, rank: Rank, mut attempt: Attempt, error: &io::Error) -> Result<(), GroupError> {
+    fn schedule_retry(
+        &mut self,
+        rank: Rank,
+        mut attempt: Attempt,
+        error: &io::Error,
+    ) -> Result<(), GroupError> {
         let is_closed = matches!(
             error.kind(),
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
         );
-        let next = if is_closed { attempt.retry.next(clock::now()) } else { None };
-        let Some(next) = next else { return Err(failed(self.membership, rank, error)) };
-        attempt.closed.get_or_insert(error.kind());
+        let next = if is_closed { attempt.retry.next_attempt_at(clock::now()) } else { None };
+        let Some(next) = next else { return Err(connection_lost_error(self.membership, rank, error)) };
+        attempt.first_error.get_or_insert(error.kind());
         self.slots[rank.index()] = PeerSlot::RetryAt(next, attempt);
         Ok(())
     }
@@ -265,7 +277,7 @@ impl<'a> JoinState<'a> {
         let now = clock::now();
         for rank in 0..self.membership.rank.0 {
             match self.slots[Rank(rank).index()] {
-                PeerSlot::RetryAt(at, attempt) if now >= at => self.greet(Rank(rank), attempt)?,
+                PeerSlot::RetryAt(at, attempt) if now >= at => self.send_greeting(Rank(rank), attempt)?,
                 _ => {}
             }
         }
@@ -273,23 +285,24 @@ impl<'a> JoinState<'a> {
     }
 
     /// Waits until every rank is connected.
-    fn complete(&mut self) -> Result<(), GroupError> {
+    fn wait_until_connected(&mut self) -> Result<(), GroupError> {
         loop {
             self.retry_greetings()?;
-            self.hear_welcomes()?;
-            self.watch_connected()?;
+            self.read_welcomes()?;
+            self.check_connected()?;
             self.accept()?;
-            self.hear_unidentified();
-            let Some(missing) = self.slots.iter().position(PeerSlot::is_open) else { return Ok(()) };
-            if clock::until(self.membership.join_by).is_zero() {
-                return Err(lost_rank(
+            self.read_unidentified();
+            let Some(missing) = self.slots.iter().position(PeerSlot::is_pending) else { return Ok(()) };
+            if clock::until(self.membership.join_deadline).is_zero() {
+                return Err(lost_rank_error(
                     self.membership,
-                    rank_at(missing),
+                    rank_from_index(missing),
                     LossCause::Timeout(self.membership.timeout),
                 ));
             }
             let again = self.slots.iter().filter_map(PeerSlot::retry_at);
-            let next = again.chain(self.unidentified.deadline()).fold(self.membership.join_by, Instant::min);
+            let next =
+                again.chain(self.unidentified.deadline()).fold(self.membership.join_deadline, Instant::min);
             self.wait(next)?;
         }
     }
@@ -302,18 +315,18 @@ impl<'a> JoinState<'a> {
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
         let streams = self.unidentified.connections().map(|it| &it.stream);
-        let streams = streams.chain(self.slots.iter().filter_map(PeerSlot::watched));
+        let streams = streams.chain(self.slots.iter().filter_map(PeerSlot::watched_stream));
         let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
         let (now, mut deadline) = (clock::now(), deadline);
-        match self.unidentified.admits_at(now) {
+        match self.unidentified.next_accept_at(now) {
             at if at > now => deadline = deadline.min(at),
             _ => fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)),
         }
         poll(&mut fds, deadline).map(drop)
     }
 
-    fn hear_welcomes(&mut self) -> Result<(), GroupError> {
-        let expected = welcome(&self.token);
+    fn read_welcomes(&mut self) -> Result<(), GroupError> {
+        let expected = welcome_message(&self.token);
         for rank in 0..self.membership.rank.0 {
             let slot = &mut self.slots[Rank(rank).index()];
             let PeerSlot::Greeted(handshake, attempt) = slot else { continue };
@@ -321,30 +334,34 @@ impl<'a> JoinState<'a> {
                 Ok(complete) => complete,
                 Err(error) if handshake.received.is_empty() => {
                     let attempt = *attempt;
-                    self.try_again(Rank(rank), attempt, &error)?;
+                    self.schedule_retry(Rank(rank), attempt, &error)?;
                     continue;
                 }
-                Err(error) => return Err(failed(self.membership, Rank(rank), &error)),
+                Err(error) => return Err(connection_lost_error(self.membership, Rank(rank), &error)),
             };
             if !expected.starts_with(&handshake.received) {
-                return Err(failed(self.membership, Rank(rank), &ErrorKind::InvalidData.into()));
+                return Err(connection_lost_error(
+                    self.membership,
+                    Rank(rank),
+                    &ErrorKind::InvalidData.into(),
+                ));
             }
             if complete && let PeerSlot::Greeted(handshake, _) = std::mem::replace(slot, PeerSlot::Empty) {
-                *slot = PeerSlot::Connected { stream: handshake.stream, watched: true };
+                *slot = PeerSlot::Connected { stream: handshake.stream, is_watched: true };
             }
         }
         Ok(())
     }
 
     /// Detects a connected rank that dies before the group is complete.
-    fn watch_connected(&mut self) -> Result<(), GroupError> {
+    fn check_connected(&mut self) -> Result<(), GroupError> {
         for (slot, rank) in self.slots.iter_mut().zip(0..) {
-            let PeerSlot::Connected { stream, watched: watched @ true } = slot else { continue };
+            let PeerSlot::Connected { stream, is_watched: watched @ true } = slot else { continue };
             match stream.peek(&mut [0]) {
-                Ok(0) => return Err(lost_rank(self.membership, Rank(rank), LossCause::Closed)),
+                Ok(0) => return Err(lost_rank_error(self.membership, Rank(rank), LossCause::Closed)),
                 Ok(_) => *watched = false,
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(failed(self.membership, Rank(rank), &error)),
+                Err(error) => return Err(connection_lost_error(self.membership, Rank(rank), &error)),
             }
         }
         Ok(())
@@ -353,18 +370,20 @@ impl<'a> JoinState<'a> {
     fn accept(&mut self) -> Result<(), GroupError> {
         for _ in 0..ACCEPT_BATCH {
             let now = clock::now();
-            if self.unidentified.admits_at(now) > now {
+            if self.unidentified.next_accept_at(now) > now {
                 break;
             }
             let dropped = match self.listener.accept() {
                 Ok((stream, from)) => {
-                    if stream.set_nonblocking(true).is_err() || socket::watch(&stream, None).is_err() {
+                    if stream.set_nonblocking(true).is_err()
+                        || socket::enable_keepalive(&stream, None).is_err()
+                    {
                         continue;
                     }
                     let handshake = Handshake { stream, received: Vec::new() };
-                    self.unidentified.add(Entry::new(handshake, from.ip().to_canonical(), now))
+                    self.unidentified.insert_evicting(Entry::new(handshake, from.ip().to_canonical(), now))
                 }
-                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.make_room() {
+                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.evict_one() {
                     Some(dropped) => Some(dropped),
                     None => return Err(error.into()),
                 },
@@ -373,15 +392,15 @@ impl<'a> JoinState<'a> {
             };
             if let Some(dropped) = dropped {
                 // It may have identified itself a moment ago.
-                drop(self.hear(dropped));
+                drop(self.read_handshake(dropped));
             }
         }
         Ok(())
     }
 
-    fn hear_unidentified(&mut self) {
+    fn read_unidentified(&mut self) {
         for entry in self.unidentified.take_all() {
-            if let Some(entry) = self.hear(entry) {
+            if let Some(entry) = self.read_handshake(entry) {
                 self.unidentified.put_back(entry);
             }
         }
@@ -389,15 +408,15 @@ impl<'a> JoinState<'a> {
 
     /// Reads a connection, and admits its rank if the greeting is complete; returns it
     /// if it must be read again.
-    fn hear(&mut self, mut entry: Entry<Handshake, IpAddr>) -> Option<Entry<Handshake, IpAddr>> {
-        let expected = greeting(self.membership, &self.token, self.membership.rank);
+    fn read_handshake(&mut self, mut entry: Entry<Handshake, IpAddr>) -> Option<Entry<Handshake, IpAddr>> {
+        let expected = greeting_message(self.membership, &self.token, self.membership.rank);
         let heard = entry.connection.read(expected.len() + size_of::<u32>());
         let received = &entry.connection.received;
         let common = received.len().min(expected.len());
         if received[..common] != expected[..common] {
             return None;
         }
-        entry.knows_token = received.len() >= token_end(&self.token);
+        entry.knows_token = received.len() >= greeting_token_end(&self.token);
         match heard {
             Ok(true) => {
                 self.admit(entry.connection, expected.len());
@@ -408,22 +427,22 @@ impl<'a> JoinState<'a> {
         }
     }
 
-    fn admit(&mut self, handshake: Handshake, rank_at: usize) {
+    fn admit(&mut self, handshake: Handshake, rank_offset: usize) {
         let Handshake { mut stream, received } = handshake;
-        let Some(rank) = received[rank_at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
+        let Some(rank) = received[rank_offset..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes)) else {
             return;
         };
         let slot = self.slots.get_mut(Rank(rank).index());
         if let Some(slot @ PeerSlot::Empty) = slot
-            && stream.write_all(&welcome(&self.token)).is_ok()
+            && stream.write_all(&welcome_message(&self.token)).is_ok()
         {
-            *slot = PeerSlot::Connected { stream, watched: true };
+            *slot = PeerSlot::Connected { stream, is_watched: true };
         }
     }
 }
 
 impl PeerSlot {
-    fn is_open(&self) -> bool {
+    fn is_pending(&self) -> bool {
         matches!(self, Self::Empty | Self::Greeted(..) | Self::RetryAt(..))
     }
 
@@ -431,10 +450,10 @@ impl PeerSlot {
         if let Self::RetryAt(at, _) = self { Some(*at) } else { None }
     }
 
-    fn watched(&self) -> Option<&TcpStream> {
+    fn watched_stream(&self) -> Option<&TcpStream> {
         match self {
             Self::Greeted(handshake, _) => Some(&handshake.stream),
-            Self::Connected { stream, watched: true } => Some(stream),
+            Self::Connected { stream, is_watched: true } => Some(stream),
             _ => None,
         }
     }
@@ -445,7 +464,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn world_for_which_there_are_not_enough_descriptors_is_refused_at_once() {
+    fn descriptor_limit_below_world_size_is_rejected() {
         let may = |ranks, limit| {
             check_descriptor_limit(WorldSize::new(ranks).unwrap(), limit).map_err(|it| it.to_string())
         };

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use crate::process_group::message::{Call, Header, Operation};
 
 /// The step number of a notice; no call has as many steps.
-pub(super) const NOTICE: u32 = u32::MAX;
+pub(super) const NOTICE_STEP: u32 = u32::MAX;
 
 /// The step number of a rank that is in a call, but in none of its steps.
-pub(super) const BETWEEN: u32 = u32::MAX;
+pub(super) const BETWEEN_STEPS: u32 = u32::MAX;
 
 /// What to do with a header.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,32 +38,38 @@ pub(super) struct Mismatch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Situation<'a> {
     pub(super) call: Call,
-    /// Step of the call, from 0, or [`BETWEEN`] two steps.
-    pub(super) number: u32,
+    /// Step of the call, from 0, or [`BETWEEN_STEPS`] two steps.
+    pub(super) step: u32,
     /// Length of the expected message from the other rank.
-    pub(super) expected: Option<u64>,
+    pub(super) expected_len: Option<u64>,
     /// Number of messages sent to it by `send`, with that of this call.
-    pub(super) sends: u64,
+    pub(super) sent_messages: u64,
     pub(super) calls: &'a CallHistory,
 }
 
 /// The notice of a waiting rank. A `receive` keeps its name, although the transport calls it `send`.
-pub(super) fn notice(call: Call, calls: &CallHistory) -> Header {
-    Header { call, step: NOTICE, length: 0, previous: calls.before(call), latest: calls.latest() }
+pub(super) fn notice_header(call: Call, calls: &CallHistory) -> Header {
+    Header {
+        call,
+        step: NOTICE_STEP,
+        length: 0,
+        previous_call: calls.previous_call(call),
+        latest_sequence: calls.latest_sequence(),
+    }
 }
 
-pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, number, expected, calls, .. } = *situation;
+pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
+    let Situation { call, step: number, expected_len: expected, calls, .. } = *situation;
     if header == Header::LEAVE {
         return Ok(Judgement::Left);
     }
-    if let Some(theirs) = header.previous
-        && let Some(ours) = calls.beside(theirs)
+    if let Some(theirs) = header.previous_call
+        && let Some(ours) = calls.call_with_sequence_of(theirs)
         && ours != theirs
     {
         return Err(Mismatch { theirs, ours });
     }
-    if header.step == NOTICE {
+    if header.step == NOTICE_STEP {
         return judge_notice(&header, situation);
     }
     match expected {
@@ -71,28 +77,34 @@ pub(super) fn judge(header: Header, situation: &Situation<'_>) -> Result<Judgeme
             Ok(Judgement::Now)
         }
         // A message by `send` stays until it is received, before the next call of all ranks.
-        None if header.call.operation == Operation::Send && !is_ahead(call, &header) => Ok(Judgement::Later),
-        None if is_of_all(header.call) && header.call.sequence > calls.latest() => Ok(Judgement::Later),
-        None if header.call == call && (number == BETWEEN || header.step > number) => Ok(Judgement::Later),
-        _ => Err(calls.compare(call, &header)),
+        None if header.call.operation == Operation::Send && !is_ahead_of_sender(call, &header) => {
+            Ok(Judgement::Later)
+        }
+        None if is_collective(header.call) && header.call.sequence > calls.latest_sequence() => {
+            Ok(Judgement::Later)
+        }
+        None if header.call == call && (number == BETWEEN_STEPS || header.step > number) => {
+            Ok(Judgement::Later)
+        }
+        _ => Err(calls.find_mismatch(call, &header)),
     }
 }
 
 /// The other rank waits for this one's part of a call.
 fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
-    let Situation { call, expected, sends, calls, .. } = *situation;
+    let Situation { call, expected_len: expected, sent_messages: sends, calls, .. } = *situation;
     let theirs = notice.call;
-    let is_to_come = match theirs.operation {
+    let is_future = match theirs.operation {
         Operation::Receive => theirs.sequence > sends,
-        _ => theirs.sequence > calls.latest(),
+        _ => theirs.sequence > calls.latest_sequence(),
     };
-    let ours = match calls.beside(theirs) {
+    let ours = match calls.call_with_sequence_of(theirs) {
         // This rank has made that call, and it was a different one.
         Some(ours) if ours != theirs => ours,
         // The rank that must make it first waits, directly or through others, for the rank that waits for it.
         // A message must be sent before the next call of all ranks.
-        None if is_to_come && (expected.is_some() || is_ahead(call, notice)) => {
-            return Err(calls.compare(call, notice));
+        None if is_future && (expected.is_some() || is_ahead_of_sender(call, notice)) => {
+            return Err(calls.find_mismatch(call, notice));
         }
         _ => return Ok(Judgement::Nothing),
     };
@@ -106,26 +118,26 @@ pub(super) struct CallHistory(VecDeque<Call>);
 
 impl CallHistory {
     /// Number of kept calls.
-    const MAX: usize = 256;
+    const MAX_CALLS: usize = 256;
 
-    pub(super) fn note(&mut self, call: Call) {
-        if !is_of_all(call) || call.sequence <= self.latest() {
+    pub(super) fn record(&mut self, call: Call) {
+        if !is_collective(call) || call.sequence <= self.latest_sequence() {
             return;
         }
-        if self.0.len() == Self::MAX {
+        if self.0.len() == Self::MAX_CALLS {
             self.0.pop_front();
         }
         self.0.push_back(call);
     }
 
     /// The number of the latest call.
-    pub(super) fn latest(&self) -> u64 {
+    pub(super) fn latest_sequence(&self) -> u64 {
         self.0.back().map_or(0, |call| call.sequence)
     }
 
     /// The call before this one.
-    pub(super) fn before(&self, call: Call) -> Option<Call> {
-        if !is_of_all(call) {
+    pub(super) fn previous_call(&self, call: Call) -> Option<Call> {
+        if !is_collective(call) {
             return None;
         }
         self.0.iter().rev().copied().find(|earlier| earlier.sequence + 1 == call.sequence)
@@ -134,19 +146,19 @@ impl CallHistory {
     /// The first two calls in which this rank, which makes `call`, and the sender of the header
     /// differ. If only one of them is in a call of the whole group, the other has yet to make that
     /// call, and perhaps an earlier one first.
-    fn compare(&self, call: Call, header: &Header) -> Mismatch {
-        let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest);
-        let (theirs, ours) = match (is_of_all(header.call), is_of_all(call)) {
-            (true, false) => (header.previous.filter(|it| it.sequence > self.latest()), None),
+    fn find_mismatch(&self, call: Call, header: &Header) -> Mismatch {
+        let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest_sequence);
+        let (theirs, ours) = match (is_collective(header.call), is_collective(call)) {
+            (true, false) => (header.previous_call.filter(|it| it.sequence > self.latest_sequence()), None),
             (false, true) => (None, self.0.iter().copied().find(is_next)),
-            _ => (None, self.beside(header.call)),
+            _ => (None, self.call_with_sequence_of(header.call)),
         };
         Mismatch { theirs: theirs.unwrap_or(header.call), ours: ours.unwrap_or(call) }
     }
 
     /// This rank's call with the sequence number of `theirs`.
-    fn beside(&self, theirs: Call) -> Option<Call> {
-        if !is_of_all(theirs) {
+    fn call_with_sequence_of(&self, theirs: Call) -> Option<Call> {
+        if !is_collective(theirs) {
             return None;
         }
         self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
@@ -154,12 +166,12 @@ impl CallHistory {
 }
 
 /// Whether this rank is in a call of all ranks that the sender of the header had not made.
-fn is_ahead(call: Call, header: &Header) -> bool {
-    is_of_all(call) && header.latest < call.sequence
+fn is_ahead_of_sender(call: Call, header: &Header) -> bool {
+    is_collective(call) && header.latest_sequence < call.sequence
 }
 
 /// Calls between two ranks have sequences of their own.
-fn is_of_all(call: Call) -> bool {
+fn is_collective(call: Call) -> bool {
     !matches!(call.operation, Operation::Send | Operation::Receive)
 }
 
@@ -171,11 +183,17 @@ mod tests {
 
     fn call(operation: Operation, sequence: u64) -> Call {
         let root = (operation != Operation::Barrier).then_some(Rank(0));
-        Call { operation, data_type: DataType::U8, reduction: None, root, count: 4, sequence }
+        Call { operation, data_type: DataType::U8, reduce_op: None, root, count: 4, sequence }
     }
 
     fn header(operation: Operation, sequence: u64, step: u32) -> Header {
-        Header { call: call(operation, sequence), step, length: 4, previous: None, latest: sequence.max(3) }
+        Header {
+            call: call(operation, sequence),
+            step,
+            length: 4,
+            previous_call: None,
+            latest_sequence: sequence.max(3),
+        }
     }
 
     /// Third call of the group, a broadcast, after two barriers.
@@ -183,31 +201,35 @@ mod tests {
         let mut calls = CallHistory::default();
         let own = call(Operation::Broadcast, 3);
         for call in [call(Operation::Barrier, 1), call(Operation::Barrier, 2), own] {
-            calls.note(call);
+            calls.record(call);
         }
-        then(&Situation { call: own, number: 1, expected, sends: 5, calls: &calls })
+        then(&Situation { call: own, step: 1, expected_len: expected, sent_messages: 5, calls: &calls })
     }
 
     #[test]
-    fn what_is_expected_comes_now() {
-        let verdict = in_third_call(Some(4), |it| judge(header(Operation::Broadcast, 3, 1), it));
+    fn header_expected_is_judged_now() {
+        let verdict = in_third_call(Some(4), |it| judge_header(header(Operation::Broadcast, 3, 1), it));
         assert_eq!(verdict, Ok(Judgement::Now));
     }
 
     #[test]
-    fn what_is_not_expected_yet_comes_later() {
+    fn header_of_later_step_is_judged_later() {
         for header in [
             header(Operation::Gather, 4, 0),
             header(Operation::Broadcast, 3, 2),
             header(Operation::Send, 1, 0),
             header(Operation::Send, 9, 0),
         ] {
-            assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Later), "{header:?}");
+            assert_eq!(
+                in_third_call(None, |it| judge_header(header, it)),
+                Ok(Judgement::Later),
+                "{header:?}"
+            );
         }
     }
 
     #[test]
-    fn anything_else_is_another_call_and_compared_with_the_one_of_its_number() {
+    fn header_of_different_call_is_mismatch_with_same_sequence() {
         for (header, expected, beside) in [
             (header(Operation::Gather, 3, 0), None, 3),
             (header(Operation::Gather, 3, 0), Some(4), 3),
@@ -216,28 +238,31 @@ mod tests {
             (header(Operation::Gather, 4, 0), Some(4), 3),
             (Header { length: 5, ..header(Operation::Broadcast, 3, 1) }, Some(4), 3),
         ] {
-            let mismatch = in_third_call(expected, |it| judge(header, it)).unwrap_err();
+            let mismatch = in_third_call(expected, |it| judge_header(header, it)).unwrap_err();
             assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, beside), "{header:?}");
         }
     }
 
     #[test]
-    fn rank_that_is_ahead_is_found_out_by_the_call_before() {
-        let ahead = |previous| Header { previous: Some(previous), ..header(Operation::Barrier, 4, 0) };
+    fn header_ahead_with_different_previous_call_is_mismatch() {
+        let ahead = |previous| Header { previous_call: Some(previous), ..header(Operation::Barrier, 4, 0) };
         for expected in [None, Some(4)] {
             let theirs = call(Operation::Gather, 3);
-            let mismatch = in_third_call(expected, |it| judge(ahead(theirs), it)).unwrap_err();
+            let mismatch = in_third_call(expected, |it| judge_header(ahead(theirs), it)).unwrap_err();
             assert_eq!((mismatch.theirs, mismatch.ours), (theirs, call(Operation::Broadcast, 3)));
         }
         let same = ahead(call(Operation::Broadcast, 3));
-        assert_eq!(in_third_call(None, |it| judge(same, it)), Ok(Judgement::Later));
+        assert_eq!(in_third_call(None, |it| judge_header(same, it)), Ok(Judgement::Later));
     }
 
     #[test]
-    fn notice_is_heard_where_the_calls_differ() {
+    fn notice_of_different_call_is_mismatch() {
         let judge = |operation, sequence, expected| {
-            let header = Header { latest: 3, ..notice(call(operation, sequence), &CallHistory::default()) };
-            in_third_call(expected, |it| judge(header, it)).map_err(|mismatch| mismatch.ours.sequence)
+            let header = Header {
+                latest_sequence: 3,
+                ..notice_header(call(operation, sequence), &CallHistory::default())
+            };
+            in_third_call(expected, |it| judge_header(header, it)).map_err(|mismatch| mismatch.ours.sequence)
         };
         for expected in [None, Some(4)] {
             assert_eq!(judge(Operation::Broadcast, 3, expected), Ok(Judgement::Nothing));
@@ -254,10 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn message_is_sent_and_received_before_the_next_call_of_all() {
-        let waits = notice(call(Operation::Receive, 6), &CallHistory::default());
+    fn message_sent_before_missing_collective_is_mismatch() {
+        let waits = notice_header(call(Operation::Receive, 6), &CallHistory::default());
         for header in [header(Operation::Send, 9, 0), waits] {
-            let judged = |latest| in_third_call(None, |it| judge(Header { latest, ..header }, it));
+            let judged = |latest| {
+                in_third_call(None, |it| judge_header(Header { latest_sequence: latest, ..header }, it))
+            };
             assert!(judged(3).is_ok(), "{header:?}");
             // The second call is the first one that the other rank has not made.
             for (latest, expected) in [(2, 3), (1, 2)] {
@@ -266,22 +293,24 @@ mod tests {
             }
         }
         // It was sent.
-        let header = notice(call(Operation::Receive, 5), &CallHistory::default());
-        assert_eq!(in_third_call(None, |it| judge(header, it)), Ok(Judgement::Nothing));
+        let header = notice_header(call(Operation::Receive, 5), &CallHistory::default());
+        assert_eq!(in_third_call(None, |it| judge_header(header, it)), Ok(Judgement::Nothing));
     }
 
     #[test]
-    fn what_comes_between_two_exchanges_belongs_to_a_later_one() {
-        let between = |header| in_third_call(None, |it| judge(header, &Situation { number: BETWEEN, ..*it }));
+    fn header_between_exchanges_is_judged_later() {
+        let between = |header| {
+            in_third_call(None, |it| judge_header(header, &Situation { step: BETWEEN_STEPS, ..*it }))
+        };
         assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(Judgement::Later));
         assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().ours.sequence, 3);
     }
 
     #[test]
-    fn old_calls_are_forgotten() {
+    fn call_history_keeps_only_latest_calls() {
         let mut calls = CallHistory::default();
-        (1..=1000).for_each(|sequence| calls.note(call(Operation::Barrier, sequence)));
-        assert_eq!((calls.0.len(), calls.latest()), (CallHistory::MAX, 1000));
-        assert_eq!(calls.beside(call(Operation::Gather, 1)), None);
+        (1..=1000).for_each(|sequence| calls.record(call(Operation::Barrier, sequence)));
+        assert_eq!((calls.0.len(), calls.latest_sequence()), (CallHistory::MAX_CALLS, 1000));
+        assert_eq!(calls.call_with_sequence_of(call(Operation::Gather, 1)), None);
     }
 }

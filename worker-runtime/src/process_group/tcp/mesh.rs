@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::poll::PollFd;
 use rankrun_contract::rank::Rank;
 
-use super::exchange::{Exchange, Swap, Transfer, rank_at};
+use super::exchange::{Exchange, Swap, Transfer, rank_from_index};
 use super::judge::{self, CallHistory};
 use super::peer::{Peer, PeerFailure};
 use super::progress::TransferProgress;
@@ -29,10 +29,10 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a rank with a processor of its own polls before it sleeps: longer than a message takes
 /// between hosts that are in the same call. A sleep and a wake-up take 10 µs at best, and whole scheduler
 /// ticks if another program gets the processor.
-const SPIN: Duration = Duration::from_micros(200);
+const SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// Received bytes that are folded at once, while they are in the cache. A multiple of every element size.
-const PIECE: usize = 128 * 1024;
+const FOLD_PIECE_BYTES: usize = 128 * 1024;
 
 /// Connections by rank; `None` for this rank.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub(crate) struct Mesh {
     /// How long a rank polls after the latest arrival, before it sleeps.
     spin: Duration,
     /// Received bytes that are not folded yet.
-    arrivals: Vec<u8>,
+    receive_buffer: Vec<u8>,
 }
 
 impl Mesh {
@@ -64,13 +64,13 @@ impl Mesh {
     }
 
     /// Polls for a while before sleeping; for ranks with a processor of their own only.
-    pub(crate) fn spinning(self) -> Self {
-        Self { spin: SPIN, ..self }
+    pub(crate) fn with_spinning(self) -> Self {
+        Self { spin: SPIN_TIME, ..self }
     }
 
     /// Notes that this rank makes the call.
-    pub(crate) fn note(&mut self, call: Call) {
-        self.calls.note(call);
+    pub(crate) fn record_call(&mut self, call: Call) {
+        self.calls.record(call);
     }
 
     /// Performs all transfers, one for each rank; the one of this rank is ignored.
@@ -79,27 +79,31 @@ impl Mesh {
         step: &Exchange,
         transfers: Vec<Transfer<'_>>,
     ) -> Result<(), GroupFailure> {
-        self.calls.note(step.call);
+        self.calls.record(step.call);
         let calls = &self.calls;
         let all = transfers.into_iter().map(|it| TransferProgress::new((step, calls), it)).collect();
-        self.carry(step, all)
+        self.run_transfers(step, all)
     }
 
     /// Exchanges data with one other rank, which does the same.
     pub(crate) fn swap(&mut self, step: &Exchange, other: Rank, swap: Swap<'_>) -> Result<(), GroupFailure> {
-        self.calls.note(step.call);
-        let mut arrivals = std::mem::take(&mut self.arrivals);
-        arrivals.resize(PIECE, 0);
+        self.calls.record(step.call);
+        let mut arrivals = std::mem::take(&mut self.receive_buffer);
+        arrivals.resize(FOLD_PIECE_BYTES, 0);
         let calls = &self.calls;
         let nothing = || TransferProgress::new((step, calls), Transfer::default());
         let mut all: Vec<_> = self.peers.iter().map(|_| nothing()).collect();
         all[other.index()] = TransferProgress::swap((step, calls), swap, &mut arrivals);
-        let result = self.carry(step, all);
-        self.arrivals = arrivals;
+        let result = self.run_transfers(step, all);
+        self.receive_buffer = arrivals;
         result
     }
 
-    fn carry(&mut self, step: &Exchange, mut all: Vec<TransferProgress<'_>>) -> Result<(), GroupFailure> {
+    fn run_transfers(
+        &mut self,
+        step: &Exchange,
+        mut all: Vec<TransferProgress<'_>>,
+    ) -> Result<(), GroupFailure> {
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut wait_policy = WaitPolicy::new(clock::now(), step.deadline, self.spin);
         let mut has_waited = false;
@@ -107,7 +111,7 @@ impl Mesh {
             let is_quiet = ready.is_empty();
             let mut loss = self.advance(step, &mut all, ready)?;
             if is_quiet && let Some(probe) = &mut self.probe {
-                loss = probe.look(&step.step()).err();
+                loss = probe.check(&step.to_step()).err();
             }
             if let Some(loss) = loss {
                 if !has_waited {
@@ -117,7 +121,7 @@ impl Mesh {
                 // Data of the others may have arrived before the loss: the call succeeds if they have done
                 // their parts.
                 self.advance(step, &mut all, 0..self.peers.len())?;
-                wait_policy.lose(clock::now(), loss);
+                wait_policy.record_loss(clock::now(), loss);
             }
             has_waited = true;
             let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
@@ -134,41 +138,44 @@ impl Mesh {
         (step, all): (&Exchange, &[TransferProgress<'_>]),
     ) -> Result<Vec<usize>, GroupFailure> {
         let status = TransferStatus {
-            moved: all.iter().map(TransferProgress::moved).sum(),
+            transferred_bytes: all.iter().map(TransferProgress::transferred_bytes).sum(),
             cannot_complete: all.iter().any(TransferProgress::cannot_complete),
             has_probe: self.probe.is_some(),
         };
         loop {
-            match wait_policy.next(clock::now(), status) {
+            match wait_policy.next_step(clock::now(), status) {
                 NextStep::End(failure) => return Err(failure),
                 NextStep::TimeOut => {
                     // A rank that sends nothing is named before one that only does not read.
                     let silent = all.iter().position(TransferProgress::wants_to_receive).unwrap_or(missing);
                     let cause = LossCause::Timeout(step.timeout);
-                    return Err(GroupFailure::Lost { rank: rank_at(silent), cause });
+                    return Err(GroupFailure::Lost { rank: rank_from_index(silent), cause });
                 }
-                NextStep::GiveNotice => self.give_notice(step.call, all),
+                NextStep::GiveNotice => self.send_notices(step.call, all),
                 NextStep::Spin => {
                     std::hint::spin_loop();
                     return Ok((0..self.peers.len()).collect());
                 }
                 NextStep::Sleep { until } => {
-                    let news = self.wait(all, until);
-                    return news.map_err(|error| PeerFailure::from(error).of(missing));
+                    let news = self.poll_peers(all, until);
+                    return news.map_err(|error| PeerFailure::from(error).into_group_failure(missing));
                 }
             }
         }
     }
 
     /// Reads the messages of the other ranks, while this rank waits in another part of the transport.
-    pub(crate) fn listen(&mut self, &Step { call, deadline, timeout }: &Step) -> Result<(), GroupFailure> {
-        let step = Exchange { call, number: judge::BETWEEN, deadline, timeout };
+    pub(crate) fn read_messages(
+        &mut self,
+        &Step { call, deadline, timeout }: &Step,
+    ) -> Result<(), GroupFailure> {
+        let step = Exchange { call, number: judge::BETWEEN_STEPS, deadline, timeout };
         let calls = &self.calls;
         let nothing = |_: &_| TransferProgress::new((&step, calls), Transfer::default());
         let mut all: Vec<_> = self.peers.iter().map(nothing).collect();
         // It fails for want of memory only; the next call tries again.
-        let mut ready = self.wait(&all, clock::after(Duration::ZERO)).unwrap_or_default();
-        let keeps = |rank: &usize| self.peers[*rank].as_ref().is_some_and(Peer::keeps);
+        let mut ready = self.poll_peers(&all, clock::after(Duration::ZERO)).unwrap_or_default();
+        let keeps = |rank: &usize| self.peers[*rank].as_ref().is_some_and(Peer::has_complete_header);
         ready.extend((0..self.peers.len()).filter(keeps));
         self.advance(&step, &mut all, ready)?.map_or(Ok(()), Err)
     }
@@ -184,7 +191,10 @@ impl Mesh {
         let mut loss = None;
         for rank in ranks {
             let Some(peer) = &mut self.peers[rank] else { continue };
-            match peer.advance((step, &self.calls), &mut all[rank]).map_err(|failure| failure.of(rank)) {
+            match peer
+                .advance((step, &self.calls), &mut all[rank])
+                .map_err(|failure| failure.into_group_failure(rank))
+            {
                 Err(failure @ GroupFailure::Lost { .. }) => drop(loss.get_or_insert(failure)),
                 result => result?,
             }
@@ -194,19 +204,19 @@ impl Mesh {
 
     /// Sends a notice to ranks from which this one waits for a message, and which
     /// hear nothing of this call otherwise.
-    fn give_notice(&mut self, call: Call, all: &[TransferProgress<'_>]) {
+    fn send_notices(&mut self, call: Call, all: &[TransferProgress<'_>]) {
         for ((peer, progress), rank) in self.peers.iter_mut().zip(all).zip(0..) {
-            let Some(peer) = peer.as_mut().filter(|_| progress.only_waits()) else { continue };
+            let Some(peer) = peer.as_mut().filter(|_| progress.is_only_waiting()) else { continue };
             let call = match call.operation {
                 Operation::Send => Call { operation: Operation::Receive, root: Some(Rank(rank)), ..call },
                 _ => call,
             };
-            peer.notify(judge::notice(call, &self.calls));
+            peer.queue_notice(judge::notice_header(call, &self.calls));
         }
     }
 
     /// The ranks with events; none after the deadline.
-    fn wait(&self, all: &[TransferProgress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
+    fn poll_peers(&self, all: &[TransferProgress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
         let (mut ranks, mut fds) = (Vec::new(), Vec::new());
         for (rank, (peer, progress)) in self.peers.iter().zip(all).enumerate() {
             let Some(peer) = peer else { continue };

@@ -18,7 +18,7 @@ use super::error::GroupFailure;
 use super::message::Call;
 use super::transport::{Step, Transport, TransportProbe};
 use super::{layout, reduce};
-use exchange::{Exchange, Swap, Transfer, rank_at};
+use exchange::{Exchange, Swap, Transfer, rank_from_index};
 use mesh::Mesh;
 
 /// Bytes that a reduction works on at a time: it bounds the memory of a call.
@@ -44,7 +44,7 @@ impl Tcp {
         mut transfer: impl FnMut(Rank) -> Transfer<'a>,
     ) -> Result<(), GroupFailure> {
         let all = (0..self.world).map(|rank| {
-            let rank = rank_at(rank);
+            let rank = rank_from_index(rank);
             let transfer = transfer(rank);
             if rank == self.rank { Transfer::default() } else { transfer }
         });
@@ -57,8 +57,8 @@ impl Tcp {
     }
 
     /// Reads messages of other ranks, while this rank waits elsewhere.
-    pub(crate) fn listen(&mut self, step: &Step) -> Result<(), GroupFailure> {
-        self.mesh.listen(step)
+    pub(crate) fn read_messages(&mut self, step: &Step) -> Result<(), GroupFailure> {
+        self.mesh.read_messages(step)
     }
 
     /// Reduces the data of this rank and another one; `is_first` tells that this
@@ -75,8 +75,8 @@ impl Tcp {
     }
 
     /// Notes that this rank makes the call, although it may have no message in it.
-    pub(crate) fn note(&mut self, call: Call) {
-        self.mesh.note(call);
+    pub(crate) fn record_call(&mut self, call: Call) {
+        self.mesh.record_call(call);
     }
 
     fn send(&mut self, exchange: &Exchange, data: &[u8], to: Rank) -> Result<(), GroupFailure> {
@@ -97,14 +97,15 @@ impl Tcp {
         data: &mut [u8],
         (op, root): (ReduceOp, Rank),
     ) -> Result<(), GroupFailure> {
-        for range in blocks(data.len(), self.block_len(&exchange)) {
+        for range in block_ranges(data.len(), self.block_len(&exchange)) {
             let block = &mut data[range];
             if self.rank == root {
                 let mut arrivals = vec![0; block.len() * self.world];
-                let mut slots = layout::split_mut(&mut arrivals, vec![block.len(); self.world]).into_iter();
+                let mut slots =
+                    layout::split_mut_by_lengths(&mut arrivals, vec![block.len(); self.world]).into_iter();
                 self.exchange(&exchange, |_| Transfer { send: None, receive: slots.next() })?;
                 arrivals[self.rank.index() * block.len()..][..block.len()].copy_from_slice(block);
-                self.fold(&exchange, &mut arrivals, block, op);
+                self.reduce_arrivals(&exchange, &mut arrivals, block, op);
             } else {
                 self.send(&exchange, block, root)?;
             }
@@ -120,13 +121,14 @@ impl Tcp {
         op: ReduceOp,
     ) -> Result<(), GroupFailure> {
         let length = output.len();
-        for range in blocks(length, self.block_len(&exchange)) {
+        for range in block_ranges(length, self.block_len(&exchange)) {
             let part = |rank: Rank| &input[rank.index() * length..][range.clone()];
             let mut arrivals = vec![0; range.len() * self.world];
-            let mut slots = layout::split_mut(&mut arrivals, vec![range.len(); self.world]).into_iter();
+            let mut slots =
+                layout::split_mut_by_lengths(&mut arrivals, vec![range.len(); self.world]).into_iter();
             self.exchange(&exchange, |rank| Transfer { send: Some(part(rank)), receive: slots.next() })?;
             arrivals[self.rank.index() * range.len()..][..range.len()].copy_from_slice(part(self.rank));
-            self.fold(&exchange, &mut arrivals, &mut output[range], op);
+            self.reduce_arrivals(&exchange, &mut arrivals, &mut output[range], op);
             exchange.number += 1;
         }
         Ok(())
@@ -139,10 +141,10 @@ impl Tcp {
     }
 
     /// Reduces the data of all ranks in rank order.
-    fn fold(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], op: ReduceOp) {
+    fn reduce_arrivals(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], op: ReduceOp) {
         let (total, others) = arrivals.split_at_mut(output.len());
         let others: Vec<&[u8]> = others.chunks(output.len().max(1)).collect();
-        reduce::fold((exchange.call.data_type, op), total, &others, Some(count(self.world)));
+        reduce::fold((exchange.call.data_type, op), total, &others, Some(rank_count(self.world)));
         output.copy_from_slice(total);
     }
 
@@ -154,10 +156,10 @@ impl Tcp {
     ) -> Result<(), GroupFailure> {
         if self.world == 2 {
             // As many bytes as by parts, but only one wait for the other rank.
-            let other = rank_at(1 - self.rank.index());
+            let other = rank_from_index(1 - self.rank.index());
             return self.swap(&exchange, (data, other), (op, self.rank < other, Some(2)));
         }
-        blocks(data.len(), BLOCK_LEN)
+        block_ranges(data.len(), BLOCK_LEN)
             .into_iter()
             .try_for_each(|range| self.reduce_block(&mut exchange, &mut data[range], op))
     }
@@ -170,20 +172,20 @@ impl Tcp {
         op: ReduceOp,
     ) -> Result<(), GroupFailure> {
         let (me, world, data_type) = (self.rank.index(), self.world, exchange.call.data_type);
-        let parts = segments(block.len(), data_type, world);
+        let parts = partition_elements(block.len(), data_type, world);
         let own = parts[me].clone();
 
         let mut arrivals = vec![0; own.len() * world];
-        let mut slots = layout::split_mut(&mut arrivals, vec![own.len(); world]).into_iter();
+        let mut slots = layout::split_mut_by_lengths(&mut arrivals, vec![own.len(); world]).into_iter();
         self.exchange(exchange, |rank| Transfer {
             send: Some(&block[parts[rank.index()].clone()]),
             receive: slots.next(),
         })?;
         arrivals[me * own.len()..][..own.len()].copy_from_slice(&block[own.clone()]);
-        self.fold(exchange, &mut arrivals, &mut block[own], op);
+        self.reduce_arrivals(exchange, &mut arrivals, &mut block[own], op);
 
         exchange.number += 1;
-        let mut pieces = layout::split_mut(block, parts.iter().map(ExactSizeIterator::len));
+        let mut pieces = layout::split_mut_by_lengths(block, parts.iter().map(ExactSizeIterator::len));
         let own: &mut [u8] = std::mem::take(&mut pieces[me]);
         let own: &[u8] = own;
         let mut pieces = pieces.into_iter();
@@ -214,18 +216,20 @@ impl Transport for Tcp {
             }
             HostCollective::AllGather { input, output } => {
                 output[me.index() * input.len()..][..input.len()].copy_from_slice(input);
-                let mut slots = layout::split_mut(output, vec![input.len(); self.world]).into_iter();
+                let mut slots =
+                    layout::split_mut_by_lengths(output, vec![input.len(); self.world]).into_iter();
                 self.exchange(&exchange, |_| Transfer { send: Some(input), receive: slots.next() })
             }
             HostCollective::Gather { input, output: Some(output), counts, .. } => {
                 let lengths = counts.iter().map(|count| count * call.data_type.size());
-                let mut slots = layout::split_mut(output, lengths);
+                let mut slots = layout::split_mut_by_lengths(output, lengths);
                 slots[me.index()].copy_from_slice(input);
                 let mut slots = slots.into_iter();
                 self.exchange(&exchange, |_| Transfer { send: None, receive: slots.next() })
             }
             HostCollective::Scatter { input: Some(input), output, counts, .. } => {
-                let parts = layout::split(input, counts.iter().map(|count| count * call.data_type.size()));
+                let parts =
+                    layout::split_by_lengths(input, counts.iter().map(|count| count * call.data_type.size()));
                 output.copy_from_slice(parts[me.index()]);
                 self.exchange(&exchange, |rank| Transfer { send: Some(parts[rank.index()]), receive: None })
             }
@@ -245,21 +249,21 @@ impl Transport for Tcp {
     }
 }
 
-/// [`layout::segments`] of whole elements, in bytes.
-fn segments(bytes: usize, data_type: DataType, parts: usize) -> Vec<Range<usize>> {
+/// [`layout::partition_elements`] of whole elements, in bytes.
+fn partition_elements(bytes: usize, data_type: DataType, parts: usize) -> Vec<Range<usize>> {
     let size = data_type.size().max(1);
-    let of_elements = layout::segments(bytes / size, parts);
+    let of_elements = layout::partition(bytes / size, parts);
     of_elements.into_iter().map(|part| part.start * size..part.end * size).collect()
 }
 
 /// Adjacent ranges of at most `block` bytes. Zero bytes give one empty range, since
 /// ranks meet for that as well.
-fn blocks(bytes: usize, block: usize) -> Vec<Range<usize>> {
+fn block_ranges(bytes: usize, block: usize) -> Vec<Range<usize>> {
     let starts = (0..bytes.max(1)).step_by(block);
     starts.map(|start| start..bytes.min(start.saturating_add(block))).collect()
 }
 
-fn count(world: usize) -> u32 {
+fn rank_count(world: usize) -> u32 {
     u32::try_from(world).unwrap_or(u32::MAX)
 }
 
@@ -268,9 +272,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_follow_each_other_and_nothing_is_one_of_them() {
-        assert_eq!(blocks(7, 3), [0..3, 3..6, 6..7]);
-        assert_eq!(blocks(6, 3), [0..3, 3..6]);
-        assert_eq!(blocks(0, 3), vec![0..0; 1]);
+    fn blocks_are_adjacent_and_zero_bytes_give_one_empty_block() {
+        assert_eq!(block_ranges(7, 3), [0..3, 3..6, 6..7]);
+        assert_eq!(block_ranges(6, 3), [0..3, 3..6]);
+        assert_eq!(block_ranges(0, 3), vec![0..0; 1]);
     }
 }

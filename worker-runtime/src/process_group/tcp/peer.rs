@@ -9,7 +9,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags};
 use rustix::net::RecvFlags;
 
-use super::exchange::{Exchange, rank_at};
+use super::exchange::{Exchange, rank_from_index};
 use super::judge::{self, CallHistory, Judgement, Mismatch, Situation};
 use super::progress::TransferProgress;
 use crate::clock;
@@ -19,26 +19,26 @@ use crate::process_group::poll::poll;
 
 /// Bytes of an early message that are read at most: the longest message of a call that ranks of other hosts
 /// may send while this one waits for its own host.
-const MAX_AHEAD: usize = 16 * 1024 * 1024;
+const MAX_EARLY_BYTES: usize = 16 * 1024 * 1024;
 
 /// Bytes that are read ahead at once.
-const PIECE: usize = 256 * 1024;
+const EARLY_PIECE_BYTES: usize = 256 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Peer {
     stream: TcpStream,
     /// The next header, as far as it has arrived. It stays here if it belongs to a later step.
     header: [u8; HEADER_LEN],
-    arrived: usize,
+    header_bytes: usize,
     /// The beginning of its message, if it was read before its step.
-    ahead: Cursor<Vec<u8>>,
-    left: bool,
+    early_message: Cursor<Vec<u8>>,
+    has_left: bool,
     /// Whether a leave message lies behind an early message.
-    leaves: bool,
+    has_pending_leave: bool,
     /// Headers without a message, which are sent before all else; partly sent ones keep their rest.
     queued_headers: Vec<u8>,
     /// Number of messages sent by `send`.
-    sends: u64,
+    sent_messages: u64,
 }
 
 /// Why the connection to one rank is of no further use.
@@ -48,8 +48,8 @@ pub(super) enum PeerFailure {
 }
 
 impl PeerFailure {
-    pub(super) fn of(self, rank: usize) -> GroupFailure {
-        let rank = rank_at(rank);
+    pub(super) fn into_group_failure(self, rank: usize) -> GroupFailure {
+        let rank = rank_from_index(rank);
         match self {
             Self::Lost(cause) => GroupFailure::Lost { rank, cause },
             Self::Mismatch { theirs, ours } => {
@@ -76,7 +76,16 @@ impl Peer {
         stream.set_nonblocking(true)?;
         let header = [0; HEADER_LEN];
         let (ahead, queued_headers) = (Cursor::default(), Vec::new());
-        Ok(Self { stream, header, arrived: 0, ahead, left: false, leaves: false, queued_headers, sends: 0 })
+        Ok(Self {
+            stream,
+            header,
+            header_bytes: 0,
+            early_message: ahead,
+            has_left: false,
+            has_pending_leave: false,
+            queued_headers,
+            sent_messages: 0,
+        })
     }
 
     #[cfg(test)]
@@ -96,12 +105,12 @@ impl Peer {
         }
         // A complete header of a later step is kept for that step.
         let reads = if progress.is_accepted() {
-            progress.check_descriptor_limit()
+            progress.has_receive_space()
         } else {
-            self.arrived < HEADER_LEN
+            self.header_bytes < HEADER_LEN
         };
-        events.set(PollFlags::POLLIN, !self.left && reads);
-        events.set(closed(), !self.left && !self.leaves && !reads);
+        events.set(PollFlags::POLLIN, !self.has_left && reads);
+        events.set(hangup_flag(), !self.has_left && !self.has_pending_leave && !reads);
         events.set(PollFlags::POLLOUT, progress.wants_to_send() || !self.queued_headers.is_empty());
         events
     }
@@ -112,28 +121,28 @@ impl Peer {
         step: (&Exchange, &CallHistory),
         progress: &mut TransferProgress<'_>,
     ) -> Result<(), PeerFailure> {
-        let result = self.go_on(step, progress);
+        let result = self.transfer(step, progress);
         progress.set_gone(matches!(result, Err(PeerFailure::Lost(_))));
         result
     }
 
-    fn go_on(
+    fn transfer(
         &mut self,
         step: (&Exchange, &CallHistory),
         progress: &mut TransferProgress<'_>,
     ) -> Result<(), PeerFailure> {
-        if progress.to_send().is_some() && step.0.call.operation == Operation::Send {
-            self.sends = step.0.call.sequence;
+        if progress.send_data().is_some() && step.0.call.operation == Operation::Send {
+            self.sent_messages = step.0.call.sequence;
         }
-        if !self.left {
+        if !self.has_left {
             self.receive(step, progress)?;
         }
-        if self.left && !progress.is_done() {
+        if self.has_left && !progress.is_done() {
             return Err(PeerFailure::Lost(LossCause::Left));
         }
         self.send(progress)?;
         // Data that arrived before this rank's own was sent could not be folded.
-        if progress.fold() && !self.left { self.receive(step, progress) } else { Ok(()) }
+        if progress.fold() && !self.has_left { self.receive(step, progress) } else { Ok(()) }
     }
 
     fn send(&mut self, progress: &mut TransferProgress<'_>) -> Result<(), PeerFailure> {
@@ -141,8 +150,8 @@ impl Peer {
             return Ok(());
         }
         while let Some([head, body]) = progress.unsent() {
-            match written(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))? {
-                Some(written) => progress.note_sent(written),
+            match written_bytes(self.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]))? {
+                Some(written) => progress.add_sent(written),
                 None => break,
             }
         }
@@ -151,13 +160,13 @@ impl Peer {
 
     /// Queues a header before the next message.
     pub(super) fn queue_header(&mut self, header: Header) {
-        if !self.left {
+        if !self.has_left {
             self.queued_headers.extend_from_slice(&header.encode());
         }
     }
 
     /// Queues a notice, unless an earlier header is not sent yet.
-    pub(super) fn notify(&mut self, header: Header) {
+    pub(super) fn queue_notice(&mut self, header: Header) {
         if self.queued_headers.is_empty() {
             self.queue_header(header);
         }
@@ -166,7 +175,7 @@ impl Peer {
     /// Sends the queued headers; returns whether all are sent.
     fn flush(&mut self) -> io::Result<bool> {
         while !self.queued_headers.is_empty() {
-            match written(self.stream.write(&self.queued_headers))? {
+            match written_bytes(self.stream.write(&self.queued_headers))? {
                 Some(written) => drop(self.queued_headers.drain(..written)),
                 None => return Ok(false),
             }
@@ -195,40 +204,43 @@ impl Peer {
         progress: &mut TransferProgress<'_>,
     ) -> Result<(), PeerFailure> {
         loop {
-            if !progress.is_accepted() && self.arrived == HEADER_LEN {
-                match self.judge(step, progress)? {
+            if !progress.is_accepted() && self.header_bytes == HEADER_LEN {
+                match self.judge_header(step, progress)? {
                     Judgement::Now => progress.accept(),
-                    Judgement::Later if step.0.number == judge::BETWEEN => {
-                        self.read_ahead()?;
-                        return self.look_behind();
+                    Judgement::Later if step.0.number == judge::BETWEEN_STEPS => {
+                        self.read_early_message()?;
+                        return self.check_alive();
                     }
-                    Judgement::Later => return self.look_behind(),
-                    Judgement::Nothing => self.arrived = 0,
+                    Judgement::Later => return self.check_alive(),
+                    Judgement::Nothing => self.header_bytes = 0,
                     Judgement::Left => {
-                        self.left = true;
+                        self.has_left = true;
                         return Ok(());
                     }
                 }
             }
             if progress.is_accepted() && !progress.wants_to_receive() {
-                self.arrived = 0;
-                self.ahead = Cursor::default();
-                progress.end_message();
+                self.header_bytes = 0;
+                self.early_message = Cursor::default();
+                progress.finish_message();
                 // The rest of the stream, its end included, is read only while this step waits for others: a
                 // complete message counts although its rank may be gone.
                 return Ok(());
             }
-            let has_ahead = self.has_ahead();
-            let target =
-                if progress.is_accepted() { progress.room() } else { &mut self.header[self.arrived..] };
+            let has_ahead = self.has_early_bytes();
+            let target = if progress.is_accepted() {
+                progress.receive_space()
+            } else {
+                &mut self.header[self.header_bytes..]
+            };
             if target.is_empty() {
                 return Ok(());
             }
-            let read = if has_ahead { self.ahead.read(target) } else { self.stream.read(target) };
+            let read = if has_ahead { self.early_message.read(target) } else { self.stream.read(target) };
             match read {
                 Ok(0) => return Err(PeerFailure::Lost(LossCause::Closed)),
-                Ok(read) if progress.is_accepted() => progress.note_received(read),
-                Ok(read) => self.arrived += read,
+                Ok(read) if progress.is_accepted() => progress.add_received(read),
+                Ok(read) => self.header_bytes += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -237,24 +249,24 @@ impl Peer {
     }
 
     /// Whether bytes that were read ahead remain.
-    fn has_ahead(&self) -> bool {
-        self.ahead.position() < self.ahead.get_ref().len() as u64
+    fn has_early_bytes(&self) -> bool {
+        self.early_message.position() < self.early_message.get_ref().len() as u64
     }
 
     /// Whether a header of a later step is kept.
-    pub(super) fn keeps(&self) -> bool {
-        self.arrived == HEADER_LEN
+    pub(super) fn has_complete_header(&self) -> bool {
+        self.header_bytes == HEADER_LEN
     }
 
     /// Reads available bytes of an early message: the end of the connection arrives only
     /// once the kernel's buffer has room.
-    fn read_ahead(&mut self) -> Result<(), PeerFailure> {
+    fn read_early_message(&mut self) -> Result<(), PeerFailure> {
         let length = Header::decode(&self.header).map_or(0, |header| header.length);
-        let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_AHEAD);
-        let ahead = self.ahead.get_mut();
+        let most = usize::try_from(length).unwrap_or(usize::MAX).min(MAX_EARLY_BYTES);
+        let ahead = self.early_message.get_mut();
         while ahead.len() < most {
             let start = ahead.len();
-            ahead.resize(most.min(start + PIECE), 0);
+            ahead.resize(most.min(start + EARLY_PIECE_BYTES), 0);
             let read = self.stream.read(&mut ahead[start..]);
             ahead.truncate(start + read.as_ref().map_or(0, |&read| read));
             match read {
@@ -269,9 +281,9 @@ impl Peer {
     }
 
     /// Whether the rank is gone, behind an early message.
-    fn look_behind(&mut self) -> Result<(), PeerFailure> {
-        let mut fds = [PollFd::new(self.stream.as_fd(), closed())];
-        if self.leaves || poll(&mut fds, clock::after(Duration::ZERO))? == 0 {
+    fn check_alive(&mut self) -> Result<(), PeerFailure> {
+        let mut fds = [PollFd::new(self.stream.as_fd(), hangup_flag())];
+        if self.has_pending_leave || poll(&mut fds, clock::after(Duration::ZERO))? == 0 {
             return Ok(());
         }
         // All its bytes have arrived, and the kernel buffers a limited number.
@@ -279,12 +291,12 @@ impl Peer {
         let mut bytes = vec![0; usize::try_from(unread).unwrap_or(0)];
         let (peeked, _) =
             rustix::net::recv(&self.stream, &mut bytes, RecvFlags::PEEK).map_err(io::Error::from)?;
-        self.leaves = bytes[..peeked].ends_with(&Header::LEAVE.encode());
-        if self.leaves { Ok(()) } else { Err(PeerFailure::Lost(LossCause::Closed)) }
+        self.has_pending_leave = bytes[..peeked].ends_with(&Header::LEAVE.encode());
+        if self.has_pending_leave { Ok(()) } else { Err(PeerFailure::Lost(LossCause::Closed)) }
     }
 
     /// Classifies the kept header.
-    fn judge(
+    fn judge_header(
         &self,
         (step, calls): (&Exchange, &CallHistory),
         progress: &TransferProgress<'_>,
@@ -294,22 +306,22 @@ impl Peer {
         };
         let situation = Situation {
             call: step.call,
-            number: step.number,
-            expected: progress.expected(),
-            sends: self.sends,
+            step: step.number,
+            expected_len: progress.expected_len(),
+            sent_messages: self.sent_messages,
             calls,
         };
-        Ok(judge::judge(header, &situation)?)
+        Ok(judge::judge_header(header, &situation)?)
     }
 }
 
 /// The other end sends no more; bytes may remain to be read (poll(2)).
-fn closed() -> PollFlags {
+fn hangup_flag() -> PollFlags {
     PollFlags::from_bits_retain(libc::POLLRDHUP)
 }
 
 /// The number of written bytes; `None` if the buffer is full.
-fn written(result: io::Result<usize>) -> io::Result<Option<usize>> {
+fn written_bytes(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(0) => Err(ErrorKind::BrokenPipe.into()),
         Ok(written) => Ok(Some(written)),

@@ -18,13 +18,13 @@ enum Receive<'a> {
 }
 
 pub(super) struct TransferProgress<'a> {
-    head: [u8; HEADER_LEN],
+    header: [u8; HEADER_LEN],
     send: Option<&'a [u8]>,
     sent: usize,
     receive: Receive<'a>,
     received: usize,
     /// Whether the arrived header belongs to this step.
-    accepted: bool,
+    is_accepted: bool,
     /// Whether the rank is lost; it may have done its part before.
     is_gone: bool,
 }
@@ -32,9 +32,9 @@ pub(super) struct TransferProgress<'a> {
 impl<'a> TransferProgress<'a> {
     pub(super) fn new(step: (&Exchange, &CallHistory), transfer: Transfer<'a>) -> Self {
         let Transfer { send, receive } = transfer;
-        let head = head(step, send.map_or(0, <[u8]>::len));
+        let head = message_header(step, send.map_or(0, <[u8]>::len));
         let receive = receive.map_or(Receive::Nothing, Receive::Keep);
-        Self { head, send, sent: 0, receive, received: 0, accepted: false, is_gone: false }
+        Self { header: head, send, sent: 0, receive, received: 0, is_accepted: false, is_gone: false }
     }
 
     /// `arrivals` holds received bytes that are not folded yet.
@@ -43,13 +43,13 @@ impl<'a> TransferProgress<'a> {
             // It would be complete before any message.
             return Self::new(step, Transfer { send: Some(&[]), receive: Some(&mut []) });
         }
-        let head = head(step, swap.data.len());
+        let head = message_header(step, swap.data.len());
         let receive = Receive::Fold { swap, arrivals, folded: 0 };
-        Self { head, send: None, sent: 0, receive, received: 0, accepted: false, is_gone: false }
+        Self { header: head, send: None, sent: 0, receive, received: 0, is_accepted: false, is_gone: false }
     }
 
     /// The data for the rank. Bytes are overwritten by the fold only after they were sent.
-    pub(super) fn to_send(&self) -> Option<&[u8]> {
+    pub(super) fn send_data(&self) -> Option<&[u8]> {
         match &self.receive {
             Receive::Fold { swap, .. } => Some(swap.data),
             _ => self.send,
@@ -58,32 +58,32 @@ impl<'a> TransferProgress<'a> {
 
     /// The unsent rest of header and message; `None` if all is sent.
     pub(super) fn unsent(&self) -> Option<[&[u8]; 2]> {
-        let payload = self.to_send().filter(|_| self.wants_to_send())?;
-        Some([&self.head[self.sent.min(HEADER_LEN)..], &payload[self.sent.saturating_sub(HEADER_LEN)..]])
+        let payload = self.send_data().filter(|_| self.wants_to_send())?;
+        Some([&self.header[self.sent.min(HEADER_LEN)..], &payload[self.sent.saturating_sub(HEADER_LEN)..]])
     }
 
-    pub(super) fn note_sent(&mut self, bytes: usize) {
+    pub(super) fn add_sent(&mut self, bytes: usize) {
         self.sent += bytes;
     }
 
     /// Notes that the arrived header belongs to this step: its message follows.
     pub(super) fn accept(&mut self) {
-        self.accepted = true;
+        self.is_accepted = true;
     }
 
     pub(super) fn is_accepted(&self) -> bool {
-        self.accepted
+        self.is_accepted
     }
 
     /// Notes received bytes of the message.
-    pub(super) fn note_received(&mut self, bytes: usize) {
+    pub(super) fn add_received(&mut self, bytes: usize) {
         self.received += bytes;
         self.fold();
     }
 
     /// Notes that the message is complete.
-    pub(super) fn end_message(&mut self) {
-        self.accepted = false;
+    pub(super) fn finish_message(&mut self) {
+        self.is_accepted = false;
         self.receive = Receive::Nothing;
     }
 
@@ -97,7 +97,7 @@ impl<'a> TransferProgress<'a> {
     }
 
     /// Length of the expected message.
-    pub(super) fn expected(&self) -> Option<u64> {
+    pub(super) fn expected_len(&self) -> Option<u64> {
         match &self.receive {
             Receive::Nothing => None,
             Receive::Keep(payload) => Some(payload.len() as u64),
@@ -106,7 +106,7 @@ impl<'a> TransferProgress<'a> {
     }
 
     /// The place for the next bytes of the message; empty if there is no room.
-    pub(super) fn room(&mut self) -> &mut [u8] {
+    pub(super) fn receive_space(&mut self) -> &mut [u8] {
         match &mut self.receive {
             Receive::Nothing => &mut [],
             Receive::Keep(payload) => &mut payload[self.received..],
@@ -117,7 +117,7 @@ impl<'a> TransferProgress<'a> {
         }
     }
 
-    pub(super) fn check_descriptor_limit(&self) -> bool {
+    pub(super) fn has_receive_space(&self) -> bool {
         match &self.receive {
             Receive::Nothing => false,
             Receive::Keep(payload) => self.received < payload.len(),
@@ -141,20 +141,20 @@ impl<'a> TransferProgress<'a> {
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
-        self.to_send().is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
+        self.send_data().is_some_and(|payload| self.sent < HEADER_LEN + payload.len())
     }
 
     pub(super) fn wants_to_receive(&self) -> bool {
         match &self.receive {
             Receive::Nothing => false,
-            Receive::Keep(payload) => !self.accepted || self.received < payload.len(),
-            Receive::Fold { swap, folded, .. } => !self.accepted || *folded < swap.data.len(),
+            Receive::Keep(payload) => !self.is_accepted || self.received < payload.len(),
+            Receive::Fold { swap, folded, .. } => !self.is_accepted || *folded < swap.data.len(),
         }
     }
 
     /// Whether nothing is sent to the rank and nothing has arrived.
-    pub(super) fn only_waits(&self) -> bool {
-        self.send.is_none() && matches!(self.receive, Receive::Keep(_)) && !self.accepted
+    pub(super) fn is_only_waiting(&self) -> bool {
+        self.send.is_none() && matches!(self.receive, Receive::Keep(_)) && !self.is_accepted
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -166,15 +166,22 @@ impl<'a> TransferProgress<'a> {
         self.is_gone && !self.is_done()
     }
 
-    pub(super) fn moved(&self) -> usize {
+    pub(super) fn transferred_bytes(&self) -> usize {
         self.sent + self.received
     }
 }
 
 /// The header of a message.
-fn head((step, calls): (&Exchange, &CallHistory), length: usize) -> [u8; HEADER_LEN] {
-    let (previous, latest) = (calls.before(step.call), calls.latest());
-    Header { call: step.call, step: step.number, length: length as u64, previous, latest }.encode()
+fn message_header((step, calls): (&Exchange, &CallHistory), length: usize) -> [u8; HEADER_LEN] {
+    let (previous, latest) = (calls.previous_call(step.call), calls.latest_sequence());
+    Header {
+        call: step.call,
+        step: step.number,
+        length: length as u64,
+        previous_call: previous,
+        latest_sequence: latest,
+    }
+    .encode()
 }
 
 #[cfg(test)]
@@ -191,7 +198,7 @@ mod tests {
         let call = Call {
             operation: Operation::AllReduce,
             data_type,
-            reduction: None,
+            reduce_op: None,
             root: None,
             count: 6,
             sequence: 1,
@@ -206,42 +213,42 @@ mod tests {
 
     /// Receives as much of the message as there is room for; returns the length.
     fn receive(progress: &mut TransferProgress<'_>, bytes: &[u8]) -> usize {
-        let room = progress.room();
+        let room = progress.receive_space();
         let length = room.len().min(bytes.len());
         room[..length].copy_from_slice(&bytes[..length]);
-        progress.note_received(length);
+        progress.add_received(length);
         length
     }
 
     #[test]
-    fn what_has_come_is_folded_only_into_what_is_sent() {
+    fn received_bytes_are_folded_only_into_sent_data() {
         let (mut data, mut arrivals) = ([1, 2, 3, 4, 5, 6], [0; 4]);
         let step = exchange();
         let swap = Swap { data: &mut data, fold: &add };
         let mut progress = TransferProgress::swap((&step, &CallHistory::default()), swap, &mut arrivals);
         progress.accept();
         assert_eq!(receive(&mut progress, &[10; 6]), 4);
-        assert!(!progress.check_descriptor_limit(), "nothing is sent, so nothing is folded");
-        progress.note_sent(HEADER_LEN + 3);
+        assert!(!progress.has_receive_space(), "nothing is sent, so nothing is folded");
+        progress.add_sent(HEADER_LEN + 3);
         assert!(!progress.fold());
         assert_eq!(progress.unsent(), Some([&[][..], &[4, 5, 6]]));
-        progress.note_sent(1);
-        assert!(progress.fold() && progress.check_descriptor_limit());
+        progress.add_sent(1);
+        assert!(progress.fold() && progress.has_receive_space());
         assert_eq!(progress.unsent(), Some([&[][..], &[5, 6]]));
         assert_eq!(receive(&mut progress, &[10; 2]), 2);
         assert!(!progress.is_done());
-        progress.note_sent(2);
+        progress.add_sent(2);
         assert!(progress.fold() && progress.is_done());
-        assert_eq!(progress.moved(), HEADER_LEN + 12);
+        assert_eq!(progress.transferred_bytes(), HEADER_LEN + 12);
         assert_eq!(data, [11, 12, 13, 14, 15, 16]);
     }
 
     #[test]
-    fn message_without_bytes_is_awaited_all_the_same() {
+    fn empty_message_is_still_awaited() {
         let step = exchange();
         let transfer = Transfer { send: None, receive: Some(&mut []) };
         let mut progress = TransferProgress::new((&step, &CallHistory::default()), transfer);
-        assert!(progress.wants_to_receive() && progress.only_waits());
+        assert!(progress.wants_to_receive() && progress.is_only_waiting());
         progress.set_gone(true);
         assert!(progress.cannot_complete());
         progress.accept();

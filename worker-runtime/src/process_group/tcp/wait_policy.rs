@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 use crate::process_group::error::GroupFailure;
 
 /// Delay before a rank sends notices. Long enough that a healthy job sends none, and short for a person.
-const NOTICE_AFTER: Duration = Duration::from_millis(100);
+const NOTICE_DELAY: Duration = Duration::from_millis(100);
 
 /// Pause without events after which a rank checks other parts of the transport.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a rank still waits for others after the loss of one that has done its part. That rank may have
 /// continued to a call in which the group failed: this call can then still complete. It is short against the
 /// second in which every rank must learn of a loss.
-const GRACE: Duration = Duration::from_millis(200);
+const LOSS_GRACE: Duration = Duration::from_millis(200);
 
 /// The wait of one step.
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub(super) struct WaitPolicy {
     notice_at: Option<Instant>,
     /// How long the rank polls after the latest event, before it sleeps.
     spin: Duration,
-    spins_until: Instant,
+    spin_until: Instant,
     /// Bytes sent and received at the latest event.
-    moved: usize,
+    transferred_bytes: usize,
     /// The first loss, and until when the others are waited for.
     loss: Option<(GroupFailure, Instant)>,
 }
@@ -33,7 +33,7 @@ pub(super) struct WaitPolicy {
 /// The state of the transfers, which are not all done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TransferStatus {
-    pub(super) moved: usize,
+    pub(super) transferred_bytes: usize,
     /// Whether a lost rank has not done its part.
     pub(super) cannot_complete: bool,
     /// Whether another part of the transport is to be checked.
@@ -57,16 +57,16 @@ pub(super) enum NextStep {
 
 impl WaitPolicy {
     pub(super) fn new(now: Instant, deadline: Instant, spin: Duration) -> Self {
-        let notice_at = Some((now + NOTICE_AFTER).min(deadline));
-        Self { deadline, notice_at, spin, spins_until: now + spin, moved: 0, loss: None }
+        let notice_at = Some((now + NOTICE_DELAY).min(deadline));
+        Self { deadline, notice_at, spin, spin_until: now + spin, transferred_bytes: 0, loss: None }
     }
 
     /// Notes a lost rank, which may have done its part; the first loss counts.
-    pub(super) fn lose(&mut self, now: Instant, failure: GroupFailure) {
-        self.loss.get_or_insert_with(|| (failure, (now + GRACE).min(self.deadline)));
+    pub(super) fn record_loss(&mut self, now: Instant, failure: GroupFailure) {
+        self.loss.get_or_insert_with(|| (failure, (now + LOSS_GRACE).min(self.deadline)));
     }
 
-    pub(super) fn next(&mut self, now: Instant, status: TransferStatus) -> NextStep {
+    pub(super) fn next_step(&mut self, now: Instant, status: TransferStatus) -> NextStep {
         if let Some((failure, until)) = &self.loss
             && (*until <= now || status.cannot_complete)
         {
@@ -79,15 +79,15 @@ impl WaitPolicy {
             self.notice_at = None;
             return NextStep::GiveNotice;
         }
-        if self.moved != status.moved {
-            (self.moved, self.spins_until) = (status.moved, now + self.spin);
+        if self.transferred_bytes != status.transferred_bytes {
+            (self.transferred_bytes, self.spin_until) = (status.transferred_bytes, now + self.spin);
         }
-        if now < self.spins_until {
+        if now < self.spin_until {
             return NextStep::Spin;
         }
         let gives_up = self.loss.as_ref().map_or(self.deadline, |&(_, until)| until);
         let until = self.notice_at.unwrap_or(self.deadline).min(gives_up);
-        NextStep::Sleep { until: if status.has_probe { until.min(now + LOOK_EVERY) } else { until } }
+        NextStep::Sleep { until: if status.has_probe { until.min(now + PROBE_INTERVAL) } else { until } }
     }
 }
 
@@ -100,12 +100,12 @@ mod tests {
     use crate::process_group::error::LossCause;
 
     const SPIN: Duration = Duration::from_micros(200);
-    const CALL: Duration = Duration::from_secs(60);
+    const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A wait that began just now, and its start.
-    fn begun(spin: Duration) -> (WaitPolicy, Instant) {
+    fn new_policy(spin: Duration) -> (WaitPolicy, Instant) {
         let now = clock::now();
-        (WaitPolicy::new(now, now + CALL, spin), now)
+        (WaitPolicy::new(now, now + CALL_TIMEOUT, spin), now)
     }
 
     fn lost_rank() -> GroupFailure {
@@ -113,53 +113,67 @@ mod tests {
     }
 
     #[test]
-    fn waiting_rank_sends_one_notice_and_sleeps_until_the_deadline() {
-        let (mut wait_policy, begun) = begun(Duration::ZERO);
-        let notice_at = begun + NOTICE_AFTER;
-        assert_eq!(wait_policy.next(begun, TransferStatus::default()), NextStep::Sleep { until: notice_at });
-        assert_eq!(wait_policy.next(notice_at, TransferStatus::default()), NextStep::GiveNotice);
+    fn wait_policy_sends_one_notice_then_sleeps_until_deadline() {
+        let (mut wait_policy, begun) = new_policy(Duration::ZERO);
+        let notice_at = begun + NOTICE_DELAY;
         assert_eq!(
-            wait_policy.next(notice_at, TransferStatus::default()),
-            NextStep::Sleep { until: begun + CALL }
+            wait_policy.next_step(begun, TransferStatus::default()),
+            NextStep::Sleep { until: notice_at }
+        );
+        assert_eq!(wait_policy.next_step(notice_at, TransferStatus::default()), NextStep::GiveNotice);
+        assert_eq!(
+            wait_policy.next_step(notice_at, TransferStatus::default()),
+            NextStep::Sleep { until: begun + CALL_TIMEOUT }
         );
         let status = TransferStatus { has_probe: true, ..TransferStatus::default() };
-        assert_eq!(wait_policy.next(notice_at, status), NextStep::Sleep { until: notice_at + LOOK_EVERY });
-        assert_eq!(wait_policy.next(begun + CALL, status), NextStep::TimeOut);
-    }
-
-    #[test]
-    fn it_is_looked_for_news_a_while_after_the_last_ones() {
-        let (mut wait_policy, begun) = begun(SPIN);
-        assert_eq!(wait_policy.next(begun, TransferStatus::default()), NextStep::Spin);
-        let (late, news) = (begun + SPIN, TransferStatus { moved: 1, ..TransferStatus::default() });
-        assert!(matches!(wait_policy.next(late, TransferStatus::default()), NextStep::Sleep { .. }));
-        assert_eq!(wait_policy.next(late, news), NextStep::Spin);
-        assert!(matches!(wait_policy.next(late + SPIN, news), NextStep::Sleep { .. }));
-    }
-
-    #[test]
-    fn loss_leaves_the_others_their_time_unless_a_part_can_never_come() {
-        let (mut wait_policy, begun) = begun(Duration::ZERO);
-        wait_policy.lose(begun, lost_rank());
-        wait_policy.lose(begun + GRACE, GroupFailure::Lost { rank: Rank(2), cause: LossCause::Left });
         assert_eq!(
-            wait_policy.next(begun + GRACE / 4, TransferStatus::default()),
-            NextStep::Sleep { until: begun + NOTICE_AFTER }
+            wait_policy.next_step(notice_at, status),
+            NextStep::Sleep { until: notice_at + PROBE_INTERVAL }
+        );
+        assert_eq!(wait_policy.next_step(begun + CALL_TIMEOUT, status), NextStep::TimeOut);
+    }
+
+    #[test]
+    fn wait_policy_spins_after_progress_then_sleeps() {
+        let (mut wait_policy, begun) = new_policy(SPIN);
+        assert_eq!(wait_policy.next_step(begun, TransferStatus::default()), NextStep::Spin);
+        let (late, news) =
+            (begun + SPIN, TransferStatus { transferred_bytes: 1, ..TransferStatus::default() });
+        assert!(matches!(wait_policy.next_step(late, TransferStatus::default()), NextStep::Sleep { .. }));
+        assert_eq!(wait_policy.next_step(late, news), NextStep::Spin);
+        assert!(matches!(wait_policy.next_step(late + SPIN, news), NextStep::Sleep { .. }));
+    }
+
+    #[test]
+    fn loss_ends_call_after_grace_or_at_once_if_incompletable() {
+        let (mut wait_policy, begun) = new_policy(Duration::ZERO);
+        wait_policy.record_loss(begun, lost_rank());
+        wait_policy
+            .record_loss(begun + LOSS_GRACE, GroupFailure::Lost { rank: Rank(2), cause: LossCause::Left });
+        assert_eq!(
+            wait_policy.next_step(begun + LOSS_GRACE / 4, TransferStatus::default()),
+            NextStep::Sleep { until: begun + NOTICE_DELAY }
         );
         let status = TransferStatus { cannot_complete: true, ..TransferStatus::default() };
-        assert_eq!(wait_policy.next(begun, status), NextStep::End(lost_rank()));
-        assert_eq!(wait_policy.next(begun + GRACE, TransferStatus::default()), NextStep::End(lost_rank()));
+        assert_eq!(wait_policy.next_step(begun, status), NextStep::End(lost_rank()));
+        assert_eq!(
+            wait_policy.next_step(begun + LOSS_GRACE, TransferStatus::default()),
+            NextStep::End(lost_rank())
+        );
     }
 
     #[test]
-    fn call_that_is_over_sooner_is_waited_for_no_longer() {
+    fn deadline_within_grace_ends_call_with_loss() {
         let now = clock::now();
         let deadline = now + Duration::from_millis(10);
         let mut wait_policy = WaitPolicy::new(now, deadline, Duration::ZERO);
-        assert_eq!(wait_policy.next(now, TransferStatus::default()), NextStep::Sleep { until: deadline });
-        wait_policy.lose(now, lost_rank());
         assert_eq!(
-            wait_policy.next(deadline, TransferStatus::default()),
+            wait_policy.next_step(now, TransferStatus::default()),
+            NextStep::Sleep { until: deadline }
+        );
+        wait_policy.record_loss(now, lost_rank());
+        assert_eq!(
+            wait_policy.next_step(deadline, TransferStatus::default()),
             NextStep::End(lost_rank()),
             "that says more than the time"
         );

@@ -23,15 +23,15 @@ pub(super) struct Hub {
 #[derive(Debug)]
 struct HubState {
     /// Why a rank makes no more calls.
-    gone: Vec<Option<LossCause>>,
+    loss_causes: Vec<Option<LossCause>>,
     /// The ranks that wait in the current call, with their data.
     arrived: Vec<Option<(Call, Deposit)>>,
     /// Number of completed calls of all ranks.
-    completed: u64,
+    completed_calls: u64,
     /// The data of the latest completed call. The next call completes only after every rank has read it.
-    last: Arc<Vec<Deposit>>,
+    last_deposits: Arc<Vec<Deposit>>,
     /// Messages that were sent and not received, at most one for each ordered pair of ranks.
-    mail: HashMap<(Rank, Rank), (Call, Deposit)>,
+    messages: HashMap<(Rank, Rank), (Call, Deposit)>,
     failure: Option<HubFailure>,
     /// Sub-groups that some members have not taken yet, with the number that have.
     subgroups: HashMap<String, (Arc<Hub>, u32)>,
@@ -48,11 +48,11 @@ impl Hub {
     pub(super) fn new(world_size: WorldSize) -> Self {
         let ranks = world_size.get() as usize;
         let state = HubState {
-            gone: vec![None; ranks],
+            loss_causes: vec![None; ranks],
             arrived: (0..ranks).map(|_| None).collect(),
-            completed: 0,
-            last: Arc::default(),
-            mail: HashMap::new(),
+            completed_calls: 0,
+            last_deposits: Arc::default(),
+            messages: HashMap::new(),
             failure: None,
             subgroups: HashMap::new(),
         };
@@ -60,7 +60,7 @@ impl Hub {
     }
 
     /// The hub of a sub-group, the same for all of its members.
-    pub(super) fn in_subgroup(&self, name: &str, world_size: WorldSize) -> Arc<Self> {
+    pub(super) fn subgroup_hub(&self, name: &str, world_size: WorldSize) -> Arc<Self> {
         let mut state = self.lock();
         let new = || (Arc::new(Self::new(world_size)), 0);
         let (hub, taken) = state.subgroups.entry(name.to_owned()).or_insert_with(new);
@@ -80,16 +80,16 @@ impl Hub {
         own: Deposit,
     ) -> Result<Arc<Vec<Deposit>>, GroupFailure> {
         let mut state = self.lock();
-        let mine = state.completed;
-        state.arrive(step.call, me, own);
+        let own_call = state.completed_calls;
+        state.record_arrival(step.call, me, own);
         self.changed.notify_all();
         self.wait(state, step, me, |state| {
-            if state.completed > mine {
-                return HubWait::Done(Arc::clone(&state.last));
+            if state.completed_calls > own_call {
+                return HubWait::Done(Arc::clone(&state.last_deposits));
             }
             let missing =
                 || (0..).zip(&state.arrived).filter(|(_, it)| it.is_none()).map(|(rank, _)| Rank(rank));
-            let gone = missing().find(|rank| state.gone[rank.index()].is_some());
+            let gone = missing().find(|rank| state.loss_causes[rank.index()].is_some());
             HubWait::Pending(gone.or_else(|| missing().next()).unwrap_or(me))
         })
     }
@@ -103,8 +103,8 @@ impl Hub {
     ) -> Result<(), GroupFailure> {
         let mut message = Some(message);
         self.wait(self.lock(), step, me, |state| match message.take() {
-            Some(message) if state.takes_mail(me, to) => {
-                state.mail.insert((me, to), (step.call, message));
+            Some(message) if state.can_send(me, to) => {
+                state.messages.insert((me, to), (step.call, message));
                 self.changed.notify_all();
                 HubWait::Done(())
             }
@@ -118,9 +118,9 @@ impl Hub {
     /// Receives the message of another rank.
     pub(super) fn receive(&self, step: &Step, (from, me): (Rank, Rank)) -> Result<Deposit, GroupFailure> {
         // The hub sees the same call at both ends; the program called this end `receive`.
-        let asked = Call { operation: Operation::Receive, root: Some(from), ..step.call };
-        self.wait(self.lock(), &Step { call: asked, ..*step }, me, |state| {
-            match state.mail.remove(&(from, me)) {
+        let receive_call = Call { operation: Operation::Receive, root: Some(from), ..step.call };
+        self.wait(self.lock(), &Step { call: receive_call, ..*step }, me, |state| {
+            match state.messages.remove(&(from, me)) {
                 Some((call, message)) => {
                     self.changed.notify_all();
                     if call == step.call { HubWait::Done(message) } else { HubWait::Differs((from, call)) }
@@ -131,17 +131,17 @@ impl Hub {
     }
 
     /// Notes that the rank has left.
-    pub(super) fn leave(&self, rank: Rank) {
+    pub(super) fn mark_left(&self, rank: Rank) {
         self.mark_gone(rank, LossCause::Left);
     }
 
     /// Notes that the rank is lost.
-    pub(super) fn lose(&self, rank: Rank) {
+    pub(super) fn mark_lost(&self, rank: Rank) {
         self.mark_gone(rank, LossCause::Closed);
     }
 
     fn mark_gone(&self, rank: Rank, cause: LossCause) {
-        self.lock().gone[rank.index()].get_or_insert(cause);
+        self.lock().loss_causes[rank.index()].get_or_insert(cause);
         self.changed.notify_all();
     }
 
@@ -152,10 +152,10 @@ impl Hub {
         mut state: MutexGuard<'_, HubState>,
         step: &Step,
         me: Rank,
-        mut look: impl FnMut(&mut HubState) -> HubWait<T>,
+        mut poll_state: impl FnMut(&mut HubState) -> HubWait<T>,
     ) -> Result<T, GroupFailure> {
         loop {
-            let other = match look(&mut state) {
+            let other = match poll_state(&mut state) {
                 // A complete call counts, although the group may have failed since.
                 HubWait::Done(result) => return Ok(result),
                 HubWait::Differs(other) => HubFailure::Differ([other, (me, step.call)]),
@@ -173,7 +173,7 @@ impl Hub {
             };
             let hub_failure = state.failure.get_or_insert(other).clone();
             self.changed.notify_all();
-            return Err(hub_failure.seen_by(me));
+            return Err(hub_failure.for_rank(me));
         }
     }
 
@@ -193,7 +193,7 @@ enum HubWait<T> {
 
 impl HubState {
     /// Notes an arrived rank, which may complete the call.
-    fn arrive(&mut self, call: Call, me: Rank, own: Deposit) {
+    fn record_arrival(&mut self, call: Call, me: Rank, own: Deposit) {
         self.arrived[me.index()] = Some((call, own));
         let different = (0..).zip(&self.arrived).find_map(|(rank, it)| {
             it.as_ref().filter(|(theirs, _)| *theirs != call).map(|&(theirs, _)| (Rank(rank), theirs))
@@ -202,14 +202,16 @@ impl HubState {
             self.failure.get_or_insert(HubFailure::Differ([other, (me, call)]));
         } else if self.failure.is_none() && self.arrived.iter().all(Option::is_some) {
             let all = self.arrived.iter_mut().filter_map(Option::take).map(|(_, deposit)| deposit);
-            self.last = Arc::new(all.collect());
-            self.completed += 1;
+            self.last_deposits = Arc::new(all.collect());
+            self.completed_calls += 1;
         }
     }
 
     /// Whether the place for a message is free, and its receiver still takes part.
-    fn takes_mail(&self, from: Rank, to: Rank) -> bool {
-        self.failure.is_none() && self.gone[to.index()].is_none() && !self.mail.contains_key(&(from, to))
+    fn can_send(&self, from: Rank, to: Rank) -> bool {
+        self.failure.is_none()
+            && self.loss_causes[to.index()].is_none()
+            && !self.messages.contains_key(&(from, to))
     }
 
     /// Why `me` need not wait any longer for `rank`.
@@ -217,7 +219,7 @@ impl HubState {
         if let Some(hub_failure) = &self.failure {
             return Some(hub_failure.clone());
         }
-        if let Some(cause) = &self.gone[rank.index()] {
+        if let Some(cause) = &self.loss_causes[rank.index()] {
             return Some(HubFailure::Lost(rank, cause.clone()));
         }
         // That rank waits for this one in a call of all ranks, this one for it in a call of two: a deadlock.
@@ -230,7 +232,7 @@ impl HubState {
 }
 
 impl HubFailure {
-    fn seen_by(self, me: Rank) -> GroupFailure {
+    fn for_rank(self, me: Rank) -> GroupFailure {
         match self {
             // A rank that runs cannot be lost itself: others have missed it.
             Self::Lost(rank, _) if rank == me => GroupFailure::Lost { rank, cause: LossCause::Reported },
@@ -241,9 +243,12 @@ impl HubFailure {
             Self::Differ([(first, call), (second, other)]) if second == me => {
                 GroupFailure::Mismatch { rank: first, theirs: Some(Box::new(call)), ours: Box::new(other) }
             }
-            Self::Differ([(rank, call), (other, others)]) => {
-                GroupFailure::Disagreed { rank, call: Box::new(call), other, others: Some(Box::new(others)) }
-            }
+            Self::Differ([(rank, call), (other, others)]) => GroupFailure::Disagreed {
+                rank,
+                call: Box::new(call),
+                other_rank: other,
+                other_call: Some(Box::new(others)),
+            },
         }
     }
 }

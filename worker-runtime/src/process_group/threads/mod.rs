@@ -70,7 +70,7 @@ impl ThreadGroup {
     /// If there is no rank.
     #[must_use]
     pub fn world(ranks: u32) -> Vec<Group> {
-        Self::world_with(ranks, TIMEOUT)
+        Self::world_with_timeout(ranks, TIMEOUT)
     }
 
     /// As [`world`](Self::world), with a given time limit of calls.
@@ -78,7 +78,7 @@ impl ThreadGroup {
     /// # Panics
     /// If there is no rank.
     #[must_use]
-    pub fn world_with(ranks: u32, timeout: Duration) -> Vec<Group> {
+    pub fn world_with_timeout(ranks: u32, timeout: Duration) -> Vec<Group> {
         let world_size = WorldSize::new(ranks).expect("a world has a rank");
         let hub = Arc::new(Hub::new(world_size));
         let group = |rank| {
@@ -91,7 +91,7 @@ impl ThreadGroup {
                 run_id: String::new(),
                 interface: None,
                 timeout,
-                join_by: clock::after(timeout),
+                join_deadline: clock::after(timeout),
             };
             let backing = connect(&hub, &membership);
             Group::new(Box::new(CpuGroup::new(membership, backing)))
@@ -116,12 +116,12 @@ struct HubCoordinator {
 }
 
 impl Coordinator for HubCoordinator {
-    fn agree(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
+    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
         seen
     }
 
-    fn subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
-        Ok(connect(&self.hub.in_subgroup(name, membership.world_size), membership))
+    fn connect_subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
+        Ok(connect(&self.hub.subgroup_hub(name, membership.world_size), membership))
     }
 }
 
@@ -142,28 +142,28 @@ impl Transport for ThreadTransport {
                 Ok(())
             }
             work => {
-                let all = self.hub.exchange(step, self.rank, given(&work, self.rank))?;
-                take(work, &all, self.rank, step.call.data_type);
+                let all = self.hub.exchange(step, self.rank, rank_input(&work, self.rank))?;
+                write_result(work, &all, self.rank, step.call.data_type);
                 Ok(())
             }
         }
     }
 
-    fn is_among_threads(&self) -> bool {
+    fn is_in_process(&self) -> bool {
         true
     }
 
     fn leave(&mut self) {
-        self.hub.leave(self.rank);
+        self.hub.mark_left(self.rank);
     }
 
     fn close(&mut self) {
-        self.hub.lose(self.rank);
+        self.hub.mark_lost(self.rank);
     }
 }
 
 /// The data that a rank provides to a call of all ranks.
-fn given(work: &HostCollective<'_>, me: Rank) -> Deposit {
+fn rank_input(work: &HostCollective<'_>, me: Rank) -> Deposit {
     match work {
         HostCollective::AllReduce { data, .. } | HostCollective::Reduce { data, .. } => data.to_vec(),
         HostCollective::Broadcast { data, root } if *root == me => data.to_vec(),
@@ -176,11 +176,11 @@ fn given(work: &HostCollective<'_>, me: Rank) -> Deposit {
 }
 
 /// Computes a rank's result from the data of all ranks.
-fn take(work: HostCollective<'_>, all: &[Deposit], me: Rank, data_type: DataType) {
+fn write_result(work: HostCollective<'_>, all: &[Deposit], me: Rank, data_type: DataType) {
     let ranks = u32::try_from(all.len()).ok();
-    let reduce = |op, output: &mut [u8], mark_gone: usize| {
+    let reduce = |op, output: &mut [u8], part: usize| {
         let sources: Vec<&[u8]> =
-            all.iter().map(|data| &data[mark_gone * output.len()..][..output.len()]).collect();
+            all.iter().map(|data| &data[part * output.len()..][..output.len()]).collect();
         reduce::reduce_into((data_type, op), output, &sources, ranks);
     };
     match work {
@@ -201,7 +201,7 @@ fn take(work: HostCollective<'_>, all: &[Deposit], me: Rank, data_type: DataType
         }
         HostCollective::Scatter { output, counts, root, .. } => {
             let lengths = counts.iter().map(|count| count * data_type.size());
-            output.copy_from_slice(layout::split(&all[root.index()], lengths)[me.index()]);
+            output.copy_from_slice(layout::split_by_lengths(&all[root.index()], lengths)[me.index()]);
         }
         HostCollective::Barrier
         | HostCollective::Gather { output: None, .. }

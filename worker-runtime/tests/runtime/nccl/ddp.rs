@@ -51,12 +51,12 @@ impl Put for NcclDdp {
 
     fn put(&mut self, index: usize, gradient: DeviceMemory, stream: Stream) -> Result<(), DdpError> {
         // SAFETY: as the trait says.
-        unsafe { self.ready(index, gradient, stream) }
+        unsafe { self.gradient_ready(index, gradient, stream) }
     }
 
     fn put_unused(&mut self, index: usize, gradient: DeviceMemory, stream: Stream) -> Result<(), DdpError> {
         // SAFETY: as the trait says.
-        unsafe { self.unused(index, gradient, stream) }
+        unsafe { self.gradient_unused(index, gradient, stream) }
     }
 
     fn put_end(&mut self, stream: Stream) -> Result<Vec<usize>, DdpError> {
@@ -86,7 +86,7 @@ fn model() -> Vec<Parameter> {
 }
 
 fn options(bytes: usize, find_unused: bool) -> DdpOptions {
-    DdpOptions { bucket_bytes: bytes, first_bucket_bytes: bytes, find_unused }
+    DdpOptions { bucket_bytes: bytes, first_bucket_bytes: bytes, find_unused_parameters: find_unused }
 }
 
 /// The gradients or the values of the model, in memory of a device.
@@ -272,17 +272,17 @@ fn gradients_on_device_are_averaged_in_place_in_any_order() {
 }
 
 #[test]
-fn gradients_of_parameters_that_a_rank_has_not_used_are_zeros() {
+fn unused_parameter_gradients_are_zero() {
     plays_well("unused");
 }
 
 #[test]
-fn mistakes_are_told_and_nothing_is_lost() {
+fn wrong_calls_are_errors_and_state_is_kept() {
     plays_well("mistakes");
 }
 
 #[test]
-fn ranks_with_other_models_are_told_which() {
+fn model_mismatch_names_difference() {
     for (code, errors) in play("models") {
         let expected = "the ranks do not train the same model: rank 2 has `fc.weight` [4] f64 as parameter 1, but rank 0 has \
                         `fc.weight` [3] f64 as parameter 1";
@@ -291,7 +291,7 @@ fn ranks_with_other_models_are_told_which() {
 }
 
 #[test]
-fn groups_of_other_ranks_are_refused() {
+fn mismatched_host_and_device_groups_are_refused() {
     let ended = play("ranks");
     assert!(ended[0].0 == Some(1) && ended[0].1.contains("between devices"), "{}", ended[0].1);
 }

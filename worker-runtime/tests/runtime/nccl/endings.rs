@@ -1,6 +1,6 @@
 //! A world of one in which NCCL or the driver fails.
 
-use super::place::{Folder, play, play_with, sees};
+use super::place::{Folder, library_vars, run_scene, run_scene_with};
 
 /// The milliseconds that something took.
 fn took(said: &str, what: &str) -> u64 {
@@ -15,9 +15,9 @@ fn lines(said: &str) -> Vec<&str> {
 }
 
 #[test]
-fn every_operation_and_type_in_a_world_of_one() {
+fn single_rank_world_runs_every_operation_and_type() {
     for orders in ["", "slow=3"] {
-        let said = play_with("world of one", orders);
+        let said = run_scene_with("world of one", orders);
         let expected = [
             "`ncclBroadcast` needs 0 bytes, but the call passes 3",
             "`ncclCommGetAsyncError` cannot be called: the communicator is aborted",
@@ -28,13 +28,13 @@ fn every_operation_and_type_in_a_world_of_one() {
 }
 
 #[test]
-fn stream_that_was_waited_for_is_not_touched_again() {
-    assert_eq!(play_with("streams", ""), "fine");
+fn awaited_stream_is_not_used_again() {
+    assert_eq!(run_scene_with("streams", ""), "fine");
 }
 
 #[test]
-fn memory_of_the_other_kind_is_refused() {
-    let said = play_with("wrong memory", "");
+fn wrong_memory_kind_is_refused() {
+    let said = run_scene_with("wrong memory", "");
     let expected = [
         "`all_reduce` gets host memory, but this group accepts only device memory (backend `nccl`) \
          [hint: call `run_on_device`, or join a second group for host memory with `tcp` or `shm`]",
@@ -45,8 +45,8 @@ fn memory_of_the_other_kind_is_refused() {
 }
 
 #[test]
-fn collective_that_hangs_on_the_device_ends_at_its_deadline() {
-    let said = play_with("one call", "stuck=1");
+fn hung_collective_ends_at_deadline() {
+    let said = run_scene_with("one call", "stuck=1");
     let expected = "`all_reduce` cannot finish: rank 0 failed: call 1, `all_reduce` (sum) of 1000 f32 is not done within \
                     400ms, although every rank has made this call";
     assert_eq!(lines(&said), [expected, expected]);
@@ -54,35 +54,35 @@ fn collective_that_hangs_on_the_device_ends_at_its_deadline() {
 }
 
 #[test]
-fn call_that_hangs_in_the_library_is_aborted_at_its_deadline() {
-    let said = play_with("one call", "hang=ncclAllReduce");
+fn hung_library_call_is_aborted_at_deadline() {
+    let said = run_scene_with("one call", "hang=ncclAllReduce");
     assert_eq!(lines(&said).len(), 2);
     assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
     assert!((400..3000).contains(&took(&said, "call")), "{said}");
 }
 
 #[test]
-fn call_that_stays_in_progress_is_aborted_at_its_deadline() {
-    let said = play_with("one call", "busy=1");
+fn in_progress_call_is_aborted_at_deadline() {
+    let said = run_scene_with("one call", "busy=1");
     assert!(lines(&said).iter().all(|line| line.contains("not done within 400ms")), "{said}");
     assert!((400..3000).contains(&took(&said, "call")), "{said}");
 }
 
 #[test]
-fn asynchronous_error_ends_the_group() {
-    let said = play_with("one call", "async=6 stuck=1");
+fn async_error_ends_group() {
+    let said = run_scene_with("one call", "async=6 stuck=1");
     let expected = "`all_reduce` cannot finish: rank 0 failed: `ncclCommGetAsyncError` failed: another rank ended or the \
                     network failed (ncclRemoteError, 6): fake.cc:1 the fake was told to fail";
     assert_eq!(lines(&said), [expected, expected]);
 }
 
 #[test]
-fn call_that_is_refused_ends_the_group() {
-    let said = play_with("one call", "fail=ncclAllReduce:5");
+fn refused_call_ends_group() {
+    let said = run_scene_with("one call", "fail=ncclAllReduce:5");
     let expected = "`all_reduce` cannot finish: rank 0 failed: `ncclAllReduce` failed: an invalid usage \
                     (ncclInvalidUsage, 5): fake.cc:1 the fake was told to fail";
     assert_eq!(lines(&said), [expected, expected]);
-    let said = play_with("one call", "fail=ncclAllReduce:99:2");
+    let said = run_scene_with("one call", "fail=ncclAllReduce:99:2");
     assert_eq!(lines(&said)[0], "done");
     assert!(
         lines(&said)[1].contains("an error code that this program does not know (unknown, 99)"),
@@ -91,20 +91,20 @@ fn call_that_is_refused_ends_the_group() {
 }
 
 #[test]
-fn device_that_fails_ends_the_group() {
-    let said = play_with("one call", "fail=cuEventQuery:700 stuck=1");
+fn device_failure_ends_group() {
+    let said = run_scene_with("one call", "fail=cuEventQuery:700 stuck=1");
     assert!(
         lines(&said)[0]
             .contains("refused `cuEventQuery`: an illegal memory access was encountered (error 700)"),
         "{said}"
     );
-    let said = play_with("one call", "fail=cuStreamQuery:700");
+    let said = run_scene_with("one call", "fail=cuStreamQuery:700");
     assert!(
         lines(&said)[0]
             .contains("refused `cuStreamQuery`: an illegal memory access was encountered (error 700)"),
         "{said}"
     );
-    let said = play_with("one call", "fail=cuEventRecord:700");
+    let said = run_scene_with("one call", "fail=cuEventRecord:700");
     assert!(
         lines(&said)[0]
             .contains("refused `cuEventRecord`: an illegal memory access was encountered (error 700)"),
@@ -114,60 +114,60 @@ fn device_that_fails_ends_the_group() {
 
 #[test]
 fn abort_that_never_returns_delays_no_caller() {
-    let said = play_with("one call", "stuck=1 freeze=ncclCommAbort");
+    let said = run_scene_with("one call", "stuck=1 freeze=ncclCommAbort");
     assert!(lines(&said).iter().all(|line| line.contains("is not done within 400ms")), "{said}");
     assert!(took(&said, "drop") < 10_000, "{said}");
 }
 
 #[test]
-fn end_that_never_returns_becomes_an_abort_or_is_left_behind() {
-    let said = play_with("only join", "freeze=ncclCommFinalize");
+fn hung_finalize_becomes_abort_or_is_abandoned() {
+    let said = run_scene_with("only join", "freeze=ncclCommFinalize");
     assert!(took(&said, "drop") < 15_000, "{said}");
     // NCCL aborts what is not finished; the fake would end the process over a second end.
-    let said = play_with("only join", "fail=ncclCommFinalize:3");
+    let said = run_scene_with("only join", "fail=ncclCommFinalize:3");
     assert!(took(&said, "drop") < 5000, "{said}");
 }
 
 #[test]
-fn world_that_does_not_come_together_is_given_up_at_the_deadline() {
-    let said = play_with("only join", "absent=1");
+fn incomplete_world_times_out() {
+    let said = run_scene_with("only join", "absent=1");
     let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` is not done within 400ms \
                     [hint: set NCCL_DEBUG=INFO for details]";
     assert_eq!(lines(&said), [expected]);
     assert!((400..2000).contains(&took(&said, "join")), "{said}");
     // The same where NCCL does not even return.
-    let said = play_with("only join", "freeze=ncclCommInitRankConfig");
+    let said = run_scene_with("only join", "freeze=ncclCommInitRankConfig");
     assert_eq!(lines(&said), [expected]);
 }
 
 #[test]
-fn world_that_cannot_begin_says_why() {
-    let said = play_with("only join", "fail=ncclCommInitRankConfig:1");
+fn failed_init_names_reason() {
+    let said = run_scene_with("only join", "fail=ncclCommInitRankConfig:1");
     let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` failed: a CUDA call failed \
                     (ncclUnhandledCudaError, 1): fake.cc:1 the fake was told to fail [hint: check with \
                     `nvidia-smi` that the GPU and its driver support this NCCL]";
     assert_eq!(lines(&said), [expected]);
-    let said = play_with("only join", "fail=ncclGetUniqueId:2");
+    let said = run_scene_with("only join", "fail=ncclGetUniqueId:2");
     assert!(said.contains("`ncclGetUniqueId` failed: a system call failed (ncclSystemError, 2)"), "{said}");
 }
 
 #[test]
-fn without_cuda_nothing_panics() {
+fn missing_cuda_does_not_panic() {
     let folder = Folder::new();
     let missing = "the CUDA driver cannot be loaded; searched:\n  \
                    `libcuda.so.1`: libcuda.so.1: cannot open shared object file: No such file or directory\n  \
                    `libcuda.so`: libcuda.so: cannot open shared object file: No such file or directory";
-    assert_eq!(play("cuda", sees(&folder.0, "")), format!("{missing}\n{missing}"));
-    let said = play_with("cuda", "");
+    assert_eq!(run_scene("cuda", library_vars(&folder.0, "")), format!("{missing}\n{missing}"));
+    let said = run_scene_with("cuda", "");
     assert_eq!(lines(&said), ["there is CUDA", "CUDA device 7 does not exist: the driver shows 1"]);
-    assert_eq!(play_with("cuda", "nodevice=1").matches("shows no device").count(), 2);
+    assert_eq!(run_scene_with("cuda", "nodevice=1").matches("shows no device").count(), 2);
 }
 
 #[test]
-fn no_driver_and_no_device_are_told_apart() {
+fn missing_driver_and_missing_device_differ() {
     let folder = Folder::new();
     folder.link("libnccl.so.2");
-    let said = play("only join", sees(&folder.0, ""));
+    let said = run_scene("only join", library_vars(&folder.0, ""));
     assert!(
         said.contains(
             "the CUDA driver cannot be loaded; searched:   `libcuda.so.1`: libcuda.so.1: cannot open"
@@ -175,12 +175,12 @@ fn no_driver_and_no_device_are_told_apart() {
         "{said}"
     );
     assert!(said.contains("`libcuda.so`: "), "{said}");
-    let said = play_with("only join", "nodevice=1");
+    let said = run_scene_with("only join", "nodevice=1");
     assert!(said.contains("` shows no device [hint: check CUDA_VISIBLE_DEVICES"), "{said}");
-    let said = play_with("only join", "fail=cuInit:803");
+    let said = run_scene_with("only join", "fail=cuInit:803");
     assert!(said.contains("refused `cuInit`: a fake error of CUDA (error 803)"), "{said}");
     let folder = Folder::new();
     folder.link("libnccl.so.2").write("libcuda.so.1", b"no library");
-    let said = play("only join", sees(&folder.0, ""));
+    let said = run_scene("only join", library_vars(&folder.0, ""));
     assert!(said.contains("libcuda.so.1: file too short"), "{said}");
 }

@@ -4,16 +4,16 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use super::place::{Folder, fake, play, sees};
+use super::place::{Folder, fake, library_vars, run_scene};
 
 const WHEEL: &str = "lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2";
 
 /// What a process says that sees `folder`, and in which `name` is `value`.
 fn load(folder: &Folder, vars: Vec<(&'static str, OsString)>) -> String {
-    let mut all = sees(&folder.0.join("loader"), "");
+    let mut all = library_vars(&folder.0.join("loader"), "");
     all.retain(|(name, _)| vars.iter().all(|(own, _)| own != name));
     all.extend(vars);
-    play("load", all)
+    run_scene("load", all)
 }
 
 fn found(folder: &Folder, name: &str, vars: Vec<(&'static str, OsString)>) {
@@ -22,7 +22,7 @@ fn found(folder: &Folder, name: &str, vars: Vec<(&'static str, OsString)>) {
 }
 
 #[test]
-fn name_comes_first_then_the_loaders_path_then_the_wheels() {
+fn library_search_order_is_variable_loader_wheels() {
     let folder = Folder::new();
     folder.link(&format!("venv/{WHEEL}")).link(&format!("conda/{WHEEL}")).link(&format!("python/{WHEEL}"));
     fs::create_dir_all(folder.0.join("python/bin")).unwrap();
@@ -41,7 +41,7 @@ fn name_comes_first_then_the_loaders_path_then_the_wheels() {
 }
 
 #[test]
-fn python_of_a_virtual_environment_that_is_not_active_is_enough() {
+fn inactive_virtualenv_python_is_searched() {
     let folder = Folder::new();
     // The environment has the wheel, the installation behind it has not.
     folder.link(&format!("venv/{WHEEL}")).write("real/bin/python3.11", b"");
@@ -57,7 +57,7 @@ fn python_of_a_virtual_environment_that_is_not_active_is_enough() {
 }
 
 #[test]
-fn miss_says_where_it_was_looked_and_why_it_was_not_there() {
+fn missing_library_lists_searched_places() {
     let folder = Folder::new();
     fs::create_dir_all(folder.0.join("venv/lib/python3.11/site-packages")).unwrap();
     let said = load(&folder, vec![("VIRTUAL_ENV", folder.path("venv"))]);
@@ -83,7 +83,7 @@ fn refusal(folder: &Folder, name: &str) -> String {
 }
 
 #[test]
-fn named_file_that_is_not_nccl_is_refused_and_nothing_else_is_tried() {
+fn named_file_not_nccl_is_refused_without_fallback() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
     assert_eq!(refusal(&folder, "nowhere"), "there is no such file");
@@ -110,7 +110,7 @@ fn named_file_that_is_not_nccl_is_refused_and_nothing_else_is_tried() {
 }
 
 #[test]
-fn what_only_newer_releases_have_may_be_missing() {
+fn functions_of_newer_nccl_are_optional() {
     let folder = Folder::new();
     let library = fs::read(fake()).unwrap();
     folder.write("loader/libnccl.so.2", &without(&library, "ncclGetLastError"));
@@ -118,7 +118,7 @@ fn what_only_newer_releases_have_may_be_missing() {
 }
 
 #[test]
-fn old_release_is_named_and_the_next_place_is_tried() {
+fn old_nccl_is_named_and_search_continues() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
     let said = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);

@@ -72,7 +72,7 @@ impl Ranks {
     fn put(&mut self, kind: DataType, work: DeviceCollective<'_>) -> Result<(), GroupError> {
         let stream = Stream(self.stream.cu_stream().cast());
         // SAFETY: the caller keeps the memory, and the stream stays.
-        unsafe { self.group.run_on_device(kind, work, stream).and_then(|()| self.group.wait(stream)) }
+        unsafe { self.group.run_on_device(kind, work, stream).and_then(|()| self.group.synchronize(stream)) }
     }
 
     /// What is in some memory after a call that is given where it lies; before it there was `given`.
@@ -164,13 +164,14 @@ fn transfers<T: Element + DeviceRepr>(ranks: &mut Ranks, own: &[T], of: &dyn Fn(
     ];
     let stream = Stream(ranks.stream.cu_stream().cast());
     // SAFETY: the memory is there until the wait is over.
-    unsafe { ranks.group.run_grouped(&works, stream).and_then(|()| ranks.group.wait(stream)) }.unwrap();
+    unsafe { ranks.group.run_grouped(&works, stream).and_then(|()| ranks.group.synchronize(stream)) }
+        .unwrap();
     let given = ranks.stream.clone_dtoh(&output).unwrap();
     assert!(given == bytemuck::cast_slice::<T, u8>(&of(before as usize)));
 }
 
 #[test]
-fn ranks_on_devices_of_their_own_exchange_what_they_have() {
+fn ranks_on_own_devices_run_collectives() {
     let mut job = Job::start(3, &[("machine:everything", 60_000, "devices=3"); 3]);
     for rank in 0..3 {
         let (code, errors) = job.errors(rank);
@@ -197,7 +198,7 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-fn rank_killed_while_data_is_exchanged_is_named_and_leaves_nothing() {
+fn rank_killed_during_collective_is_named() {
     let mut job = Job::start(3, &[("machine:for ever", 60_000, "devices=3"); 3]);
     for rank in 0..3 {
         job.hear(rank, "under way");

@@ -59,7 +59,7 @@ pub(super) fn fake() -> PathBuf {
 }
 
 /// Variables of a process that sees the libraries of `folder`, of which the fake does as `orders` say.
-pub(super) fn sees(folder: &Path, orders: &str) -> Vec<(&'static str, OsString)> {
+pub(super) fn library_vars(folder: &Path, orders: &str) -> Vec<(&'static str, OsString)> {
     vec![
         ("LD_LIBRARY_PATH", folder.into()),
         ("FAKE_GPU", orders.into()),
@@ -75,7 +75,7 @@ pub(super) fn start(scene: &str, vars: Vec<(&'static str, OsString)>) -> Child {
 }
 
 /// What a scene printed.
-pub(super) fn play(scene: &str, vars: Vec<(&'static str, OsString)>) -> String {
+pub(super) fn run_scene(scene: &str, vars: Vec<(&'static str, OsString)>) -> String {
     let Output { status, stdout, stderr } = start(scene, vars).wait_with_output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "`{scene}` ended with {status}: {stdout}{stderr}");
@@ -84,7 +84,7 @@ pub(super) fn play(scene: &str, vars: Vec<(&'static str, OsString)>) -> String {
 }
 
 /// A scene with the fakes in their places.
-pub(super) fn play_with(scene: &str, orders: &str) -> String {
+pub(super) fn run_scene_with(scene: &str, orders: &str) -> String {
     let folder = Folder::with_fakes();
-    play(scene, sees(&folder.0, orders))
+    run_scene(scene, library_vars(&folder.0, orders))
 }

@@ -10,7 +10,7 @@ use rankrun_worker::process_group::nccl::NcclGroup;
 use rankrun_worker::process_group::{Backend, Collective, DataType, DeviceCollective, ProcessGroup};
 use rankrun_worker::{GroupError, GroupOptions, Rank, ReduceOp, TcpStore, WorkerContext};
 
-use super::place::{Folder, sees, start};
+use super::place::{Folder, library_vars, start};
 use super::scenes::{STREAM, memory};
 use crate::server::Server;
 use crate::world::{AMPLE, env};
@@ -61,7 +61,7 @@ pub(super) fn scene(context: &WorkerContext, action: &str) -> Result<(), Box<dyn
         }
     }
     // SAFETY: the default stream is always there.
-    Ok(unsafe { group.wait(STREAM) }?)
+    Ok(unsafe { group.synchronize(STREAM) }?)
 }
 
 /// Splits off rank 1; the others become a group in reverse order, and call or not.
@@ -80,7 +80,7 @@ fn split(group: &mut NcclGroup, then: &str) -> Result<(), GroupError> {
     unsafe {
         if then == "call" || rank == 0 {
             part.run_on_device(DataType::F32, Collective::AllReduce { data, op: ReduceOp::Sum }, STREAM)?;
-            return part.wait(STREAM);
+            return part.synchronize(STREAM);
         }
     }
     loop {
@@ -109,7 +109,7 @@ impl Job {
     ) -> Self {
         let (server, folder) = (Server::start(), Folder::with_fakes());
         let started = (0..).zip(ranks).map(|(rank, (action, timeout, orders))| {
-            let mut vars = sees(&folder.0, &format!("together=1 {orders}"));
+            let mut vars = library_vars(&folder.0, &format!("together=1 {orders}"));
             vars.extend(env(&server, rank, world_size).to_vars());
             vars.extend(more.iter().map(|(name, value)| (*name, (*value).into())));
             start(&format!("{action} {timeout}"), vars)
@@ -162,7 +162,7 @@ impl Drop for Job {
 const STUCK: &str = "stuck=1";
 
 #[test]
-fn all_ranks_come_together_and_part() {
+fn all_ranks_join_and_leave() {
     let mut job = Job::start(3, &[("calls", 20_000, ""), ("calls", 20_000, ""), ("calls", 20_000, "slow=2")]);
     for rank in 0..3 {
         let (code, errors) = job.errors(rank);
@@ -180,7 +180,7 @@ fn group_is_split() {
 }
 
 #[test]
-fn rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
+fn sub_group_lost_rank_is_named_by_job_rank() {
     let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
     for rank in [0, 2] {
         job.hear(rank, "under way");
@@ -190,13 +190,13 @@ fn rank_lost_in_a_sub_group_is_named_as_one_of_the_job() {
 }
 
 #[test]
-fn rank_that_does_not_split_is_named_by_the_others() {
+fn rank_missing_from_split_is_named() {
     let mut job = Job::start(2, &[("split:call", 1000, ""), ("nothing", 1000, "")]);
     job.assert_says(0, "`split` cannot finish: lost rank 1, which took no part within 1s");
 }
 
 #[test]
-fn variable_chooses_nccl() {
+fn backend_variable_selects_nccl() {
     let mut job = Job::start_with(2, &[("chosen", 60_000, ""); 2], &[("RANKRUN_BACKEND", "nccl")]);
     for rank in 0..2 {
         let (code, errors) = job.errors(rank);
@@ -205,7 +205,7 @@ fn variable_chooses_nccl() {
 }
 
 #[test]
-fn killed_rank_is_named_by_all_others_long_before_the_deadline() {
+fn killed_rank_is_named_before_deadline() {
     let mut job = Job::start(3, &[("call", 60_000, STUCK); 3]);
     for rank in 0..3 {
         job.hear(rank, "under way");
@@ -217,7 +217,7 @@ fn killed_rank_is_named_by_all_others_long_before_the_deadline() {
 }
 
 #[test]
-fn rank_that_panics_is_named_by_all_others() {
+fn panicked_rank_is_named() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("panic", 60_000, STUCK)]);
     job.assert_says(
         0,
@@ -226,13 +226,13 @@ fn rank_that_panics_is_named_by_all_others() {
 }
 
 #[test]
-fn rank_that_has_left_is_named_at_once_when_needed() {
+fn departed_rank_is_named_when_needed() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("leave", 60_000, "")]);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which has left the group");
 }
 
 #[test]
-fn rank_that_makes_no_call_is_named_at_the_deadline() {
+fn idle_rank_is_named_at_deadline() {
     let mut job = Job::start(3, &[("call", 1000, STUCK), ("nothing", 1000, ""), ("call", 1000, STUCK)]);
     for rank in [0, 2] {
         job.assert_says(rank, "`all_reduce` cannot finish: lost rank 1, ");
@@ -240,7 +240,7 @@ fn rank_that_makes_no_call_is_named_at_the_deadline() {
 }
 
 #[test]
-fn rank_that_is_stopped_is_named_at_the_deadline() {
+fn stopped_rank_is_named_at_deadline() {
     let mut job = Job::start(2, &[("call", 2000, STUCK), ("nothing", 2000, "")]);
     job.hear(1, "under way");
     job.signal(1, Signal::SIGSTOP);
@@ -248,13 +248,13 @@ fn rank_that_is_stopped_is_named_at_the_deadline() {
 }
 
 #[test]
-fn sender_that_does_not_send_is_named() {
+fn silent_sender_is_named() {
     let mut job = Job::start(3, &[("receive", 1000, STUCK), ("nothing", 1000, ""), ("nothing", 1000, "")]);
     job.assert_says(0, "`receive` cannot finish: lost rank 1, which took no part within 1s");
 }
 
 #[test]
-fn ranks_that_call_different_things_are_told_both_calls() {
+fn call_mismatch_names_both_calls() {
     let mut job = Job::start(2, &[("call", 1000, STUCK), ("other", 1000, STUCK)]);
     let (four, eight) = ("`all_reduce` (sum) of 4 f32", "`all_reduce` (sum) of 8 f32");
     let makes = |rank, theirs, ours| {
@@ -272,7 +272,7 @@ fn ranks_that_call_different_things_are_told_both_calls() {
 }
 
 #[test]
-fn error_of_nccl_on_one_rank_is_told_on_all() {
+fn nccl_error_on_one_rank_reaches_all() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("call", 60_000, "stuck=1 async=2")]);
     job.assert_says(
         1,
@@ -285,7 +285,7 @@ fn error_of_nccl_on_one_rank_is_told_on_all() {
 }
 
 #[test]
-fn error_of_nccl_is_explained_by_the_rank_that_is_lost() {
+fn nccl_error_names_lost_rank() {
     let mut job = Job::start(2, &[("call", 60_000, "stuck=1"), ("call", 60_000, "stuck=1")]);
     for rank in 0..2 {
         job.hear(rank, "under way");
@@ -295,7 +295,7 @@ fn error_of_nccl_is_explained_by_the_rank_that_is_lost() {
 }
 
 #[test]
-fn rank_that_does_not_come_is_named_at_the_deadline() {
+fn absent_rank_is_named_at_deadline() {
     let mut job = Job::start(3, &[("call", 1000, ""), ("call", 1000, "")]);
     for rank in 0..2 {
         job.assert_says(rank, "`join` cannot finish: lost rank 2, ");
@@ -303,7 +303,7 @@ fn rank_that_does_not_come_is_named_at_the_deadline() {
 }
 
 #[test]
-fn rank_that_cannot_begin_is_named_with_its_error() {
+fn failed_init_rank_is_named_with_error() {
     let mut job = Job::start(
         2,
         &[("call", 60_000, "absent=1"), ("call", 60_000, "absent=1 fail=ncclCommInitRankConfig:2")],
@@ -313,7 +313,7 @@ fn rank_that_cannot_begin_is_named_with_its_error() {
 }
 
 #[test]
-fn rank_that_is_killed_while_nccl_connects_is_named() {
+fn rank_killed_during_nccl_connect_is_named() {
     let mut job =
         Job::start(2, &[("call", 60_000, "absent=1"), ("call", 60_000, "freeze=ncclCommInitRankConfig")]);
     let store = TcpStore::connect("127.0.0.1", job.server.port(), AMPLE).unwrap();
@@ -327,7 +327,7 @@ fn rank_that_is_killed_while_nccl_connects_is_named() {
 }
 
 #[test]
-fn ranks_that_have_come_and_cannot_connect_give_up_at_the_deadline() {
+fn failed_nccl_connect_times_out() {
     let mut job = Job::start(2, &[("call", 1000, "absent=1"); 2]);
     for rank in 0..2 {
         let (code, errors) = job.errors(rank);

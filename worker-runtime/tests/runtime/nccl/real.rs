@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rankrun_worker::process_group::nccl::{Communicator, Nccl};
 use rankrun_worker::{Rank, WorldSize};
 
-use super::place::play;
+use super::place::run_scene;
 
 /// The folder `bin` of the Python that has PyTorch.
 fn bin() -> Option<PathBuf> {
@@ -38,7 +38,7 @@ pub(super) fn scene() {
 }
 
 #[test]
-fn real_library_is_found_gives_ids_and_says_that_there_is_not_a_gpu() {
+fn real_nccl_gives_ids_and_reports_missing_gpu() {
     let Some(bin) = bin() else {
         assert!(std::env::var_os("CI").is_none(), "no Python with PyTorch: `tests/run` installs one");
         eprintln!("skipped: no Python with PyTorch, whose NCCL this test takes");
@@ -48,7 +48,7 @@ fn real_library_is_found_gives_ids_and_says_that_there_is_not_a_gpu() {
     let mut vars: Vec<_> =
         ["RANKRUN_NCCL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"].map(empty).into();
     vars.push(("PATH", bin.into_os_string()));
-    let said = play("real", vars);
+    let said = run_scene("real", vars);
     let lines: Vec<_> = said.lines().collect();
     assert!(lines[1].starts_with("NCCL 2.") && lines[1].ends_with("nvidia/nccl/lib/libnccl.so.2"), "{said}");
     let took = lines[2].strip_prefix("two ids in ").and_then(|rest| rest.strip_suffix(" ms"));

@@ -14,7 +14,7 @@ use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerCont
 pub(super) const STREAM: Stream = Stream(ptr::null_mut::<c_void>());
 
 /// An error with its causes and its hint, on one line.
-pub(super) fn words(error: &GroupError) -> String {
+pub(super) fn error_text(error: &GroupError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -30,7 +30,7 @@ pub(super) fn words(error: &GroupError) -> String {
 /// The group of a world of one with the time that the test gives.
 pub(super) fn join(timeout: Duration) -> Result<NcclGroup, GroupError> {
     let options = GroupOptions { timeout, ..GroupOptions::default() };
-    NcclGroup::join(&WorkerContext::alone(), &options, None)
+    NcclGroup::join(&WorkerContext::single_process(), &options, None)
 }
 
 pub(super) fn memory<T>(data: &mut [T]) -> DeviceMemory {
@@ -73,7 +73,7 @@ pub(super) fn streams() {
                 let work = Collective::AllReduce { data: memory(&mut data), op: ReduceOp::Sum };
                 group.run_on_device(DataType::F32, work, stream).unwrap();
             }
-            group.wait(stream).unwrap();
+            group.synchronize(stream).unwrap();
             assert_eq!(destroy(stream.0), 0);
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn only_join() {
     println!("scene:");
     match timed("join", || join(Duration::from_millis(400))) {
         Ok(group) => timed("drop", || drop(group)),
-        Err(error) => println!("{}", words(&error)),
+        Err(error) => println!("{}", error_text(&error)),
     }
 }
 
@@ -113,9 +113,11 @@ pub(super) fn one_call() {
         let work = Collective::AllReduce { data: memory(&mut data), op: ReduceOp::Sum };
         let result = timed("call", || {
             // SAFETY: the fake takes memory of the process, and `data` outlives the group.
-            unsafe { group.run_on_device(DataType::F32, work, STREAM).and_then(|()| group.wait(STREAM)) }
+            unsafe {
+                group.run_on_device(DataType::F32, work, STREAM).and_then(|()| group.synchronize(STREAM))
+            }
         });
-        println!("{}", result.map_or_else(|error| words(&error), |()| "done".to_owned()));
+        println!("{}", result.map_or_else(|error| error_text(&error), |()| "done".to_owned()));
     }
     assert!(is_free(STREAM), "a wait for the stream never ends");
     timed("drop", || drop(group));
@@ -142,13 +144,13 @@ fn is_free(stream: Stream) -> bool {
 pub(super) fn wrong_memory() {
     println!("scene:");
     let mut nccl = Group::new(Box::new(join(Duration::from_secs(10)).unwrap()));
-    println!("{}", words(&nccl.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err()));
+    println!("{}", error_text(&nccl.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err()));
     nccl.barrier().unwrap();
-    let mut tcp = WorkerContext::alone().process_group(&GroupOptions::default()).unwrap();
+    let mut tcp = WorkerContext::single_process().process_group(&GroupOptions::default()).unwrap();
     let work = Collective::AllReduce { data: memory(&mut [1.0_f32]), op: ReduceOp::Sum };
     // SAFETY: no memory is touched.
     let result = unsafe { tcp.run_on_device(DataType::F32, work, STREAM) };
-    println!("{}", words(&result.unwrap_err()));
+    println!("{}", error_text(&result.unwrap_err()));
 }
 
 /// Every operation and type, on a group and on a bare communicator.
@@ -191,7 +193,7 @@ fn every_operation<T: Element>(group: &mut NcclGroup, communicator: &Communicato
     let same = |given: &[T]| assert_eq!(given, values, "{kind}");
     let put = |group: &mut NcclGroup, work: DeviceCollective<'_>| {
         // SAFETY: the fake takes memory of the process, and is done when the call returns.
-        unsafe { group.run_on_device(kind, work, STREAM).and_then(|()| group.wait(STREAM)) }.unwrap();
+        unsafe { group.run_on_device(kind, work, STREAM).and_then(|()| group.synchronize(STREAM)) }.unwrap();
     };
     let root = Rank(0);
     for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min] {
@@ -225,6 +227,6 @@ fn every_operation<T: Element>(group: &mut NcclGroup, communicator: &Communicato
         (kind, Collective::Receive { data: to, from: root }),
     ];
     // SAFETY: as above.
-    unsafe { group.run_grouped(&works, STREAM).and_then(|()| group.wait(STREAM)) }.unwrap();
+    unsafe { group.run_grouped(&works, STREAM).and_then(|()| group.synchronize(STREAM)) }.unwrap();
     same(&output);
 }

@@ -12,7 +12,7 @@ use rankrun_worker::TcpStore;
 use rankrun_worker::process_group::BackendChoice;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use super::{PLACE, told};
+use super::{PLACE, error_text};
 use crate::server::Server;
 use crate::world::{AMPLE, join_on};
 
@@ -39,7 +39,7 @@ fn greeting(version: u32, token: &str, [world, rank]: [u32; 2]) -> Vec<u8> {
 }
 
 #[test]
-fn foreign_connections_at_the_socket_neither_join_nor_delay_ranks() {
+fn foreign_socket_connections_do_not_join_or_delay() {
     let server = Server::start();
     thread::scope(|scope| {
         let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 2), AMPLE));
@@ -69,14 +69,14 @@ fn foreign_connections_at_the_socket_neither_join_nor_delay_ranks() {
 }
 
 #[test]
-fn rank_with_another_layout_is_named_on_both_sides() {
+fn layout_mismatch_is_named_on_both_ranks() {
     let server = Server::start();
     thread::scope(|scope| {
         let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 2), AMPLE).unwrap_err());
         let (address, token) = socket_of(&place(&server, 0, 1));
         let mut second = UnixStream::connect_addr(&address).unwrap();
         second.write_all(&greeting(7, &token, [2, 1])).unwrap();
-        let error = told(&first.join().unwrap());
+        let error = error_text(&first.join().unwrap());
         assert!(
             error.contains("rank 1 uses version 7 of the shared memory layout, this rank version 1"),
             "{error}"
@@ -109,7 +109,7 @@ fn answer_to_rank_1(answer: &[u8], file: Option<OwnedFd>) -> String {
         }
         sendmsg(&stream, &[IoSlice::new(answer)], &mut control, SendFlags::empty()).unwrap();
         drop((stream, listener));
-        told(&second.join().unwrap())
+        error_text(&second.join().unwrap())
     })
 }
 
@@ -154,7 +154,7 @@ fn refused_connection_hints_at_a_cloned_machine() {
         store.set(KEY, format!("absent-{} {}", std::process::id(), "t".repeat(36)).as_bytes()).unwrap();
         let error = second.join().unwrap();
         assert!(
-            told(&error).contains("lost rank 0, to which the connection failed (connection refused)"),
+            error_text(&error).contains("lost rank 0, to which the connection failed (connection refused)"),
             "{error}"
         );
         let hint = error.hint().expect("a hint");

@@ -13,7 +13,9 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rankrun_worker::{AsyncGroup, Rank, ReduceOp, WorkerContext};
 
-use super::{Random, any_call, await_word, descriptors, segments, start_apart, start_on, times, word_of};
+use super::{
+    Random, any_call, descriptors, read_line_of, segments, start_apart, start_on, times, wait_for_line,
+};
 use crate::server::Server;
 use crate::world::{AMPLE, env, options};
 
@@ -44,7 +46,7 @@ fn kill_at_random(backend: &str) {
         let start = |rank| start_on(backend, &server, &role, (rank, 4));
         let mut ranks: Vec<Child> = (0..4).map(start).collect();
         for rank in &mut ranks {
-            let line = word_of(rank);
+            let line = read_line_of(rank);
             assert!(line.ends_with(&format!("under way on {backend}")), "{line}");
         }
         let victim = random.below(4);
@@ -65,17 +67,17 @@ fn kill_at_random(backend: &str) {
 }
 
 #[test]
-fn rank_killed_at_any_moment_is_named_by_all_others_within_a_second() {
+fn killed_rank_is_named_within_a_second() {
     kill_at_random("shm");
 }
 
 #[test]
-fn killed_rank_over_tcp_is_named_by_all_others_within_a_second() {
+fn killed_rank_over_tcp_is_named_within_a_second() {
     kill_at_random("tcp");
 }
 
 #[test]
-fn forked_child_does_not_keep_a_dead_rank_alive() {
+fn forked_child_does_not_hide_rank_death() {
     for backend in ["shm", "tcp"] {
         let server = Server::start();
         let mut ranks: Vec<Child> =
@@ -117,7 +119,7 @@ pub(super) fn forks(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
 }
 
 #[test]
-fn forked_child_is_not_a_rank_and_disturbs_none() {
+fn forked_child_does_not_affect_group() {
     for backend in ["shm", "tcp"] {
         let server = Server::start();
         let start = |rank| start_on(backend, &server, "forks and calls", (rank, 2));
@@ -165,12 +167,12 @@ pub(super) fn forks_and_calls(context: &WorkerContext) -> Result<(), Box<dyn Err
 }
 
 #[test]
-fn ranks_of_different_pid_namespaces_see_each_other_die() {
+fn rank_death_is_detected_across_pid_namespaces() {
     for victim in [0, 1] {
         let server = Server::start();
         let start = |rank| start_apart("shm: 8", &["-pf", "--kill-child"], env(&server, rank, 2).to_vars());
         let mut ranks: Vec<Child> = (0..2).map(start).collect();
-        ranks.iter_mut().for_each(await_word);
+        ranks.iter_mut().for_each(wait_for_line);
         // The rank ends with the `unshare` that waits for it.
         let mut killed = ranks.remove(victim);
         killed.kill().unwrap();

@@ -11,13 +11,13 @@ use std::thread;
 use rankrun_worker::process_group::BackendChoice;
 use rankrun_worker::{ReduceOp, TcpStore, WorkerContext};
 
-use super::{PLACE, start_apart, start_on, start_under, told};
+use super::{PLACE, error_text, start_apart, start_on, start_under};
 use crate::process::start;
 use crate::server::Server;
 use crate::world::{AMPLE, env, join_on, options};
 
 #[test]
-fn little_room_does_not_matter() {
+fn low_memory_and_file_limits_do_not_fail() {
     for script in [
         "mount -t tmpfs -o size=64k tmpfs /dev/shm",
         "ulimit -f 100000",
@@ -38,7 +38,7 @@ fn little_room_does_not_matter() {
 }
 
 #[test]
-fn no_room_at_all_is_an_error_that_says_so() {
+fn full_shm_mount_is_error_naming_cause() {
     let server = Server::start();
     let how = ["sh", "-c", "ulimit -f 10 && exec \"$@\"", "sh"];
     let start = |rank| start_apart("shm: little room", &how, env(&server, rank, 2).to_vars());
@@ -57,7 +57,7 @@ fn no_room_at_all_is_an_error_that_says_so() {
 }
 
 #[test]
-fn rank_without_descriptors_reports_it_and_blames_no_other_rank() {
+fn descriptor_shortage_is_reported_by_own_rank() {
     for (backend, short, spare) in [
         ("tcp", 0, 0),
         ("tcp", 1, 1),
@@ -101,7 +101,7 @@ fn say_for_all(server: &Server, world: u32) {
 }
 
 #[test]
-fn more_ranks_than_there_are_descriptors_are_an_error_before_they_connect() {
+fn too_few_descriptors_is_error_before_connect() {
     // The second world does not fit into shared memory, and so goes by TCP of its own accord.
     for (backend, world) in [("tcp", 100), ("auto", 1025)] {
         let server = Server::start();
@@ -118,12 +118,12 @@ fn more_ranks_than_there_are_descriptors_are_an_error_before_they_connect() {
 }
 
 #[test]
-fn more_ranks_than_share_memory_are_told_so_where_they_ask_for_it() {
+fn too_many_ranks_for_shm_is_error() {
     let server = Server::start();
     let error = thread::scope(|scope| {
         let first = scope.spawn(|| join_on(BackendChoice::Shm, &server, (0, 1025), AMPLE).unwrap_err());
         say_for_all(&server, 1025);
-        told(&first.join().unwrap())
+        error_text(&first.join().unwrap())
     });
     assert!(
         error.contains("a group of 1025 ranks does not fit into shared memory, which takes 1024"),
@@ -133,7 +133,7 @@ fn more_ranks_than_share_memory_are_told_so_where_they_ask_for_it() {
 }
 
 #[test]
-fn ranks_of_another_user_are_reached_by_tcp() {
+fn ranks_of_other_user_connect_over_tcp() {
     // Rank 2 runs as another user: the overflow user, in a user namespace without a map.
     let start = |server: &Server, backend: &str, rank: u32| {
         let vars = env(server, rank, 3).to_vars().into_iter().chain([("RANKRUN_BACKEND", backend.into())]);

@@ -51,7 +51,7 @@ impl Place {
 }
 
 /// Calls `then` with a copy of the data at this place; what it is afterwards.
-fn at<R>(
+fn with_placed_buffer<R>(
     group: &mut Group,
     place: Place,
     data: &[f32],
@@ -74,7 +74,7 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
 }
 
 #[test]
-fn every_way_gives_the_same_bits() {
+fn all_algorithms_give_identical_bits() {
     for world in [2u32, 3] {
         let ended = run_on(BackendChoice::Shm, (world, AMPLE), |mut group| {
             for bytes in BORDERS {
@@ -104,37 +104,40 @@ fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupErr
             && is.iter().zip(expected).all(|(one, other)| one.to_bits() == other.to_bits());
         assert!(same, "{what} of {count} elements, {place:?}, rank {me} of {world}");
     };
-    let reduced = at(group, place, own, |group, data| group.all_reduce(data, ReduceOp::Sum))?;
+    let reduced = with_placed_buffer(group, place, own, |group, data| group.all_reduce(data, ReduceOp::Sum))?;
     check("all_reduce", &reduced, &sum);
-    let reduced = at(group, place, own, |group, data| group.reduce(data, ReduceOp::Sum, root))?;
+    let reduced =
+        with_placed_buffer(group, place, own, |group, data| group.reduce(data, ReduceOp::Sum, root))?;
     check("reduce", &reduced, if group.rank() == root { &sum } else { own });
-    let received = at(group, place, own, |group, data| group.broadcast(data, root))?;
+    let received = with_placed_buffer(group, place, own, |group, data| group.broadcast(data, root))?;
     check("broadcast", &received, &all[1]);
     let mut gathered = vec![0.0; count * world];
-    at(group, place, own, |group, data| group.all_gather_into(data, &mut gathered))?;
+    with_placed_buffer(group, place, own, |group, data| group.all_gather_into(data, &mut gathered))?;
     check("all_gather", &gathered, &all.concat());
     let mut part = vec![0.0; count];
     let input = vec![own.as_slice(); world].concat();
-    at(group, place, &input, |group, data| group.reduce_scatter(data, &mut part, ReduceOp::Sum))?;
+    with_placed_buffer(group, place, &input, |group, data| {
+        group.reduce_scatter(data, &mut part, ReduceOp::Sum)
+    })?;
     check("reduce_scatter", &part, &sum);
 
     let counts: Vec<usize> = (0..world).map(|rank| if rank == 2 { 0 } else { count / (rank + 1) }).collect();
     let shares: Vec<f32> = all.iter().zip(&counts).flat_map(|(all, &count)| &all[..count]).copied().collect();
     let mut is = None;
-    at(group, place, &own[..counts[me]], |group, data| {
+    with_placed_buffer(group, place, &own[..counts[me]], |group, data| {
         is = group.gather(data, &counts, root)?;
         Ok(())
     })?;
     check("gather", &is.unwrap_or_default(), if group.rank() == root { &shares } else { &[] });
     let mut is = Vec::new();
-    at(group, place, if group.rank() == root { &shares } else { &[] }, |group, data| {
+    with_placed_buffer(group, place, if group.rank() == root { &shares } else { &[] }, |group, data| {
         is = group.scatter(data, &counts, root)?;
         Ok(())
     })?;
     check("scatter", &is, &own[..counts[me]]);
     let (next, before) = ((me + 1) % world, (me + world - 1) % world);
     let mut is = vec![0.0; count];
-    at(group, place, own, |group, data| {
+    with_placed_buffer(group, place, own, |group, data| {
         if me == 0 {
             group.send(data, Rank(next as u32))?;
             group.receive(&mut is, Rank(before as u32))
@@ -148,7 +151,7 @@ fn compare(group: &mut Group, place: Place, count: usize) -> Result<(), GroupErr
 }
 
 #[test]
-fn buffers_outlive_their_group_and_come_back_as_zeros() {
+fn buffers_outlive_group_and_are_zeroed() {
     let ended = run_on(BackendChoice::Shm, (2, AMPLE), |mut group| {
         for _ in 0..3 {
             let mut buffer = group.buffer::<i64>(1 << 20);
@@ -205,7 +208,7 @@ pub(crate) fn any_call(group: &mut Group, random: &mut Random, most: usize) -> R
     let root = Rank(random.below(world) as u32);
     let place = Place::ALL[random.below(3)];
     let own = vec![1.0f32; count];
-    let sum = at(group, place, &own, |group, data| match which {
+    let sum = with_placed_buffer(group, place, &own, |group, data| match which {
         0 => group.barrier(),
         1 => group.broadcast(data, root),
         2 => group.reduce(data, ReduceOp::Max, root),
@@ -237,12 +240,12 @@ fn start_on(backend: &str, server: &Server, role: &str, (rank, world): (u32, u32
 }
 
 /// Waits until a rank says that it is under way.
-pub(crate) fn await_word(rank: &mut Child) {
-    drop(word_of(rank));
+pub(crate) fn wait_for_line(rank: &mut Child) {
+    drop(read_line_of(rank));
 }
 
 /// What a rank says when it is under way.
-fn word_of(rank: &mut Child) -> String {
+fn read_line_of(rank: &mut Child) -> String {
     let mut lines = BufReader::new(rank.stdout.take().unwrap()).lines().map_while(Result::ok);
     lines.find(|line| line.contains("under way")).unwrap_or_else(|| {
         let mut errors = String::new();
@@ -296,7 +299,7 @@ fn start_under(
 }
 
 /// An error with its cause.
-fn told(error: &GroupError) -> String {
+fn error_text(error: &GroupError) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())
 }

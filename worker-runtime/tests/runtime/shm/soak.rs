@@ -8,7 +8,7 @@ use rankrun_worker::WorkerContext;
 use super::{Random, all_end_well, any_call, descriptors, joined, segments, times};
 
 #[test]
-fn group_that_is_gone_leaves_nothing() {
+fn dropped_group_leaves_no_resources() {
     all_end_well("shm: leaves nothing", 3);
 }
 
@@ -35,7 +35,7 @@ fn resident() -> Result<usize, Box<dyn Error>> {
 }
 
 #[test]
-fn many_steps_take_no_more_memory_than_few() {
+fn memory_is_constant_over_many_steps() {
     all_end_well("shm: soak", 4);
 }
 

@@ -5,7 +5,7 @@ use super::*;
 const GIVEN: &str = "rankrun --nproc-per-node 2 --devices 0,1";
 
 #[test]
-fn a_hint_names_nothing_that_was_given_or_is_refused() {
+fn hint_omits_given_and_refused_options() {
     let hung = || with_sign(trouble(ProbeProblemKind::Hung(30)));
     let failed = || with_sign(trouble(ProbeProblemKind::Failed("mismatch".to_owned())));
     let hint = |world: FakeWorld, line: &str, environment: &[_]| refusal(world, line, environment).2;
@@ -34,7 +34,7 @@ fn a_hint_names_nothing_that_was_given_or_is_refused() {
 }
 
 #[test]
-fn what_has_no_effect_without_accelerators_is_told() {
+fn device_options_without_accelerators_give_notice() {
     let told = |line: &str, environment: &[(&str, &str)]| said(&launch(world(), line, environment));
     assert_eq!(
         told("rankrun --device-order pci --check-devices", &[]),
@@ -52,14 +52,14 @@ fn what_has_no_effect_without_accelerators_is_told() {
 }
 
 #[test]
-fn torchs_virtual_rank_drops_nothing() {
+fn virtual_local_rank_gives_no_dropped_warning() {
     let list = [("CUDA_VISIBLE_DEVICES", "0,1gpu,-0")];
     let launch = launch(with_sign(gpus(2)), "rankrun --virtual-local-rank --nproc-per-node 1", &list);
     assert!(said(&launch).is_empty(), "{:?}", said(&launch));
 }
 
 #[test]
-fn old_names_of_mig_devices_pass() {
+fn legacy_mig_names_are_accepted() {
     let mut machine = gpus(1);
     machine.accelerators[0].part = Part::MigParent;
     let mut instance = gpu(DeviceType::Cuda, 0);
@@ -70,18 +70,21 @@ fn old_names_of_mig_devices_pass() {
     for line in ["rankrun", "rankrun --nproc-per-node gpu", "rankrun -v"] {
         let launch = launch(with_sign(machine.clone()), line, &[("CUDA_VISIBLE_DEVICES", name)]);
         assert_eq!(launch.spec.workers.get(), 1, "{line}");
-        assert_eq!(launch.spec.seats[0].device.kind, DeviceType::Cuda, "{line}");
-        assert!(launch.spec.seats[0].variables.is_empty(), "{:?}", launch.spec.seats);
+        assert_eq!(launch.spec.worker_devices[0].device.kind, DeviceType::Cuda, "{line}");
+        assert!(launch.spec.worker_devices[0].variables.is_empty(), "{:?}", launch.spec.worker_devices);
         let said = said(&launch);
         assert_eq!(said.iter().any(|line| line.contains("before R470")), line.ends_with("-v"), "{said:?}");
         assert!(!said.iter().any(|line| line.contains("alone")), "{said:?}");
     }
     let stranger = [("CUDA_VISIBLE_DEVICES", "MIG-GPU-ffffffff-0000-0000-0000-000000000000/1/0")];
-    assert_eq!(launch(with_sign(machine), "rankrun", &stranger).spec.seats[0].device.kind, DeviceType::Cpu);
+    assert_eq!(
+        launch(with_sign(machine), "rankrun", &stranger).spec.worker_devices[0].device.kind,
+        DeviceType::Cpu
+    );
 }
 
 #[test]
-fn what_was_typed_commands_no_terminal() {
+fn device_error_escapes_control_characters() {
     let argv = ["rankrun", "--devices", "GPU-0\n\u{1b}[31m", "x.py"].map(OsString::from);
     let error = interpret(&argv, &with_sign(gpus(2)).facts(&[("PATH", "/usr/bin")])).unwrap_err().render();
     assert!(error.contains(r"`GPU-0\n\u{1b}[31m`") && !error.contains('\u{1b}'), "{error}");

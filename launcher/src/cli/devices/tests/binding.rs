@@ -17,8 +17,8 @@ fn two_nodes(mut machine: Machine) -> Machine {
 }
 
 fn bound(launch: &Launch) -> Vec<String> {
-    let cpus = launch.spec.seats.iter().map(|seat| seat.cpus.as_deref());
-    cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), crate::device::affinity::ranges)).collect()
+    let cpus = launch.spec.worker_devices.iter().map(|seat| seat.cpus.as_deref());
+    cpus.map(|cpus| cpus.map_or_else(|| "all".to_owned(), crate::device::affinity::format_ranges)).collect()
 }
 
 fn eight(machine: Machine) -> FakeWorld {
@@ -26,7 +26,7 @@ fn eight(machine: Machine) -> FakeWorld {
 }
 
 #[test]
-fn workers_are_bound_near_their_device() {
+fn workers_are_bound_to_cpus_near_device() {
     for (line, expected) in [
         ("rankrun --numa-binding node", vec!["0-3", "0-3", "4-7", "4-7"]),
         ("rankrun --numa-binding exclusive", vec!["0-1", "2-3", "4-5", "6-7"]),
@@ -41,11 +41,11 @@ fn workers_are_bound_near_their_device() {
         assert_eq!(bound(&launch(eight(gpus(4)), line, &[])), expected, "{line}");
     }
     let spec = launch(eight(gpus(4)), "rankrun --numa-binding socket", &[]).spec;
-    assert_eq!(spec.devices.binding.map(|binding| binding.word()), Some("socket"));
+    assert_eq!(spec.devices.binding.map(|binding| binding.as_str()), Some("socket"));
 }
 
 #[test]
-fn open_mp_threads_follow_the_binding() {
+fn omp_threads_follow_cpu_binding() {
     for (line, threads, told) in [
         ("rankrun --numa-binding node", 2, "`OMP_NUM_THREADS=2`: 8 CPUs for 4 workers"),
         ("rankrun --numa-binding node --devices 0,1", 2, "`OMP_NUM_THREADS=2`: 4 CPUs for 2 workers"),
@@ -60,7 +60,7 @@ fn open_mp_threads_follow_the_binding() {
 }
 
 #[test]
-fn what_cannot_be_bound_is_refused() {
+fn impossible_binding_is_refused() {
     let near_nothing = with_sign(gpus(4)).allowed(&[0]);
     let few = with_sign(two_nodes(gpus(4))).allowed(&[0, 4, 5]);
     let cut = with_sign(two_nodes(gpus(4))).allowed(&[0, 1, 2, 3]);
@@ -100,7 +100,7 @@ fn what_cannot_be_bound_is_refused() {
 }
 
 #[test]
-fn the_line_of_a_bound_worker_names_its_cpus() {
+fn bound_worker_line_names_cpus() {
     let launch = launch(eight(gpus(2)), "rankrun --numa-binding exclusive", &[("OMP_NUM_THREADS", "1")]);
     assert!(said(&launch)[0].ends_with(", by default, CPUs 0-1"), "{:?}", said(&launch));
 }

@@ -11,7 +11,7 @@ fn lines(world: FakeWorld, line: &str, environment: &[(&str, &str)]) -> Vec<Stri
 const NOTHING: &str = "no accelerator is found: no driver library and no device node";
 
 #[test]
-fn workers_on_cpus_have_one_line() {
+fn cpu_workers_share_one_line() {
     for (line, ranks) in [
         ("rankrun", "rank 0"),
         ("rankrun --nproc-per-node 1", "rank 0"),
@@ -25,7 +25,7 @@ fn workers_on_cpus_have_one_line() {
 }
 
 #[test]
-fn requested_cpus_have_no_line() {
+fn requested_cpus_print_no_line() {
     for (line, environment) in [
         ("rankrun --nproc-per-node cpu", vec![("CUDA_VISIBLE_DEVICES", "0")]),
         ("rankrun --device-type cpu", vec![("CUDA_VISIBLE_DEVICES", "0")]),
@@ -43,7 +43,7 @@ fn requested_cpus_have_no_line() {
 
 /// With `--quiet` and as torchrun the entries that a list loses stay a warning of their own.
 #[test]
-fn lost_entries_are_said_once() {
+fn dropped_entries_are_reported_once() {
     let list = [("CUDA_VISIBLE_DEVICES", "5")];
     let rule = "`5` is no index of a device, which ends the list";
     let told = |line: &str| lines(with_sign(gpus(4)).cpus(1), line, &list);
@@ -68,7 +68,7 @@ fn value_of_a_variable_is_printed_without_control_characters() {
 
 /// The line is made of what the launch knows anyhow.
 #[test]
-fn line_starts_no_probe() {
+fn cpu_reason_line_starts_no_probe() {
     let world = world().machine(gpus(4));
     let asked = world.asked();
     let told = lines(world, "rankrun --nproc-per-node 2", &[("CUDA_VISIBLE_DEVICES", "0,1")]);

@@ -12,7 +12,7 @@ fn questions(world: FakeWorld, line: &str) -> Vec<Question> {
 }
 
 #[test]
-fn nobody_looks_at_hardware_that_does_not_matter() {
+fn unneeded_hardware_is_not_probed() {
     for line in [
         "torchrun",
         "torchrun --nproc-per-node 4",
@@ -36,7 +36,7 @@ fn nobody_looks_at_hardware_that_does_not_matter() {
 }
 
 #[test]
-fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
+fn needed_hardware_is_probed_once_with_minimal_scope() {
     let plain = ProbeScope::default();
     for (line, ask, limit) in [
         ("rankrun", plain, LIMIT),
@@ -67,7 +67,7 @@ fn who_needs_the_hardware_asks_once_and_no_more_than_needed() {
 }
 
 #[test]
-fn a_library_that_does_not_answer_stops_who_depends_on_it() {
+fn failed_library_refuses_dependent_launch() {
     for (what, words, hint) in [
         (ProbeProblemKind::Hung(30), "NVML did not answer within 30 seconds", "--probe-timeout"),
         (
@@ -108,7 +108,7 @@ fn a_library_that_does_not_answer_stops_who_depends_on_it() {
 }
 
 #[test]
-fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
+fn missing_library_is_reported_only_if_verbose() {
     let line = "rank 0 → cpu: no accelerator is found: no driver library and no device node";
     let plain = launch(world().machine(missing()), "rankrun", &[]);
     assert_eq!((plain.spec.workers.get(), said(&plain)), (1, vec![line.to_owned()]));
@@ -132,7 +132,7 @@ fn a_library_that_is_not_there_is_no_error_and_told_to_who_asks() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_device_options_are_refused() {
     for (line, code, message) in [
         (
             "rankrun --probe-timeout 0",
@@ -171,10 +171,10 @@ fn what_makes_no_sense_is_refused() {
 
 /// Nobody looked: that is not to say that there is nothing.
 #[test]
-fn workers_that_nobody_looked_for_are_told_no_device() {
+fn unprobed_workers_have_unknown_device() {
     let known = |world: FakeWorld, line: &str| {
         let launch = launch(world, line, &[]);
-        launch.spec.seats.iter().map(|seat| seat.device.known).collect::<Vec<_>>()
+        launch.spec.worker_devices.iter().map(|seat| seat.device.is_known_to_runtime).collect::<Vec<_>>()
     };
     assert_eq!(known(with_sign(gpus(2)), "torchrun --nproc-per-node 2"), [false, false]);
     assert_eq!(known(world(), "torchrun --nproc-per-node 2"), [true, true]);
@@ -185,7 +185,7 @@ fn workers_that_nobody_looked_for_are_told_no_device() {
 
 /// The image has the library, and the machine has no card.
 #[test]
-fn a_library_alone_refuses_no_launch() {
+fn library_without_device_allows_launch() {
     let image = || world().cpus(3).file("/usr/lib/libnvidia-ml.so.1", b"");
     for (line, workers) in [("rankrun", 1), ("rankrun --nproc-per-node auto", 3)] {
         let launch = launch(image().machine(trouble(ProbeProblemKind::Hung(1))), line, &[]);
@@ -194,7 +194,7 @@ fn a_library_alone_refuses_no_launch() {
 }
 
 #[test]
-fn a_source_that_another_stands_in_for_is_told_once() {
+fn replaced_probe_source_is_reported_once() {
     let mut machine = gpus(2);
     machine.made_good = trouble(ProbeProblemKind::Failed("Driver Not Loaded".to_owned())).troubles;
     let launch = launch(with_sign(machine), "rankrun --quiet", &[]);
@@ -205,7 +205,7 @@ fn a_source_that_another_stands_in_for_is_told_once() {
 
 /// A laptop: its GPU is for the screen.
 #[test]
-fn an_integrated_gpu_neither_counts_nor_refuses() {
+fn integrated_gpu_is_ignored_for_worker_count() {
     let laptop = || {
         let mut gpu = gpu(DeviceType::Xpu, 0);
         gpu.integrated = true;
@@ -219,7 +219,7 @@ fn an_integrated_gpu_neither_counts_nor_refuses() {
         ("rankrun --nproc-per-node xpu", 1, "xpu:0"),
     ] {
         let launch = launch(laptop(), line, &[]);
-        let first = launch.spec.seats[0].device.to_string();
+        let first = launch.spec.worker_devices[0].device.to_string();
         assert_eq!((launch.spec.workers.get(), &*first), (workers, device), "{line}");
     }
 }

@@ -8,7 +8,7 @@ const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The device of each worker: `cuda:0=3` is GPU 3, found as number 0.
 fn map(launch: &Launch) -> String {
-    let seats = launch.spec.seats.iter().map(|seat| match &seat.device.card {
+    let seats = launch.spec.worker_devices.iter().map(|seat| match &seat.device.identity {
         Some(card) => format!("{}={}", seat.device, card.index),
         None => seat.device.to_string(),
     });
@@ -25,11 +25,11 @@ fn variable(launch: &Launch, name: &str) -> String {
             Some((_, Some(value))) => value.to_string_lossy().into_owned(),
         }
     };
-    launch.spec.seats.iter().map(of).collect::<Vec<_>>().join(" ")
+    launch.spec.worker_devices.iter().map(of).collect::<Vec<_>>().join(" ")
 }
 
 #[test]
-fn one_worker_for_each_visible_device() {
+fn each_visible_device_gets_one_worker() {
     for (line, environment, expected) in [
         ("rankrun", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
         ("rankrun --nproc-per-node auto", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
@@ -57,12 +57,12 @@ fn one_worker_for_each_visible_device() {
             environment.into_iter().chain([("CUDA_DEVICE_ORDER", "PCI_BUS_ID")]).collect();
         let launch = launch(with_sign(gpus(4)), line, &environment);
         assert_eq!(map(&launch), expected, "{line} {environment:?}");
-        assert_eq!(LocalRank(launch.spec.workers.get()).index(), launch.spec.seats.len());
+        assert_eq!(LocalRank(launch.spec.workers.get()).index(), launch.spec.worker_devices.len());
     }
 }
 
 #[test]
-fn what_workers_are_told() {
+fn worker_device_variables_match_table() {
     for (line, environment, visible, order) in [
         ("rankrun", vec![], ". .", ". ."),
         ("rankrun --nproc-per-node 1", vec![], ".", "."),
@@ -84,11 +84,11 @@ fn what_workers_are_told() {
     }
     // Without a sign of accelerators nothing is hidden.
     let plain = launch(world(), "rankrun --devices none --nproc-per-node 2", &[]);
-    assert!(plain.spec.seats.iter().all(|seat| seat.variables.is_empty()));
+    assert!(plain.spec.worker_devices.iter().all(|seat| seat.variables.is_empty()));
 }
 
 #[test]
-fn each_worker_has_a_line_that_says_which_device() {
+fn each_worker_line_names_its_device() {
     let lines = |line: &str, environment: &[(&str, &str)]| {
         let launch = launch(with_sign(unlike(2)), line, environment);
         said(&launch).into_iter().filter(|line| line.starts_with("rank ")).collect::<Vec<_>>()
@@ -123,7 +123,7 @@ fn each_worker_has_a_line_that_says_which_device() {
 }
 
 #[test]
-fn more_workers_than_devices_is_a_decision() {
+fn more_workers_than_devices_needs_oversubscribe() {
     let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node 3", &[]);
     assert_eq!(code, 1);
     assert_eq!(
@@ -140,7 +140,7 @@ fn more_workers_than_devices_is_a_decision() {
 }
 
 #[test]
-fn a_number_of_workers_needs_no_driver() {
+fn explicit_worker_count_launches_without_driver() {
     for what in [ProbeProblemKind::Hung(2), ProbeProblemKind::Failed("no permission".to_owned())] {
         let launch =
             launch(with_sign(trouble(what)), "rankrun --nproc-per-node 2", &[("OMP_NUM_THREADS", "1")]);
@@ -153,7 +153,7 @@ fn a_number_of_workers_needs_no_driver() {
 }
 
 #[test]
-fn torchruns_own_lines_are_for_who_asks() {
+fn torchrun_nproc_lines_are_printed_at_info_level() {
     let told = |line: &str| {
         let environment = [("LOGLEVEL", "INFO"), ("OMP_NUM_THREADS", "1")];
         said(&launch(with_sign(gpus(2)), line, &environment))
@@ -173,7 +173,7 @@ fn torchruns_own_lines_are_for_who_asks() {
 }
 
 #[test]
-fn an_order_that_only_the_driver_knows_is_asked_or_said_to_be_unknown() {
+fn unknown_driver_order_is_queried_or_reported() {
     let driver = |order: [u32; 2]| {
         let device = |index: u32| {
             let Accelerator { name, pci, uuid, .. } = gpu(DeviceType::Cuda, index);
@@ -199,7 +199,7 @@ fn an_order_that_only_the_driver_knows_is_asked_or_said_to_be_unknown() {
 }
 
 #[test]
-fn a_dead_device_is_refused_or_left_out_where_somebody_looks() {
+fn unhealthy_device_is_refused_or_excluded_if_checked() {
     let mut machine = gpus(3);
     machine.accelerators[1].condition = Condition::Lost { why: "GPU is lost".to_owned() };
     let (code, text, hint) = refusal(with_sign(machine.clone()), "rankrun --check-devices", &[]);
@@ -216,7 +216,7 @@ fn a_dead_device_is_refused_or_left_out_where_somebody_looks() {
 }
 
 #[test]
-fn several_launchers_on_one_node_are_refused_with_both_fixes() {
+fn several_launchers_per_node_error_names_both_fixes() {
     let step = [("SLURM_PROCID", "3"), ("SLURM_STEP_TASKS_PER_NODE", "8(x2)")];
     let (code, text, hint) = refusal(with_sign(gpus(2)), "rankrun --nnodes 1", &step);
     assert_eq!(code, 1);
@@ -236,7 +236,7 @@ fn several_launchers_on_one_node_are_refused_with_both_fixes() {
 }
 
 #[test]
-fn a_name_from_a_library_disturbs_no_terminal() {
+fn device_name_loses_control_characters() {
     let mut machine = gpus(1);
     machine.accelerators[0].name = "\x1b[31mGPU\n".to_owned();
     let launch = launch(with_sign(machine), "rankrun", &[]);
@@ -245,7 +245,7 @@ fn a_name_from_a_library_disturbs_no_terminal() {
 
 /// The line of a worker and what is said of its device elsewhere.
 #[test]
-fn a_device_is_called_the_same_everywhere() {
+fn device_has_same_name_in_all_messages() {
     let parts = [
         (DeviceType::Cuda, Part::Whole, "GPU 1"),
         (DeviceType::Cuda, Part::MigInstance { gpu: 2 }, "MIG device 2:1"),
@@ -264,7 +264,7 @@ fn a_device_is_called_the_same_everywhere() {
 
 /// torch counts cards where nothing is set, and asks the driver where MIG devices are listed, which shows the first.
 #[test]
-fn torchrun_counts_a_card_in_mig_mode_once() {
+fn torchrun_counts_mig_parent_once() {
     let machine = fake::mig;
     let list = "MIG-10000000-aaaa-bbbb-cccc-dddddddddddd,MIG-00000000-aaaa-bbbb-cccc-dddddddddddd";
     for word in ["gpu", "auto"] {

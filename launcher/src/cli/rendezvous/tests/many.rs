@@ -23,7 +23,7 @@ fn times(line: &str) -> RoundTimes {
 }
 
 #[test]
-fn static_nodes_meet_at_the_one_with_rank_0() {
+fn static_rendezvous_is_hosted_by_node_rank_0() {
     for (line, spec) in [
         ("--nnodes 2", fixed_of(2, 0, ("none", "127.0.0.1", 29_500))),
         ("--nnodes 2 --node-rank 1", fixed_of(2, 1, ("none", "127.0.0.1", 29_500))),
@@ -49,7 +49,7 @@ fn static_nodes_meet_at_the_one_with_rank_0() {
 }
 
 #[test]
-fn dynamic_nodes_meet_at_the_endpoint() {
+fn c10d_rendezvous_uses_endpoint() {
     let line = "--rdzv-backend c10d --rdzv-endpoint h --rdzv-id j --local-addr a --nnodes";
     let c10d = |line: &str| match chosen(line, &[]) {
         (RendezvousSpec::C10d { nodes, is_host, node_rank, local_addr, .. }, said) => {
@@ -80,12 +80,12 @@ fn dynamic_nodes_meet_at_the_endpoint() {
 }
 
 #[test]
-fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
+fn rendezvous_timeouts_come_from_rdzv_conf_or_options() {
     let (c10d, fixed) = ("rankrun --rdzv-backend c10d --nnodes 1:2", "rankrun --nnodes 2");
     // Under our own name the store's host may come as late as any other node.
     let usual = RoundTimes { connect: RoundTimes::default().join, ..RoundTimes::default() };
     assert_eq!(times(c10d), usual);
-    assert_eq!(times(fixed), RoundTimes::of_static());
+    assert_eq!(times(fixed), RoundTimes::static_defaults());
     let keys = "join_timeout=1,last_call_timeout=2,close_timeout=3,keep_alive_interval=4,keep_alive_max_attempt=5,\
                 cas_backoff_max_seconds=.5,read_timeout=6,heartbeat_timeout=7,heartbeat=x,timeout=x";
     let seconds = Duration::from_secs;
@@ -108,7 +108,7 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
     let huge = times(&format!(
         "{c10d} --rdzv-conf join_timeout=99999999999999999999,keep_alive_max_attempt=9999999999"
     ));
-    assert_eq!((huge.join, huge.keep_alive_attempts), (crate::spec::LONGEST, u32::MAX));
+    assert_eq!((huge.join, huge.keep_alive_attempts), (crate::spec::MAX_DURATION, u32::MAX));
 
     let ours = times(&format!("{c10d} --lease 2s --join-timeout 2m --last-call 1.5"));
     assert_eq!((ours.lease, ours.join, ours.connect), (seconds(2), seconds(120), seconds(120)));
@@ -128,7 +128,7 @@ fn how_long_is_waited_is_said_by_torchruns_keys_and_by_our_options() {
 }
 
 #[test]
-fn what_cannot_work_is_refused() {
+fn invalid_multi_node_settings_are_refused() {
     let many = "which is not a number of nodes from 1 to 65536, or MIN:MAX";
     for (line, text) in [
         ("--nnodes 65537", format!("`--nnodes` is `65537`, {many}")),
@@ -186,7 +186,7 @@ fn what_cannot_work_is_refused() {
 }
 
 #[test]
-fn an_empty_run_id_is_refused_where_nobody_else_would_have_it() {
+fn empty_run_id_is_refused_for_several_nodes() {
     for line in ["--nnodes 3", "--nnodes 3 --rdzv-endpoint h:7", "--nnodes 3 --rdzv-backend c10d"] {
         for name in ["rankrun", "torchrun"] {
             let words = "is empty, and each of 3 nodes would make up a run id that no other node has";
@@ -204,7 +204,7 @@ fn an_empty_run_id_is_refused_where_nobody_else_would_have_it() {
 }
 
 #[test]
-fn what_several_nodes_cannot_have_or_one_does_not_need_is_refused() {
+fn settings_for_wrong_node_count_are_refused() {
     let c10d = "--rdzv-backend c10d --rdzv-endpoint h:1";
     for (line, text) in [
         (format!("--nnodes 2 {c10d} --start-timeout 5"), "`--start-timeout` needs the launcher's own store"),
@@ -254,7 +254,7 @@ fn what_several_nodes_cannot_have_or_one_does_not_need_is_refused() {
 }
 
 #[test]
-fn torchruns_short_cut_for_ranks_is_not_taken() {
+fn identical_worker_shortcut_has_no_effect() {
     let identical = [("TORCH_ELASTIC_WORKER_IDENTICAL", "1")];
     for line in ["torchrun --nnodes 2", "rankrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint h"] {
         assert_eq!(chosen(line, &identical).1, ["TORCH_ELASTIC_WORKER_IDENTICAL"]);
@@ -264,7 +264,7 @@ fn torchruns_short_cut_for_ranks_is_not_taken() {
 }
 
 #[test]
-fn an_endpoint_that_is_none_is_refused_under_both_names() {
+fn invalid_endpoint_is_refused_by_rankrun_and_torchrun() {
     let none = "which is not HOST or HOST:PORT, with a port from 0 to 65535 and an IPv6 address in brackets";
     for endpoint in [
         "tcp://h:1",
@@ -315,7 +315,7 @@ fn an_endpoint_that_is_none_is_refused_under_both_names() {
 }
 
 #[test]
-fn a_host_where_nobody_can_be_is_refused_under_both_names() {
+fn unreachable_host_is_refused_by_rankrun_and_torchrun() {
     let neither = "neither a name nor an IPv6 address";
     let many = "an address of many machines, where no connection arrives";
     let alone = "an address that means nothing without its interface, which cannot be given";
@@ -360,7 +360,7 @@ fn a_host_where_nobody_can_be_is_refused_under_both_names() {
 
 /// torchrun's node that hosts reaches itself there, and so does one beside another that hosts.
 #[test]
-fn any_address_of_this_machine_is_where_a_node_hosts() {
+fn wildcard_endpoint_requires_hosting_node() {
     for host in ["0.0.0.0", "[::]"] {
         let dynamic = format!("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint {host}:29400");
         let said = refusal(&format!("rankrun {dynamic}"), &[]);

@@ -138,7 +138,7 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
 ];
 
 #[test]
-fn what_does_not_fit_is_refused_with_its_entry() {
+fn invalid_request_error_names_entry() {
     for (machine, variables, words, expected) in REFUSED {
         let error = refused(machine, variables, words).to_string();
         assert_eq!(error.lines().next(), Some(*expected), "{machine} | {variables} | {words}");
@@ -146,7 +146,7 @@ fn what_does_not_fit_is_refused_with_its_entry() {
 }
 
 #[test]
-fn the_error_lists_what_is_there() {
+fn choice_error_lists_visible_devices() {
     let error = refused("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "--devices 2").to_string();
     let lines: Vec<&str> = error.lines().skip(1).collect();
     let uuid = |digits: &str| format!("GPU-{digits}-1111-2222-3333-444455556666");
@@ -173,10 +173,10 @@ fn missing_device_type_reports_problems_and_alternatives() {
 }
 
 #[test]
-fn an_order_that_only_the_driver_knows_is_refused_where_it_matters() {
+fn unknown_driver_order_is_refused_if_order_matters() {
     let machine = fake::mixed_cuda();
     let choose_with = |variables: &str, words: &str| {
-        choose(&ChoiceInput {
+        choose_devices(&ChoiceInput {
             machine: &machine,
             inherited: &environment(variables),
             request: &request(words),
@@ -195,7 +195,7 @@ fn an_order_that_only_the_driver_knows_is_refused_where_it_matters() {
 }
 
 #[test]
-fn the_driver_is_asked_once() {
+fn cuda_driver_is_queried_once() {
     let machine = fake::mixed_cuda();
     let asked = std::cell::Cell::new(0);
     let cuda_order = || {
@@ -211,22 +211,22 @@ fn the_driver_is_asked_once() {
         unhealthy: &[],
         cuda_order: &cuda_order,
     };
-    let choice = choose(&question).unwrap();
-    assert_eq!(numbers(choice.devices.iter().map(|device| &device.accelerator)), "3 0");
+    let choice = choose_devices(&question).unwrap();
+    assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "3 0");
     assert_eq!(asked.get(), 1);
 }
 
 #[test]
-fn a_dead_device_is_refused_or_left_out() {
+fn unhealthy_device_is_refused_or_excluded() {
     let machine = fake::cuda(3);
     let unhealthy = [(1, "GPU is lost".to_owned())];
     let with = |words: &str, unhealthy: &[(usize, String)]| {
-        choose(&ChoiceInput {
+        choose_devices(&ChoiceInput {
             machine: &machine,
             inherited: &InheritedVariables::default(),
             request: &request(words),
             unhealthy,
-            cuda_order: &no_driver,
+            cuda_order: &unavailable_driver,
         })
     };
     let device = "GPU 1 NVIDIA H100 (0000:20:00.0)".to_owned();
@@ -237,18 +237,18 @@ fn a_dead_device_is_refused_or_left_out() {
     );
     assert_eq!(with("--devices 0,2", &unhealthy).unwrap().devices.len(), 2);
     let choice = with("--exclude-unhealthy", &unhealthy).unwrap();
-    assert_eq!(numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
-    assert!(!choice.untouched);
+    assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
+    assert!(!choice.is_untouched);
     assert_eq!(choice.warnings, [ChoiceWarning::LeftOut { device, because }]);
     let all: Vec<(usize, String)> = (0..3).map(|at| (at, "GPU is lost".to_owned())).collect();
     assert!(
         matches!(with("--exclude-unhealthy", &all), Err(ChoiceError::AllUnhealthy { because }) if because.len() == 3)
     );
-    assert!(with("--exclude-unhealthy", &[(7, String::new())]).unwrap().untouched);
+    assert!(with("--exclude-unhealthy", &[(7, String::new())]).unwrap().is_untouched);
 }
 
 #[test]
-fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
+fn unhealthy_card_covers_its_instances_and_tiles() {
     let dead = |machine: &Machine, at: usize, variables: &str| {
         let unhealthy = [(at, "it is lost".to_owned())];
         let request = request("--exclude-unhealthy");
@@ -258,9 +258,9 @@ fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
             inherited: &inherited,
             request: &request,
             unhealthy: &unhealthy,
-            cuda_order: &no_driver,
+            cuda_order: &unavailable_driver,
         };
-        numbers(choose(&question).unwrap().devices.iter().map(|device| &device.accelerator))
+        device_numbers(choose_devices(&question).unwrap().devices.iter().map(|device| &device.accelerator))
     };
     assert_eq!(dead(&fake::mig(), 0, ""), "1");
     assert_eq!(dead(&fake::xpu(2, 2), 1, ""), "0 2 3");
@@ -268,7 +268,7 @@ fn an_instance_of_a_dead_card_and_a_card_with_a_dead_tile_are_dead() {
 }
 
 #[test]
-fn a_lost_card_without_a_name_is_refused_with_the_ways_to_leave_it_out() {
+fn unnamed_lost_card_error_suggests_exclusion() {
     let mut machine = fake::cuda(8);
     let card = &mut machine.accelerators[5];
     card.condition = Condition::Lost { why: "GPU is lost".to_owned() };
@@ -284,11 +284,11 @@ fn a_lost_card_without_a_name_is_refused_with_the_ways_to_leave_it_out() {
     );
     let without =
         fake::choose(&machine, &InheritedVariables::default(), &request("--devices -0-3,-5")).unwrap();
-    assert_eq!(numbers(without.devices.iter().map(|device| &device.accelerator)), "4 6 7");
+    assert_eq!(device_numbers(without.devices.iter().map(|device| &device.accelerator)), "4 6 7");
 }
 
 #[test]
-fn a_device_that_its_variable_cannot_name_is_refused() {
+fn device_without_variable_name_is_refused() {
     let mut machine = fake::hpu(2);
     machine.accelerators.iter_mut().for_each(|card| card.module_id = None);
     let error = refused_on(&machine, "", "--devices 1");

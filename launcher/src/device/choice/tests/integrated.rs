@@ -10,7 +10,7 @@ fn chosen(machine: &str, variables: &str, words: &str) -> String {
     last.pci = Some("0000:00:02.0".parse().unwrap());
     match fake::choose(&machine, &environment(variables), &request(words)) {
         Ok(choice) => {
-            let numbers = fake::numbers(choice.devices.iter().map(|chosen| &chosen.accelerator));
+            let numbers = fake::device_numbers(choice.devices.iter().map(|chosen| &chosen.accelerator));
             if choice.devices.is_empty() { numbers } else { format!("{} {numbers}", choice.kind) }
         }
         Err(error) => error.to_string(),
@@ -18,7 +18,7 @@ fn chosen(machine: &str, variables: &str, words: &str) -> String {
 }
 
 #[test]
-fn it_is_taken_only_where_it_is_named() {
+fn integrated_gpu_is_used_only_if_named() {
     for (machine, variables, words, expected) in [
         ("xpu 1", "", "", "cpu"),
         ("rocm 1", "", "", "cpu"),
@@ -47,7 +47,7 @@ fn it_is_taken_only_where_it_is_named() {
 }
 
 #[test]
-fn what_a_variable_drops_is_told_once() {
+fn dropped_variable_entries_give_one_warning() {
     for (machine, variables, taken) in [
         ("cuda 2+xpu 1", "CUDA_VISIBLE_DEVICES=9", "cpu"),
         ("cuda 2+rocm 1", "CUDA_VISIBLE_DEVICES=9", "cpu"),
@@ -56,7 +56,7 @@ fn what_a_variable_drops_is_told_once() {
         let mut machine = fake::machine(machine);
         machine.accelerators.last_mut().unwrap().integrated = true;
         let choice = fake::choose(&machine, &environment(variables), &DeviceRequest::default()).unwrap();
-        assert_eq!(fake::numbers(choice.devices.iter().map(|chosen| &chosen.accelerator)), taken);
+        assert_eq!(fake::device_numbers(choice.devices.iter().map(|chosen| &chosen.accelerator)), taken);
         let dropped =
             choice.warnings.iter().filter(|warning| matches!(warning, ChoiceWarning::Dropped { .. })).count();
         assert_eq!(dropped, 1, "{variables}: {:?}", choice.warnings);

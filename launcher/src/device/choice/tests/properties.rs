@@ -66,8 +66,9 @@ pub(crate) fn picks() -> impl Strategy<Value = Vec<usize>> {
 pub(crate) fn typed(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
-    let asking = VisibilityQuery { counting: IndexOrder::Typed, cuda_order: &cuda_order };
-    let mut visible = visibility::read(kind, &world.machine, &world.inherited, asking).devices;
+    let asking = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
+    let mut visible =
+        visibility::read_visible_devices(kind, &world.machine, &world.inherited, asking).devices;
     let (mut entries, mut devices) = (Vec::new(), Vec::new());
     for pick in picks {
         if visible.is_empty() {
@@ -90,13 +91,13 @@ fn chosen(choice: &Choice) -> Vec<Accelerator> {
 
 proptest! {
     #[test]
-    fn the_map_is_injective_and_as_asked_and_within_what_is_inherited(world in worlds(), picks in picks()) {
+    fn choice_is_injective_as_requested_and_within_visible(world in worlds(), picks in picks()) {
         let all = fake::choose(&world.machine, &world.inherited, &DeviceRequest::default()).unwrap();
         let visible = chosen(&all);
         let (request, asked) = typed(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         let devices = chosen(&choice);
-        prop_assert_eq!(choice.untouched, request.devices.is_none() && all.untouched);
+        prop_assert_eq!(choice.is_untouched, request.devices.is_none() && all.is_untouched);
         if request.devices.is_some() {
             prop_assert_eq!(&devices, &asked);
         }
@@ -107,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn an_order_changes_no_device(world in worlds(), picks in picks()) {
+    fn device_order_keeps_set_of_devices(world in worlds(), picks in picks()) {
         let (mut request, _) = typed(&world, &picks);
         let listed = chosen(&fake::choose(&world.machine, &world.inherited, &request).unwrap());
         request.order = Some(DeviceOrder::Pci);
@@ -118,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn no_list_and_no_request_make_it_panic(list in "[-0-9GPUMI,. x]{0,12}", words in "[-0-9GPUMI,.:x]{1,8}") {
+    fn any_list_and_request_do_not_panic(list in "[-0-9GPUMI,. x]{0,12}", words in "[-0-9GPUMI,.:x]{1,8}") {
         for machine in ["cuda 4", "mixed", "mig", "rocm 4", "xpu 2x2", "hpu 8", "npu 8", "cuda 1+rocm 1", "none"] {
             let value: Option<OsString> = Some(list.clone().into());
             let inherited = InheritedVariables {

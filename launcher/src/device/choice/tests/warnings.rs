@@ -9,7 +9,7 @@ fn warned(machine: &Machine, variables: &str, words: &str) -> Vec<String> {
 }
 
 #[test]
-fn junk_in_an_inherited_list_is_one_warning() {
+fn invalid_inherited_entries_give_one_warning() {
     let machine = fake::cuda(4);
     assert_eq!(
         warned(&machine, "CUDA_VISIBLE_DEVICES=1gpu,2x,9,0", ""),
@@ -26,7 +26,7 @@ fn junk_in_an_inherited_list_is_one_warning() {
 }
 
 #[test]
-fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
+fn unknown_order_warns_if_variable_is_unchanged() {
     let machine = fake::mixed_cuda();
     let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
     let request = DeviceRequest::default();
@@ -37,7 +37,7 @@ fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
         unhealthy: &[],
         cuda_order: &|| Err("it hangs".to_owned()),
     };
-    let choice = choose(&question).unwrap();
+    let choice = choose_devices(&question).unwrap();
     assert_eq!(
         choice.warnings,
         [ChoiceWarning::OrderUnknown { kind: DeviceType::Cuda, because: "it hangs".to_owned() }]
@@ -48,7 +48,7 @@ fn an_order_that_nobody_knows_is_a_warning_where_the_variable_passes() {
 }
 
 #[test]
-fn a_small_card_is_named() {
+fn small_memory_card_gives_warning() {
     let machine = fake::mixed_cuda();
     assert_eq!(
         warned(&machine, "", "--devices 2,1"),
@@ -63,7 +63,7 @@ fn a_small_card_is_named() {
 }
 
 #[test]
-fn cards_in_mig_mode_without_instances_are_named() {
+fn mig_cards_without_instances_give_warning() {
     let said =
         ["GPU 2 NVIDIA H100 (0000:30:00.0) is in MIG mode and has no instances: nothing can run on it"];
     assert_eq!(warned(&fake::mig(), "", ""), said);
@@ -73,7 +73,7 @@ fn cards_in_mig_mode_without_instances_are_named() {
 }
 
 #[test]
-fn gaudi_modules_go_together_in_groups() {
+fn gaudi_modules_across_groups_give_warning() {
     let machine = fake::hpu(8);
     assert_eq!(warned(&machine, "", "--devices 6,7"), [""; 0]);
     assert_eq!(warned(&machine, "", "--devices 7-4"), [""; 0]);
@@ -82,7 +82,7 @@ fn gaudi_modules_go_together_in_groups() {
 }
 
 #[test]
-fn what_cannot_be_hidden_from_workers_on_cpus_is_named() {
+fn devices_visible_to_cpu_workers_give_warning() {
     let said = ["the xpu devices stay visible to the workers: no value of `ZE_AFFINITY_MASK` means none"];
     assert_eq!(warned(&fake::machine("cuda 1+xpu 1"), "", "--devices none"), said);
     assert_eq!(warned(&fake::machine("cuda 1+rocm 1+npu 1"), "", "--device-type cpu"), [""; 0]);

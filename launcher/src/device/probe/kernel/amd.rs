@@ -13,27 +13,27 @@ const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 
 /// A GPU with less memory than this, in bytes, is a processor's own. Those have 512 MiB of the machine's memory set
 /// aside by the firmware, seldom more, and no card for computing has so little.
-const LEAST_OF_A_CARD: u64 = 2 << 30;
+const MIN_DISCRETE_MEMORY: u64 = 2 << 30;
 
 /// Adds the nodes that the runtime would count: GPUs with compute units and a render node that can be opened.
 pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut KernelReport) {
     let nodes = match tree.numbered(NODES, "") {
         Ok(nodes) => nodes,
-        Err(error) => return report.absent(DeviceType::Rocm, NODES, &error),
+        Err(error) => return report.add_missing_source(DeviceType::Rocm, NODES, &error),
     };
-    if let Err(why) = tree.usable(DRIVER) {
-        return report.closed(DeviceType::Rocm, DRIVER, why);
+    if let Err(why) = tree.check_openable(DRIVER) {
+        return report.add_closed_node(DeviceType::Rocm, DRIVER, why);
     }
     let before = (report.accelerators.len(), report.troubles.len());
     for node in nodes {
-        look_at(tree, &format!("{NODES}/{node}"), state, report);
+        add_node(tree, &format!("{NODES}/{node}"), state, report);
     }
     if (report.accelerators.len(), report.troubles.len()) == before {
-        report.missing(DeviceType::Rocm, NODES, "none of its nodes is a GPU");
+        report.add_missing(DeviceType::Rocm, NODES, "none of its nodes is a GPU");
     }
 }
 
-fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut KernelReport) {
+fn add_node(tree: &Tree<'_>, node: &str, state: bool, report: &mut KernelReport) {
     // A CPU's is 0; of a GPU that a scheduler's rules hide it cannot be read.
     let id = tree.number(&format!("{node}/gpu_id")).unwrap_or(0_u32);
     if id == 0 {
@@ -43,29 +43,29 @@ fn look_at(tree: &Tree<'_>, node: &str, state: bool, report: &mut KernelReport) 
     let properties = match tree.read(&path) {
         Ok(text) => Properties(text),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => return,
-        Err(error) => return report.failed(DeviceType::Rocm, &path, &error.to_string()),
+        Err(error) => return report.add_failed(DeviceType::Rocm, &path, &error.to_string()),
     };
     if properties.number("simd_count").unwrap_or(0) == 0 {
         return;
     }
     let Some(minor) = properties.number("drm_render_minor").and_then(|minor| u32::try_from(minor).ok())
     else {
-        return report.failed(DeviceType::Rocm, &path, "it has no render node");
+        return report.add_failed(DeviceType::Rocm, &path, "it has no render node");
     };
     let render = format!("/dev/dri/renderD{minor}");
-    if let Err(why) = tree.usable(&render) {
-        return report.closed(DeviceType::Rocm, &render, why);
+    if let Err(why) = tree.check_openable(&render) {
+        return report.add_closed_node(DeviceType::Rocm, &render, why);
     }
     let hive = properties.number("hive_id").filter(|hive| *hive != 0);
-    let mut card = found(tree, node, &properties);
+    let mut card = accelerator_of_node(tree, node, &properties);
     card.state = card.pci.filter(|_| state).map(|address| {
-        let processes = processes::on(tree, id);
-        Box::new(DeviceState { processes, ..hwmon::state(tree, &pci::folder(address)) })
+        let processes = processes::processes_on_gpu(tree, id);
+        Box::new(DeviceState { processes, ..hwmon::read_sensors(tree, &pci::folder(address)) })
     });
     report.add_to_hive(card, hive);
 }
 
-fn found(tree: &Tree<'_>, node: &str, properties: &Properties) -> Accelerator {
+fn accelerator_of_node(tree: &Tree<'_>, node: &str, properties: &Properties) -> Accelerator {
     let address = properties.address();
     let folder = address.map(pci::folder);
     let product = folder.as_ref().and_then(|folder| tree.name(&format!("{folder}/product_name")));
@@ -88,7 +88,7 @@ fn is_integrated(tree: &Tree<'_>, node: &str, folder: Option<&str>) -> bool {
     let path = folder.map(|folder| format!("{folder}/mem_info_vram_total"));
     let video: Option<u64> = path.and_then(|path| tree.number(&path)).filter(|total| *total > 0);
     let total = video.or_else(|| memory(tree, node, None).map(|memory| memory.total));
-    total.is_some_and(|total| total < LEAST_OF_A_CARD)
+    total.is_some_and(|total| total < MIN_DISCRETE_MEMORY)
 }
 
 /// The banks of the node, which for one partition of a card are its own; what is in use, only the driver knows.

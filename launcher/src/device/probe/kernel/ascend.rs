@@ -14,27 +14,28 @@ const ACCELERATORS: u32 = 0x1200;
 pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let numbers = match tree.numbered(DEVICES, "davinci") {
         Ok(numbers) => numbers,
-        Err(error) => return report.absent(DeviceType::Npu, DEVICES, &error),
+        Err(error) => return report.add_missing_source(DeviceType::Npu, DEVICES, &error),
     };
     if numbers.is_empty() {
-        return report.missing(DeviceType::Npu, "/dev/davinci0", "no such file or folder");
+        return report.add_missing(DeviceType::Npu, "/dev/davinci0", "no such file or folder");
     }
     let cards = cards(tree);
-    let whole = plugged(tree, &cards);
+    let whole = common_facts(tree, &cards);
     for number in numbers {
         let node = format!("/dev/davinci{number}");
-        match tree.usable(&node) {
+        match tree.check_openable(&node) {
             Ok(()) => report.add(whole.clone()),
-            Err(why) => report.closed(DeviceType::Npu, &node, why),
+            Err(why) => report.add_closed_node(DeviceType::Npu, &node, why),
         }
     }
 }
 
 /// The facts that hold for each card. The numbers do not follow the PCI order on real machines, and the kernel does
 /// not map numbers to addresses: only a lone card has a known address, and a common NUMA node or name holds for all.
-fn plugged(tree: &Tree<'_>, cards: &[PciAddress]) -> Accelerator {
-    let node = common(cards.iter().map(|address| pci::numa_node(tree, *address)));
-    let device = common(cards.iter().map(|address| tree.hex(&format!("{}/device", pci::folder(*address)))));
+fn common_facts(tree: &Tree<'_>, cards: &[PciAddress]) -> Accelerator {
+    let node = common_value(cards.iter().map(|address| pci::numa_node(tree, *address)));
+    let device =
+        common_value(cards.iter().map(|address| tree.hex(&format!("{}/device", pci::folder(*address)))));
     Accelerator {
         pci: if let [one] = cards { Some(*one) } else { None },
         numa_node: node,
@@ -42,7 +43,7 @@ fn plugged(tree: &Tree<'_>, cards: &[PciAddress]) -> Accelerator {
     }
 }
 
-fn common(mut values: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+fn common_value(mut values: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     let first = values.next()??;
     values.all(|value| value == Some(first)).then_some(first)
 }

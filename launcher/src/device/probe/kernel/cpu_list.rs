@@ -15,7 +15,7 @@ pub struct CpuListError;
 pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
     let text = text.trim();
     let items = text.split(',').filter(|_| !text.is_empty());
-    let mut runs = items.map(run).collect::<Result<Vec<_>, _>>()?;
+    let mut runs = items.map(parse_range).collect::<Result<Vec<_>, _>>()?;
     runs.sort_unstable();
     // Each number once, so that a list that repeats itself costs no memory.
     let mut cpus = Vec::new();
@@ -28,7 +28,7 @@ pub fn parse_cpu_list(text: &str) -> Result<Vec<u32>, CpuListError> {
 }
 
 /// The CPUs of one item: `8` or `0-3`.
-fn run(item: &str) -> Result<(u32, u32), CpuListError> {
+fn parse_range(item: &str) -> Result<(u32, u32), CpuListError> {
     let (first, last) = item.split_once('-').unwrap_or((item, item));
     let (first, last) = (number(first)?, number(last)?);
     if first <= last { Ok((first, last)) } else { Err(CpuListError) }
@@ -45,10 +45,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::affinity::ranges;
+    use crate::device::affinity::format_ranges;
 
     #[test]
-    fn lists_as_the_kernel_writes_them() {
+    fn kernel_cpu_lists_are_parsed() {
         let cases: [(&str, &[u32]); 6] = [
             ("", &[]),
             ("\n", &[]),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list() {
+    fn invalid_cpu_list_is_an_error() {
         for text in
             ["a", "1,", ",", "-", "1-", "-1", "3-2", "0-3:1/2", "1 2", "+1", "8192", "0-4294967295", "0x1"]
         {
@@ -73,13 +73,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(cpus in prop::collection::btree_set(0..MOST_CPUS, 0..200)) {
+        fn cpu_list_round_trips(cpus in prop::collection::btree_set(0..MOST_CPUS, 0..200)) {
             let cpus: Vec<u32> = cpus.into_iter().collect();
-            prop_assert_eq!(parse_cpu_list(&ranges(&cpus)), Ok(cpus));
+            prop_assert_eq!(parse_cpu_list(&format_ranges(&cpus)), Ok(cpus));
         }
 
         #[test]
-        fn any_text_is_a_list_in_order_or_none(text in "[0-9,\\- ]{0,40}|.{0,40}") {
+        fn parsed_cpu_list_is_sorted_and_in_range(text in "[0-9,\\- ]{0,40}|.{0,40}") {
             if let Ok(cpus) = parse_cpu_list(&text) {
                 prop_assert!(cpus.is_sorted_by(|one, next| one < next) && cpus.iter().all(|cpu| *cpu < MOST_CPUS));
             }

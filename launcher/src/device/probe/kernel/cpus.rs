@@ -11,19 +11,19 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";
 
 /// The CPUs that are online. A kernel without NUMA has one node, 0. A node that has only memory has no CPUs.
-pub(super) fn layout(tree: &Tree<'_>, report: &mut KernelReport) -> Option<CpuLayout> {
+pub(super) fn read_cpu_layout(tree: &Tree<'_>, report: &mut KernelReport) -> Option<CpuLayout> {
     let path = format!("{CPUS}/online");
     let online = match tree.read(&path) {
         Ok(text) => parse_cpu_list(&text),
         Err(error) => {
-            report.absent(DeviceType::Cpu, &path, &error);
+            report.add_missing_source(DeviceType::Cpu, &path, &error);
             return None;
         }
     };
     let online = match online {
         Ok(online) if !online.is_empty() => online,
         _ => {
-            report.failed(DeviceType::Cpu, &path, "it is no list of CPUs");
+            report.add_failed(DeviceType::Cpu, &path, "it is no list of CPUs");
             return None;
         }
     };
@@ -51,9 +51,10 @@ fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
     let mut caches: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let cpu = |id: u32| {
         let folder = format!("{CPUS}/cpu{id}");
-        let siblings =
-            shared(&mut cores, id, online, || list(tree, &format!("{folder}/topology/thread_siblings_list")));
-        let cache = shared(&mut caches, id, online, || list(tree, &highest_cache(tree, &folder)?));
+        let siblings = cpu_group(&mut cores, id, online, || {
+            list(tree, &format!("{folder}/topology/thread_siblings_list"))
+        });
+        let cache = cpu_group(&mut caches, id, online, || list(tree, &highest_cache(tree, &folder)?));
         // The kernel shows -1 for an unknown socket.
         let package = tree.number(&format!("{folder}/topology/physical_package_id")).unwrap_or(-1);
         Cpu { id, package, siblings, cache }
@@ -62,7 +63,7 @@ fn cpus(tree: &Tree<'_>, online: &[u32]) -> Vec<Cpu> {
 }
 
 /// The group of a CPU: known from another member, or read now. One that does not have the CPU itself is not believed.
-fn shared(
+fn cpu_group(
     known: &mut BTreeMap<u32, Vec<u32>>,
     id: u32,
     online: &[u32],

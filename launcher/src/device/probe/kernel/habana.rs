@@ -2,7 +2,7 @@
 
 use crate::device::{Accelerator, Condition, DeviceType};
 
-use super::tree::{Tree, presentable};
+use super::tree::{Tree, sanitize_name};
 use super::{KernelReport, card, pci};
 
 const CLASS: &str = "/sys/class/accel";
@@ -11,7 +11,7 @@ const CLASS: &str = "/sys/class/accel";
 pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let numbers = match tree.numbered(CLASS, "accel") {
         Ok(numbers) => numbers,
-        Err(error) => return report.absent(DeviceType::Hpu, CLASS, &error),
+        Err(error) => return report.add_missing_source(DeviceType::Hpu, CLASS, &error),
     };
     let before = (report.accelerators.len(), report.troubles.len());
     for number in numbers {
@@ -19,17 +19,17 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
         let Some(name) = tree.name(&format!("{folder}/device_type")) else { continue };
         // The driver lets one process in at a time: opened for a look, it would refuse the worker.
         let node = format!("/dev/accel/accel{number}");
-        match tree.usable(&node) {
-            Ok(()) => report.add(found(tree, &folder, name)),
-            Err(why) => report.closed(DeviceType::Hpu, &node, why),
+        match tree.check_openable(&node) {
+            Ok(()) => report.add(accelerator_of_card(tree, &folder, name)),
+            Err(why) => report.add_closed_node(DeviceType::Hpu, &node, why),
         }
     }
     if (report.accelerators.len(), report.troubles.len()) == before {
-        report.missing(DeviceType::Hpu, CLASS, "none of its devices is a Gaudi");
+        report.add_missing(DeviceType::Hpu, CLASS, "none of its devices is a Gaudi");
     }
 }
 
-fn found(tree: &Tree<'_>, folder: &str, name: String) -> Accelerator {
+fn accelerator_of_card(tree: &Tree<'_>, folder: &str, name: String) -> Accelerator {
     let address = tree.text(&format!("{folder}/pci_addr")).and_then(|address| address.parse().ok());
     Accelerator {
         pci: address,
@@ -42,7 +42,7 @@ fn found(tree: &Tree<'_>, folder: &str, name: String) -> Accelerator {
 
 /// The driver's word for the card; the reset behind a process's end is over in seconds, before the next needs it.
 fn condition(status: Option<&str>) -> Condition {
-    match status.and_then(presentable) {
+    match status.and_then(sanitize_name) {
         None => Condition::Answers,
         Some(status)
             if ["operational", "in reset after device release"]

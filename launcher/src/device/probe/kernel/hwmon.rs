@@ -6,7 +6,7 @@ use crate::device::DeviceState;
 use super::tree::Tree;
 
 /// The sensor values of the PCI device in `folder`.
-pub(super) fn state(tree: &Tree<'_>, folder: &str) -> DeviceState {
+pub(super) fn read_sensors(tree: &Tree<'_>, folder: &str) -> DeviceState {
     let sensors = tree.numbered(&format!("{folder}/hwmon"), "hwmon").unwrap_or_default();
     let sensors = sensors.first().map(|number| format!("{folder}/hwmon/hwmon{number}"));
     let sensor = |name: &str| -> Option<u64> { tree.number(&format!("{}/{name}", sensors.as_ref()?)) };
@@ -23,13 +23,13 @@ pub(super) fn state(tree: &Tree<'_>, folder: &str) -> DeviceState {
         clock: megahertz("freq1_input"),
         memory_clock: megahertz("freq2_input"),
         utilisation: tree.number(&format!("{folder}/gpu_busy_percent")).filter(|busy| *busy <= 100),
-        uncorrected_ecc: uncorrected(tree, folder),
+        uncorrected_ecc: uncorrected_ecc_errors(tree, folder),
         ..DeviceState::default()
     }
 }
 
 /// The memory controller's errors: `ue: 0` and `ce: 0` on two lines.
-fn uncorrected(tree: &Tree<'_>, folder: &str) -> Option<u64> {
+fn uncorrected_ecc_errors(tree: &Tree<'_>, folder: &str) -> Option<u64> {
     let text = tree.text(&format!("{folder}/ras/umc_err_count"))?;
     text.lines().find_map(|line| line.strip_prefix("ue:"))?.trim().parse().ok()
 }

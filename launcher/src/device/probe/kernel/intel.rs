@@ -27,22 +27,22 @@ pub(super) fn find(tree: &Tree<'_>, state: bool, report: &mut KernelReport) {
                 addresses.extend(names.iter().filter_map(|name| name.parse::<PciAddress>().ok()));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => report.failed(DeviceType::Xpu, driver, &error.to_string()),
+            Err(error) => report.add_failed(DeviceType::Xpu, driver, &error.to_string()),
         }
     }
     if drivers == 0 {
         for driver in DRIVERS {
-            report.missing(DeviceType::Xpu, driver, "no such file or folder");
+            report.add_missing(DeviceType::Xpu, driver, "no such file or folder");
         }
         return;
     }
     addresses.sort_unstable();
     addresses.dedup();
     let mut gpus: Vec<Gpu> =
-        addresses.into_iter().filter_map(|address| usable(tree, address, report)).collect();
+        addresses.into_iter().filter_map(|address| openable_gpu(tree, address, report)).collect();
     gpus.sort_by_key(|gpu| !is_discrete(gpu.address));
     if gpus.is_empty() {
-        report.missing(
+        report.add_missing(
             DeviceType::Xpu,
             "/sys/bus/pci/drivers/{xe,i915}",
             "they drive no GPU that may be opened",
@@ -59,7 +59,7 @@ const fn is_discrete(address: PciAddress) -> bool {
 }
 
 /// A display or 3D controller of Intel's that this process may open.
-fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut KernelReport) -> Option<Gpu> {
+fn openable_gpu(tree: &Tree<'_>, address: PciAddress, report: &mut KernelReport) -> Option<Gpu> {
     let folder = pci::folder(address);
     let class = tree.hex(&format!("{folder}/class"))? >> 8;
     if tree.hex(&format!("{folder}/vendor"))? != 0x8086 || !matches!(class, 0x0300 | 0x0380) {
@@ -68,19 +68,19 @@ fn usable(tree: &Tree<'_>, address: PciAddress, report: &mut KernelReport) -> Op
     let Some(minor) = tree.numbered(&format!("{folder}/drm"), "renderD").ok()?.first().copied() else {
         let why = "it has no render node";
         if is_discrete(address) {
-            report.failed(DeviceType::Xpu, &folder, why);
+            report.add_failed(DeviceType::Xpu, &folder, why);
         } else {
-            report.missing(DeviceType::Xpu, &folder, why);
+            report.add_missing(DeviceType::Xpu, &folder, why);
         }
         return None;
     };
     let node = format!("/dev/dri/renderD{minor}");
-    if let Err(why) = tree.usable(&node) {
+    if let Err(why) = tree.check_openable(&node) {
         // No job waits for an integrated GPU: its closed node counts as missing.
         if is_discrete(address) {
-            report.closed(DeviceType::Xpu, &node, why);
+            report.add_closed_node(DeviceType::Xpu, &node, why);
         } else {
-            report.missing(DeviceType::Xpu, &node, why.desc());
+            report.add_missing(DeviceType::Xpu, &node, why.desc());
         }
         return None;
     }
@@ -106,7 +106,7 @@ fn add(tree: &Tree<'_>, number: u32, gpu: &Gpu, state: bool, report: &mut Kernel
         pci: Some(gpu.address),
         integrated: !is_discrete(gpu.address),
         numa_node: pci::numa_node(tree, gpu.address),
-        state: state.then(|| Box::new(hwmon::state(tree, &gpu.folder))),
+        state: state.then(|| Box::new(hwmon::read_sensors(tree, &gpu.folder))),
         ..card(DeviceType::Xpu, name(id))
     };
     match gpu.tiles.as_slice() {

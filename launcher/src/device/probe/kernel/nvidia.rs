@@ -2,7 +2,7 @@
 
 use crate::device::{Accelerator, DeviceType, PciAddress};
 
-use super::tree::{Tree, plain_number, presentable};
+use super::tree::{Tree, plain_number, sanitize_name};
 use super::{KernelReport, card, pci};
 
 const CARDS: &str = "/proc/driver/nvidia/gpus";
@@ -11,12 +11,12 @@ const CARDS: &str = "/proc/driver/nvidia/gpus";
 pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     let names = match tree.names(CARDS) {
         Ok(names) => names,
-        Err(error) => return report.absent(DeviceType::Cuda, CARDS, &error),
+        Err(error) => return report.add_missing_source(DeviceType::Cuda, CARDS, &error),
     };
     let mut addresses: Vec<(PciAddress, String)> =
         names.into_iter().filter_map(|name| Some((name.parse().ok()?, name))).collect();
     if addresses.is_empty() {
-        return report.missing(DeviceType::Cuda, CARDS, "it lists no card");
+        return report.add_missing(DeviceType::Cuda, CARDS, "it lists no card");
     }
     addresses.sort();
     for (address, name) in addresses {
@@ -24,7 +24,7 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
         let text = match tree.read(&path) {
             Ok(text) => text,
             Err(error) => {
-                report.failed(DeviceType::Cuda, &path, &error.to_string());
+                report.add_failed(DeviceType::Cuda, &path, &error.to_string());
                 continue;
             }
         };
@@ -32,24 +32,24 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
             continue;
         }
         let Some(minor) = field(&text, "Device Minor").and_then(plain_number) else {
-            report.failed(DeviceType::Cuda, &path, "it has no device minor");
+            report.add_failed(DeviceType::Cuda, &path, "it has no device minor");
             continue;
         };
         let node = format!("/dev/nvidia{minor}");
-        match tree.usable(&node) {
-            Ok(()) => report.add(found(tree, address, &text)),
-            Err(why) => report.closed(DeviceType::Cuda, &node, why),
+        match tree.check_openable(&node) {
+            Ok(()) => report.add(accelerator_of_card(tree, address, &text)),
+            Err(why) => report.add_closed_node(DeviceType::Cuda, &node, why),
         }
     }
 }
 
-fn found(tree: &Tree<'_>, address: PciAddress, text: &str) -> Accelerator {
-    let name = field(text, "Model").and_then(presentable);
+fn accelerator_of_card(tree: &Tree<'_>, address: PciAddress, text: &str) -> Accelerator {
+    let name = field(text, "Model").and_then(sanitize_name);
     // A card that no process has used yet shows question marks.
     let is_uuid = |uuid: &&str| uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     let uuid = field(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-")).filter(is_uuid);
     Accelerator {
-        uuid: uuid.and_then(presentable),
+        uuid: uuid.and_then(sanitize_name),
         pci: Some(address),
         numa_node: pci::numa_node(tree, address),
         ..card(DeviceType::Cuda, name.unwrap_or_else(|| "NVIDIA GPU".to_owned()))

@@ -8,7 +8,7 @@ use crate::device::{LinkKind, PciAddress};
 use super::tree::Tree;
 
 /// The longest way that is believed, in folders.
-const LONGEST: usize = 64;
+const MAX_BRIDGES: usize = 64;
 
 /// The way from the processor to a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,18 +32,18 @@ pub(super) fn numa_node(tree: &Tree<'_>, address: PciAddress) -> Option<u32> {
 }
 
 /// The way to a device, where the kernel shows it.
-pub(super) fn way(tree: &Tree<'_>, address: PciAddress) -> Option<PciPath> {
-    let (host, bridges) = split(&tree.target(&folder(address))?, address)?;
+pub(super) fn read_pci_path(tree: &Tree<'_>, address: PciAddress) -> Option<PciPath> {
+    let (host, bridges) = split_pci_path(&tree.link_target(&folder(address))?, address)?;
     Some(PciPath { address, host, bridges, numa_node: numa_node(tree, address) })
 }
 
 /// The host bridge and the bridges in the path of a device's own folder. Pure.
-fn split(path: &str, address: PciAddress) -> Option<(String, Vec<String>)> {
+fn split_pci_path(path: &str, address: PciAddress) -> Option<(String, Vec<String>)> {
     let (_, path) = path.split_once("devices/")?;
     let folders: Vec<&str> = path.split('/').collect();
     let (own, way) = folders.split_last()?;
     let host = way.iter().position(|folder| is_host_bridge(folder))?;
-    if own.parse() != Ok(address) || way.len() > LONGEST {
+    if own.parse() != Ok(address) || way.len() > MAX_BRIDGES {
         return None;
     }
     let bridges = way[host + 1..].iter().map(|&folder| folder.to_owned()).collect();
@@ -58,13 +58,13 @@ fn is_host_bridge(folder: &str) -> bool {
 }
 
 /// How far two devices are from each other. Pure.
-pub(super) fn between(a: &PciPath, b: &PciPath) -> LinkKind {
+pub(super) fn link_between(a: &PciPath, b: &PciPath) -> LinkKind {
     let card = |way: &PciPath| (way.address.domain, way.address.bus, way.address.device);
     if card(a) == card(b) {
         return LinkKind::Pix;
     }
     if a.host != b.host {
-        return by_numa_node(a.numa_node, b.numa_node);
+        return link_by_numa_node(a.numa_node, b.numa_node);
     }
     let shared = a.bridges.iter().zip(&b.bridges).take_while(|(one, other)| one == other).count();
     let farther = a.bridges.len().max(b.bridges.len());
@@ -76,7 +76,7 @@ pub(super) fn between(a: &PciPath, b: &PciPath) -> LinkKind {
 }
 
 /// The distance of two devices with different host bridges. A kernel that knows neither node has only one node. Pure.
-pub(super) fn by_numa_node(a: Option<u32>, b: Option<u32>) -> LinkKind {
+pub(super) fn link_by_numa_node(a: Option<u32>, b: Option<u32>) -> LinkKind {
     if a == b { LinkKind::Node } else { LinkKind::Sys }
 }
 
@@ -89,13 +89,13 @@ mod tests {
     /// The way of a path below `/sys/devices`; the NUMA node is the first digit of the host bridge's bus, over 8.
     fn at(path: &str) -> PciPath {
         let address = path.rsplit('/').next().unwrap().parse().unwrap();
-        let (host, bridges) = split(&format!("../../../devices/{path}"), address).unwrap();
+        let (host, bridges) = split_pci_path(&format!("../../../devices/{path}"), address).unwrap();
         let numa_node = Some(u32::from(host.rsplit(':').next().unwrap() >= "80"));
         PciPath { address, host, bridges, numa_node }
     }
 
     #[test]
-    fn distances_as_the_field_names_them() {
+    fn pci_paths_give_link_kinds_of_nvidia_smi() {
         let table = [
             // Two functions of one card.
             ("pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:00/0000:00:01.0/0000:01:00.1", LinkKind::Pix),
@@ -128,33 +128,33 @@ mod tests {
             ),
         ];
         for (a, b, kind) in table {
-            assert_eq!(between(&at(a), &at(b)), kind, "{a} {b}");
-            assert_eq!(between(&at(b), &at(a)), kind, "{b} {a}");
+            assert_eq!(link_between(&at(a), &at(b)), kind, "{a} {b}");
+            assert_eq!(link_between(&at(b), &at(a)), kind, "{b} {a}");
         }
     }
 
     #[test]
-    fn nodes_that_nobody_knows() {
-        assert_eq!(by_numa_node(None, None), LinkKind::Node);
-        assert_eq!(by_numa_node(Some(0), None), LinkKind::Sys);
+    fn unknown_numa_nodes_give_default_link_kind() {
+        assert_eq!(link_by_numa_node(None, None), LinkKind::Node);
+        assert_eq!(link_by_numa_node(Some(0), None), LinkKind::Sys);
     }
 
     #[test]
-    fn what_is_no_way() {
+    fn invalid_pci_path_is_rejected() {
         let address = "0000:01:00.0".parse().unwrap();
         let deep = format!("devices/pci0000:00/{}0000:01:00.0", "0000:00:01.0/".repeat(200));
         for path in ["", "devices/", "pci0000:00/0000:01:00.0", "devices/0000:01:00.0", &deep] {
-            assert_eq!(split(path, address), None, "{path}");
+            assert_eq!(split_pci_path(path, address), None, "{path}");
         }
         // Another device's folder, and a host bridge that is none.
-        assert_eq!(split("devices/pci0000:00/0000:02:00.0", address), None);
-        assert_eq!(split("devices/pcislots:x/0000:01:00.0", address), None);
+        assert_eq!(split_pci_path("devices/pci0000:00/0000:02:00.0", address), None);
+        assert_eq!(split_pci_path("devices/pcislots:x/0000:01:00.0", address), None);
     }
 
     proptest! {
         #[test]
-        fn no_path_is_a_panic(path in "(devices/|pci0000:00/|0000:01:00.0/?|[a-z0-9:./]{0,6}){0,8}") {
-            let _ = split(&path, "0000:01:00.0".parse().unwrap());
+        fn any_pci_path_does_not_panic(path in "(devices/|pci0000:00/|0000:01:00.0/?|[a-z0-9:./]{0,6}){0,8}") {
+            let _ = split_pci_path(&path, "0000:01:00.0".parse().unwrap());
         }
     }
 }

@@ -13,12 +13,12 @@ fn everything() -> ProbeScope {
 }
 
 fn cards(folder: &Folder) -> Vec<Accelerator> {
-    look(folder.path(), ProbeScope::default()).accelerators
+    probe_kernel(folder.path(), ProbeScope::default()).accelerators
 }
 
 /// The troubles with devices of a type: where, and whether more than a mere absence.
 fn troubles(folder: &Folder, kind: DeviceType) -> Vec<(String, bool)> {
-    let troubles = look(folder.path(), ProbeScope::default()).troubles;
+    let troubles = probe_kernel(folder.path(), ProbeScope::default()).troubles;
     let of_kind = troubles.into_iter().filter(|trouble| trouble.kind == kind);
     of_kind.map(|trouble| (trouble.source, matches!(trouble.what, ProbeProblemKind::Failed(_)))).collect()
 }
@@ -32,9 +32,9 @@ fn indices(cards: &[Accelerator]) -> Vec<u32> {
 }
 
 #[test]
-fn nothing_at_all() {
+fn empty_machine_reports_missing_sources() {
     let folder = Folder::new();
-    let machine = look(folder.path(), everything());
+    let machine = probe_kernel(folder.path(), everything());
     assert_eq!(
         (&machine.accelerators[..], &machine.links[..], &machine.nics[..]),
         (&[][..], &[][..], &[][..])
@@ -56,7 +56,7 @@ fn nothing_at_all() {
 }
 
 #[test]
-fn amd_counts_as_its_runtime() {
+fn amd_gpus_are_counted_like_rocm_runtime() {
     let folder = Folder::new();
     let nodes = "sys/class/kfd/kfd/topology/nodes";
     folder.file(&format!("{nodes}/0/gpu_id"), "0\n").file(&format!("{nodes}/0/properties"), "simd_count 0\n");
@@ -85,7 +85,7 @@ fn amd_counts_as_its_runtime() {
 }
 
 #[test]
-fn amd_names_and_sensors() {
+fn amd_gpu_has_name_and_sensor_values() {
     for (version, name) in
         [(90_010, "gfx90a"), (90_402, "gfx942"), (110_000, "gfx1100"), (100_302, "gfx1032"), (0, "AMD GPU")]
     {
@@ -101,13 +101,13 @@ fn amd_names_and_sensors() {
     folder.file(&format!("{pci}/hwmon/hwmon4/power1_cap"), "-1\n");
     folder.file(&format!("{pci}/gpu_busy_percent"), "101\n");
     folder.file(&format!("{pci}/ras/umc_err_count"), "ue: 3\nce: 9\n");
-    let state = look(folder.path(), everything()).accelerators.remove(0).state.unwrap();
+    let state = probe_kernel(folder.path(), everything()).accelerators.remove(0).state.unwrap();
     assert_eq!((state.temperature, state.power, state.power_limit), (Some(61), Some(250_000), None));
     assert_eq!((state.utilisation, state.uncorrected_ecc), (None, Some(3)));
 }
 
 #[test]
-fn amd_processes() {
+fn amd_gpu_lists_its_processes() {
     let folder = Folder::new();
     folder.amd(2, 0x0300, "renderD128", "");
     let (processes, other) = ("sys/class/kfd/kfd/proc", "vram_4712");
@@ -117,7 +117,7 @@ fn amd_processes() {
     folder.file(&format!("{processes}/8/vram_4711"), "0\n").file(&format!("{processes}/9/{other}"), "9\n");
     folder.file("proc/70/comm", "python3\n");
     let processes = || {
-        let state = look(folder.path(), everything()).accelerators.remove(0).state.unwrap();
+        let state = probe_kernel(folder.path(), everything()).accelerators.remove(0).state.unwrap();
         state.processes.into_iter().map(|one| (one.pid, one.name, one.memory)).collect::<Vec<_>>()
     };
     folder.link("pid:[4026531999]", "proc/self/ns/pid");
@@ -127,7 +127,7 @@ fn amd_processes() {
 }
 
 #[test]
-fn amd_without_its_driver_device() {
+fn amd_gpu_without_kfd_node_is_not_listed() {
     let folder = Folder::new();
     folder.amd(2, 0x0300, "renderD128", "").remove("dev/kfd");
     assert_eq!(cards(&folder), []);
@@ -135,7 +135,7 @@ fn amd_without_its_driver_device() {
 }
 
 #[test]
-fn intel_in_pci_order_and_discrete_first() {
+fn intel_gpus_are_in_pci_order_discrete_first() {
     let folder = Folder::new();
     folder.intel("0000:9a:00.0", "xe", 129).intel("0000:1b:00.0", "i915", 128).intel(
         "0000:00:02.0",
@@ -159,7 +159,7 @@ fn intel_in_pci_order_and_discrete_first() {
 }
 
 #[test]
-fn intel_tiles() {
+fn intel_tiles_are_separate_devices() {
     let folder = Folder::new();
     folder.intel("0000:1b:00.0", "xe", 128).intel("0000:9a:00.0", "xe", 129);
     for tile in ["1b:00.0/tile0", "1b:00.0/tile1", "9a:00.0/tile0"] {
@@ -185,7 +185,7 @@ fn intel_tiles() {
 }
 
 #[test]
-fn habana_with_a_dead_card() {
+fn habana_card_with_malfunction_is_lost() {
     let folder = Folder::new();
     folder
         .habana(10, "0000:34:00.0", "Operational\n")
@@ -206,7 +206,7 @@ fn habana_with_a_dead_card() {
 }
 
 #[test]
-fn ascend_numbers_what_it_is_given() {
+fn ascend_cards_are_numbered_from_zero() {
     let folder = Folder::new();
     for node in ["davinci3", "davinci11", "davinci5", "davinci_manager", "davinci", "davinci07"] {
         folder.file(&format!("dev/{node}"), "");
@@ -225,7 +225,7 @@ fn ascend_numbers_what_it_is_given() {
 }
 
 #[test]
-fn nvidia_without_its_library() {
+fn nvidia_cards_are_listed_without_nvml() {
     let folder = Folder::new();
     folder.nvidia("0000:c1:00.0", 0, "GPU-bbb").nvidia("0000:01:00.0", 5, "GPU-aaa");
     folder.nvidia("0001:01:00.0", 6, "GPU-????????-????").nvidia("0000:02:00.0", 7, "GPU-ccc");
@@ -240,16 +240,16 @@ fn nvidia_without_its_library() {
 }
 
 #[test]
-fn a_thousand_cards_are_not_believed() {
+fn number_of_cards_is_limited() {
     let folder = Folder::new();
     for number in 0..1000 {
         folder.file(&format!("dev/davinci{number}"), "");
     }
-    assert_eq!(cards(&folder).len(), MOST_CARDS);
+    assert_eq!(cards(&folder).len(), MAX_CARDS);
 }
 
 #[test]
-fn a_processors_own_amd_gpu_is_known_by_its_memory() {
+fn integrated_amd_gpu_is_detected_by_memory_size() {
     let gib = |count: u64| count << 30;
     for (video, bank, integrated) in [
         (Some(gib(1) / 2), gib(1) / 2, true),

@@ -10,11 +10,11 @@ use std::str::FromStr;
 use nix::unistd::{AccessFlags, access};
 
 /// The longest file that is read, in bytes.
-const MOST_BYTES: u64 = 64 << 10;
+const MAX_FILE_BYTES: u64 = 64 << 10;
 /// At most so many entries of a folder are read.
-const MOST_ENTRIES: usize = 8192;
+const MAX_FOLDER_ENTRIES: usize = 8192;
 /// The longest name that is reported, in characters.
-const MOST_CHARACTERS: usize = 96;
+const MAX_NAME_CHARACTERS: usize = 96;
 
 /// The kernel's folders. All paths are absolute, as the kernel has them.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Where a path is in truth.
-    pub(super) fn at(&self, path: &str) -> PathBuf {
+    pub(super) fn resolve(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
@@ -38,10 +38,10 @@ impl<'a> Tree<'a> {
     /// The file cannot be read, is longer than allowed, or is not text.
     pub(super) fn read(&self, path: &str) -> io::Result<String> {
         // A pipe in place of a file must not stop the probe.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.at(path))?;
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.resolve(path))?;
         let mut text = String::new();
-        let length = file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-        if length as u64 > MOST_BYTES {
+        let length = file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+        if length as u64 > MAX_FILE_BYTES {
             return Err(io::Error::new(ErrorKind::FileTooLarge, "it is too long to be the kernel's"));
         }
         Ok(text)
@@ -63,7 +63,7 @@ impl<'a> Tree<'a> {
 
     /// A name that may be shown; none where nothing of it is left.
     pub(super) fn name(&self, path: &str) -> Option<String> {
-        presentable(&self.text(path)?)
+        sanitize_name(&self.text(path)?)
     }
 
     /// The names in a folder.
@@ -71,7 +71,7 @@ impl<'a> Tree<'a> {
     /// # Errors
     /// It cannot be read.
     pub(super) fn names(&self, folder: &str) -> io::Result<Vec<String>> {
-        let entries = fs::read_dir(self.at(folder))?.take(MOST_ENTRIES);
+        let entries = fs::read_dir(self.resolve(folder))?.take(MAX_FOLDER_ENTRIES);
         Ok(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
     }
 
@@ -92,19 +92,19 @@ impl<'a> Tree<'a> {
     ///
     /// # Errors
     /// Why not.
-    pub(super) fn usable(&self, node: &str) -> nix::Result<()> {
-        access(&self.at(node), AccessFlags::R_OK | AccessFlags::W_OK)
+    pub(super) fn check_openable(&self, node: &str) -> nix::Result<()> {
+        access(&self.resolve(node), AccessFlags::R_OK | AccessFlags::W_OK)
     }
 
     /// Where a link points, as it is written.
-    pub(super) fn target(&self, path: &str) -> Option<String> {
-        fs::read_link(self.at(path)).ok()?.into_os_string().into_string().ok()
+    pub(super) fn link_target(&self, path: &str) -> Option<String> {
+        fs::read_link(self.resolve(path)).ok()?.into_os_string().into_string().ok()
     }
 
     /// Resolves all links of a path, from the root of the tree.
     pub(super) fn canonical(&self, path: &str) -> Option<String> {
         let root = fs::canonicalize(self.root).ok()?;
-        let path = fs::canonicalize(self.at(path)).ok()?;
+        let path = fs::canonicalize(self.resolve(path)).ok()?;
         Some(format!("/{}", path.strip_prefix(root).ok()?.to_str()?))
     }
 }
@@ -116,8 +116,8 @@ pub(super) fn plain_number(text: &str) -> Option<u32> {
 }
 
 /// An external text, made safe for a terminal.
-pub(super) fn presentable(text: &str) -> Option<String> {
-    let text: String = text.chars().filter(|one| !one.is_control()).take(MOST_CHARACTERS).collect();
+pub(super) fn sanitize_name(text: &str) -> Option<String> {
+    let text: String = text.chars().filter(|one| !one.is_control()).take(MAX_NAME_CHARACTERS).collect();
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())
 }

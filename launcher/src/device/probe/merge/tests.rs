@@ -66,7 +66,7 @@ fn kernel() -> Machine {
 }
 
 #[test]
-fn without_nvml_the_kernel_counts_and_the_trouble_stays() {
+fn missing_nvml_uses_kernel_cards_and_keeps_problem() {
     let nvidia = Machine { troubles: vec![trouble(DeviceType::Cuda, "NVML")], ..Machine::default() };
     let merged = merge(nvidia, kernel());
     assert_eq!(listed(&merged), ["cuda 0", "cuda 1", "rocm 0"]);
@@ -76,7 +76,7 @@ fn without_nvml_the_kernel_counts_and_the_trouble_stays() {
 }
 
 #[test]
-fn cards_are_matched_by_address_and_not_by_number() {
+fn cards_are_matched_by_pci_address() {
     // NVML counts the other way round, and one of its links is better than the kernel's.
     let mut nvidia = Machine {
         accelerators: vec![
@@ -100,7 +100,7 @@ fn cards_are_matched_by_address_and_not_by_number() {
 }
 
 #[test]
-fn mig_instances_stand_behind_their_card_and_have_its_ways() {
+fn mig_instances_follow_parent_card_and_share_its_links() {
     let instance = |gpu, index, pci| Accelerator {
         part: Part::MigInstance { gpu },
         ..card(DeviceType::Cuda, index, pci)
@@ -130,7 +130,7 @@ fn mig_instances_stand_behind_their_card_and_have_its_ways() {
 }
 
 #[test]
-fn a_card_that_the_kernel_does_not_list() {
+fn card_unknown_to_kernel_has_no_link() {
     let mut strange = card(DeviceType::Cuda, 0, "0000:77:00.0");
     strange.numa_node = Some(1);
     let nvidia =
@@ -141,7 +141,7 @@ fn a_card_that_the_kernel_does_not_list() {
 }
 
 #[test]
-fn links_that_nobody_asked_for_are_not_made_up() {
+fn unrequested_links_are_not_added() {
     let parent = Accelerator { part: Part::MigParent, ..card(DeviceType::Cuda, 0, "0000:01:00.0") };
     let instance =
         Accelerator { part: Part::MigInstance { gpu: 0 }, ..card(DeviceType::Cuda, 0, "0000:01:00.0") };
@@ -150,7 +150,7 @@ fn links_that_nobody_asked_for_are_not_made_up() {
 }
 
 #[test]
-fn positions_out_of_range_are_harmless() {
+fn out_of_range_link_positions_are_ignored() {
     let mut kernel = kernel();
     kernel.nics[0].links.clear();
     kernel.links.push(DeviceLink { a: 50, b: 99, kind: LinkKind::Pix });

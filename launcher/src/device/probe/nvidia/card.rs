@@ -10,7 +10,7 @@ use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Memory, Par
 const NAMELESS: &str = "unknown";
 
 /// Words of the NUMA mask that NVML fills: 1,024 nodes, as many as Linux can have.
-const NUMA_WORDS: usize = 16;
+const NUMA_MASK_WORDS: usize = 16;
 
 /// NVML's scope of that mask: the node, not the socket.
 const NUMA_NODE_SCOPE: u32 = 0;
@@ -22,11 +22,11 @@ pub(super) struct CardQuery {
 }
 
 impl CardQuery {
-    pub(super) fn take<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+    pub(super) fn optional<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {
                 if words::is_loss(&error) {
-                    self.lose(&error);
+                    self.mark_lost(&error);
                 }
             })
             .ok()
@@ -34,18 +34,18 @@ impl CardQuery {
 
     /// The answer to a question that every card answers. Any error means that the card is lost, except one about a
     /// driver that cannot be asked.
-    fn must<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+    fn required<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {
                 if !words::is_absence(&error) {
-                    self.lose(&error);
+                    self.mark_lost(&error);
                 }
             })
             .ok()
     }
 
-    fn lose(&mut self, error: &NvmlError) {
-        self.loss.get_or_insert_with(|| words::of(error));
+    fn mark_lost(&mut self, error: &NvmlError) {
+        self.loss.get_or_insert_with(|| words::error_message(error));
     }
 
     fn condition(self) -> Condition {
@@ -54,19 +54,19 @@ impl CardQuery {
 }
 
 /// A card of which NVML gives not even a handle.
-pub(super) fn lost(index: u32, why: String) -> Accelerator {
-    Accelerator { condition: Condition::Lost { why }, ..blank(index, Part::Whole) }
+pub(super) fn lost_card(index: u32, why: String) -> Accelerator {
+    Accelerator { condition: Condition::Lost { why }, ..blank_card(index, Part::Whole) }
 }
 
-pub(super) fn look(device: &Device<'_>, index: u32, ask: ProbeScope) -> Accelerator {
+pub(super) fn probe_card(device: &Device<'_>, index: u32, ask: ProbeScope) -> Accelerator {
     let mut answers = CardQuery::default();
-    let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
-    let name = answers.take(device.name()).and_then(|name| clean(&name));
-    let pci = answers.take(device.pci_info()).and_then(|pci| pci.bus_id.parse::<PciAddress>().ok());
+    let uuid = answers.required(device.uuid()).filter(|uuid| is_uuid(uuid));
+    let name = answers.optional(device.name()).and_then(|name| sanitize_name(&name));
+    let pci = answers.optional(device.pci_info()).and_then(|pci| pci.bus_id.parse::<PciAddress>().ok());
     let memory = memory(device, &mut answers);
-    let is_mig = answers.take(device.mig_mode()).is_some_and(|mode| mode.current == 1);
+    let is_mig = answers.optional(device.mig_mode()).is_some_and(|mode| mode.current == 1);
     let numa_node = if ask == ProbeScope::default() { None } else { numa_node(device, &mut answers) };
-    let state = ask.state.then(|| Box::new(state::look(device, &mut answers)));
+    let state = ask.state.then(|| Box::new(state::probe_state(device, &mut answers)));
     let condition = answers.condition();
     Accelerator {
         name: name.unwrap_or_else(|| NAMELESS.to_owned()),
@@ -76,20 +76,29 @@ pub(super) fn look(device: &Device<'_>, index: u32, ask: ProbeScope) -> Accelera
         memory,
         state: state.filter(|_| condition == Condition::Answers),
         condition,
-        ..blank(index, if is_mig { Part::MigParent } else { Part::Whole })
+        ..blank_card(index, if is_mig { Part::MigParent } else { Part::Whole })
     }
 }
 
 /// The MIG device `number` of `card`. Heat, power and errors are those of the card; use is its own.
-pub(super) fn instance(device: &Device<'_>, number: u32, card: &Accelerator, ask: ProbeScope) -> Accelerator {
+pub(super) fn probe_mig_instance(
+    device: &Device<'_>,
+    number: u32,
+    card: &Accelerator,
+    ask: ProbeScope,
+) -> Accelerator {
     let mut answers = CardQuery::default();
-    let uuid = answers.must(device.uuid()).filter(|uuid| is_uuid(uuid));
-    let name = answers.take(device.name()).and_then(|name| clean(&name));
+    let uuid = answers.required(device.uuid()).filter(|uuid| is_uuid(uuid));
+    let name = answers.optional(device.name()).and_then(|name| sanitize_name(&name));
     let memory = memory(device, &mut answers);
     let state = ask.state.then(|| {
         let state = card.state.as_deref().cloned().unwrap_or_default();
-        let utilisation = answers.take(device.utilization_rates()).map(|rates| rates.gpu);
-        Box::new(DeviceState { utilisation, processes: processes::look(device, &mut answers), ..state })
+        let utilisation = answers.optional(device.utilization_rates()).map(|rates| rates.gpu);
+        Box::new(DeviceState {
+            utilisation,
+            processes: processes::probe_processes(device, &mut answers),
+            ..state
+        })
     });
     let condition = match &card.condition {
         Condition::Answers => answers.condition(),
@@ -103,11 +112,11 @@ pub(super) fn instance(device: &Device<'_>, number: u32, card: &Accelerator, ask
         memory,
         state: state.filter(|_| condition == Condition::Answers),
         condition,
-        ..blank(number, Part::MigInstance { gpu: card.index })
+        ..blank_card(number, Part::MigInstance { gpu: card.index })
     }
 }
 
-fn blank(index: u32, part: Part) -> Accelerator {
+fn blank_card(index: u32, part: Part) -> Accelerator {
     Accelerator {
         kind: DeviceType::Cuda,
         index,
@@ -130,13 +139,13 @@ fn memory(device: &Device<'_>, answers: &mut CardQuery) -> Option<Memory> {
         Err(error) if !words::is_loss(&error) => raw::memory(device),
         answer => answer.map(|memory| Memory { total: memory.total, free: Some(memory.free) }),
     };
-    answers.take(memory).filter(|memory| memory.total > 0)
+    answers.optional(memory).filter(|memory| memory.total > 0)
 }
 
 /// The NUMA node with the memory nearest to the card. Not `nvmlDeviceGetNumaNodeId`, which is the node that the
 /// card's own memory makes on Grace, and which has no CPUs.
 fn numa_node(device: &Device<'_>, answers: &mut CardQuery) -> Option<u32> {
-    let mask = answers.take(device.memory_affinity(NUMA_WORDS, NUMA_NODE_SCOPE))?;
+    let mask = answers.optional(device.memory_affinity(NUMA_MASK_WORDS, NUMA_NODE_SCOPE))?;
     only_bit(&mask)
 }
 
@@ -162,7 +171,7 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// A name without control characters; `None` if it is empty then.
-fn clean(name: &str) -> Option<String> {
+fn sanitize_name(name: &str) -> Option<String> {
     let name: String = name.chars().filter(|c| !c.is_control()).collect();
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
@@ -172,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numa_node_is_the_only_one_of_the_mask() {
+    fn numa_node_is_single_bit_of_mask() {
         assert_eq!(only_bit(&[1, 0]), Some(0));
         assert_eq!(only_bit(&[0, 1 << 3]), Some(67));
         assert_eq!(only_bit(&[0, 0]), None);
@@ -181,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_uuid_goes_into_an_environment() {
+    fn text_other_than_uuid_is_rejected() {
         assert!(is_uuid("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"));
         assert!(is_uuid("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/0"));
         for text in ["", "GPU-", "8932f937", "GPU-1,GPU-2", "GPU-1 2", "GPU-\u{1b}[2J", "gpu-12"] {
@@ -190,26 +199,26 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_disturb_a_terminal() {
-        assert_eq!(clean("NVIDIA H100\u{1b}[2J\n"), Some("NVIDIA H100[2J".to_owned()));
-        assert_eq!(clean(" \u{7} "), None);
+    fn device_name_loses_control_characters() {
+        assert_eq!(sanitize_name("NVIDIA H100\u{1b}[2J\n"), Some("NVIDIA H100[2J".to_owned()));
+        assert_eq!(sanitize_name(" \u{7} "), None);
     }
 
     #[test]
-    fn a_card_is_lost_by_an_error_that_says_so_and_by_a_missing_identity() {
+    fn card_is_lost_on_loss_error_or_missing_identity() {
         let mut answers = CardQuery::default();
-        assert_eq!(answers.take::<u32>(Err(NvmlError::NotSupported)), None);
-        assert_eq!(answers.take::<u32>(Err(NvmlError::Unknown)), None);
-        assert_eq!(answers.must::<u32>(Err(NvmlError::NotSupported)), None);
+        assert_eq!(answers.optional::<u32>(Err(NvmlError::NotSupported)), None);
+        assert_eq!(answers.optional::<u32>(Err(NvmlError::Unknown)), None);
+        assert_eq!(answers.required::<u32>(Err(NvmlError::NotSupported)), None);
         assert_eq!(answers.condition(), Condition::Answers);
 
         let mut answers = CardQuery::default();
-        answers.must::<u32>(Err(NvmlError::Unknown));
+        answers.required::<u32>(Err(NvmlError::Unknown));
         assert_eq!(answers.condition(), Condition::Lost { why: "Unknown Error".to_owned() });
 
         let mut answers = CardQuery::default();
-        answers.take::<u32>(Err(NvmlError::GpuLost));
-        answers.take::<u32>(Err(NvmlError::ResetRequired));
+        answers.optional::<u32>(Err(NvmlError::GpuLost));
+        answers.optional::<u32>(Err(NvmlError::ResetRequired));
         assert_eq!(answers.condition(), Condition::Lost { why: "GPU is lost".to_owned() });
     }
 }

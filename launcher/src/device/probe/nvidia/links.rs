@@ -37,17 +37,17 @@ impl ActiveLinks {
         self.remotes.iter().map(|remote| u32::from(*remote == to)).sum()
     }
 
-    fn to_card(&self, other: &Self) -> u32 {
+    fn links_to_card(&self, other: &Self) -> u32 {
         other.pci.map_or(0, |pci| self.count(LinkPeer::Card(pci)))
     }
 }
 
 /// The best link between each two cards; a pair without an answer of NVML is left out.
-pub(super) fn between(cards: &[Handle<'_>]) -> Vec<DeviceLink> {
+pub(super) fn links_between_cards(cards: &[Handle<'_>]) -> Vec<DeviceLink> {
     let here: Vec<PciAddress> = cards.iter().filter_map(|card| card.pci).collect();
     let ports: Vec<ActiveLinks> = cards
         .iter()
-        .map(|card| ActiveLinks { pci: card.pci, remotes: remotes(&card.device, &here) })
+        .map(|card| ActiveLinks { pci: card.pci, remotes: link_peers(&card.device, &here) })
         .collect();
     let mut links = Vec::new();
     for (first, a) in cards.iter().enumerate() {
@@ -62,14 +62,14 @@ pub(super) fn between(cards: &[Handle<'_>]) -> Vec<DeviceLink> {
 }
 
 /// Where each active link of a card leads.
-fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<LinkPeer> {
+fn link_peers(device: &Device<'_>, here: &[PciAddress]) -> Vec<LinkPeer> {
     let mut remotes = Vec::new();
     for number in 0..MOST_LINKS {
         let link = device.link_wrapper_for(number);
         match link.is_active() {
             Ok(true) => {
                 let address = link.remote_pci_info().ok().and_then(|pci| pci.bus_id.parse().ok());
-                remotes.push(remote(address, here, || raw::remote_kind(device, number).ok()));
+                remotes.push(link_peer(address, here, || raw::remote_kind(device, number).ok()));
             }
             Err(NvmlError::FailedToLoadSymbol(_)) => break,
             Err(error) if words::is_loss(&error) => break,
@@ -82,7 +82,11 @@ fn remotes(device: &Device<'_>, here: &[PciAddress]) -> Vec<LinkPeer> {
 
 /// The target of a link, from the address at its other end, and from the kind only if the address is not a card of
 /// `here`.
-fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() -> Option<u32>) -> LinkPeer {
+fn link_peer(
+    address: Option<PciAddress>,
+    here: &[PciAddress],
+    kind: impl FnOnce() -> Option<u32>,
+) -> LinkPeer {
     if let Some(address) = address.filter(|address| here.contains(address)) {
         return LinkPeer::Card(address);
     }
@@ -97,7 +101,7 @@ fn remote(address: Option<PciAddress>, here: &[PciAddress], kind: impl FnOnce() 
 /// How many `NVLink`s join two cards, as `nvidia-smi topo -m` counts: the direct ones, or else the ones from each
 /// card to the switch.
 fn nvlinks(a: &ActiveLinks, b: &ActiveLinks) -> Option<u32> {
-    let direct = a.to_card(b).max(b.to_card(a));
+    let direct = a.links_to_card(b).max(b.links_to_card(a));
     let switched = a.count(LinkPeer::Switch).min(b.count(LinkPeer::Switch));
     [direct, switched].into_iter().find(|count| *count > 0)
 }
@@ -129,13 +133,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_leads_to_a_card_of_this_machine_without_asking_further() {
+    fn link_to_local_card_skips_remote_kind_query() {
         let asked = || panic!("the kind must not be asked for");
-        assert_eq!(remote(Some(pci(2)), &[pci(1), pci(2)], asked), LinkPeer::Card(pci(2)));
+        assert_eq!(link_peer(Some(pci(2)), &[pci(1), pci(2)], asked), LinkPeer::Card(pci(2)));
     }
 
     #[test]
-    fn what_is_no_card_of_this_machine_is_a_switch_unless_it_says_otherwise() {
+    fn link_to_unknown_address_is_switch_unless_other_kind() {
         let here = [pci(1)];
         let kinds = [
             (Some(pci(9)), Some(2), LinkPeer::Switch),
@@ -147,12 +151,12 @@ mod tests {
             (None, None, LinkPeer::Elsewhere),
         ];
         for (address, kind, expected) in kinds {
-            assert_eq!(remote(address, &here, || kind), expected, "{address:?} {kind:?}");
+            assert_eq!(link_peer(address, &here, || kind), expected, "{address:?} {kind:?}");
         }
     }
 
     #[test]
-    fn links_between_two_cards_are_counted_for_that_pair_alone() {
+    fn nvlinks_are_counted_per_card_pair() {
         let a = ports(1, &[LinkPeer::Card(pci(2)), LinkPeer::Card(pci(2)), LinkPeer::Card(pci(3))]);
         let b = ports(2, &[LinkPeer::Card(pci(1)), LinkPeer::Card(pci(1))]);
         let c = ports(3, &[LinkPeer::Card(pci(1))]);
@@ -162,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn one_side_that_sees_the_links_is_enough() {
+    fn nvlinks_reported_by_one_side_are_counted() {
         let a = ports(1, &[]);
         let b = ports(2, &[LinkPeer::Card(pci(1)); 4]);
         assert_eq!(nvlinks(&a, &b), Some(4));
     }
 
     #[test]
-    fn through_a_switch_each_pair_has_what_each_card_has_to_it() {
+    fn nvlinks_through_switch_are_minimum_of_both_cards() {
         let a = ports(1, &[LinkPeer::Switch; 18]);
         let b = ports(2, &[LinkPeer::Switch; 18]);
         let lame = ports(3, &[LinkPeer::Switch; 17]);
@@ -180,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_named_as_nvidia_smi_names_them() {
+    fn topology_levels_map_to_nvidia_smi_names() {
         let levels = [
             (TopologyLevel::Internal, LinkKind::Pix),
             (TopologyLevel::Single, LinkKind::Pix),

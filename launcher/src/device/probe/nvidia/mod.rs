@@ -60,16 +60,21 @@ struct Handle<'nvml> {
 
 /// The cards that NVML shows, in its order, which is that of `nvidia-smi`.
 #[must_use]
-pub fn look(ask: ProbeScope) -> Machine {
+pub fn probe_nvml(ask: ProbeScope) -> Machine {
     let mut machine = Machine::default();
-    match open(&LIBRARIES) {
+    match open_nvml(&LIBRARIES) {
         Ok(nvml) => {
-            fill(&mut machine, &nvml, ask);
+            add_cards(&mut machine, &nvml, ask);
             // The probe ends now and the kernel gives everything back. Shutting down would be one more call that may
             // hang on a lost card, and nvml-wrapper panics where the library lacks it.
             std::mem::forget(nvml);
         }
-        Err(what) => add_from_driver(&mut machine, what, cuda_driver::order(), has_nodes(Path::new("/dev"))),
+        Err(what) => add_from_driver(
+            &mut machine,
+            what,
+            cuda_driver::cuda_devices_in_order(),
+            has_nodes(Path::new("/dev")),
+        ),
     }
     machine
 }
@@ -132,12 +137,12 @@ fn add_from_driver(
 }
 
 /// The first library of `paths` that exists, initialised.
-fn open(paths: &[&str]) -> Result<Nvml, ProbeProblemKind> {
+fn open_nvml(paths: &[&str]) -> Result<Nvml, ProbeProblemKind> {
     let mut missing = None;
     for path in paths {
         match Nvml::builder().lib_path(OsStr::new(path)).init() {
             Ok(nvml) => return Ok(nvml),
-            Err(error) => match words::trouble(&error, path) {
+            Err(error) => match words::library_problem(&error, path) {
                 what @ ProbeProblemKind::Missing(_) => _ = missing.get_or_insert(what),
                 what => return Err(what),
             },
@@ -146,7 +151,7 @@ fn open(paths: &[&str]) -> Result<Nvml, ProbeProblemKind> {
     Err(missing.unwrap_or_else(|| ProbeProblemKind::Missing("no library was looked for".to_owned())))
 }
 
-fn fill(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
+fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
     let count = match nvml.device_count() {
         Ok(count) if count <= MOST_CARDS => count,
         Ok(count) => {
@@ -154,7 +159,7 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
         Err(error) => {
-            let what = ProbeProblemKind::Failed(words::of(&error));
+            let what = ProbeProblemKind::Failed(words::error_message(&error));
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
     };
@@ -165,14 +170,14 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             // NVML also counts the cards that a cgroup keeps from us. No tool and no program here sees them, and they
             // take no index.
             Err(error @ NvmlError::NoPermission) => {
-                let what = ProbeProblemKind::Missing(words::of(&error));
+                let what = ProbeProblemKind::Missing(words::error_message(&error));
                 machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));
                 continue;
             }
-            Err(error) => machine.accelerators.push(card::lost(index, words::of(&error))),
+            Err(error) => machine.accelerators.push(card::lost_card(index, words::error_message(&error))),
             Ok(device) => {
                 let position = machine.accelerators.len();
-                let card = card::look(&device, index, ask);
+                let card = card::probe_card(&device, index, ask);
                 let pci = card.pci;
                 let instances = instances(&device, &card, ask);
                 machine.accelerators.push(card);
@@ -183,7 +188,7 @@ fn fill(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
         index += 1;
     }
     if ask.links {
-        machine.links = links::between(&handles);
+        machine.links = links::links_between_cards(&handles);
     }
 }
 
@@ -196,7 +201,7 @@ fn instances(device: &Device<'_>, card: &Accelerator, ask: ProbeScope) -> Vec<Ac
     (0..most)
         .filter_map(|number| {
             let instance = device.mig_device_by_index(number).ok()?;
-            Some(card::instance(&instance, number, card, ask))
+            Some(card::probe_mig_instance(&instance, number, card, ask))
         })
         .collect()
 }
@@ -210,8 +215,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_missing_in_the_loaders_words() {
-        let Err(ProbeProblemKind::Missing(words)) = open(&["libnvidia-ml-missing.so.1", "/nowhere/lib.so.1"])
+    fn missing_library_reports_loader_error() {
+        let Err(ProbeProblemKind::Missing(words)) =
+            open_nvml(&["libnvidia-ml-missing.so.1", "/nowhere/lib.so.1"])
         else {
             panic!("it must be missing");
         };
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_devices_stand_in() {
+    fn cuda_driver_devices_replace_failed_nvml() {
         let device = |uuid: &str, bus: &str| CudaDevice {
             uuid: uuid.to_owned(),
             pci: format!("0000:{bus}:00.0").parse().ok(),
@@ -254,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn device_nodes_are_known_by_their_names() {
+    fn nvidia_device_nodes_are_detected_by_name() {
         for (name, expected) in [("nvidia0", true), ("nvidiactl", true), ("dxg", true), ("null", false)] {
             assert_eq!(is_node(OsStr::new(name)), expected, "{name}");
         }
@@ -262,8 +268,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_fails() {
-        let Err(ProbeProblemKind::Failed(words)) = open(&["/proc/self/status"]) else {
+    fn file_that_is_not_a_library_fails_to_open() {
+        let Err(ProbeProblemKind::Failed(words)) = open_nvml(&["/proc/self/status"]) else {
             panic!("it must fail");
         };
         assert!(words.contains("/proc/self/status"), "{words}");

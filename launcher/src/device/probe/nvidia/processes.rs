@@ -18,18 +18,20 @@ const MOST_PROCESSES: u32 = 4096;
 const MOST_STATUS: u64 = 16 * 1024;
 
 /// The processes that compute or draw on it, each once.
-pub(super) fn look(device: &Device<'_>, answers: &mut CardQuery) -> Vec<DeviceProcess> {
-    let compute = list(device.running_compute_processes_count(), || device.running_compute_processes());
-    let graphics = list(device.running_graphics_processes_count(), || device.running_graphics_processes());
-    let both = [compute, graphics].into_iter().filter_map(|answer| answers.take(answer)).flatten();
-    let mut processes = each_once(both.map(|process| (process.pid, memory(&process))));
+pub(super) fn probe_processes(device: &Device<'_>, answers: &mut CardQuery) -> Vec<DeviceProcess> {
+    let compute =
+        list_limited(device.running_compute_processes_count(), || device.running_compute_processes());
+    let graphics =
+        list_limited(device.running_graphics_processes_count(), || device.running_graphics_processes());
+    let both = [compute, graphics].into_iter().filter_map(|answer| answers.optional(answer)).flatten();
+    let mut processes = deduplicate_by_pid(both.map(|process| (process.pid, memory(&process))));
     for process in &mut processes {
-        (process.name, process.uid) = status(process.pid);
+        (process.name, process.uid) = read_proc_status(process.pid);
     }
     processes
 }
 
-fn list(
+fn list_limited(
     count: Result<u32, NvmlError>,
     ask: impl FnOnce() -> Result<Vec<ProcessInfo>, NvmlError>,
 ) -> Result<Vec<ProcessInfo>, NvmlError> {
@@ -48,7 +50,7 @@ fn memory(process: &ProcessInfo) -> Option<u64> {
 }
 
 /// Each pid at its first place, with the memory that is known of it.
-fn each_once(processes: impl Iterator<Item = (u32, Option<u64>)>) -> Vec<DeviceProcess> {
+fn deduplicate_by_pid(processes: impl Iterator<Item = (u32, Option<u64>)>) -> Vec<DeviceProcess> {
     let mut once: Vec<DeviceProcess> = Vec::new();
     for (pid, memory) in processes {
         match once.iter_mut().find(|process| process.pid == pid) {
@@ -60,18 +62,18 @@ fn each_once(processes: impl Iterator<Item = (u32, Option<u64>)>) -> Vec<DeviceP
 }
 
 /// The command name and the user id of the process, where `/proc` shows them.
-fn status(pid: u32) -> (Option<String>, Option<u32>) {
+fn read_proc_status(pid: u32) -> (Option<String>, Option<u32>) {
     let mut bytes = Vec::new();
     let read = File::open(format!("/proc/{pid}/status"))
         .and_then(|file| file.take(MOST_STATUS).read_to_end(&mut bytes));
     if read.is_err() {
         return (None, None);
     }
-    parse(&String::from_utf8_lossy(&bytes))
+    parse_proc_status(&String::from_utf8_lossy(&bytes))
 }
 
 /// `Name:` and the real one of `Uid:`.
-fn parse(status: &str) -> (Option<String>, Option<u32>) {
+fn parse_proc_status(status: &str) -> (Option<String>, Option<u32>) {
     let field = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     let name = field("Name:").map(|name| name.chars().filter(|c| !c.is_control()).collect::<String>());
     let uid = field("Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
@@ -83,33 +85,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_in_both_lists_is_one() {
+    fn process_in_both_lists_is_listed_once() {
         let listed = [(7, None), (9, Some(5)), (7, Some(100)), (9, None)];
-        let once = each_once(listed.into_iter());
+        let once = deduplicate_by_pid(listed.into_iter());
         let found: Vec<_> = once.iter().map(|process| (process.pid, process.memory)).collect();
         assert_eq!(found, [(7, Some(100)), (9, Some(5))]);
     }
 
     #[test]
-    fn a_count_beyond_reason_is_not_asked_for() {
+    fn excessive_process_count_is_not_queried() {
         let never = || panic!("it must not be asked");
-        assert!(list(Ok(u32::MAX), never).is_err());
-        assert_eq!(list(Ok(0), never).unwrap(), []);
+        assert!(list_limited(Ok(u32::MAX), never).is_err());
+        assert_eq!(list_limited(Ok(0), never).unwrap(), []);
     }
 
     #[test]
-    fn the_kernel_names_a_process_and_its_user() {
+    fn proc_status_gives_process_name_and_uid() {
         let text = "Name:\tpython3 \u{1b}[31m\nUmask:\t0022\nState:\tR\nUid:\t1000\t0\t0\t0\nGid:\t1\n";
-        assert_eq!(parse(text), (Some("python3 [31m".to_owned()), Some(1000)));
-        assert_eq!(parse("nonsense"), (None, None));
-        assert_eq!(parse("Name:\t\nUid:\t-1\n"), (None, None));
+        assert_eq!(parse_proc_status(text), (Some("python3 [31m".to_owned()), Some(1000)));
+        assert_eq!(parse_proc_status("nonsense"), (None, None));
+        assert_eq!(parse_proc_status("Name:\t\nUid:\t-1\n"), (None, None));
     }
 
     #[test]
-    fn our_own_process_is_visible() {
-        let (name, uid) = status(std::process::id());
+    fn own_process_has_name_and_uid() {
+        let (name, uid) = read_proc_status(std::process::id());
         assert!(name.is_some());
         assert!(uid.is_some());
-        assert_eq!(status(u32::MAX), (None, None));
+        assert_eq!(read_proc_status(u32::MAX), (None, None));
     }
 }

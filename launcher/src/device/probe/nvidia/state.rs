@@ -14,34 +14,34 @@ use crate::device::{DeviceState, Throttle};
 const RETIREMENT_CAUSES: [u32; 2] = [0, 1];
 
 /// Everything that NVML tells of it.
-pub(super) fn look(device: &Device<'_>, answers: &mut CardQuery) -> DeviceState {
-    let capability = answers.take(device.cuda_compute_capability());
-    let rows = answers.take(raw::remapped_rows(device));
-    let pages = RETIREMENT_CAUSES.map(|cause| answers.take(raw::retired_pages(device, cause)));
-    let pages_pending = answers.take(device.are_pages_pending_retired()).unwrap_or(false);
+pub(super) fn probe_state(device: &Device<'_>, answers: &mut CardQuery) -> DeviceState {
+    let capability = answers.optional(device.cuda_compute_capability());
+    let rows = answers.optional(raw::remapped_rows(device));
+    let pages = RETIREMENT_CAUSES.map(|cause| answers.optional(raw::retired_pages(device, cause)));
+    let pages_pending = answers.optional(device.are_pages_pending_retired()).unwrap_or(false);
     DeviceState {
         compute_capability: capability
             .and_then(|version| Some((version.major.try_into().ok()?, version.minor.try_into().ok()?))),
-        temperature: answers.take(device.temperature(TemperatureSensor::Gpu)),
-        slowdown_temperature: answers.take(device.temperature_threshold(TemperatureThreshold::Slowdown)),
-        power: answers.take(device.power_usage()).map(u64::from),
-        power_limit: answers.take(device.enforced_power_limit()).map(u64::from),
-        default_power_limit: answers.take(device.power_management_limit_default()).map(u64::from),
-        clock: answers.take(device.clock_info(Clock::SM)),
-        max_clock: answers.take(device.max_clock_info(Clock::SM)),
-        memory_clock: answers.take(device.clock_info(Clock::Memory)),
-        utilisation: answers.take(device.utilization_rates()).map(|rates| rates.gpu),
-        throttle: answers.take(device.current_throttle_reasons()).map(throttles).unwrap_or_default(),
+        temperature: answers.optional(device.temperature(TemperatureSensor::Gpu)),
+        slowdown_temperature: answers.optional(device.temperature_threshold(TemperatureThreshold::Slowdown)),
+        power: answers.optional(device.power_usage()).map(u64::from),
+        power_limit: answers.optional(device.enforced_power_limit()).map(u64::from),
+        default_power_limit: answers.optional(device.power_management_limit_default()).map(u64::from),
+        clock: answers.optional(device.clock_info(Clock::SM)),
+        max_clock: answers.optional(device.max_clock_info(Clock::SM)),
+        memory_clock: answers.optional(device.clock_info(Clock::Memory)),
+        utilisation: answers.optional(device.utilization_rates()).map(|rates| rates.gpu),
+        throttle: answers.optional(device.current_throttle_reasons()).map(throttles).unwrap_or_default(),
         uncorrected_ecc: answers
-            .take(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)),
-        retired: sum(pages.into_iter().chain([rows.map(|rows| rows.rows)])),
+            .optional(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)),
+        retired: sum_known(pages.into_iter().chain([rows.map(|rows| rows.rows)])),
         retirement_pending: pages_pending || rows.is_some_and(|rows| rows.pending),
-        processes: processes::look(device, answers),
+        processes: processes::probe_processes(device, answers),
     }
 }
 
 /// The sum of the known counters; `None` if none is known.
-fn sum(counts: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+fn sum_known(counts: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     counts.flatten().reduce(u32::saturating_add)
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_bit_is_its_own_word() {
+    fn each_throttle_bit_maps_to_one_reason() {
         let all = [
             (0x1, Throttle::Idle),
             (0x2, Throttle::ApplicationClocks),
@@ -92,9 +92,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retired_is_summed_over_what_is_known() {
-        assert_eq!(sum([None, None, None].into_iter()), None);
-        assert_eq!(sum([Some(2), None, Some(3)].into_iter()), Some(5));
-        assert_eq!(sum([Some(u32::MAX), Some(1)].into_iter()), Some(u32::MAX));
+    fn retired_pages_are_sum_of_known_counts() {
+        assert_eq!(sum_known([None, None, None].into_iter()), None);
+        assert_eq!(sum_known([Some(2), None, Some(3)].into_iter()), Some(5));
+        assert_eq!(sum_known([Some(u32::MAX), Some(1)].into_iter()), Some(u32::MAX));
     }
 }

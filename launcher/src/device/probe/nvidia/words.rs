@@ -5,7 +5,7 @@ use nvml_wrapper::error::NvmlError;
 use crate::device::ProbeProblemKind;
 
 /// The error in `nvidia-smi`'s words where it has some, else in nvml-wrapper's; one line.
-pub(super) fn of(error: &NvmlError) -> String {
+pub(super) fn error_message(error: &NvmlError) -> String {
     let words = match error {
         NvmlError::LibloadingError(error) => return one_line(&error.to_string()),
         NvmlError::FailedToLoadSymbol(words) => return one_line(words),
@@ -28,8 +28,8 @@ pub(super) fn of(error: &NvmlError) -> String {
 }
 
 /// The trouble for a library at `path` that cannot be opened or initialised.
-pub(super) fn trouble(error: &NvmlError, path: &str) -> ProbeProblemKind {
-    let words = of(error);
+pub(super) fn library_problem(error: &NvmlError, path: &str) -> ProbeProblemKind {
+    let words = error_message(error);
     match error {
         NvmlError::LibloadingError(_) if is_missing(&words, path) => ProbeProblemKind::Missing(words),
         _ => ProbeProblemKind::Failed(words),
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_is_missing_only_where_it_is_the_one_that_is_not_found() {
+    fn missing_dependency_is_not_a_missing_library() {
         let ours = "libnvidia-ml.so.1: cannot open shared object file: No such file or directory";
         let its = "libgcc_s.so.1: cannot open shared object file: No such file or directory";
         let musl = "Error loading shared library libnvidia-ml.so.1: No such file or directory";
@@ -77,11 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn errors_speak_as_nvidia_smi_does() {
-        assert_eq!(of(&NvmlError::GpuLost), "GPU is lost");
-        assert_eq!(of(&NvmlError::LibRmVersionMismatch), "Driver/library version mismatch");
-        assert_eq!(of(&NvmlError::UnexpectedVariant(1234)), "error 1234");
-        let what = trouble(&NvmlError::DriverNotLoaded, "libnvidia-ml.so.1");
+    fn nvml_errors_have_nvidia_smi_messages() {
+        assert_eq!(error_message(&NvmlError::GpuLost), "GPU is lost");
+        assert_eq!(error_message(&NvmlError::LibRmVersionMismatch), "Driver/library version mismatch");
+        assert_eq!(error_message(&NvmlError::UnexpectedVariant(1234)), "error 1234");
+        let what = library_problem(&NvmlError::DriverNotLoaded, "libnvidia-ml.so.1");
         assert_eq!(what, ProbeProblemKind::Failed("Driver Not Loaded".to_owned()));
     }
 }

@@ -50,7 +50,7 @@ fn torchrun(
 }
 
 #[test]
-fn torchrun_reads_what_rank_zero_of_ours_publishes() {
+fn torchrun_reads_address_of_rankrun_rank_zero() {
     let store = serve();
     let (mut a, mut believed) = (Agent::new("a"), None);
     for round in 0..2 {
@@ -91,7 +91,7 @@ fn torchrun_rank_zero_publishes_address_and_empties_store() {
 }
 
 #[test]
-fn a_newcomer_of_ours_finds_the_store_of_a_torchrun_rank_zero() {
+fn new_rankrun_agent_finds_store_of_torchrun_rank_zero() {
     let store = serve();
     let (theirs, mut believed) = (OwnStore::new("T"), None);
     torchrun(&store, 0, (0, 1), &mut believed, Some(&theirs));
@@ -106,7 +106,7 @@ fn a_newcomer_of_ours_finds_the_store_of_a_torchrun_rank_zero() {
 }
 
 #[test]
-fn a_new_rank_zero_of_ours_stays_where_torchrun_believes() {
+fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
     let store = serve();
     let (theirs, mut believed) = (OwnStore::new("T"), None);
     let mut a = Agent::new("a");
@@ -118,7 +118,7 @@ fn a_new_rank_zero_of_ours_stays_where_torchrun_believes() {
     let mut b = Agent::new("b");
     // As an agent that has seen the round before joins it.
     let participants = [(node("T"), 0), (node("a"), 1)].into_iter().collect();
-    b.memory.saw(&crate::rendezvous::state::RendezvousState {
+    b.memory.record_state(&crate::rendezvous::state::RendezvousState {
         complete: true,
         participants,
         ..Default::default()
@@ -133,7 +133,7 @@ fn a_new_rank_zero_of_ours_stays_where_torchrun_believes() {
 }
 
 #[test]
-fn a_move_that_torchrun_cannot_follow_is_refused_by_all_who_know() {
+fn stale_torchrun_address_is_refused_by_all_members() {
     let store = serve();
     let (mut a, mut b, mut believed) = (Agent::new("a"), Agent::new("b"), None);
     let mut c = Agent::new("c");
@@ -158,7 +158,7 @@ fn a_move_that_torchrun_cannot_follow_is_refused_by_all_who_know() {
 }
 
 #[test]
-fn a_store_that_workers_open_is_another_one_in_every_round() {
+fn worker_hosted_store_has_new_port_in_every_round() {
     let store = serve();
     let keys = keys();
     let mut ports = BTreeSet::new();
@@ -184,7 +184,7 @@ fn a_store_that_workers_open_is_another_one_in_every_round() {
             let mut given = given.lock().unwrap();
             exchange(&mut connect(&store), &plan, &mut *given, &mut memory, &mut |_| Ok(())).unwrap()
         });
-        assert!(!joined.master.agent_store);
+        assert!(!joined.master.uses_agent_store);
         assert_eq!(believed, Some(PublishedAddress::from(&joined.master)));
         ports.insert(joined.master.port);
     }

@@ -45,7 +45,7 @@ fn at(port: u16) -> Vec<SocketAddr> {
 }
 
 #[test]
-fn what_fails_once_is_tried_again() {
+fn failed_reset_of_torchrun_store_is_retried() {
     let (store, theirs) = (serve(), OwnStore::new("T"));
     written(&store, &theirs);
     theirs.is_used();
@@ -67,7 +67,7 @@ fn what_fails_once_is_tried_again() {
 }
 
 #[test]
-fn a_rank_zero_that_died_ends_the_round_and_not_the_job() {
+fn dead_torchrun_rank_zero_ends_round_not_job() {
     let (store, theirs) = (serve(), OwnStore::new("T"));
     written(&store, &theirs);
     let resolve = |_: &str, _| Err(io::ErrorKind::NotFound.into());

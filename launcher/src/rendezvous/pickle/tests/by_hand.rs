@@ -59,7 +59,7 @@ fn bytes(hand: Hand) -> Vec<u8> {
 const GOOD: [(&str, &[u8]); 3] = [("addr", b"\x8c\x01a"), ("pid", b"K\x01"), ("local_id", b"K\0")];
 
 #[test]
-fn fields_in_any_order_are_a_state() {
+fn fields_in_any_order_are_decoded() {
     let node = bytes(Hand::new().node(&[GOOD[2], GOOD[0], GOOD[1]]));
     let participants = [b"}", &node[..], b"K\x05s"].concat();
     let read = Hand::new().state(&[("participants", &participants), ("round", b"K\x07")]).raw(b".").read();
@@ -68,7 +68,7 @@ fn fields_in_any_order_are_a_state() {
 }
 
 #[test]
-fn code_is_named_and_never_run() {
+fn foreign_global_is_named_and_never_called() {
     // `pickle.dumps` of an object with the `__reduce__` value `(os.system, ("touch /tmp/x",))`, in three protocols.
     let reduce = |hand: Hand| hand.text("touch /tmp/x").raw(b"\x85R.").read();
     for (module, name) in [("posix", "system"), ("builtins", "eval"), ("torch", "load"), (MODULE, "pickle")] {
@@ -88,7 +88,7 @@ fn code_is_named_and_never_run() {
 }
 
 #[test]
-fn the_five_classes_are_called_only_as_a_state_calls_them() {
+fn known_classes_with_unexpected_arguments_are_refused() {
     let misplaced = |result| matches!(result, Err(StateParseError::Misplaced { .. }));
     for (name, arguments) in [
         ("timedelta", &b"K\0K\0K\x01\x87R."[..]),
@@ -121,7 +121,7 @@ fn the_five_classes_are_called_only_as_a_state_calls_them() {
 }
 
 #[test]
-fn a_field_more_less_or_of_another_type_is_named() {
+fn unknown_missing_or_wrong_field_is_named() {
     let unknown = StateParseError::UnknownField { name: "secret".to_owned() };
     assert_eq!(Hand::new().state(&[("secret", b"N")]).raw(b".").read(), Err(unknown.clone()));
     let node = Hand::new().node(&[GOOD[0], GOOD[1], GOOD[2], ("secret", b"N")]);
@@ -155,7 +155,7 @@ fn a_field_more_less_or_of_another_type_is_named() {
 }
 
 #[test]
-fn keys_that_python_could_not_look_up_are_refused() {
+fn unhashable_keys_are_refused() {
     let unbuilt = bytes(Hand::new().global(MODULE, "_NodeDesc").raw(b")\x81"));
     for key in [&b"}"[..], b"\x8f", b"N", b"K\x01", &unbuilt] {
         let refused = |read| matches!(read, Err(StateParseError::Misplaced { .. }));
@@ -167,7 +167,7 @@ fn keys_that_python_could_not_look_up_are_refused() {
 }
 
 #[test]
-fn times_that_no_calendar_has_are_refused() {
+fn invalid_calendar_times_are_refused() {
     let time = |bytes: &[u8]| {
         let utc = Hand::new().global("datetime", "datetime").raw(b"C").raw(&[bytes.len().to_le_bytes()[0]]);
         let utc = utc.raw(bytes).global("datetime", "timezone").global("datetime", "timedelta");
@@ -196,7 +196,7 @@ fn times_that_no_calendar_has_are_refused() {
 }
 
 #[test]
-fn what_is_no_pickle_or_not_whole_or_too_much_is_refused() {
+fn invalid_truncated_or_trailing_pickle_is_refused() {
     assert_eq!(decode(b"Y2FuaW1hZGFt"), Err(StateParseError::NotAPickle), "torch's word for no state");
     assert_eq!(decode(b""), Err(StateParseError::NotAPickle));
     assert_eq!(decode(b"no base64"), Err(StateParseError::NotBase64));
@@ -228,7 +228,7 @@ fn what_is_no_pickle_or_not_whole_or_too_much_is_refused() {
 }
 
 #[test]
-fn bombs_are_refused_before_they_go_off() {
+fn pickle_bombs_are_refused_within_limits() {
     let too_many = |hand: Hand| matches!(hand.read(), Err(StateParseError::TooMany { .. }));
     let million = |bytes: &[u8]| Hand::new().raw(&bytes.repeat(1_000_000));
     assert!(too_many(million(b"(")), "marks");
@@ -250,7 +250,7 @@ fn bombs_are_refused_before_they_go_off() {
 }
 
 #[test]
-fn a_foreign_name_is_shown_short_and_without_its_control_characters() {
+fn foreign_name_is_shown_short_and_escaped() {
     let name = format!("\x1b[2J{}", "x".repeat(200));
     let error = Hand::new().global("os", &name).raw(b".").read().unwrap_err();
     let text = error.to_string();

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::hashing::{brief, moved};
+use super::hashing::{describe_move, describe_state};
 use super::{Incarnation, JOIN, NetworkEvent, World, at, origin};
 use crate::rendezvous::round::{RoundStep, RoundView, is_spare};
 use crate::rendezvous::simulation::agent::{Phase, Then, Why};
@@ -24,10 +24,10 @@ impl World<'_> {
     pub(super) fn wake_at(&mut self, seat: usize, moment: u64) {
         let now = self.now;
         let Some(agent) = &mut self.agents[seat] else { return };
-        if agent.wakes < now || agent.wakes > moment || agent.wakes == now && moment > now {
-            agent.wakes = moment;
-            let who = self.who(seat);
-            self.later(moment, NetworkEvent::Wakes { who });
+        if agent.wake_at < now || agent.wake_at > moment || agent.wake_at == now && moment > now {
+            agent.wake_at = moment;
+            let who = self.incarnation_of(seat);
+            self.schedule_event(moment, NetworkEvent::Wakes { who });
         }
     }
 
@@ -37,7 +37,7 @@ impl World<'_> {
         let is_torch = self.setup.is_torch(seat);
         let Some(agent) = self.agent(who) else { return Ok(()) };
         if !is_torch {
-            agent.mind_the_lease(now, stop);
+            agent.schedule_lease_stop(now, stop);
         }
         if let Phase::Stopping { until, then, round } = agent.phase
             && until <= now
@@ -53,7 +53,7 @@ impl World<'_> {
         }
         self.wait_for_workers(seat);
         if is_torch {
-            self.look(seat, false);
+            self.request_state(seat, false);
             return Ok(());
         }
         self.act(seat)
@@ -80,10 +80,14 @@ impl World<'_> {
         }
         let Some(goal) = agent.goal(at) else { return Ok(()) };
         let ranks = agent.ranks.as_deref();
-        let view =
-            RoundView { state: &agent.known, sightings: &agent.sightings, agents: &self.descriptors, ranks };
+        let view = RoundView {
+            state: &agent.known,
+            failure_detector: &agent.failure_detector,
+            agents: &self.descriptors,
+            ranks,
+        };
         let step = self.machine.next(&view, &agent.me, goal, (at(now), wall));
-        self.note(seat, &step);
+        self.record_step(seat, &step);
         self.perform(seat, step)
     }
 
@@ -93,7 +97,7 @@ impl World<'_> {
         let end = match step {
             RoundStep::Write { state, rings } => {
                 let request = Request::Write { state: Rc::new(state), expected: agent.version, rings };
-                self.ask(seat, request);
+                self.send_request(seat, request);
                 return Ok(());
             }
             RoundStep::Wait { until } => {
@@ -108,7 +112,7 @@ impl World<'_> {
                 return Ok(());
             }
             RoundStep::Joined if agent.is_cut_off(now) => {
-                self.look(seat, true);
+                self.request_state(seat, true);
                 return Ok(());
             }
             RoundStep::Joined => return self.start(seat),
@@ -118,18 +122,18 @@ impl World<'_> {
                 return self.act(seat);
             }
             RoundStep::TimedOut => {
-                self.judge_timeout()?;
+                self.check_timeout()?;
                 Why::TimedOut
             }
             RoundStep::Closed => Why::Closed,
             RoundStep::NotNeeded => Why::NotNeeded,
             RoundStep::Taken { ref by } => {
-                self.judge_refusal(by)?;
+                self.check_refusal(by)?;
                 Why::Taken
             }
             RoundStep::Done if matches!(agent.phase, Phase::Parting { closes: true }) => Why::HasClosed,
             RoundStep::Done => {
-                self.judge_left(seat)?;
+                self.check_left(seat)?;
                 Why::Left
             }
         };
@@ -138,7 +142,7 @@ impl World<'_> {
     }
 
     fn start(&mut self, seat: usize) -> Result<(), Broken> {
-        self.judge_start(seat)?;
+        self.check_start(seat)?;
         let agent = self.agents[seat].as_mut().expect("it acts");
         let members: Rc<[Node]> = agent.known.participants.nodes().cloned().collect();
         agent.phase = Phase::Running { round: agent.known.round, members };
@@ -173,12 +177,14 @@ impl World<'_> {
         };
         let known = Rc::clone(&agent.known);
         let step = torch::next(&known, &agent.me, task, &mut agent.torch, wall);
-        self.say(|_| format!("n{seat} (torchrun) {}: {}", brief(&known), moved(&step)));
+        self.write_transcript(|_| {
+            format!("n{seat} (torchrun) {}: {}", describe_state(&known), describe_move(&step))
+        });
         let agent = self.agents[seat].as_mut().expect("it acts");
         match step {
             Move::Write(state) => {
                 let request = Request::Write { state: Rc::new(state), expected: agent.version, rings: false };
-                self.ask(seat, request);
+                self.send_request(seat, request);
             }
             // The agent reads at every tick anyway.
             Move::Sleep => {}

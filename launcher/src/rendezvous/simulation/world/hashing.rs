@@ -7,7 +7,7 @@ use crate::rendezvous::simulation::torch::Move;
 use crate::rendezvous::state::{Node, RendezvousState};
 
 impl World<'_> {
-    pub(super) fn note(&mut self, seat: usize, step: &RoundStep) {
+    pub(super) fn record_step(&mut self, seat: usize, step: &RoundStep) {
         let agent = self.agents[seat].as_ref().expect("it acts");
         let what = match step {
             RoundStep::Write { state, rings } => {
@@ -23,7 +23,7 @@ impl World<'_> {
         for part in [self.now, seat as u64, what, round] {
             self.trace = (self.trace ^ part).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
         }
-        self.say(|world| {
+        self.write_transcript(|world| {
             let agent = world.agents[seat].as_ref().expect("it acts");
             let phase = match &agent.phase {
                 Phase::Running { round, .. } => format!("runs {round}"),
@@ -31,14 +31,14 @@ impl World<'_> {
             };
             let step = match step {
                 RoundStep::Wait { .. } => "waits".to_owned(),
-                RoundStep::Write { state, .. } => format!("writes {}", brief(state)),
+                RoundStep::Write { state, .. } => format!("writes {}", describe_state(state)),
                 step => format!("{step:?}"),
             };
-            format!("{} {phase} in {}: {step}", agent.me.node, brief(&agent.known))
+            format!("{} {phase} in {}: {step}", agent.me.node, describe_state(&agent.known))
         });
     }
 
-    pub(super) fn say(&mut self, what: impl FnOnce(&Self) -> String) {
+    pub(super) fn write_transcript(&mut self, what: impl FnOnce(&Self) -> String) {
         if let Some(transcript) = self.transcript.take() {
             transcript.push(format!("{:>6} ms  {}", self.now, what(self)));
             self.transcript = Some(transcript);
@@ -46,15 +46,15 @@ impl World<'_> {
     }
 }
 
-pub(super) fn moved(step: &Move) -> String {
+pub(super) fn describe_move(step: &Move) -> String {
     match step {
-        Move::Write(state) => format!("writes {}", brief(state)),
+        Move::Write(state) => format!("writes {}", describe_state(state)),
         step => format!("{step:?}"),
     }
 }
 
 /// A state in one line of text.
-pub(super) fn brief(state: &RendezvousState) -> String {
+pub(super) fn describe_state(state: &RendezvousState) -> String {
     let names =
         |nodes: &mut dyn Iterator<Item = &Node>| nodes.map(Node::to_string).collect::<Vec<_>>().join(" ");
     let members: Vec<_> = state.participants.iter().map(|(node, rank)| format!("{node}={rank}")).collect();

@@ -2,43 +2,43 @@
 
 use std::rc::Rc;
 
-use super::{Incarnation, MOST, NetworkEvent, TIMEOUT, World, at};
+use super::{Incarnation, MAX_EVENTS, NetworkEvent, TIMEOUT, World, at};
 use crate::rendezvous::simulation::invariants::Broken;
 use crate::rendezvous::simulation::store::{Answer, Request};
 use crate::rendezvous::simulation::torch;
 use crate::rendezvous::state::RendezvousState;
 
 impl World<'_> {
-    pub(super) fn look(&mut self, seat: usize, beat: bool) {
-        let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.lives()) else { return };
+    pub(super) fn request_state(&mut self, seat: usize, beat: bool) {
+        let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.is_running()) else { return };
         if agent.pending.is_some() {
             agent.owes = Some(beat || agent.owes == Some(true));
             return;
         }
         let beat = beat || agent.owes == Some(true);
-        self.ask(seat, Request::Look { beat });
+        self.send_request(seat, Request::Look { beat });
     }
 
-    pub(super) fn ask(&mut self, seat: usize, request: Request) {
-        let id = self.happenings.len() as u64;
+    pub(super) fn send_request(&mut self, seat: usize, request: Request) {
+        let id = self.pending_events.len() as u64;
         let Some(agent) = &mut self.agents[seat] else { return };
         agent.pending = Some(id);
         if matches!(request, Request::Look { .. }) {
             agent.owes = None;
         }
-        let who = self.who(seat);
-        if let Some(away) = self.gives_up() {
-            return self.later(self.now + away, NetworkEvent::TimesOut { who, id });
+        let who = self.incarnation_of(seat);
+        if let Some(away) = self.give_up_time() {
+            return self.schedule_event(self.now + away, NetworkEvent::TimesOut { who, id });
         }
-        self.later(self.now + TIMEOUT, NetworkEvent::TimesOut { who, id });
+        self.schedule_event(self.now + TIMEOUT, NetworkEvent::TimesOut { who, id });
         if !self.is_lost(seat) {
             let sent = self.now;
             let arrives = sent + self.delay();
-            self.later(arrives, NetworkEvent::Arrives { who, id, request, sent });
+            self.schedule_event(arrives, NetworkEvent::Arrives { who, id, request, sent });
         }
     }
 
-    pub(super) fn arrive(
+    pub(super) fn on_request(
         &mut self,
         who: Incarnation,
         id: u64,
@@ -56,31 +56,32 @@ impl World<'_> {
                 self.store.beat(&node);
             }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
-                self.judge_write(&state)?;
+                self.check_write(&state)?;
                 let is_news = rings || (self.setup.is_torch(seat) && is_news(&self.store.state, &state));
                 self.store.write(state);
-                self.book.rings += u64::from(is_news);
-                let others = (0..MOST).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
+                self.oracle.rings += u64::from(is_news);
+                let others =
+                    (0..MAX_EVENTS).filter(|other| *other != seat && rings && !self.setup.is_torch(seat));
                 for other in others {
                     if !self.setup.is_torch(other) && !self.is_lost(other) && !self.is_lost(seat) {
                         let rings_at = self.now + self.delay();
-                        self.later(rings_at, NetworkEvent::Rings { seat: other });
+                        self.schedule_event(rings_at, NetworkEvent::Rings { seat: other });
                     }
                 }
             }
-            Request::Write { .. } => self.book.lost_writes += 1,
+            Request::Write { .. } => self.oracle.lost_writes += 1,
             Request::Look { .. } => {}
         }
         if !self.is_lost(seat) {
             let sent = is_beat.then_some(sent);
             let answer = self.store.answer(is_beat);
             let answered = self.now + self.delay();
-            self.later(answered, NetworkEvent::Answered { who, id, answer, sent });
+            self.schedule_event(answered, NetworkEvent::Answered { who, id, answer, sent });
         }
         Ok(())
     }
 
-    pub(super) fn answered(
+    pub(super) fn on_answer(
         &mut self,
         who: Incarnation,
         id: u64,
@@ -101,22 +102,22 @@ impl World<'_> {
             return self.act(seat);
         }
         let is_cut_off = agent.loses_its_workers(now);
-        agent.mind_the_lease(now, stop);
+        agent.schedule_lease_stop(now, stop);
         if let Some(sent) = sent {
-            agent.has_beaten(sent);
+            agent.record_heartbeat_sent(sent);
         }
         agent.known = answer.state;
         agent.version = answer.version;
-        agent.learn(answer.ranks);
-        agent.see(answer.beats.as_deref(), at(now));
+        agent.record_ranks(answer.ranks);
+        agent.record_heartbeats(answer.beats.as_deref(), at(now));
         if is_cut_off {
-            self.judge_cut_off(seat)?;
+            self.check_cut_off(seat)?;
         }
         self.wait_for_workers(seat);
-        self.judge_look(seat)?;
+        self.check_read(seat)?;
         self.act(seat)?;
         if self.agents[seat].as_ref().is_some_and(|agent| agent.owes.is_some()) {
-            self.look(seat, false);
+            self.request_state(seat, false);
         }
         Ok(())
     }

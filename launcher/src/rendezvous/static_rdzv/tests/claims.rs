@@ -14,12 +14,12 @@ fn store_with_the_claim_of(agent: &Agent) -> StoreServer {
 
 fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
     let departed = [agent.descriptor.nonce].into();
-    take_back(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
+    withdraw_claims(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
 }
 
 /// An agent that waits for another agent's place counts as joined; the other agent does not.
 #[test]
-fn who_still_holds_the_own_rank_is_named_and_not_counted() {
+fn previous_rank_holder_is_named_and_not_counted() {
     let store = store_with_the_claim_of(&Agent::new(1, 2));
     let roll = roll_of(&Agent::new(1, 2).other_process("th7"), &store);
     assert_eq!((hosts(&roll).as_slice(), &*roll.missing), (&["th7"][..], &[NodeRank(0)][..]));
@@ -27,7 +27,7 @@ fn who_still_holds_the_own_rank_is_named_and_not_counted() {
 }
 
 #[test]
-fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
+fn rank_of_disconnected_agent_is_free() {
     let dead = Agent::new(1, 2);
     let store = store_with_the_claim_of(&dead);
     take_back_of(&Agent::new(2, 3), &store, false);
@@ -43,7 +43,7 @@ fn the_rank_of_an_agent_whose_connections_have_closed_is_free() {
 }
 
 #[test]
-fn who_has_come_again_keeps_its_rank() {
+fn reconnected_agent_keeps_its_rank() {
     let agent = Agent::new(1, 2);
     let store = store_with_the_claim_of(&agent);
     take_back_of(&agent, &store, true);
@@ -53,7 +53,7 @@ fn who_has_come_again_keeps_its_rank() {
 
 /// The lease is longer than the test: only the reported death ends the wait.
 #[test]
-fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
+fn waiting_agent_gets_rank_after_reported_death() {
     let dead = Agent::new(1, 2);
     let store = store_with_the_claim_of(&dead);
     let next = dead.other_process("th7");
@@ -72,7 +72,7 @@ fn who_waits_for_a_rank_gets_it_when_the_death_is_known() {
 }
 
 #[test]
-fn a_dead_agents_rank_is_taken_over() {
+fn rank_of_dead_agent_is_taken_over() {
     let store = serve();
     let run = |agents: &[Agent]| -> Vec<FirstRound> {
         join_all(agents, &store).into_iter().map(Result::unwrap).collect()
@@ -91,7 +91,7 @@ fn a_dead_agents_rank_is_taken_over() {
 }
 
 #[test]
-fn an_agent_that_died_after_its_part_is_replaced_in_the_next_round() {
+fn agent_dead_after_role_info_is_replaced_in_next_round() {
     let store = serve();
     let dead = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
     failure(dead.join(&store, &mut |_| Ok(())));
@@ -104,7 +104,7 @@ fn an_agent_that_died_after_its_part_is_replaced_in_the_next_round() {
 }
 
 #[test]
-fn a_claim_that_nobody_can_read_is_not_taken_over() {
+fn unreadable_claim_is_not_taken_over() {
     let store = serve();
     let mut client = connect(&store);
     let key = keys().0.claim(NodeRank(1));
@@ -145,7 +145,7 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
         );
         // The host of the store does this after the connections of the misfit have closed.
         let job = (&host.run_id, host.nodes);
-        take_back(&mut connect(store), job, &[9].into(), |_| false).unwrap();
+        withdraw_claims(&mut connect(store), job, &[9].into(), |_| false).unwrap();
         let joined = [right.join(store, &mut |_| Ok(())), hosted.join().unwrap()];
         assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
     });
@@ -159,7 +159,7 @@ fn host_waits_for_a_rank_whose_claim_is_being_taken_back() {
     let (claim_key, info_key) = (keys.claim(NodeRank(1)), round.role_info(NodeRank(1)));
     let mut client = connect(&store);
     let info = RoleInfo { role: "default".to_owned(), workers: LocalWorldSize::new(2).unwrap() };
-    client.set(&claim_key, super::claim::TAKEN_BACK).unwrap();
+    client.set(&claim_key, super::claim::WITHDRAWN_CLAIM).unwrap();
     client.set(&info_key, &info.to_json(NodeRank(1))).unwrap();
     let (waiting, is_waiting) = mpsc::channel();
     thread::scope(|scope| {

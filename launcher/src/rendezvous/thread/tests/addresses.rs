@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use super::*;
 
 #[test]
-fn nobody_listens() {
+fn closed_endpoint_port_is_unreachable_error() {
     let mut job = Job::at(&store(), 1, 1);
     job.times.connect = Duration::from_millis(300);
     let error = job.agent().failed();
@@ -13,7 +13,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn a_host_name_that_means_nothing() {
+fn unresolvable_endpoint_host_is_named_in_error() {
     let mut job = Job::at(&store(), 1, 1);
     job.host = "no-such-host.invalid".to_owned();
     job.is_host = None;
@@ -24,7 +24,7 @@ fn a_host_name_that_means_nothing() {
 }
 
 #[test]
-fn a_port_of_somebody_else_is_no_store() {
+fn port_of_another_program_is_refused_for_hosting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut job = Job { is_host: Some(true), ..Job::at(&store(), 1, 1) };
     job.port = taken.local_addr().unwrap().port();
@@ -33,7 +33,7 @@ fn a_port_of_somebody_else_is_no_store() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_refused_at_once() {
+fn unknown_interface_is_refused_at_open() {
     let mut setup = Job::at(&store(), 1, 1).setup();
     setup.network.iface = Some("nope0".to_owned());
     let error = Rendezvous::open(setup).unwrap_err();
@@ -41,7 +41,7 @@ fn an_interface_that_is_not_there_is_refused_at_once() {
 }
 
 #[test]
-fn the_address_is_said() {
+fn chosen_address_is_reported_in_a_note() {
     let store = store();
     let mut setup = Job::at(&store, 2, 2).setup();
     setup.network.iface = Some("lo".to_owned());
@@ -52,7 +52,7 @@ fn the_address_is_said() {
 }
 
 #[test]
-fn an_endpoint_of_the_loopback_leaves_the_store_open_to_others() {
+fn loopback_endpoint_store_listens_on_all_without_interface() {
     let is_open = |iface: Option<&str>| {
         let job = hosted(2, 2);
         let mut setup = job.setup();
@@ -67,7 +67,7 @@ fn an_endpoint_of_the_loopback_leaves_the_store_open_to_others() {
 }
 
 #[test]
-fn a_given_address_of_another_machine_is_told_once() {
+fn foreign_local_addr_is_warned_about_once() {
     let store = store();
     let mut setup = Job::at(&store, 2, 2).setup();
     let RendezvousSpec::C10d { local_addr, .. } = &mut setup.spec else { panic!("a job of many nodes") };

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_lost_node_is_to_blame() {
+fn lost_node_is_blamed_for_failure() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
@@ -31,7 +31,7 @@ fn blame_without_closed_connections_waits_for_the_silent_lease() {
 }
 
 #[test]
-fn failure_reported_before_its_cause_stays_the_lost_nodes() {
+fn failure_reported_before_node_loss_is_blamed_on_lost_node() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
@@ -49,7 +49,7 @@ fn failure_reported_before_its_cause_stays_the_lost_nodes() {
 }
 
 #[test]
-fn all_learn_that_a_lost_node_was_the_cause_of_what_was_told_before() {
+fn peers_learn_later_that_lost_node_caused_failure() {
     let mut job = hosted(1, 3);
     (job.times.lease, job.times.last_call) = (Duration::from_secs(1000), PATIENCE);
     let mut agents = job.round(3);
@@ -69,7 +69,7 @@ fn all_learn_that_a_lost_node_was_the_cause_of_what_was_told_before() {
 }
 
 #[test]
-fn what_is_told_just_before_the_next_round_is_told() {
+fn note_just_before_next_round_is_delivered() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));

@@ -15,7 +15,7 @@ fn waits_for_stops(agent: &Agent, count: usize) -> usize {
 }
 
 #[test]
-fn a_node_that_stops_its_workers_is_not_missing() {
+fn node_stopping_its_workers_is_not_missing() {
     let store = store();
     let mut job = Job::at(&store, 3, 3);
     job.times.join = JOIN;
@@ -33,7 +33,7 @@ fn a_node_that_stops_its_workers_is_not_missing() {
 }
 
 #[test]
-fn a_newcomer_waits_for_the_nodes_that_make_way_for_it() {
+fn new_node_waits_for_members_to_stop_workers() {
     let store = store();
     let mut job = Job::at(&store, 2, 3);
     job.times.join = JOIN;

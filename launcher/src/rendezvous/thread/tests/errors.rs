@@ -12,7 +12,7 @@ fn with_full_range(job: &Job) -> Setup {
 }
 
 #[test]
-fn a_host_of_the_store_that_fails_tells_the_others_of_what() {
+fn failing_store_host_reports_its_error_to_peers() {
     let mut job = hosted(2, 2);
     (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(0)));
     let host = Agent::of(with_full_range(&job));
@@ -27,7 +27,7 @@ fn a_host_of_the_store_that_fails_tells_the_others_of_what() {
 }
 
 #[test]
-fn a_launcher_that_has_failed_is_told_with_its_node() {
+fn launcher_failure_is_reported_with_its_node() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let [host, other] = job.round(2).try_into().ok().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_node_that_drops_is_noticed_within_its_lease() {
+fn dropped_node_is_lost_within_its_lease() {
     let store = store();
     let mut job = Job::at(&store, 1, 2);
     job.times.lease = Duration::from_secs(2);
@@ -15,7 +15,7 @@ fn a_node_that_drops_is_noticed_within_its_lease() {
 }
 
 #[test]
-fn a_lost_store_is_an_error_that_names_it() {
+fn lost_store_error_names_the_endpoint() {
     let store = store();
     let mut job = Job::at(&store, 2, 2);
     job.times.lease = Duration::from_secs(2);
@@ -32,7 +32,7 @@ fn a_lost_store_is_an_error_that_names_it() {
 }
 
 #[test]
-fn the_fence_outlives_the_store_but_not_the_job() {
+fn lease_deadline_stays_after_store_loss_until_job_end() {
     let store = store();
     let mut job = Job::at(&store, 2, 2);
     job.times.lease = Duration::from_secs(2);
@@ -49,7 +49,7 @@ fn the_fence_outlives_the_store_but_not_the_job() {
 }
 
 #[test]
-fn another_store_at_the_same_place_is_refused() {
+fn new_store_at_same_endpoint_is_refused() {
     let first = store();
     let addr = first.local_addr();
     let job = Job::at(&first, 1, 1);
@@ -86,7 +86,7 @@ fn refused_heartbeat_is_an_error_that_names_key_and_value() {
 }
 
 #[test]
-fn success_is_told_although_the_heartbeat_is_refused() {
+fn success_is_reported_despite_refused_heartbeat() {
     let store = store();
     let mut job = Job::at(&store, 2, 2);
     // The refusal is there for long before it is given up.

@@ -52,7 +52,7 @@ impl Static {
 }
 
 #[test]
-fn all_nodes_meet_and_succeed() {
+fn static_nodes_join_and_succeed() {
     let agents = Static::new(3).round();
     agents.iter().for_each(Agent::succeed);
     for agent in &agents {
@@ -65,7 +65,7 @@ fn all_nodes_meet_and_succeed() {
 }
 
 #[test]
-fn a_failure_restarts_all_nodes_with_the_same_ranks() {
+fn static_failure_restarts_all_nodes_with_same_ranks() {
     let agents = Static::new(2).round();
     for number in 1..=3 {
         agents[0].fail(&note(1));
@@ -79,7 +79,7 @@ fn a_failure_restarts_all_nodes_with_the_same_ranks() {
 }
 
 #[test]
-fn a_final_failure_ends_all() {
+fn static_final_failure_ends_all_agents() {
     let mut agents = Static::new(2).round();
     agents.remove(0).close(false, Some(note(1)));
     let over = agents[0].over();
@@ -87,7 +87,7 @@ fn a_final_failure_ends_all() {
 }
 
 #[test]
-fn who_is_missing_is_said_by_node_rank() {
+fn static_missing_nodes_are_named_by_rank() {
     let mut job = Static::new(3);
     job.times.join = Duration::from_secs(4);
     job.times.read = job.times.join;
@@ -100,7 +100,7 @@ fn who_is_missing_is_said_by_node_rank() {
 }
 
 #[test]
-fn a_dead_node_is_replaced_by_one_with_its_rank() {
+fn dead_static_node_is_replaced_by_agent_with_its_rank() {
     let mut job = Static::new(2);
     // The host of the store knows of the death at once: nobody waits for the lease.
     job.times.lease = Duration::from_secs(1000);
@@ -114,7 +114,7 @@ fn a_dead_node_is_replaced_by_one_with_its_rank() {
 }
 
 #[test]
-fn who_dies_while_others_are_awaited_is_replaced_at_once() {
+fn node_dead_during_join_is_replaced_at_once() {
     let mut job = Static::new(3);
     job.times.lease = Duration::from_secs(1000);
     let (first, dies) = (job.agent(0), job.agent(1));
@@ -133,7 +133,7 @@ fn who_dies_while_others_are_awaited_is_replaced_at_once() {
 
 /// The death may become known before the round begins or after: it is known at once either way.
 #[test]
-fn who_dies_just_before_the_last_one_comes_is_replaced_at_once() {
+fn node_dead_before_last_join_is_replaced_at_once() {
     let mut job = Static::new(3);
     job.times.lease = Duration::from_secs(1000);
     let (first, dies) = (job.agent(0), job.agent(1));
@@ -164,7 +164,7 @@ fn torchrun(port: u16, node_rank: u32) -> Client {
 
 /// The other's silence may mean anything, also after its end.
 #[test]
-fn beside_torchrun_it_is_not_waited_for_ever_for_a_node_that_says_nothing() {
+fn silent_torchrun_node_wait_has_a_limit() {
     let job = Static::new(3);
     let limit = |plan: &mut Plan| plan.exit_barrier = Duration::from_millis(300);
     let agents = [job.open(0, limit), job.open(1, limit)];

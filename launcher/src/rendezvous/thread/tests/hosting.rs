@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_first_agent_hosts() {
+fn first_agent_hosts_the_store() {
     let job = hosted(2, 2);
     let agents = job.round(2);
     agents.iter().for_each(Agent::succeed);
@@ -14,7 +14,7 @@ fn the_first_agent_hosts() {
 }
 
 #[test]
-fn the_host_notices_at_once() {
+fn store_host_detects_closed_peer_at_once() {
     let mut job = hosted(1, 2);
     // Nobody waits for the lease here.
     job.times.lease = Duration::from_secs(1000);
@@ -26,7 +26,7 @@ fn the_host_notices_at_once() {
 }
 
 #[test]
-fn the_host_that_leaves_ends_the_job_and_says_why() {
+fn leaving_store_host_ends_job_with_its_reason() {
     let mut job = hosted(1, 2);
     (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(1)));
     let host = job.agent();
@@ -44,7 +44,7 @@ fn the_host_that_leaves_ends_the_job_and_says_why() {
 
 /// While its workers are being stopped it is still there, and the others need not wait for its end to know.
 #[test]
-fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
+fn stopping_store_host_notifies_only_peers_at_once() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let agents = job.round(2);
@@ -61,7 +61,7 @@ fn the_host_that_stops_says_so_at_once_and_not_to_itself() {
 
 /// Who is still connected may have more to read, or its last words to write.
 #[test]
-fn the_host_stays_until_the_others_have_heard() {
+fn store_host_stays_until_peers_have_read_the_end() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
@@ -74,7 +74,7 @@ fn the_host_stays_until_the_others_have_heard() {
 }
 
 #[test]
-fn who_stops_without_the_store_leaves_the_others_alone() {
+fn stopping_non_host_leaves_job_running() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);

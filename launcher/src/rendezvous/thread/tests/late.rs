@@ -36,7 +36,7 @@ fn node_with_late_heartbeats_is_awaited_before_any_blame() {
 }
 
 #[test]
-fn where_all_signs_of_life_are_fresh_a_failure_is_told_at_once() {
+fn failure_with_fresh_heartbeats_is_reported_at_once() {
     let (_wall, host, _other) = walled(Duration::from_secs(10));
     host.rendezvous.wish(RendezvousCommand::Blame);
     let asked = Instant::now();

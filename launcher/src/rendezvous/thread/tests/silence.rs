@@ -4,7 +4,7 @@ use super::wall::Wall;
 use super::*;
 
 #[test]
-fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
+fn silent_store_nears_lease_deadline_and_answer_extends_it() {
     let store = store();
     let wall = Wall::before(&store);
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
@@ -30,7 +30,7 @@ fn a_store_that_is_silent_lets_the_fence_come_and_its_answer_puts_it_off() {
 
 /// The first two connections are those for calls and for the bell, and nothing new is let through either.
 #[test]
-fn what_a_call_waits_for_puts_off_no_sign_of_life() {
+fn blocking_call_does_not_delay_heartbeats() {
     let store = store();
     let wall = Wall::before(&store);
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 2) };
@@ -51,7 +51,7 @@ fn what_a_call_waits_for_puts_off_no_sign_of_life() {
 }
 
 #[test]
-fn a_store_that_stays_silent_is_lost() {
+fn silent_store_is_lost_after_limit() {
     let store = store();
     let wall = Wall::before(&store);
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
@@ -63,7 +63,7 @@ fn a_store_that_stays_silent_is_lost() {
 
 /// The thread waits for an answer that does not come, and nobody waits for the thread.
 #[test]
-fn who_leaves_a_store_that_is_silent_goes_at_once() {
+fn leaving_a_silent_store_returns_at_once() {
     let store = store();
     let wall = Wall::before(&store);
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
@@ -76,7 +76,7 @@ fn who_leaves_a_store_that_is_silent_goes_at_once() {
 }
 
 #[test]
-fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
+fn agent_taken_for_dead_does_not_end_peers() {
     let store = store();
     let wall = Wall::before(&store);
     let mut job = Job::at(&store, 1, 2);
@@ -96,7 +96,7 @@ fn who_was_taken_for_dead_ends_the_job_of_nobody_else() {
 }
 
 #[test]
-fn the_end_is_told_over_a_new_connection_where_the_old_one_is_lost() {
+fn job_end_is_sent_over_new_connection_after_loss() {
     let store = store();
     let wall = Wall::before(&store);
     let job = Job::at(&store, 2, 2);

@@ -11,7 +11,7 @@ fn with_state(text: &[u8]) -> RendezvousError {
 }
 
 #[test]
-fn garbage_instead_of_the_state_is_an_error() {
+fn garbage_in_state_key_is_an_error() {
     for text in [&b"hello"[..], b"\xff\xfe", b"aGVsbG8=", &[b'A'; 100_000]] {
         let error = with_state(text);
         assert!(matches!(&error, RendezvousError::NotAState { .. }), "{error}");
@@ -20,7 +20,7 @@ fn garbage_instead_of_the_state_is_an_error() {
 }
 
 #[test]
-fn a_pickle_that_runs_code_is_not_obeyed() {
+fn malicious_pickle_in_state_is_not_executed() {
     // `os.system("touch /tmp/rankrun-was-here")`, protocol 0, as base64.
     let text = b"Y29zCnN5c3RlbQooUyd0b3VjaCAvdG1wL3JhbmtydW4td2FzLWhlcmUnCnRSLg==";
     let error = with_state(text);
@@ -29,7 +29,7 @@ fn a_pickle_that_runs_code_is_not_obeyed() {
 }
 
 #[test]
-fn another_program_or_size_is_refused_and_the_job_goes_on() {
+fn agent_with_other_settings_is_refused_and_job_continues() {
     let store = store();
     let job = Job::at(&store, 1, 2);
     let first = job.round(1).remove(0);
@@ -55,7 +55,7 @@ fn another_program_or_size_is_refused_and_the_job_goes_on() {
 }
 
 #[test]
-fn a_second_agent_of_the_same_node_rank_is_refused() {
+fn second_agent_with_same_node_rank_is_refused() {
     let store = store();
     let job = Job { node_rank: Some(NodeRank(0)), ..Job::at(&store, 2, 2) };
     let first = job.agent();

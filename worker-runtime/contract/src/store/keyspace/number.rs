@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_read_like_strtoll() {
+    fn number_text_is_parsed_like_strtoll() {
         let cases: [(&[u8], i64); 9] = [
             (b"-2", -2),
             (b"12abc", 12),
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused() {
+    fn invalid_number_is_refused() {
         for text in [&b""[..], b"-", b" ", b"\0", b"hello", b"--5", b"- 5"] {
             assert_eq!(parse(text), Err(NumberError::NoDigits), "{}", text.escape_ascii());
         }

@@ -81,7 +81,7 @@ fn nothing() -> Vec<(ClientId, Reply)> {
 }
 
 #[test]
-fn get_of_an_absent_key_is_empty() {
+fn get_absent_key_is_empty() {
     let mut store = Store::default();
     assert_eq!(store.ask(A, Request::Get { key: b"no".to_vec() }), [(A, value(""))]);
     assert_eq!(store.ask(A, set("", "")), nothing());
@@ -123,7 +123,7 @@ fn compare_set_present_stores_only_over_the_expected() {
 }
 
 #[test]
-fn a_compare_set_that_stores_nothing_wakes_nobody() {
+fn compare_set_without_store_wakes_no_waiter() {
     let mut store = Store::default();
     store.ask(A, wait(&["k"]));
     assert_eq!(store.ask(B, compare_set("k", "old", "new")), [(B, value("old"))]);
@@ -144,7 +144,7 @@ fn add_keeps_decimal_text() {
 }
 
 #[test]
-fn add_to_what_is_no_number_closes_the_connection_and_changes_nothing() {
+fn add_to_non_number_closes_connection() {
     let mut store = Store::default();
     for (text, source) in [
         ("hello", NumberError::NoDigits),
@@ -160,7 +160,7 @@ fn add_to_what_is_no_number_closes_the_connection_and_changes_nothing() {
 }
 
 #[test]
-fn every_write_wakes_the_waiters_of_its_key() {
+fn write_wakes_waiters_of_its_key() {
     let multi = Request::MultiSet { pairs: vec![(b"k".to_vec(), b"1".to_vec())] };
     let writes = [set("k", "1"), multi, append("k", "1"), add("k", 1), compare_set("k", "", "1")];
     for write in writes {
@@ -173,7 +173,7 @@ fn every_write_wakes_the_waiters_of_its_key() {
 }
 
 #[test]
-fn append_makes_the_key_if_absent() {
+fn append_creates_absent_key() {
     let mut store = Store::default();
     store.ask(A, append("k", "ab"));
     store.ask(A, append("k", "cd"));
@@ -181,7 +181,7 @@ fn append_makes_the_key_if_absent() {
 }
 
 #[test]
-fn an_append_does_not_change_a_value_that_was_answered() {
+fn append_keeps_value_already_replied() {
     let mut store = Store::default();
     store.ask(A, set("k", "ab"));
     let answered = store.ask(A, Request::Get { key: b"k".to_vec() });
@@ -190,7 +190,7 @@ fn an_append_does_not_change_a_value_that_was_answered() {
 }
 
 #[test]
-fn wait_for_keys_that_are_there_is_answered_at_once() {
+fn wait_for_present_keys_replies_at_once() {
     let mut store = Store::default();
     store.ask(A, set("k", "1"));
     store.ask(A, push("q", "1"));
@@ -199,7 +199,7 @@ fn wait_for_keys_that_are_there_is_answered_at_once() {
 }
 
 #[test]
-fn wait_for_several_keys_is_answered_at_the_last_first_appearance() {
+fn wait_for_several_keys_replies_at_last_key() {
     let mut store = Store::default();
     store.ask(B, set("here", "1"));
     assert_eq!(store.ask(A, wait(&["a", "here", "b"])), nothing());
@@ -210,7 +210,7 @@ fn wait_for_several_keys_is_answered_at_the_last_first_appearance() {
 }
 
 #[test]
-fn a_key_that_is_set_and_deleted_again_counts_as_there() {
+fn key_set_then_deleted_satisfies_wait() {
     let mut store = Store::default();
     store.ask(A, wait(&["a", "b"]));
     store.ask(B, set("a", "1"));
@@ -219,7 +219,7 @@ fn a_key_that_is_set_and_deleted_again_counts_as_there() {
 }
 
 #[test]
-fn a_key_named_twice_is_satisfied_by_one_appearance() {
+fn duplicate_wait_key_is_satisfied_once() {
     let mut store = Store::default();
     store.ask(A, wait(&["k", "k"]));
     assert_eq!(store.ask(B, set("k", "1")), [(A, Reply::Arrived)]);
@@ -229,7 +229,7 @@ fn a_key_named_twice_is_satisfied_by_one_appearance() {
 }
 
 #[test]
-fn a_wait_for_a_queue_and_a_key_is_released_by_the_key_alone() {
+fn wait_for_queue_and_key_is_released_by_key() {
     let mut store = Store::default();
     store.ask(B, push("q", "1"));
     assert_eq!(store.ask(A, wait(&["q", "k"])), nothing());
@@ -237,7 +237,7 @@ fn a_wait_for_a_queue_and_a_key_is_released_by_the_key_alone() {
 }
 
 #[test]
-fn a_second_wait_that_cannot_be_answered_is_refused() {
+fn second_pending_wait_is_refused() {
     let mut store = Store::default();
     store.ask(B, set("here", "1"));
     store.ask(A, wait(&["a"]));
@@ -247,7 +247,7 @@ fn a_second_wait_that_cannot_be_answered_is_refused() {
 }
 
 #[test]
-fn other_requests_of_a_waiting_connection_are_answered_meanwhile() {
+fn waiting_connection_can_send_other_requests() {
     let mut store = Store::default();
     store.ask(A, wait(&["a"]));
     assert_eq!(store.ask(A, Request::Ping { nonce: 7 }), [(A, Reply::Pong(7))]);
@@ -255,7 +255,7 @@ fn other_requests_of_a_waiting_connection_are_answered_meanwhile() {
 }
 
 #[test]
-fn cancel_forgets_all_registrations_and_always_answers() {
+fn cancel_removes_waits_and_always_replies() {
     let mut store = Store::default();
     assert_eq!(store.ask(A, Request::CancelWait), [(A, Reply::Cancelled)]);
     store.ask(A, wait(&["a", "b"]));
@@ -267,7 +267,7 @@ fn cancel_forgets_all_registrations_and_always_answers() {
 }
 
 #[test]
-fn disconnect_drops_the_registrations() {
+fn disconnect_removes_waits() {
     let mut store = Store::default();
     store.ask(A, wait(&["a", "b"]));
     store.ask(B, barrier("bar", 3));
@@ -280,7 +280,7 @@ fn disconnect_drops_the_registrations() {
 }
 
 #[test]
-fn delete_key_wakes_nobody_and_a_later_wait_blocks_again() {
+fn delete_key_wakes_no_waiter_and_later_wait_blocks() {
     let mut store = Store::default();
     store.ask(A, set("k", "1"));
     assert_eq!(store.ask(A, delete("k")), [(A, Reply::Number(1))]);
@@ -291,7 +291,7 @@ fn delete_key_wakes_nobody_and_a_later_wait_blocks_again() {
 }
 
 #[test]
-fn queues_are_first_in_first_out_and_apart_from_the_keys() {
+fn queues_are_fifo_and_separate_from_keys() {
     let mut store = Store::default();
     store.ask(A, push("q", "1"));
     store.ask(A, push("q", "2"));
@@ -307,7 +307,7 @@ fn queues_are_first_in_first_out_and_apart_from_the_keys() {
 }
 
 #[test]
-fn a_push_wakes_the_longest_waiting_only() {
+fn push_wakes_longest_waiter_only() {
     let mut store = Store::default();
     store.ask(A, wait(&["q"]));
     store.ask(B, wait(&["q"]));
@@ -317,7 +317,7 @@ fn a_push_wakes_the_longest_waiting_only() {
 }
 
 #[test]
-fn a_push_passes_by_those_who_wait_for_more() {
+fn push_skips_waiters_with_missing_keys() {
     let mut store = Store::default();
     store.ask(A, wait(&["q", "k"]));
     store.ask(B, wait(&["q"]));
@@ -327,7 +327,7 @@ fn a_push_passes_by_those_who_wait_for_more() {
 }
 
 #[test]
-fn a_barrier_opens_for_all_at_its_last_and_never_closes_again() {
+fn barrier_opens_at_last_arrival_and_stays_open() {
     let mut store = Store::default();
     assert_eq!(store.ask(A, barrier("b", 3)), nothing());
     assert_eq!(store.ask(B, barrier("b", 3)), nothing());
@@ -344,7 +344,7 @@ fn a_barrier_opens_for_all_at_its_last_and_never_closes_again() {
 }
 
 #[test]
-fn whoever_leaves_a_barrier_stays_counted() {
+fn disconnected_client_stays_counted_in_barrier() {
     let mut store = Store::default();
     store.ask(A, barrier("b", 3));
     store.ask(B, barrier("b", 3));
@@ -354,7 +354,7 @@ fn whoever_leaves_a_barrier_stays_counted() {
 }
 
 #[test]
-fn a_write_to_its_key_releases_a_barrier() {
+fn write_to_barrier_key_releases_barrier() {
     for write in [set("b", "0"), add("b", 0)] {
         let mut store = Store::default();
         store.ask(A, barrier("b", 5));
@@ -363,14 +363,14 @@ fn a_write_to_its_key_releases_a_barrier() {
 }
 
 #[test]
-fn a_barriers_key_appears_with_its_first() {
+fn barrier_key_is_created_by_first_arrival() {
     let mut store = Store::default();
     store.ask(A, wait(&["b"]));
     assert_eq!(store.ask(B, barrier("b", 2)), [(A, Reply::Arrived)]);
 }
 
 #[test]
-fn list_keys_answers_raw_keys() {
+fn list_keys_returns_raw_keys() {
     let mut store = Store::default();
     store.ask(A, set("/p/k", "1"));
     store.ask(A, add("init/", 1));
@@ -382,7 +382,7 @@ fn list_keys_answers_raw_keys() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_rest_stays() {
+fn write_above_capacity_is_refused_and_keys_stay() {
     let mut store = Store { keyspace: Keyspace::new(3 * OVERHEAD), ..Store::default() };
     store.ask(A, set("k", "1"));
     store.ask(A, push("q", "1"));
@@ -396,7 +396,7 @@ fn what_does_not_fit_is_refused_and_the_rest_stays() {
 }
 
 #[test]
-fn replaced_value_in_full_store_is_charged_by_its_net_growth() {
+fn replaced_value_in_full_store_is_charged_net_growth() {
     let limit = 2 * (OVERHEAD + 1) + 10;
     let mut store = Store { keyspace: Keyspace::new(limit), ..Store::default() };
     store.ask(A, set("k", "0123456789"));
@@ -448,7 +448,7 @@ fn reserved_keys_have_room_in_a_full_store() {
 }
 
 #[test]
-fn what_is_retained_goes_on_and_the_rest_is_gone() {
+fn retain_keeps_matching_keys_and_removes_rest() {
     let mut store = Store::default();
     for request in [set("/job/a", "1"), set("/other/a", "22"), push("/job/q", "3"), push("/other/q", "44")] {
         assert_eq!(store.ask(A, request), nothing());
@@ -466,7 +466,7 @@ fn what_is_retained_goes_on_and_the_rest_is_gone() {
 }
 
 #[test]
-fn detached_bytes_are_those_of_values_that_only_answers_hold() {
+fn detached_bytes_count_values_held_by_replies() {
     let mut store = Store::default();
     let held = |store: &mut Store| {
         store.keyspace.sweep_detached();
@@ -497,7 +497,7 @@ fn detached_bytes_are_those_of_values_that_only_answers_hold() {
 }
 
 #[test]
-fn list_of_detached_values_stays_as_short_as_what_it_lists() {
+fn detached_list_drops_released_values() {
     let mut store = Store::default();
     for round in 0..100_000 {
         store.ask(A, set("k", &round.to_string()));
@@ -526,7 +526,7 @@ fn requests() -> impl Strategy<Value = Request> {
 proptest! {
     /// After any history, emptying the store leaves no byte on the account and no registration behind.
     #[test]
-    fn nothing_is_left_of_what_is_taken_away(history in vec((1u64..5, requests()), 0..60)) {
+    fn removed_entries_free_all_memory(history in vec((1u64..5, requests()), 0..60)) {
         let mut store = Store::default();
         for (client, request) in history {
             if store.try_ask(ClientId(client), request).is_err() {
@@ -549,7 +549,7 @@ proptest! {
 
     /// A client that waits is answered exactly once: by the wait itself, by what it waited for, or never.
     #[test]
-    fn a_wait_has_one_answer(history in vec((1u64..5, requests()), 0..60)) {
+    fn wait_has_one_reply(history in vec((1u64..5, requests()), 0..60)) {
         let mut store = Store::default();
         let mut owed = [0usize; 5];
         for (client, request) in history {

@@ -32,7 +32,7 @@ impl RequestDecoder {
 
     /// What is kept of a request that is not complete yet, in bytes.
     #[must_use]
-    pub fn held(&self) -> u64 {
+    pub fn held_bytes(&self) -> u64 {
         let of = |partial: &Partial| partial.budget.used + (partial.elements.capacity() * ELEMENT) as u64;
         self.partial.as_ref().map_or(0, of)
     }
@@ -75,7 +75,7 @@ impl RequestDecoder {
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     /// Whether a count comes first and says how often `fields` come.
-    counted: bool,
+    is_counted: bool,
     fields: &'static [Field],
     tail: Tail,
 }
@@ -89,11 +89,11 @@ enum Tail {
 
 impl Shape {
     const fn plain(fields: &'static [Field], tail: Tail) -> Self {
-        Self { counted: false, fields, tail }
+        Self { is_counted: false, fields, tail }
     }
 
     const fn counted(fields: &'static [Field]) -> Self {
-        Self { counted: true, fields, tail: Tail::None }
+        Self { is_counted: true, fields, tail: Tail::None }
     }
 
     const fn of(code: u8) -> Option<Self> {
@@ -128,7 +128,7 @@ struct Partial {
 impl Partial {
     fn new(code: u8) -> Result<Self, ProtocolError> {
         let shape = Shape::of(code).ok_or(ProtocolError::UnknownCode { code })?;
-        let expected = (!shape.counted).then_some(shape.fields.len());
+        let expected = (!shape.is_counted).then_some(shape.fields.len());
         Ok(Self { code, shape, expected, elements: Vec::new(), budget: Budget::REQUEST })
     }
 
@@ -154,7 +154,7 @@ impl Partial {
     }
 
     fn assemble(self, tail: i64) -> Request {
-        if self.shape.counted {
+        if self.shape.is_counted {
             return Self::assemble_counted(self.code, self.elements);
         }
         let mut elements = self.elements.into_iter();

@@ -101,7 +101,7 @@ fn connection(requests: &[Request]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_request_is_read_as_it_was_written(request in requests(), after in bytes()) {
+    fn encoded_request_decodes_unchanged(request in requests(), after in bytes()) {
         let mut wire = Vec::new();
         request.encode(&mut wire).unwrap();
         let length = wire.len();
@@ -113,7 +113,7 @@ proptest! {
     }
 
     #[test]
-    fn any_split_of_the_bytes_gives_the_same_requests(
+    fn split_bytes_decode_to_same_requests(
         requests in vec(requests(), 0..6),
         sizes in vec(1usize..50, 1..6),
     ) {
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn any_split_of_garbage_gives_the_same_end(
+    fn split_garbage_gives_same_error(
         garbage in vec(prop_oneof![4 => 0u8..20, 1 => any::<u8>()], 0..200),
         sizes in vec(1usize..50, 1..6),
     ) {
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_a_decoder_panic(bytes in vec(any::<u8>(), 0..300), count in 0usize..4) {
+    fn arbitrary_bytes_do_not_panic(bytes in vec(any::<u8>(), 0..300), count in 0usize..4) {
         let _ = RequestDecoder::new().decode(&bytes);
         let _ = first(&bytes);
         let kinds = [
@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_is_read_as_it_was_written((kind, reply) in replies(), size in 1usize..60) {
+    fn encoded_reply_decodes_unchanged((kind, reply) in replies(), size in 1usize..60) {
         let wire = encoded(&reply);
         let length = wire.len();
         let (mut decoder, mut pending, mut total) = (ReplyDecoder::new(kind), Vec::new(), 0);
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_in_pieces_is_the_reply((_, reply) in replies(), limit in 0usize..40) {
+    fn partial_reply_decodes_when_complete((_, reply) in replies(), limit in 0usize..40) {
         let whole = encoded(&reply);
         let (mut writer, mut pieces) = (ReplyWriter::new(reply), Vec::new());
         loop {
@@ -178,7 +178,7 @@ proptest! {
 }
 
 #[test]
-fn the_bytes_are_torchs() {
+fn wire_bytes_match_torch() {
     let mut wire = Vec::new();
     Request::Set { key: b"/k".to_vec(), value: b"v".to_vec() }.encode(&mut wire).unwrap();
     Request::Add { key: b"init/".to_vec(), delta: -2 }.encode(&mut wire).unwrap();
@@ -194,7 +194,7 @@ fn the_bytes_are_torchs() {
 }
 
 #[test]
-fn a_wrong_handshake_is_refused_at_its_first_wrong_byte() {
+fn wrong_handshake_is_refused_at_first_wrong_byte() {
     let refused = |bytes: &[u8]| RequestDecoder::new().decode(bytes).unwrap_err();
     assert_eq!(refused(b"\x0d"), ProtocolError::Handshake { position: 0, byte: 0x0d });
     assert_eq!(refused(b"GET / HTTP/1.1"), ProtocolError::Handshake { position: 0, byte: b'G' });
@@ -202,7 +202,7 @@ fn a_wrong_handshake_is_refused_at_its_first_wrong_byte() {
 }
 
 #[test]
-fn unknown_codes_are_refused_and_so_is_a_second_handshake() {
+fn unknown_code_and_second_handshake_are_refused() {
     for code in [0, 19, 255] {
         assert_eq!(first(&[code]), Err(ProtocolError::UnknownCode { code }));
     }
@@ -211,7 +211,7 @@ fn unknown_codes_are_refused_and_so_is_a_second_handshake() {
 }
 
 #[test]
-fn lengths_above_the_limits_are_refused_before_their_bytes_come() {
+fn oversized_length_is_refused_before_payload() {
     let with_length = |code: u8, length: u64| first(&[&[code][..], &length.to_le_bytes()].concat());
     assert_eq!(with_length(3, MAX_KEY), Ok(None));
     assert_eq!(with_length(3, MAX_KEY + 1), Err(ProtocolError::KeyTooLong { length: MAX_KEY + 1 }));
@@ -229,7 +229,7 @@ fn lengths_above_the_limits_are_refused_before_their_bytes_come() {
 }
 
 #[test]
-fn one_request_may_not_sum_up_to_more_than_its_limit() {
+fn request_total_above_limit_is_refused() {
     let value = vec![0; usize::try_from(MAX_VALUE).unwrap()];
     let count = MAX_REQUEST / MAX_VALUE;
     let mut decoder = RequestDecoder::new();
@@ -245,7 +245,7 @@ fn one_request_may_not_sum_up_to_more_than_its_limit() {
 }
 
 #[test]
-fn what_the_server_would_refuse_is_not_written() {
+fn oversized_request_is_not_encoded() {
     let mut out = b"before".to_vec();
     let key = vec![0; 8193];
     let refused = Request::MultiGet { keys: vec![b"a".to_vec(), key] }.encode(&mut out);
@@ -254,7 +254,7 @@ fn what_the_server_would_refuse_is_not_written() {
 }
 
 #[test]
-fn a_negative_length_is_no_answer() {
+fn negative_reply_length_is_error() {
     for kind in [ReplyKind::Keys, ReplyKind::Popped] {
         let refused = ReplyDecoder::new(kind).decode(&(-1i64).to_le_bytes());
         assert_eq!(refused, Err(ProtocolError::ImpossibleReply { number: -1 }));

@@ -10,14 +10,14 @@ use rankrun_contract::rank::Rank;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use super::{
-    ANSWER, ANSWER_LEN, KEY, LONGEST_REASON, NOTHING, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME,
-    greeting, is_same_user, number, send,
+    ADDRESS_KEY, ANSWER, ANSWER_LEN, FAILURE_PREFIX, MAX_REASON_BYTES, OTHER_USER, OTHER_VERSION, TOKEN_LEN,
+    WELCOME, greeting_message, is_same_user, read_u32, send_no_sigpipe,
 };
 use crate::process_group::error::{GroupError, LossCause};
-use crate::process_group::rendezvous::{Membership, lost_rank};
+use crate::process_group::rendezvous::{Membership, lost_rank_error};
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::map::Map;
-use crate::process_group::shm::segment::{Segment, VERSION};
+use crate::process_group::shm::segment::{LAYOUT_VERSION, Segment};
 use crate::process_group::transport::Step;
 use crate::process_group::unidentified::Retry;
 use crate::store::{StoreError, TcpStore};
@@ -36,24 +36,24 @@ impl SegmentGuest {
         membership: &Membership,
         step: &Step,
     ) -> Result<Self, GroupError> {
-        let timed_out = || lost_rank(membership, Rank(0), LossCause::Timeout(step.timeout));
-        match store.wait(&[KEY], clock::until(step.deadline)) {
+        let timed_out = || lost_rank_error(membership, Rank(0), LossCause::Timeout(step.timeout));
+        match store.wait(&[ADDRESS_KEY], clock::until(step.deadline)) {
             Err(StoreError::WaitTimeout { .. }) => return Err(timed_out()),
             result => result?,
         }
-        let value = store.get(KEY)?;
+        let value = store.get(ADDRESS_KEY)?;
         let value = String::from_utf8_lossy(&value).into_owned();
-        if let Some(why) = value.strip_prefix(NOTHING) {
-            let why = why.chars().filter(|letter| !letter.is_control()).take(LONGEST_REASON).collect();
-            return Err(SegmentError::NotMade { why }.into());
+        if let Some(why) = value.strip_prefix(FAILURE_PREFIX) {
+            let reason = why.chars().filter(|letter| !letter.is_control()).take(MAX_REASON_BYTES).collect();
+            return Err(SegmentError::NotMade { why: reason }.into());
         }
         let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
-            return Err(GroupError::strange_entry(KEY, value.as_bytes()));
+            return Err(GroupError::unexpected_entry(ADDRESS_KEY, value.as_bytes()));
         };
         let failed = |error: io::Error| match error.kind() {
             _ if socket::is_own_shortage(&error) => SegmentError::from(error).into(),
             ErrorKind::WouldBlock | ErrorKind::TimedOut => timed_out(),
-            kind => lost_rank(membership, Rank(0), kind.into()),
+            kind => lost_rank_error(membership, Rank(0), kind.into()),
         };
         let (mut retry, mut closed) = (Retry::new(clock::now()), None);
         loop {
@@ -63,13 +63,13 @@ impl SegmentGuest {
             if !is_same_user(&stream) {
                 return Err(SegmentError::OtherUser { rank: Rank(0) }.into());
             }
-            let sent = send(&stream, &greeting(token.as_bytes(), membership));
-            match sent.and_then(|()| receive(&stream, step.deadline)) {
+            let sent = send_no_sigpipe(&stream, &greeting_message(token.as_bytes(), membership));
+            match sent.and_then(|()| receive_answer(&stream, step.deadline)) {
                 Ok((answer, file)) => {
-                    let segment = open(&answer, file, membership)?;
+                    let segment = open_segment(&answer, file, membership)?;
                     return Ok(Self { stream, segment });
                 }
-                Err(error) if is_closed(&error) => match retry.next(clock::now()) {
+                Err(error) if is_peer_closed(&error) => match retry.next_attempt_at(clock::now()) {
                     Some(next) if next < step.deadline => {
                         closed.get_or_insert(error.kind());
                         std::thread::sleep(clock::until(next));
@@ -83,7 +83,7 @@ impl SegmentGuest {
 }
 
 /// Whether rank 0 has closed the connection: it may have dropped it in a flood, without reading it.
-fn is_closed(error: &io::Error) -> bool {
+fn is_peer_closed(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
@@ -103,7 +103,7 @@ fn connect(name: &str, deadline: Instant) -> io::Result<UnixStream> {
 }
 
 /// Receives the answer of rank 0 and the file descriptor with it.
-fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+fn receive_answer(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
     let (mut answer, mut file) = (Vec::new(), None);
     while answer.len() < ANSWER_LEN {
         let mut bytes = [0; ANSWER_LEN];
@@ -133,15 +133,19 @@ fn receive(stream: &UnixStream, deadline: Instant) -> io::Result<(Vec<u8>, Optio
 }
 
 /// Checks the answer of rank 0 and maps the segment.
-fn open(answer: &[u8], file: Option<OwnedFd>, membership: &Membership) -> Result<Segment, SegmentError> {
+fn open_segment(
+    answer: &[u8],
+    file: Option<OwnedFd>,
+    membership: &Membership,
+) -> Result<Segment, SegmentError> {
     if answer[..ANSWER.len()] != *ANSWER {
         return Err(SegmentError::Strange);
     }
-    let [code, version] = [0, 4].map(|at| number(answer, ANSWER.len() + at));
+    let [code, version] = [0, 4].map(|at| read_u32(answer, ANSWER.len() + at));
     let arena = u64::from_le_bytes(std::array::from_fn(|index| answer[ANSWER.len() + 8 + index]));
     match (code, file) {
         (OTHER_VERSION, _) => {
-            Err(SegmentError::OtherVersion { rank: Rank(0), theirs: version, ours: VERSION })
+            Err(SegmentError::OtherVersion { rank: Rank(0), theirs: version, ours: LAYOUT_VERSION })
         }
         (OTHER_USER, _) => Err(SegmentError::OtherUser { rank: Rank(0) }),
         (WELCOME, Some(file)) => Segment::open(file, Map::new(membership.world_size, arena)?),

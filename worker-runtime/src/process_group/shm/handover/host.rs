@@ -15,15 +15,15 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{Resource, getrlimit};
 
 use super::{
-    ANSWER, GREETING, GREETING_LEN, KEY, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, is_same_user,
-    join_failed, number,
+    ADDRESS_KEY, ANSWER, GREETING, GREETING_LEN, OTHER_USER, OTHER_VERSION, TOKEN_LEN, WELCOME, is_same_user,
+    join_error, read_u32,
 };
 use crate::process_group::error::{GroupError, LossCause};
 use crate::process_group::poll::poll;
 use crate::process_group::rendezvous::Membership;
 use crate::process_group::shm::error::SegmentError;
 use crate::process_group::shm::member::Member;
-use crate::process_group::shm::segment::VERSION;
+use crate::process_group::shm::segment::LAYOUT_VERSION;
 use crate::process_group::shm::watch::FailureWord;
 use crate::process_group::transport::Step;
 use crate::process_group::unidentified::{ACCEPT_BATCH, BACKLOG, Entry, Unidentified};
@@ -31,7 +31,7 @@ use crate::store::TcpStore;
 use crate::{clock, socket};
 
 /// How long rank 0 waits for connections before it reads the segment again.
-const SLICE: Duration = Duration::from_millis(20);
+const POLL_SLICE: Duration = Duration::from_millis(20);
 
 /// Rank 0's listener and connections.
 pub(super) struct SegmentHost<'a> {
@@ -49,7 +49,7 @@ type PeerIdentity = Option<(u32, i32)>;
 /// A connection that has not identified itself.
 struct UnidentifiedPeer {
     stream: UnixStream,
-    heard: Vec<u8>,
+    received: Vec<u8>,
 }
 
 impl<'a> SegmentHost<'a> {
@@ -65,23 +65,23 @@ impl<'a> SegmentHost<'a> {
         let listener = UnixListener::bind_addr(&address).map_err(SegmentError::from)?;
         listener.set_nonblocking(true).map_err(SegmentError::from)?;
         rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from).map_err(SegmentError::from)?;
-        store.set(KEY, format!("{name} {token}").as_bytes())?;
+        store.set(ADDRESS_KEY, format!("{name} {token}").as_bytes())?;
         let token = token.into_bytes();
         let unidentified = Unidentified::new(member.world, getrlimit(Resource::Nofile).current);
         Ok(Self { membership, member, token, listener, unidentified, admitted: Vec::new() })
     }
 
-    pub(super) fn receive_all(mut self, step: &Step) -> Result<(), GroupError> {
+    pub(super) fn wait_for_ranks(mut self, step: &Step) -> Result<(), GroupError> {
         let is_missing = |rank: usize| !self.member.counter(rank).has_reached(1);
         let membership = self.membership;
-        let join_failed = |failure| join_failed(membership, failure);
+        let join_failed = |failure| join_error(membership, failure);
         while (0..self.member.world).any(is_missing) {
-            self.member.look_for(step, None, is_missing).map_err(join_failed)?;
+            self.member.check_missing_ranks(step, None, is_missing).map_err(join_failed)?;
             self.accept()?;
-            self.hear_unidentified()?;
+            self.read_unidentified()?;
             if let Some(rank) = self.find_closed().filter(|_| (0..self.member.world).any(is_missing)) {
                 return Err(join_failed(
-                    self.member.end(step, FailureWord::Lost { rank, cause: LossCause::Closed }),
+                    self.member.fail_group(step, FailureWord::Lost { rank, cause: LossCause::Closed }),
                 ));
             }
             self.wait(step.deadline).map_err(SegmentError::from)?;
@@ -97,16 +97,16 @@ impl<'a> SegmentHost<'a> {
             .chain(self.admitted.iter().map(|(_, it)| it));
         let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
         let now = clock::now();
-        if self.unidentified.admits_at(now) <= now {
+        if self.unidentified.next_accept_at(now) <= now {
             fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
         }
-        poll(&mut fds, deadline.min(clock::after(SLICE))).map(drop)
+        poll(&mut fds, deadline.min(clock::after(POLL_SLICE))).map(drop)
     }
 
     fn accept(&mut self) -> Result<(), GroupError> {
         for _ in 0..ACCEPT_BATCH {
             let now = clock::now();
-            if self.unidentified.admits_at(now) > now {
+            if self.unidentified.next_accept_at(now) > now {
                 break;
             }
             let dropped = match self.listener.accept() {
@@ -114,14 +114,14 @@ impl<'a> SegmentHost<'a> {
                     if stream.set_nonblocking(true).is_err() {
                         continue;
                     }
-                    let source = source(&stream);
-                    self.unidentified.add(Entry::new(
-                        UnidentifiedPeer { stream, heard: Vec::new() },
+                    let source = peer_identity(&stream);
+                    self.unidentified.insert_evicting(Entry::new(
+                        UnidentifiedPeer { stream, received: Vec::new() },
                         source,
                         now,
                     ))
                 }
-                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.make_room() {
+                Err(error) if socket::is_own_shortage(&error) => match self.unidentified.evict_one() {
                     Some(dropped) => Some(dropped),
                     None => return Err(SegmentError::from(error).into()),
                 },
@@ -130,15 +130,15 @@ impl<'a> SegmentHost<'a> {
             };
             if let Some(dropped) = dropped {
                 // It may have identified itself a moment ago.
-                drop(self.hear(dropped)?);
+                drop(self.read_peer(dropped)?);
             }
         }
         Ok(())
     }
 
-    fn hear_unidentified(&mut self) -> Result<(), GroupError> {
+    fn read_unidentified(&mut self) -> Result<(), GroupError> {
         for entry in self.unidentified.take_all() {
-            if let Some(entry) = self.hear(entry)? {
+            if let Some(entry) = self.read_peer(entry)? {
                 self.unidentified.put_back(entry);
             }
         }
@@ -146,42 +146,45 @@ impl<'a> SegmentHost<'a> {
     }
 
     /// Reads a connection, and answers it if its greeting is complete; returns it if it must be read again.
-    fn hear(
+    fn read_peer(
         &mut self,
         mut entry: Entry<UnidentifiedPeer, PeerIdentity>,
     ) -> Result<Option<Entry<UnidentifiedPeer, PeerIdentity>>, GroupError> {
-        let is_complete = entry.connection.hear();
-        if !self.may_be_member(&entry.connection.heard) {
+        let is_complete = entry.connection.read_greeting();
+        if !self.is_greeting_prefix(&entry.connection.received) {
             return Ok(None);
         }
-        entry.knows_token = entry.connection.heard.len() >= GREETING.len() + 4 + TOKEN_LEN;
+        entry.knows_token = entry.connection.received.len() >= GREETING.len() + 4 + TOKEN_LEN;
         match is_complete {
-            Ok(true) => self.answer(entry.connection).map(|()| None),
+            Ok(true) => self.answer_peer(entry.connection).map(|()| None),
             Ok(false) if !clock::until(entry.deadline()).is_zero() => Ok(Some(entry)),
             _ => Ok(None),
         }
     }
 
     /// Whether the bytes so far are a correct greeting, of any version.
-    fn may_be_member(&self, heard: &[u8]) -> bool {
+    fn is_greeting_prefix(&self, received: &[u8]) -> bool {
         let starts = |heard: &[u8], expected: &[u8]| {
             let common = heard.len().min(expected.len());
             heard[..common] == expected[..common]
         };
-        starts(heard, GREETING) && heard.get(GREETING.len() + 4..).is_none_or(|it| starts(it, &self.token))
+        starts(received, GREETING)
+            && received.get(GREETING.len() + 4..).is_none_or(|it| starts(it, &self.token))
     }
 
     /// Admits a rank that knows the token, or answers why not.
-    fn answer(&mut self, peer: UnidentifiedPeer) -> Result<(), GroupError> {
-        let heard = &peer.heard;
-        let version = number(heard, GREETING.len());
-        let [world, rank] = [GREETING_LEN - 8, GREETING_LEN - 4].map(|at| number(heard, at));
+    fn answer_peer(&mut self, peer: UnidentifiedPeer) -> Result<(), GroupError> {
+        let received = &peer.received;
+        let version = read_u32(received, GREETING.len());
+        let [world, rank] = [GREETING_LEN - 8, GREETING_LEN - 4].map(|at| read_u32(received, at));
         let is_expected = (1..self.membership.world_size.get()).contains(&rank);
         let is_known = self.admitted.iter().any(|(guest, _)| Rank(rank).index() == *guest);
-        if version == VERSION && (world != self.membership.world_size.get() || !is_expected || is_known) {
+        if version == LAYOUT_VERSION
+            && (world != self.membership.world_size.get() || !is_expected || is_known)
+        {
             return Ok(());
         }
-        let code = match (version == VERSION, is_same_user(&peer.stream)) {
+        let code = match (version == LAYOUT_VERSION, is_same_user(&peer.stream)) {
             (false, _) => OTHER_VERSION,
             (_, false) => OTHER_USER,
             _ => WELCOME,
@@ -193,7 +196,7 @@ impl<'a> SegmentHost<'a> {
         match code {
             OTHER_VERSION => {
                 let rank = Rank(rank);
-                Err(SegmentError::OtherVersion { rank, theirs: version, ours: VERSION }.into())
+                Err(SegmentError::OtherVersion { rank, theirs: version, ours: LAYOUT_VERSION }.into())
             }
             OTHER_USER => Err(SegmentError::OtherUser { rank: Rank(rank) }.into()),
             _ => {
@@ -205,7 +208,7 @@ impl<'a> SegmentHost<'a> {
 
     fn send_answer(&self, stream: &UnixStream, code: u32) -> io::Result<()> {
         let arena = self.member.segment.map().arena_bytes() as u64;
-        let numbers = [code, VERSION].map(u32::to_le_bytes).concat();
+        let numbers = [code, LAYOUT_VERSION].map(u32::to_le_bytes).concat();
         let answer = [ANSWER, &numbers[..], &arena.to_le_bytes()].concat();
         let files = [self.member.segment.file()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -230,14 +233,14 @@ impl<'a> SegmentHost<'a> {
 
 impl UnidentifiedPeer {
     /// Reads the available bytes of the greeting; returns whether it is complete.
-    fn hear(&mut self) -> io::Result<bool> {
-        while self.heard.len() < GREETING_LEN {
+    fn read_greeting(&mut self) -> io::Result<bool> {
+        while self.received.len() < GREETING_LEN {
             let mut bytes = [0; GREETING_LEN];
-            match self.stream.read(&mut bytes[self.heard.len()..]) {
+            match self.stream.read(&mut bytes[self.received.len()..]) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => {
-                    let start = self.heard.len();
-                    self.heard.extend_from_slice(&bytes[start..start + read]);
+                    let start = self.received.len();
+                    self.received.extend_from_slice(&bytes[start..start + read]);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -248,6 +251,6 @@ impl UnidentifiedPeer {
     }
 }
 
-fn source(stream: &UnixStream) -> PeerIdentity {
+fn peer_identity(stream: &UnixStream) -> PeerIdentity {
     getsockopt(stream, PeerCredentials).ok().map(|peer| (peer.uid(), peer.pid()))
 }

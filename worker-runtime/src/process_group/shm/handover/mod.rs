@@ -21,9 +21,9 @@ use self::guest::SegmentGuest;
 use self::host::SegmentHost;
 use super::Shm;
 use super::error::SegmentError;
-use super::map::{Map, STAGE, STAGES};
+use super::map::{Map, STAGING_SLOT_BYTES, STAGING_SLOTS};
 use super::member::Member;
-use super::segment::{Segment, VERSION};
+use super::segment::{LAYOUT_VERSION, Segment};
 use super::wait::Spin;
 use super::watch::RankState;
 use crate::process_group::element::DataType;
@@ -34,11 +34,11 @@ use crate::process_group::transport::Step;
 use crate::store::TcpStore;
 
 /// Store key of rank 0's address.
-const KEY: &str = "shared memory";
+const ADDRESS_KEY: &str = "shared memory";
 /// Start of its value if rank 0 failed to make the segment; the reason follows.
-const NOTHING: &str = "nothing: ";
+const FAILURE_PREFIX: &str = "nothing: ";
 /// The most bytes of rank 0's reason that other ranks get.
-const LONGEST_REASON: usize = 512;
+const MAX_REASON_BYTES: usize = 512;
 
 const TOKEN_LEN: usize = 36;
 const GREETING: &[u8; 12] = b"rankrun shm\n";
@@ -54,48 +54,48 @@ const OTHER_USER: u32 = 2;
 /// Shares memory with the other ranks of the group, which are all on this host. `store`
 /// has keys of this group only.
 pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Shm, GroupError> {
-    set_up(store, membership).map_err(|error| with_agreed_failure(store, membership, error))
+    connect_ranks(store, membership).map_err(|error| with_agreed_failure(store, membership, error))
 }
 
-fn set_up(store: &TcpStore, membership: &Membership) -> Result<Shm, GroupError> {
+fn connect_ranks(store: &TcpStore, membership: &Membership) -> Result<Shm, GroupError> {
     // All ranks see this error before one of them waits for another.
     Map::new(membership.world_size, 0)?;
     let call = Call {
         operation: Operation::Join,
         data_type: DataType::None,
-        reduction: None,
+        reduce_op: None,
         root: None,
         count: 0,
         sequence: 0,
     };
-    let step = Step { call, deadline: membership.join_by, timeout: membership.timeout };
-    let join_failed = |failure| join_failed(membership, failure);
+    let step = Step { call, deadline: membership.join_deadline, timeout: membership.timeout };
+    let join_failed = |failure| join_error(membership, failure);
     let mut shm = if membership.rank == Rank(0) {
-        let made =
+        let segment_result =
             Segment::create(membership.world_size).and_then(|segment| enter_segment(segment, membership));
-        if let Err(error) = &made {
+        if let Err(error) = &segment_result {
             // The launcher may stop this rank before its own error is written, so the other ranks can say why.
             let why = error.to_string();
-            let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
-            drop(store.set(KEY, format!("{NOTHING}{why}").as_bytes()));
+            let why = &why[..why.floor_char_boundary(MAX_REASON_BYTES)];
+            drop(store.set(ADDRESS_KEY, format!("{FAILURE_PREFIX}{why}").as_bytes()));
         }
-        let mut shm = made?;
-        shm.member.arrive();
-        SegmentHost::new(store, membership, &shm.member)?.receive_all(&step)?;
+        let mut shm = segment_result?;
+        shm.member.advance_counter();
+        SegmentHost::new(store, membership, &shm.member)?.wait_for_ranks(&step)?;
         // All have read it. Without the store there is nothing to delete.
-        drop(store.delete(KEY));
+        drop(store.delete_key(ADDRESS_KEY));
         shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     } else {
         let guest = SegmentGuest::connect(store, membership, &step)?;
         let mut shm = enter_segment(guest.segment, membership)?;
-        shm.member.arrive();
+        shm.member.advance_counter();
         // Rank 0 may have closed the connection: it has all it needs.
-        drop(send(&guest.stream, b"."));
+        drop(send_no_sigpipe(&guest.stream, b"."));
         shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     };
-    shm.settle();
+    shm.finish_setup();
     Ok(shm)
 }
 
@@ -104,22 +104,24 @@ fn enter_segment(segment: Segment, membership: &Membership) -> Result<Shm, Segme
     let rank = membership.rank.index();
     let map = *segment.map();
     segment.lock_rank(rank)?;
-    segment.populate(map.stages(rank), STAGE * STAGES as usize)?;
-    let (high, low) = process().as_u64_pair();
+    segment.populate(map.staging_slots(rank), STAGING_SLOT_BYTES * STAGING_SLOTS as usize)?;
+    let (high, low) = process_uuid().as_u64_pair();
     for (at, word) in [(0, high), (8, low)] {
-        segment.word64(map.process(rank) + at).store(word, Ordering::Relaxed);
+        segment.atomic_u64(map.process_id(rank) + at).store(word, Ordering::Relaxed);
     }
-    for (index, word) in processors().into_iter().enumerate() {
-        segment.word64(map.processors(rank) + index * 8).store(word, Ordering::Relaxed);
+    for (index, word) in allowed_cpus().into_iter().enumerate() {
+        segment.atomic_u64(map.cpu_set(rank) + index * 8).store(word, Ordering::Relaxed);
     }
-    segment.word32(map.arenas(rank)).store(u32::from(segment.has_arenas()), Ordering::Relaxed);
+    segment
+        .atomic_u32(map.arenas_mapped_flag(rank))
+        .store(u32::from(segment.has_arenas()), Ordering::Relaxed);
     let member = Member::new(Arc::new(segment), rank);
     member.set_state(RankState::Here);
     Ok(Shm::new(member))
 }
 
 /// An id of this process; a fork has another one.
-fn process() -> uuid::Uuid {
+fn process_uuid() -> uuid::Uuid {
     use std::sync::OnceLock;
     static PROCESS: OnceLock<uuid::Uuid> = OnceLock::new();
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
@@ -127,7 +129,7 @@ fn process() -> uuid::Uuid {
 }
 
 /// The processors that this rank may use, one bit each; all bits if there are too many.
-fn processors() -> [u64; 16] {
+fn allowed_cpus() -> [u64; 16] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; 16] };
     std::array::from_fn(|word| {
         (0..64).filter(|bit| set.is_set(word * 64 + bit)).fold(0, |bits, bit| bits | 1 << bit)
@@ -136,36 +138,36 @@ fn processors() -> [u64; 16] {
 
 impl Shm {
     /// Chooses what depends on all ranks, once all are here.
-    fn settle(&mut self) {
+    fn finish_setup(&mut self) {
         let (segment, world) = (&self.member.segment, self.member.world);
         let map = segment.map();
         let word =
-            |rank, index: usize| segment.word64(map.processors(rank) + index * 8).load(Ordering::Relaxed);
+            |rank, index: usize| segment.atomic_u64(map.cpu_set(rank) + index * 8).load(Ordering::Relaxed);
         let union = |index| (0..world).fold(0, |bits, rank| bits | word(rank, index));
         let processors: u32 = (0..16).map(|index| union(index).count_ones()).sum();
-        let has_arenas = |rank| segment.word32(map.arenas(rank)).load(Ordering::Relaxed) == 1;
+        let has_arenas = |rank| segment.atomic_u32(map.arenas_mapped_flag(rank)).load(Ordering::Relaxed) == 1;
         let all_have_arenas = (0..world).all(has_arenas);
         self.member.spin = Spin::new(processors as usize >= world);
         self.open_arena(all_have_arenas);
     }
 }
 
-fn join_failed(membership: &Membership, failure: GroupFailure) -> GroupError {
+fn join_error(membership: &Membership, failure: GroupFailure) -> GroupError {
     GroupError::Failed { operation: Operation::Join, failure, members: membership.members.clone() }
 }
 
-fn greeting(token: &[u8], membership: &Membership) -> Vec<u8> {
+fn greeting_message(token: &[u8], membership: &Membership) -> Vec<u8> {
     let numbers = [membership.world_size.get(), membership.rank.0].map(u32::to_le_bytes).concat();
-    [GREETING, &VERSION.to_le_bytes()[..], token, &numbers].concat()
+    [GREETING, &LAYOUT_VERSION.to_le_bytes()[..], token, &numbers].concat()
 }
 
 /// Sends a few bytes without the risk of SIGPIPE.
-fn send(stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
+fn send_no_sigpipe(stream: &UnixStream, bytes: &[u8]) -> io::Result<()> {
     let sent = rustix::net::send(stream, bytes, rustix::net::SendFlags::NOSIGNAL)?;
     if sent == bytes.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-fn number(bytes: &[u8], at: usize) -> u32 {
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 

@@ -55,8 +55,8 @@ const JUNK: [&[u8]; 7] = [
 ];
 
 #[test]
-fn a_full_machine() {
-    let machine = look(full().path(), everything());
+fn machine_with_every_vendor_is_listed() {
+    let machine = probe_kernel(full().path(), everything());
     let kinds: Vec<_> = machine.accelerators.iter().map(|card| card.kind).collect();
     let expected = [DeviceType::Cuda, DeviceType::Rocm, DeviceType::Xpu, DeviceType::Hpu, DeviceType::Npu];
     assert_eq!(kinds, expected);
@@ -64,13 +64,13 @@ fn a_full_machine() {
 }
 
 #[test]
-fn one_broken_file_costs_at_most_its_own_device() {
+fn broken_file_loses_at_most_one_device() {
     for junk in JUNK {
         let folder = full();
         for file in files(folder.path()) {
             let good = fs::read(&file).unwrap();
             fs::write(&file, junk).unwrap();
-            let found = look(folder.path(), everything()).accelerators.len();
+            let found = probe_kernel(folder.path(), everything()).accelerators.len();
             // The card with the broken file may be lost; the other cards stay.
             assert!(found >= 4, "{found} left with {junk:?} in {}", file.display());
             fs::write(&file, good).unwrap();
@@ -79,20 +79,20 @@ fn one_broken_file_costs_at_most_its_own_device() {
 }
 
 #[test]
-fn nothing_but_junk() {
+fn junk_in_every_file_does_not_panic() {
     for junk in JUNK {
         let folder = full();
         for file in files(folder.path()) {
             fs::write(file, junk).unwrap();
         }
-        let machine = look(folder.path(), everything());
+        let machine = probe_kernel(folder.path(), everything());
         assert!(machine.accelerators.len() <= 5);
         serde_json::to_string(&machine).unwrap();
     }
 }
 
 #[test]
-fn endless_files_pipes_and_folders_in_their_place() {
+fn huge_files_fifos_and_folders_do_not_block_probe() {
     let folder = full();
     for (number, file) in files(folder.path()).into_iter().enumerate() {
         match number % 3 {
@@ -108,11 +108,11 @@ fn endless_files_pipes_and_folders_in_their_place() {
         }
     }
     // The test passes if the call returns.
-    assert!(look(folder.path(), everything()).accelerators.len() <= 5);
+    assert!(probe_kernel(folder.path(), everything()).accelerators.len() <= 5);
 }
 
 #[test]
-fn a_card_that_is_there_and_cannot_be_read() {
+fn unreadable_card_is_reported_as_failed() {
     let folder = Folder::new();
     folder.nvidia("0000:01:00.0", 0, "GPU-a").file("proc/driver/nvidia/gpus/0000:01:00.0/information", "?");
     folder.amd(2, 0x0300, "renderD128", "").remove("sys/class/kfd/kfd/topology/nodes/2/properties");
@@ -122,11 +122,11 @@ fn a_card_that_is_there_and_cannot_be_read() {
 }
 
 #[test]
-fn links_in_circles() {
+fn circular_symlinks_end_probe_without_devices() {
     let folder = Folder::new();
     folder.link("nodes", "sys/class/kfd/kfd/topology/nodes").link("../drivers/xe", "sys/bus/pci/drivers/xe");
     folder.link("a", "sys/class/net/a").link("accel", "sys/class/accel");
-    let machine = look(folder.path(), everything());
+    let machine = probe_kernel(folder.path(), everything());
     assert_eq!((machine.accelerators.len(), machine.nics.len()), (0, 0));
     assert!(troubles(&folder, DeviceType::Rocm)[0].1, "not simply absent");
 }
@@ -135,12 +135,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn no_text_is_a_panic(text in "(gpu_id|simd_count|location_id|domain|[0-9]{1,20}|0x[0-9a-f]{1,9}|[ \n:.,-]|.){0,24}") {
+    fn any_file_content_does_not_panic(text in "(gpu_id|simd_count|location_id|domain|[0-9]{1,20}|0x[0-9a-f]{1,9}|[ \n:.,-]|.){0,24}") {
         let folder = full();
         for file in files(folder.path()) {
             fs::write(file, &text).unwrap();
         }
-        let machine = look(folder.path(), everything());
+        let machine = probe_kernel(folder.path(), everything());
         prop_assert!(machine.accelerators.iter().all(|card| !card.name.chars().any(char::is_control)));
     }
 }

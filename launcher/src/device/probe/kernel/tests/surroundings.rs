@@ -4,11 +4,11 @@ use super::*;
 use crate::device::{Cpu, Nic, NumaNode};
 
 fn all(folder: &Folder) -> Machine {
-    look(folder.path(), everything())
+    probe_kernel(folder.path(), everything())
 }
 
 #[test]
-fn two_sockets() {
+fn cpu_layout_of_two_sockets() {
     let folder = Folder::new();
     folder.file("sys/devices/system/cpu/online", "0-5\n");
     folder.file("sys/devices/system/node/node0/cpulist", "0,2,4\n");
@@ -35,7 +35,7 @@ fn two_sockets() {
 }
 
 #[test]
-fn a_kernel_without_nodes() {
+fn kernel_without_numa_has_single_node() {
     let folder = Folder::new();
     folder.file("sys/devices/system/cpu/online", "0,2\n").cpu(0, 0, "0-1", &[]);
     let layout = all(&folder).cpus.unwrap();
@@ -45,7 +45,7 @@ fn a_kernel_without_nodes() {
 }
 
 #[test]
-fn groups_that_do_not_have_the_cpu_itself() {
+fn cpu_group_without_own_cpu_is_ignored() {
     let folder = Folder::new();
     folder.file("sys/devices/system/cpu/online", "0-1\n");
     folder.cpu(0, 0, "1", &[(1, "Data", "9-12")]).cpu(1, 0, "0-1", &[(1, "Data", "0-4294967295")]);
@@ -55,7 +55,7 @@ fn groups_that_do_not_have_the_cpu_itself() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_there() {
+fn unrequested_facts_are_not_probed() {
     let folder = Folder::new();
     folder.file("sys/devices/system/cpu/online", "0\n");
     folder.amd(2, 0x0300, "renderD128", "").amd(3, 0x0500, "renderD129", "");
@@ -64,7 +64,7 @@ fn what_is_not_asked_for_is_not_there() {
         "eth0",
         "pci0000:00/0000:09:00.0",
     );
-    let machine = look(folder.path(), ProbeScope::default());
+    let machine = probe_kernel(folder.path(), ProbeScope::default());
     assert_eq!((machine.cpus, machine.links, machine.nics), (None, vec![], vec![]));
     assert_eq!(machine.accelerators[0].state, None);
     let machine = all(&folder);
@@ -72,7 +72,7 @@ fn what_is_not_asked_for_is_not_there() {
 }
 
 #[test]
-fn hives_win_over_the_way_by_pci() {
+fn xgmi_hive_takes_precedence_over_pci_path() {
     let folder = Folder::new();
     for (node, hive) in [(2, 7), (3, 0), (4, 7), (5, 8), (6, 0)] {
         folder.amd(node, node << 8, &format!("renderD{}", 126 + node), &format!("hive_id {hive}\n"));
@@ -85,7 +85,7 @@ fn hives_win_over_the_way_by_pci() {
 }
 
 #[test]
-fn tiles_of_one_card_are_near() {
+fn tiles_of_one_card_have_close_link() {
     let folder = Folder::new();
     folder.intel("0000:1b:00.0", "xe", 128).intel("0000:9a:00.0", "xe", 129);
     for tile in ["1b:00.0/tile0", "1b:00.0/tile1", "9a:00.0/tile0"] {
@@ -96,7 +96,7 @@ fn tiles_of_one_card_are_near() {
 }
 
 #[test]
-fn a_card_without_a_known_way_has_no_link() {
+fn card_without_pci_path_has_no_link() {
     let folder = Folder::new();
     folder.habana(0, "0000:33:00.0", "operational\n").habana(1, "0000:34:00.0", "operational\n");
     folder.pci("pci0000:00/0000:34:00.0", "0x1da3", "0x120000");
@@ -104,7 +104,7 @@ fn a_card_without_a_known_way_has_no_link() {
 }
 
 #[test]
-fn network_cards() {
+fn network_cards_are_listed_with_links() {
     let folder = Folder::new();
     folder.nvidia("0000:12:00.0", 0, "GPU-a").nvidia("0000:92:00.0", 1, "GPU-b").nvidia(
         "0000:a0:00.0",

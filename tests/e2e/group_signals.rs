@@ -1,0 +1,86 @@
+//! Signals to the whole job: a scheduler signals workers and launcher alike, and not in one instant.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, field, is_rankrun, is_soak};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn worker_pids(job: &Job) -> Vec<Pid> {
+    let lines = job.wait_for_lines("alive rank=", 2);
+    let pid = |line: &String| field(line, "pid").and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
+    lines.iter().map(|line| pid(line).expect("a worker says its pid")).collect()
+}
+
+fn send_sigterm(workers: &[Pid]) {
+    for worker in workers {
+        // The launcher may have ended it already.
+        let _ = kill(*worker, Signal::SIGTERM);
+    }
+}
+
+/// The launcher is told 50 ms before the workers, at once, up to 50 ms after them.
+#[test]
+fn sigterm_to_launcher_and_workers_is_not_a_failure() {
+    if !is_rankrun() {
+        return;
+    }
+    const ENDS: [&[&str]; 3] = [
+        &["alive", "forever"],
+        &["catch", "alive", "signal", "exit=143"],
+        // As a Python handler does that calls `sys.exit(1)`.
+        &["catch", "alive", "signal", "exit=1"],
+    ];
+    let runs: i64 = if is_soak() { 240 } else { 30 };
+    for run in 0..runs {
+        let name = if run % 2 == 0 { Name::Rankrun } else { Name::Torchrun };
+        let steps = ENDS[(run / 2 % 3).unsigned_abs() as usize];
+        let launch = Launch::standalone(name, 2).args(["--max-restarts", "3"]);
+        let job = launch.worker(steps.iter().copied()).start();
+        let workers = worker_pids(&job);
+        let delay = run * 100 / (runs - 1) - 50;
+        // The time between the two is what is tested.
+        let apart = Duration::from_millis(delay.unsigned_abs());
+        if delay < 0 {
+            job.signal(Signal::SIGTERM);
+            sleep(apart);
+            send_sigterm(&workers);
+        } else {
+            send_sigterm(&workers);
+            sleep(apart);
+            job.signal(Signal::SIGTERM);
+        }
+        let outcome = job.wait();
+        outcome.expect_exit_code(name.code(143)).expect_absent("life=1");
+        if !steps.contains(&"exit=1") {
+            outcome.expect_absent("failed first");
+        }
+    }
+}
+
+#[test]
+fn signal_to_one_worker_is_a_failure() {
+    for name in Name::both() {
+        for end in ["die=SIGTERM", "die=SIGHUP", "exit=143"] {
+            let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
+            let steps = ["alive", &format!("rank0:life<1:{end}"), "rank1:life<1:forever"];
+            launch
+                .worker(steps)
+                .run()
+                .expect_exit_code(0)
+                .expect_stdout("alive rank=0 life=1")
+                .expect_stdout("alive rank=1 life=1");
+        }
+    }
+}
+
+#[test]
+fn failure_report_names_rank_killed_first() {
+    if is_rankrun() {
+        let launch = Launch::standalone(Name::Rankrun, 2);
+        let outcome = launch.worker(["alive", "rank1:die=SIGTERM", "forever"]).run();
+        outcome.expect_exit_code(143).expect_stderr("rank 1 failed first: killed by SIGTERM");
+        outcome.expect_stderr("rank 0: killed by SIGTERM");
+    }
+}
