@@ -121,7 +121,7 @@ impl CudaLearner {
             // What NCCL could not do was taken off the streams, and what came behind it has made a step of nonsense: that is not to
             // be saved.
             // SAFETY: the stream is the model's.
-            unsafe { ddp.wait(on_device.raw()) }?;
+            unsafe { ddp.synchronize(on_device.raw()) }?;
         }
         Ok(on_device.gpu.get(&on_device.parameters, &mut model.parameters)?)
     }

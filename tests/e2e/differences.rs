@@ -8,7 +8,7 @@ use std::path::Path;
 use harness::{Job, Launch, Name, Outcome, Scratch, free_port, is_rankrun};
 use nix::sys::signal::Signal;
 
-use crate::contract::tests_here;
+use crate::contract::list_tests;
 
 /// What torchrun 2.15 does.
 #[track_caller]
@@ -220,7 +220,7 @@ fn quoted_test_paths(text: &str) -> BTreeSet<&str> {
 fn differences_document_names_existing_tests() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
     let text = fs::read_to_string(checkout.join("docs/differences.md")).expect("the document is there");
-    let (named, here) = (quoted_test_paths(&text), tests_here());
+    let (named, here) = (quoted_test_paths(&text), list_tests());
     assert!(named.len() > 30, "the document names only {named:?}");
     for path in named {
         let is_there = match path.strip_prefix("pytorch::").and_then(|path| path.split_once("::")) {

@@ -9,10 +9,10 @@ use nix::sys::signal::Signal;
 const CTRL_Z: &str = "\u{1a}";
 
 /// What `$?` is for a job that Ctrl-Z has stopped.
-const STOPPED: &str = "status=148";
+const STOPPED_STATUS: &str = "status=148";
 
 /// Far above what anything here takes.
-const PROMPT: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A shell with job control. The launch runs in its foreground as soon as it is typed.
 struct Shell {
@@ -22,7 +22,7 @@ struct Shell {
 impl Shell {
     /// `launch` is complete but for its start.
     #[track_caller]
-    fn of(launch: Launch) -> Self {
+    fn start(launch: Launch) -> Self {
         let line = "printf '%s\\n' \"$@\" > \"$HOME/words\"; exec bash --noprofile --noediting --rcfile \"$HOME/rc\" -i";
         let launch = launch.under(["sh", "-c", line, "sh"]).terminal();
         let home = launch.temporary().with_file_name("home");
@@ -34,28 +34,28 @@ impl Shell {
     }
 
     /// In a job's status line the number stands there; what is typed has none.
-    fn types(&mut self, command: &str) {
+    fn type_command(&mut self, command: &str) {
         self.job.type_text(&format!("{command}; echo status=$?\n"));
     }
 
     #[track_caller]
-    fn runs(mut self, workers: usize) -> Self {
-        self.types("\"${words[@]}\"");
+    fn start_job(mut self, workers: usize) -> Self {
+        self.type_command("\"${words[@]}\"");
         self.job.wait_for_lines("alive rank=", workers);
         self
     }
 
-    fn guard(&self) -> i32 {
+    fn guard_pid(&self) -> i32 {
         self.job.only_child_of(self.job.pid())
     }
 
-    fn agent(&self) -> i32 {
-        self.job.only_child_of(self.guard())
+    fn agent_pid(&self) -> i32 {
+        self.job.only_child_of(self.guard_pid())
     }
 
     /// All that the job is made of but the agent, which is never stopped.
-    fn all_but_the_agent(&self) -> Vec<Process> {
-        let (shell, agent) = (self.job.pid(), self.agent());
+    fn processes_except_agent(&self) -> Vec<Process> {
+        let (shell, agent) = (self.job.pid(), self.agent_pid());
         let mut all = self.job.processes();
         all.retain(|process| process.pid != shell && process.pid != agent);
         all
@@ -63,24 +63,24 @@ impl Shell {
 
     /// Types the `times`th Ctrl-Z and returns the processes that it has stopped.
     #[track_caller]
-    fn stops(&mut self, times: usize) -> Vec<Process> {
+    fn suspend(&mut self, times: usize) -> Vec<Process> {
         self.job.type_text(CTRL_Z);
-        self.job.wait_for_lines(STOPPED, times);
-        let all = self.all_but_the_agent();
+        self.job.wait_for_lines(STOPPED_STATUS, times);
+        let all = self.processes_except_agent();
         // A process that is told to stop needs a moment on a processor for it.
-        self.until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)));
+        self.wait_until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)));
         all
     }
 
     #[track_caller]
-    fn goes_on(&self) {
-        let all = self.all_but_the_agent();
-        self.until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
+    fn wait_until_continued(&self) {
+        let all = self.processes_except_agent();
+        self.wait_until("all go on", || !all.iter().any(|process| is_stopped(process.pid)));
     }
 
     #[track_caller]
-    fn until(&self, what: &str, happened: impl Fn() -> bool) {
-        let limit = self.job.elapsed() + PROMPT;
+    fn wait_until(&self, what: &str, happened: impl Fn() -> bool) {
+        let limit = self.job.elapsed() + STEP_TIMEOUT;
         while !happened() {
             assert!(self.job.elapsed() < limit, "never seen: {what}\n{}", self.job);
             yield_now();
@@ -88,7 +88,7 @@ impl Shell {
     }
 
     #[track_caller]
-    fn ends(mut self, status: i32) {
+    fn expect_job_status(mut self, status: i32) {
         self.job.wait_for_line(&format!("status={status}"));
         self.job.type_text("exit 0\n");
         self.job.wait().expect_exit_code(0);
@@ -96,32 +96,32 @@ impl Shell {
 }
 
 #[test]
-fn ctrl_z_stops_everybody_and_fg_continues() {
+fn ctrl_z_stops_guard_and_workers_until_fg_or_bg() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let gate = Gate::closed();
         let launch = Launch::standalone(*name, 2).worker(["alive", &gate.step(), "print=over", "exit=0"]);
-        let mut shell = Shell::of(launch).runs(2);
+        let mut shell = Shell::start(launch).start_job(2);
         for times in 1..=2 {
-            assert_eq!(shell.stops(times).len(), 3, "{}", shell.job);
-            shell.types("fg");
-            shell.goes_on();
+            assert_eq!(shell.suspend(times).len(), 3, "{}", shell.job);
+            shell.type_command("fg");
+            shell.wait_until_continued();
         }
-        shell.stops(3);
-        shell.types("bg");
-        shell.goes_on();
+        shell.suspend(3);
+        shell.type_command("bg");
+        shell.wait_until_continued();
         gate.open(2);
         shell.job.wait_for_lines("over", 2);
-        shell.types("wait %1; echo end=$?");
+        shell.type_command("wait %1; echo end=$?");
         shell.job.wait_for_line("end=0");
-        shell.ends(0);
+        shell.expect_job_status(0);
     }
 }
 
 #[test]
-fn a_stopped_job_ends_by_a_signal_and_whoever_left_the_group_too() {
+fn stopped_job_with_daemons_ends_on_signal() {
     if !is_rankrun() {
         return;
     }
@@ -130,172 +130,174 @@ fn a_stopped_job_ends_by_a_signal_and_whoever_left_the_group_too() {
     {
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
         // Helpers say that they are alive too.
-        let mut shell = Shell::of(Launch::standalone(name, 2).worker(steps)).runs(6);
-        let all = shell.stops(1);
+        let mut shell = Shell::start(Launch::standalone(name, 2).worker(steps)).start_job(6);
+        let all = shell.suspend(1);
         assert_eq!(all.len(), 7, "{}", shell.job);
         // The shell's own `kill` continues a stopped job after the signal.
-        shell.types(&format!("kill -{signal} %1"));
+        shell.type_command(&format!("kill -{signal} %1"));
         shell.job.wait_for_lines(&format!("got SIG{signal} rank="), 2);
-        shell.job.expect_processes_gone(&all, PROMPT);
-        shell.types("wait %1; echo end=$?");
+        shell.job.expect_processes_gone(&all, STEP_TIMEOUT);
+        shell.type_command("wait %1; echo end=$?");
         shell.job.wait_for_line(&format!("end={status}"));
-        shell.ends(0);
+        shell.expect_job_status(0);
     }
 }
 
 #[test]
-fn a_shell_that_leaves_takes_its_stopped_job_with_it() {
+fn shell_exit_ends_stopped_job() {
     if !is_rankrun() {
         return;
     }
     let steps = ["catch", "helper=daemon", "alive", "forever"];
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--grace", "0"]).worker(steps);
-    let mut shell = Shell::of(launch).runs(2);
-    let all = shell.stops(1);
+    let mut shell = Shell::start(launch).start_job(2);
+    let all = shell.suspend(1);
     // The first one only warns.
     shell.job.type_text("exit\nexit\n");
-    shell.job.expect_processes_gone(&all, PROMPT);
+    shell.job.expect_processes_gone(&all, STEP_TIMEOUT);
     let _ = shell.job.wait();
 }
 
 #[test]
-fn killed_while_stopped_nobody_is_left() {
+fn launcher_killed_while_stopped_leaves_no_processes() {
     if !is_rankrun() {
         return;
     }
-    for victim in [Shell::guard, Shell::agent] {
+    for victim in [Shell::guard_pid, Shell::agent_pid] {
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "forever"];
-        let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(6);
-        let mut all = shell.stops(1);
-        all.extend(Process::open(shell.agent()));
+        let mut shell = Shell::start(Launch::standalone(Name::Rankrun, 2).worker(steps)).start_job(6);
+        let mut all = shell.suspend(1);
+        all.extend(Process::open(shell.agent_pid()));
         shell.job.signal_to(victim(&shell), Signal::SIGKILL);
-        shell.job.expect_processes_gone(&all, PROMPT);
+        shell.job.expect_processes_gone(&all, STEP_TIMEOUT);
         shell.job.type_text("exit\nexit\n");
         let _ = shell.job.wait();
     }
 }
 
 #[test]
-fn a_signal_to_the_agent_ends_a_stopped_job() {
+fn signal_to_agent_ends_stopped_job() {
     if !is_rankrun() {
         return;
     }
     // As from a service manager that signals all processes of a control group.
     let steps = ["catch", "alive", "signal", "exit=0"];
-    let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
-    let all = shell.stops(1);
-    shell.job.signal_to(shell.agent(), Signal::SIGTERM);
+    let mut shell = Shell::start(Launch::standalone(Name::Rankrun, 2).worker(steps)).start_job(2);
+    let all = shell.suspend(1);
+    shell.job.signal_to(shell.agent_pid(), Signal::SIGTERM);
     shell.job.wait_for_lines("got SIGTERM rank=", 2);
-    shell.job.expect_processes_gone(&all, PROMPT);
-    shell.types("wait %1; echo end=$?");
+    shell.job.expect_processes_gone(&all, STEP_TIMEOUT);
+    shell.type_command("wait %1; echo end=$?");
     shell.job.wait_for_line("end=143");
-    shell.ends(0);
+    shell.expect_job_status(0);
 }
 
 /// An agent that answers late, because it was frozen itself, undoes no Ctrl-Z.
 #[test]
-fn a_late_answer_of_the_agent_continues_nobody() {
+fn late_agent_answer_leaves_job_stopped() {
     if !is_rankrun() {
         return;
     }
     let steps = ["catch", "alive", "signal", "exit=0"];
-    let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).worker(steps)).runs(1);
-    let (guard, agent) = (shell.guard(), shell.agent());
+    let mut shell = Shell::start(Launch::standalone(Name::Rankrun, 1).worker(steps)).start_job(1);
+    let (guard, agent) = (shell.guard_pid(), shell.agent_pid());
     shell.job.signal_to(agent, Signal::SIGSTOP);
-    shell.until("the agent is frozen", || is_stopped(agent));
+    shell.wait_until("the agent is frozen", || is_stopped(agent));
     shell.job.type_text(CTRL_Z);
-    shell.job.wait_for_line(STOPPED);
+    shell.job.wait_for_line(STOPPED_STATUS);
     shell.job.signal_to(agent, Signal::SIGCONT);
-    let all = shell.all_but_the_agent();
+    let all = shell.processes_except_agent();
     // It waits once it has answered.
-    shell.until("all are stopped", || all.iter().all(|process| is_stopped(process.pid)) && is_asleep(agent));
+    shell.wait_until("all are stopped", || {
+        all.iter().all(|process| is_stopped(process.pid)) && is_asleep(agent)
+    });
     assert!(is_stopped(guard), "the guard goes on\n{}", shell.job);
-    shell.types("fg");
-    shell.goes_on();
+    shell.type_command("fg");
+    shell.wait_until_continued();
     shell.job.type_text("\u{3}");
-    shell.ends(130);
+    shell.expect_job_status(130);
 }
 
 /// The shell keeps the launcher stopped, and the time limit ends the job all the same.
 #[test]
-fn the_time_limit_ends_a_stopped_job() {
+fn time_limit_ends_stopped_job() {
     if !is_rankrun() {
         return;
     }
     for (name, status) in [(Name::Rankrun, 124), (Name::Torchrun, 1)] {
         let launch = Launch::standalone(name, 2).env("RANKRUN_TIME_LIMIT", "6");
         let steps = ["catch", "helper=plain", "helper=daemon", "alive", "signal", "exit=0"];
-        let mut shell = Shell::of(launch.worker(steps)).runs(6);
-        let all = shell.stops(1);
+        let mut shell = Shell::start(launch.worker(steps)).start_job(6);
+        let all = shell.suspend(1);
         shell.job.wait_for_lines("got SIGTERM rank=", 2);
-        shell.job.expect_processes_gone(&all, PROMPT);
-        shell.types("wait %1; echo end=$?");
+        shell.job.expect_processes_gone(&all, STEP_TIMEOUT);
+        shell.type_command("wait %1; echo end=$?");
         shell.job.wait_for_line(&format!("end={status}"));
-        shell.ends(0);
+        shell.expect_job_status(0);
     }
 }
 
 #[test]
-fn a_stop_that_is_under_way_is_stopped_and_goes_on() {
+fn ctrl_z_during_shutdown_suspends_it_until_fg() {
     if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let steps = ["catch", "alive", "signal", &gate.step(), "exit=0"];
-    let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 2).worker(steps)).runs(2);
+    let mut shell = Shell::start(Launch::standalone(Name::Rankrun, 2).worker(steps)).start_job(2);
     shell.job.type_text("\u{3}");
     shell.job.wait_for_lines("got SIGINT rank=", 2);
-    shell.stops(1);
-    shell.types("fg");
+    shell.suspend(1);
+    shell.type_command("fg");
     gate.open(2);
-    shell.ends(130);
+    shell.expect_job_status(130);
 }
 
 #[test]
-fn the_wait_for_leftovers_can_be_stopped() {
+fn ctrl_z_during_leftover_wait_suspends_it_until_fg() {
     if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let line =
         format!("setsid --fork sh -c 'read x < {}; echo uploaded'; echo alive rank=0", gate.path().display());
-    let mut shell = Shell::of(Launch::standalone(Name::Rankrun, 1).shell(&line)).runs(1);
+    let mut shell = Shell::start(Launch::standalone(Name::Rankrun, 1).shell(&line)).start_job(1);
     shell.job.wait_for_line("for what they left behind");
-    assert!(shell.stops(1).len() >= 2, "{}", shell.job);
-    shell.types("fg");
-    shell.goes_on();
+    assert!(shell.suspend(1).len() >= 2, "{}", shell.job);
+    shell.type_command("fg");
+    shell.wait_until_continued();
     gate.open(1);
     // The byte is no line: its end is.
     drop(gate);
-    shell.ends(0);
+    shell.expect_job_status(0);
 }
 
 #[test]
-fn what_was_ignored_at_the_start_stays_ignored() {
+fn sigtstp_ignored_at_start_stays_ignored() {
     if !is_rankrun() {
         return;
     }
     let gate = Gate::closed();
     let launch = Launch::standalone(Name::Rankrun, 1).worker(["alive", &gate.step(), "exit=0"]);
-    let mut shell = Shell::of(launch);
-    shell.types("(trap '' TSTP; exec \"${words[@]}\")");
+    let mut shell = Shell::start(launch);
+    shell.type_command("(trap '' TSTP; exec \"${words[@]}\")");
     shell.job.wait_for_line("alive rank=0");
     shell.job.type_text(CTRL_Z);
     shell.job.wait_for_text("^Z");
     gate.open(1);
-    shell.ends(0);
+    shell.expect_job_status(0);
 }
 
 /// Another process of the pipeline reads the terminal from the background: the whole process group gets SIGTTIN.
 #[test]
-fn a_pipeline_in_the_background_is_stopped_as_one() {
+fn background_pipeline_reading_terminal_is_stopped_as_one() {
     if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
     let (gate, reader) = (Gate::new(&scratch, "gate"), Gate::new(&scratch, "reader"));
     let launch = Launch::standalone(Name::Rankrun, 1).worker(["eprint=alive rank=0", &gate.step(), "exit=0"]);
-    let mut shell = Shell::of(launch);
+    let mut shell = Shell::start(launch);
     let reads = format!("{{ head -c 1 {} > /dev/null; read x < /dev/tty; cat; }}", reader.path().display());
     shell.job.type_text(&format!("\"${{words[@]}}\" | {reads} &\n"));
     shell.job.wait_for_line("alive rank=0");
@@ -309,15 +311,15 @@ fn a_pipeline_in_the_background_is_stopped_as_one() {
             && !workers.is_empty()
             && workers.iter().all(|process| is_stopped(process.pid))
     };
-    shell.until("guard and worker are stopped", stopped);
-    shell.types("fg");
+    shell.wait_until("guard and worker are stopped", stopped);
+    shell.type_command("fg");
     shell.job.type_text("\n");
     gate.open(1);
-    shell.ends(0);
+    shell.expect_job_status(0);
 }
 
 #[test]
-fn a_worker_that_is_stopped_gets_to_see_the_signal() {
+fn stopped_worker_receives_termination_signal() {
     if !is_rankrun() {
         return;
     }
@@ -336,7 +338,7 @@ fn a_worker_that_is_stopped_gets_to_see_the_signal() {
 }
 
 #[test]
-fn a_worker_that_was_stopped_for_a_while_goes_on() {
+fn worker_stopped_and_continued_runs_to_success() {
     if !is_rankrun() {
         return;
     }

@@ -7,7 +7,7 @@ use harness::{Gate, Job, Launch, Name, Outcome, Scratch, example, field, is_rank
 use nix::sys::signal::Signal;
 
 /// A job of two that leaves out local rank 1.
-fn two(name: Name) -> Launch {
+fn leave_out_rank_1(name: Name) -> Launch {
     let launch = Launch::standalone(name, 2);
     match name {
         Name::Rankrun => launch.args(["--leave-out", "1"]),
@@ -18,33 +18,33 @@ fn two(name: Name) -> Launch {
 
 /// The script that was named last, of so many.
 #[track_caller]
-fn script(job: &Job, count: usize) -> String {
+fn wait_for_script_path(job: &Job, count: usize) -> String {
     let line = job.wait_for_lines("  sh /", count).pop().expect("there is one");
     line.trim_start().strip_prefix("sh ").expect("a command").to_owned()
 }
 
 /// Runs the script as a user does, with these words behind it.
-fn by_hand(script: &str, words: &str) -> Launch {
+fn launch_script(script: &str, words: &str) -> Launch {
     // What the harness adds, the launcher's own path, is nothing to the script.
     Launch::new(Name::Rankrun).under(["sh", "-c", &format!("exec sh \"$0\" {words}"), script])
 }
 
 /// The variable as the rank printed it.
-fn variable(outcome: &Outcome, rank: u32, name: &str) -> Option<String> {
+fn printed_variable(outcome: &Outcome, rank: u32, name: &str) -> Option<String> {
     let prefix = format!("env{rank} {name}=");
     outcome.stdout_lines().iter().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
 }
 
 #[test]
-fn the_job_succeeds_when_all_have() {
+fn job_succeeds_when_left_out_worker_does() {
     if !is_rankrun() {
         return;
     }
     for name in [Name::Rankrun, Name::Torchrun] {
-        let job = two(name).worker(["env", "alive"]).start();
+        let job = leave_out_rank_1(name).worker(["env", "alive"]).start();
         job.wait_for_line("alive rank=0");
-        let path = script(&job, 1);
-        let hand = by_hand(&path, "").run();
+        let path = wait_for_script_path(&job, 1);
+        let hand = launch_script(&path, "").run();
         hand.expect_exit_code(0).expect_stdout("alive rank=1");
         let outcome = job.wait();
         outcome
@@ -52,48 +52,48 @@ fn the_job_succeeds_when_all_have() {
             .expect_stderr("local rank 1 was started by hand (pid ")
             .expect_absent("alive rank=1");
         for shared in ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "RANKRUN_JOB", "WORLD_SIZE"] {
-            let of_other = variable(&outcome, 0, shared);
+            let of_other = printed_variable(&outcome, 0, shared);
             assert!(of_other.is_some(), "{shared}\n{outcome}");
-            assert_eq!(variable(&hand, 1, shared), of_other, "{shared}\n{hand}");
+            assert_eq!(printed_variable(&hand, 1, shared), of_other, "{shared}\n{hand}");
         }
-        let error_file = variable(&hand, 1, "TORCHELASTIC_ERROR_FILE").expect("it is set");
+        let error_file = printed_variable(&hand, 1, "TORCHELASTIC_ERROR_FILE").expect("it is set");
         assert!(error_file.ends_with("/attempt_0/1/error.json"), "{error_file}");
         assert!(!Path::new(&path).exists(), "the script is left");
     }
 }
 
 #[test]
-fn it_trains_with_the_others() {
+fn left_out_worker_trains_with_launched_worker() {
     let program = example("data_parallel").into_os_string();
     let job = Launch::standalone(Name::Rankrun, 2).args(["--leave-out", "1"]).args([program]).start();
-    let hand = by_hand(&script(&job, 1), "").run();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").run();
     hand.expect_exit_code(0).expect_stdout("rank 1");
     job.wait().expect_exit_code(0);
 }
 
 #[test]
-fn how_it_ends_is_how_a_worker_ends() {
+fn left_out_worker_failure_fails_job_with_its_status() {
     for (step, status) in [("exit=7", 7), ("die=SIGUSR1", 128 + 10)] {
-        let launch = two(Name::Rankrun).args(["--grace", "3600"]);
+        let launch = leave_out_rank_1(Name::Rankrun).args(["--grace", "3600"]);
         let job = launch.worker(["rank0:forever", &format!("rank1:{step}")]).start();
-        by_hand(&script(&job, 1), "").run().expect_exit_code(status);
+        launch_script(&wait_for_script_path(&job, 1), "").run().expect_exit_code(status);
         let outcome = job.wait();
         outcome.expect_exit_code(status).expect_stderr("rank 1 failed first");
     }
 }
 
 #[test]
-fn its_error_file_is_read() {
+fn left_out_worker_error_file_is_reported() {
     let report = r#"error-file={"message": "of the hand", "timestamp": "1"}"#;
-    let job = two(Name::Rankrun).worker(["rank0:forever", report, "exit=1"]).start();
-    by_hand(&script(&job, 1), "").run().expect_exit_code(1);
+    let job = leave_out_rank_1(Name::Rankrun).worker(["rank0:forever", report, "exit=1"]).start();
+    launch_script(&wait_for_script_path(&job, 1), "").run().expect_exit_code(1);
     job.wait().expect_exit_code(1).expect_stderr("of the hand");
 }
 
 #[test]
-fn nothing_is_lost_when_its_wrapper_is_killed() {
-    let job = two(Name::Rankrun).worker(["catch", "alive", "forever"]).start();
-    let hand = by_hand(&script(&job, 1), "").start();
+fn wrapper_killed_fails_job_as_its_worker() {
+    let job = leave_out_rank_1(Name::Rankrun).worker(["catch", "alive", "forever"]).start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
     let line = hand.wait_for_line("alive rank=1");
     job.wait_for_line("started by hand");
     hand.signal(Signal::SIGKILL);
@@ -105,7 +105,7 @@ fn nothing_is_lost_when_its_wrapper_is_killed() {
 }
 
 #[test]
-fn the_end_of_the_others_is_told_and_kills_nothing() {
+fn job_failure_is_shown_to_left_out_worker_without_killing_it() {
     let scratch = Scratch::new();
     let (fails, goes_on) = (Gate::new(&scratch, "fails"), Gate::new(&scratch, "goes-on"));
     let steps = [
@@ -115,8 +115,8 @@ fn the_end_of_the_others_is_told_and_kills_nothing() {
         goes_on.step(),
         "print=went on".to_owned(),
     ];
-    let job = two(Name::Rankrun).args(["--grace", "0"]).worker(steps).start();
-    let hand = by_hand(&script(&job, 1), "").start();
+    let job = leave_out_rank_1(Name::Rankrun).args(["--grace", "0"]).worker(steps).start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
     hand.wait_for_line("alive rank=1");
     job.wait_for_line("started by hand");
     fails.open(1);
@@ -128,11 +128,13 @@ fn the_end_of_the_others_is_told_and_kills_nothing() {
 }
 
 #[test]
-fn a_signal_to_the_launcher_is_told_too() {
+fn launcher_signal_is_shown_to_left_out_worker() {
     let gate = Gate::closed();
-    let job =
-        two(Name::Rankrun).args(["--grace", "3600"]).worker(["alive", "rank0:forever", &gate.step()]).start();
-    let hand = by_hand(&script(&job, 1), "").start();
+    let job = leave_out_rank_1(Name::Rankrun)
+        .args(["--grace", "3600"])
+        .worker(["alive", "rank0:forever", &gate.step()])
+        .start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
     hand.wait_for_line("alive rank=1");
     job.wait_for_line("started by hand");
     job.signal(Signal::SIGTERM);
@@ -143,10 +145,10 @@ fn a_signal_to_the_launcher_is_told_too() {
 }
 
 #[test]
-fn a_launcher_that_is_gone_is_told_too() {
+fn launcher_death_is_shown_to_left_out_worker() {
     let gate = Gate::closed();
-    let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
-    let hand = by_hand(&script(&job, 1), "").start();
+    let job = leave_out_rank_1(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step()]).start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
     let line = hand.wait_for_line("alive rank=1");
     job.wait_for_line("started by hand");
     job.signal(Signal::SIGKILL);
@@ -163,14 +165,17 @@ fn a_launcher_that_is_gone_is_told_too() {
 }
 
 #[test]
-fn it_is_waited_for_until_somebody_stops_the_job() {
+fn unstarted_left_out_worker_is_awaited_until_signal() {
     if !is_rankrun() {
         return;
     }
     for name in [Name::Rankrun, Name::Torchrun] {
         // Of the others none is left, and no limit of ours is on it.
-        let job = two(name).args(["--shutdown-timeout", "0"]).worker(["alive", "rank1:forever"]).start();
-        let path = script(&job, 1);
+        let job = leave_out_rank_1(name)
+            .args(["--shutdown-timeout", "0"])
+            .worker(["alive", "rank1:forever"])
+            .start();
+        let path = wait_for_script_path(&job, 1);
         job.wait_for_line("alive rank=0");
         job.signal(Signal::SIGINT);
         job.wait().expect_exit_code(name.code(130));
@@ -179,33 +184,34 @@ fn it_is_waited_for_until_somebody_stops_the_job() {
 }
 
 #[test]
-fn each_life_has_a_script_of_its_own() {
+fn each_attempt_has_own_script_and_old_one_is_refused() {
     let scratch = Scratch::new();
-    let launch = two(Name::Rankrun).args(["--max-restarts", "1"]);
+    let launch = leave_out_rank_1(Name::Rankrun).args(["--max-restarts", "1"]);
     let job = launch.worker(["alive", "rank1:life0:exit=3", "life0:forever"]).start();
-    let first = script(&job, 1);
+    let first = wait_for_script_path(&job, 1);
     let kept = scratch.at("kept");
     fs::copy(&first, &kept).expect("the script can be read");
-    by_hand(&first, "").run().expect_exit_code(3).expect_stdout("alive rank=1 life=0");
-    let second = script(&job, 2);
+    launch_script(&first, "").run().expect_exit_code(3).expect_stdout("alive rank=1 life=0");
+    let second = wait_for_script_path(&job, 2);
     assert!(second.contains("/attempt_1/"), "{second}");
-    by_hand(&kept, "")
+    launch_script(&kept, "")
         .run()
         .expect_exit_code(1)
         .expect_stderr("no launcher waits for this worker")
         .expect_absent("alive");
-    by_hand(&second, "").run().expect_exit_code(0).expect_stdout("alive rank=1 life=1");
+    launch_script(&second, "").run().expect_exit_code(0).expect_stdout("alive rank=1 life=1");
     job.wait().expect_exit_code(0).expect_stderr("starting all workers again (restart 1 of 1)");
 }
 
 #[test]
-fn one_person_at_a_time() {
+fn second_run_of_script_is_refused() {
     let gate = Gate::closed();
-    let job = two(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step(), "exit=2"]).start();
-    let path = script(&job, 1);
-    let hand = by_hand(&path, "").start();
+    let job =
+        leave_out_rank_1(Name::Rankrun).worker(["alive", "rank0:forever", &gate.step(), "exit=2"]).start();
+    let path = wait_for_script_path(&job, 1);
+    let hand = launch_script(&path, "").start();
     let pid = field(&hand.wait_for_line("alive rank=1"), "pid").expect("a pid").to_owned();
-    let refused = by_hand(&path, "").run();
+    let refused = launch_script(&path, "").run();
     refused
         .expect_exit_code(1)
         .expect_stderr(&format!("this worker runs already, as pid {pid}"))
@@ -216,45 +222,46 @@ fn one_person_at_a_time() {
 }
 
 #[test]
-fn a_command_that_cannot_be_started_costs_nothing() {
-    let job = two(Name::Rankrun).worker(["alive"]).start();
-    let path = script(&job, 1);
-    by_hand(&path, "/no/such/debugger")
+fn failed_wrapper_command_leaves_script_usable() {
+    let job = leave_out_rank_1(Name::Rankrun).worker(["alive"]).start();
+    let path = wait_for_script_path(&job, 1);
+    launch_script(&path, "/no/such/debugger")
         .run()
         .expect_exit_code(1)
         .expect_stderr("cannot start `/no/such/debugger`");
-    let wrapped = by_hand(&path, "sh -c 'echo wrapped; exec \"$@\"' sh").run();
+    let wrapped = launch_script(&path, "sh -c 'echo wrapped; exec \"$@\"' sh").run();
     wrapped.expect_exit_code(0).expect_stdout("wrapped").expect_stdout("alive rank=1");
     job.wait().expect_exit_code(0);
 }
 
 #[test]
-fn without_a_log_tree_the_script_is_in_the_temporary_folder() {
-    let launch = two(Name::Rankrun).args(["--log-dir", "/dev/null"]);
+fn script_without_log_tree_is_in_temporary_folder() {
+    let launch = leave_out_rank_1(Name::Rankrun).args(["--log-dir", "/dev/null"]);
     let temporary = launch.temporary();
     let job = launch.worker(["alive"]).start();
-    let path = script(&job, 1);
+    let path = wait_for_script_path(&job, 1);
     assert_eq!(Path::new(&path).parent(), Some(temporary.as_path()));
-    by_hand(&path, "").run().expect_exit_code(0);
+    launch_script(&path, "").run().expect_exit_code(0);
     job.wait().expect_exit_code(0);
     assert!(!Path::new(&path).exists(), "the script is left");
 }
 
 #[test]
-fn the_script_is_for_its_user_alone() {
+fn script_is_accessible_to_its_user_only() {
     use std::os::unix::fs::PermissionsExt;
-    let job = two(Name::Rankrun).worker(["alive"]).start();
-    let path = script(&job, 1);
+    let job = leave_out_rank_1(Name::Rankrun).worker(["alive"]).start();
+    let path = wait_for_script_path(&job, 1);
     assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o700);
-    by_hand(&path, "").run().expect_exit_code(0);
+    launch_script(&path, "").run().expect_exit_code(0);
     job.wait().expect_exit_code(0);
 }
 
 #[test]
-fn ctrl_c_is_the_workers_and_its_end_is_seen() {
-    let job =
-        two(Name::Rankrun).worker(["rank0:forever", "catch", "tty", "alive", "signal", "exit=3"]).start();
-    let mut hand = by_hand(&script(&job, 1), "").terminal().start();
+fn ctrl_c_reaches_left_out_worker_and_its_exit_fails_job() {
+    let job = leave_out_rank_1(Name::Rankrun)
+        .worker(["rank0:forever", "catch", "tty", "alive", "signal", "exit=3"])
+        .start();
+    let mut hand = launch_script(&wait_for_script_path(&job, 1), "").terminal().start();
     hand.wait_for_line("in=true out=true err=true");
     hand.wait_for_line("alive rank=1");
     hand.type_text("\u{3}");
@@ -264,9 +271,11 @@ fn ctrl_c_is_the_workers_and_its_end_is_seen() {
 }
 
 #[test]
-fn a_signal_to_the_wrapper_is_the_workers() {
-    let job = two(Name::Rankrun).worker(["rank0:forever", "catch", "alive", "signal", "exit=0"]).start();
-    let hand = by_hand(&script(&job, 1), "").start();
+fn signal_to_wrapper_is_forwarded_to_worker() {
+    let job = leave_out_rank_1(Name::Rankrun)
+        .worker(["rank0:forever", "catch", "alive", "signal", "exit=0"])
+        .start();
+    let hand = launch_script(&wait_for_script_path(&job, 1), "").start();
     hand.wait_for_line("alive rank=1");
     hand.signal(Signal::SIGTERM);
     hand.wait().expect_exit_code(0).expect_stdout("got SIGTERM rank=1");
@@ -275,7 +284,7 @@ fn a_signal_to_the_wrapper_is_the_workers() {
 }
 
 #[test]
-fn a_rank_that_is_not_there_is_refused() {
+fn leave_out_rank_out_of_range_is_refused() {
     for value in ["2", "-1"] {
         let launch = Launch::standalone(Name::Rankrun, 2).args([format!("--leave-out={value}")]);
         let outcome = launch.worker(["print=started"]).run();

@@ -6,23 +6,23 @@ use std::time::Duration;
 use harness::{Job, Launch, Name, Scratch, is_rankrun};
 use nix::sys::signal::Signal;
 
-const LIMIT: Duration = Duration::from_secs(1);
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
 /// A leftover that stops for nothing but SIGKILL.
 const STUBBORN: &str = "trap '' TERM; setsid --fork sleep 1111";
 
 /// A job of one worker: a shell that runs this line and succeeds.
-fn leaving(name: Name, options: &[&str], line: &str) -> Launch {
+fn launch_shell_line(name: Name, options: &[&str], line: &str) -> Launch {
     Launch::standalone(name, 1).args(options.iter().copied()).shell(line)
 }
 
 /// A leftover that says by a file that it has outlived the launcher.
-fn outliving(environment: &str, proof: &str) -> String {
+fn outliving_leftover_line(environment: &str, proof: &str) -> String {
     let waits = format!("while kill -0 $$agent 2>/dev/null; do sleep 0.02; done; : > {proof}");
     format!("{environment} agent=$$PPID setsid --fork sh -c '{waits}' < /dev/null > /dev/null 2>&1")
 }
 
 #[test]
-fn an_uploader_is_named_and_waited_for() {
+fn leftover_is_named_and_awaited() {
     if !is_rankrun() {
         return;
     }
@@ -36,11 +36,11 @@ fn an_uploader_is_named_and_waited_for() {
 }
 
 #[test]
-fn after_the_grace_it_is_stopped() {
+fn leftover_is_stopped_after_leftover_grace() {
     if !is_rankrun() {
         return;
     }
-    let launch = leaving(Name::Rankrun, &["--leftover-grace", "0.3"], "setsid --fork sleep 1111");
+    let launch = launch_shell_line(Name::Rankrun, &["--leftover-grace", "0.3"], "setsid --fork sleep 1111");
     let outcome = launch.run();
     outcome
         .expect_exit_code(0)
@@ -52,67 +52,72 @@ fn after_the_grace_it_is_stopped() {
 }
 
 #[test]
-fn after_the_stop_grace_it_is_killed() {
+fn leftover_ignoring_sigterm_is_killed_after_stop_grace() {
     if !is_rankrun() {
         return;
     }
     let options = ["--leftover-grace", "0", "--grace", "0.2"];
-    let outcome = leaving(Name::Rankrun, &options, STUBBORN).run();
+    let outcome = launch_shell_line(Name::Rankrun, &options, STUBBORN).run();
     outcome.expect_exit_code(0).expect_stderr("killing pid ").expect_stderr("still there after SIGTERM");
 }
 
 #[test]
-fn the_time_limit_is_theirs_too() {
+fn time_limit_ends_leftover_wait() {
     if !is_rankrun() {
         return;
     }
     let options = ["--time-limit", "4", "--grace", "0.2"];
-    let outcome = leaving(Name::Rankrun, &options, STUBBORN).run();
+    let outcome = launch_shell_line(Name::Rankrun, &options, STUBBORN).run();
     outcome.expect_exit_code(0).expect_stderr("a signal or the time limit ends the wait");
     outcome.expect_stderr("the time limit is over: ending pid ").expect_stderr("killing pid ");
 }
 
 #[test]
-fn what_wants_to_stay_stays() {
+fn leftover_with_keep_variable_survives() {
     if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
     let proof = scratch.at("proof");
-    let launch = leaving(Name::Rankrun, &["--leftover-grace", "0"], &outliving("RANKRUN_KEEP=1", &proof));
+    let launch = launch_shell_line(
+        Name::Rankrun,
+        &["--leftover-grace", "0"],
+        &outliving_leftover_line("RANKRUN_KEEP=1", &proof),
+    );
     launch.run().expect_exit_code(0).expect_absent("ending pid");
     assert!(Path::new(&proof).exists(), "it was ended");
 }
 
 #[test]
-fn under_torchruns_name_it_stays_unless_our_variable_says_how_long() {
+fn torchrun_name_keeps_leftovers_unless_grace_variable_is_set() {
     if !is_rankrun() {
         return;
     }
     let scratch = Scratch::new();
     let proof = scratch.at("proof");
-    leaving(Name::Torchrun, &[], &outliving("", &proof))
+    launch_shell_line(Name::Torchrun, &[], &outliving_leftover_line("", &proof))
         .run()
         .expect_exit_code(0)
         .expect_absent("left behind");
     assert!(Path::new(&proof).exists(), "it was ended");
-    let launch = leaving(Name::Torchrun, &[], "setsid --fork sleep 1111").env("RANKRUN_LEFTOVER_GRACE", "0");
+    let launch =
+        launch_shell_line(Name::Torchrun, &[], "setsid --fork sleep 1111").env("RANKRUN_LEFTOVER_GRACE", "0");
     launch.run().expect_exit_code(0).expect_stderr("still there: ending pid ");
 }
 
 #[test]
-fn a_failure_spares_nobody() {
+fn job_failure_ends_leftover_with_keep_variable() {
     if !is_rankrun() {
         return;
     }
     let line = "RANKRUN_KEEP=1 setsid --fork sleep 1111; exit 3";
     for name in Name::both() {
-        leaving(*name, &[], line).run().expect_exit_code(name.code(3)).expect_absent("left behind");
+        launch_shell_line(*name, &[], line).run().expect_exit_code(name.code(3)).expect_absent("left behind");
     }
 }
 
 #[test]
-fn what_a_worker_left_that_succeeded_goes_with_the_one_that_fails() {
+fn leftover_of_succeeded_worker_ends_with_failed_job() {
     if !is_rankrun() {
         return;
     }
@@ -126,18 +131,18 @@ fn what_a_worker_left_that_succeeded_goes_with_the_one_that_fails() {
 
 /// A job that waits for a stubborn leftover.
 #[track_caller]
-fn waiting(options: &[&str]) -> Job {
-    let job = leaving(Name::Rankrun, options, STUBBORN).start();
+fn start_job_awaiting_leftover(options: &[&str]) -> Job {
+    let job = launch_shell_line(Name::Rankrun, options, STUBBORN).start();
     job.wait_for_line("waiting up to 30 s");
     job
 }
 
 #[test]
-fn a_signal_ends_the_wait_and_a_second_one_kills() {
+fn signal_ends_leftover_wait_and_second_signal_kills() {
     if !is_rankrun() {
         return;
     }
-    let job = waiting(&["--grace", "3600"]);
+    let job = start_job_awaiting_leftover(&["--grace", "3600"]);
     job.signal(Signal::SIGTERM);
     job.wait_for_line("SIGTERM: ending pid ");
     job.signal(Signal::SIGTERM);
@@ -145,14 +150,14 @@ fn a_signal_ends_the_wait_and_a_second_one_kills() {
 }
 
 #[test]
-fn a_launcher_that_is_killed_while_it_waits_leaves_nothing() {
+fn launcher_killed_during_leftover_wait_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for kill_agent in [false, true] {
-        let job = waiting(&[]);
+        let job = start_job_awaiting_leftover(&[]);
         let pid = if kill_agent { job.only_child_of(job.pid()) } else { job.pid() };
         job.signal_to(pid, Signal::SIGKILL);
-        job.expect_no_processes_within(LIMIT);
+        job.expect_no_processes_within(SWEEP_TIMEOUT);
     }
 }

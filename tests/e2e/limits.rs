@@ -5,7 +5,7 @@ use std::time::Duration;
 use harness::{Launch, Name, fixture, is_rankrun};
 
 /// The option under our own name, its variable under torchrun's.
-fn limited(name: Name, workers: usize, limit: &str) -> Launch {
+fn launch_with_time_limit(name: Name, workers: usize, limit: &str) -> Launch {
     let launch = Launch::standalone(name, workers);
     match name {
         Name::Rankrun => launch.args(["--time-limit", limit]),
@@ -14,9 +14,9 @@ fn limited(name: Name, workers: usize, limit: &str) -> Launch {
 }
 
 #[test]
-fn at_its_end_the_job_is_stopped_and_not_restarted() {
+fn time_limit_stops_job_without_restart() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = limited(*name, 2, "2s").args(["--max-restarts", "3"]);
+        let launch = launch_with_time_limit(*name, 2, "2s").args(["--max-restarts", "3"]);
         let outcome = launch.worker(["catch", "alive", "signal", "print=saved", "exit=9"]).run();
         outcome
             .expect_exit_code(name.code(124))
@@ -29,9 +29,10 @@ fn at_its_end_the_job_is_stopped_and_not_restarted() {
 }
 
 #[test]
-fn who_ignores_it_is_killed_after_the_grace() {
+fn time_limit_kills_stubborn_workers_after_grace() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = limited(*name, 2, "1").args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
+        let launch =
+            launch_with_time_limit(*name, 2, "1").args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
         let outcome = launch.worker(["catch", "forever"]).run();
         outcome.expect_exit_code(name.code(124)).expect_stderr("the time limit of 1s is over");
         assert!(outcome.took >= Duration::from_millis(1_950), "there was no grace\n{outcome}");
@@ -39,18 +40,18 @@ fn who_ignores_it_is_killed_after_the_grace() {
 }
 
 #[test]
-fn it_is_a_limit_over_all_restarts() {
+fn time_limit_spans_all_restarts() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = limited(*name, 1, "2").args(["--max-restarts", "100000"]);
+        let launch = launch_with_time_limit(*name, 1, "2").args(["--max-restarts", "100000"]);
         let outcome = launch.worker(["alive", "sleep-ms=100", "exit=4"]).run();
         outcome.expect_exit_code(name.code(124)).expect_stdout("life=1").expect_stderr("time limit of 2s");
     }
 }
 
 #[test]
-fn the_workers_are_warned_before_and_may_end_well() {
+fn warn_signal_lets_workers_end_with_success() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = limited(*name, 2, "1:00:00");
+        let launch = launch_with_time_limit(*name, 2, "1:00:00");
         let launch = match name {
             Name::Rankrun => launch.args(["--warn-signal", "USR1@3598"]),
             Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "USR1@3598"),
@@ -62,12 +63,12 @@ fn the_workers_are_warned_before_and_may_end_well() {
 }
 
 #[test]
-fn time_limit_after_a_warning_advises_no_warning() {
+fn time_limit_after_warning_omits_warn_signal_hint() {
     if !is_rankrun() {
         return;
     }
     for options in [&[][..], &["--warn-signal", "USR1@0.5"]] {
-        let launch = limited(Name::Rankrun, 1, "1").args(options.iter().copied());
+        let launch = launch_with_time_limit(Name::Rankrun, 1, "1").args(options.iter().copied());
         let outcome = launch.worker(["catch=SIGUSR1", "forever"]).run();
         outcome.expect_exit_code(124).expect_stderr("hint: give it more with `--time-limit`");
         assert_eq!(outcome.stderr().contains("with `--warn-signal"), options.is_empty(), "{outcome}");
@@ -76,9 +77,9 @@ fn time_limit_after_a_warning_advises_no_warning() {
 
 /// With Slurm's own signal, as in `--signal=TERM@60`.
 #[test]
-fn who_ends_by_the_warning_is_not_started_again() {
+fn workers_ended_by_warn_signal_are_not_restarted() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = limited(*name, 2, "1:00:00").args(["--max-restarts", "3"]);
+        let launch = launch_with_time_limit(*name, 2, "1:00:00").args(["--max-restarts", "3"]);
         let launch = match name {
             Name::Rankrun => launch.args(["--warn-signal", "TERM@3598"]),
             Name::Torchrun | Name::Reference => launch.env("RANKRUN_WARN_SIGNAL", "TERM@3598"),
@@ -90,9 +91,9 @@ fn who_ends_by_the_warning_is_not_started_again() {
 }
 
 #[test]
-fn a_limit_that_makes_no_sense_starts_nothing() {
+fn invalid_limit_options_are_refused() {
     if is_rankrun() {
-        for (args, said) in [
+        for (args, expected_message) in [
             (&["--time-limit", "soon"][..], "`--time-limit` is `soon`"),
             (&["--time-limit", "5M"], "`--time-limit` is `5M`"),
             (&["--warn-signal", "USR1"], "hint: give the limit too, as in `--time-limit 2h`"),
@@ -104,13 +105,13 @@ fn a_limit_that_makes_no_sense_starts_nothing() {
                 .worker(["alive"])
                 .run()
                 .expect_exit_code(1)
-                .expect_stderr(said)
+                .expect_stderr(expected_message)
                 .expect_absent("alive rank=");
         }
     }
 }
 
-fn soon(name: Name, workers: usize, seconds: &str) -> Launch {
+fn launch_with_start_timeout(name: Name, workers: usize, seconds: &str) -> Launch {
     let launch = Launch::standalone(name, workers);
     match name {
         Name::Rankrun => launch.args(["--start-timeout", seconds]),
@@ -119,9 +120,9 @@ fn soon(name: Name, workers: usize, seconds: &str) -> Launch {
 }
 
 #[test]
-fn who_has_not_joined_in_time_is_named_and_all_start_again() {
+fn start_timeout_names_missing_ranks_and_restarts_all() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
-        let launch = soon(*name, 3, "2").args(["--max-restarts", "1"]);
+        let launch = launch_with_start_timeout(*name, 3, "2").args(["--max-restarts", "1"]);
         let outcome = launch.worker(["rank0:join", "alive", "life0:forever", "exit=0"]).run();
         outcome.expect_exit_code(0).expect_stdout("alive rank=2 life=1");
         outcome.expect_stderr("local ranks 1, 2 have not joined the store within 2 s");
@@ -129,9 +130,10 @@ fn who_has_not_joined_in_time_is_named_and_all_start_again() {
 }
 
 #[test]
-fn without_a_restart_the_card_names_them() {
+fn start_timeout_without_restart_reports_missing_ranks() {
     if is_rankrun() {
-        let outcome = soon(Name::Rankrun, 3, "1.5").worker(["rank0:join", "forever"]).run();
+        let outcome =
+            launch_with_start_timeout(Name::Rankrun, 3, "1.5").worker(["rank0:join", "forever"]).run();
         outcome
             .expect_exit_code(1)
             .expect_stderr("rank 1 failed first: it had not joined the store within 1.5 s");
@@ -141,22 +143,23 @@ fn without_a_restart_the_card_names_them() {
 
 /// The second worker joins by a child of its own.
 #[test]
-fn who_has_joined_may_run_on() {
+fn joined_workers_outlive_start_timeout() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         let steps = "join sleep-ms=4000 print=done";
         let worker = fixture("worker");
         let line =
             format!("if [ $$RANK = 0 ]; then exec {0} {steps}; else {0} {steps}; fi", worker.display());
-        let outcome = soon(*name, 2, "3").shell(&line).run();
+        let outcome = launch_with_start_timeout(*name, 2, "3").shell(&line).run();
         outcome.expect_exit_code(0);
         assert_eq!(outcome.lines_with("done").len(), 2, "{outcome}");
     }
 }
 
 #[test]
-fn a_start_limit_needs_our_own_store() {
+fn start_timeout_without_shared_store_is_refused() {
     if is_rankrun() {
-        let launch = soon(Name::Rankrun, 1, "5").env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+        let launch =
+            launch_with_start_timeout(Name::Rankrun, 1, "5").env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
         launch
             .worker(["alive"])
             .run()

@@ -22,22 +22,22 @@ const READ_ONLY: &str = r#"
     exec "$@""#;
 
 #[track_caller]
-fn read_only(launch: Launch) -> Launch {
+fn on_read_only_root(launch: Launch) -> Launch {
     launch.under(["unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh"])
 }
 
 /// A container needs namespaces; the test fails where they are refused, unless the switch says so.
-fn skipped() -> bool {
+fn must_skip() -> bool {
     !can_use_namespaces() || !is_rankrun()
 }
 
 #[test]
-fn a_read_only_root() {
-    if skipped() {
+fn read_only_root_job_restarts_and_succeeds() {
+    if must_skip() {
         return;
     }
     for name in Name::both() {
-        let launch = read_only(Launch::standalone(*name, 2).args(["--max-restarts", "1"]));
+        let launch = on_read_only_root(Launch::standalone(*name, 2).args(["--max-restarts", "1"]));
         let outcome =
             launch.worker(["env", "print=life {life}", "rank1:life<1:exit=4", "life<1:forever"]).run();
         outcome.expect_exit_code(0).expect_stdout("life 1").expect_stdout("TORCHELASTIC_ERROR_FILE=\n");
@@ -45,18 +45,22 @@ fn a_read_only_root() {
 }
 
 #[test]
-fn a_read_only_root_is_named() {
-    if !skipped() {
+fn read_only_root_with_verbose_names_temporary_folder() {
+    if !must_skip() {
         let launch = Launch::standalone(Name::Rankrun, 1);
         let temporary = launch.temporary().to_string_lossy().into_owned();
-        read_only(launch.args(["-v"])).worker(["alive"]).run().expect_exit_code(0).expect_stderr(&temporary);
+        on_read_only_root(launch.args(["-v"]))
+            .worker(["alive"])
+            .run()
+            .expect_exit_code(0)
+            .expect_stderr(&temporary);
     }
 }
 
 #[test]
-fn a_log_folder_on_a_read_only_root_is_refused() {
-    if !skipped() {
-        let launch = read_only(Launch::standalone(Name::Rankrun, 1).args(["--log-dir", "/logs"]));
+fn log_dir_on_read_only_root_is_refused() {
+    if !must_skip() {
+        let launch = on_read_only_root(Launch::standalone(Name::Rankrun, 1).args(["--log-dir", "/logs"]));
         launch
             .worker(["print=started"])
             .run()
@@ -67,9 +71,9 @@ fn a_log_folder_on_a_read_only_root_is_refused() {
 }
 
 #[test]
-fn orphans_on_a_read_only_root() {
-    if !skipped() {
-        let launch = read_only(Launch::standalone(Name::Rankrun, 2));
+fn launcher_killed_on_read_only_root_leaves_no_processes() {
+    if !must_skip() {
+        let launch = on_read_only_root(Launch::standalone(Name::Rankrun, 2));
         let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
         job.wait_for_lines("alive rank=", 4);
         job.signal(Signal::SIGKILL);
@@ -78,7 +82,7 @@ fn orphans_on_a_read_only_root() {
 }
 
 #[test]
-fn no_home_and_no_temporary_folder() {
+fn job_without_home_and_temporary_folder_succeeds() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 2).without_env("HOME").without_env("TERM");
         // torchrun takes the next candidate; ours does too, or goes without.
@@ -87,7 +91,7 @@ fn no_home_and_no_temporary_folder() {
 }
 
 #[test]
-fn a_user_without_an_entry() {
+fn user_without_passwd_entry_runs_job() {
     if !is_rankrun() {
         return;
     }
@@ -99,7 +103,7 @@ fn a_user_without_an_entry() {
 }
 
 #[test]
-fn orphans_of_a_plain_user() {
+fn agent_killed_as_plain_user_leaves_no_processes() {
     if !is_rankrun() {
         return;
     }
@@ -112,7 +116,7 @@ fn orphans_of_a_plain_user() {
 }
 
 #[test]
-fn a_runtime_folder_that_does_not_exist() {
+fn missing_runtime_folder_is_ignored_silently() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", "/nonexistent/run");
         let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
@@ -122,7 +126,7 @@ fn a_runtime_folder_that_does_not_exist() {
 }
 
 #[test]
-fn a_runtime_folder_longer_than_a_sockets_path() {
+fn runtime_folder_longer_than_socket_path_is_ignored_silently() {
     let scratch = Scratch::new();
     let folder = scratch.folder(&"x".repeat(200), 0o700);
     for name in Name::both() {
@@ -135,23 +139,24 @@ fn a_runtime_folder_longer_than_a_sockets_path() {
 
 /// A launch for which the kernel refuses what containers often refuse.
 #[track_caller]
-fn filtered(launch: Launch, errno: &str) -> Launch {
+fn with_refused_system_calls(launch: Launch, errno: &str) -> Launch {
     let wrapper = fixture("seccomp-exec").into_os_string();
     // Every filter answers clone3 with ENOSYS: with any other error glibc starts no thread, in any program.
     let clone3 = if errno == "ENOSYS" { ",clone3" } else { "" };
     launch.under([wrapper, errno.into(), format!("pidfd_open,close_range,ptrace{clone3}").into()])
 }
 
-const REFUSALS: [&str; 2] = ["ENOSYS", "EPERM"];
+const REFUSAL_ERRNOS: [&str; 2] = ["ENOSYS", "EPERM"];
 
 #[test]
-fn refused_system_calls_and_a_restart() {
+fn restart_succeeds_with_refused_system_calls() {
     if !is_rankrun() {
         return;
     }
-    for errno in REFUSALS {
+    for errno in REFUSAL_ERRNOS {
         for name in Name::both() {
-            let launch = filtered(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
+            let launch =
+                with_refused_system_calls(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
             let outcome = launch.worker(["alive", "fds", "rank1:life<1:exit=4", "life<1:forever"]).run();
             outcome.expect_exit_code(0).expect_stdout("life=1");
             for line in outcome.lines_with("fds rank=") {
@@ -164,13 +169,15 @@ fn refused_system_calls_and_a_restart() {
 }
 
 #[test]
-fn refused_system_calls_and_a_stop() {
+fn sigterm_stops_job_with_refused_system_calls() {
     if !is_rankrun() {
         return;
     }
-    for errno in REFUSALS {
+    for errno in REFUSAL_ERRNOS {
         let launch = Launch::standalone(Name::Rankrun, 2).args(["--shutdown-timeout", "1"]);
-        let job = filtered(launch, errno).worker(["catch", "helper=daemon", "alive", "forever"]).start();
+        let job = with_refused_system_calls(launch, errno)
+            .worker(["catch", "helper=daemon", "alive", "forever"])
+            .start();
         job.wait_for_lines("alive rank=", 4);
         job.signal(Signal::SIGTERM);
         job.wait().expect_exit_code(143);
@@ -178,13 +185,13 @@ fn refused_system_calls_and_a_stop() {
 }
 
 #[test]
-fn refused_system_calls_and_a_killed_launcher() {
+fn launcher_killed_with_refused_system_calls_leaves_no_processes() {
     if !is_rankrun() {
         return;
     }
-    for errno in REFUSALS {
+    for errno in REFUSAL_ERRNOS {
         for kill_agent in [false, true] {
-            let launch = filtered(Launch::standalone(Name::Rankrun, 2), errno);
+            let launch = with_refused_system_calls(Launch::standalone(Name::Rankrun, 2), errno);
             let job = launch.worker(["catch", "helper=daemon", "alive", "forever"]).start();
             job.wait_for_lines("alive rank=", 4);
             let victim = if kill_agent { job.only_child_of(job.pid()) } else { job.pid() };

@@ -7,47 +7,47 @@ use std::path::{Path, PathBuf};
 use harness::{Launch, Name, Scratch};
 
 /// A launch of two workers that logs below the scratch folder.
-fn logging(name: Name, scratch: &Scratch, options: &[&str]) -> Launch {
+fn launch_with_log_dir(name: Name, scratch: &Scratch, options: &[&str]) -> Launch {
     Launch::standalone(name, 2).args(["--log-dir", &scratch.at("logs")]).args(options.iter().copied())
 }
 
 /// The folder of the only attempt.
 #[track_caller]
-fn attempt(scratch: &Scratch) -> PathBuf {
+fn attempt_folder(scratch: &Scratch) -> PathBuf {
     let runs: Vec<_> = fs::read_dir(scratch.at("logs")).expect("the log folder exists").collect();
     assert_eq!(runs.len(), 1, "{runs:?}");
     runs.into_iter().next().and_then(Result::ok).expect("it can be listed").path().join("attempt_0")
 }
 
 #[track_caller]
-fn content(path: &Path) -> Vec<u8> {
+fn read_bytes(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 #[test]
-fn redirected_streams_are_in_the_tree_and_not_on_the_console() {
+fn redirected_streams_are_in_log_tree_and_not_on_console() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        let launch = logging(*name, &scratch, &["-r", "3"]);
+        let launch = launch_with_log_dir(*name, &scratch, &["-r", "3"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
         outcome.expect_exit_code(0).expect_absent("out of").expect_absent("err of");
         for rank in 0..2 {
-            let folder = attempt(&scratch).join(rank.to_string());
-            assert_eq!(content(&folder.join("stdout.log")), format!("out of {rank}\n").into_bytes());
-            assert_eq!(content(&folder.join("stderr.log")), format!("err of {rank}\n").into_bytes());
+            let folder = attempt_folder(&scratch).join(rank.to_string());
+            assert_eq!(read_bytes(&folder.join("stdout.log")), format!("out of {rank}\n").into_bytes());
+            assert_eq!(read_bytes(&folder.join("stderr.log")), format!("err of {rank}\n").into_bytes());
         }
     }
 }
 
 #[test]
-fn the_tree_is_named_by_the_run() {
+fn log_tree_is_named_after_run_id() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let port = harness::free_port().to_string();
         let options =
             ["--log-dir", &scratch.at("logs"), "--rdzv-id", "night-7", "--master-port", &port, "-r", "3"];
         Launch::new(*name).args(options).worker(["print=x"]).run().expect_exit_code(0);
-        let run = attempt(&scratch).parent().expect("an attempt is in a run").to_owned();
+        let run = attempt_folder(&scratch).parent().expect("an attempt is in a run").to_owned();
         let file_name = run.file_name().and_then(|name| name.to_str()).expect("a plain name");
         let random = file_name.strip_prefix("night-7_").unwrap_or_else(|| panic!("{file_name}"));
         assert_eq!(random.len(), 8, "{file_name}");
@@ -56,33 +56,33 @@ fn the_tree_is_named_by_the_run() {
 }
 
 #[test]
-fn every_rank_has_its_folder_without_any_redirect() {
+fn every_rank_has_folder_without_redirect() {
     for name in Name::both() {
         let scratch = Scratch::new();
         // torch opens the error file without making its folder.
-        let launch = logging(*name, &scratch, &[]);
+        let launch = launch_with_log_dir(*name, &scratch, &[]);
         launch
             .worker(["rank1:error-file={}", "rank1:exit=9", "forever"])
             .run()
             .expect_exit_code(name.code(9));
-        assert_eq!(content(&attempt(&scratch).join("1/error.json")), b"{}");
+        assert_eq!(read_bytes(&attempt_folder(&scratch).join("1/error.json")), b"{}");
     }
 }
 
 #[test]
-fn files_keep_every_byte() {
+fn log_files_keep_every_byte() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        logging(*name, &scratch, &["-t", "3"]).worker(["bytes"]).run().expect_exit_code(0);
-        assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"a\xffb\rc\r\nlast");
+        launch_with_log_dir(*name, &scratch, &["-t", "3"]).worker(["bytes"]).run().expect_exit_code(0);
+        assert_eq!(read_bytes(&attempt_folder(&scratch).join("1/stdout.log")), b"a\xffb\rc\r\nlast");
     }
 }
 
 #[test]
-fn a_redirect_names_ranks_and_streams() {
+fn redirect_map_selects_ranks_and_streams() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        let launch = logging(*name, &scratch, &["-r", "0:1,1:2"]);
+        let launch = launch_with_log_dir(*name, &scratch, &["-r", "0:1,1:2"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
         outcome
             .expect_exit_code(0)
@@ -90,7 +90,7 @@ fn a_redirect_names_ranks_and_streams() {
             .expect_stderr("err of 0")
             .expect_absent("out of 0")
             .expect_absent("err of 1");
-        let folder = attempt(&scratch);
+        let folder = attempt_folder(&scratch);
         let exists = |file: &str| folder.join(file).exists();
         assert!(exists("0/stdout.log") && !exists("0/stderr.log"));
         assert!(!exists("1/stdout.log") && exists("1/stderr.log"));
@@ -98,28 +98,30 @@ fn a_redirect_names_ranks_and_streams() {
 }
 
 #[test]
-fn teed_lines_have_the_role_and_rank_as_prefix() {
+fn teed_lines_have_role_and_rank_prefix() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        let launch = logging(*name, &scratch, &["-t", "3", "--role", "trn"]);
+        let launch = launch_with_log_dir(*name, &scratch, &["-t", "3", "--role", "trn"]);
         let outcome = launch.worker(["print=out of {rank}", "eprint=err of {rank}"]).run();
         outcome.expect_exit_code(0).expect_stdout("[trn0]:out of 0\n").expect_stdout("[trn1]:out of 1\n");
         outcome.expect_stderr("[trn0]:err of 0\n").expect_stderr("[trn1]:err of 1\n");
-        assert_eq!(content(&attempt(&scratch).join("1/stdout.log")), b"out of 1\n");
+        assert_eq!(read_bytes(&attempt_folder(&scratch).join("1/stdout.log")), b"out of 1\n");
     }
 }
 
 #[test]
-fn a_redirect_and_a_tee_are_a_tee() {
+fn redirect_with_tee_acts_as_tee() {
     for name in Name::both() {
         let scratch = Scratch::new();
-        let outcome = logging(*name, &scratch, &["-r", "1", "-t", "1"]).worker(["print=out of {rank}"]).run();
+        let outcome = launch_with_log_dir(*name, &scratch, &["-r", "1", "-t", "1"])
+            .worker(["print=out of {rank}"])
+            .run();
         outcome.expect_exit_code(0).expect_stdout("[default1]:out of 1\n");
     }
 }
 
 #[test]
-fn without_a_tree_torchrun_redirects_nothing() {
+fn log_dir_dev_null_under_torchrun_name_redirects_nothing() {
     for name in Name::both() {
         let launch = Launch::standalone(*name, 1).args(["--log-dir", "/dev/null", "-r", "3"]);
         let outcome = launch.worker(["print=hello"]).run();
@@ -133,12 +135,15 @@ fn without_a_tree_torchrun_redirects_nothing() {
 }
 
 #[test]
-fn all_that_a_killed_worker_wrote_is_in_its_file() {
+fn killed_worker_output_is_complete_in_log_file() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let steps = ["rank0:flood=2000", "rank0:die=SIGKILL", "forever"];
-        logging(*name, &scratch, &["-t", "1"]).worker(steps).run().expect_exit_code(name.code(137));
-        let log = content(&attempt(&scratch).join("0/stdout.log"));
+        launch_with_log_dir(*name, &scratch, &["-t", "1"])
+            .worker(steps)
+            .run()
+            .expect_exit_code(name.code(137));
+        let log = read_bytes(&attempt_folder(&scratch).join("0/stdout.log"));
         assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 2000);
     }
 }

@@ -12,7 +12,7 @@ const MIB: usize = 1024 * 1024;
 
 /// A worker of this rank writes an error file and ends with 3, the others wait to be stopped. The message begins with
 /// `HEAD`, ends with `TAIL`, and between them `filler` stands `count` times.
-fn shell(rank: usize, filler: &str, count: usize) -> String {
+fn failing_worker_line(rank: usize, filler: &str, count: usize) -> String {
     format!(
         "if [ $RANK != {rank} ]; then exec sleep 1000; fi; \
          {{ printf '{{\"message\": {{\"message\": \"HEAD'; \
@@ -23,18 +23,18 @@ fn shell(rank: usize, filler: &str, count: usize) -> String {
 }
 
 /// So long is the message that [`shell`] writes, where each filler stands for `bytes` bytes.
-const fn len(bytes: usize, count: usize) -> usize {
+const fn message_len(bytes: usize, count: usize) -> usize {
     8 + bytes * count
 }
 
 /// As [`Launch::shell`], of a text that holds `$` as a shell reads it.
-fn with_shell(launch: Launch, line: &str) -> Launch {
+fn launch_shell_line(launch: Launch, line: &str) -> Launch {
     launch.shell(&line.replace("$$", "$$$$")).limit(Duration::from_secs(200))
 }
 
 /// The report is there, and the message in it is cut and says its length.
 #[track_caller]
-fn is_cut(outcome: &Outcome, name: Name, len: usize) {
+fn assert_report_is_cut(outcome: &Outcome, name: Name, len: usize) {
     outcome.expect_exit_code(name.code(3)).expect_stderr("error: rank 1 failed first: exit code 3\n");
     outcome
         .expect_stderr("HEAD")
@@ -57,9 +57,9 @@ fn message_of_megabytes_is_cut_and_the_report_stays() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         for megabytes in [2, 64] {
             let count = megabytes * MIB / 64;
-            let line = shell(1, &"x".repeat(64), count);
-            let outcome = with_shell(Launch::standalone(*name, 2), &line).run();
-            is_cut(&outcome, *name, len(64, count));
+            let line = failing_worker_line(1, &"x".repeat(64), count);
+            let outcome = launch_shell_line(Launch::standalone(*name, 2), &line).run();
+            assert_report_is_cut(&outcome, *name, message_len(64, count));
         }
     }
 }
@@ -71,12 +71,16 @@ fn message_of_megabytes_of_one_worker_leaves_torchruns_report() {
         return;
     }
     let count = 2 * MIB / 64;
-    let outcome = with_shell(Launch::standalone(Name::Torchrun, 1), &shell(0, &"x".repeat(64), count)).run();
+    let outcome = launch_shell_line(
+        Launch::standalone(Name::Torchrun, 1),
+        &failing_worker_line(0, &"x".repeat(64), count),
+    )
+    .run();
     outcome
         .expect_exit_code(1)
         .expect_stderr("Root Cause (first observed failure):\n[0]:\n")
         .expect_stderr("TAIL\n=====");
-    outcome.expect_stderr(&format!(" of {} bytes are left out", len(64, count)));
+    outcome.expect_stderr(&format!(" of {} bytes are left out", message_len(64, count)));
     outcome.expect_absent("messages of the launcher were dropped");
 }
 
@@ -86,8 +90,9 @@ fn message_of_many_lines_is_cut_between_letters() {
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         for (filler, bytes) in [("é😀\\n", 7), ("\\u00e9\\ud83d\\ude00\\\\ \\n", 9), ("\\n", 1)] {
             let count = 3 * MIB;
-            let outcome = with_shell(Launch::standalone(*name, 2), &shell(1, filler, count)).run();
-            is_cut(&outcome, *name, len(bytes, count));
+            let outcome =
+                launch_shell_line(Launch::standalone(*name, 2), &failing_worker_line(1, filler, count)).run();
+            assert_report_is_cut(&outcome, *name, message_len(bytes, count));
             outcome.expect_absent("\u{fffd}").expect_absent("is left out:");
         }
     }
@@ -101,7 +106,7 @@ fn message_over_the_largest_file_leaves_the_report() {
     let line = "if [ $RANK != 1 ]; then exec sleep 1000; fi; \
                 truncate -s 300M \"$TORCHELASTIC_ERROR_FILE\"; exit 3";
     for name in Name::both() {
-        let outcome = with_shell(Launch::standalone(*name, 2), line).run();
+        let outcome = launch_shell_line(Launch::standalone(*name, 2), line).run();
         outcome.expect_exit_code(name.code(3)).expect_stderr("error: rank 1 failed first: exit code 3\n");
         outcome.expect_stderr("/1/error.json` is left out: the error file has more than ");
     }
@@ -117,7 +122,7 @@ fn long_messages_of_many_workers_leave_torchruns_report() {
                 > \"$TORCHELASTIC_ERROR_FILE\"; sleep 0.01; exit 3";
     let scratch = Scratch::new();
     let launch = Launch::standalone(Name::Torchrun, 24).args(["--log-dir", &scratch.at("logs")]);
-    let outcome = with_shell(launch, &format!("trap '' TERM; {line}")).run();
+    let outcome = launch_shell_line(launch, &format!("trap '' TERM; {line}")).run();
     outcome.expect_exit_code(1).expect_absent("messages of the launcher were dropped");
     assert_eq!(outcome.lines_with("  rank      : ").len(), 24, "{} bytes", outcome.stderr_bytes().len());
     assert_eq!(outcome.lines_with("TAIL").len(), 24 + usize::from(outcome.stderr().contains("reported")));
@@ -125,11 +130,11 @@ fn long_messages_of_many_workers_leave_torchruns_report() {
 
 /// What fits is torchrun's to the byte.
 #[test]
-fn message_of_700_kilobytes_is_torchruns_to_the_byte() {
+fn message_of_700_kilobytes_is_byte_identical_to_torchrun() {
     let filler = "0123456789abcde ".repeat(4);
     let report = |name: Name| {
         let launch = Launch::standalone(name, 1).limit(Duration::from_secs(300));
-        let outcome = with_shell(launch, &shell(0, &filler, 11_000)).run();
+        let outcome = launch_shell_line(launch, &failing_worker_line(0, &filler, 11_000)).run();
         let err = outcome.expect_exit_code(1).stderr();
         let (_, root) = err.split_once("  traceback : ").expect("the report has a traceback");
         root.to_owned()
@@ -149,7 +154,7 @@ fn parent_error_file_has_the_cut_message() {
         let path = scratch.at("parent.json");
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_ERROR_FILE", path.as_str());
         let count = MIB;
-        let outcome = with_shell(launch, &shell(1, &"x".repeat(64), count)).run();
+        let outcome = launch_shell_line(launch, &failing_worker_line(1, &"x".repeat(64), count)).run();
         outcome.expect_exit_code(name.code(3));
         let text = fs::read_to_string(&path).expect("the launcher writes the file");
         assert!(text.len() < MIB, "{} bytes are not cut", text.len());
@@ -158,7 +163,7 @@ fn parent_error_file_has_the_cut_message() {
         assert_eq!(file["message"]["extraInfo"]["timestamp"], "1700000000");
         let message = file["message"]["message"].as_str().expect("the message is a text");
         assert!(message.starts_with("HEADxx") && message.ends_with("xxTAIL"), "{message:.99}");
-        assert!(message.contains(&format!(" of {} bytes are left out", len(64, count))));
+        assert!(message.contains(&format!(" of {} bytes are left out", message_len(64, count))));
     }
 }
 
@@ -170,8 +175,9 @@ fn every_node_shows_both_ends_of_a_long_message() {
     }
     for count in [100, MIB / 16, MIB] {
         let Some(fleet) = Fleet::start(2) else { return };
-        let line = shell(1, &"x".repeat(64), count);
-        let start = |host| fleet.on(host, with_shell(c10d(Name::Rankrun, ENDPOINT, "2"), &line)).start();
+        let line = failing_worker_line(1, &"x".repeat(64), count);
+        let start =
+            |host| fleet.on(host, launch_shell_line(c10d(Name::Rankrun, ENDPOINT, "2"), &line)).start();
         let outcomes: Vec<Outcome> =
             fleet.hosts().map(start).collect::<Vec<_>>().into_iter().map(Job::wait).collect();
         let other =
@@ -179,7 +185,7 @@ fn every_node_shows_both_ends_of_a_long_message() {
         let row = other.lines_with("  reported  ").concat();
         assert!(row.contains("HEADxx") && row.contains("xxTAIL"), "{other}");
         assert!(
-            row.contains(&format!(" of {} bytes are left out", len(64, count))) && row.len() < 2100,
+            row.contains(&format!(" of {} bytes are left out", message_len(64, count))) && row.len() < 2100,
             "{row}"
         );
         fleet.is_empty();
@@ -193,7 +199,7 @@ fn event_of_a_long_message_is_still_json() {
         return;
     }
     let launch = Launch::standalone(Name::Torchrun, 2).args(["--event-log-handler", "console"]);
-    let outcome = with_shell(launch, &shell(1, &"x".repeat(64), MIB / 16)).run();
+    let outcome = launch_shell_line(launch, &failing_worker_line(1, &"x".repeat(64), MIB / 16)).run();
     let lines = outcome.lines_with("worker.status.FAILED");
     let event = lines.iter().find(|line| line.contains("HEAD")).expect("the worker's event is there");
     let (_, json) = event.split_at(event.find('{').expect("an event is an object"));

@@ -19,7 +19,7 @@ fn panic_backtrace_of_a_worker_is_shown_once() {
         let outcome = launch.run();
         outcome.expect_exit_code(1).expect_stderr("panic: panicked before step 3, as asked");
         let everything = format!("{}{}", outcome.stdout(), outcome.stderr());
-        assert_eq!(everything.matches("fault::Fault::strike").count(), 1, "{backtrace}\n{outcome}");
+        assert_eq!(everything.matches("fault::Fault::trigger").count(), 1, "{backtrace}\n{outcome}");
         // On the stream of the worker, and in its report.
         assert_eq!(everything.matches("panicked before step 3").count(), 2, "{backtrace}\n{outcome}");
         let has_machinery = everything.contains("rust_begin_unwind");
@@ -34,7 +34,11 @@ fn panic_backtrace_before_restart_is_on_worker_stderr() {
         let launch = launch.args(["--fail-how", "panic", "--steps", "5"]).env("RUST_BACKTRACE", backtrace);
         let outcome = launch.run();
         outcome.expect_exit_code(0).expect_stderr("panicked before step 3").expect_stderr("restart 1 of 1");
-        assert_eq!(outcome.stderr().matches("fault::Fault::strike").count(), shown, "{backtrace}\n{outcome}");
+        assert_eq!(
+            outcome.stderr().matches("fault::Fault::trigger").count(),
+            shown,
+            "{backtrace}\n{outcome}"
+        );
     }
 }
 

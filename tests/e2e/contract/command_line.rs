@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 use harness::{Launch, Name, Outcome, python};
 
-use super::pair::{Pair, complaint, status_and_out};
+use super::pair::{Pair, status_and_last_error, status_and_out};
 
 /// The options in a help text, in the spelling with hyphens.
 fn options_in(text: &str) -> BTreeSet<String> {
@@ -25,7 +25,7 @@ fn options_in(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn help() {
-    let pair = Pair::of(|name| Launch::new(name).args(["-h"]).run());
+    let pair = Pair::run_both(|name| Launch::new(name).args(["-h"]).run());
     for outcome in [&pair.ours, &pair.theirs] {
         outcome.expect_exit_code(0).expect_stdout("--nproc-per-node");
         assert!(outcome.stdout().to_lowercase().contains("usage: torchrun"), "{outcome}");
@@ -42,8 +42,8 @@ fn help() {
 
 #[test]
 fn no_script() {
-    let pair = Pair::of(|name| Launch::new(name).args(["--nnodes", "1"]).run());
-    let (code, out, last) = pair.agree(complaint);
+    let pair = Pair::run_both(|name| Launch::new(name).args(["--nnodes", "1"]).run());
+    let (code, out, last) = pair.expect_equal(status_and_last_error);
     let missing =
         "torchrun: error: the following arguments are required: training_script, training_script_args";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", missing));
@@ -54,26 +54,26 @@ fn no_script() {
 
 #[test]
 fn unknown_option() {
-    let pair = Pair::of(|name| Launch::new(name).args(["--unknown", "x.py"]).run());
-    let (code, out, last) = pair.agree(complaint);
+    let pair = Pair::run_both(|name| Launch::new(name).args(["--unknown", "x.py"]).run());
+    let (code, out, last) = pair.expect_equal(status_and_last_error);
     let unknown = "torchrun: error: unrecognized arguments: --unknown";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", unknown));
 }
 
 #[test]
 fn underscore() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         Launch::new(name).args(["--standalone", "--nproc_per_node=2"]).shell("echo $RANK").run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["0".into(), "1".into()]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["0".into(), "1".into()]));
 }
 
 #[test]
 fn mixed_spelling() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         Launch::new(name).args(["--standalone", "--nproc_per-node", "2", "--no-python", "true"]).run()
     });
-    let (code, out, last) = pair.agree(complaint);
+    let (code, out, last) = pair.expect_equal(status_and_last_error);
     let unknown = "torchrun: error: unrecognized arguments: --nproc_per-node";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", unknown));
 }
@@ -81,71 +81,72 @@ fn mixed_spelling() {
 #[test]
 fn prefix_ok() {
     let line = ["--standalone", "--nproc-per", "2", "--no-py", "sh", "-c", "echo $RANK"];
-    let pair = Pair::of(|name| Launch::new(name).args(line).run());
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["0".into(), "1".into()]));
+    let pair = Pair::run_both(|name| Launch::new(name).args(line).run());
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["0".into(), "1".into()]));
 }
 
 /// What one worker, started with these arguments behind `--no-python`, prints.
 #[track_caller]
-fn printed(arguments: &[&str]) -> Vec<String> {
-    let pair = Pair::of(|name| {
+fn worker_output(arguments: &[&str]) -> Vec<String> {
+    let pair = Pair::run_both(|name| {
         Launch::standalone(name, 1).args(["--no-python"]).args(arguments.iter().copied()).run()
     });
-    let (code, lines) = pair.agree(status_and_out);
+    let (code, lines) = pair.expect_equal(status_and_out);
     assert_eq!(code, Some(0));
     lines
 }
 
 #[test]
 fn script_args_verbatim() {
-    assert_eq!(printed(&["echo", "-h", "--nnodes", "3", "--", "a"]), ["-h --nnodes 3 -- a"]);
+    assert_eq!(worker_output(&["echo", "-h", "--nnodes", "3", "--", "a"]), ["-h --nnodes 3 -- a"]);
 }
 
 #[test]
 fn dashdash_before() {
-    assert_eq!(printed(&["--", "echo", "a"]), ["a"]);
+    assert_eq!(worker_output(&["--", "echo", "a"]), ["a"]);
 }
 
 #[test]
 fn dashdash_after() {
-    assert_eq!(printed(&["echo", "--", "a"]), ["a"]);
+    assert_eq!(worker_output(&["echo", "--", "a"]), ["a"]);
 }
 
 #[test]
 fn pet_default() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         let launch = Launch::new(name).env("PET_NPROC_PER_NODE", "3").args(["--standalone"]);
         launch.shell("echo $WORLD_SIZE").run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["3".into(); 3]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["3".into(); 3]));
 }
 
 #[test]
 fn pet_loses() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         Launch::standalone(name, 1).env("PET_NPROC_PER_NODE", "3").shell("echo $WORLD_SIZE").run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["1".into()]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["1".into()]));
 }
 
 #[test]
 fn pet_flag() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         // A port and an id are what `--standalone` drops: without the flag, the id would be `seven`.
         let port = harness::free_port().to_string();
         let launch = Launch::new(name).env("PET_STANDALONE", "1").args(["--master-port", &port]);
         launch.args(["--rdzv-id", "seven"]).shell("echo $TORCHELASTIC_RUN_ID").run()
     });
-    let (code, length) = pair.agree(|outcome| (outcome.status.code(), outcome.stdout().trim_end().len()));
+    let (code, length) =
+        pair.expect_equal(|outcome| (outcome.status.code(), outcome.stdout().trim_end().len()));
     assert_eq!((code, length), (Some(0), "01234567-0123-0123-0123-0123456789ab".len()));
 }
 
 #[test]
 fn pet_bad_int() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         Launch::standalone(name, 1).env("PET_MAX_RESTARTS", "x").args(["--no-python", "true"]).run()
     });
-    let (code, out, last) = pair.agree(complaint);
+    let (code, out, last) = pair.expect_equal(status_and_last_error);
     let bad = "torchrun: error: argument --max-restarts/--max_restarts: invalid int value: 'x'";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", bad));
 }
@@ -167,26 +168,26 @@ const REFUSED: [&[&str]; 11] = [
 
 /// The exit status of PyTorch's torchrun for each of [`REFUSED`], all from one process, since each costs two seconds
 /// to start.
-fn theirs() -> &'static [i32] {
+fn torchrun_statuses() -> &'static [i32] {
     static STATUSES: OnceLock<Vec<i32>> = OnceLock::new();
     STATUSES.get_or_init(|| {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/contract/refused.py");
         let mut command = Command::new(python());
         command.arg(script).env("CUDA_VISIBLE_DEVICES", "").env("PYTHONDONTWRITEBYTECODE", "1");
         let output = command.args(REFUSED.map(|options| options.join("\t"))).output().expect("Python starts");
-        let told = String::from_utf8_lossy(&output.stdout);
+        let output_text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        told.lines().map(|line| line.parse().expect("an exit status")).collect()
+        output_text.lines().map(|line| line.parse().expect("an exit status")).collect()
     })
 }
 
 /// Fails unless both refuse `option` with each value with exit status 1, and ours before it starts anything.
 #[track_caller]
-fn both_refuse(option: &str) {
-    let cases = REFUSED.iter().zip(theirs()).filter(|(options, _)| options[0] == option);
+fn assert_both_refuse(option: &str) {
+    let cases = REFUSED.iter().zip(torchrun_statuses()).filter(|(options, _)| options[0] == option);
     let mut count = 0;
     for (options, theirs) in cases {
-        let outcome = started_with(Name::Torchrun, options);
+        let outcome = run_with_options(Name::Torchrun, options);
         outcome.expect_exit_code(1).expect_absent("started");
         assert_eq!(*theirs, 1, "PyTorch's torchrun with {options:?}");
         count += 1;
@@ -194,55 +195,55 @@ fn both_refuse(option: &str) {
     assert!(count > 0, "no case has {option}");
 }
 
-fn started_with(name: Name, options: &[&str]) -> Outcome {
+fn run_with_options(name: Name, options: &[&str]) -> Outcome {
     let launch = Launch::standalone(name, 1).env("CUDA_VISIBLE_DEVICES", "").args(options.iter().copied());
     launch.worker(["print=started"]).run()
 }
 
 #[test]
 fn bad_nnodes() {
-    both_refuse("--nnodes");
+    assert_both_refuse("--nnodes");
 }
 
 #[test]
 fn bad_nproc() {
-    both_refuse("--nproc-per-node");
+    assert_both_refuse("--nproc-per-node");
 }
 
 #[test]
 fn bad_tee() {
-    both_refuse("-t");
+    assert_both_refuse("-t");
     // Under our own name a local rank may have two digits.
-    started_with(Name::Rankrun, &["-t", "10:1"]).expect_exit_code(0).expect_stdout("started");
+    run_with_options(Name::Rankrun, &["-t", "10:1"]).expect_exit_code(0).expect_stdout("started");
 }
 
 #[test]
 fn no_python_module() {
-    both_refuse("-m");
+    assert_both_refuse("-m");
 }
 
 #[test]
 fn auto_no_gpu() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         let launch = Launch::new(name).under(["taskset", "--cpu-list", "0"]).env("CUDA_VISIBLE_DEVICES", "");
         launch.args(["--standalone", "--nproc-per-node", "auto"]).shell("echo $LOCAL_WORLD_SIZE").run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["1".into()]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["1".into()]));
 }
 
 #[test]
 fn r#macro() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         let launch = Launch::standalone(name, 2).args(["--no-python", "echo"]);
         launch.args(["${local_rank}", "$local_rank", "${x}"]).run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["0 0 ${x}".into(), "1 1 ${x}".into()]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["0 0 ${x}".into(), "1 1 ${x}".into()]));
 }
 
 #[test]
 fn python_exec() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         Launch::standalone(name, 1).env("PYTHON_EXEC", "/bin/echo").args(["-m", "pkg.mod", "a"]).run()
     });
-    assert_eq!(pair.agree(status_and_out), (Some(0), vec!["-u -m pkg.mod a".into()]));
+    assert_eq!(pair.expect_equal(status_and_out), (Some(0), vec!["-u -m pkg.mod a".into()]));
 }

@@ -10,22 +10,22 @@ use harness::{Gate, Launch, Name, Outcome, Scratch, is_rankrun, python};
 use serde_json::{Value, json};
 
 use super::pair::{Pair, status_and_out};
-use super::processes::exits_three;
-use super::report::{below_run, report};
+use super::processes::exit_3_pair;
+use super::report::{path_below_run, report_lines};
 
 /// Two workers that log into the folder `logs` of the temporary folder; OpenMP is chosen, so that nothing warns.
-fn logging(name: Name, options: &[&str]) -> Launch {
+fn launch_with_log_dir(name: Name, options: &[&str]) -> Launch {
     let launch = Launch::standalone(name, 2).env("OMP_NUM_THREADS", "1");
     let logs = launch.temporary().join("logs");
     launch.args(["--log-dir".into(), logs]).args(options.iter().copied())
 }
 
 /// A worker that writes its rank on both streams.
-const SPEAKS: [&str; 2] = ["print=out of {rank}", "eprint=err of {rank}"];
+const PRINT_RANK_STEPS: [&str; 2] = ["print=out of {rank}", "eprint=err of {rank}"];
 
 /// The folder of the only attempt.
 #[track_caller]
-fn attempt(outcome: &Outcome) -> PathBuf {
+fn attempt_folder(outcome: &Outcome) -> PathBuf {
     let runs = fs::read_dir(outcome.temporary().join("logs")).expect("the log folder exists");
     let runs: Vec<_> = runs.map(|run| run.expect("it can be listed").path()).collect();
     assert_eq!(runs.len(), 1, "{runs:?}");
@@ -34,8 +34,8 @@ fn attempt(outcome: &Outcome) -> PathBuf {
 
 /// Every file of the attempt with its bytes as text, and every folder, with their permissions.
 #[track_caller]
-fn tree_of(outcome: &Outcome) -> BTreeMap<String, String> {
-    let (root, mut found) = (attempt(outcome), BTreeMap::new());
+fn log_tree(outcome: &Outcome) -> BTreeMap<String, String> {
+    let (root, mut found) = (attempt_folder(outcome), BTreeMap::new());
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("it is a folder") {
@@ -55,27 +55,29 @@ fn tree_of(outcome: &Outcome) -> BTreeMap<String, String> {
 }
 
 /// The files of a tree without what is in them.
-fn files(tree: &BTreeMap<String, String>) -> Vec<&str> {
+fn log_file_names(tree: &BTreeMap<String, String>) -> Vec<&str> {
     tree.keys().map(String::as_str).filter(|name| name.ends_with(".log")).collect()
 }
 
 /// The exit status and the lines of both streams, sorted, and the log tree.
-fn all(outcome: &Outcome) -> (Option<i32>, Vec<String>, Vec<String>, BTreeMap<String, String>) {
+fn status_streams_and_tree(
+    outcome: &Outcome,
+) -> (Option<i32>, Vec<String>, Vec<String>, BTreeMap<String, String>) {
     let (code, out) = status_and_out(outcome);
     let mut err: Vec<String> = outcome.stderr().lines().map(str::to_owned).collect();
     err.sort();
-    (code, out, err, tree_of(outcome))
+    (code, out, err, log_tree(outcome))
 }
 
 #[test]
 fn tree() {
-    let pair = Pair::of(|name| logging(name, &["-r", "3"]).worker(SPEAKS).run());
-    let (code, out, err, tree) = pair.agree(all);
+    let pair = Pair::run_both(|name| launch_with_log_dir(name, &["-r", "3"]).worker(PRINT_RANK_STEPS).run());
+    let (code, out, err, tree) = pair.expect_equal(status_streams_and_tree);
     assert_eq!((code, out, err), (Some(0), Vec::new(), Vec::new()));
-    assert_eq!(files(&tree), ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"]);
+    assert_eq!(log_file_names(&tree), ["0/stderr.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"]);
     assert!(tree["1/stdout.log"].ends_with(" out of 1\\n"), "{tree:?}");
-    let run = pair.agree(|outcome| {
-        let run = attempt(outcome).parent().expect("an attempt is in a run").to_owned();
+    let run = pair.expect_equal(|outcome| {
+        let run = attempt_folder(outcome).parent().expect("an attempt is in a run").to_owned();
         let name = run.file_name().and_then(|name| name.to_str()).expect("a plain name").to_owned();
         // The random letters may be underscores too.
         let (id, random) = name.split_once('_').unwrap_or_else(|| panic!("{name}"));
@@ -86,19 +88,21 @@ fn tree() {
 
 #[test]
 fn raw_bytes() {
-    let pair = Pair::of(|name| logging(name, &["-t", "3"]).worker(["bytes"]).run());
+    let pair = Pair::run_both(|name| launch_with_log_dir(name, &["-t", "3"]).worker(["bytes"]).run());
     for outcome in [&pair.ours, &pair.theirs] {
         outcome.expect_exit_code(0);
-        let bytes = fs::read(attempt(outcome).join("1/stdout.log")).expect("the log is there");
+        let bytes = fs::read(attempt_folder(outcome).join("1/stdout.log")).expect("the log is there");
         assert_eq!(bytes, b"a\xffb\rc\r\nlast");
     }
-    pair.agree(tree_of);
+    pair.expect_equal(log_tree);
 }
 
 #[test]
 fn prefix() {
-    let pair = Pair::of(|name| logging(name, &["-t", "1", "--role", "trn"]).worker(SPEAKS).run());
-    let (code, out, ..) = pair.agree(all);
+    let pair = Pair::run_both(|name| {
+        launch_with_log_dir(name, &["-t", "1", "--role", "trn"]).worker(PRINT_RANK_STEPS).run()
+    });
+    let (code, out, ..) = pair.expect_equal(status_streams_and_tree);
     assert_eq!((code, out), (Some(0), vec!["[trn0]:out of 0".into(), "[trn1]:out of 1".into()]));
 }
 
@@ -106,8 +110,8 @@ fn prefix() {
 fn template() {
     let template = "${hostname}:${rank}/${local_rank} $role_name ${x} $$ ";
     let options = ["--log-line-prefix-template", template, "-t", "1", "--role", "trn"];
-    let pair = Pair::of(|name| logging(name, &options).worker(SPEAKS).run());
-    let (code, out, ..) = pair.agree(all);
+    let pair = Pair::run_both(|name| launch_with_log_dir(name, &options).worker(PRINT_RANK_STEPS).run());
+    let (code, out, ..) = pair.expect_equal(status_streams_and_tree);
     let host = nix::unistd::gethostname().expect("the machine has a name").to_string_lossy().into_owned();
     let lines = [0, 1].map(|rank| format!("{host}:{rank}/{rank} trn ${{x}} $ out of {rank}"));
     assert_eq!((code, out), (Some(0), lines.to_vec()));
@@ -115,18 +119,19 @@ fn template() {
 
 #[test]
 fn map() {
-    let pair = Pair::of(|name| logging(name, &["-r", "0:1,1:2"]).worker(SPEAKS).run());
-    let (code, out, err, tree) = pair.agree(all);
+    let pair =
+        Pair::run_both(|name| launch_with_log_dir(name, &["-r", "0:1,1:2"]).worker(PRINT_RANK_STEPS).run());
+    let (code, out, err, tree) = pair.expect_equal(status_streams_and_tree);
     assert_eq!((code, out, err), (Some(0), vec!["out of 1".into()], vec!["err of 0".into()]));
-    assert_eq!(files(&tree), ["0/stdout.log", "1/stderr.log"]);
+    assert_eq!(log_file_names(&tree), ["0/stdout.log", "1/stderr.log"]);
 }
 
 #[test]
 fn filter() {
     // Standard output is a file and on the console, standard error has no file.
     let options = ["--local-ranks-filter", "0", "-t", "1"];
-    let pair = Pair::of(|name| logging(name, &options).worker(SPEAKS).run());
-    let (code, out, err, tree) = pair.agree(all);
+    let pair = Pair::run_both(|name| launch_with_log_dir(name, &options).worker(PRINT_RANK_STEPS).run());
+    let (code, out, err, tree) = pair.expect_equal(status_streams_and_tree);
     assert_eq!((code, out, err), (Some(0), vec!["[default0]:out of 0".into()], vec!["err of 0".into()]));
     assert!(tree["1/stdout.log"].ends_with(" out of 1\\n"), "{tree:?}");
 }
@@ -135,11 +140,11 @@ fn filter() {
 fn duplicate() {
     let options = ["-t", "3", "--duplicate-stdout-filters", "a,,b,c"];
     let steps = ["print=a of {rank}", "print=a,b of {rank}", "print=b of {rank}", "print=c of {rank}"];
-    let pair = Pair::of(|name| logging(name, &options).worker(steps).run());
-    let lines = pair.agree(|outcome| {
+    let pair = Pair::run_both(|name| launch_with_log_dir(name, &options).worker(steps).run());
+    let lines = pair.expect_equal(|outcome| {
         outcome.expect_exit_code(0);
-        let text =
-            fs::read_to_string(attempt(outcome).join("filtered_stdout.log")).expect("the copy is there");
+        let text = fs::read_to_string(attempt_folder(outcome).join("filtered_stdout.log"))
+            .expect("the copy is there");
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();
         lines
@@ -155,7 +160,7 @@ fn tee_latency() {
     }
     for name in Name::both() {
         let gate = Gate::closed();
-        let job = logging(*name, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
+        let job = launch_with_log_dir(*name, &["-t", "1"]).worker(["print=early", &gate.step()]).start();
         // The workers are alive until the gate opens: the lines came before that.
         job.wait_for_lines("]:early", 2);
         gate.open(2);
@@ -171,7 +176,7 @@ fn tee_whole_lines() {
     for name in Name::both() {
         // The pause between the pieces is what is tested.
         let steps = ["write=first-", "sleep-ms=300", "write=second\n"];
-        let outcome = logging(*name, &["-t", "1"]).worker(steps).run();
+        let outcome = launch_with_log_dir(*name, &["-t", "1"]).worker(steps).run();
         let lines = ["[default0]:first-second", "[default1]:first-second"].map(str::to_owned);
         assert_eq!(status_and_out(&outcome), (Some(0), lines.to_vec()), "{outcome}");
     }
@@ -188,13 +193,13 @@ main()
 ";
 
 /// A Python worker with a decorated function that raises, under a launcher with an error file of its own.
-fn recorded() -> &'static Pair {
+fn raising_script_pair() -> &'static Pair {
     static PAIR: OnceLock<Pair> = OnceLock::new();
     PAIR.get_or_init(|| {
         let scratch = Scratch::new();
         let script = scratch.file("train.py", SCRIPT, 0o644);
         let bin = python().parent().expect("Python is in a folder").to_owned();
-        Pair::of(|name| {
+        Pair::run_both(|name| {
             let launch = Launch::standalone(name, 1).with_torch().without_env("PYTHON_EXEC");
             let own = launch.temporary().join("launcher.json");
             // Without `PYTHON_EXEC`, which torchrun names in the title in place of the script.
@@ -206,7 +211,7 @@ fn recorded() -> &'static Pair {
 
 /// The JSON in a file, with a word for the time.
 #[track_caller]
-fn error_file(path: &Path) -> Value {
+fn read_error_file(path: &Path) -> Value {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut error: Value = serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}"));
     let time = &mut error["message"]["extraInfo"]["timestamp"];
@@ -217,24 +222,24 @@ fn error_file(path: &Path) -> Value {
 
 #[test]
 fn record() {
-    let pair = recorded();
-    let (code, report) = pair.agree(|outcome| (outcome.status.code(), report(outcome)));
+    let pair = raising_script_pair();
+    let (code, report) = pair.expect_equal(|outcome| (outcome.status.code(), report_lines(outcome)));
     assert_eq!(code, Some(1));
     assert!(report.contains(&"  error_file: attempt_0/0/error.json".to_owned()), "{report:#?}");
     assert!(report.contains(&"  ValueError: the loss is n\u{e4}n".to_owned()), "{report:#?}");
-    let error = pair.agree(|outcome| {
+    let error = pair.expect_equal(|outcome| {
         let lines = outcome.lines_with("  error_file: ");
         let path = lines[0].trim_start_matches("  error_file: ");
-        assert_eq!(below_run(path), "attempt_0/0/error.json");
-        error_file(Path::new(path))
+        assert_eq!(path_below_run(path), "attempt_0/0/error.json");
+        read_error_file(Path::new(path))
     });
     assert_eq!(error["message"]["message"], json!("ValueError: the loss is n\u{e4}n"));
 }
 
 #[test]
 fn parent_file() {
-    let pair = recorded();
-    let error = pair.agree(|outcome| error_file(&outcome.temporary().join("launcher.json")));
+    let pair = raising_script_pair();
+    let error = pair.expect_equal(|outcome| read_error_file(&outcome.temporary().join("launcher.json")));
     assert_eq!(error["message"]["errorCode"], json!(1));
     assert_eq!(error["message"]["message"], json!("ValueError: the loss is n\u{e4}n"));
 }
@@ -242,9 +247,10 @@ fn parent_file() {
 #[test]
 fn text_message() {
     let file = r#"error-file={"message":"m","timestamp":"1700000000"}"#;
-    let pair = Pair::of(|name| Launch::standalone(name, 1).worker([file, "exit=9"]).run());
-    let (code, report, time) =
-        pair.agree(|outcome| (outcome.status.code(), report(outcome), outcome.lines_with("  time      : ")));
+    let pair = Pair::run_both(|name| Launch::standalone(name, 1).worker([file, "exit=9"]).run());
+    let (code, report, time) = pair.expect_equal(|outcome| {
+        (outcome.status.code(), report_lines(outcome), outcome.lines_with("  time      : "))
+    });
     assert_eq!(code, Some(1));
     assert!(report.contains(&"  traceback : m".to_owned()), "{report:#?}");
     // 22:13:20 UTC; no time zone is 14 hours and more from there.
@@ -259,13 +265,13 @@ fn bad_json() {
             outcome.expect_exit_code(name.code(9)).expect_stderr("rank 0").expect_absent("panicked");
         }
         let outcome = Launch::standalone(Name::Torchrun, 1).worker(["error-file={", "exit=9"]).run();
-        assert!(report(&outcome).contains(&"  exitcode  : 9 (pid: PID) ".to_owned()), "{outcome}");
+        assert!(report_lines(&outcome).contains(&"  exitcode  : 9 (pid: PID) ".to_owned()), "{outcome}");
     }
 }
 
 #[test]
 fn no_others() {
-    let report = exits_three().agree(report);
+    let report = exit_3_pair().expect_equal(report_lines);
     let title = ["===", "sh FAILED", "---", "Failures:", "  <NO_OTHER_FAILURES>", "---"];
     assert_eq!(report[..6], title);
     assert_eq!(report[6..8], ["Root Cause (first observed failure):", "[0]:"]);
@@ -273,13 +279,13 @@ fn no_others() {
 
 /// The events on standard error, with words for what is another one in each run.
 #[track_caller]
-fn events_of(outcome: &Outcome) -> Vec<Value> {
+fn normalized_events(outcome: &Outcome) -> Vec<Value> {
     let lines = outcome.lines_with("torchelastic.worker.status.");
-    lines.iter().map(|line| stable_event(line)).collect()
+    lines.iter().map(|line| normalized_event(line)).collect()
 }
 
 #[track_caller]
-fn stable_event(line: &str) -> Value {
+fn normalized_event(line: &str) -> Value {
     let mut event: Value = serde_json::from_str(line).unwrap_or_else(|why| panic!("{why}: {line}"));
     let data = &mut event["metadata"];
     // A text with JSON in it.
@@ -302,7 +308,7 @@ fn stable_event(line: &str) -> Value {
 
 #[test]
 fn events() {
-    let pair = Pair::of(|name| {
+    let pair = Pair::run_both(|name| {
         let gate = Gate::closed();
         let launch = Launch::standalone(name, 2).args(["--event-log-handler", "console"]);
         let steps = ["alive", &format!("rank1:{}", gate.step()), "rank1:exit=3", "forever"];
@@ -311,7 +317,7 @@ fn events() {
         gate.open(1);
         job.wait()
     });
-    let events = pair.agree(events_of);
+    let events = pair.expect_equal(normalized_events);
     let states: Vec<_> = events.iter().filter_map(|event| event["metadata"]["state"].as_str()).collect();
     let start = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"];
     assert_eq!(states, [&start[..], &["FAILED", "FAILED", "SUCCEEDED"]].concat());

@@ -14,4 +14,4 @@ mod rendezvous;
 mod report;
 mod rows;
 
-pub(crate) use rows::tests_here;
+pub(crate) use rows::list_tests;

@@ -16,7 +16,7 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Runs it for both at the same time.
-    pub(super) fn of(run: impl Fn(Name) -> Outcome + Sync) -> Self {
+    pub(super) fn run_both(run: impl Fn(Name) -> Outcome + Sync) -> Self {
         thread::scope(|scope| {
             let ours = scope.spawn(|| run(Name::Torchrun));
             let theirs = scope.spawn(|| run(Name::Reference));
@@ -28,8 +28,8 @@ impl Pair {
 
     /// What both show of themselves; fails unless it is the same.
     #[track_caller]
-    pub(super) fn agree<T: PartialEq + Debug>(&self, look: impl Fn(&Outcome) -> T) -> T {
-        let (ours, theirs) = (look(&self.ours), look(&self.theirs));
+    pub(super) fn expect_equal<T: PartialEq + Debug>(&self, extract: impl Fn(&Outcome) -> T) -> T {
+        let (ours, theirs) = (extract(&self.ours), extract(&self.theirs));
         assert_eq!(
             ours, theirs,
             "ours differs from torchrun\nours: {}\ntorchrun: {}",
@@ -41,7 +41,7 @@ impl Pair {
 
 /// What both launchers do, which must be the same.
 #[track_caller]
-pub(super) fn agree<T: PartialEq + Debug + Send>(run: impl Fn(Name) -> T + Sync) -> T {
+pub(super) fn run_both_expect_equal<T: PartialEq + Debug + Send>(run: impl Fn(Name) -> T + Sync) -> T {
     let [ours, theirs] = thread::scope(|scope| {
         let both = [Name::Torchrun, Name::Reference].map(|name| {
             let run = &run;
@@ -61,7 +61,7 @@ pub(super) fn status_and_out(outcome: &Outcome) -> (Option<i32>, Vec<String>) {
 }
 
 /// The exit status, standard output, and the last line of standard error.
-pub(super) fn complaint(outcome: &Outcome) -> (Option<i32>, String, String) {
+pub(super) fn status_and_last_error(outcome: &Outcome) -> (Option<i32>, String, String) {
     let last = outcome.stderr().trim_end().lines().last().unwrap_or_default().to_owned();
     (outcome.status.code(), outcome.stdout(), last)
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 use harness::Outcome;
 
 /// How wide a rule is at most.
-const WIDEST: usize = 60;
+const MAX_RULE_WIDTH: usize = 60;
 
 /// The lines of the report on standard error, rules shortened to three characters; empty if there is none.
 ///
 /// # Panics
 /// When the rules are not as wide as torchrun makes them.
 #[track_caller]
-pub(super) fn report(outcome: &Outcome) -> Vec<String> {
+pub(super) fn report_lines(outcome: &Outcome) -> Vec<String> {
     let text = outcome.stderr();
     let lines: Vec<&str> = text.lines().collect();
     let ends = |line: &&str| is_rule(line, '=');
@@ -23,11 +23,11 @@ pub(super) fn report(outcome: &Outcome) -> Vec<String> {
     for rule in lines.iter().filter(|line| is_any_rule(line)) {
         assert_eq!(
             Some(rule.len()),
-            longest.map(|length| length.min(WIDEST)),
+            longest.map(|length| length.min(MAX_RULE_WIDTH)),
             "the width of a rule\n{outcome}"
         );
     }
-    lines.iter().map(|line| without_run(line)).collect()
+    lines.iter().map(|line| normalize_line(line)).collect()
 }
 
 fn is_rule(line: &str, letter: char) -> bool {
@@ -39,7 +39,7 @@ fn is_any_rule(line: &str) -> bool {
 }
 
 /// The line without its time, host, pid and folder.
-fn without_run(line: &str) -> String {
+fn normalize_line(line: &str) -> String {
     if is_any_rule(line) {
         return line[..3].to_owned();
     }
@@ -51,19 +51,19 @@ fn without_run(line: &str) -> String {
     }
     let field = "  error_file: ";
     match line.strip_prefix(field) {
-        Some("<N/A>") | None => without_pid(line),
-        Some(path) => format!("{field}{}", below_run(path)),
+        Some("<N/A>") | None => mask_pid(line),
+        Some(path) => format!("{field}{}", path_below_run(path)),
     }
 }
 
 /// `attempt_0/1/error.json`.
-pub(super) fn below_run(path: &str) -> String {
+pub(super) fn path_below_run(path: &str) -> String {
     let names: Vec<_> = Path::new(path).iter().map(|name| name.to_string_lossy()).collect();
     names[names.len().saturating_sub(3)..].join("/")
 }
 
 /// `(pid: 123)` and `by PID 123` without the number.
-fn without_pid(line: &str) -> String {
+fn mask_pid(line: &str) -> String {
     let mut text = line.to_owned();
     for before in ["(pid: ", " by PID "] {
         if let Some((start, rest)) = text.split_once(before) {
@@ -75,7 +75,7 @@ fn without_pid(line: &str) -> String {
 }
 
 /// The report of one failed worker, for comparison: its blocks but the rules, title and heading.
-pub(super) fn blocks(exit: &str, traceback: &str, rank: usize) -> Vec<String> {
+pub(super) fn failure_lines(exit: &str, traceback: &str, rank: usize) -> Vec<String> {
     vec![
         "  time      : TIME".to_owned(),
         "  host      : HOST".to_owned(),

@@ -174,7 +174,7 @@ fn rows() -> Vec<(&'static str, &'static str, Tested)> {
 }
 
 /// The tests of this binary, as paths.
-pub(crate) fn tests_here() -> Vec<String> {
+pub(crate) fn list_tests() -> Vec<String> {
     let own = env::current_exe().expect("a process knows its own program");
     let output = Command::new(own).args(["--list", "--format", "terse"]).output().expect("it starts again");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -184,7 +184,7 @@ pub(crate) fn tests_here() -> Vec<String> {
 }
 
 /// The tests that appendix A asks for in this binary.
-fn expected_here() -> Vec<String> {
+fn expected_row_tests() -> Vec<String> {
     let here = rows().into_iter().filter(|(.., tested)| matches!(tested, Here));
     let mut paths: Vec<_> =
         here.map(|(table, row, _)| format!("contract::{table}::{}", row.replace('-', "_"))).collect();
@@ -193,11 +193,11 @@ fn expected_here() -> Vec<String> {
 }
 
 #[test]
-fn every_row_has_its_test_and_every_test_its_row() {
+fn rows_and_tests_match_one_to_one() {
     let of_rows = |path: &String| path.starts_with("contract::") && !path.starts_with("contract::rows::");
-    let mut found: Vec<_> = tests_here().into_iter().filter(of_rows).collect();
+    let mut found: Vec<_> = list_tests().into_iter().filter(of_rows).collect();
     found.sort();
-    let expected = expected_here();
+    let expected = expected_row_tests();
     let missing: Vec<_> = expected.iter().filter(|path| !found.contains(path)).collect();
     let unknown: Vec<_> = found.iter().filter(|path| !expected.contains(path)).collect();
     assert!(missing.is_empty(), "rows without a test: {missing:#?}");
@@ -206,7 +206,7 @@ fn every_row_has_its_test_and_every_test_its_row() {
 }
 
 #[test]
-fn what_is_tested_elsewhere_is_there() {
+fn tests_in_other_binaries_exist() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
     for (table, row, tested) in rows() {
         if let By { file, test } = tested {
@@ -218,7 +218,7 @@ fn what_is_tested_elsewhere_is_there() {
 }
 
 #[test]
-fn what_has_no_test_yet_has_a_reason() {
+fn untested_rows_name_pending_work() {
     let mut waiting: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (_, row, tested) in rows() {
         if let Later(work) = tested {
@@ -232,17 +232,17 @@ fn what_has_no_test_yet_has_a_reason() {
 
 /// `tests/run e2e` leaves these out by a part of their path.
 #[test]
-fn list_of_tests_that_need_torch_names_tests() {
+fn needs_torch_list_names_existing_tests() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package is in the workspace");
     let text = fs::read_to_string(checkout.join("tests/e2e/needs-torch.txt")).expect("the list is there");
-    let here = tests_here();
+    let here = list_tests();
     for part in text.lines().filter(|line| !line.starts_with('#')) {
         assert!(here.iter().any(|path| path.contains(part)), "no test has `{part}` in its path");
     }
 }
 
 #[test]
-fn no_row_is_there_twice() {
+fn row_names_are_unique() {
     let mut names = BTreeSet::new();
     for (table, row, _) in rows() {
         assert!(names.insert((table, row)), "{table} has two rows `{row}`");

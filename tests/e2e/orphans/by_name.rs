@@ -22,7 +22,7 @@ const ROUNDS: &str = r#"
 
 /// In a container of its own: the kill would meet every launcher of this machine.
 #[track_caller]
-fn nothing_is_left_by(kill: &str) {
+fn assert_kill_leaves_nothing(kill: &str) {
     if !can_use_namespaces() || !is_rankrun() {
         return;
     }
@@ -38,13 +38,13 @@ fn nothing_is_left_by(kill: &str) {
 }
 
 #[test]
-fn pkill_of_our_name_leaves_no_grandchild() {
-    nothing_is_left_by("pkill -9 rankrun");
+fn pkill_rankrun_leaves_no_grandchild() {
+    assert_kill_leaves_nothing("pkill -9 rankrun");
 }
 
 #[test]
-fn killall_of_our_name_leaves_no_grandchild() {
-    nothing_is_left_by("killall -9 rankrun");
+fn killall_rankrun_leaves_no_grandchild() {
+    assert_kill_leaves_nothing("killall -9 rankrun");
 }
 
 /// A loop of `$rounds` jobs. Guard and agent of each are killed together, a little later than in the job before.
@@ -68,7 +68,7 @@ const BOTH: &str = r#"
 
 /// Only the workers die with both processes; what they have started at any moment, gc ends without a doubt.
 #[test]
-fn both_killed_at_any_moment_leave_what_gc_ends() {
+fn guard_and_agent_killed_together_leave_only_what_gc_ends() {
     if !can_use_namespaces() || !is_rankrun() {
         return;
     }

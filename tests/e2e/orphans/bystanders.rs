@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use harness::{Job, Launch, Name, Process, Random, field, fixture, is_rankrun, is_soak};
 use nix::sys::signal::Signal;
 
-use super::LIMIT;
+use super::SWEEP_TIMEOUT;
 
 /// As the workers are called.
 const STEPS: [&str; 6] = ["catch", "helper=daemon", "alive", "rank0:read", "rank0:exit=3", "forever"];
@@ -27,7 +27,7 @@ impl Outsider {
         Self(command.spawn().expect("the fixture starts"))
     }
 
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         Process::open(self.0.id().cast_signed()).is_some_and(|process| process.is_alive())
     }
 }
@@ -41,7 +41,7 @@ impl Drop for Outsider {
 
 /// A launcher beside a process that its shell has started, which is the launcher's sibling, or its child where the
 /// shell has become the launcher.
-fn beside(launch: Launch, becomes: &str) -> Launch {
+fn launch_beside_sibling(launch: Launch, becomes: &str) -> Launch {
     let worker = fixture("worker").display().to_string();
     let sibling = format!("env -u RANKRUN_E2E_MARK {worker} catch alive=sibling forever");
     let line = format!("exec 3<&0\n{sibling} < /dev/null 3<&- &\n{becomes}");
@@ -53,19 +53,19 @@ fn beside(launch: Launch, becomes: &str) -> Launch {
 enum End {
     KilledGuard,
     KilledAgent,
-    Told,
+    Signalled,
     Failure,
     Restart,
 }
 
-fn bring_about(end: End, job: &mut Job, launcher: &Process) {
+fn end_job(end: End, job: &mut Job, launcher: &Process) {
     match end {
         End::KilledGuard => launcher.signal(Signal::SIGKILL),
         End::KilledAgent => {
-            let agent = agent_of(job, launcher.pid);
+            let agent = find_agent(job, launcher.pid);
             agent.signal(Signal::SIGKILL);
         }
-        End::Told => launcher.signal(Signal::SIGTERM),
+        End::Signalled => launcher.signal(Signal::SIGTERM),
         End::Failure => job.type_text("\n"),
         End::Restart => {
             job.type_text("\n");
@@ -77,7 +77,7 @@ fn bring_about(end: End, job: &mut Job, launcher: &Process) {
 
 /// Not the sibling, which may be a child of the same process.
 #[track_caller]
-fn agent_of(job: &Job, launcher: i32) -> Process {
+fn find_agent(job: &Job, launcher: i32) -> Process {
     let children = job.children_of(launcher).into_iter().filter_map(Process::open);
     let is_agent = |process: &Process| {
         std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
@@ -87,14 +87,14 @@ fn agent_of(job: &Job, launcher: i32) -> Process {
 }
 
 #[test]
-fn bystanders_live() {
+fn processes_outside_job_survive_its_end() {
     if !is_rankrun() {
         return;
     }
     let outsider = Outsider::start();
     let mut random = Random::seeded();
     for round in 0..if is_soak() { 100 } else { 10 } {
-        let end = [End::KilledGuard, End::KilledAgent, End::Told, End::Failure, End::Restart][round % 5];
+        let end = [End::KilledGuard, End::KilledAgent, End::Signalled, End::Failure, End::Restart][round % 5];
         let becomes_launcher = round / 5 % 2 == 1;
         let restarts = if matches!(end, End::Restart) { "1" } else { "0" };
         let launch = Launch::standalone(Name::Rankrun, 2).stdin_open();
@@ -102,21 +102,21 @@ fn bystanders_live() {
         // What a shell starts in the background reads nothing, unless it is told what.
         let waits = "\"$@\" <&3 3<&- &\nexec 3<&-\necho launcher pid=$!\nwait $!";
         let line = if becomes_launcher { "exec 3<&-\nexec \"$@\"" } else { waits };
-        let launch = beside(launch, line);
+        let launch = launch_beside_sibling(launch, line);
         let mut job = launch.worker(STEPS).start();
         job.wait_for_lines("alive rank=", 5);
-        let said = |what: &str| {
+        let wait_for_pid = |what: &str| {
             field(&job.wait_for_line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid")
         };
-        let sibling = Process::open(said("who=sibling")).expect("it lives");
-        let launcher = if becomes_launcher { job.pid() } else { said("launcher pid=") };
+        let sibling = Process::open(wait_for_pid("who=sibling")).expect("it lives");
+        let launcher = if becomes_launcher { job.pid() } else { wait_for_pid("launcher pid=") };
         let launcher = Process::open(launcher).expect("it lives");
         random.pause(Duration::from_millis(10));
-        bring_about(end, &mut job, &launcher);
-        let _ = launcher.ended_by(Instant::now() + LIMIT);
-        job.expect_no_processes_within(LIMIT);
+        end_job(end, &mut job, &launcher);
+        let _ = launcher.ended_by(Instant::now() + SWEEP_TIMEOUT);
+        job.expect_no_processes_within(SWEEP_TIMEOUT);
         assert!(sibling.is_alive(), "{end:?} took the sibling with it\n{job}");
-        assert!(outsider.lives(), "{end:?} took an outsider with it\n{job}");
+        assert!(outsider.is_alive(), "{end:?} took an outsider with it\n{job}");
         sibling.signal(Signal::SIGKILL);
     }
 }

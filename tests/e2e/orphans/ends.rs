@@ -11,19 +11,19 @@ use harness::{
 };
 use nix::sys::signal::Signal;
 
-use super::{LIMIT, Victim, family, witnessed};
+use super::{SWEEP_TIMEOUT, Victim, launch_under_witness, start_family};
 
 /// As after a panic that aborts, or a fault of ours. (Rust handles SIGSEGV itself, and waits for the fault to come again.)
 #[test]
-fn an_agent_that_crashes_leaves_nothing() {
+fn agent_crash_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for signal in [Signal::SIGABRT, Signal::SIGILL] {
         for name in Name::both() {
-            let job = family(*name, "30");
-            Victim::Agent.of(&job).expect("the job runs").signal(signal);
-            job.ends_within(LIMIT);
+            let job = start_family(*name, "30");
+            Victim::Agent.find(&job).expect("the job runs").signal(signal);
+            job.ends_within(SWEEP_TIMEOUT);
             let outcome = job.wait();
             outcome
                 .expect_exit_code(1)
@@ -35,69 +35,71 @@ fn an_agent_that_crashes_leaves_nothing() {
 
 /// The job of this agent is a launcher with a job of its own.
 #[test]
-fn an_agent_that_panics_leaves_nothing() {
+fn agent_panic_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     // A backtrace of a debug build takes its time.
-    let launch =
-        witnessed(Name::Rankrun, 2).env("RUST_BACKTRACE", "0").under([fixture("panicking")]).stdin_open();
+    let launch = launch_under_witness(Name::Rankrun, 2)
+        .env("RUST_BACKTRACE", "0")
+        .under([fixture("panicking")])
+        .stdin_open();
     let mut job = launch.worker(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
     job.wait_for_lines("alive rank=", 6);
     job.type_text("\n");
-    job.ends_within(LIMIT);
+    job.ends_within(SWEEP_TIMEOUT);
     job.wait().expect_exit_code(1).expect_stderr("the agent panics");
 }
 
 /// Whatever ends the guard.
 #[test]
-fn a_guard_that_ends_by_any_signal_leaves_nothing() {
+fn guard_ended_by_signal_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for signal in [Signal::SIGABRT, Signal::SIGALRM, Signal::SIGXCPU] {
-        let job = family(Name::Rankrun, "3600");
-        Victim::Guard.of(&job).expect("the job runs").signal(signal);
-        job.ends_within(LIMIT);
+        let job = start_family(Name::Rankrun, "3600");
+        Victim::Guard.find(&job).expect("the job runs").signal(signal);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
 /// Frozen (SIGSTOP), the agent could not see that the guard is gone.
 #[test]
-fn a_frozen_launcher_that_is_killed_leaves_nothing() {
+fn frozen_launcher_killed_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
-        let job = family(*name, "3600");
-        let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
+        let job = start_family(*name, "3600");
+        let [guard, agent] = Victim::BOTH.map(|victim| victim.find(&job).expect("the job runs"));
         [&guard, &agent].into_iter().for_each(|process| process.signal(Signal::SIGSTOP));
         guard.signal(Signal::SIGKILL);
-        job.ends_within(LIMIT);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
 /// No process continues the stopped guard, which alone can sweep: the kernel does.
 #[test]
-fn a_frozen_guard_sweeps_when_the_agent_is_killed() {
+fn agent_killed_while_guard_is_frozen_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
-        let job = family(*name, "3600");
-        let [guard, agent] = Victim::BOTH.map(|victim| victim.of(&job).expect("the job runs"));
+        let job = start_family(*name, "3600");
+        let [guard, agent] = Victim::BOTH.map(|victim| victim.find(&job).expect("the job runs"));
         guard.signal(Signal::SIGSTOP);
         while !is_stopped(guard.pid) {
             yield_now();
         }
         agent.signal(Signal::SIGKILL);
-        job.ends_within(LIMIT);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
 /// A job with a launcher that has only its final report to write, to a reader that does not read.
 #[track_caller]
-fn unheard(name: Name, options: &[&str]) -> Job {
+fn start_job_with_stalled_reader(name: Name, options: &[&str]) -> Job {
     // The reader says when it has seen the first line, and reads no further.
     let line = "{ \"$@\" 2>&3 | { read line; echo \"read $line\" >&4; exec sleep 1111 >&4 2>&4 3>&- 4>&-; }; } 3>&1 4>&1";
     let launch = Launch::standalone(name, 1).under(["sh", "-c", line, "sh"]);
@@ -112,7 +114,7 @@ fn unheard(name: Name, options: &[&str]) -> Job {
 
 /// Its shell has a reader to start, too.
 #[track_caller]
-fn launcher_of(job: &Job) -> Process {
+fn find_launcher(job: &Job) -> Process {
     let named =
         |process: &Process| process.command.contains("--standalone") && !process.command.starts_with("sh ");
     let below = job.children_of(job.pid()).into_iter().filter_map(Process::open);
@@ -120,30 +122,30 @@ fn launcher_of(job: &Job) -> Process {
 }
 
 #[test]
-fn killed_while_nobody_reads_nothing_is_left() {
+fn launcher_killed_while_output_is_unread_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
-        let job = unheard(Name::Rankrun, &[]);
+        let job = start_job_with_stalled_reader(Name::Rankrun, &[]);
         job.wait_for_line("waiting for a reader");
-        let guard = launcher_of(&job);
+        let guard = find_launcher(&job);
         let agent = job.first_child_of(guard.pid).expect("the job runs");
         match victim {
             Victim::Guard => guard.signal(Signal::SIGKILL),
             Victim::Agent => agent.signal(Signal::SIGKILL),
         }
-        job.expect_processes_gone(&[guard, agent], LIMIT);
+        job.expect_processes_gone(&[guard, agent], SWEEP_TIMEOUT);
     }
 }
 
 #[test]
-fn nobody_is_waited_for_who_does_not_read_beyond_the_time_limit() {
+fn time_limit_ends_wait_for_reader() {
     if !is_rankrun() {
         return;
     }
-    let job = unheard(Name::Rankrun, &["--time-limit", "5"]);
-    let guard = launcher_of(&job);
+    let job = start_job_with_stalled_reader(Name::Rankrun, &["--time-limit", "5"]);
+    let guard = find_launcher(&job);
     let agent = job.first_child_of(guard.pid).expect("the job runs");
     job.wait_for_line("waiting for a reader");
     job.expect_processes_gone(&[guard, agent], Duration::from_secs(30));
@@ -151,24 +153,27 @@ fn nobody_is_waited_for_who_does_not_read_beyond_the_time_limit() {
 
 /// A launcher as the worker of another.
 #[test]
-fn a_job_within_a_job_goes_with_it() {
+fn launcher_killed_with_nested_job_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
         let inner =
             [fixture("launcher-under-test").into_os_string(), "--standalone".into(), "--no-python".into()];
-        let launch = witnessed(Name::Rankrun, 2).args(["--no-python"]).args(inner).args([fixture("worker")]);
+        let launch = launch_under_witness(Name::Rankrun, 2)
+            .args(["--no-python"])
+            .args(inner)
+            .args([fixture("worker")]);
         let job = launch.args(["catch", "helper=daemon", "helper=bare-daemon", "alive", "forever"]).start();
         job.wait_for_lines("alive rank=", 6);
-        victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
-        job.ends_within(LIMIT);
+        victim.find(&job).expect("the job runs").signal(Signal::SIGKILL);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
 /// Before there is an agent.
 #[test]
-fn killed_while_it_looks_at_devices_nothing_is_left() {
+fn launcher_killed_during_device_probe_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
@@ -179,8 +184,8 @@ fn killed_while_it_looks_at_devices_nothing_is_left() {
         let opening = launch.opening();
         let job = launch.worker(["alive"]).start();
         opening.wait();
-        Victim::Guard.of(&job).expect("it looks").signal(Signal::SIGKILL);
-        job.ends_within(LIMIT);
+        Victim::Guard.find(&job).expect("it looks").signal(Signal::SIGKILL);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
@@ -210,7 +215,7 @@ impl MemoryGroup {
     }
 
     /// The launcher, and all that it starts, in this group.
-    fn around(&self, launch: Launch) -> Launch {
+    fn wrap_launch(&self, launch: Launch) -> Launch {
         let line = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", self.0.display());
         launch.under(["sh", "-c", &line, "sh"])
     }
@@ -224,7 +229,7 @@ impl Drop for MemoryGroup {
 
 /// The OOM score chooses the first victim of the kernel: guard, agent, or the worker that allocates.
 #[test]
-fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
+fn out_of_memory_kill_of_any_process_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
@@ -234,13 +239,13 @@ fn whoever_the_kernel_kills_for_memory_nothing_is_left() {
         return;
     };
     for victim in [Some(Victim::Guard), Some(Victim::Agent), None] {
-        let launch = group.around(Launch::standalone(Name::Rankrun, 1)).stdin_open();
+        let launch = group.wrap_launch(Launch::standalone(Name::Rankrun, 1)).stdin_open();
         let launch = launch.under([fixture("witness")]);
         let mut job =
             launch.worker(["catch", "helper=daemon", "helper=session", "alive", "read", "eat"]).start();
         job.wait_for_lines("alive rank=0", 3);
         if let Some(victim) = victim {
-            let pid = victim.of(&job).expect("the job runs").pid;
+            let pid = victim.find(&job).expect("the job runs").pid;
             fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").expect("we may offer our own");
         }
         job.type_text("\n");

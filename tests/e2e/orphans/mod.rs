@@ -13,13 +13,13 @@ use std::time::Duration;
 use harness::{Job, Launch, Name, Process, Random, field, fixture, is_rankrun, is_soak, print_notice};
 use nix::sys::signal::Signal;
 
-pub(crate) const LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
 const WORKERS: usize = 2;
 /// What each worker starts; like itself, none of them ends by anything but SIGKILL.
 const FAMILY: [&str; 6] =
     ["catch", "helper=plain", "helper=group", "helper=session", "helper=daemon", "helper=bare-daemon"];
 /// How many say that they are alive.
-const ALIVE: usize = WORKERS * FAMILY.len();
+const ALIVE_COUNT: usize = WORKERS * FAMILY.len();
 /// The last steps of a worker that cannot be found by its name, its command line, its environment or its streams.
 const DISGUISED: [&str; 3] = ["rank1:close-stdio", "rename", "forever"];
 
@@ -35,7 +35,7 @@ impl Victim {
 
     /// The process; nothing where the launcher has ended. An agent that is not there yet is waited for.
     #[track_caller]
-    fn of(self, job: &Job) -> Option<Process> {
+    fn find(self, job: &Job) -> Option<Process> {
         let guard = job.first_child_of(job.pid())?;
         match self {
             Self::Guard => Some(guard),
@@ -45,18 +45,22 @@ impl Victim {
 }
 
 /// A launch of a job that ends only when nothing of it is left.
-pub(crate) fn witnessed(name: Name, workers: usize) -> Launch {
+pub(crate) fn launch_under_witness(name: Name, workers: usize) -> Launch {
     Launch::standalone(name, workers).under([fixture("witness")])
 }
 
-fn steps(middle: &[&'static str]) -> Vec<&'static str> {
+fn family_steps(middle: &[&'static str]) -> Vec<&'static str> {
     FAMILY.iter().chain(middle).chain(&DISGUISED).copied().collect()
 }
 
 /// Kills that often, at a moment that `reach` has come to, and `later` at most: guard and agent in turn, under both
 /// names.
 #[track_caller]
-fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Random) -> Job) {
+fn assert_kills_leave_nothing(
+    moment: &str,
+    max_delay: Duration,
+    start_job: impl Fn(Name, &mut Random) -> Job,
+) {
     if !is_rankrun() {
         return;
     }
@@ -65,13 +69,13 @@ fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Rand
     let mut slowest = Duration::ZERO;
     for round in 0..rounds {
         let victim = Victim::BOTH[round % 2];
-        let job = reach(Name::both()[round / 2 % 2], &mut random);
-        let process = victim.of(&job);
-        random.pause(later);
+        let job = start_job(Name::both()[round / 2 % 2], &mut random);
+        let process = victim.find(&job);
+        random.pause(max_delay);
         if let Some(process) = process {
             process.signal(Signal::SIGKILL);
         }
-        slowest = slowest.max(job.ends_within(LIMIT));
+        slowest = slowest.max(job.ends_within(SWEEP_TIMEOUT));
     }
     if is_soak() {
         print_notice(&format!(
@@ -81,34 +85,34 @@ fn nothing_is_left(moment: &str, later: Duration, reach: impl Fn(Name, &mut Rand
 }
 
 #[test]
-fn killed_while_workers_start_nothing_is_left() {
-    nothing_is_left("start", Duration::from_millis(40), |name, _| {
-        witnessed(name, 2 * WORKERS).worker(steps(&["alive"])).start()
+fn launcher_killed_during_worker_start_leaves_nothing() {
+    assert_kills_leave_nothing("start", Duration::from_millis(40), |name, _| {
+        launch_under_witness(name, 2 * WORKERS).worker(family_steps(&["alive"])).start()
     });
 }
 
 /// A job that was seen alive with all its processes. Its rank 0 fails when something is typed.
 #[track_caller]
-fn family(name: Name, grace: &str) -> Job {
-    let launch = witnessed(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
-    let job = launch.worker(steps(&["alive", "rank0:read", "rank0:exit=4"])).start();
-    job.wait_for_lines("alive rank=", ALIVE);
+fn start_family(name: Name, grace: &str) -> Job {
+    let launch = launch_under_witness(name, WORKERS).env("RANKRUN_GRACE", grace).stdin_open();
+    let job = launch.worker(family_steps(&["alive", "rank0:read", "rank0:exit=4"])).start();
+    job.wait_for_lines("alive rank=", ALIVE_COUNT);
     job
 }
 
 #[test]
-fn killed_at_random_moments_nothing_is_left() {
+fn launcher_killed_at_random_moments_leaves_nothing() {
     let later = Duration::from_millis(30);
-    nothing_is_left("run", later, |name, _| family(name, "30"));
+    assert_kills_leave_nothing("run", later, |name, _| start_family(name, "30"));
 }
 
 /// Told to stop, told twice, or after a failure; within the grace, at its end, in the sweep, or in the last words.
 #[test]
-fn killed_while_workers_are_stopped_nothing_is_left() {
-    nothing_is_left("stop", Duration::from_millis(20), |name, random| {
+fn launcher_killed_during_shutdown_leaves_nothing() {
+    assert_kills_leave_nothing("stop", Duration::from_millis(20), |name, random| {
         let grace = random.either("3600", "0.005");
-        let mut job = family(name, grace);
-        let guard = Victim::Guard.of(&job).expect("the guard lives until it is told to end");
+        let mut job = start_family(name, grace);
+        let guard = Victim::Guard.find(&job).expect("the guard lives until it is told to end");
         match random.below(3) {
             0 => job.type_text("\n"),
             1 => guard.signal(Signal::SIGTERM),
@@ -124,10 +128,11 @@ fn killed_while_workers_are_stopped_nothing_is_left() {
 
 /// Short lives, one after the other.
 #[test]
-fn killed_between_two_lives_nothing_is_left() {
-    nothing_is_left("restart", Duration::from_millis(60), |name, _| {
-        let launch =
-            witnessed(name, WORKERS).args(["--max-restarts", "100000"]).env("RANKRUN_GRACE", "0.005");
+fn launcher_killed_during_restarts_leaves_nothing() {
+    assert_kills_leave_nothing("restart", Duration::from_millis(60), |name, _| {
+        let launch = launch_under_witness(name, WORKERS)
+            .args(["--max-restarts", "100000"])
+            .env("RANKRUN_GRACE", "0.005");
         let steps = [
             "catch",
             "helper=daemon",
@@ -145,32 +150,32 @@ fn killed_between_two_lives_nothing_is_left() {
 
 /// Workers that end by themselves leave children, too.
 #[test]
-fn children_of_a_worker_that_has_ended_go_with_the_others() {
+fn launcher_killed_after_worker_ended_leaves_no_children() {
     if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
-        let launch = witnessed(Name::Rankrun, WORKERS);
-        let job = launch.worker(steps(&["alive", "rank0:exit=0"])).start();
-        let lines = job.wait_for_lines("alive rank=", ALIVE);
+        let launch = launch_under_witness(Name::Rankrun, WORKERS);
+        let job = launch.worker(family_steps(&["alive", "rank0:exit=0"])).start();
+        let lines = job.wait_for_lines("alive rank=", ALIVE_COUNT);
         let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("who=worker"));
         let pid = worker.and_then(|line| field(line, "pid")?.parse().ok()).expect("rank 0 said its pid");
         if let Some(worker) = Process::open(pid) {
             assert!(worker.reaped_within(Duration::from_secs(20)), "rank 0 is still there\n{job}");
         }
-        victim.of(&job).expect("rank 1 runs").signal(Signal::SIGKILL);
-        job.ends_within(LIMIT);
+        victim.find(&job).expect("rank 1 runs").signal(Signal::SIGKILL);
+        job.ends_within(SWEEP_TIMEOUT);
     }
 }
 
 #[test]
-fn a_killed_agent_is_no_success() {
+fn agent_killed_fails_job() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
-        let job = family(*name, "30");
-        Victim::Agent.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        let job = start_family(*name, "30");
+        Victim::Agent.find(&job).expect("the job runs").signal(Signal::SIGKILL);
         let outcome = job.wait();
         assert!(!outcome.status.success(), "{outcome}");
         outcome.expect_stderr("SIGKILL");
@@ -179,15 +184,17 @@ fn a_killed_agent_is_no_success() {
 
 /// The sweep finds a process that forks and exits, so that each look sees another pid.
 #[test]
-fn who_forks_for_ever_is_caught() {
+fn endlessly_forking_process_is_caught() {
     if !is_rankrun() {
         return;
     }
     for victim in Victim::BOTH {
-        let job = witnessed(Name::Rankrun, 1).worker(["catch", "helper=hopper", "alive", "forever"]).start();
+        let job = launch_under_witness(Name::Rankrun, 1)
+            .worker(["catch", "helper=hopper", "alive", "forever"])
+            .start();
         job.wait_for_line("who=worker");
         job.wait_for_line("who=hopper");
-        victim.of(&job).expect("the job runs").signal(Signal::SIGKILL);
+        victim.find(&job).expect("the job runs").signal(Signal::SIGKILL);
         let took = job.ends_within(Duration::from_secs(10));
         if is_soak() {
             print_notice(&format!("the forking process was caught after {took:?}"));

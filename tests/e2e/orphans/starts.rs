@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use harness::{Gate, Launch, Name, Process, Scratch, field, is_rankrun};
 
-use super::{LIMIT, steps, witnessed};
+use super::{SWEEP_TIMEOUT, family_steps, launch_under_witness};
 
 /// A user id without a user, so that the kernel counts the processes of this launch alone.
-const USER: u32 = 23_471;
+const TEST_UID: u32 = 23_471;
 /// Threads and processes of the launcher before the first worker, at most.
-const LAUNCHER: u32 = 6;
+const LAUNCHER_MAX_TASKS: u32 = 6;
 
 #[test]
-fn without_a_free_process_nothing_is_left() {
+fn process_limit_reached_during_start_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     let mut half_way = 0;
-    for limit in 1..=LAUNCHER + 4 {
+    for limit in 1..=LAUNCHER_MAX_TASKS + 4 {
         let limit = format!("--nproc={limit}:{limit}");
-        let launch = Launch::standalone(Name::Rankrun, 4).env("RANKRUN_GRACE", "0.2").user(USER);
+        let launch = Launch::standalone(Name::Rankrun, 4).env("RANKRUN_GRACE", "0.2").user(TEST_UID);
         let outcome = launch.under(["prlimit", &limit]).shell("trap '' TERM; read line; exit 0").run();
         let failed_at = |rank: u32| !outcome.lines_with(&format!("cannot start rank {rank}")).is_empty();
         half_way += u32::from((1..4).any(failed_at));
@@ -31,24 +31,24 @@ fn without_a_free_process_nothing_is_left() {
 
 /// The folders of the logs are there, and descriptors for some of the workers.
 #[test]
-fn without_a_free_descriptor_nothing_is_left() {
+fn descriptor_limit_reached_during_start_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
-        let launch = witnessed(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
+        let launch = launch_under_witness(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
         let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]).env("RANKRUN_GRACE", "0.2");
-        let job = launch.worker(steps(&["alive"])).start();
+        let job = launch.worker(family_steps(&["alive"])).start();
         job.wait_for_line("error:");
-        job.ends_within(Duration::from_millis(200) + LIMIT);
+        job.ends_within(Duration::from_millis(200) + SWEEP_TIMEOUT);
         job.wait().expect_exit_code(1);
     }
 }
 
 /// A daemon of a worker uses up the store's descriptors. The sweep that looks for the daemon needs descriptors too.
 #[test]
-fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
+fn daemon_holding_all_descriptors_is_ended_on_restart_and_exit() {
     if !is_rankrun() {
         return;
     }
@@ -66,7 +66,7 @@ fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
         if restarts == "1" {
             job.wait_for_line("again");
         }
-        job.expect_processes_gone(&[daemon], LIMIT);
+        job.expect_processes_gone(&[daemon], SWEEP_TIMEOUT);
         if restarts == "1" {
             gate.open(1);
         }
@@ -76,14 +76,15 @@ fn who_takes_every_descriptor_is_found_before_a_restart_and_at_the_end() {
 
 /// The first worker takes the program away from the others.
 #[test]
-fn a_program_that_vanishes_leaves_nothing() {
+fn program_deleted_during_start_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
     for name in Name::both() {
         let scratch = Scratch::new();
         let program = scratch.file("train", "#!/bin/sh\nrm -f \"$0\"\ntrap '' TERM\nsleep 1111\n", 0o755);
-        let launch = witnessed(*name, 64).args(["--no-python", &program]).env("RANKRUN_GRACE", "0.2");
+        let launch =
+            launch_under_witness(*name, 64).args(["--no-python", &program]).env("RANKRUN_GRACE", "0.2");
         let outcome = launch.run();
         assert!(!outcome.status.success(), "{outcome}");
         outcome.expect_absent("panicked");

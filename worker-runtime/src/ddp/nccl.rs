@@ -263,7 +263,7 @@ impl NcclDdp {
     ///
     /// # Errors
     /// The group failed: its unfinished work was taken off the streams.
-    pub unsafe fn wait(&mut self, stream: Stream) -> Result<(), DdpError> {
+    pub unsafe fn synchronize(&mut self, stream: Stream) -> Result<(), DdpError> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.device.synchronize(stream) }?)
     }

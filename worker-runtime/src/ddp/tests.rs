@@ -312,7 +312,8 @@ fn invalid_model_is_refused() {
         "parameter `ids` is of type i64, which has no gradients"
     );
     assert!(
-        difference_text(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])]).contains("`w` have more bytes")
+        difference_text(vec![Parameter::new::<f32>("w", &[usize::MAX, 2])])
+            .contains("the gradients up to `w` exceed")
     );
 }
 

@@ -7,18 +7,22 @@ use std::time::Duration;
 use harness::{Gate, Job, Launch, Name, Scratch, Store, field, free_port, is_rankrun, library};
 use nix::sys::signal::Signal;
 
-use super::pair::agree;
-use agents::{ALONE, WORLD_OF_TWO, agent, codes, guest, seat, seats, together};
+use super::pair::run_both_expect_equal;
+use agents::{
+    ALONE, WORLD_OF_TWO, agent_launch, exit_codes, hostless_agent_launch, parse_placement, run_together,
+    sorted_placements,
+};
 
 /// Long enough for two starts of Python on a busy machine.
 const JOINS: &str = "join_timeout=60";
 
 #[test]
 fn two_nodes() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let store = Store::open();
-        let outcomes = together([0, 1].map(|_| guest(name, &store, "2", JOINS).worker(["seat"])));
-        (codes(&outcomes), seats(&outcomes))
+        let outcomes =
+            run_together([0, 1].map(|_| hostless_agent_launch(name, &store, "2", JOINS).worker(["seat"])));
+        (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     assert_eq!(found.1, WORLD_OF_TWO);
@@ -26,10 +30,11 @@ fn two_nodes() {
 
 #[test]
 fn same_machine_host() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
-        let outcomes = together([0, 1].map(|_| agent(name, &endpoint, "2", JOINS).worker(["seat"])));
-        (codes(&outcomes), seats(&outcomes))
+        let outcomes =
+            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "2", JOINS).worker(["seat"])));
+        (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     assert_eq!(found.1, WORLD_OF_TWO);
@@ -37,34 +42,35 @@ fn same_machine_host() {
 
 #[test]
 fn node_order() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
-        let of = |address: &str| agent(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
-        let outcomes = together(["localhost", "127.0.0.1"].map(|address| of(address).worker(["seat"])));
-        outcomes.iter().map(|outcome| seats(std::slice::from_ref(outcome))).collect::<Vec<_>>()
+        let of = |address: &str| agent_launch(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+        let outcomes = run_together(["localhost", "127.0.0.1"].map(|address| of(address).worker(["seat"])));
+        outcomes.iter().map(|outcome| sorted_placements(std::slice::from_ref(outcome))).collect::<Vec<_>>()
     });
     assert_eq!(found, [[WORLD_OF_TWO[1]], [WORLD_OF_TWO[0]]]);
 }
 
 #[test]
 fn elastic_min() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let conf = format!("{JOINS},last_call_timeout=3");
-        let outcomes = together([agent(name, &endpoint, "1:2", &conf).worker(["seat"])]);
-        (codes(&outcomes), seats(&outcomes), outcomes[0].took >= Duration::from_secs(3))
+        let outcomes = run_together([agent_launch(name, &endpoint, "1:2", &conf).worker(["seat"])]);
+        (exit_codes(&outcomes), sorted_placements(&outcomes), outcomes[0].took >= Duration::from_secs(3))
     });
     assert_eq!(found, (vec![Some(0)], ALONE.map(str::to_owned).to_vec(), true));
 }
 
 #[test]
 fn elastic_max() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         // Longer than the test may take: an agent that waits for the last call fails it.
         let conf = "join_timeout=1000,last_call_timeout=900";
-        let outcomes = together([0, 1].map(|_| agent(name, &endpoint, "1:2", conf).worker(["seat"])));
-        (codes(&outcomes), seats(&outcomes))
+        let outcomes =
+            run_together([0, 1].map(|_| agent_launch(name, &endpoint, "1:2", conf).worker(["seat"])));
+        (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     assert_eq!(found.1, WORLD_OF_TWO);
@@ -72,26 +78,26 @@ fn elastic_max() {
 
 #[test]
 fn join_timeout() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
-        let outcomes = together([agent(name, &endpoint, "2", "join_timeout=4").worker(["seat"])]);
-        (codes(&outcomes), seats(&outcomes), outcomes[0].took >= Duration::from_secs(4))
+        let outcomes = run_together([agent_launch(name, &endpoint, "2", "join_timeout=4").worker(["seat"])]);
+        (exit_codes(&outcomes), sorted_placements(&outcomes), outcomes[0].took >= Duration::from_secs(4))
     });
     assert_eq!(found, (vec![Some(1)], vec![], true));
 }
 
 #[test]
 fn no_store() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("127.0.0.1:{}", free_port());
-        let launch = agent(name, &endpoint, "2", "is_host=0,read_timeout=4");
-        codes(&together([launch.worker(["seat"])]))
+        let launch = agent_launch(name, &endpoint, "2", "is_host=0,read_timeout=4");
+        exit_codes(&run_together([launch.worker(["seat"])]))
     });
     assert_eq!(found, [Some(1)]);
 }
 
 /// A node of a static job.
-fn fixed(name: Name, nodes: &str, rank: &str, port: u16, conf: &str) -> Launch {
+fn static_node_launch(name: Name, nodes: &str, rank: &str, port: u16, conf: &str) -> Launch {
     let launch = Launch::new(name).args(["--nnodes", nodes, "--node-rank", rank, "--nproc-per-node", "1"]);
     let launch = launch.args(["--master-addr", "127.0.0.1", "--master-port", &port.to_string()]);
     launch.args(["--rdzv-conf", conf])
@@ -99,14 +105,15 @@ fn fixed(name: Name, nodes: &str, rank: &str, port: u16, conf: &str) -> Launch {
 
 #[test]
 fn static_two() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let port = free_port();
-        let of = |rank| fixed(name, "2", rank, port, "timeout=60").worker(["seat"]);
-        let outcomes = together(["1", "0"].map(of));
+        let of = |rank| static_node_launch(name, "2", rank, port, "timeout=60").worker(["seat"]);
+        let outcomes = run_together(["1", "0"].map(of));
         let master = format!(" addr=127.0.0.1 port={port} ");
         let given = outcomes.iter().all(|outcome| outcome.lines_with(&master).len() == 1);
-        let own: Vec<_> = outcomes.iter().map(|outcome| seats(std::slice::from_ref(outcome))).collect();
-        (codes(&outcomes), own, given)
+        let own: Vec<_> =
+            outcomes.iter().map(|outcome| sorted_placements(std::slice::from_ref(outcome))).collect();
+        (exit_codes(&outcomes), own, given)
     });
     let own = [[WORLD_OF_TWO[1].to_owned()].to_vec(), [WORLD_OF_TWO[0].to_owned()].to_vec()];
     assert_eq!(found, (vec![Some(0), Some(0)], own.to_vec(), true));
@@ -114,27 +121,31 @@ fn static_two() {
 
 #[test]
 fn static_no_peer() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         // Each alone, on a port of its own.
-        let of = |rank| fixed(name, "2", rank, free_port(), "timeout=4").worker(["seat"]);
-        let outcomes = together(["0", "1"].map(of));
-        (codes(&outcomes), seats(&outcomes))
+        let of = |rank| static_node_launch(name, "2", rank, free_port(), "timeout=4").worker(["seat"]);
+        let outcomes = run_together(["0", "1"].map(of));
+        (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found, (vec![Some(1), Some(1)], vec![]));
 }
 
 /// A job of one node on a store that no agent hosts, and another agent that has come too.
 #[track_caller]
-fn with_a_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
+fn start_with_spare(name: Name, store: &Store, gate: &Gate) -> (Job, Job) {
     let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
-    let own = || guest(name, store, "1", &conf).args(lease(name)).worker(["seat", &gate.step()]);
+    let own = || {
+        hostless_agent_launch(name, store, "1", &conf)
+            .args(lease_options(name))
+            .worker(["seat", &gate.step()])
+    };
     let first = own().start();
     first.wait_for_line("seat rank=");
     (first, own().start())
 }
 
 /// A short lease, where the launcher knows it.
-fn lease(name: Name) -> &'static [&'static str] {
+fn lease_options(name: Name) -> &'static [&'static str] {
     if name == Name::Rankrun { &["--lease", "2"] } else { &[] }
 }
 
@@ -146,7 +157,7 @@ fn spare() {
     for name in Name::both() {
         let (store, scratch) = (Store::open(), Scratch::new());
         let gate = Gate::new(&scratch, "gate");
-        let (first, second) = with_a_spare(*name, &store, &gate);
+        let (first, second) = start_with_spare(*name, &store, &gate);
         // It says that it waits as a spare.
         second.wait_for_line("spare");
         gate.open(1);
@@ -157,44 +168,44 @@ fn spare() {
 
 #[test]
 fn spare_takes_over() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let (store, scratch) = (Store::open(), Scratch::new());
         let gate = Gate::new(&scratch, "gate");
-        let (first, second) = with_a_spare(name, &store, &gate);
+        let (first, second) = start_with_spare(name, &store, &gate);
         for process in first.processes() {
             process.signal(Signal::SIGKILL);
         }
         second.wait_for_line("seat rank=");
         gate.open(1);
         let outcome = second.wait();
-        (outcome.status.code(), seats(&[outcome]))
+        (outcome.status.code(), sorted_placements(&[outcome]))
     });
     assert_eq!(found, (Some(0), ALONE.map(str::to_owned).to_vec()));
 }
 
 #[test]
 fn closed() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let store = Store::open();
-        let own = || guest(name, &store, "1", JOINS).worker(["seat"]);
+        let own = || hostless_agent_launch(name, &store, "1", JOINS).worker(["seat"]);
         let outcomes = [own().run(), own().run()];
-        (codes(&outcomes), seats(&outcomes))
+        (exit_codes(&outcomes), sorted_placements(&outcomes))
     });
     assert_eq!(found, (vec![Some(0), Some(1)], ALONE.map(str::to_owned).to_vec()));
 }
 
 #[test]
 fn fail_restarts_all() {
-    let found = agree(|name| {
+    let found = run_both_expect_equal(|name| {
         let endpoint = format!("localhost:{}", free_port());
         let scratch = Scratch::new();
         let step = format!("first={},0,3", scratch.folder("lives", 0o777));
         // The first address has rank 0.
         let own = |address: &str| {
-            let launch = agent(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+            let launch = agent_launch(name, &endpoint, "2", JOINS).args(["--local-addr", address]);
             launch.args(["--max-restarts", "1"]).worker(["seat", &step])
         };
-        let outcomes = together([own("127.0.0.1"), own("localhost")]);
+        let outcomes = run_together([own("127.0.0.1"), own("localhost")]);
         let seats = outcomes[1].lines_with("seat rank=");
         let lives: Vec<_> = outcomes
             .iter()
@@ -205,7 +216,7 @@ fn fail_restarts_all() {
             .collect();
         let worlds: Vec<_> =
             seats.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
-        (codes(&outcomes), lives, worlds)
+        (exit_codes(&outcomes), lives, worlds)
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     // The count is each agent's own.
@@ -215,9 +226,9 @@ fn fail_restarts_all() {
 
 /// Two agents with workers that meet at the store, wait for the gate, and end.
 #[track_caller]
-fn meets(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
+fn elastic_agent_launch(name: Name, endpoint: &str, nodes: &str, gate: &Gate) -> Launch {
     let conf = format!("{JOINS},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3");
-    agent(name, endpoint, nodes, &conf).args(lease(name)).worker(["seat", "sum", &gate.step()])
+    agent_launch(name, endpoint, nodes, &conf).args(lease_options(name)).worker(["seat", "sum", &gate.step()])
 }
 
 #[test]
@@ -228,9 +239,9 @@ fn scale_up() {
     for name in Name::both() {
         let scratch = Scratch::new();
         let (gate, endpoint) = (Gate::new(&scratch, "gate"), format!("localhost:{}", free_port()));
-        let first = meets(*name, &endpoint, "1:2", &gate).start();
-        assert_eq!(seat(&first.wait_for_line("seat rank=")), ALONE[0]);
-        let second = meets(*name, &endpoint, "1:2", &gate).start();
+        let first = elastic_agent_launch(*name, &endpoint, "1:2", &gate).start();
+        assert_eq!(parse_placement(&first.wait_for_line("seat rank=")), ALONE[0]);
+        let second = elastic_agent_launch(*name, &endpoint, "1:2", &gate).start();
         first.wait_for_line("sum rank=0 world=2 total=3");
         second.wait_for_line("sum rank=1 world=2 total=3");
         gate.open(2);
@@ -249,8 +260,13 @@ fn replace() {
         let (store, scratch) = (Store::open(), Scratch::new());
         let gate = Gate::new(&scratch, "gate");
         let conf = format!("{JOINS},keep_alive_interval=1,keep_alive_max_attempt=3");
-        let own =
-            || guest(*name, &store, "2", &conf).args(lease(*name)).worker(["seat", "sum", &gate.step()]);
+        let own = || {
+            hostless_agent_launch(*name, &store, "2", &conf).args(lease_options(*name)).worker([
+                "seat",
+                "sum",
+                &gate.step(),
+            ])
+        };
         let [first, second] = [own().start(), own().start()];
         first.wait_for_line("world=2 total=3");
         for process in second.processes() {
@@ -274,12 +290,12 @@ fn peer_fails() {
     for name in Name::both() {
         let endpoint = format!("localhost:{}", free_port());
         let own = |address: &str| {
-            let launch = agent(*name, &endpoint, "2", JOINS).args(["--local-addr", address]);
+            let launch = agent_launch(*name, &endpoint, "2", JOINS).args(["--local-addr", address]);
             launch.worker(["seat", "sum", "rank0:exit=3", "forever"]).start()
         };
         let outcomes = ["127.0.0.1", "localhost"].map(own).map(Job::wait);
         let expected = [name.code(3), 1].map(Some);
-        assert_eq!(codes(&outcomes), expected, "{}\n{}", outcomes[0], outcomes[1]);
+        assert_eq!(exit_codes(&outcomes), expected, "{}\n{}", outcomes[0], outcomes[1]);
     }
 }
 
@@ -290,11 +306,11 @@ fn clock_skew() {
     }
     for name in Name::both() {
         let endpoint = format!("localhost:{}", free_port());
-        let own = || agent(*name, &endpoint, "2", JOINS).worker(["seat", "sum"]);
+        let own = || agent_launch(*name, &endpoint, "2", JOINS).worker(["seat", "sum"]);
         let slow = own().env("LD_PRELOAD", library("fake_clock")).env("FAKE_CLOCK_SHIFT", "-20").start();
         let outcomes = [slow, own().start()].map(Job::wait);
-        assert_eq!(codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
-        assert_eq!(seats(&outcomes), WORLD_OF_TWO);
+        assert_eq!(exit_codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
+        assert_eq!(sorted_placements(&outcomes), WORLD_OF_TWO);
     }
 }
 
@@ -305,14 +321,14 @@ fn mixed() {
     let pairs = endpoints.iter().zip([["1", "0"], ["0", "1"]]).map(|(endpoint, hosts)| {
         let names = [Name::Rankrun, Name::Reference];
         let own = |(name, host): (Name, &str)| {
-            agent(name, endpoint, "2", &format!("{JOINS},is_host={host}")).worker(["seat"]).start()
+            agent_launch(name, endpoint, "2", &format!("{JOINS},is_host={host}")).worker(["seat"]).start()
         };
         let mut both = names.into_iter().zip(hosts).map(own);
         [both.next().expect("two"), both.next().expect("two")]
     });
     for jobs in pairs.collect::<Vec<_>>() {
         let outcomes = jobs.map(Job::wait);
-        assert_eq!(codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
-        assert_eq!(seats(&outcomes), WORLD_OF_TWO);
+        assert_eq!(exit_codes(&outcomes), [Some(0), Some(0)], "{}\n{}", outcomes[0], outcomes[1]);
+        assert_eq!(sorted_placements(&outcomes), WORLD_OF_TWO);
     }
 }

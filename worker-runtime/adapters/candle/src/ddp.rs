@@ -126,11 +126,11 @@ impl Ddp {
     ///
     /// # Errors
     /// The group failed, and the last steps used gradients that are not averaged.
-    pub fn wait(&mut self) -> Result<(), CandleError> {
+    pub fn synchronize(&mut self) -> Result<(), CandleError> {
         match &mut self.way {
             Way::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Way::Device(on_device) => on_device.wait(),
+            Way::Device(on_device) => on_device.synchronize(),
         }
     }
 }

@@ -125,10 +125,10 @@ impl OnDevice {
     }
 
     /// Waits on the host until all gradients are averaged.
-    pub(crate) fn wait(&mut self) -> Result<(), CandleError> {
+    pub(crate) fn synchronize(&mut self) -> Result<(), CandleError> {
         let Some(stream) = self.stream else { return Ok(()) };
         // SAFETY: the stream belongs to candle and lives as long as the variables.
-        Ok(unsafe { self.ddp.wait(stream) }?)
+        Ok(unsafe { self.ddp.synchronize(stream) }?)
     }
 
     /// Replaces each gradient by its mean over all ranks.

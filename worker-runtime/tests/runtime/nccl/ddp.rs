@@ -175,7 +175,7 @@ impl Device {
             assert_eq!(sum, [3.0]);
         }
         // SAFETY: the stream is there.
-        unsafe { ddp.wait(stream) }?;
+        unsafe { ddp.synchronize(stream) }?;
         ddp.into_groups()
     }
 

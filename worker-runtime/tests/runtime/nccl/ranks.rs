@@ -332,7 +332,7 @@ fn failed_nccl_connect_times_out() {
     for rank in 0..2 {
         let (code, errors) = job.errors(rank);
         assert_eq!(code, Some(1), "rank {rank}: {errors}");
-        assert!(errors.contains("`join` cannot finish: on rank "), "{errors}");
+        assert!(errors.contains("`join` cannot finish: rank "), "{errors}");
         assert!(errors.contains("`ncclCommInitRankConfig` is not done within 1s"), "{errors}");
     }
 }

@@ -158,6 +158,6 @@ fn refused_connection_hints_at_a_cloned_machine() {
             "{error}"
         );
         let hint = error.hint().expect("a hint");
-        assert!(hint.contains("boot_id") && hint.contains("`tcp`"), "{hint}");
+        assert!(hint.contains("boot_id") && hint.contains("RANKRUN_BACKEND=tcp"), "{hint}");
     });
 }
