@@ -236,10 +236,10 @@ fn hand_over(ddp: &mut ddp::Ddp, index: usize, gradient: &Tensor) -> Result<(), 
         });
     };
     match storage {
-        CpuStorage::F16(all) => ddp.ready(index, &all[from..to])?,
-        CpuStorage::BF16(all) => ddp.ready(index, &all[from..to])?,
-        CpuStorage::F32(all) => ddp.ready(index, &all[from..to])?,
-        CpuStorage::F64(all) => ddp.ready(index, &all[from..to])?,
+        CpuStorage::F16(all) => ddp.gradient_ready(index, &all[from..to])?,
+        CpuStorage::BF16(all) => ddp.gradient_ready(index, &all[from..to])?,
+        CpuStorage::F32(all) => ddp.gradient_ready(index, &all[from..to])?,
+        CpuStorage::F64(all) => ddp.gradient_ready(index, &all[from..to])?,
         _ => return Err(CandleError::DataType(gradient.dtype())),
     }
     Ok(())

@@ -160,7 +160,7 @@ impl OnDevice {
                 // candle frees it on this same stream.
                 Ok(unsafe {
                     match is_used {
-                        true => self.ddp.ready(*index, memory, stream),
+                        true => self.ddp.gradient_ready(*index, memory, stream),
                         false => self.ddp.unused(*index, memory, stream),
                     }
                 }?)

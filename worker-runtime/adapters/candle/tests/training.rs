@@ -81,7 +81,7 @@ fn rows(step: usize, data_type: DType) -> (Tensor, Tensor) {
 fn train_unevenly(group: Group, batch: usize) -> Vec<Vec<f64>> {
     let (rank, world) = (group.rank().index(), group.world_size().get() as usize);
     let model = Model::new(rank as f64, DType::F64);
-    let options = DdpOptions { find_unused: true, ..DdpOptions::default() };
+    let options = DdpOptions { find_unused_parameters: true, ..DdpOptions::default() };
     let mut ddp = Ddp::new(group, &model.variables, &options).unwrap();
     let mut optimizer = SGD::new(model.variables.all_vars(), 0.2).unwrap();
     for step in 0..STEPS {
@@ -216,8 +216,12 @@ fn unused_variable_is_named_unless_allowed() {
     for find_unused in [false, true] {
         let group = ThreadGroup::world(1).remove(0);
         let model = Model::new(0.0, DType::F32);
-        let mut ddp =
-            Ddp::new(group, &model.variables, &DdpOptions { find_unused, ..DdpOptions::default() }).unwrap();
+        let mut ddp = Ddp::new(
+            group,
+            &model.variables,
+            &DdpOptions { find_unused_parameters: find_unused, ..DdpOptions::default() },
+        )
+        .unwrap();
         let (inputs, _) = rows(0, DType::F32);
         let loss = model.layers[0].forward(&inputs).unwrap().sqr().unwrap().mean_all().unwrap();
         let done = ddp.backward(&loss);
