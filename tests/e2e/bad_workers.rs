@@ -33,7 +33,7 @@ fn worker_with_closed_stdio_keeps_its_exit_code() {
 
 #[test]
 fn worker_ignoring_sigterm_is_killed_after_grace() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]);
         let job = launch.worker(["deaf", "alive", "forever"]).start();
         job.wait_for_lines("alive rank=", 2);
@@ -151,7 +151,7 @@ fn low_descriptor_limit_works_or_is_reported() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         for (limit, is_enough) in [(96, true), (64, false), (24, false)] {
             let scratch = Scratch::new();
             let line = format!("ulimit -n {limit}; exec \"$@\"");
@@ -175,7 +175,7 @@ fn open_file_limit_reached_is_named_with_hint() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         for limit in [5, 8, 14, 20, 28] {
             let line = format!("ulimit -n {limit}; exec \"$@\"");
             let launch = Launch::standalone(*name, 16).under(["sh", "-c", &line, "sh"]);
@@ -206,7 +206,7 @@ fn process_limit_reached_is_named_with_hint() {
 
 #[test]
 fn workers_inherit_launcher_descriptor_limits() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let few = ["sh", "-c", "ulimit -Sn 128; ulimit -Hn 512; exec \"$@\"", "sh"];
         let outcome = Launch::standalone(*name, 1).under(few).shell("ulimit -Sn; ulimit -Hn").run();
         outcome.expect_exit_code(0);

@@ -43,7 +43,7 @@ fn first_failure_decides_exit_code() {
 
 #[test]
 fn early_success_does_not_end_job() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let gate = Gate::closed();
         let launch = Launch::standalone(*name, 2);
         let job = launch.worker(["alive", &format!("rank1:{}", gate.step()), "rank1:print=late"]).start();

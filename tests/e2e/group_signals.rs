@@ -61,7 +61,7 @@ fn sigterm_to_launcher_and_workers_is_not_a_failure() {
 
 #[test]
 fn signal_to_one_worker_is_a_failure() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         for end in ["die=SIGTERM", "die=SIGHUP", "exit=143"] {
             let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
             let steps = ["alive", &format!("rank0:life<1:{end}"), "rank1:life<1:forever"];

@@ -323,7 +323,7 @@ fn stopped_worker_receives_termination_signal() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).args(["--shutdown-timeout", "3600"]);
         let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
         for line in job.wait_for_lines("alive rank=", 2) {

@@ -169,9 +169,9 @@ fn unstarted_left_out_worker_is_awaited_until_signal() {
     if !is_rankrun() {
         return;
     }
-    for name in [Name::Rankrun, Name::Torchrun] {
+    for name in Name::for_shared_behaviour() {
         // Of the others none is left, and no limit of ours is on it.
-        let job = leave_out_rank_1(name)
+        let job = leave_out_rank_1(*name)
             .args(["--shutdown-timeout", "0"])
             .worker(["alive", "rank1:forever"])
             .start();

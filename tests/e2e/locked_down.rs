@@ -95,7 +95,7 @@ fn user_without_passwd_entry_runs_job() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).user(54_321).without_env("HOME").cwd("/");
         let outcome = launch.shell("echo user $$(id -u) rank $RANK").run();
         outcome.expect_exit_code(0).expect_stdout("user 54321 rank 0\n").expect_stdout("user 54321 rank 1\n");
@@ -129,7 +129,7 @@ fn missing_runtime_folder_is_ignored_silently() {
 fn runtime_folder_longer_than_socket_path_is_ignored_silently() {
     let scratch = Scratch::new();
     let folder = scratch.folder(&"x".repeat(200), 0o700);
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 1).env("XDG_RUNTIME_DIR", folder.clone());
         let outcome = launch.env("RANKRUN_QUIET", "1").worker(["alive"]).run();
         outcome.expect_exit_code(0);
@@ -154,7 +154,7 @@ fn restart_succeeds_with_refused_system_calls() {
         return;
     }
     for errno in REFUSAL_ERRNOS {
-        for name in Name::both() {
+        for name in Name::for_shared_behaviour() {
             let launch =
                 with_refused_system_calls(Launch::standalone(*name, 2).args(["--max-restarts", "1"]), errno);
             let outcome = launch.worker(["alive", "fds", "rank1:life<1:exit=4", "life<1:forever"]).run();

@@ -49,7 +49,7 @@ fn pid_one_forwards_signals_to_workers() {
     if is_skipped() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = in_container(Launch::standalone(*name, 2));
         let job = launch.worker(["catch", "alive", "signal", "exit=0"]).start();
         job.wait_for_lines("alive rank=", 2);

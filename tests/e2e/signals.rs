@@ -44,7 +44,7 @@ fn nohup_ignores_sighup() {
 
 #[test]
 fn worker_ignoring_signal_is_killed_after_grace() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]));
         let told = job.elapsed();
         job.signal(Signal::SIGTERM);
@@ -58,7 +58,7 @@ fn worker_ignoring_signal_is_killed_after_grace() {
 
 #[test]
 fn zero_grace_kills_at_once() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "0"]));
         let told = job.elapsed();
         job.signal(Signal::SIGTERM);
@@ -106,7 +106,7 @@ fn job_stopped_by_signal_is_not_restarted() {
 
 #[test]
 fn signal_reaches_worker_children() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 1);
         let job = launch.worker(["catch", "helper=listener", "signal", "forever"]).start();
         job.wait_for_line("who=listener");
@@ -120,7 +120,7 @@ fn signal_reaches_worker_children() {
 
 #[test]
 fn workers_are_session_leaders() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let outcome = Launch::standalone(*name, 2).worker(["ids"]).run();
         outcome.expect_exit_code(0);
         for line in outcome.lines_with("ids rank=") {
@@ -181,7 +181,7 @@ fn stopped_worker_is_killed_after_grace() {
 /// A shell's `trap '' CHLD`, or a daemon that wants no zombies: the kernel would reap our workers for us.
 #[test]
 fn ignored_sigchld_is_reset() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let ignoring = ["sh", "-c", "trap '' CHLD; exec \"$@\"", "sh"];
         Launch::standalone(*name, 2)
             .under(ignoring)

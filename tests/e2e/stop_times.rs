@@ -186,7 +186,9 @@ fn second_signal_kills_for_every_stop_cause() {
     if !is_rankrun() {
         return;
     }
-    for (cause, name) in CAUSES.iter().flat_map(|cause| Name::both().iter().map(|name| (*cause, *name))) {
+    for (cause, name) in
+        CAUSES.iter().flat_map(|cause| Name::for_shared_behaviour().iter().map(|name| (*cause, *name)))
+    {
         let mut job = start_job(cause, name, 3_600, &["signal", "signal", "forever"]);
         cause.trigger(&mut job);
         job.wait_for_line(&format!("got {} rank=1", cause.stop_signal()));

@@ -26,7 +26,7 @@ use crate::machine::{Machine, Opening};
 use crate::outcome::Outcome;
 use crate::place::{Scratch, copy_program, fixture, python};
 use crate::screen::Size;
-use crate::settings::is_torchrun;
+use crate::settings::{is_soak, is_torchrun};
 use crate::transcript::{Stream, Transcript};
 
 /// The name under which the launcher is started.
@@ -45,6 +45,12 @@ impl Name {
     #[must_use]
     pub fn both() -> &'static [Self] {
         if is_torchrun() { &[Self::Torchrun] } else { &[Self::Rankrun, Self::Torchrun] }
+    }
+
+    /// The names for a behaviour in which they cannot differ: one of them, and both with `RANKRUN_SOAK=1`.
+    #[must_use]
+    pub fn for_shared_behaviour() -> &'static [Self] {
+        if is_soak() { Self::both() } else { &Self::both()[..1] }
     }
 
     /// The exit status where our own name says `own`: torchrun knows only 1.

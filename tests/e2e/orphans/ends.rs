@@ -70,7 +70,7 @@ fn frozen_launcher_killed_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let job = start_family(*name, "3600");
         let [guard, agent] = Victim::BOTH.map(|victim| victim.find(&job).expect("the job runs"));
         [&guard, &agent].into_iter().for_each(|process| process.signal(Signal::SIGSTOP));
@@ -85,7 +85,7 @@ fn agent_killed_while_guard_is_frozen_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let job = start_family(*name, "3600");
         let [guard, agent] = Victim::BOTH.map(|victim| victim.find(&job).expect("the job runs"));
         guard.signal(Signal::SIGSTOP);

@@ -35,7 +35,7 @@ fn descriptor_limit_reached_during_start_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let scratch = Scratch::new();
         let launch = launch_under_witness(*name, 32).under(["sh", "-c", "ulimit -n 40; exec \"$@\"", "sh"]);
         let launch = launch.args(["--log-dir", &scratch.at("logs"), "-t", "3"]).env("RANKRUN_GRACE", "0.2");
@@ -52,7 +52,8 @@ fn daemon_holding_all_descriptors_is_ended_on_restart_and_exit() {
     if !is_rankrun() {
         return;
     }
-    for (name, restarts) in Name::both().iter().flat_map(|name| [(*name, "0"), (*name, "1")]) {
+    for (name, restarts) in Name::for_shared_behaviour().iter().flat_map(|name| [(*name, "0"), (*name, "1")])
+    {
         let gate = Gate::closed();
         let launch = Launch::standalone(name, 1).under(["sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"]);
         let launch = launch.args(["--max-restarts", restarts]).stdin_open();
@@ -80,7 +81,7 @@ fn program_deleted_during_start_leaves_nothing() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let scratch = Scratch::new();
         let program = scratch.file("train", "#!/bin/sh\nrm -f \"$0\"\ntrap '' TERM\nsleep 1111\n", 0o755);
         let launch =
