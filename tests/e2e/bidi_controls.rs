@@ -71,7 +71,7 @@ fn error_file_of_the_parent_keeps_bidi_controls() {
 /// What was in the parent's error file before is told too.
 #[test]
 fn bidi_controls_of_a_replaced_error_file_are_shown_as_escapes() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let old = format!("old {}\x1b[31m\nnext line", text_with_controls());
         let path = scratch.file("parent.json", &old, 0o644);
@@ -92,7 +92,7 @@ fn bidi_controls_of_a_replaced_error_file_are_shown_as_escapes() {
 /// The last lines in the card; the worker's own stream is a file here.
 #[test]
 fn bidi_controls_of_last_lines_are_shown_as_escapes() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let options = ["--redirects", "3", "--log-dir", &scratch.at("logs")];
         let launch = Launch::standalone(*name, 1).args(options);

@@ -50,7 +50,7 @@ fn log_dir_without_free_inodes_is_named() {
 
 #[test]
 fn tee_on_full_disk_names_log_file_and_hint() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let Some((outcome, folder)) = run_on_disk(*name, SMALL_DISK, "--tee") else { return };
         outcome.expect_exit_code(name.code(3));
         let line = outcome.lines_with("stdout.log`, it ends here: ").remove(0);

@@ -124,7 +124,7 @@ fn flood_without_options_keeps_lines_whole() {
 
 #[test]
 fn raw_bytes_are_unchanged_in_log_files() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let scratch = Scratch::new();
         let size = 3 * MEGABYTE;
         logging_launch(*name, 3, &scratch, &["-t", "1"])

@@ -49,7 +49,7 @@ fn config_fifo_or_device_is_refused_at_once() {
         ("/dev/tty".to_owned(), "a device"),
         (scratch.folder("folder", 0o755), "a folder"),
     ] {
-        for name in Name::both() {
+        for name in Name::for_shared_behaviour() {
             let launch = Launch::standalone(*name, 1).env("RANKRUN_CONFIG", &*path).limit(LIMIT);
             let outcome = launch.worker(["print=started"]).run();
             outcome.expect_exit_code(1).expect_absent("started");

@@ -54,7 +54,7 @@ fn assert_succeeds(mut job: Job) {
 /// A SET that is cut off behind a body length that no store accepts.
 #[track_caller]
 fn assert_closes_only_client(set: &[u8]) {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let (job, address) = start_waiting_job(*name);
         let mut client = connect(&address);
         client.write_all(&[VALIDATE.as_slice(), &[1], set].concat()).expect("the store reads");
@@ -88,7 +88,7 @@ fn idle_clients_do_not_disturb_job() {
 
 #[test]
 fn client_with_partial_request_does_not_disturb_job() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let (job, address) = start_waiting_job(*name);
         let mut half = connect(&address);
         half.write_all(&VALIDATE).and_then(|()| half.write_all(&[1, 200, 0])).expect("the store reads");
@@ -103,7 +103,7 @@ fn invalid_store_message_closes_connection() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let (job, address) = start_waiting_job(*name);
         let mut client = connect(&address);
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").expect("the store reads");

@@ -56,7 +56,7 @@ fn refused_heartbeat_ends_job_with_named_key_and_value() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let steps = ["rank0:store-spoil=/rankrun/beat/,never a number", "forever"];
         for job in start_both_nodes(*name, |launch| launch.worker(steps)) {
             let outcome = job.wait();
@@ -122,7 +122,7 @@ fn clients_that_do_not_read_keep_store_within_limit() {
         return;
     }
     let (limit, clients) = if is_soak() { (256, 300) } else { (32, 16) };
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch =
             Launch::standalone(*name, 1).stdin_open().env("RANKRUN_STORE_LIMIT", format!("{limit}MiB"));
         let mut job =

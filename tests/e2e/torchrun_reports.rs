@@ -360,7 +360,7 @@ fn worker_in_dstate_ends_job_without_restart() {
 
 #[test]
 fn sleeping_workers_are_not_reported_as_stuck() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "2");
         launch.worker(["sleep-ms=3000"]).run().expect_exit_code(0);
     }

@@ -195,10 +195,10 @@ fn invalid_probe_request_is_refused() {
     if !is_rankrun() {
         return;
     }
-    for name in [Name::Rankrun, Name::Torchrun] {
+    for name in Name::for_shared_behaviour() {
         for question in ["", "{", "\"everything\"", "{\"nvidia\":{}}", "\"cuda_order\"x"] {
             let outcome =
-                Launch::new(name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
+                Launch::new(*name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
             outcome.expect_exit_code(2).expect_stderr("is no question");
             assert_eq!((outcome.stderr().lines().count(), outcome.stdout().len()), (1, 0), "{outcome}");
         }
