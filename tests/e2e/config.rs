@@ -321,7 +321,7 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
 
 #[test]
 fn invalid_config_is_reported_with_its_line() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         for (text, said, hint) in INVALID_CONFIGS {
             let outcome = launch_with_config(*name, &scratch, text)
@@ -336,7 +336,7 @@ fn invalid_config_is_reported_with_its_line() {
 
 #[test]
 fn unreadable_config_file_is_reported() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let run = |launch: Launch| launch.args(["--nproc-per-node", "1"]).worker(["alive"]).run();
         let at = |file: &str| scratch.at(file);

@@ -30,7 +30,7 @@ fn time_limit_stops_job_without_restart() {
 
 #[test]
 fn time_limit_kills_stubborn_workers_after_grace() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let launch =
             launch_with_time_limit(*name, 2, "1").args(["--shutdown-timeout", "1", "--max-restarts", "3"]);
         let outcome = launch.worker(["catch", "forever"]).run();
@@ -41,7 +41,7 @@ fn time_limit_kills_stubborn_workers_after_grace() {
 
 #[test]
 fn time_limit_spans_all_restarts() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let launch = launch_with_time_limit(*name, 1, "2").args(["--max-restarts", "100000"]);
         let outcome = launch.worker(["alive", "sleep-ms=100", "exit=4"]).run();
         outcome.expect_exit_code(name.code(124)).expect_stdout("life=1").expect_stderr("time limit of 2s");
@@ -144,7 +144,7 @@ fn start_timeout_without_restart_reports_missing_ranks() {
 /// The second worker joins by a child of its own.
 #[test]
 fn joined_workers_outlive_start_timeout() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let steps = "join sleep-ms=4000 print=done";
         let worker = fixture("worker");
         let line =

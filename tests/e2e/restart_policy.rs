@@ -79,7 +79,7 @@ fn restart_rules_variable_works_under_torchrun_name() {
 /// From one start of the worker to the next, by its own clock.
 #[test]
 fn restart_delay_grows_exponentially() {
-    let names = || Name::both().iter().filter(|_| is_rankrun());
+    let names = || Name::for_shared_behaviour().iter().filter(|_| is_rankrun());
     let start = |name: &Name| {
         let options = [("restart-delay", "1s")];
         launch_with_options(*name, 1, "3", &options).worker(["clock", "env", "exit=4"]).start()
@@ -178,7 +178,7 @@ fn restart_window_limits_restarts() {
 /// Each life is longer than the window.
 #[test]
 fn restarts_outside_window_do_not_count() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let steps = ["alive", "sleep-ms=200", "life<3:exit=4"];
         let outcome = launch_with_options(*name, 1, "1", &[("restart-window", "0.2")]).worker(steps).run();
         outcome.expect_exit_code(0);
@@ -189,7 +189,7 @@ fn restarts_outside_window_do_not_count() {
 /// The waits alone are longer than the window.
 #[test]
 fn restart_delay_does_not_count_in_window() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let options = [("restart-window", "2"), ("restart-delay", "1.1"), ("restart-factor", "1")];
         let outcome = launch_with_options(*name, 1, "2", &options).worker(["alive", "life<4:exit=4"]).run();
         outcome.expect_exit_code(name.code(4)).expect_stderr("no restart: 2 within 2s are used up");
@@ -234,7 +234,7 @@ fn restarts_without_progress_end_the_job() {
 
 #[test]
 fn unreadable_progress_dir_is_ignored_and_missing_one_reported() {
-    for name in Name::both().iter().filter(|_| is_rankrun()) {
+    for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
         let missing = format!("{}/later", scratch.folder("job", 0o777));
         let steps = ["alive", "life<4:exit=4"];

@@ -94,7 +94,7 @@ fn each_attempt_has_own_log_folder() {
 
 #[test]
 fn workers_of_previous_attempt_end_before_restart() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let scratch = Scratch::new();
         let folder = scratch.folder("census", 0o777);
         let launch = Launch::standalone(*name, 3).args(["--max-restarts", "2"]);
@@ -122,7 +122,7 @@ fn children_of_previous_attempt_are_killed_before_restart() {
     if !is_rankrun() {
         return;
     }
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 1).args(["--max-restarts", "1"]).stdin_open();
         let steps =
             ["life0:helper=daemon", "life0:helper=plain", "life0:read", "life0:exit=4", "alive", "read"];
@@ -172,7 +172,7 @@ fn generation_variable_counts_attempts() {
 
 #[test]
 fn worker_killed_by_signal_is_restarted() {
-    for name in Name::both() {
+    for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 2).args(["--max-restarts", "1"]);
         let outcome = launch.worker(["alive", "rank0:life<1:die=SIGUSR1", "life<1:forever"]).run();
         outcome.expect_exit_code(0);
