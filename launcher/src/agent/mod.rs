@@ -275,18 +275,17 @@ impl<'a> Agent<'a> {
             Action::ReassignDevices { .. } => {
                 return self.device_check.as_mut()?.reassign(&self.invocation, &mut self.workers, None);
             }
-            Action::Emit(said) => {
-                self.user_log.event(&said, self.workers.event_subject());
-                if matches!(said, JobEvent::DevicesReassigned { .. }) {
-                    self.workers
-                        .pending_device_lines()
-                        .iter()
-                        .for_each(|line| self.user_log.print_line(line));
-                }
-            }
+            Action::Emit(event) => self.emit(&event),
             Action::Finish(_) => {}
         }
         None
+    }
+
+    fn emit(&self, event: &JobEvent) {
+        self.user_log.event(event, self.workers.event_subject());
+        if matches!(event, JobEvent::DevicesReassigned { .. }) {
+            self.workers.pending_device_lines().iter().for_each(|line| self.user_log.print_line(line));
+        }
     }
 
     fn collect_ranks(&self, why: (Generation, TableCause), ended: &[EndedRank]) -> Option<Input> {

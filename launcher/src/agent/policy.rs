@@ -180,7 +180,7 @@ impl History {
             }
             ProgressState::Unknown | ProgressState::Since { .. } => 0,
         };
-        self.progress = ProgressState::Since { fingerprint: fingerprint, restarts };
+        self.progress = ProgressState::Since { fingerprint, restarts };
     }
 
     pub(super) fn record_restart(&mut self, now: Instant, policy: &RestartPolicy) {

@@ -103,7 +103,7 @@ pub fn routes(spec: &LogSpec, owner: StreamOwner<'_>, folder: Option<&Path>) -> 
         (None, LogDir::Off) => LogFolder::Off,
         (None, LogDir::Temporary(_) | LogDir::ErrorFiles(_) | LogDir::At(_)) => LogFolder::Missing,
     };
-    let worker = WorkerRoute { owner: owner, template: spec.prefix.as_deref(), audience, log_folder: place };
+    let worker = WorkerRoute { owner, template: spec.prefix.as_deref(), audience, log_folder: place };
     Routes {
         stdout: worker.route("stdout.log", StreamMode::of(redirects.stdout, tee.stdout)),
         stderr: worker.route("stderr.log", StreamMode::of(redirects.stderr, tee.stderr)),

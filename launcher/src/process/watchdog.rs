@@ -94,7 +94,7 @@ impl Watchdog {
         }
         // SAFETY: the page is never unmapped, begins with zeros, is aligned for anything, and is used as atomics alone.
         let deadlines = unsafe { &*page.cast::<SharedDeadlines>() };
-        Ok(Self { deadlines: deadlines, origin: now, wake_event: Arc::new(bell) })
+        Ok(Self { deadlines, origin: now, wake_event: Arc::new(bell) })
     }
 
     /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node goes on without

@@ -42,7 +42,7 @@ pub struct AgentDescriptor {
     pub lease: Duration,
     /// Number of workers that the agent starts.
     pub workers: LocalWorldSize,
-    /// What the workers run, see [`entrypoint`].
+    /// What the workers run, see [`display_entrypoint`].
     pub entrypoint: String,
     /// Random number by which the store's host recognizes the agent's connections.
     pub nonce: u32,

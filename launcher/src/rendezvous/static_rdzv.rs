@@ -66,7 +66,7 @@ pub struct StaticSetup<'a> {
 pub enum FirstRound {
     /// torchrun agents take part: the job has only this round.
     Mixed(Round),
-    /// All agents are rankrun's. This round is complete, as the shared state under [`RendezvousKeys::fixed`] says.
+    /// All agents are rankrun's. This round is complete, as the shared state under [`RendezvousKeys::static_keys`] says.
     Alone {
         /// The complete first round, with this node in it.
         round: Box<Round>,
@@ -74,12 +74,12 @@ pub enum FirstRound {
         state: RendezvousState,
     },
     /// The job runs already, and this agent replaces a dead one. It joins the next round through the shared state under
-    /// [`RendezvousKeys::fixed`], like any agent.
+    /// [`RendezvousKeys::static_keys`], like any agent.
     Running,
 }
 
 /// Takes part in the first round. `store` is connected to the endpoint. The callback runs between waits; it also sends
-/// this agent's heartbeats under [`RendezvousKeys::fixed`].
+/// this agent's heartbeats under [`RendezvousKeys::static_keys`].
 ///
 /// # Errors
 /// See [`ExchangeError`]: not all nodes joined in time, or some do not belong to the job.

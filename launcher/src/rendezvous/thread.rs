@@ -59,7 +59,7 @@ pub struct Setup {
     pub role: String,
     /// Workers of this node in the first round.
     pub workers: LocalWorldSize,
-    /// What the workers run, by its name: the same on all nodes of a job ([`crate::rendezvous::descriptor::entrypoint`]).
+    /// What the workers run, by its name: the same on all nodes of a job ([`crate::rendezvous::descriptor::display_entrypoint`]).
     pub entrypoint: String,
     /// This launcher's version.
     pub version: String,

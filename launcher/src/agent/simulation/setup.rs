@@ -186,7 +186,7 @@ impl Setup {
             TimeLimit { limit: millis(time), warning: self.warning.map(warning) }
         };
         JobRules {
-            restart: self.policy.to_restart_policy(),
+            restart: self.policy.restart_policy(),
             grace: millis(self.grace),
             grace_for: self.grace_for(),
             time_limit: self.time_limit.map(limit),
@@ -274,7 +274,7 @@ impl Policy {
         }
     }
 
-    fn to_restart_policy(&self) -> RestartPolicy {
+    fn restart_policy(&self) -> RestartPolicy {
         let backoff = |wait: Wait| Backoff {
             delay: millis(wait.delay),
             factor: f64::from(wait.factor) / 100.0,

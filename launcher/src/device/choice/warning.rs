@@ -44,7 +44,7 @@ pub enum ChoiceWarning {
     SmallMemory {
         /// The device, as its label names it.
         device: String,
-        /// Both memory sizes, in the words of [`small_memory`](crate::device::health::small_memory).
+        /// Both memory sizes, in the words of [`small_memory_findings`](crate::device::health::small_memory_findings).
         because: String,
     },
     /// A card in MIG mode without instances, which nothing can run on.

@@ -1,6 +1,6 @@
 //! Runs probes: child processes that inspect the hardware, with a deadline.
 //!
-//! A probe is this very program, started with [`WORD`]: [`run_probe`] is its whole life. The launcher asks by
+//! A probe is this very program, started with [`PROBE_ARGUMENT`]: [`run_probe`] is its whole life. The launcher asks by
 //! [`discover`] and [`cuda_order`] before it splits into guard and agent; the agent asks by [`Probes`] from its own
 //! loop. In both cases the caller is the main thread: the probes die with the thread that forked them.
 #![expect(unsafe_code, reason = "a probe ends without the libraries' own last words: `_exit`")]

@@ -19,7 +19,7 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn to_step(&self) -> Step {
+    pub(super) fn as_step(&self) -> Step {
         let Self { call, deadline, timeout, .. } = *self;
         Step { call, deadline, timeout }
     }

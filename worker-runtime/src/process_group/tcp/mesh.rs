@@ -111,7 +111,7 @@ impl Mesh {
             let is_quiet = ready.is_empty();
             let mut loss = self.advance(step, &mut all, ready)?;
             if is_quiet && let Some(probe) = &mut self.probe {
-                loss = probe.check(&step.to_step()).err();
+                loss = probe.check(&step.as_step()).err();
             }
             if let Some(loss) = loss {
                 if !has_waited {
