@@ -22,7 +22,7 @@ pub struct ElasticRun {
 
 impl ElasticRun {
     /// Joins the group of this run. [`run_elastic`] does it; call it in
-    /// tests, in a [world of one](WorkerContext::alone).
+    /// tests, in a [world of one](WorkerContext::single_process).
     ///
     /// # Errors
     /// As [`Group::join`].

@@ -99,7 +99,7 @@ pub struct Checkpoint {
 pub struct Loaded {
     /// Number of completed steps.
     pub step: u64,
-    /// The saved texts of [`StateDict::metadata`].
+    /// The saved texts of [`StateDict::with_metadata`].
     pub metadata: BTreeMap<String, String>,
     /// Number of ranks at the time of the save.
     pub world_size: u32,

@@ -86,7 +86,7 @@ fn find_difference(first: &Description, other: &Description, rank: Rank) -> Opti
     let show = |options: &DdpOptions| {
         let DdpOptions { bucket_bytes, first_bucket_bytes, find_unused_parameters: find_unused } = options;
         format!(
-            "`bucket_bytes` {bucket_bytes}, `first_bucket_bytes` {first_bucket_bytes} and `find_unused` {find_unused}"
+            "`bucket_bytes` {bucket_bytes}, `first_bucket_bytes` {first_bucket_bytes} and `find_unused_parameters` {find_unused}"
         )
     };
     if first.options == other.options { None } else { differ(show(&other.options), show(&first.options)) }
@@ -190,7 +190,7 @@ mod tests {
         let mut lax = model.clone();
         lax.options.find_unused_parameters = true;
         assert!(
-            difference_text(&model, &lax).contains("`find_unused` true, but rank 0 has "),
+            difference_text(&model, &lax).contains("`find_unused_parameters` true, but rank 0 has "),
             "{}",
             difference_text(&model, &lax)
         );

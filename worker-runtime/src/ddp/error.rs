@@ -181,9 +181,9 @@ impl DdpError {
             Self::Twice { .. } => Some(
                 "add up the gradient before it is marked ready, and end each pass with `finish` or `no_sync`",
             ),
-            Self::Missing { .. } => {
-                Some("make every gradient ready, or set `find_unused` where a pass may leave some out")
-            }
+            Self::Missing { .. } => Some(
+                "make every gradient ready, or set `find_unused_parameters` where a pass may leave some out",
+            ),
             Self::Kept { .. } => Some("add to `gradient_mut` instead, in every pass after the first"),
             Self::NoSync => Some("call it after the last pass, outside of `no_sync`"),
             _ => None,

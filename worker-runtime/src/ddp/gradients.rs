@@ -43,7 +43,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// Whether no rank has used the parameter in this step, so that its gradient is zero and the optimiser
-    /// should skip it. Always false without [`DdpOptions::find_unused`](super::DdpOptions::find_unused).
+    /// should skip it. Always false without [`DdpOptions::find_unused_parameters`](super::DdpOptions::find_unused_parameters).
     #[must_use]
     pub fn is_unused(&self, index: usize) -> bool {
         self.is_unused.get(index).is_some_and(|is_unused| *is_unused)

@@ -200,13 +200,13 @@ impl NcclDdp {
     }
 
     /// Contributes zeros as the gradient of a parameter that this rank has not used in this pass: they are
-    /// written to the memory. Requires [`DdpOptions::find_unused`].
+    /// written to the memory. Requires [`DdpOptions::find_unused_parameters`].
     ///
     /// # Safety
     /// As [`gradient_ready`](Self::gradient_ready).
     ///
     /// # Errors
-    /// As [`gradient_ready`](Self::gradient_ready), or `find_unused` is not set.
+    /// As [`gradient_ready`](Self::gradient_ready), or `find_unused_parameters` is not set.
     pub unsafe fn gradient_unused(
         &mut self,
         index: usize,
@@ -226,7 +226,7 @@ impl NcclDdp {
     }
 
     /// Ends the step: later work on the stream sees the mean of all gradients. Returns the
-    /// parameters that no rank has used, which are none without [`DdpOptions::find_unused`]; with
+    /// parameters that no rank has used, which are none without [`DdpOptions::find_unused_parameters`]; with
     /// it, all ranks meet here on the host.
     ///
     /// # Safety
@@ -234,7 +234,7 @@ impl NcclDdp {
     ///
     /// # Errors
     /// A gradient is missing: other ranks wait for it, and it can still be handed over. Or a group failed; a
-    /// later failure on the device is the result of the next call, or of [`wait`](Self::wait).
+    /// later failure on the device is the result of the next call, or of [`synchronize`](Self::synchronize).
     pub unsafe fn finish(&mut self, stream: Stream) -> Result<Vec<usize>, DdpError> {
         self.check_alive()?;
         let missing: Vec<usize> = self.pass.missing().collect();

@@ -111,7 +111,7 @@ impl Ddp {
     /// Replaces each gradient by its mean over all ranks.
     ///
     /// # Errors
-    /// A variable has no gradient and [`DdpOptions::find_unused`] is not set; or the group failed. On a GPU
+    /// A variable has no gradient and [`DdpOptions::find_unused_parameters`] is not set; or the group failed. On a GPU
     /// an error of the group is the result of the next call.
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<(), CandleError> {
         match &mut self.way {

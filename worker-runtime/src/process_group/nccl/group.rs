@@ -35,7 +35,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// A process group on NVIDIA GPUs, one for each rank.
 ///
 /// Calls on device memory are asynchronous: they return once they are enqueued. A later error is the result
-/// of the next call or of [`wait`](ProcessGroup::wait). After a failure the calls are aborted, so that a
+/// of the next call or of [`wait`](ProcessGroup::synchronize). After a failure the calls are aborted, so that a
 /// program which waits for a stream does not hang.
 ///
 /// The group's timeout runs from the beginning of a call until it is done on the device, with all work before
