@@ -116,8 +116,14 @@ impl FinalReport {
 /// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
 fn report_remote_failure(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
     let first = end.failure.as_ref().map(|failure| failure.first);
-    let is_own = |note: &FailureNote| {
-        first.is_some_and(|first| first.pid.as_raw() == note.pid) && workers.is_on_this_node(note)
+    let is_own = |note: &FailureNote| match note {
+        FailureNote::Worker(failed) => {
+            first.is_some_and(|first| first.pid.as_raw() == failed.pid)
+                && workers.is_on_this_node(&failed.node)
+        }
+        FailureNote::NodeLost { .. } | FailureNote::NodeLeft { .. } | FailureNote::LauncherFailed { .. } => {
+            false
+        }
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();

@@ -6,7 +6,6 @@ use crate::agent::message::{LocalStop, PeerNotice, RemoteEnd};
 use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
 use crate::spec::stop::TimeLimit;
-use rankrun_contract::rank::NodeRank;
 
 #[test]
 fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
@@ -52,7 +51,7 @@ fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
 #[test]
 fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
     let at = clock();
-    let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
+    let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let left = || Input::Over(RemoteEnd::Closed { failure: Some(host.clone()) });
     let failed = exited(0, 0, Exit::Code(5));
     for (inputs, is_own) in [

@@ -8,7 +8,6 @@ use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
 use crate::spec::stop::TimeLimit;
-use rankrun_contract::rank::NodeRank;
 
 const SIGTERM: TableCause = TableCause::Signal(Signal::SIGTERM);
 
@@ -117,7 +116,7 @@ fn signal_under_torchrun_or_single_rank_collects_no_ranks() {
 #[test]
 fn ranks_are_collected_if_other_node_stops_the_job() {
     let at = clock();
-    let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th1"), "SIGTERM".to_owned());
+    let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let over = |failure| Input::Over(RemoteEnd::Closed { failure: Some(failure) });
     let actions = running(0, &at).handle(at(2), over(host.clone()));
     assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));

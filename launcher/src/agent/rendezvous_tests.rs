@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::agent::message::{PeerNotice, RemoteEnd};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -36,17 +36,19 @@ pub(super) fn peer_lost() -> Input {
 }
 
 pub(super) fn failure_note() -> FailureNote {
-    FailureNote {
-        node_rank: NodeRank(0),
-        host: "th1".to_owned(),
-        addr: None,
+    failure_note_with_loss(None)
+}
+
+fn failure_note_with_loss(lost_peer: Option<PeerLoss>) -> FailureNote {
+    FailureNote::Worker(WorkerFailure {
+        node: NodeName { rank: Some(NodeRank(0)), ..NodeName::of_host("th1") },
         rank: Rank(1),
         local_rank: LocalRank(1),
         pid: 77,
         ended: "exit code 3".to_owned(),
         message: None,
-        lost: None,
-    }
+        lost_peer,
+    })
 }
 
 pub(super) fn peer_failed() -> Input {
@@ -253,10 +255,6 @@ proptest! {
     }
 }
 
-fn failure_note_with_loss(lost: PeerLoss) -> FailureNote {
-    FailureNote { lost: Some(lost), ..failure_note() }
-}
-
 fn emits_early_end(actions: &[Action]) -> bool {
     actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::FinishedBeforeLoss { .. })))
 }
@@ -273,9 +271,7 @@ fn finished_node_reports_that_peer_lost_its_workers() {
         (Some(PeerLoss::Rank(Rank(0))), false),
         (None, false),
     ] {
-        for input in
-            [failed(FailureNote { lost, ..failure_note() }), closed(FailureNote { lost, ..failure_note() })]
-        {
+        for input in [failed(failure_note_with_loss(lost)), closed(failure_note_with_loss(lost))] {
             let mut job = running(0, &at);
             let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
             let _ = job.handle(at(2), exited(0, 1, Exit::Code(0)));
@@ -285,7 +281,7 @@ fn finished_node_reports_that_peer_lost_its_workers() {
     }
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 0, Exit::Code(0)));
-    let actions = job.handle(at(3), failed(failure_note_with_loss(PeerLoss::Unnamed)));
+    let actions = job.handle(at(3), failed(failure_note_with_loss(Some(PeerLoss::Unnamed))));
     assert!(!emits_early_end(&actions), "a worker of this node runs: {actions:?}");
 }
 

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::rendezvous_tests::round;
 use super::*;
 use crate::rendezvous::thread::watch::{Shown, blamed_until};
-use crate::rendezvous::{FailureNote, MembershipChange, PeerLoss};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -294,8 +294,8 @@ impl World<'_> {
     }
 
     fn peer_failed(&self, note: FailureNote) -> Input {
-        let lost = note.lost.filter(|_| self.fault != Some(Fault::ForgetsTheLoss));
-        Input::Changed(MembershipChange::PeerFailed(FailureNote { lost, ..note }))
+        let note = if self.fault == Some(Fault::ForgetsTheLoss) { without_loss(note) } else { note };
+        Input::Changed(MembershipChange::PeerFailed(note))
     }
 
     fn on_snapshot(&mut self, node: usize, note: Option<FailureNote>, left: &BTreeSet<usize>) {
@@ -319,7 +319,7 @@ impl World<'_> {
         let awaits_cause = match self.fault {
             Some(Fault::NeverWaits) => false,
             Some(Fault::AlwaysWaits) => !others_have_told && told.is_some(),
-            _ => !others_have_told && told.is_some_and(|told| told.lost.is_some()),
+            _ => !others_have_told && told.is_some_and(|told| told.lost_peer().is_some()),
         };
         let shown = Shown { all_live: true, doubted_until: None, awaits_cause };
         let until = blamed_until(self.at(asked), true, shown, &RoundTimes::default());
@@ -335,19 +335,24 @@ impl World<'_> {
 
 fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
     let rank = u32::try_from(node).unwrap();
-    FailureNote {
-        node_rank: NodeRank(rank),
-        host: format!("th{node}"),
-        addr: None,
+    FailureNote::Worker(WorkerFailure {
+        node: NodeName { rank: Some(NodeRank(rank)), ..NodeName::of_host(format!("th{node}")) },
         rank: Rank(rank),
         local_rank: end.local_rank,
         pid: 100,
         ended: end.exit.to_string(),
         message: None,
-        lost: end.error_file_info.and_then(|testimony| match testimony.lost_peer? {
+        lost_peer: end.error_file_info.and_then(|testimony| match testimony.lost_peer? {
             LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
             LostPeer::Here(_) | LostPeer::Unnamed => None,
         }),
+    })
+}
+
+fn without_loss(note: FailureNote) -> FailureNote {
+    match note {
+        FailureNote::Worker(worker) => FailureNote::Worker(WorkerFailure { lost_peer: None, ..worker }),
+        note => note,
     }
 }
 
@@ -419,14 +424,14 @@ fn check_history(world: &World<'_>) -> Result<(), String> {
     let has_cause = of(End::ByItself).next().is_some();
     // A worker that was stopped before it was reaped may be the only one that had failed by itself.
     let is_written = world.history.plans.iter().flatten().count() == 1 && of(End::StoppedLate).count() == 1;
-    must(!(has_cause || is_written) || note.lost.is_none(), format!("cause: {note:?} stands"))?;
+    must(!(has_cause || is_written) || note.lost_peer().is_none(), format!("cause: {note:?} stands"))?;
     for (index, node) in (0..).zip(&world.nodes) {
         let (end, at) = node.end.ok_or("a worker runs on")?;
         let joined = node.joined.ok_or(format!("end: node {index} never joins again"))?;
         let restarts = node.restarts.ok_or(format!("end: node {index} does not start again"))?;
         match end {
             End::ByItself => must(restarts == 1, format!("charge: node {index} failed by itself"))?,
-            End::OfALoss | End::Stopped if note.lost.is_none() => {
+            End::OfALoss | End::Stopped if note.lost_peer().is_none() => {
                 must(restarts == 0, format!("charge: node {index} lost a peer or was stopped"))?;
             }
             _ => {}

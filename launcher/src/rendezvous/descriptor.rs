@@ -13,7 +13,7 @@ use super::text::escape_for_terminal;
 use crate::spec::rendezvous::NodeRange;
 
 /// Version of the protocol between rankrun agents. Agents with different protocols do not work together.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Longest text that is parsed, in bytes.
 const MAX_JSON: usize = 64 * 1024;

@@ -30,11 +30,12 @@ pub mod worker_store;
 
 pub(crate) use keys::checksum;
 pub use node_name::NodeName;
+pub use note::{FailureNote, PeerLoss, WorkerFailure};
 
 use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;
-use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
+use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
 
 /// One completed rendezvous, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,107 +97,6 @@ impl Round {
     pub fn own_name(&self) -> NodeName {
         let own = self.members.iter().find(|member| member.node_rank == self.node_rank);
         own.map_or_else(|| NodeName::of_rank(self.node_rank), |member| member.name.clone())
-    }
-}
-
-/// The value of [`FailureNote::ended`] for a failed launcher.
-const LAUNCHER_FAILED: &str = "the launcher has failed";
-
-/// The failure that ended a round, as told by the node on which it happened. Every node prints the same first failure.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FailureNote {
-    /// Node rank in the round that failed.
-    pub node_rank: NodeRank,
-    /// Host name of the failed node; may be empty.
-    pub host: String,
-    /// The address that the node publishes, if the note contains it.
-    pub addr: Option<String>,
-    /// Global rank of the worker.
-    pub rank: Rank,
-    /// Local rank of the failed worker.
-    pub local_rank: LocalRank,
-    /// Pid of the worker on its host. The value 0, which no process has, means the whole node. Without a message the
-    /// node was lost. With a message the node ended the job for that reason: its launcher failed, or it hosted the
-    /// store and left.
-    pub pid: i32,
-    /// How the worker ended, for user messages: `exit code 7`, `killed by SIGKILL (9)`.
-    pub ended: String,
-    /// The last line of the worker's error, if it reported one.
-    pub message: Option<String>,
-    /// The peer on another node that the worker lost, by its own report. The failure is then a consequence.
-    pub lost: Option<PeerLoss>,
-}
-
-/// The lost peer that made a worker fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PeerLoss {
-    /// The report names the rank of the peer.
-    Rank(Rank),
-    /// The report only says that a connection to a peer broke.
-    Unnamed,
-}
-
-impl FailureNote {
-    /// The note of a lost node. Failures elsewhere at the same moment are consequences.
-    #[must_use]
-    pub fn of_lost_node(node_rank: NodeRank, node: NodeName) -> Self {
-        let ended = "the node is lost".to_owned();
-        // A torchrun agent publishes only its address.
-        let host = node.host.or_else(|| node.addr.clone()).unwrap_or_default();
-        Self {
-            node_rank,
-            host,
-            addr: node.addr,
-            rank: Rank(0),
-            local_rank: LocalRank(0),
-            pid: 0,
-            ended,
-            message: None,
-            lost: None,
-        }
-    }
-
-    /// Whether this failure replaces `told` as the cause of a round's end: `told` lost a peer, and this one did not.
-    #[must_use]
-    pub const fn overrides(&self, reported: &Self) -> bool {
-        reported.lost.is_some() && self.lost.is_none()
-    }
-
-    /// The note of a node that hosts the store and leaves for this reason. The job ends with it.
-    #[must_use]
-    pub fn of_leaving_host(node_rank: NodeRank, node: NodeName, why: String) -> Self {
-        Self { message: Some(why), ..Self::of_lost_node(node_rank, node) }
-    }
-
-    /// The note of a failed launcher, which has ended the job for this reason.
-    #[must_use]
-    pub fn of_failed_launcher(node_rank: NodeRank, node: NodeName, why: String) -> Self {
-        Self { ended: LAUNCHER_FAILED.to_owned(), ..Self::of_leaving_host(node_rank, node, why) }
-    }
-
-    /// Name of the node that the note is about.
-    #[must_use]
-    pub fn node(&self) -> NodeName {
-        let host = Some(self.host.clone()).filter(|host| !host.is_empty());
-        NodeName { rank: Some(self.node_rank), host, addr: self.addr.clone() }
-    }
-
-    /// Whether the note is about a failed launcher, not a worker.
-    #[must_use]
-    pub fn is_of_failed_launcher(&self) -> bool {
-        self.why_node_ended_job().is_some() && self.ended == LAUNCHER_FAILED
-    }
-
-    /// Whether the note is about a lost node, not a worker.
-    #[must_use]
-    pub const fn is_of_lost_node(&self) -> bool {
-        self.pid == 0 && self.message.is_none()
-    }
-
-    /// The reason for which the node ended the job; `None` if the note is about a worker.
-    #[must_use]
-    pub fn why_node_ended_job(&self) -> Option<&str> {
-        self.message.as_deref().filter(|_| self.pid == 0)
     }
 }
 

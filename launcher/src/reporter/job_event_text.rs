@@ -154,7 +154,7 @@ pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
             "all workers of this node have succeeded: waiting for those of the others; a signal ends the wait"
                 .to_owned()
         }
-        JobEvent::FinishedBeforeLoss { note } => nodes::finished_before(note),
+        JobEvent::FinishedBeforeLoss { failed } => nodes::finished_before(failed),
         _ => return None,
     })
 }

@@ -6,7 +6,9 @@ use rankrun_contract::rank::NodeCount;
 
 use crate::agent::message::RemoteEnd;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus};
+use crate::rendezvous::{
+    FailureNote, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus, WorkerFailure,
+};
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_name_on_node;
 
@@ -17,14 +19,7 @@ const NAMES_SHOWN: usize = 8;
 #[must_use]
 pub fn membership_change_text(change: &MembershipChange) -> String {
     match change {
-        MembershipChange::PeerFailed(note) if note.is_of_lost_node() => {
-            plain(&format!("{} is lost, and failed first", note.node()))
-        }
-        MembershipChange::PeerFailed(note) => {
-            let words =
-                || format!("{} failed: {}{}", worker(note), plain(&note.ended), peer_loss_text(note.lost));
-            ended_by_node(note).unwrap_or_else(words)
-        }
+        MembershipChange::PeerFailed(note) => reported_failure_text(note),
         MembershipChange::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
         MembershipChange::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
         MembershipChange::NodeWaits { node } => plain(&format!("{node} wants to take part")),
@@ -47,25 +42,41 @@ pub fn membership_change_text(change: &MembershipChange) -> String {
 pub fn remote_end_text(ending: &RemoteEnd) -> String {
     match ending {
         RemoteEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
-        RemoteEnd::Closed { failure: Some(note) } if note.is_of_lost_node() => {
-            plain(&format!("the job has ended since {} was lost", note.node()))
-        }
-        RemoteEnd::Closed { failure: Some(note) } => {
-            let words = || plain(&format!("{} has ended the job", note.node()));
-            ended_by_node(note).unwrap_or_else(words)
-        }
+        RemoteEnd::Closed { failure: Some(note) } => match note {
+            FailureNote::NodeLost { node } => plain(&format!("the job has ended since {node} was lost")),
+            FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
+                node_end_text(node, why)
+            }
+            FailureNote::Worker(worker) => plain(&format!("{} has ended the job", worker.node)),
+        },
         RemoteEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
         RemoteEnd::ByRule { rule, failure } => rule_text(rule, failure.as_ref()),
         RemoteEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
 }
 
+/// The failure that another node reports, as one line.
+fn reported_failure_text(note: &FailureNote) -> String {
+    match note {
+        FailureNote::NodeLost { node } => plain(&format!("{node} is lost, and failed first")),
+        FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
+            node_end_text(node, why)
+        }
+        FailureNote::Worker(failed) => {
+            format!("{} failed: {}{}", worker(failed), plain(&failed.ended), peer_loss_text(failed.lost_peer))
+        }
+    }
+}
+
 fn rule_text(rule: &RuleNote, failure: Option<&FailureNote>) -> String {
     let what = if rule.is_success() { "is done" } else { "has failed" };
-    let where_from = failure.map_or_else(
-        || " of another node".to_owned(),
-        |note| format!(" on {}: rank {} ended with {}", note.node(), note.rank, note.ended),
-    );
+    let where_from = match failure {
+        None => " of another node".to_owned(),
+        Some(FailureNote::Worker(failed)) => {
+            format!(" on {}: rank {} ended with {}", failed.node, failed.rank, failed.ended)
+        }
+        Some(note) => format!(" on {}", note.node()),
+    };
     plain(&format!("the job {what}, by the rule `{}`{where_from}", rule.text))
 }
 
@@ -143,19 +154,20 @@ pub fn note(text: &str) -> String {
 /// The first failure if it is on another node, as every node of the job shows it.
 #[must_use]
 pub fn first_cause(note: &FailureNote) -> String {
-    if note.is_of_lost_node() {
-        return plain(&format!("{} was lost first", note.node())) + "\n";
-    }
-    if let Some(text) = ended_by_node(note) {
-        return text + "\n";
-    }
-    let mut text = format!("{} failed first: {}\n", worker(note), plain(&note.ended));
+    let failed = match note {
+        FailureNote::NodeLost { node } => return plain(&format!("{node} was lost first")) + "\n",
+        FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
+            return node_end_text(node, why) + "\n";
+        }
+        FailureNote::Worker(failed) => failed,
+    };
+    let mut text = format!("{} failed first: {}\n", worker(failed), plain(&failed.ended));
     text.push_str(&format!(
         "  worker    rank {}, local rank {}, pid {}\n",
-        note.rank, note.local_rank, note.pid
+        failed.rank, failed.local_rank, failed.pid
     ));
-    text.push_str(&format!("  node      {}\n", plain(&note.node().as_row())));
-    if let Some(message) = &note.message {
+    text.push_str(&format!("  node      {}\n", plain(&failed.node.as_row())));
+    if let Some(message) = &failed.message {
         text.push_str(&format!("  reported  {}\n", plain(message)));
     }
     text
@@ -164,21 +176,22 @@ pub fn first_cause(note: &FailureNote) -> String {
 /// Where the rest of the story is.
 #[must_use]
 pub fn hint(note: &FailureNote) -> String {
-    let node = note.node();
-    let words = if note.is_of_lost_node() {
-        format!("see whether {node} is up, and what its launcher said last")
-    } else if note.why_node_ended_job().is_some() && !note.is_of_failed_launcher() {
-        format!("{node} hosts the rendezvous store, and no node goes on without it")
-    } else {
-        format!("the launcher on {node} says more")
-    };
-    plain(&words)
+    plain(&match note {
+        FailureNote::NodeLost { node } => {
+            format!("see whether {node} is up, and what its launcher said last")
+        }
+        FailureNote::NodeLeft { node, .. } => {
+            format!("{node} hosts the rendezvous store, and no node goes on without it")
+        }
+        FailureNote::LauncherFailed { node, .. } | FailureNote::Worker(WorkerFailure { node, .. }) => {
+            format!("the launcher on {node} says more")
+        }
+    })
 }
 
-/// Where a node has ended the job, and no worker.
-fn ended_by_node(note: &FailureNote) -> Option<String> {
-    let why = note.why_node_ended_job()?;
-    Some(plain(&format!("{} has ended the job: {why}", note.node())))
+/// The line about a node that has ended the job.
+fn node_end_text(node: &NodeName, why: &str) -> String {
+    plain(&format!("{node} has ended the job: {why}"))
 }
 
 /// The peer that a worker lost before it failed; follows its exit.
@@ -192,15 +205,15 @@ fn peer_loss_text(peer: Option<PeerLoss>) -> String {
 
 /// The line on a node after all its workers exited with 0 and a worker of another node lost a peer.
 #[must_use]
-pub fn finished_before(note: &FailureNote) -> String {
+pub fn finished_before(failed: &WorkerFailure) -> String {
     format!(
         "probably an early end: all workers of this node had exited with 0, and {} reports a lost peer",
-        worker(note)
+        worker(failed)
     )
 }
 
-fn worker(note: &FailureNote) -> String {
-    worker_name_on_node(note.rank, note.local_rank, &note.node())
+fn worker(failed: &WorkerFailure) -> String {
+    worker_name_on_node(failed.rank, failed.local_rank, &failed.node)
 }
 
 fn nodes(count: NodeCount) -> String {
@@ -239,17 +252,19 @@ mod tests {
     }
 
     fn note() -> FailureNote {
-        FailureNote {
-            node_rank: NodeRank(1),
-            host: "th2".to_owned(),
-            addr: Some("10.0.0.2".to_owned()),
+        FailureNote::Worker(WorkerFailure {
+            node: ranked(1, node_names(&["th2"]).remove(0)),
             rank: Rank(5),
             local_rank: LocalRank(1),
             pid: 77,
             ended: "exit code 7".to_owned(),
             message: Some("ValueError: \x1b[31mbad batch".to_owned()),
-            lost: None,
-        }
+            lost_peer: None,
+        })
+    }
+
+    fn ranked(rank: u32, node: NodeName) -> NodeName {
+        NodeName { rank: Some(NodeRank(rank)), ..node }
     }
 
     #[test]
@@ -320,20 +335,22 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
             membership_change_text(&MembershipChange::PeerFailed(note())),
             "rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed: exit code 7"
         );
-        let lost = FailureNote::of_lost_node(NodeRank(2), node_names(&["th3"]).remove(0));
+        let lost = FailureNote::NodeLost { node: ranked(2, node_names(&["th3"]).remove(0)) };
         assert_eq!(first_cause(&lost), "node 2 (th3, 10.0.0.3) was lost first\n");
         assert_eq!(
             membership_change_text(&MembershipChange::PeerFailed(lost)),
             "node 2 (th3, 10.0.0.3) is lost, and failed first"
         );
         let why = "it was told to stop by SIGTERM".to_owned();
-        let host = FailureNote::of_leaving_host(NodeRank(0), NodeName::of_host("th\x1b[2J1"), why);
+        let host = FailureNote::NodeLeft { node: ranked(0, NodeName::of_host("th\x1b[2J1")), why };
         let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
         assert_eq!(first_cause(&host), format!("{words}\n"));
         assert_eq!(remote_end_text(&RemoteEnd::Closed { failure: Some(host.clone()) }), words);
         assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
-        let failed =
-            FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot".to_owned());
+        let failed = FailureNote::LauncherFailed {
+            node: ranked(1, NodeName::of_host("th2")),
+            why: "cannot".to_owned(),
+        };
         assert_eq!(first_cause(&failed), "node 1 (th2) has ended the job: cannot\n");
         assert_eq!(hint(&failed), "the launcher on node 1 (th2) says more");
         assert_eq!(hint(&note()), "the launcher on node 1 (th2, 10.0.0.2) says more", "it may keep no log");

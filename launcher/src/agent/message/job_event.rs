@@ -13,7 +13,7 @@ use super::{RemoteEnd, WorkerEnd};
 use crate::agent::device_report::{DeadDevice, DeviceWarning};
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::policy::NoRestart;
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
+use crate::rendezvous::{MembershipChange, NodeName, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
 
 /// A message for the user while the job runs.
@@ -95,7 +95,7 @@ pub enum JobEvent {
     /// these.
     FinishedBeforeLoss {
         /// The failure that the other node reported.
-        note: FailureNote,
+        failed: WorkerFailure,
     },
     /// The last worker of a failed generation was reaped.
     GroupFailed {

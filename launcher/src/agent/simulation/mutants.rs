@@ -9,13 +9,14 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::faults::{Fault, faulty_state};
 use super::oracle::WINDOW;
+use super::others::note_with_loss;
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
+use crate::rendezvous::{MembershipChange, NodeName};
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -118,8 +119,8 @@ impl Mutant {
                 Vec::new()
             }
             (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
-            (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::PeerFailed(note))) => {
-                vec![Input::Changed(MembershipChange::PeerFailed(FailureNote { lost: None, ..note }))]
+            (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::PeerFailed(_))) => {
+                vec![Input::Changed(MembershipChange::PeerFailed(note_with_loss(None)))]
             }
             (Fault::ForgetsTheJobsRestarts, _, Input::Changed(MembershipChange::PeerFailed(_))) => {
                 vec![lost()]

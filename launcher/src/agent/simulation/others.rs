@@ -16,7 +16,7 @@ use crate::agent::message::{Action, Input, JobEvent, PeerNotice, RemoteEnd, Work
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round, WorkerFailure};
 use crate::spec::CliFlavor;
 
 /// A rank of another node.
@@ -113,7 +113,7 @@ impl Rendezvous {
             Elsewhere::PeerFails => change(MembershipChange::PeerFailed(note())),
             Elsewhere::PeerLoses(rank) => {
                 let lost = Some(PeerLoss::Rank(Rank(rank)));
-                change(MembershipChange::PeerFailed(FailureNote { lost, ..note() }))
+                change(MembershipChange::PeerFailed(note_with_loss(lost)))
             }
             Elsewhere::PeerIsLost => change(MembershipChange::PeerLost { node }),
             Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
@@ -155,17 +155,19 @@ fn round(number: u64) -> Box<Round> {
 }
 
 fn note() -> FailureNote {
-    FailureNote {
-        node_rank: NodeRank(1),
-        host: "th2".to_owned(),
-        addr: None,
+    note_with_loss(None)
+}
+
+pub(super) fn note_with_loss(lost_peer: Option<PeerLoss>) -> FailureNote {
+    FailureNote::Worker(WorkerFailure {
+        node: NodeName { rank: Some(NodeRank(1)), ..NodeName::of_host("th2") },
         rank: Rank(5),
         local_rank: LocalRank(1),
         pid: 1,
         ended: "exit code 1".to_owned(),
         message: None,
-        lost: None,
-    }
+        lost_peer,
+    })
 }
 
 /// The failure that another node has reported.
@@ -179,7 +181,7 @@ pub(super) enum PeerFailure {
 
 impl Life {
     fn peer_failed(&mut self, note: &FailureNote) {
-        match (self.peer, note.lost) {
+        match (self.peer, note.lost_peer()) {
             (_, None) => self.peer = Some(PeerFailure::Own),
             (None, Some(PeerLoss::Rank(rank))) => self.peer = Some(PeerFailure::Lost(rank)),
             (_, Some(_)) => {}

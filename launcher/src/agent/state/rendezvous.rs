@@ -125,7 +125,7 @@ impl State {
             // A note from before a lost node was detected was not the cause, nor is a failure that lost a
             // peer.
             let is_first = self.peers.first_failure.as_ref().is_none_or(|told| note.overrides(told));
-            if note.is_of_lost_node() || is_first {
+            if matches!(note, FailureNote::NodeLost { .. }) || is_first {
                 self.peers.first_failure = Some(note.clone());
             }
         }
@@ -139,7 +139,7 @@ impl State {
         end: WorkerEnd,
         cause: StopCause,
     ) -> (StopCause, Option<Action>) {
-        let lost = self.peers.first_failure.as_ref().and_then(|told| told.lost);
+        let lost = self.peers.first_failure.as_ref().and_then(FailureNote::lost_peer);
         let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
         let is_stopped = self.is_exit_by_our_signal(end.exit) || self.rules.is_exit_by_stop_signal(end.exit);
         let has_told = end.error_file_info.is_some_and(|testimony| testimony.lost_peer.is_none());
@@ -188,7 +188,7 @@ impl State {
         if is_over || self.expires_before(now) {
             return vec![self.finish_failed(None)];
         }
-        let by_worker = self.peers.first_failure.as_ref().is_some_and(|told| told.pid != 0);
+        let by_worker = matches!(self.peers.first_failure, Some(FailureNote::Worker(_)));
         // Under the name rankrun all nodes share one budget.
         if by_worker && self.rules.cli_flavor == CliFlavor::Rankrun {
             self.history.record_restart(now, &self.rules.restart);
@@ -224,7 +224,7 @@ impl State {
     }
 
     fn is_caused_by_lost_node(&self) -> bool {
-        self.peers.first_failure.as_ref().is_some_and(FailureNote::is_of_lost_node)
+        matches!(self.peers.first_failure, Some(FailureNote::NodeLost { .. }))
     }
 
     /// Reports the failure to the other nodes at once, unless they know its cause.
@@ -237,7 +237,7 @@ impl State {
     /// consequence of a failure that lost one.
     pub(super) fn is_caused_by_peer(&self, end: WorkerEnd) -> bool {
         let told = self.peers.first_failure.as_ref();
-        told.is_some_and(|told| told.lost.is_none() || end.has_lost_remote_peer())
+        told.is_some_and(|told| told.lost_peer().is_none() || end.has_lost_remote_peer())
     }
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
@@ -322,13 +322,13 @@ impl State {
     /// The message where all workers of this node had exited with 0, and `first` lost one of them or an
     /// unnamed peer.
     fn finished_before_loss_event(&self, first: Option<&FailureNote>) -> Option<Action> {
-        let note = first?;
+        let Some(FailureNote::Worker(failed)) = first else { return None };
         let ours = |rank| (0..self.rules.workers.get()).any(|at| self.history.rank_of(LocalRank(at)) == rank);
-        let is_ours = match note.lost? {
+        let is_ours = match failed.lost_peer? {
             PeerLoss::Rank(rank) => ours(rank),
             PeerLoss::Unnamed => true,
         };
-        is_ours.then(|| Action::Emit(JobEvent::FinishedBeforeLoss { note: note.clone() }))
+        is_ours.then(|| Action::Emit(JobEvent::FinishedBeforeLoss { failed: failed.clone() }))
     }
 
     /// The workers of all nodes have succeeded.

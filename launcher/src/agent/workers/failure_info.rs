@@ -16,7 +16,7 @@ use crate::facts::short_hostname;
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::child::WorkerExit;
-use crate::rendezvous::{FailureNote, NodeName};
+use crate::rendezvous::{FailureNote, NodeName, WorkerFailure};
 use crate::reporter::log_space;
 use crate::reporter::memory::end_in_words;
 
@@ -94,31 +94,40 @@ impl WorkerGroup {
         };
         let message = file.and_then(|file| shorten_message(&file.report.message)).or_else(of_disk);
         let is_shared = round.nodes > NodeCount::ONE;
-        Some(FailureNote {
-            node_rank: round.node_rank,
-            host: short_hostname(),
-            addr: round.own_name().addr,
+        Some(FailureNote::Worker(WorkerFailure {
+            node: self.own_node_name()?,
             rank: seat.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
             ended: end_in_words(end, seat.rank),
             message,
-            lost: end.error_file_info.and_then(|testimony| testimony.remote_loss()).filter(|_| is_shared),
+            lost_peer: end
+                .error_file_info
+                .and_then(|testimony| testimony.remote_loss())
+                .filter(|_| is_shared),
+        }))
+    }
+
+    /// The name of this node in its round.
+    fn own_node_name(&self) -> Option<NodeName> {
+        let round = self.round.as_ref()?;
+        Some(NodeName {
+            rank: Some(round.node_rank),
+            host: Some(short_hostname()),
+            addr: round.own_name().addr,
         })
     }
 
     /// The note for the other nodes if the launcher itself has failed in a round.
     pub(in crate::agent) fn launcher_failure_note(&self, why: String) -> Option<FailureNote> {
-        let round = self.round.as_ref()?;
-        let node = NodeName { host: Some(short_hostname()), ..round.own_name() };
-        Some(FailureNote::of_failed_launcher(round.node_rank, node, why))
+        Some(FailureNote::LauncherFailed { node: self.own_node_name()?, why })
     }
 
-    /// True if a failure happened on this node. In containers another node may have the same host name.
-    pub(in crate::agent) fn is_on_this_node(&self, note: &FailureNote) -> bool {
+    /// True if the node is this one. In containers another node may have the same host name.
+    pub(in crate::agent) fn is_on_this_node(&self, node: &NodeName) -> bool {
         let own = self.round.as_ref().and_then(|round| round.own_name().addr);
-        let is_elsewhere = note.addr.as_ref().zip(own.as_ref()).is_some_and(|(addr, own)| addr != own);
-        note.host == short_hostname() && !is_elsewhere
+        let is_elsewhere = node.addr.as_ref().zip(own.as_ref()).is_some_and(|(addr, own)| addr != own);
+        node.host == Some(short_hostname()) && !is_elsewhere
     }
 
     fn lost_peer(&self, rank: Rank) -> LostPeer {

@@ -41,8 +41,12 @@ fn mismatch_error_names_both_values() {
     let ours = descriptor();
     let cases = [
         (
-            AgentDescriptor { protocol: 2, version: "0.9.0".to_owned(), ..descriptor() },
-            "this agent is rankrun 0.1.0 (protocol 1), that one 0.9.0 (protocol 2)",
+            AgentDescriptor { protocol: PROTOCOL - 1, version: "0.0.9".to_owned(), ..descriptor() },
+            "this agent is rankrun 0.1.0 (protocol 2), that one 0.0.9 (protocol 1)",
+        ),
+        (
+            AgentDescriptor { protocol: PROTOCOL + 1, version: "0.9.0".to_owned(), ..descriptor() },
+            "this agent is rankrun 0.1.0 (protocol 2), that one 0.9.0 (protocol 3)",
         ),
         (
             AgentDescriptor { nodes: range(3, 3), ..descriptor() },
@@ -68,7 +72,15 @@ fn mismatch_error_names_both_values() {
 fn other_protocol_mismatch_names_version_only() {
     let text = br#"{"protocol": 9, "version": "3.0\u001b[2J", "node": {"something": ["else"]}}"#;
     let error = parse_and_compare(&descriptor(), text).unwrap_err();
-    assert_eq!(error.to_string(), "this agent is rankrun 0.1.0 (protocol 1), that one 3.0 [2J (protocol 9)");
+    assert_eq!(error.hint(), "install the same version of rankrun on every node");
+    assert_eq!(error.to_string(), "this agent is rankrun 0.1.0 (protocol 2), that one 3.0 [2J (protocol 9)");
+}
+
+/// Agents of other protocols read these two fields and nothing else.
+#[test]
+fn descriptor_begins_with_protocol_and_version() {
+    let text = String::from_utf8(descriptor().to_json()).unwrap();
+    assert!(text.starts_with(r#"{"protocol":2,"version":"0.1.0","#), "{text}");
 }
 
 #[test]

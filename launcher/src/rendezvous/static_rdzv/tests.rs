@@ -279,7 +279,7 @@ fn mismatched_agent_refuses_itself() {
     let mut program = Agent::new(1, 2);
     "eval.py".clone_into(&mut program.descriptor.entrypoint);
     let mut protocol = Agent::new(1, 2);
-    (protocol.descriptor.protocol, protocol.descriptor.version) = (2, "0.9.0".to_owned());
+    (protocol.descriptor.protocol, protocol.descriptor.version) = (PROTOCOL + 1, "0.9.0".to_owned());
     thread::scope(|scope| {
         let (first, store) = (&first, &store);
         scope.spawn(move || waits(first, store, &waiting, &ended));
@@ -287,7 +287,7 @@ fn mismatched_agent_refuses_itself() {
         for (agent, words) in [
             (nodes, "this agent was started with `--nnodes 3`, that one with `--nnodes 2`"),
             (program, "this agent runs `eval.py`, that one `train.py`"),
-            (protocol, "this agent is rankrun 0.9.0 (protocol 2), that one 0.1.0 (protocol 1)"),
+            (protocol, "this agent is rankrun 0.9.0 (protocol 3), that one 0.1.0 (protocol 2)"),
         ] {
             let error = failure(agent.join(store, &mut |_| Ok(())));
             assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));

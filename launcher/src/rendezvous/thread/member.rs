@@ -263,7 +263,7 @@ impl Driver {
         let was_consequence = membership.failure.as_ref().is_some_and(|told| note.overrides(told));
         (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
-        if membership.stop() || was_consequence || note.is_of_lost_node() {
+        if membership.stop() || was_consequence || matches!(note, FailureNote::NodeLost { .. }) {
             self.outlet.tell(RendezvousEvent::Changed(MembershipChange::PeerFailed(note)));
         }
         if was_consequence {
@@ -381,7 +381,7 @@ impl Driver {
                 .filter_map(|node| sightings.heartbeat_late_until(node, tick))
                 .max(),
             awaits_cause: !others_have_told
-                && membership.told.as_ref().is_some_and(|told| told.lost.is_some()),
+                && membership.told.as_ref().is_some_and(|told| told.lost_peer().is_some()),
         };
         let now = Instant::now();
         let deadline = blamed_until(asked, is_watched, shown, &self.plan.times);
@@ -392,7 +392,7 @@ impl Driver {
         }
         if let (Some((rank, name)), Some(ours)) = (&lost, &membership.told) {
             let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));
-            let cause = FailureNote::of_lost_node(rank, name.clone());
+            let cause = FailureNote::NodeLost { node: NodeName { rank: Some(rank), ..name.clone() } };
             backend.correct_failure(membership.number, ours, &cause)?;
             (membership.failure, membership.told) = (Some(cause), None);
         }

@@ -69,9 +69,9 @@ impl Driver {
             return Ok(());
         }
         self.tell()?;
-        let (rank, node) = (self.own_rank(), self.own_name());
+        let node = NodeName { rank: Some(self.own_rank()), ..self.own_name() };
         let Some(backend) = &mut self.backend else { return Ok(()) };
-        let failure = Some(FailureNote::of_leaving_host(rank, node, why.to_owned()));
+        let failure = Some(FailureNote::NodeLeft { node, why: why.to_owned() });
         backend.publish_end(&ClosingNote { succeeded: false, failure, rule: None })?;
         self.write_until_done(RoundGoal::Close, Instant::now() + self.plan.times.close)?;
         // The agent has its own reason, and is told of no other.

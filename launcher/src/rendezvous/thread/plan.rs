@@ -39,6 +39,8 @@ pub(super) struct Plan {
     pub(super) role: String,
     pub(super) entrypoint: String,
     pub(super) version: String,
+    /// The protocol that this agent speaks.
+    pub(super) protocol: u32,
     pub(super) host: String,
     pub(super) nonce: u32,
     pub(super) max_restarts: RestartCount,
@@ -77,6 +79,7 @@ impl Plan {
             role,
             entrypoint,
             version,
+            protocol: PROTOCOL,
             host: short_hostname(),
             nonce,
             max_restarts,
@@ -141,7 +144,7 @@ impl Plan {
     /// What this agent says of itself.
     pub(super) fn descriptor(&self, workers: LocalWorldSize) -> AgentDescriptor {
         AgentDescriptor {
-            protocol: PROTOCOL,
+            protocol: self.protocol,
             version: self.version.clone(),
             host: self.host.clone(),
             nodes: self.nodes,

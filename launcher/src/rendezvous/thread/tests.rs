@@ -25,7 +25,10 @@ mod strangers;
 mod team;
 mod wall;
 
-use team::{Agent, Job, PATIENCE, client, free_port, hosted, note, range, store, why_node_ended_job};
+use team::{
+    Agent, Job, PATIENCE, client, free_port, hosted, note, note_with_message, range, store,
+    why_node_ended_job,
+};
 
 #[test]
 fn two_and_four_nodes_form_a_round() {
@@ -106,8 +109,10 @@ fn first_failure_reporter_is_not_blamed_on_lost_node() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
-    agents[1].fail(&FailureNote { message: Some(message), ..note(1) });
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerFailed(told) if told.rank == Rank(1)));
+    agents[1].fail(&note_with_message(1, Some(message)));
+    assert!(
+        matches!(agents[0].changed(), MembershipChange::PeerFailed(FailureNote::Worker(told)) if told.rank == Rank(1))
+    );
     agents[1].rendezvous.wish(RendezvousCommand::Blame);
     assert!(matches!(agents[1].news(), RendezvousEvent::Blamed(None)));
 }

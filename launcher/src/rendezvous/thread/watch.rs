@@ -193,20 +193,19 @@ mod tests {
     use rankrun_contract::rank::{LocalRank, Rank};
 
     use super::*;
+    use crate::rendezvous::WorkerFailure;
     use crate::rendezvous::note::RuleEnd;
 
     fn note(rank: u32) -> FailureNote {
-        FailureNote {
-            node_rank: NodeRank(1),
-            host: "th1".to_owned(),
-            addr: None,
+        FailureNote::Worker(WorkerFailure {
+            node: NodeName { rank: Some(NodeRank(1)), ..NodeName::of_host("th1") },
             rank: Rank(rank),
             local_rank: LocalRank(0),
             pid: 7,
             ended: "exit code 7".to_owned(),
             message: None,
-            lost: None,
-        }
+            lost_peer: None,
+        })
     }
 
     fn node(addr: &str) -> Node {

@@ -64,7 +64,7 @@ fn peers_learn_later_that_lost_node_caused_failure() {
     });
     let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::Blamed(None)));
     assert!(matches!(&answer, Some(RendezvousEvent::Blamed(Some(_)))), "{answer:?}");
-    assert!(matches!(second.changed(), MembershipChange::PeerFailed(told) if told.is_of_lost_node()));
+    assert!(matches!(second.changed(), MembershipChange::PeerFailed(FailureNote::NodeLost { .. })));
     first.leave("the test is over");
 }
 

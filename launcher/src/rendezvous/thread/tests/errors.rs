@@ -31,8 +31,8 @@ fn launcher_failure_is_reported_with_its_node() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let [host, other] = job.round(2).try_into().ok().unwrap();
-    let note =
-        FailureNote::of_failed_launcher(NodeRank(1), NodeName::of_host("th2"), "cannot start".to_owned());
+    let node = NodeName { rank: Some(NodeRank(1)), ..NodeName::of_host("th2") };
+    let note = FailureNote::LauncherFailed { node, why: "cannot start".to_owned() };
     other.close(false, Some(note));
     assert_eq!(why_node_ended_job(&host.over()), (NodeRank(1), "cannot start"));
 }

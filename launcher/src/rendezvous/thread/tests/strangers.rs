@@ -1,6 +1,7 @@
 //! What does not belong into the store, and agents that do not belong into the job.
 
 use super::*;
+use crate::rendezvous::descriptor::PROTOCOL;
 use crate::rendezvous::keys::RendezvousKeys;
 
 fn with_state(text: &[u8]) -> RendezvousError {
@@ -52,6 +53,33 @@ fn agent_with_other_settings_is_refused_and_job_continues() {
     }
     first.succeed();
     assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
+}
+
+/// Whichever version is older, and whichever agent was first: the newcomer is refused, and the other one runs on.
+#[test]
+fn newcomer_of_other_protocol_is_refused_with_both_versions() {
+    let ours = || (PROTOCOL, "1.2.3");
+    for theirs in [(PROTOCOL - 1, "1.1.0"), (PROTOCOL + 1, "2.0.0")] {
+        for (old, new) in [(ours(), theirs), (theirs, ours())] {
+            let store = store();
+            let job = Job::at(&store, 1, 2);
+            let first = Agent::of_protocol(&job, old.0, old.1);
+            first.join();
+            let _ = first.joined();
+            let newcomer = Agent::of_protocol(&job, new.0, new.1);
+            newcomer.join();
+            let error = newcomer.failed();
+            let versions = format!(
+                "this agent is rankrun {} (protocol {}), that one {} (protocol {})",
+                new.1, new.0, old.1, old.0
+            );
+            assert!(error.to_string().ends_with(&versions), "{error}");
+            assert_eq!(error.hint(), Some("install the same version of rankrun on every node"));
+            newcomer.close(false, None);
+            first.succeed();
+            assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
+        }
+    }
 }
 
 #[test]

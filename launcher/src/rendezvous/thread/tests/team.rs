@@ -12,7 +12,9 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::thread::{
     NetworkSpec, Rendezvous, RendezvousCommand, RendezvousEvent, RendezvousSpec, Setup, ShutdownKind,
 };
-use crate::rendezvous::{FailureNote, MembershipChange, RendezvousEnd, Round, WaitStatus};
+use crate::rendezvous::{
+    FailureNote, MembershipChange, NodeName, RendezvousEnd, Round, WaitStatus, WorkerFailure,
+};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
@@ -111,6 +113,13 @@ impl Agent {
     /// That was told this.
     pub(super) fn of(setup: Setup) -> Self {
         Self { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
+    }
+
+    /// An agent of another version, which speaks this protocol.
+    pub(super) fn of_protocol(job: &Job, protocol: u32, version: &str) -> Self {
+        let setup = Setup { version: version.to_owned(), ..job.setup() };
+        let rendezvous = Rendezvous::open_with(setup, |plan| plan.protocol = protocol).unwrap();
+        Self { rendezvous, workers: LocalWorldSize::ONE }
     }
 
     pub(super) fn join(&self) {
@@ -240,22 +249,24 @@ pub(super) fn client(store: &StoreServer) -> Client {
 }
 
 pub(super) fn note(rank: u32) -> FailureNote {
-    FailureNote {
-        node_rank: NodeRank(rank),
-        host: "th1".to_owned(),
-        addr: None,
+    note_with_message(rank, None)
+}
+
+pub(super) fn note_with_message(rank: u32, message: Option<String>) -> FailureNote {
+    FailureNote::Worker(WorkerFailure {
+        node: NodeName { rank: Some(NodeRank(rank)), ..NodeName::of_host("th1") },
         rank: Rank(rank),
         local_rank: LocalRank(0),
         pid: 7,
         ended: "exit code 7".to_owned(),
-        message: None,
-        lost: None,
-    }
+        message,
+        lost_peer: None,
+    })
 }
 
 /// Why the job is over, in the words of the node that has ended it.
 #[track_caller]
 pub(super) fn why_node_ended_job(over: &RendezvousEnd) -> (NodeRank, &str) {
     let RendezvousEnd::Closed { failure: Some(note) } = over else { panic!("{over:?}") };
-    (note.node_rank, note.why_node_ended_job().expect("it tells of a node"))
+    (note.node().rank.unwrap(), note.why_node_ended_job().expect("it tells of a node"))
 }
