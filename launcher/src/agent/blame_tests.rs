@@ -1,10 +1,12 @@
 //! Which node's failure ends a round of several nodes.
 
-use super::rendezvous_tests::{failure_note, joined, joins, node, peer_failed, position, running, start};
+use super::rendezvous_tests::{
+    failure_note, joined, joins, lost_node, lost_node_found, node, peer_failed, position, running, start,
+};
 use super::*;
 use crate::agent::message::{PeerNotice, RemoteEnd};
 use crate::exit_code::TIME_LIMIT;
-use crate::rendezvous::NodeName;
+use crate::rendezvous::{LossRole, MembershipChange};
 use crate::spec::stop::TimeLimit;
 
 #[test]
@@ -35,17 +37,14 @@ fn failure_caused_by_lost_node_uses_no_restart() {
     let mut job = running(0, &at);
     let _ = job.handle(at(2), exited(0, 1, Exit::Code(1)));
     let _ = job.handle(at(3), exited(0, 0, Exit::Code(1)));
-    let actions = job.handle(at(3), Input::LostNodeFound(Some(NodeName::of_host("th1"))));
+    let actions = job.handle(at(3), lost_node_found());
     assert!(
-        matches!(&actions[0], Action::Emit(JobEvent::Blamed { node }) if *node == NodeName::of_host("th1"))
+        matches!(&actions[0], Action::Emit(JobEvent::Changed { change: MembershipChange::Lost(lost), .. })
+            if *lost == lost_node(LossRole::CausesFailureHere))
     );
     assert!(joins(&actions));
     assert_eq!(start(&job.handle(at(4), joined(1))), Some((1, 0, 1)), "invariant 6");
-    assert_eq!(
-        job.handle(at(4), Input::LostNodeFound(Some(NodeName::of_host("th1")))),
-        [],
-        "no question was open"
-    );
+    assert_eq!(job.handle(at(4), lost_node_found()), [], "no question was open");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::process::Exit;
 use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, Round};
+use crate::rendezvous::{FailureNote, LostNode, MembershipChange, Round};
 pub use job_event::{JobEvent, WaitEnd};
 use rank_table::{EndedRank, RankTable, TableCause};
 
@@ -120,7 +120,7 @@ pub enum Input {
     /// The round is over because of another node or the store.
     Changed(MembershipChange),
     /// The answer to [`Action::FindLostNode`]: the node that was lost, if any.
-    LostNodeFound(Option<NodeName>),
+    LostNodeFound(Option<LostNode>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous is over for this node.

@@ -123,7 +123,7 @@ impl Others {
                 Input::Joined(round)
             }
             RendezvousEvent::Changed(change) => Input::Changed(change),
-            RendezvousEvent::Blamed(node) => Input::LostNodeFound(node),
+            RendezvousEvent::LostNodeFound(lost) => Input::LostNodeFound(lost),
             RendezvousEvent::AllSucceeded => Input::AllSucceeded,
             RendezvousEvent::Waiting(waiting) => {
                 voice.print_line(&nodes::waiting(&waiting));
@@ -258,7 +258,7 @@ impl Agent<'_> {
                     .into_iter()
                     .for_each(|note| others.wish(RendezvousCommand::Failed(note)));
             }
-            Action::FindLostNode => others.wish(RendezvousCommand::Blame),
+            Action::FindLostNode => others.wish(RendezvousCommand::FindLostNode),
             Action::TellSuccess => others.wish(RendezvousCommand::Succeeded),
             Action::TellStop { reason: because } => {
                 others.wish(RendezvousCommand::Stopping { why: reason(*because) })

@@ -178,7 +178,7 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
         let rule = RuleNote { text: "exit=7".to_owned(), then };
         let over = || Input::Over(RemoteEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
-        let told = Input::Changed(MembershipChange::PeerFailed(failure_note()));
+        let told = Input::Changed(MembershipChange::from(failure_note()));
         for inputs in [
             [vec![over()], ends.to_vec()].concat(),
             [vec![told.clone(), over()], ends.to_vec()].concat(),

@@ -124,7 +124,7 @@ fn ranks_are_collected_if_other_node_stops_the_job() {
         !collects_ranks(&running(0, &at).handle(at(2), over(failure_note()))),
         "a worker has failed there"
     );
-    let left = MembershipChange::PeerLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
+    let left = MembershipChange::Left { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
     assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));
     assert!(!collects_ranks(&running(0, &at).handle(at(2), peer_lost())), "it was not told to stop");

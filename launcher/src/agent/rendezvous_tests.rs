@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::agent::message::{PeerNotice, RemoteEnd};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
+use crate::rendezvous::{
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, WorkerFailure,
+};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
@@ -31,8 +33,17 @@ pub(super) fn joined(number: u64) -> Input {
     Input::Joined(round(number))
 }
 
+pub(super) fn lost_node(role: LossRole) -> LostNode {
+    LostNode { node: NodeName::of_host("th1"), role }
+}
+
+/// The answer that a lost node caused the failure here.
+pub(super) fn lost_node_found() -> Input {
+    Input::LostNodeFound(Some(lost_node(LossRole::CausesFailureHere)))
+}
+
 pub(super) fn peer_lost() -> Input {
-    Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th1") })
+    Input::Changed(MembershipChange::Lost(lost_node(LossRole::EndsRound)))
 }
 
 pub(super) fn failure_note() -> FailureNote {
@@ -52,7 +63,7 @@ fn failure_note_with_loss(lost_peer: Option<PeerLoss>) -> FailureNote {
 }
 
 pub(super) fn peer_failed() -> Input {
-    Input::Changed(MembershipChange::PeerFailed(failure_note()))
+    Input::Changed(MembershipChange::from(failure_note()))
 }
 
 /// A node with workers that run in round 0.
@@ -223,7 +234,7 @@ fn any_rendezvous_input() -> impl Strategy<Value = Input> {
         4 => (0u64..5).prop_map(joined),
         3 => change,
         2 => Just(Input::LostNodeFound(None)),
-        1 => Just(Input::LostNodeFound(Some(NodeName::of_host("th1")))),
+        1 => Just(lost_node_found()),
         1 => Just(Input::AllSucceeded),
         1 => Just(Input::Over(RemoteEnd::Closed { failure: None })),
     ]
@@ -263,7 +274,7 @@ fn emits_early_end(actions: &[Action]) -> bool {
 fn finished_node_reports_that_peer_lost_its_workers() {
     let at = clock();
     let closed = |note| Input::Over(RemoteEnd::Closed { failure: Some(note) });
-    let failed = |note| Input::Changed(MembershipChange::PeerFailed(note));
+    let failed = |note| Input::Changed(MembershipChange::from(note));
     // This node has ranks 2 and 3.
     for (lost, expected) in [
         (Some(PeerLoss::Rank(Rank(3))), true),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rendezvous_tests::round;
 use super::*;
-use crate::rendezvous::thread::watch::{Shown, blamed_until};
+use crate::rendezvous::thread::watch::{Shown, lost_node_deadline};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
@@ -295,7 +295,7 @@ impl World<'_> {
 
     fn peer_failed(&self, note: FailureNote) -> Input {
         let note = if self.fault == Some(Fault::ForgetsTheLoss) { without_loss(note) } else { note };
-        Input::Changed(MembershipChange::PeerFailed(note))
+        Input::Changed(MembershipChange::from(note))
     }
 
     fn on_snapshot(&mut self, node: usize, note: Option<FailureNote>, left: &BTreeSet<usize>) {
@@ -322,7 +322,7 @@ impl World<'_> {
             _ => !others_have_told && told.is_some_and(|told| told.lost_peer().is_some()),
         };
         let shown = Shown { all_live: true, doubted_until: None, awaits_cause };
-        let until = blamed_until(self.at(asked), true, shown, &RoundTimes::default());
+        let until = lost_node_deadline(self.at(asked), true, shown, &RoundTimes::default());
         if until <= self.at(self.now) {
             self.nodes[node].asked = None;
             return self.input(node, Input::LostNodeFound(None));

@@ -12,6 +12,7 @@ pub mod exchange;
 pub mod failure_detector;
 pub mod host;
 pub mod keys;
+pub mod membership;
 pub mod node_name;
 pub mod note;
 pub mod pickle;
@@ -29,10 +30,11 @@ pub mod unreached;
 pub mod worker_store;
 
 pub(crate) use keys::checksum;
+pub use membership::{LossRole, LostNode, MembershipChange};
 pub use node_name::NodeName;
 pub use note::{FailureNote, PeerLoss, WorkerFailure};
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
@@ -111,7 +113,7 @@ pub enum RendezvousCommand {
     /// Tell the other nodes at once that a worker of this node has failed. This node's other workers are being stopped.
     Failed(FailureNote),
     /// Answer whether a lost node caused the failure on this node.
-    Blame,
+    FindLostNode,
     /// All workers of this node have succeeded; wait for the other nodes.
     Succeeded,
     /// This node is stopping its workers for a reason of its own, then it leaves. If it hosts the store, the job ends
@@ -148,8 +150,8 @@ pub enum RendezvousEvent {
     Joined(Box<Round>),
     /// The round ended for a reason on another node: stop the workers, then send [`RendezvousCommand::Join`].
     Changed(MembershipChange),
-    /// The answer to [`RendezvousCommand::Blame`]: the lost node, if any.
-    Blamed(Option<NodeName>),
+    /// The answer to [`RendezvousCommand::FindLostNode`]: the lost node, if any.
+    LostNodeFound(Option<LostNode>),
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous still waits for nodes.
@@ -158,39 +160,6 @@ pub enum RendezvousEvent {
     Note(String),
     /// There are no more rounds for this node.
     Over(RendezvousEnd),
-}
-
-/// Why a round ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MembershipChange {
-    /// A worker of another node failed.
-    PeerFailed(FailureNote),
-    /// A node disappeared without a message: its connections closed, or its heartbeat stopped.
-    PeerLost {
-        /// Name of the lost node.
-        node: NodeName,
-    },
-    /// A node left by its own decision.
-    PeerLeft {
-        /// Name of the node that left.
-        node: NodeName,
-        /// The reason that the node gave.
-        why: String,
-    },
-    /// A node outside of the round waits for a place.
-    NodeWaits {
-        /// Name of the waiting node.
-        node: NodeName,
-    },
-    /// This node cannot reach the store, and the other nodes will soon declare it dead.
-    CutOff {
-        /// All workers must have ended by this time.
-        kill_by: Instant,
-    },
-    /// This launcher itself was stopped for too long. The guard killed its workers.
-    StoodStill,
-    /// The other nodes continued without this node, which was silent for too long.
-    Removed,
 }
 
 /// State of a rendezvous that waits for nodes.

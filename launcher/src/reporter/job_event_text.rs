@@ -35,7 +35,6 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
             plural(others.len())
         ),
         JobEvent::Changed { .. }
-        | JobEvent::Blamed { .. }
         | JobEvent::Rejoined { .. }
         | JobEvent::OverElsewhere { .. }
         | JobEvent::Settling
@@ -142,9 +141,6 @@ pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     Some(match event {
         JobEvent::Changed { change, live, grace } => {
             format!("{}{}", nodes::membership_change_text(change), stopping(live, *grace))
-        }
-        JobEvent::Blamed { node } => {
-            plain(&format!("{node} was lost: the failure is put down to that and uses no restart"))
         }
         JobEvent::Rejoined { round } => nodes::next_round_text(round, spec.workers.get()),
         JobEvent::OverElsewhere { remote_end: ending, live, grace } => {

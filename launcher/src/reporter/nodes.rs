@@ -7,7 +7,8 @@ use rankrun_contract::rank::NodeCount;
 use crate::agent::message::RemoteEnd;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{
-    FailureNote, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus, WorkerFailure,
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus,
+    WorkerFailure,
 };
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_name_on_node;
@@ -19,9 +20,17 @@ const NAMES_SHOWN: usize = 8;
 #[must_use]
 pub fn membership_change_text(change: &MembershipChange) -> String {
     match change {
-        MembershipChange::PeerFailed(note) => reported_failure_text(note),
-        MembershipChange::PeerLost { node } => plain(&format!("{node} is lost: it gives no sign of life")),
-        MembershipChange::PeerLeft { node, why } => plain(&format!("{node} has left: {why}")),
+        MembershipChange::Failed(failed) => {
+            format!("{} failed: {}{}", worker(failed), plain(&failed.ended), peer_loss_text(failed.lost_peer))
+        }
+        MembershipChange::Lost(LostNode { node, role }) => plain(&match role {
+            LossRole::EndsRound => format!("{node} is lost: it gives no sign of life"),
+            LossRole::FirstFailure => format!("{node} is lost, and failed first"),
+            LossRole::CausesFailureHere => {
+                format!("{node} was lost: the failure is put down to that and uses no restart")
+            }
+        }),
+        MembershipChange::Left { node, why } => plain(&format!("{node} has left: {why}")),
         MembershipChange::NodeWaits { node } => plain(&format!("{node} wants to take part")),
         MembershipChange::CutOff { .. } => {
             "the rendezvous store does not answer: the others take this node for lost".to_owned()
@@ -52,19 +61,6 @@ pub fn remote_end_text(ending: &RemoteEnd) -> String {
         RemoteEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
         RemoteEnd::ByRule { rule, failure } => rule_text(rule, failure.as_ref()),
         RemoteEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
-    }
-}
-
-/// The failure that another node reports, as one line.
-fn reported_failure_text(note: &FailureNote) -> String {
-    match note {
-        FailureNote::NodeLost { node } => plain(&format!("{node} is lost, and failed first")),
-        FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
-            node_end_text(node, why)
-        }
-        FailureNote::Worker(failed) => {
-            format!("{} failed: {}{}", worker(failed), plain(&failed.ended), peer_loss_text(failed.lost_peer))
-        }
     }
 }
 
@@ -332,13 +328,13 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
 "
         );
         assert_eq!(
-            membership_change_text(&MembershipChange::PeerFailed(note())),
+            membership_change_text(&MembershipChange::from(note())),
             "rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed: exit code 7"
         );
         let lost = FailureNote::NodeLost { node: ranked(2, node_names(&["th3"]).remove(0)) };
         assert_eq!(first_cause(&lost), "node 2 (th3, 10.0.0.3) was lost first\n");
         assert_eq!(
-            membership_change_text(&MembershipChange::PeerFailed(lost)),
+            membership_change_text(&MembershipChange::from(lost)),
             "node 2 (th3, 10.0.0.3) is lost, and failed first"
         );
         let why = "it was told to stop by SIGTERM".to_owned();
@@ -355,8 +351,22 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
         assert_eq!(hint(&failed), "the launcher on node 1 (th2) says more");
         assert_eq!(hint(&note()), "the launcher on node 1 (th2, 10.0.0.2) says more", "it may keep no log");
         let left =
-            MembershipChange::PeerLeft { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
+            MembershipChange::Left { node: NodeName::of_host("th\x1b[2J3"), why: "SIGTERM".to_owned() };
         assert_eq!(membership_change_text(&left), "th3 has left: SIGTERM");
+    }
+
+    #[test]
+    fn lost_node_line_says_what_the_loss_means() {
+        let line = |role| {
+            let node = ranked(1, NodeName::of_host("th\x1b[2J2"));
+            membership_change_text(&MembershipChange::Lost(LostNode { node, role }))
+        };
+        assert_eq!(line(LossRole::EndsRound), "node 1 (th2) is lost: it gives no sign of life");
+        assert_eq!(line(LossRole::FirstFailure), "node 1 (th2) is lost, and failed first");
+        assert_eq!(
+            line(LossRole::CausesFailureHere),
+            "node 1 (th2) was lost: the failure is put down to that and uses no restart"
+        );
     }
 
     #[test]

@@ -149,7 +149,6 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
         | JobEvent::TimeIsUp { .. }
         | JobEvent::RankTable(_) => of_limits(event, group),
         JobEvent::Changed { .. }
-        | JobEvent::Blamed { .. }
         | JobEvent::Rejoined { .. }
         | JobEvent::OverElsewhere { .. }
         | JobEvent::Settling

@@ -13,7 +13,7 @@ use super::{RemoteEnd, WorkerEnd};
 use crate::agent::device_report::{DeadDevice, DeviceWarning};
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::policy::NoRestart;
-use crate::rendezvous::{MembershipChange, NodeName, Round, WorkerFailure};
+use crate::rendezvous::{MembershipChange, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
 
 /// A message for the user while the job runs.
@@ -52,7 +52,7 @@ pub enum JobEvent {
         /// The grace period: time until SIGKILL.
         grace: Duration,
     },
-    /// Another node caused a new round: all workers start again.
+    /// Another node caused a new round: all workers start again. Also the lost node that caused the failure here.
     Changed {
         /// What happened to the other node.
         change: MembershipChange,
@@ -60,11 +60,6 @@ pub enum JobEvent {
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.
         grace: Duration,
-    },
-    /// The failure was caused by a node that was lost.
-    Blamed {
-        /// The node that was lost.
-        node: NodeName,
     },
     /// A further round is complete.
     Rejoined {

@@ -51,7 +51,7 @@ impl<M: Machine> World<'_, M> {
                     self.apply_remote_event(Elsewhere::AllSucceed);
                 }
             }
-            Action::FindLostNode => self.ask(Question::Blame),
+            Action::FindLostNode => self.ask(Question::LostNode),
             Action::TellFailure { .. }
             | Action::TellStop { .. }
             | Action::ForwardSignal { .. }

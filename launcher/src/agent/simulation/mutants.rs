@@ -9,14 +9,14 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::faults::{Fault, faulty_state};
 use super::oracle::WINDOW;
-use super::others::note_with_loss;
+use super::others::{lost_node, note_with_loss};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
-use crate::rendezvous::{MembershipChange, NodeName};
+use crate::rendezvous::{LossRole, MembershipChange};
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -108,7 +108,7 @@ impl Mutant {
 
     /// The same for inputs about other nodes.
     fn alter_peer_input(&self, input: Input) -> Vec<Input> {
-        let lost = || Input::Changed(MembershipChange::PeerLost { node: NodeName::of_host("th2") });
+        let lost = || Input::Changed(MembershipChange::Lost(lost_node(LossRole::EndsRound)));
         match (self.fault, self.doing, input) {
             (Fault::RunsOnAlone, Doing::Running, Input::Changed(_)) => Vec::new(),
             (Fault::OutlivesTheLease, _, Input::Changed(MembershipChange::CutOff { .. })) => vec![lost()],
@@ -119,10 +119,10 @@ impl Mutant {
                 Vec::new()
             }
             (Fault::RestartsAfterTheClose, Doing::Running, Input::Over(_)) => vec![lost()],
-            (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::PeerFailed(_))) => {
-                vec![Input::Changed(MembershipChange::PeerFailed(note_with_loss(None)))]
+            (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::Failed(_))) => {
+                vec![Input::Changed(MembershipChange::from(note_with_loss(None)))]
             }
-            (Fault::ForgetsTheJobsRestarts, _, Input::Changed(MembershipChange::PeerFailed(_))) => {
+            (Fault::ForgetsTheJobsRestarts, _, Input::Changed(MembershipChange::Failed(_))) => {
                 vec![lost()]
             }
             (_, _, input) => vec![input],

@@ -9,7 +9,7 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::budget::Record;
 use super::node::Node;
-use super::others::{Known, LONGEST_BLAME, PeerFailure};
+use super::others::{Known, LONGEST_LOST_NODE_QUERY, PeerFailure};
 use super::setup::{Setup, millis};
 use crate::agent::message::{Action, Input, JobEvent, ReleaseReason, WorkerEnd};
 use crate::spec::Unhealthy;
@@ -53,7 +53,7 @@ pub(super) enum Question {
     Devices,
     Seats,
     Progress,
-    Blame,
+    LostNode,
 }
 
 /// The record of one generation.
@@ -306,7 +306,9 @@ impl Book {
             Action::Emit(_) => {}
             Action::Join { .. } => self.peers.is_joining = true,
             Action::TellFailure { .. } => self.life.is_failure_reported = true,
-            Action::FindLostNode => (self.open_question, self.asked_at) = (Some(Question::Blame), Some(now)),
+            Action::FindLostNode => {
+                (self.open_question, self.asked_at) = (Some(Question::LostNode), Some(now))
+            }
             Action::TellSuccess => {
                 self.life.settled_at = Some(now);
                 self.life.ended.get_or_insert(now);
@@ -413,7 +415,7 @@ impl Book {
     pub(super) fn question_expires_at(&self) -> Option<Instant> {
         let longest = match self.open_question? {
             Question::Progress => LONGEST_LOOK,
-            Question::Blame => LONGEST_BLAME,
+            Question::LostNode => LONGEST_LOST_NODE_QUERY,
             Question::Devices | Question::Seats => return None,
         };
         self.asked_at.map(|asked| asked + longest)

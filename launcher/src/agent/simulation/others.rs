@@ -16,7 +16,9 @@ use crate::agent::message::{Action, Input, JobEvent, PeerNotice, RemoteEnd, Work
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round, WorkerFailure};
+use crate::rendezvous::{
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, Round, WorkerFailure,
+};
 use crate::spec::CliFlavor;
 
 /// A rank of another node.
@@ -110,12 +112,12 @@ impl Rendezvous {
                 Some(Input::Joined(round(self.rounds)))
             }
             Elsewhere::Completes => None,
-            Elsewhere::PeerFails => change(MembershipChange::PeerFailed(note())),
+            Elsewhere::PeerFails => change(MembershipChange::from(note())),
             Elsewhere::PeerLoses(rank) => {
                 let lost = Some(PeerLoss::Rank(Rank(rank)));
-                change(MembershipChange::PeerFailed(note_with_loss(lost)))
+                change(MembershipChange::from(note_with_loss(lost)))
             }
-            Elsewhere::PeerIsLost => change(MembershipChange::PeerLost { node }),
+            Elsewhere::PeerIsLost => change(MembershipChange::Lost(lost_node(LossRole::EndsRound))),
             Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
             Elsewhere::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
@@ -154,6 +156,10 @@ fn round(number: u64) -> Box<Round> {
     })
 }
 
+pub(super) fn lost_node(role: LossRole) -> LostNode {
+    LostNode { node: NodeName::of_host("th2"), role }
+}
+
 fn note() -> FailureNote {
     note_with_loss(None)
 }
@@ -180,8 +186,8 @@ pub(super) enum PeerFailure {
 }
 
 impl Life {
-    fn peer_failed(&mut self, note: &FailureNote) {
-        match (self.peer, note.lost_peer()) {
+    fn peer_failed(&mut self, failed: &WorkerFailure) {
+        match (self.peer, failed.lost_peer) {
             (_, None) => self.peer = Some(PeerFailure::Own),
             (None, Some(PeerLoss::Rank(rank))) => self.peer = Some(PeerFailure::Lost(rank)),
             (_, Some(_)) => {}
@@ -221,14 +227,14 @@ impl Book {
                 }
                 // Once the cause is known, it stays.
                 let is_open = self.life.last_answer.is_none();
-                if let MembershipChange::PeerFailed(note) = change
+                if let MembershipChange::Failed(failed) = change
                     && is_open
                 {
-                    self.life.peer_failed(note);
+                    self.life.peer_failed(failed);
                 }
                 self.life.set_cause(Cause::Others, now);
             }
-            Input::LostNodeFound(node) if self.record_answer(Question::Blame, now) => {
+            Input::LostNodeFound(node) if self.record_answer(Question::LostNode, now) => {
                 self.life.is_blamed_elsewhere |= node.is_some();
             }
             Input::AllSucceeded => self.peers.all_succeeded = true,
@@ -432,4 +438,4 @@ const fn is_interrupt(exit: Exit) -> bool {
 }
 
 /// From the question about the cause until the machine stops waiting for the answer.
-pub(super) const LONGEST_BLAME: Duration = Duration::from_secs(8);
+pub(super) const LONGEST_LOST_NODE_QUERY: Duration = Duration::from_secs(8);

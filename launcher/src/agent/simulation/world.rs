@@ -16,7 +16,7 @@ use super::invariants::{Broken, Turn, check_invariants};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
 use super::oracle::{Book, Question};
-use super::others::{ELSEWHERE, Elsewhere, Rendezvous};
+use super::others::{ELSEWHERE, Elsewhere, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
@@ -24,7 +24,7 @@ use crate::agent::message::rank_table::{RankTable, TableCause};
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::CheckpointFingerprint;
 use crate::process::Exit;
-use crate::rendezvous::NodeName;
+use crate::rendezvous::LossRole;
 
 /// More turns than this within one wait are a busy loop.
 const MAX_TURNS: u32 = 2_000;
@@ -180,7 +180,9 @@ impl<M: Machine> World<'_, M> {
                     self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
                 Input::ProgressProbed { generation, fingerprint: sight }
             }
-            Some(Question::Blame) => Input::LostNodeFound(dead.then(|| NodeName::of_host("th2"))),
+            Some(Question::LostNode) => {
+                Input::LostNodeFound(dead.then(|| lost_node(LossRole::CausesFailureHere)))
+            }
             None => return,
         };
         self.queue.push_back(input);

@@ -45,11 +45,7 @@ impl State {
     /// The same if another node has left and this node stops its workers for that. A scheduler stops all
     /// nodes of a job, and this node may hear of another node first.
     pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &MembershipChange) -> Option<Action> {
-        if matches!(change, MembershipChange::PeerLeft { .. }) {
-            self.collect_ranks_for_peers(now)
-        } else {
-            None
-        }
+        if matches!(change, MembershipChange::Left { .. }) { self.collect_ranks_for_peers(now) } else { None }
     }
 
     /// The time limits of all nodes expire at about the same time.

@@ -19,7 +19,7 @@ use crate::agent::message::{Action, JobEvent, LocalStop, PeerNotice, RemoteEnd, 
 use crate::agent::phase::{JobPhase, StopCause, StopStage};
 use crate::agent::policy::{Decision, NoRestart, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, Round};
+use crate::rendezvous::{FailureNote, LostNode, MembershipChange, PeerLoss, Round};
 use crate::spec::CliFlavor;
 
 /// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
@@ -109,8 +109,8 @@ impl State {
             phase => {
                 let is_blaming = matches!(phase, JobPhase::Blaming { .. });
                 self.phase = phase;
-                let MembershipChange::PeerFailed(note) = &change else { return Vec::new() };
-                if !is_blaming || self.peers.first_failure.as_ref() == Some(note) {
+                let reported = change.reported_failure();
+                if !is_blaming || reported.is_none() || reported == self.peers.first_failure {
                     return Vec::new();
                 }
                 self.record_peer_failure(&change);
@@ -121,12 +121,12 @@ impl State {
     }
 
     fn record_peer_failure(&mut self, change: &MembershipChange) {
-        if let MembershipChange::PeerFailed(note) = change {
+        if let Some(note) = change.reported_failure() {
             // A note from before a lost node was detected was not the cause, nor is a failure that lost a
             // peer.
             let is_first = self.peers.first_failure.as_ref().is_none_or(|told| note.overrides(told));
             if matches!(note, FailureNote::NodeLost { .. }) || is_first {
-                self.peers.first_failure = Some(note.clone());
+                self.peers.first_failure = Some(note);
             }
         }
     }
@@ -285,7 +285,7 @@ impl State {
     }
 
     /// The answer to the question whether a lost node caused the failure here.
-    pub(super) fn on_lost_node_answer(&mut self, now: Instant, lost: Option<NodeName>) -> Vec<Action> {
+    pub(super) fn on_lost_node_answer(&mut self, now: Instant, lost: Option<LostNode>) -> Vec<Action> {
         let JobPhase::Blaming { failure, until } = &self.phase else { return Vec::new() };
         // A late answer counts as "not known".
         let (failure, lost) = (failure.clone(), lost.filter(|_| now < *until));
@@ -294,9 +294,10 @@ impl State {
             (true, Some(_)) => return self.rejoin(now),
             (false, _) => {}
         }
-        let Some(node) = lost else { return self.check_devices_or_decide(now, failure) };
-        let said = Action::Emit(JobEvent::Blamed { node });
-        [said].into_iter().chain(self.rejoin(now)).collect()
+        let Some(lost) = lost else { return self.check_devices_or_decide(now, failure) };
+        let change = MembershipChange::Lost(lost);
+        let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
+        [Action::Emit(said)].into_iter().chain(self.rejoin(now)).collect()
     }
 
     /// All workers of this node have succeeded.
@@ -435,9 +436,9 @@ const fn kill_deadline(now: Instant, change: &MembershipChange) -> Option<Instan
     match change {
         MembershipChange::CutOff { kill_by } => Some(*kill_by),
         MembershipChange::Removed | MembershipChange::StoodStill => Some(now),
-        MembershipChange::PeerFailed(_)
-        | MembershipChange::PeerLost { .. }
-        | MembershipChange::PeerLeft { .. }
+        MembershipChange::Failed(_)
+        | MembershipChange::Lost(_)
+        | MembershipChange::Left { .. }
         | MembershipChange::NodeWaits { .. } => None,
     }
 }

@@ -21,7 +21,7 @@ use crate::rendezvous::port_owner::PortOwner;
 use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::unreached::WaitingLines;
-use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent};
+use crate::rendezvous::{LossRole, LostNode, NodeName, RendezvousEnd, RendezvousEvent};
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
 use super::attempt::Attempts;
@@ -195,7 +195,8 @@ impl Driver {
             return self.bond.retry_at;
         }
         // Whoever fails while the store is not reached fails of that.
-        self.answer_blame(Some(NodeName::of_host(self.plan.endpoint.host.clone())));
+        let node = NodeName::of_host(self.plan.endpoint.host.clone());
+        self.answer_lost_node(Some(LostNode { node, role: LossRole::CausesFailureHere }));
         let retry = match self.connect(now) {
             Ok(true) => {
                 self.bond.failure = None;

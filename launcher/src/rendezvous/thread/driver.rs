@@ -216,13 +216,13 @@ impl Driver {
             }
             (RendezvousCommand::Failed(note), Phase::Member(membership)) => membership.fails(note),
             (RendezvousCommand::Succeeded, Phase::Member(membership)) => membership.succeeds(),
-            (RendezvousCommand::Blame, Phase::Member(membership)) => {
-                membership.asks_for_blame(now);
+            (RendezvousCommand::FindLostNode, Phase::Member(membership)) => {
+                membership.ask_for_lost_node(now);
                 // Who lives shows it after this look.
                 self.next_tick = now;
             }
             // There is no round, so nobody was lost from it.
-            (RendezvousCommand::Blame, _) => self.outlet.tell(RendezvousEvent::Blamed(None)),
+            (RendezvousCommand::FindLostNode, _) => self.outlet.tell(RendezvousEvent::LostNodeFound(None)),
             (RendezvousCommand::Failed(_) | RendezvousCommand::Succeeded, _) => {}
         }
     }
@@ -375,7 +375,7 @@ impl Driver {
             }
         };
         if !says_it {
-            self.answer_blame(None);
+            self.answer_lost_node(None);
         }
         let is_closed = matches!(over, RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. });
         self.standing = if is_closed { Standing::Over } else { Standing::Out };

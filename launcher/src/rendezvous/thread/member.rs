@@ -11,11 +11,14 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::note::parse_leave_reason;
 use crate::rendezvous::round::{RoundEnd, RoundGoal, RoundStep, next};
 use crate::rendezvous::state::Node;
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd, RendezvousEvent};
+use crate::rendezvous::{
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, RendezvousEnd, RendezvousEvent,
+};
 
+use super::book::Book;
 use super::driver::{Driver, Phase, wall};
 use super::first::Begun;
-use super::watch::{Known, Question, Shown, Verdict, blamed_until, judge};
+use super::watch::{Known, LostNodeQuery, Shown, Verdict, judge, lost_node_deadline};
 
 /// While a question is open, signs of life are looked for so often in the time in which one is due.
 const LOOKS_IN_TICK: u32 = 5;
@@ -61,10 +64,10 @@ pub(super) struct Membership {
     succeeded: Option<Instant>,
     /// That this node's workers have succeeded is still to be told.
     untold_success: bool,
-    /// The agent wants to know whom to blame.
-    blame: Option<Question>,
-    /// Who was lost: its rank and its name.
-    lost: Option<(usize, NodeName)>,
+    /// The agent asks whether a lost node caused the failure on this node.
+    lost_node_query: Option<LostNodeQuery>,
+    /// The answer, once a member is gone.
+    lost: Option<LostNode>,
 }
 
 impl Membership {
@@ -79,7 +82,7 @@ impl Membership {
             untold: None,
             succeeded: None,
             untold_success: false,
-            blame: None,
+            lost_node_query: None,
             lost: None,
         }
     }
@@ -101,8 +104,8 @@ impl Membership {
         }
     }
 
-    pub(super) fn asks_for_blame(&mut self, now: Instant) {
-        self.blame = Some(Question { asked: now, seen: None });
+    pub(super) fn ask_for_lost_node(&mut self, now: Instant) {
+        self.lost_node_query = Some(LostNodeQuery { asked: now, first_look: None });
     }
 
     /// The round is over for this node's workers; whether that is news.
@@ -122,6 +125,14 @@ impl Membership {
     /// Whether the agent knows that all workers have succeeded.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Over
+    }
+
+    /// The name of a member, with its rank in this round.
+    fn name_of_member(&self, node: &Node, book: &Book) -> NodeName {
+        let place = self.nodes.iter().position(|member| member == node);
+        let rank = place.and_then(|place| u32::try_from(place).ok()).map(NodeRank);
+        let name = book.name(node);
+        NodeName { rank: rank.or(name.rank), ..name }
     }
 
     /// The first failure of the round, where one is known.
@@ -173,7 +184,7 @@ impl Driver {
             }
         }
         let until = if is_mixed { self.wait_for_strangers(look) } else { self.keep(look)? };
-        self.blame_by(until, &look.done, others_have_told)
+        self.answer_lost_node_by(until, &look.done, others_have_told)
     }
 
     /// Whether every other rankrun node has said all that it will say of the round, by the state of the last look: it is
@@ -221,7 +232,7 @@ impl Driver {
             membership.told = membership.untold.take().filter(|_| by == FailureAuthor::Us);
             membership.failure = Some(first.clone());
             if by == FailureAuthor::Another {
-                self.outlet.tell(RendezvousEvent::Changed(MembershipChange::PeerFailed(first)));
+                self.outlet.tell(RendezvousEvent::Changed(first.into()));
             }
         }
         if membership.untold_success {
@@ -264,10 +275,10 @@ impl Driver {
         (membership.failure, membership.told) = (Some(note.clone()), None);
         // What was told before was not the cause.
         if membership.stop() || was_consequence || matches!(note, FailureNote::NodeLost { .. }) {
-            self.outlet.tell(RendezvousEvent::Changed(MembershipChange::PeerFailed(note)));
+            self.outlet.tell(RendezvousEvent::Changed(note.into()));
         }
         if was_consequence {
-            self.answer_blame(None);
+            self.answer_lost_node(None);
         }
     }
 
@@ -292,7 +303,7 @@ impl Driver {
             match next(&view, me, goal, now, wall()) {
                 RoundStep::Write { state, rings } => self.write(&state, rings)?,
                 RoundStep::Wait { until } => return Ok(until),
-                RoundStep::Changed(upheaval) => self.upset(&upheaval)?,
+                RoundStep::Changed(end) => self.report_round_end(&end)?,
                 // Answers to other goals.
                 RoundStep::Joined
                 | RoundStep::TimedOut
@@ -307,25 +318,25 @@ impl Driver {
     }
 
     /// The round is over: tells the agent why.
-    fn upset(&mut self, upheaval: &RoundEnd) -> Result<(), StoreFailure> {
+    fn report_round_end(&mut self, end: &RoundEnd) -> Result<(), StoreFailure> {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(());
         };
-        let change = match upheaval {
+        let change = match end {
             RoundEnd::Removed => MembershipChange::Removed,
             RoundEnd::Gone(node) => {
-                let name = self.book.name(node);
+                let name = membership.name_of_member(node, &self.book);
                 let why = parse_leave_reason(&backend.why_left(node)?);
-                let rank = membership.nodes.iter().position(|member| member == node).unwrap_or_default();
-                membership.lost = Some((rank, name.clone()));
+                let lost = |role| LostNode { node: name.clone(), role };
+                membership.lost = Some(lost(LossRole::CausesFailureHere));
                 if why.is_empty() {
-                    MembershipChange::PeerLost { node: name }
+                    MembershipChange::Lost(lost(LossRole::EndsRound))
                 } else {
-                    MembershipChange::PeerLeft { node: name, why }
+                    MembershipChange::Left { node: name, why }
                 }
             }
             RoundEnd::Rejoins(node) => match backend.failure(membership.number)? {
-                Some(note) => MembershipChange::PeerFailed(note),
+                Some(note) => note.into(),
                 // It makes way for somebody who was not in the round, where there is one.
                 None => {
                     let is_new = |other: &&Node| !membership.nodes.contains(other);
@@ -335,22 +346,22 @@ impl Driver {
             },
             RoundEnd::Waits(node) => MembershipChange::NodeWaits { node: self.book.name(node) },
         };
-        if let MembershipChange::PeerFailed(note) = &change {
-            membership.failure = Some(note.clone());
+        if let Some(note) = change.reported_failure() {
+            membership.failure = Some(note);
         }
         membership.stop();
-        let lost = membership.lost.as_ref().map(|(_, name)| name.clone());
-        // Whoever asks for whom to blame learns it in one answer.
-        let is_answer = membership.blame.is_some() && lost.is_some();
+        let lost = membership.lost.clone();
+        // An open question has one answer, which tells of the lost node too.
+        let is_answer = membership.lost_node_query.is_some() && lost.is_some();
         if !is_answer {
             self.outlet.tell(RendezvousEvent::Changed(change));
         }
-        self.answer_blame(lost);
+        self.answer_lost_node(lost);
         Ok(())
     }
 
-    /// Answers who is to blame where that is known or the time is over; else when it is.
-    fn blame_by(
+    /// Answers an open question for a lost node, if the answer is known or its time is over; returns the next look.
+    fn answer_lost_node_by(
         &mut self,
         until: Instant,
         done: &[Node],
@@ -359,16 +370,17 @@ impl Driver {
         let (Phase::Member(membership), Some(backend)) = (&mut self.phase, &mut self.backend) else {
             return Ok(until);
         };
-        let Some(question) = &mut membership.blame else { return Ok(until) };
-        let (seen, is_watched) = match question.seen {
-            Some(seen) => seen,
-            None => *question.seen.insert((Instant::now(), backend.is_watched()?)),
+        let Some(query) = &mut membership.lost_node_query else { return Ok(until) };
+        let (seen, is_watched) = match query.first_look {
+            Some(first_look) => first_look,
+            None => *query.first_look.insert((Instant::now(), backend.is_watched()?)),
         };
-        let asked = question.asked;
+        let asked = query.asked;
         // A node that fails before it notices who was lost has told its own failure.
-        let mut nodes = (0..).zip(&membership.nodes);
-        let gone = nodes.find(|(_, node)| !backend.state().lists(node));
-        let lost = membership.lost.clone().or(gone.map(|(rank, node)| (rank, self.book.name(node))));
+        let gone = membership.nodes.iter().find(|node| !backend.state().lists(node));
+        let found = gone.map(|node| membership.name_of_member(node, &self.book));
+        let found = found.map(|node| LostNode { node, role: LossRole::CausesFailureHere });
+        let lost = membership.lost.clone().or(found);
         let own = self.me.as_ref().map(|me| &me.node);
         let is_asked = |node: &&Node| Some(*node) != own && !done.contains(node);
         let agents = membership.nodes.iter().filter(|node| self.book.agents.contains_key(*node));
@@ -384,28 +396,27 @@ impl Driver {
                 && membership.told.as_ref().is_some_and(|told| told.lost_peer().is_some()),
         };
         let now = Instant::now();
-        let deadline = blamed_until(asked, is_watched, shown, &self.plan.times);
+        let deadline = lost_node_deadline(asked, is_watched, shown, &self.plan.times);
         if lost.is_none() && now < deadline {
             // Somebody waits for the next sign of life, or for its absence.
             self.counts_beats = true;
             return Ok(until.min(deadline).min(now + tick / LOOKS_IN_TICK));
         }
-        if let (Some((rank, name)), Some(ours)) = (&lost, &membership.told) {
-            let rank = NodeRank(u32::try_from(*rank).unwrap_or(u32::MAX));
-            let cause = FailureNote::NodeLost { node: NodeName { rank: Some(rank), ..name.clone() } };
+        if let (Some(lost), Some(ours)) = (&lost, &membership.told) {
+            let cause = FailureNote::NodeLost { node: lost.node.clone() };
             backend.correct_failure(membership.number, ours, &cause)?;
             (membership.failure, membership.told) = (Some(cause), None);
         }
-        self.answer_blame(lost.map(|(_, name)| name));
+        self.answer_lost_node(lost);
         Ok(until)
     }
 
-    /// Answers, where it was asked.
-    pub(super) fn answer_blame(&mut self, lost: Option<NodeName>) {
+    /// Answers an open question for a lost node.
+    pub(super) fn answer_lost_node(&mut self, lost: Option<LostNode>) {
         if let Phase::Member(membership) = &mut self.phase
-            && membership.blame.take().is_some()
+            && membership.lost_node_query.take().is_some()
         {
-            self.outlet.tell(RendezvousEvent::Blamed(lost));
+            self.outlet.tell(RendezvousEvent::LostNodeFound(lost));
         }
     }
 }

@@ -7,19 +7,19 @@ use rankrun_contract::rank::{NodeCount, NodeRank, Rank, RunId, WorldSize};
 
 use super::*;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::{FailureNote, MembershipChange, RendezvousEnd, WaitReason};
+use crate::rendezvous::{FailureNote, LossRole, LostNode, MembershipChange, RendezvousEnd, WaitReason};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientSettings};
 
 mod addresses;
-mod blame;
 mod ending;
 mod errors;
 mod faults;
 mod given;
 mod hosting;
 mod late;
+mod lost_node;
 mod silence;
 mod strangers;
 mod team;
@@ -110,11 +110,9 @@ fn first_failure_reporter_is_not_blamed_on_lost_node() {
     let agents = Job::at(&store, 2, 2).round(2);
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
     agents[1].fail(&note_with_message(1, Some(message)));
-    assert!(
-        matches!(agents[0].changed(), MembershipChange::PeerFailed(FailureNote::Worker(told)) if told.rank == Rank(1))
-    );
-    agents[1].rendezvous.wish(RendezvousCommand::Blame);
-    assert!(matches!(agents[1].news(), RendezvousEvent::Blamed(None)));
+    assert!(matches!(agents[0].changed(), MembershipChange::Failed(told) if told.rank == Rank(1)));
+    agents[1].rendezvous.wish(RendezvousCommand::FindLostNode);
+    assert!(matches!(agents[1].news(), RendezvousEvent::LostNodeFound(None)));
 }
 
 #[test]
@@ -123,7 +121,7 @@ fn worker_failure_reaches_all_agents_and_starts_next_round() {
     let agents = Job::at(&store, 3, 3).round(3);
     agents[1].fail(&note(1));
     for agent in [&agents[0], &agents[2]] {
-        assert_eq!(agent.changed(), MembershipChange::PeerFailed(note(1)));
+        assert_eq!(agent.changed(), MembershipChange::from(note(1)));
     }
     agents.iter().for_each(Agent::join);
     for agent in &agents {
@@ -136,9 +134,9 @@ fn two_failures_report_the_first_as_cause() {
     let store = store();
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));
-    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)));
+    assert_eq!(agents[1].changed(), MembershipChange::from(note(0)));
     agents[1].fail(&note(1));
-    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)), "the first one stands");
+    assert_eq!(agents[1].changed(), MembershipChange::from(note(0)), "the first one stands");
     for agent in agents {
         agent.close(false, Some(note(1)));
     }
@@ -187,10 +185,7 @@ fn agents_below_min_nodes_wait_then_fail_with_count() {
     job.times.join = Duration::from_secs(4);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(
-        agents[0].changed(),
-        MembershipChange::PeerLost { .. } | MembershipChange::NodeWaits { .. }
-    ));
+    assert!(matches!(agents[0].changed(), MembershipChange::Lost(_) | MembershipChange::NodeWaits { .. }));
     agents[0].join();
     let waiting = agents[0].waiting();
     assert_eq!((waiting.here.len(), waiting.missing.len(), waiting.awaited), (1, 1, WaitReason::Enough));
@@ -255,7 +250,7 @@ fn leaving_node_reports_its_reason() {
     let mut agents = job.round(2);
     agents.remove(0).leave("SIGTERM");
     let change = agents[0].changed();
-    assert!(matches!(&change, MembershipChange::PeerLeft { why, .. } if why == "SIGTERM"), "{change:?}");
+    assert!(matches!(&change, MembershipChange::Left { why, .. } if why == "SIGTERM"), "{change:?}");
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }

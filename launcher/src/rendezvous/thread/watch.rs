@@ -15,10 +15,10 @@ use crate::spec::rendezvous::RoundTimes;
 use super::book::Book;
 use super::member::{Past, Stage};
 
-/// How long a lost node has to be noticed where that needs no lease.
-const BLAME: Duration = Duration::from_millis(50);
-/// And where it does: no failure is held back for longer.
-const LONGEST_BLAME: Duration = Duration::from_secs(7);
+/// How long the answer waits for the notice of a lost node that needs no lease.
+const LOST_NODE_QUERY: Duration = Duration::from_millis(50);
+/// How long the answer waits at most. No failure is held back for longer.
+const LONGEST_LOST_NODE_QUERY: Duration = Duration::from_secs(7);
 
 /// What a look says about the round that this node is in, beside who is in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,13 +87,12 @@ fn may_go_on(stage: Stage, look: &StoreSnapshot, all_gone: bool) -> bool {
     }
 }
 
-/// A question whom to blame.
+/// The open question whether a lost node caused the failure on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct LostNodeQuery {
     pub(super) asked: Instant,
-    /// When it was looked for signs of life for the first time since, and whether the host of the store tells at once whose
-    /// connections have closed.
-    pub(super) seen: Option<(Instant, bool)>,
+    /// The time of the first look at the heartbeats since, and whether the store's host reports closed connections at once.
+    pub(super) first_look: Option<(Instant, bool)>,
 }
 
 /// What the others have shown since the question was asked.
@@ -110,12 +109,18 @@ pub(crate) struct Shown {
 
 /// Until when a lost node has to be noticed, or the failure of a lost peer be told, before what has happened here is our
 /// own doing.
-pub(crate) fn blamed_until(asked: Instant, is_watched: bool, shown: Shown, times: &RoundTimes) -> Instant {
+pub(crate) fn lost_node_deadline(
+    asked: Instant,
+    is_watched: bool,
+    shown: Shown,
+    times: &RoundTimes,
+) -> Instant {
     let Shown { all_live, doubted_until, awaits_cause } = shown;
     // A last sign may have come just before. A node that says nothing of a lost peer for a lease is lost itself.
     let unwatched = (awaits_cause || !is_watched && !all_live).then(|| asked + times.lease);
     let dead = unwatched.max(doubted_until);
-    dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_BLAME - BLAME)) + BLAME
+    dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_LOST_NODE_QUERY - LOST_NODE_QUERY))
+        + LOST_NODE_QUERY
 }
 
 /// What people are told while it is waited for nodes.
@@ -224,7 +229,7 @@ mod tests {
         let until = |is_watched, all_live, lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
             let shown = Shown { all_live, doubted_until: None, awaits_cause: false };
-            (blamed_until(asked, is_watched, shown, &times) - asked).as_millis()
+            (lost_node_deadline(asked, is_watched, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(true, false, 5), until(false, true, 5), until(true, true, 5)], [50; 3]);
         assert_eq!([until(false, false, 5), until(false, false, 60)], [5050, 7000]);
@@ -240,7 +245,7 @@ mod tests {
                 doubted_until: Some(asked + Duration::from_millis(dead_in)),
                 awaits_cause: false,
             };
-            (blamed_until(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
+            (lost_node_deadline(asked, is_watched, shown, &RoundTimes::default()) - asked).as_millis()
         };
         assert_eq!([until(true, false, 1_500), until(false, true, 1_500)], [1_550; 2]);
         assert_eq!(until(false, false, 1_500), 5_050, "of others nothing is known at all");
@@ -254,7 +259,7 @@ mod tests {
         let until = |lease| {
             let times = RoundTimes { lease: Duration::from_secs(lease), ..RoundTimes::default() };
             let shown = Shown { all_live: true, doubted_until: None, awaits_cause: true };
-            (blamed_until(asked, true, shown, &times) - asked).as_millis()
+            (lost_node_deadline(asked, true, shown, &times) - asked).as_millis()
         };
         assert_eq!([until(2), until(5), until(60)], [2_050, 5_050, 7_000]);
     }

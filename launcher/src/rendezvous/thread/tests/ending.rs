@@ -23,7 +23,7 @@ fn node_stopping_its_workers_is_not_missing() {
     agents[0].fail(&note(0));
     agents[0].join();
     for slow in &agents[1..] {
-        assert_eq!(slow.changed(), MembershipChange::PeerFailed(note(0)));
+        assert_eq!(slow.changed(), MembershipChange::from(note(0)));
     }
     assert_eq!(waits_for_stops(&agents[0], 2), 1);
     agents[1].join();

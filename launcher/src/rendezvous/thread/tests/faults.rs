@@ -9,7 +9,7 @@ fn dropped_node_is_lost_within_its_lease() {
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }

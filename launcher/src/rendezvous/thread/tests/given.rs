@@ -69,7 +69,7 @@ fn static_failure_restarts_all_nodes_with_same_ranks() {
     let agents = Static::new(2).round();
     for number in 1..=3 {
         agents[0].fail(&note(1));
-        assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(1)));
+        assert_eq!(agents[1].changed(), MembershipChange::from(note(1)));
         agents.iter().for_each(Agent::join);
         for (agent, rank) in agents.iter().zip([1, 0]) {
             let round = agent.joined();
@@ -106,7 +106,7 @@ fn dead_static_node_is_replaced_by_agent_with_its_rank() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round();
     drop(agents.remove(0));
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
     agents[0].join();
     let newcomer = job.agent(1);
     assert_eq!(agents[0].joined().node_rank, NodeRank(0));
@@ -128,7 +128,7 @@ fn node_dead_during_join_is_replaced_at_once() {
     }
     // Nobody of this round is dead.
     comes.fail(&note(1));
-    assert_eq!(first.changed(), MembershipChange::PeerFailed(note(1)));
+    assert_eq!(first.changed(), MembershipChange::from(note(1)));
 }
 
 /// The death may become known before the round begins or after: it is known at once either way.

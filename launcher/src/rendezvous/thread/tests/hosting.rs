@@ -20,7 +20,7 @@ fn store_host_detects_closed_peer_at_once() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
+    assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
     agents[0].join();
     assert_eq!(agents[0].joined().nodes.get(), 1);
 }
@@ -81,5 +81,5 @@ fn stopping_non_host_leaves_job_running() {
     let stops = agents.remove(1);
     stops.rendezvous.wish(RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
     stops.leave("SIGTERM");
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerLeft { why, .. } if why == "SIGTERM"));
+    assert!(matches!(agents[0].changed(), MembershipChange::Left { why, .. } if why == "SIGTERM"));
 }

@@ -85,7 +85,7 @@ fn agent_taken_for_dead_does_not_end_peers() {
     let (one, other) = (job.agent(), behind.agent());
     assert_eq!((one.joined().nodes.get(), other.joined().nodes.get()), (2, 2));
     wall.closes();
-    assert!(matches!(one.changed(), MembershipChange::PeerLost { .. }));
+    assert!(matches!(one.changed(), MembershipChange::Lost(_)));
     one.join();
     assert_eq!(one.joined().nodes.get(), 1);
     // Its way to the store is mended in the moment in which it goes.

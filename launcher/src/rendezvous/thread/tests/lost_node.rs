@@ -7,12 +7,12 @@ fn lost_node_is_blamed_for_failure() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(RendezvousCommand::Blame);
-    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(None)));
+    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)));
     drop(agents.remove(1));
-    assert!(matches!(agents[0].changed(), MembershipChange::PeerLost { .. }));
-    agents[0].rendezvous.wish(RendezvousCommand::Blame);
-    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(Some(_))));
+    assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
+    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(Some(_))));
 }
 
 /// The store is another program's, as torchrun's, and says nothing of closed connections.
@@ -22,12 +22,12 @@ fn blame_without_closed_connections_waits_for_the_silent_lease() {
     let mut job = Job::at(&store, 1, 2);
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(RendezvousCommand::Blame);
-    assert!(matches!(agents[0].news(), RendezvousEvent::Blamed(None)), "the other lives");
+    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)), "the other lives");
     drop(agents.remove(1));
-    agents[0].rendezvous.wish(RendezvousCommand::Blame);
+    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
     let answer = agents[0].news();
-    assert!(matches!(&answer, RendezvousEvent::Blamed(Some(_))), "{answer:?}");
+    assert!(matches!(&answer, RendezvousEvent::LostNodeFound(Some(_))), "{answer:?}");
 }
 
 #[test]
@@ -37,15 +37,15 @@ fn failure_reported_before_node_loss_is_blamed_on_lost_node() {
     let mut agents = job.round(2);
     let first = agents.remove(0);
     first.fail(&note(0));
-    assert_eq!(agents[0].changed(), MembershipChange::PeerFailed(note(0)));
+    assert_eq!(agents[0].changed(), MembershipChange::from(note(0)));
     drop(agents);
     let blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(RendezvousCommand::Blame);
+        first.rendezvous.wish(RendezvousCommand::FindLostNode);
         first.news()
     });
     // The end of the other's connections may come after the first question.
-    let answer = blamed.into_iter().find(|answer| !matches!(answer, RendezvousEvent::Blamed(None)));
-    assert!(matches!(&answer, Some(RendezvousEvent::Blamed(Some(_)))), "{answer:?}");
+    let answer = blamed.into_iter().find(|answer| !matches!(answer, RendezvousEvent::LostNodeFound(None)));
+    assert!(matches!(&answer, Some(RendezvousEvent::LostNodeFound(Some(_)))), "{answer:?}");
 }
 
 #[test]
@@ -55,16 +55,19 @@ fn peers_learn_later_that_lost_node_caused_failure() {
     let mut agents = job.round(3);
     let (first, second, lost) = (agents.remove(0), agents.remove(0), agents.remove(0));
     first.fail(&note(0));
-    assert_eq!(second.changed(), MembershipChange::PeerFailed(note(0)));
-    assert_eq!(lost.changed(), MembershipChange::PeerFailed(note(0)));
+    assert_eq!(second.changed(), MembershipChange::from(note(0)));
+    assert_eq!(lost.changed(), MembershipChange::from(note(0)));
     drop(lost);
     let mut blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(RendezvousCommand::Blame);
+        first.rendezvous.wish(RendezvousCommand::FindLostNode);
         first.news()
     });
-    let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::Blamed(None)));
-    assert!(matches!(&answer, Some(RendezvousEvent::Blamed(Some(_)))), "{answer:?}");
-    assert!(matches!(second.changed(), MembershipChange::PeerFailed(FailureNote::NodeLost { .. })));
+    let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::LostNodeFound(None)));
+    assert!(matches!(&answer, Some(RendezvousEvent::LostNodeFound(Some(_)))), "{answer:?}");
+    assert!(matches!(
+        second.changed(),
+        MembershipChange::Lost(LostNode { role: LossRole::FirstFailure, .. })
+    ));
     first.leave("the test is over");
 }
 
@@ -74,7 +77,7 @@ fn note_just_before_next_round_is_delivered() {
     let agents = Job::at(&store, 2, 2).round(2);
     agents[0].fail(&note(0));
     agents[0].join();
-    assert_eq!(agents[1].changed(), MembershipChange::PeerFailed(note(0)));
+    assert_eq!(agents[1].changed(), MembershipChange::from(note(0)));
     agents[1].join();
     assert!(agents.iter().all(|agent| agent.joined().number == 1));
 }
