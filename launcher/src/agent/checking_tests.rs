@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::agent::device_report::{DeadDevice, DeviceReport};
+use crate::agent::policy::CheckpointFingerprint;
 use crate::spec::Unhealthy;
+use crate::spec::restart::{Backoff, ProgressLimit, RestartPolicy};
 
 /// A job of two workers with device checks.
 fn checked_job(max_restarts: u32) -> State {
@@ -218,4 +220,41 @@ fn any_input_of_a_check() -> impl Strategy<Value = Input> {
         1 => (0u32..3).prop_map(|generation| devices_reassigned(generation, Ok(2))),
         1 => (0u32..3).prop_map(|generation| devices_reassigned(generation, Err("no"))),
     ]
+}
+
+/// Each check may only forbid the restart that the policy has granted: the second and third answers do not ask it again.
+#[test]
+fn restart_policy_is_asked_once_per_failure() {
+    let at = clock();
+    let (mut job, actions) = reseating_job(1, &at);
+    assert_eq!(actions.last(), Some(&Action::ReassignDevices { generation: Generation(0) }));
+    job.rules.max_restarts = RestartCount(0);
+    job.rules.restart.progress = Some(ProgressLimit { folder: "/checkpoints".into(), restarts: 1 });
+    let actions = job.handle(at(3), devices_reassigned(0, Ok(1)));
+    assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
+    let fingerprint = Some(CheckpointFingerprint(7));
+    let actions = job.handle(at(4), Input::ProgressProbed { generation: Generation(0), fingerprint });
+    assert_eq!(started(&actions), Some(1));
+}
+
+/// The wait before the restart begins with the last answer.
+#[test]
+fn backoff_follows_the_last_check() {
+    let at = clock();
+    let mut job = checked_job(1);
+    job.rules.restart = RestartPolicy {
+        progress: Some(ProgressLimit { folder: "/checkpoints".into(), restarts: 1 }),
+        backoff: Some(Backoff {
+            delay: Duration::from_secs(5),
+            factor: 1.0,
+            cap: Duration::from_secs(5),
+            jitter: 0.0,
+        }),
+        ..RestartPolicy::default()
+    };
+    let _ = job.handle(at(0), Input::Ready);
+    let _ = fail_generation(&mut job, (0, 7), at(1));
+    let _ = job.handle(at(2), devices_probed(0, DeviceReport::default()));
+    let _ = job.handle(at(4), Input::ProgressProbed { generation: Generation(0), fingerprint: None });
+    assert_eq!(job.deadline(), Some(at(9)));
 }

@@ -51,10 +51,10 @@ pub(super) enum JobPhase {
 pub(super) enum CheckStep {
     /// The condition of the devices.
     Condition,
-    /// The assignment of the remaining devices.
-    Seats,
-    /// Whether the checkpoint folder has changed.
-    Progress,
+    /// The assignment of the remaining devices. The policy has granted a restart after this wait.
+    Seats { wait: Duration },
+    /// Whether the checkpoint folder has changed. The policy has granted a restart after this wait.
+    Progress { wait: Duration },
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]

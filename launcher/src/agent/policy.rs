@@ -1,8 +1,8 @@
 //! The restart policy: (policy, history, failure, now) → decision. Pure.
 //!
-//! The checks run in this order: the user's stop, an irreplaceable worker, the rules, progress, the budget.
-//! If all allow it, there is a restart, now or after a wait. `state::restart` feeds the history and carries
-//! the decision out.
+//! The checks run in this order: the user's stop, an irreplaceable worker, the rules, the budget. If all allow
+//! it, there is a restart, now or after a wait, unless a later probe shows that the job makes no progress.
+//! `state::restart` feeds the history and carries the decision out.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -226,11 +226,6 @@ impl History {
             Some(rule) if rule.then != RuleAction::Restart => return Decision::Fail(NoRestart::Rule(*rule)),
             _ => {}
         }
-        if let (Some(limit), ProgressState::Since { restarts, .. }) = (&policy.progress, self.progress)
-            && restarts >= limit.restarts
-        {
-            return Decision::Fail(NoRestart::NoProgress { restarts });
-        }
         let (used, streak) = self.counted_restarts(policy);
         let at = now + policy.backoff.map_or(Duration::ZERO, |backoff| self.backoff_delay(&backoff, streak));
         let Some(window) = policy.window else {
@@ -245,6 +240,16 @@ impl History {
             Decision::Fail(NoRestart::Budget)
         } else {
             Decision::Fail(NoRestart::Window { restarts: max_restarts, window })
+        }
+    }
+
+    /// Forbids a granted restart, once the progress of the generation is recorded.
+    pub(super) fn refuse_without_progress(&self, policy: &RestartPolicy) -> Option<NoRestart> {
+        match (&policy.progress, self.progress) {
+            (Some(limit), ProgressState::Since { restarts, .. }) if restarts >= limit.restarts => {
+                Some(NoRestart::NoProgress { restarts })
+            }
+            _ => None,
         }
     }
 

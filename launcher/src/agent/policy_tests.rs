@@ -228,15 +228,14 @@ fn restart_delay_does_not_count_towards_window() {
 
 #[test]
 fn unchanged_checkpoints_for_n_restarts_end_job() {
-    let at = clock();
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut history = History::new();
     for (sight, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
         history.record_progress(CheckpointFingerprint(sight));
-        let decision = decide_after_run(&mut history, &policy, 9, (at(0), at(0)));
-        let given_up = Decision::Fail(NoRestart::NoProgress { restarts: 2 });
-        assert_eq!(decision, if restarts { Decision::Restart { at: at(0) } } else { given_up }, "{sight}");
+        let given_up = NoRestart::NoProgress { restarts: 2 };
+        assert_eq!(history.refuse_without_progress(&policy), (!restarts).then_some(given_up), "{sight}");
+        assert_eq!(history.refuse_without_progress(&RestartPolicy::default()), None);
     }
 }
 

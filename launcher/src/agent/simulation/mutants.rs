@@ -135,7 +135,10 @@ impl Mutant {
 
     /// The machine waits for the checkpoint folder and has said so.
     const fn is_probing(&self) -> bool {
-        matches!(self.real.phase, JobPhase::Checking { step: CheckStep::Progress, report_at: None, .. })
+        matches!(
+            self.real.phase,
+            JobPhase::Checking { step: CheckStep::Progress { .. }, report_at: None, .. }
+        )
     }
 
     /// True if it waits without a word: the wait comes from the window, not from the back-off.

@@ -11,7 +11,7 @@ use super::{State, insert_action};
 use crate::agent::failure::Failure;
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, LocalStop, WorkerEnd};
-use crate::agent::phase::{JobPhase, StopCause};
+use crate::agent::phase::{CheckStep, JobPhase, StopCause};
 use crate::exit_code::code_of_signal;
 use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
@@ -174,7 +174,13 @@ impl State {
             JobPhase::Blaming { ref failure, .. } if self.is_caused_by_peer(failure.first) => {
                 self.rejoin(now)
             }
-            JobPhase::Blaming { failure, .. } | JobPhase::Checking { failure, .. } => {
+            JobPhase::Checking {
+                failure,
+                step: CheckStep::Seats { wait } | CheckStep::Progress { wait },
+                ..
+            } => self.restart_at(now, now + wait, failure),
+            JobPhase::Blaming { failure, .. }
+            | JobPhase::Checking { failure, step: CheckStep::Condition, .. } => {
                 let decision = self.decide_restart(now, &failure);
                 self.apply_decision(now, decision, failure)
             }

@@ -1,5 +1,6 @@
 //! What follows the last reap of a generation: a check of its devices and of the job's progress, then a
-//! restart, perhaps after a wait, or the end. `policy` decides on the restart. Pure.
+//! restart, perhaps after a wait, or the end. `policy` decides on the restart, once for each failure: a later
+//! check may only forbid what it granted. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -71,24 +72,24 @@ impl State {
         generation: Generation,
         checkup: DeviceReport,
     ) -> Vec<Action> {
-        let Some(mut failure) = self.take_checked_failure(generation, CheckStep::Condition) else {
-            return Vec::new();
-        };
+        let is_asked = |step| (step == CheckStep::Condition).then_some(());
+        let Some((mut failure, ())) = self.take_check(generation, is_asked) else { return Vec::new() };
         let mut actions: Vec<Action> = checkup.events().map(Action::Emit).collect();
         failure.dead_devices = checkup.dead;
         if failure.dead_devices.is_empty() {
             actions.extend(self.probe_progress_or_decide(now, failure));
             return actions;
         }
-        let decision = self.decide_restart(now, &failure);
-        if !matches!(decision, Decision::Restart { .. }) {
-            actions.extend(self.apply_decision(now, decision, failure));
-        } else if self.rules.unhealthy == Some(Unhealthy::Exclude) {
-            self.start_check(now, failure, CheckStep::Seats);
-            actions.push(Action::ReassignDevices { generation });
-        } else {
-            actions.push(Action::Emit(JobEvent::NoRestart { reason: None }));
-            actions.push(self.finish_failed(Some(failure)));
+        match self.decide_restart(now, &failure) {
+            Decision::Restart { at } if self.rules.unhealthy == Some(Unhealthy::Exclude) => {
+                self.start_check(now, failure, CheckStep::Seats { wait: at.saturating_duration_since(now) });
+                actions.push(Action::ReassignDevices { generation });
+            }
+            Decision::Restart { .. } => {
+                actions.push(Action::Emit(JobEvent::NoRestart { reason: None }));
+                actions.push(self.finish_failed(Some(failure)));
+            }
+            decision => actions.extend(self.apply_decision(now, decision, failure)),
         }
         actions
     }
@@ -100,14 +101,13 @@ impl State {
         generation: Generation,
         seating: Result<LocalWorldSize, String>,
     ) -> Vec<Action> {
-        let Some(failure) = self.take_checked_failure(generation, CheckStep::Seats) else {
-            return Vec::new();
-        };
+        let granted = |step| if let CheckStep::Seats { wait } = step { Some(wait) } else { None };
+        let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
         match seating {
             Ok(workers) => {
                 self.rules.workers = workers;
                 let said = Action::Emit(JobEvent::DevicesReassigned { workers });
-                [said].into_iter().chain(self.probe_progress_or_decide(now, failure)).collect()
+                [said].into_iter().chain(self.probe_progress_or_restart(now, now + wait, failure)).collect()
             }
             Err(why) => {
                 let said = Action::Emit(JobEvent::NoRestart { reason: Some(why) });
@@ -123,9 +123,8 @@ impl State {
         generation: Generation,
         sight: Option<CheckpointFingerprint>,
     ) -> Vec<Action> {
-        let Some(failure) = self.take_checked_failure(generation, CheckStep::Progress) else {
-            return Vec::new();
-        };
+        let granted = |step| if let CheckStep::Progress { wait } = step { Some(wait) } else { None };
+        let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
         let said = match sight {
             Some(sight) => {
                 self.history.record_progress(sight);
@@ -133,7 +132,9 @@ impl State {
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
         };
-        let decision = self.decide_restart(now, &failure);
+        let restart = Decision::Restart { at: now + wait };
+        let decision =
+            self.history.refuse_without_progress(&self.rules.restart).map_or(restart, Decision::Fail);
         said.into_iter().chain(self.apply_decision(now, decision, failure)).collect()
     }
 
@@ -148,28 +149,30 @@ impl State {
             return self.on_progress_probed(now, self.generation, None);
         }
         vec![Action::Emit(match step {
-            CheckStep::Condition | CheckStep::Seats => JobEvent::CheckingDevices,
-            CheckStep::Progress => JobEvent::LookingForProgress,
+            CheckStep::Condition | CheckStep::Seats { .. } => JobEvent::CheckingDevices,
+            CheckStep::Progress { .. } => JobEvent::LookingForProgress,
         })]
     }
 
     fn start_check(&mut self, now: Instant, failure: Failure, step: CheckStep) {
         // A device check has its own deadlines.
-        let give_up_at = (step == CheckStep::Progress).then(|| now + PROGRESS_PROBE_TIMEOUT);
+        let give_up_at = matches!(step, CheckStep::Progress { .. }).then(|| now + PROGRESS_PROBE_TIMEOUT);
         self.phase =
             JobPhase::Checking { failure, step, report_at: Some(now + CHECK_REPORT_DELAY), give_up_at };
     }
 
-    /// The failure that this check belongs to; `None` if the job no longer waits for the check.
-    fn take_checked_failure(&mut self, generation: Generation, awaited: CheckStep) -> Option<Failure> {
+    /// Ends the check whose step `select` accepts: the failure that it belongs to, and what `select` returns.
+    /// `None` if the job does not wait for that check.
+    fn take_check<T>(
+        &mut self,
+        generation: Generation,
+        select: impl Fn(CheckStep) -> Option<T>,
+    ) -> Option<(Failure, T)> {
+        let JobPhase::Checking { step, .. } = &self.phase else { return None };
+        let selected = select(*step).filter(|_| generation == self.generation)?;
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
-            JobPhase::Checking { failure, step, .. } if generation == self.generation && step == awaited => {
-                Some(failure)
-            }
-            phase => {
-                self.phase = phase;
-                None
-            }
+            JobPhase::Checking { failure, .. } => Some((failure, selected)),
+            _ => None,
         }
     }
 
@@ -179,13 +182,19 @@ impl State {
     }
 
     fn probe_progress_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
-        let decision = self.decide_restart(now, &failure);
-        let is_restart = matches!(decision, Decision::Restart { .. });
-        if self.rules.restart.progress.is_some() && is_restart && !self.time_limit_timer.has_expired() {
-            self.start_check(now, failure, CheckStep::Progress);
-            return vec![Action::ProbeProgress { generation: self.generation }];
+        match self.decide_restart(now, &failure) {
+            Decision::Restart { at } => self.probe_progress_or_restart(now, at, failure),
+            decision => self.apply_decision(now, decision, failure),
         }
-        self.apply_decision(now, decision, failure)
+    }
+
+    /// The policy has granted a restart at `at`; only a lack of progress may still forbid it.
+    fn probe_progress_or_restart(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
+        if self.rules.restart.progress.is_none() || self.time_limit_timer.has_expired() {
+            return self.restart_at(now, at, failure);
+        }
+        self.start_check(now, failure, CheckStep::Progress { wait: at.saturating_duration_since(now) });
+        vec![Action::ProbeProgress { generation: self.generation }]
     }
 
     pub(super) fn apply_decision(
@@ -216,7 +225,7 @@ impl State {
         }
     }
 
-    fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
+    pub(super) fn restart_at(&mut self, now: Instant, at: Instant, failure: Failure) -> Vec<Action> {
         let until = self.restart_held_until(&failure).map_or(at, |held| held.max(at));
         if self.expires_before(until) {
             let refusal = NoRestart::TooLate { wait: until.saturating_duration_since(now) };

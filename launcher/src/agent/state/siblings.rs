@@ -31,10 +31,9 @@ impl State {
         live: BTreeSet<LocalRank>,
         failure: Failure,
     ) -> Vec<Action> {
-        let is_last = self.expected_after_stop(now, &failure) == AfterStop::End;
         if self.rules.cli_flavor != CliFlavor::Torchrun
-            || !is_last
             || self.without_external_worker(&live).is_empty()
+            || self.expected_after_stop(now, &failure) == AfterStop::Restart
         {
             return self.report_failure_and_stop(now, live, failure);
         }
