@@ -113,10 +113,12 @@ pub(super) enum Fault {
     TakesALossForTheCause,
     /// Counts failures on other nodes as if each node had a budget of its own.
     ForgetsTheJobsRestarts,
+    /// Takes a lost node that another node reports for a failed worker of that node.
+    CountsALostNode,
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 71] = [
+pub(super) const FAULTS: [(Fault, &str); 72] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -188,6 +190,7 @@ pub(super) const FAULTS: [(Fault, &str); 71] = [
     (Fault::RestartsAfterTheClose, "7"),
     (Fault::TakesALossForTheCause, "others"),
     (Fault::ForgetsTheJobsRestarts, "6"),
+    (Fault::CountsALostNode, "6"),
 ];
 
 /// A machine that was given other settings than the oracle.

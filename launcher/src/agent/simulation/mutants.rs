@@ -122,6 +122,11 @@ impl Mutant {
             (Fault::TakesALossForTheCause, _, Input::Changed(MembershipChange::Failed(_))) => {
                 vec![Input::Changed(MembershipChange::from(note_with_loss(None)))]
             }
+            (Fault::CountsALostNode, _, Input::Changed(MembershipChange::Lost(lost)))
+                if lost.role == LossRole::FirstFailure =>
+            {
+                vec![Input::Changed(MembershipChange::from(note_with_loss(None)))]
+            }
             (Fault::ForgetsTheJobsRestarts, _, Input::Changed(MembershipChange::Failed(_))) => {
                 vec![lost()]
             }

@@ -33,6 +33,8 @@ pub(super) enum Elsewhere {
     /// A peer fails because it lost this rank; the first ranks belong to this node.
     PeerLoses(u32),
     PeerIsLost,
+    /// Another node reports that the loss of a node was the first failure.
+    PeerReportsLoss,
     NodeWaits,
     /// This node is cut off; the others take it for dead after this many milliseconds.
     CutsOff(u32),
@@ -55,6 +57,7 @@ impl Elsewhere {
             Self::PeerLoses(1),
             Self::PeerLoses(ELSEWHERE),
             Self::PeerIsLost,
+            Self::PeerReportsLoss,
             Self::NodeWaits,
             Self::CutsOff(0),
             Self::CutsOff(300),
@@ -118,6 +121,7 @@ impl Rendezvous {
                 change(MembershipChange::from(note_with_loss(lost)))
             }
             Elsewhere::PeerIsLost => change(MembershipChange::Lost(lost_node(LossRole::EndsRound))),
+            Elsewhere::PeerReportsLoss => change(MembershipChange::Lost(lost_node(LossRole::FirstFailure))),
             Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
             Elsewhere::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
@@ -183,11 +187,14 @@ pub(super) enum PeerFailure {
     Lost(Rank),
     /// A worker failed by itself.
     Own,
+    /// A node was lost.
+    NodeLost,
 }
 
 impl Life {
     fn peer_failed(&mut self, failed: &WorkerFailure) {
         match (self.peer, failed.lost_peer) {
+            (Some(PeerFailure::NodeLost), _) => {}
             (_, None) => self.peer = Some(PeerFailure::Own),
             (None, Some(PeerLoss::Rank(rank))) => self.peer = Some(PeerFailure::Lost(rank)),
             (_, Some(_)) => {}
@@ -227,10 +234,12 @@ impl Book {
                 }
                 // Once the cause is known, it stays.
                 let is_open = self.life.last_answer.is_none();
-                if let MembershipChange::Failed(failed) = change
-                    && is_open
-                {
-                    self.life.peer_failed(failed);
+                match change {
+                    MembershipChange::Failed(failed) if is_open => self.life.peer_failed(failed),
+                    MembershipChange::Lost(LostNode { role: LossRole::FirstFailure, .. }) if is_open => {
+                        self.life.peer = Some(PeerFailure::NodeLost);
+                    }
+                    _ => {}
                 }
                 self.life.set_cause(Cause::Others, now);
             }
@@ -293,7 +302,7 @@ impl Turn<'_> {
     /// caused by one that did.
     fn is_told_elsewhere(&self) -> bool {
         match self.book.life.peer {
-            Some(PeerFailure::Own) => true,
+            Some(PeerFailure::Own | PeerFailure::NodeLost) => true,
             Some(PeerFailure::Lost(_)) => self.lost_elsewhere(),
             None => false,
         }
@@ -316,14 +325,16 @@ impl Turn<'_> {
     fn fails_beside_another(&self) -> bool {
         let is_failure =
             matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-        let is_own = self.is_told_elsewhere() && !self.lost_elsewhere();
+        let is_node_lost = self.book.life.peer == Some(PeerFailure::NodeLost);
+        let is_own = self.is_told_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
         self.setup.others && is_failure && is_own && !self.book.life.is_blamed_elsewhere
     }
 
     /// If all start again: whether that is a restart of this node, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
-        let is_jobs = self.setup.persona == CliFlavor::Rankrun && self.book.life.peer.is_some();
+        let is_by_worker = matches!(self.book.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
+        let is_jobs = self.setup.persona == CliFlavor::Rankrun && is_by_worker;
         (is_own, is_own || is_jobs)
     }
 
