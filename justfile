@@ -16,6 +16,14 @@ torch *FILTER:
     tests/run contract {{FILTER}}
     tests/run torch {{FILTER}}
 
+# The adapter for candle, linted and tested.
+candle *FILTER:
+    tests/run candle {{FILTER}}
+
+# `pip install` of the wheel.
+wheel:
+    tests/run wheel
+
 # What CI runs on every commit.
 ci:
     .ci/run

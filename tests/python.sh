@@ -12,7 +12,8 @@ install_torch() {
             rm -rf "$venv"
             python3 -m venv "$venv"
             say "installing PyTorch $torch_version into $venv (3 GB to download on x86-64, some minutes)"
-            "$venv/bin/pip" install --no-cache-dir "torch==$torch_version" numpy >&2
+            "$venv/bin/pip" install --no-cache-dir "torch==$torch_version" numpy >&2 ||
+                die "PyTorch $torch_version cannot be installed" "pip's lines above say why; or name a Python that has it in RANKRUN_TEST_PYTHON"
         fi
         touch "$venv/.complete"
     fi
@@ -38,7 +39,8 @@ install_frameworks() {
                 "install pip there, or name a folder that has them in RANKRUN_TEST_FRAMEWORKS"
         say "installing the frameworks into $folder (40 MB to download)"
         rm -rf "$folder" "$folder.new"
-        "$RANKRUN_TEST_PYTHON" -m pip install --no-cache-dir --no-deps --target "$folder.new" --requirement "$pins" >&2
+        "$RANKRUN_TEST_PYTHON" -m pip install --no-cache-dir --no-deps --target "$folder.new" --requirement "$pins" >&2 ||
+            die "the frameworks of $pins cannot be installed" "pip's lines above say why"
         cp "$pins" "$folder.new/pins.txt"
         mv "$folder.new" "$folder"
     fi
