@@ -3,10 +3,10 @@
 //! - `main.rs` has the flags and the control flow; `ranks.rs` joins the group; `sweep.rs` makes and times the calls; `host.rs` and `device.rs` hold host and GPU memory, `value.rs` its values and the expected results.
 //! - `table.rs` has the arithmetic and the text; `size.rs` parses sizes; `again.rs` runs the program a second time.
 
-mod again;
 mod device;
 mod host;
 mod ranks;
+mod second_run;
 mod size;
 mod sweep;
 mod table;
@@ -15,13 +15,13 @@ mod value;
 use std::io;
 use std::process::ExitCode;
 
-use again::FirstRun;
 use clap::{Parser, ValueEnum};
 use rankrun_examples::console;
 use rankrun_worker::cuda::CudaMissing;
 use rankrun_worker::process_group::{Backend, BackendChoice};
 use rankrun_worker::{Device, GroupError, Rank, ReduceOp, WorkerContext};
 use ranks::Ranks;
+use second_run::FirstRun;
 use size::Size;
 use table::{Row, Style};
 
@@ -208,11 +208,11 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
         return Err(BenchError::Sizes { min: options.min, max: options.max });
     }
     check_memory(options.max)?;
-    let first = if options.compare { again::load_first_run() } else { None };
+    let first = if options.compare { second_run::load_first_run() } else { None };
     let mut ranks = Ranks::join(options, context, first.is_some())?;
     let backend = ranks.group.backend();
     if options.compare && first.is_none() {
-        again::check(backend)?;
+        second_run::check(backend)?;
     }
     let rows = run(options, &mut ranks)?;
     let is_root = ranks.group.rank() == ROOT;
@@ -226,7 +226,7 @@ fn bench(options: &Options, context: &WorkerContext) -> Result<(), BenchError> {
             // This rank may exit only after that.
             ranks.control().barrier()?;
             ranks.leave();
-            Err(BenchError::Again(again::run_again(&first)))
+            Err(BenchError::Again(second_run::run_again(&first)))
         }
         Some(first) if is_root => {
             let lines = table::comparison(options.style(), (first.backend, backend), (&first.rows, &rows));

@@ -16,7 +16,7 @@ use clap::Parser;
 use cpu::CpuLayer;
 use place::PlaceError;
 use rankrun_examples::random::Random;
-use rankrun_examples::{console, share};
+use rankrun_examples::{batch_split, console};
 use rankrun_worker::data_parallel::{DataParallel, DataParallelError, Device, Replica, Rows};
 use rankrun_worker::{Group, GroupError, GroupOptions, Rank, ReduceOp, WorkerContext};
 use replica::{Layer, Model, ReplicaError, Size, rows};
@@ -174,7 +174,7 @@ impl<'a> Demo<'a> {
 
     /// Numbers of each worker for rows with `columns` values.
     fn counts(&self, columns: usize) -> Vec<usize> {
-        let shares = share::chunks(self.options.batch as usize, self.group.world_size().get() as usize);
+        let shares = batch_split::chunks(self.options.batch as usize, self.group.world_size().get() as usize);
         shares.iter().map(|share| share.len() * columns).collect()
     }
 }

@@ -243,7 +243,7 @@ fn text(collected: &GcReport, request: &GcRequest) -> String {
         text.push_str(&table(&certain));
         text.push_str(&summary(&certain, request.mode));
     }
-    text.push_str(&paths::text(&collected.paths, request.mode));
+    text.push_str(&paths::describe_paths(&collected.paths, request.mode));
     if !doubtful.is_empty() {
         text.push_str(&table(&doubtful));
         let (verb, pronoun) = if doubtful.len() == 1 { ("carries", "it") } else { ("carry", "them") };

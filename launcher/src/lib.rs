@@ -249,12 +249,12 @@ impl AgentStart<'_> {
                 return;
             }
         };
-        let manner = (self.launch.spec.cli_flavor, self.launch.verbosity);
+        let kind = (self.launch.spec.cli_flavor, self.launch.verbosity);
         let launcher = getppid();
-        reporter::trace_to(console.clone(), manner, launcher);
+        reporter::trace_to(console.clone(), kind, launcher);
         self.log_missing_features();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();
-        let voice = UserLog::new(console, manner, launcher, no_color);
+        let voice = UserLog::new(console, kind, launcher, no_color);
         for notice in &self.launch.notices {
             voice.notice(notice);
         }

@@ -116,8 +116,8 @@ fn documented_variable_is_known() {
     for (path, text) in documents() {
         let upper = |letter: char| letter.is_ascii_uppercase() || letter == '_';
         for variable in words_with(&text, "RANKRUN_", upper).into_iter().filter(is_ours) {
-            let said = stderr_with_variable(variable);
-            assert!(!said.contains(&format!("{variable}{refusal}")), "{path} has `{variable}`: {said}");
+            let stderr = stderr_with_variable(variable);
+            assert!(!stderr.contains(&format!("{variable}{refusal}")), "{path} has `{variable}`: {stderr}");
         }
         for variable in words_with(&text, "PET_", upper) {
             let option = variable.trim_start_matches("PET_").to_lowercase().replace('_', "-");

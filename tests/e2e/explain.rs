@@ -291,8 +291,8 @@ fn script_requires_variables_known_only_at_launch() {
     {
         let output = run_script("sh", &script, environment);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.starts_with(&format!("error: `{missing}` is not set: ")), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stderr.starts_with(&format!("error: `{missing}` is not set: ")), "{stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
     }
     let output = run_script(
@@ -300,9 +300,9 @@ fn script_requires_variables_known_only_at_launch() {
         &script,
         &[("MASTER_PORT", "1"), ("TORCHELASTIC_RUN_ID", "a b"), ("RANKRUN_JOB", "j")],
     );
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     for line in ["MASTER_PORT=1", "TORCHELASTIC_RUN_ID=a b", "RANKRUN_JOB=j", "TORCHELASTIC_ERROR_FILE="] {
-        assert!(said.lines().any(|found| found == format!("env0 {line}")), "no {line} in {said}");
+        assert!(stdout.lines().any(|found| found == format!("env0 {line}")), "no {line} in {stdout}");
     }
 }
 
@@ -315,8 +315,8 @@ fn script_arguments_are_put_before_its_command() {
     let path = scratch.at("script");
     fs::write(&path, script.stdout_bytes()).expect("the scratch folder is writable");
     let output = Command::new("sh").args([&path, "echo", "a  b"]).output().expect("there is a shell");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.starts_with("a  b ") && said.ends_with("/echo the worker\n"), "{output:?}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stdout.starts_with("a  b ") && stdout.ends_with("/echo the worker\n"), "{output:?}");
 }
 
 #[test]

@@ -203,9 +203,10 @@ fn line_of_100_mb_is_complete_in_bounded_memory() {
     // Another's line may have ended a piece of it.
     let pieces: Vec<&[u8]> = ranks[&0].iter().map(|piece| &piece[..piece.len() - 1]).collect();
     assert!(pieces.concat() == long.trim_end().as_bytes());
-    let said = outcome.stderr();
-    let kilobytes: usize = field(&said, "kb").and_then(|text| text.parse().ok()).expect("the worker says it");
-    assert!(kilobytes * 1024 < size, "{said}");
+    let stderr = outcome.stderr();
+    let kilobytes: usize =
+        field(&stderr, "kb").and_then(|text| text.parse().ok()).expect("the worker says it");
+    assert!(kilobytes * 1024 < size, "{stderr}");
 }
 
 #[test]

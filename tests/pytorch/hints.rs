@@ -53,7 +53,7 @@ fn gloo_on_loopback_of_two_hosts_names_interface() {
     let jobs: Vec<_> = fleet.hosts().map(|host| fleet.on(host, launch(host)).start()).collect();
     let outcomes: Vec<Outcome> = jobs.into_iter().map(harness::Job::wait).collect();
     // Of two ranks that cannot connect one fails first, and its node tells why.
-    let told = outcomes.iter().find(|outcome| outcome.stderr().contains("Gloo connectFullMesh failed"));
-    let told = told.unwrap_or_else(|| panic!("gloo has not failed\n{}\n{}", outcomes[0], outcomes[1]));
+    let stderr = outcomes.iter().find(|outcome| outcome.stderr().contains("Gloo connectFullMesh failed"));
+    let told = stderr.unwrap_or_else(|| panic!("gloo has not failed\n{}\n{}", outcomes[0], outcomes[1]));
     hints(told, &["gloo uses the loopback", "`GLOO_SOCKET_IFNAME` is `lo` here", "`--iface`"]);
 }

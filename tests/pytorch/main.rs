@@ -1,8 +1,8 @@
 //! Real PyTorch under the real launcher.
 
-mod by_hand;
 mod ddp;
 mod early_exit;
+mod external_worker;
 mod frameworks;
 mod hints;
 mod mistakes;

@@ -159,9 +159,9 @@ fn rust_and_python_ranks_share_torch_or_rankrun_store() {
             let output = process.wait_with_output().expect("it is our child");
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "rank {rank}:\n{errors}");
-            let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            let values = said.strip_prefix(&format!("agreed rank={rank} ")).map(str::to_owned);
-            told.push(values.unwrap_or_else(|| panic!("rank {rank} said `{said}`")));
+            let stdout = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+            let values = stdout.strip_prefix(&format!("agreed rank={rank} ")).map(str::to_owned);
+            told.push(values.unwrap_or_else(|| panic!("rank {rank} said `{stdout}`")));
         }
         assert!(told.iter().all(|values| *values == told[0]), "{told:#?}");
     }

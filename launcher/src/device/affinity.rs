@@ -111,7 +111,7 @@ impl Bindings<'_> {
             NumaBinding::Exclusive => {
                 let cores = self.group_by_shared_part(&on_node, |cpu| &cpu.siblings);
                 let too_few = AffinityError::TooFewCores { node, cores: cores.len(), devices: neighbours };
-                share(&cores, position, neighbours).ok_or(too_few)
+                cores_of_part(&cores, position, neighbours).ok_or(too_few)
             }
             NumaBinding::CoreComplex => {
                 let mut caches = self.group_by_shared_part(&on_node, |cpu| &cpu.cache);
@@ -170,7 +170,7 @@ impl Bindings<'_> {
 
 /// The part of the `position`-th of `parts`: as even as it can be, the first ones one more. Nothing where there are
 /// fewer cores than parts.
-fn share(cores: &[Vec<u32>], position: usize, parts: usize) -> Option<Vec<u32>> {
+fn cores_of_part(cores: &[Vec<u32>], position: usize, parts: usize) -> Option<Vec<u32>> {
     let (each, more) = (cores.len().checked_div(parts)?, cores.len().checked_rem(parts)?);
     if each == 0 {
         return None;

@@ -174,11 +174,11 @@ pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
         && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
     let untouched =
         request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
-    if let Some(because) = seen.order_unknown.clone() {
+    if let Some(reason) = seen.order_unknown.clone() {
         if untouched || is_by_number {
-            warnings.push(ChoiceWarning::OrderUnknown { kind, because });
+            warnings.push(ChoiceWarning::OrderUnknown { kind, because: reason });
         } else if seen.list().is_some() || asking.index_order == IndexOrder::Typed {
-            return Err(ChoiceError::OrderUnknown { kind, because });
+            return Err(ChoiceError::OrderUnknown { kind, because: reason });
         }
     }
     if let Some(order) = request.order {
@@ -286,7 +286,7 @@ fn drop_or_refuse_unhealthy(
     let mut dead = Vec::new();
     picked.retain(|picked| {
         let illness = question.unhealthy.iter().find(|(at, _)| is_part_of(picked, *at, question.machine));
-        dead.extend(illness.map(|(_, because)| (label(&picked.device.accelerator), because.clone())));
+        dead.extend(illness.map(|(_, reason)| (label(&picked.device.accelerator), reason.clone())));
         illness.is_none()
     });
     match dead.first() {
@@ -294,12 +294,13 @@ fn drop_or_refuse_unhealthy(
             return Err(ChoiceError::Unhealthy { device: device.clone(), because: because.clone() });
         }
         Some(_) if picked.is_empty() => {
-            let because = dead.iter().map(|(device, because)| format!("{device}: {because}")).collect();
-            return Err(ChoiceError::AllUnhealthy { because });
+            let reason = dead.iter().map(|(device, because)| format!("{device}: {because}")).collect();
+            return Err(ChoiceError::AllUnhealthy { because: reason });
         }
         _ => {}
     }
-    warnings.extend(dead.into_iter().map(|(device, because)| ChoiceWarning::LeftOut { device, because }));
+    warnings
+        .extend(dead.into_iter().map(|(device, reason)| ChoiceWarning::LeftOut { device, because: reason }));
     Ok(picked)
 }
 

@@ -173,8 +173,8 @@ impl VisibleDevices {
     /// One warning for one variable, however many entries it loses.
     fn warn_dropped(&mut self, variable: &'static str, value: &OsStr, dropped: &[String]) {
         if !dropped.is_empty() {
-            let because = dropped.join("; ");
-            self.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because });
+            let reason = dropped.join("; ");
+            self.warnings.push(ChoiceWarning::Dropped { variable, value: value.to_owned(), because: reason });
         }
     }
 }

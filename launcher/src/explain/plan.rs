@@ -40,9 +40,9 @@ impl LaunchPlan<'_> {
         let command = command::worker_command(self.spec, &self.life, seat, inherited, error_file.as_deref())
             .map_err(|source| LaunchError::Command { rank, source })?;
         let variables = command::worker_environment(self.spec, &self.life, seat, error_file.as_deref());
-        let (persona, role) = (self.spec.cli_flavor, &*self.spec.role);
+        let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
+        let speaker = StreamOwner { persona: cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, speaker, folder.as_deref());
         let by_hand = self.spec.external_worker == Some(local_rank);

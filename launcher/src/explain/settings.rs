@@ -3,7 +3,7 @@
 //! `cli` resolves the settings. This module only lists the options and variables of each setting, to look up its
 //! source. A test checks that both agree.
 
-mod meeting;
+mod rendezvous;
 
 use std::path::Path;
 use std::time::Duration;

@@ -52,7 +52,7 @@ fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S
 }
 
 /// The table and its summary; empty without paths.
-pub(super) fn text(paths: &[LeftPath], deed: GcMode) -> String {
+pub(super) fn describe_paths(paths: &[LeftPath], deed: GcMode) -> String {
     if paths.is_empty() {
         return String::new();
     }

@@ -9,9 +9,9 @@ use crate::device::{
     Accelerator, Condition, DeviceProcess, DeviceState, DeviceType, Machine, Part, ProbeProblem,
 };
 
+use super::fact_text;
 use super::page::{Align, Column, Page, Row, Tone, width};
 use super::picture::{DeviceWarningLine, MachineSnapshot};
-use super::words;
 
 /// A longer name is cut, and shown whole in the second table.
 const MAX_NAME_LENGTH: usize = 24;
@@ -84,7 +84,7 @@ fn summary(picture: &MachineSnapshot, kind: Option<DeviceType>) -> String {
     let counts: Vec<String> = DeviceType::ALL
         .into_iter()
         .filter(|kind| of(*kind) > 0)
-        .map(|kind| words::count(of(kind), &noun(kind)))
+        .map(|kind| fact_text::count(of(kind), &noun(kind)))
         .collect();
     match (counts.is_empty(), kind) {
         (true, _) if picture.is_blind() => "the accelerators are not known".to_owned(),
@@ -112,7 +112,7 @@ fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
     let state = device.state.as_deref().unwrap_or(&nothing);
     let throttle = match &device.condition {
         Condition::Lost { .. } => ("does not answer".to_owned(), Tone::Bad),
-        Condition::Answers => (words::throttles(&state.throttle), Tone::Plain),
+        Condition::Answers => (fact_text::throttles(&state.throttle), Tone::Plain),
     };
     let number = |number: Option<u32>| number.map_or_else(String::new, |number| number.to_string());
     let (clock, most) = (state.clock.map(u64::from), state.max_clock.map(u64::from));
@@ -120,10 +120,10 @@ fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row 
         .toned(index(device), tone)
         .cell(device.kind.as_str())
         .cell(truncate_name(&device.name))
-        .cell(words::memory(device.memory))
+        .cell(fact_text::memory(device.memory))
         .cell(number(state.temperature))
-        .cell(words::power(state.power, state.power_limit))
-        .cell(words::format_with_limit(clock, most))
+        .cell(fact_text::power(state.power, state.power_limit))
+        .cell(fact_text::format_with_limit(clock, most))
         .cell(number(state.utilisation))
         .toned(throttle.0, throttle.1)
 }
@@ -164,12 +164,13 @@ fn warnings(page: &mut Page, picture: &MachineSnapshot) {
     let told: Vec<&DeviceWarningLine> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
     troubles(page, &picture.machine);
-    if !told.is_empty() && !picture.machine.troubles.iter().any(words::is_serious) {
+    if !told.is_empty() && !picture.machine.troubles.iter().any(fact_text::is_serious) {
         page.blank();
     }
     for warning in told {
         let label = if warning.severity == Severity::Fatal { "error:" } else { "warning:" };
-        let subject = warning.device.and_then(|at| picture.machine.accelerators.get(at)).map(words::device);
+        let subject =
+            warning.device.and_then(|at| picture.machine.accelerators.get(at)).map(fact_text::device);
         let subject = subject.map(|subject| format!("{subject}: ")).unwrap_or_default();
         let text = format!(" {subject}{}", warning.text);
         // The same warning with other numbers is the same line, changed.
@@ -242,7 +243,7 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
 /// The troubles of the probes.
 pub(super) fn troubles(page: &mut Page, machine: &Machine) {
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let serious: Vec<&ProbeProblem> = all.filter(|trouble| words::is_serious(trouble)).collect();
+    let serious: Vec<&ProbeProblem> = all.filter(|trouble| fact_text::is_serious(trouble)).collect();
     if !serious.is_empty() {
         page.blank();
     }
@@ -255,7 +256,7 @@ pub(super) fn troubles(page: &mut Page, machine: &Machine) {
 
 /// No device was found: lists the searched sources.
 pub(super) fn sources(page: &mut Page, machine: &Machine) {
-    let missing = machine.troubles.iter().filter(|trouble| !words::is_serious(trouble));
+    let missing = machine.troubles.iter().filter(|trouble| !fact_text::is_serious(trouble));
     let rows: Vec<Row> = missing
         .map(|trouble| {
             let key = format!("source/{}/{}", trouble.kind, trouble.source);
@@ -270,7 +271,7 @@ pub(super) fn sources(page: &mut Page, machine: &Machine) {
 
 /// The CPUs, where they are known.
 pub(super) fn processors(page: &mut Page, machine: &Machine, affinity: &[u32]) {
-    let processors = words::processors(machine, affinity);
+    let processors = fact_text::processors(machine, affinity);
     if !processors.is_empty() {
         page.blank();
         page.line("CPUs", &[("CPUs", &processors, Tone::Plain)]);

@@ -102,7 +102,7 @@ pub(super) fn nic(name: &str, bus: u8, numa_node: u32, links: Vec<LinkKind>) -> 
     Nic { name: name.to_owned(), pci: Some(pci(bus)), numa_node: Some(numa_node), links }
 }
 
-pub(super) fn bare() -> Machine {
+pub(super) fn machine_without_devices() -> Machine {
     let missing = |kind, source: &str, why: &str| ProbeProblem {
         kind,
         source: source.to_owned(),

@@ -15,16 +15,16 @@
 //! This room opens no vendor's library: the probes do, which are child processes, and a crash or a hang is theirs.
 //! This room shows their answers.
 
-mod again;
 mod devices;
+mod fact_text;
 mod frame;
 mod json;
 mod page;
 mod picture;
+mod second_probe;
 mod terminal;
 mod topo;
 mod watch;
-mod words;
 
 use std::cell::OnceCell;
 use std::io;
@@ -144,12 +144,12 @@ fn render_topology(question: &Inspect, facts: &Facts, style: Style) -> InspectOu
             topo::page(&machine, &host, &facts.world().allowed_cpus()).render(style).into_bytes()
         }
     };
-    let is_blind = machine.accelerators.is_empty() && machine.troubles.iter().any(words::is_serious);
+    let is_blind = machine.accelerators.is_empty() && machine.troubles.iter().any(fact_text::is_serious);
     InspectOutput { text, status: status(is_blind) }
 }
 
 fn probe_machine(ask: ProbeScope, question: &Inspect, facts: &Facts) -> Machine {
-    again::probe_with_retry(ask, question.limit, |ask, limit| facts.world().probe_devices(ask, limit))
+    second_probe::probe_with_retry(ask, question.limit, |ask, limit| facts.world().probe_devices(ask, limit))
 }
 
 const fn status(is_blind: bool) -> ExitStatus {

@@ -1,6 +1,6 @@
 //! All facts shown about the machine at one moment, computed before any page or JSON is written. Pure.
 
-use super::{InspectError, words};
+use super::{InspectError, fact_text};
 use crate::device::choice::number;
 use crate::device::choice::{
     Choice, ChoiceError, ChoiceInput, ChoiceWarning as Remark, DeviceRequest, choose_devices,
@@ -60,7 +60,7 @@ impl MachineSnapshot {
     /// Puts it together; with a `kind`, only of these devices.
     pub(super) fn of(machine: Machine, kind: Option<DeviceType>, context: &SnapshotContext<'_>) -> Self {
         let machine = match kind {
-            Some(kind) => only(machine, kind),
+            Some(kind) => with_kind_only(machine, kind),
             None => machine,
         };
         let mut picture = Self {
@@ -88,7 +88,7 @@ impl MachineSnapshot {
         }
         let devices = &self.machine.accelerators;
         if let Some(id) = ids.iter().find(|id| !devices.iter().any(|device| is_called(device, id))) {
-            let there = devices.iter().map(words::device).collect();
+            let there = devices.iter().map(fact_text::device).collect();
             return Err(InspectError::NoSuchDevice { id: id.clone(), there });
         }
         let kept = self.positions(|device| ids.iter().any(|id| is_called(device, id)));
@@ -154,7 +154,7 @@ impl MachineSnapshot {
 
     /// Whether no device can be shown because a probe failed.
     pub(super) fn is_blind(&self) -> bool {
-        self.machine.accelerators.is_empty() && self.machine.troubles.iter().any(super::words::is_serious)
+        self.machine.accelerators.is_empty() && self.machine.troubles.iter().any(super::fact_text::is_serious)
     }
 }
 
@@ -187,12 +187,12 @@ fn launch_choice(
     let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
     // Small cards are reported once for the whole machine.
     let told = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
-    let told = told.map(|warning| DeviceWarningLine {
+    let message = told.map(|warning| DeviceWarningLine {
         device: None,
         severity: Severity::Warning,
         text: warning.to_string(),
     });
-    Ok(((found == kind || found == DeviceType::Cpu).then(positions), told.collect()))
+    Ok(((found == kind || found == DeviceType::Cpu).then(positions), message.collect()))
 }
 
 /// The variables that are set and may hide devices of this type.
@@ -245,7 +245,7 @@ fn health_warnings(all: &[usize], machine: &Machine, own_uid: u32) -> Vec<Device
 }
 
 /// The part of the machine that concerns one type of devices.
-fn only(machine: Machine, kind: DeviceType) -> Machine {
+fn with_kind_only(machine: Machine, kind: DeviceType) -> Machine {
     let kept: Vec<usize> =
         (0..machine.accelerators.len()).filter(|at| machine.accelerators[*at].kind == kind).collect();
     let machine = with_devices(machine, &kept);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::example::{bare, card, machine};
+use super::example::{card, machine, machine_without_devices};
 use super::*;
 use crate::device::{LinkKind, ProbeProblem, ProbeProblemKind};
 use crate::facts::fake::FakeWorld;
@@ -13,8 +13,8 @@ fn devices(kind: Option<DeviceType>, manner: Manner) -> Inspect {
     Inspect { subject: Subject::Devices { kind, ids: Vec::new() }, manner, limit: LIMIT }
 }
 
-fn topo(manner: Manner) -> Inspect {
-    Inspect { subject: Subject::Topo, manner, limit: LIMIT }
+fn topo(kind: Manner) -> Inspect {
+    Inspect { subject: Subject::Topo, manner: kind, limit: LIMIT }
 }
 
 fn run_inspect(machine: Machine, question: Inspect) -> Result<InspectOutput, InspectError> {
@@ -48,8 +48,8 @@ fn exit_code_fails_only_if_no_device_is_known() {
     let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
     for question in [devices(None, Manner::Json), topo(Manner::Text)] {
         let status = |machine| run_inspect(machine, question.clone()).unwrap().status;
-        assert_eq!(status(bare()), ExitStatus::SUCCESS);
-        assert_eq!(status(broken(bare())), ExitStatus::Code(1));
+        assert_eq!(status(machine_without_devices()), ExitStatus::SUCCESS);
+        assert_eq!(status(broken(machine_without_devices())), ExitStatus::Code(1));
         assert_eq!(status(broken(machine(vec![card(0)], LinkKind::Sys))), ExitStatus::SUCCESS);
     }
 }
@@ -57,7 +57,7 @@ fn exit_code_fails_only_if_no_device_is_known() {
 #[test]
 fn watch_without_terminal_is_refused() {
     let question = devices(None, Manner::Watch(Duration::from_secs(2)));
-    let error = run_inspect(bare(), question).unwrap_err();
+    let error = run_inspect(machine_without_devices(), question).unwrap_err();
     assert!(matches!(error, InspectError::NoTerminal));
     assert!(error.hint().is_some_and(|hint| hint.contains("--json")));
 }

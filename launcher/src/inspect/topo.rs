@@ -4,7 +4,7 @@ use crate::device::affinity::format_ranges;
 use crate::device::{Accelerator, DeviceType, LinkKind, Machine, Nic, Part};
 
 use super::page::{Align, Column, Page, Row, Tone};
-use super::{devices, words};
+use super::{devices, fact_text};
 
 /// The cell of the matrix for an unknown link.
 const UNKNOWN: &str = "?";
@@ -92,7 +92,7 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     let topology = Topology::of(machine);
     let mut page = Page::default();
     if topology.neighbours.is_empty() {
-        let is_blind = machine.troubles.iter().any(words::is_serious);
+        let is_blind = machine.troubles.iter().any(fact_text::is_serious);
         let what = if is_blind { "the accelerators are not known" } else { "no accelerators" };
         page.line("title", &[("title", &format!("{host}: {what}"), Tone::Heading)]);
     } else {

@@ -26,7 +26,7 @@ use super::frame::{Header, Size, draw};
 use super::page::Page;
 use super::picture::MachineSnapshot;
 use super::terminal::Terminal;
-use super::{EVERYTHING, InspectError, again, devices, snapshot_of, words};
+use super::{EVERYTHING, InspectError, devices, fact_text, second_probe, snapshot_of};
 
 /// A look that takes longer is announced, with the time it has taken so far.
 const SLOW_PROBE_NOTICE: Duration = Duration::from_secs(1);
@@ -102,7 +102,7 @@ pub(super) fn watch(
 ) -> Result<ExitStatus, InspectError> {
     // The driver is asked once: it wakes every card.
     let cuda_order = OnceCell::new();
-    let machine = again::probe_with_retry(EVERYTHING, watched.limit, |ask, limit| {
+    let machine = second_probe::probe_with_retry(EVERYTHING, watched.limit, |ask, limit| {
         facts.world().probe_devices(ask, limit)
     });
     let ask = || cuda_order.get_or_init(|| facts.world().cuda_order(watched.limit)).clone();
@@ -195,15 +195,17 @@ impl WatchLoop<'_> {
         if look.probes.advance(now) {
             let found = look.probes.into_machine();
             let machine = match look.first {
-                None if again::needs_retry(&found, EVERYTHING) => {
-                    let (ask, limit) =
-                        (again::reduced_scope(EVERYTHING), again::retry_limit(self.watched.limit));
+                None if second_probe::needs_retry(&found, EVERYTHING) => {
+                    let (ask, limit) = (
+                        second_probe::reduced_scope(EVERYTHING),
+                        second_probe::retry_limit(self.watched.limit),
+                    );
                     let probes = Probes::discovery(ask, limit, now);
                     self.look = Some(DeviceLookup { probes, since: look.since, first: Some(found) });
                     return;
                 }
                 None => found,
-                Some(first) => again::merge_probes(first, found, EVERYTHING),
+                Some(first) => second_probe::merge_probes(first, found, EVERYTHING),
             };
             let ask = || self.cuda_order.clone();
             // A missing device is not an error here: the picture then shows all remaining ones.
@@ -278,10 +280,10 @@ impl DrawnScreen {
 /// The trouble that makes the new picture worse than the old one.
 fn new_problem(new: &Machine, old: &Machine) -> Option<String> {
     let was_there = |source: &str| {
-        let serious = old.troubles.iter().filter(|trouble| words::is_serious(trouble));
+        let serious = old.troubles.iter().filter(|trouble| fact_text::is_serious(trouble));
         serious.map(|trouble| trouble.source.as_str()).any(|other| other == source)
     };
-    let serious = new.troubles.iter().filter(|trouble| words::is_serious(trouble));
+    let serious = new.troubles.iter().filter(|trouble| fact_text::is_serious(trouble));
     serious.filter(|trouble| !was_there(&trouble.source)).map(ToString::to_string).next()
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Completion(Arc<Latch>);
 pub struct Drained(Arc<Latch>);
 
 /// The waiting end, and one promise for each of `count` threads.
-pub(super) fn latch(count: usize) -> Result<(Drained, Vec<Completion>), Errno> {
+pub(super) fn wait_for_drain(count: usize) -> Result<(Drained, Vec<Completion>), Errno> {
     let opened = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let latch = Arc::new(Latch { remaining: AtomicUsize::new(count), event: opened });
     let promises = (0..count).map(|_| Completion(Arc::clone(&latch))).collect();

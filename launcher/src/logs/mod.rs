@@ -20,7 +20,7 @@ use crate::spec::{CliFlavor, LineFilters};
 use channel::{Channel, PipeSize, size_beside_label};
 use filter::{Filter, LinePicker};
 pub use latch::Drained;
-use latch::{Completion, latch};
+use latch::{Completion, wait_for_drain};
 use pump::{PumpCommand, PumpHandle};
 use route::{Route, Routes, RowLabel};
 use source::{LogFile, StreamSource};
@@ -184,8 +184,8 @@ impl Logs {
     /// Starts nothing and opens nothing. Under the name torchrun a captured stream is never a terminal: there,
     /// it is a file.
     #[must_use]
-    pub fn new(console: Console, persona: CliFlavor) -> Self {
-        let pseudo_terminals = match persona {
+    pub fn new(console: Console, cli_flavor: CliFlavor) -> Self {
+        let pseudo_terminals = match cli_flavor {
             CliFlavor::Rankrun => PseudoTerminals::Wanted,
             CliFlavor::Torchrun => PseudoTerminals::No,
         };
@@ -321,7 +321,7 @@ impl Logs {
 
     fn send_with_completion(&self, command: impl Fn(Completion) -> PumpCommand) -> Result<Drained, LogError> {
         let (drained, promises) =
-            latch(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
+            wait_for_drain(self.pumps().count()).map_err(|source| LogError::Channel { source })?;
         for (pump, promise) in self.pumps().zip(promises) {
             pump.send(command(promise));
         }

@@ -17,9 +17,9 @@ struct Rig {
 }
 
 impl Rig {
-    fn on(reader: OwnedFd, writer: OwnedFd, persona: CliFlavor) -> Self {
+    fn on(reader: OwnedFd, writer: OwnedFd, cli_flavor: CliFlavor) -> Self {
         let console = Console::new(writer.try_clone().unwrap(), writer, Cursor::Moves);
-        Self { logs: Logs::new(console.clone(), persona), console, screen: reader.into() }
+        Self { logs: Logs::new(console.clone(), cli_flavor), console, screen: reader.into() }
     }
 
     fn pipe() -> Self {
@@ -27,11 +27,11 @@ impl Rig {
         Self::on(reader, writer, CliFlavor::Rankrun)
     }
 
-    fn terminal(persona: CliFlavor) -> Self {
+    fn terminal(cli_flavor: CliFlavor) -> Self {
         let size = rustix::termios::Winsize { ws_row: 30, ws_col: 90, ws_xpixel: 0, ws_ypixel: 0 };
         let (Channel { reader, .. }, writer) = channel::pseudo_terminal(Some(size)).unwrap();
         rustix::io::ioctl_fionbio(&reader, false).unwrap();
-        Self::on(reader, writer, persona)
+        Self::on(reader, writer, cli_flavor)
     }
 
     fn open(&mut self, worker: WorkerId, routes: &Routes) -> (File, File) {

@@ -219,7 +219,7 @@ mod tests {
             ("^a$ ${HOME} ${}", "^a$ ${HOME} ${}", "^a$ ${HOME} ${}"),
         ] {
             let ranks = (LocalRank(7), Rank(15));
-            let expanded = |persona| expand_macros(OsStr::new(text), persona, ranks);
+            let expanded = |cli_flavor| expand_macros(OsStr::new(text), cli_flavor, ranks);
             assert_eq!(expanded(CliFlavor::Rankrun), ours, "{text}");
             assert_eq!(expanded(CliFlavor::Torchrun), torchs, "{text}");
         }

@@ -24,8 +24,8 @@ impl HandledSignals {
     /// are ignored at the start stay ignored (`nohup`, a shell's background job); torchrun installs its handlers over
     /// them.
     #[must_use]
-    pub fn of(spec: &SignalSpec, persona: CliFlavor) -> Self {
-        let taken = |signal: &Signal| persona == CliFlavor::Torchrun || !is_ignored(*signal);
+    pub fn of(spec: &SignalSpec, cli_flavor: CliFlavor) -> Self {
+        let taken = |signal: &Signal| cli_flavor == CliFlavor::Torchrun || !is_ignored(*signal);
         let mut stop: Vec<Signal> = spec.stop.iter().copied().filter(taken).collect();
         if !spec.stop.contains(&Signal::SIGINT) {
             stop.extend(Some(Signal::SIGINT).filter(taken));

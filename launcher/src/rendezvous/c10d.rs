@@ -118,12 +118,12 @@ impl C10dBackend {
         limit: Duration,
     ) -> Result<Self, ClientError> {
         let mut calls = Client::connect_within(addresses, settings.clone(), limit)?;
-        let bell = Client::connect_within(&[calls.peer_addr()?], settings.clone(), limit)?;
+        let wake_event = Client::connect_within(&[calls.peer_addr()?], settings.clone(), limit)?;
         calls.compare_set(keys.state(), b"", SENTINEL)?;
         Ok(Self {
             keys,
             request_client: calls,
-            change_notifier: Some(bell),
+            change_notifier: Some(wake_event),
             armed: None,
             only: None,
             version: 0,
@@ -289,18 +289,18 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`].
     pub fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
-        let Some(bell) = &mut self.change_notifier else { return Ok(()) };
+        let Some(wake_event) = &mut self.change_notifier else { return Ok(()) };
         let next = success_of.map_or(StoreChange::Ring(self.version.wrapping_add(1)), StoreChange::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
-                bell.end_wait(true)?;
+                wake_event.end_wait(true)?;
             }
             let key = match next {
                 StoreChange::Ring(version) => self.keys.change_key(version),
                 StoreChange::Success(round) => self.torch_keys(round).last_member(),
             };
-            let Some(bell) = &mut self.change_notifier else { return Ok(()) };
-            bell.begin_wait(&[&key])?;
+            let Some(wake_event) = &mut self.change_notifier else { return Ok(()) };
+            wake_event.begin_wait(&[&key])?;
             self.armed = Some(next);
         }
         Ok(())
@@ -311,8 +311,10 @@ impl C10dBackend {
     /// # Errors
     /// See [`Client`].
     pub fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
-        let (Some(bell), Some(awaited)) = (&mut self.change_notifier, self.armed) else { return Ok(None) };
-        if !bell.end_wait(false)? {
+        let (Some(wake_event), Some(awaited)) = (&mut self.change_notifier, self.armed) else {
+            return Ok(None);
+        };
+        if !wake_event.end_wait(false)? {
             return Ok(None);
         }
         self.armed = None;
@@ -335,16 +337,16 @@ impl C10dBackend {
     /// See [`Client`].
     pub fn take_notifier(&mut self) -> Result<Option<Client>, ClientError> {
         if self.armed.take().is_some()
-            && let Some(bell) = &mut self.change_notifier
+            && let Some(wake_event) = &mut self.change_notifier
         {
-            bell.end_wait(true)?;
+            wake_event.end_wait(true)?;
         }
         Ok(self.change_notifier.take())
     }
 
     /// Takes back the connection that was lent out.
-    pub fn give_back(&mut self, bell: Client) {
-        self.change_notifier = Some(bell);
+    pub fn give_back(&mut self, wake_event: Client) {
+        self.change_notifier = Some(wake_event);
     }
 }
 

@@ -295,8 +295,8 @@ impl StateSnapshot<'_> {
             return RoundStep::Changed(RoundEnd::Removed);
         }
         // Other nodes learn of dead members before this node reports the change.
-        let upheaval = if self.needs_cleanup() { None } else { self.membership_end(members) };
-        upheaval.map_or_else(|| self.hold_membership(), RoundStep::Changed)
+        let membership_end = if self.needs_cleanup() { None } else { self.membership_end(members) };
+        membership_end.map_or_else(|| self.hold_membership(), RoundStep::Changed)
     }
 
     /// Removes dead nodes and renews heartbeats, if either is due.

@@ -149,13 +149,13 @@ impl MasterAddressCache {
     /// # Errors
     /// No address suits all torchrun members.
     pub fn choose(&self, me: &Node, members: &Members) -> Result<MasterChoice, StaleMasterAddress> {
-        let mut believers = self.cached_by(members);
-        let Some((peer, place)) = believers.next() else { return Ok(MasterChoice::Own) };
+        let mut caching_peers = self.cached_by(members);
+        let Some((peer, place)) = caching_peers.next() else { return Ok(MasterChoice::Own) };
         let refusal = |peer: &Node, place: &PublishedAddress| StaleMasterAddress {
             peer: peer.clone(),
             cached_address: place.clone(),
         };
-        if let Some((other, _)) = believers.find(|(_, other)| *other != place) {
+        if let Some((other, _)) = caching_peers.find(|(_, other)| *other != place) {
             return Err(refusal(other, &self.cached_address[other]));
         }
         match self.hosts.get(place) {

@@ -76,8 +76,8 @@ impl Unreached {
         match error {
             ClientError::Io(error) => Self::of_io(error),
             ClientError::Silent { .. } => Self::Silent,
-            ClientError::Stranger { said } => Self::AnotherProgram { program: program(said) },
-            ClientError::NoStore => Self::AnotherProgram { program: program(&[]) },
+            ClientError::Stranger { said } => Self::AnotherProgram { program: describe_program(said) },
+            ClientError::NoStore => Self::AnotherProgram { program: describe_program(&[]) },
             ClientError::Limit => Self::Other(error.to_string()),
         }
     }
@@ -208,7 +208,7 @@ impl WaitingLines {
 }
 
 /// Name of a program, guessed from its first bytes.
-fn program(said: &[u8]) -> String {
+fn describe_program(said: &[u8]) -> String {
     let line = said.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let shown = escape_bytes_for_terminal(line.trim_ascii(), MAX_SHOWN);
     // TLS: an alert or handshake record of any version.
@@ -266,10 +266,10 @@ mod tests {
             (b"", "which does not speak the store's protocol"),
         ];
         for (said, expected) in cases {
-            assert_eq!(program(said), expected);
+            assert_eq!(describe_program(said), expected);
         }
-        assert!(program(&long).len() < 120, "{}", program(&long));
-        assert!(!program(b"HTTP/1.0 \x1b[2J\r\n").contains('\x1b'));
+        assert!(describe_program(&long).len() < 120, "{}", describe_program(&long));
+        assert!(!describe_program(b"HTTP/1.0 \x1b[2J\r\n").contains('\x1b'));
     }
 
     #[test]
@@ -307,7 +307,8 @@ mod tests {
     #[test]
     fn waiting_line_for_other_program_has_a_hint() {
         let owner = || Some(PortOwner { pid: 7, name: "python3".to_owned() });
-        let reason = Unreached::AnotherProgram { program: program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
+        let reason =
+            Unreached::AnotherProgram { program: describe_program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
         let line = WaitingLines::default().line(FIRST_LINE, Some(reason), (Duration::from_secs(9), true));
         assert_eq!(
             line.as_deref(),

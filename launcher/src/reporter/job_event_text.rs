@@ -81,12 +81,12 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
     })
 }
 
-fn killing_workers(local_ranks: &[LocalRank], because: &WaitEnd) -> String {
-    let because = match because {
+fn killing_workers(local_ranks: &[LocalRank], reason: &WaitEnd) -> String {
+    let reason = match reason {
         WaitEnd::GraceOver(_) => "still alive after the grace",
         WaitEnd::SecondSignal => "told a second time",
     };
-    format!("killing {}: {because}", ranks(local_ranks))
+    format!("killing {}: {reason}", ranks(local_ranks))
 }
 
 fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
@@ -283,8 +283,8 @@ pub fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
 
 /// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
-pub fn external_worker_released(because: &ReleaseReason) -> String {
-    let what = match because {
+pub fn external_worker_released(reason: &ReleaseReason) -> String {
+    let what = match reason {
         ReleaseReason::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
         ReleaseReason::TimeLimit => "the time limit of the job is over".to_owned(),
         ReleaseReason::Stopped => "it was told to stop".to_owned(),

@@ -26,14 +26,14 @@ pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(left: &[Left], because: LeftoverStop, grace: Duration) -> String {
-    let because = match because {
+pub fn ending(left: &[Left], reason: LeftoverStop, grace: Duration) -> String {
+    let reason = match reason {
         LeftoverStop::TimeOver => "still there".to_owned(),
         LeftoverStop::TimeLimit => "the time limit is over".to_owned(),
         LeftoverStop::Signal(signal) => signal.to_string(),
     };
     format!(
-        "{because}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
+        "{reason}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
         leftover_names(left),
         grace.as_secs_f64()
     )
@@ -41,12 +41,12 @@ pub fn ending(left: &[Left], because: LeftoverStop, grace: Duration) -> String {
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(left: &[Left], because: LeftoverStop) -> String {
-    let because = match because {
+pub fn killing(left: &[Left], reason: LeftoverStop) -> String {
+    let reason = match reason {
         LeftoverStop::TimeOver | LeftoverStop::TimeLimit => "still there after SIGTERM",
         LeftoverStop::Signal(_) => "told a second time",
     };
-    format!("killing {}: {because}", leftover_names(left))
+    format!("killing {}: {reason}", leftover_names(left))
 }
 
 /// These processes survived SIGKILL; the launcher gives up.

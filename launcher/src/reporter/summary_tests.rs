@@ -149,8 +149,8 @@ fn silent_worker_hint_asks_for_output() {
     assert_eq!(hint(&FailureReport { exit: killed, ..silent.clone() }), None);
     for silent in [&silent, &unseen] {
         let files = vec![PathBuf::from("/logs/1/error.json")];
-        let left_out = FailureReport { files, ..silent.clone() };
-        assert_eq!(hint(&left_out), None, "`record` is there already");
+        let external_worker = FailureReport { files, ..silent.clone() };
+        assert_eq!(hint(&external_worker), None, "`record` is there already");
     }
     let any = FailureReport { program: ProgramKind::Any, ..silent };
     let exits = "it ended without a word, as `exit 1` does: print the reason to stderr before";
@@ -162,9 +162,9 @@ fn silent_worker_hint_asks_for_output() {
         (true, false, "`--log-dir`", "--tee"),
         (true, true, "`rankrun explain --script 1`", "--tee"),
     ] {
-        let said =
+        let message =
             hint(&FailureReport { kept: KeptOutput { by_streams, in_folder }, ..any.clone() }).unwrap();
-        assert!(said.contains(advised) && !said.contains(given), "{said}");
+        assert!(message.contains(advised) && !message.contains(given), "{message}");
     }
     assert_eq!(hint(&FailureReport { tail: vec!["it says why".to_owned()], ..any }), None);
 }

@@ -204,27 +204,27 @@ fn killing(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -
 /// torchrun says nothing of other nodes: the fact in our words, the signals in its own.
 fn of_nodes(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let own_lines = job_event_text::node_event_text(event, group.spec);
-    let said = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
+    let message = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
     let signal_lines = match event {
         JobEvent::Changed { live, .. } | JobEvent::OverElsewhere { live, .. } => {
             closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
     };
-    said.into_iter().chain(signal_lines).collect()
+    message.into_iter().chain(signal_lines).collect()
 }
 
 /// torchrun has no such limits: the fact in our words, the signals in its own. It has no table of ranks.
 fn of_limits(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     let own_lines = job_event_text::limit_event_text(event);
-    let said = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
+    let message = own_lines.map(|text| LogLine::of_ours(Level::Warning, text));
     let signal_lines = match event {
         JobEvent::NotJoined { live, .. } | JobEvent::TimeIsUp { live, .. } => {
             closing_signal_lines(live, Signal::SIGTERM, group)
         }
         _ => Vec::new(),
     };
-    said.into_iter().chain(signal_lines).collect()
+    message.into_iter().chain(signal_lines).collect()
 }
 
 fn closing_signal_lines(local_ranks: &[LocalRank], signal: Signal, group: EventSubject<'_>) -> Vec<LogLine> {

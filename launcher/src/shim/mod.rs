@@ -16,6 +16,7 @@
 //! classifies the present files, `plan` computes the changes, `status` says what would run: all pure. `probe` asks a
 //! Python, and `disk` reads and changes files.
 
+mod command_line;
 mod disk;
 mod environment;
 mod error;
@@ -25,7 +26,6 @@ mod plan;
 mod probe;
 mod state;
 mod status;
-mod words;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ pub use error::ShimError;
 pub use interrupted::{CleanupResult, InterruptedFile, find_interrupted};
 
 use crate::facts::Facts;
+use command_line::{Format, ShimCommand, ShimRequest};
 use environment::PythonEnvironment;
 use layout::{Layout, ShimTexts};
 use plan::{turn_off, turn_on};
 use state::{ShimState, Torchrun};
 use status::{OutsideFacts, Status};
-use words::{Format, ShimCommand, ShimRequest};
 
 /// Set to `off`, it makes the shim start PyTorch's own torchrun.
 pub(crate) const SWITCH: &str = "RANKRUN_SHIM";
@@ -53,7 +53,7 @@ pub const BYPASS_HINT: &str = "      `RANKRUN_SHIM=off` in front of the command 
 /// # Errors
 /// The command failed; then nothing was changed.
 pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -> Result<String, ShimError> {
-    let (verb, python) = match words::parse(words)? {
+    let (verb, python) = match command_line::parse(words)? {
         ShimRequest::Help => return Ok(include_str!("help.txt").to_owned()),
         ShimRequest::Act { verb, python } => (verb, python),
     };

@@ -18,9 +18,9 @@ pub(super) fn run_python_probe(python: &Path) -> Result<Vec<u8>, ShimError> {
         return Ok(output.stdout);
     }
     let errors = String::from_utf8_lossy(&output.stderr);
-    let said = errors
+    let message = errors
         .lines()
         .rfind(|line| !line.trim().is_empty())
         .map_or_else(|| output.status.to_string(), |line| line.trim().to_owned());
-    Err(ShimError::PythonSilent { python: python.to_owned(), said })
+    Err(ShimError::PythonSilent { python: python.to_owned(), said: message })
 }

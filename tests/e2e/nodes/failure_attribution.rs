@@ -8,12 +8,12 @@ use super::{ENDPOINT, assert_all_succeed, c10d, static_launch};
 
 /// How the nodes of a job meet; host 1 has the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meeting {
+enum StoreKind {
     Dynamic,
     Static,
 }
 
-impl Meeting {
+impl StoreKind {
     fn launch(self, name: Name, hosts: usize, host: usize) -> Launch {
         match self {
             Self::Dynamic => c10d(name, ENDPOINT, &hosts.to_string()),
@@ -30,13 +30,13 @@ fn fleet_with_delay(hosts: usize, delay: u64) -> Option<Fleet> {
 }
 
 /// Each delay, each way to meet, two and three nodes: a few of the combinations, in a soak all of them three times.
-fn combinations() -> Vec<(u64, Meeting, usize)> {
+fn combinations() -> Vec<(u64, StoreKind, usize)> {
     if !is_soak() {
-        return vec![(2, Meeting::Dynamic, 3), (20, Meeting::Static, 2), (100, Meeting::Dynamic, 2)];
+        return vec![(2, StoreKind::Dynamic, 3), (20, StoreKind::Static, 2), (100, StoreKind::Dynamic, 2)];
     }
     let mut all = Vec::new();
     for delay in [2, 20, 100] {
-        for meeting in [Meeting::Dynamic, Meeting::Static] {
+        for meeting in [StoreKind::Dynamic, StoreKind::Static] {
             for hosts in [2, 3] {
                 all.extend([(delay, meeting, hosts); 3]);
             }

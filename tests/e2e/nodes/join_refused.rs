@@ -141,8 +141,8 @@ fn duplicate_node_rank_is_refused() {
     let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
     // The second agent is refused. The first one waits in vain for node rank 2.
     let refused = outcomes.iter().filter(|outcome| {
-        let said = outcome.stderr();
-        said.contains("node rank") && said.contains("th2") && said.contains("th3")
+        let stderr = outcome.stderr();
+        stderr.contains("node rank") && stderr.contains("th2") && stderr.contains("th3")
     });
     assert_eq!(refused.count(), 1, "{}\n{}", outcomes[0], outcomes[1]);
     outcomes.iter().for_each(|outcome| {

@@ -190,9 +190,9 @@ fn launcher_killed_during_device_probe_leaves_nothing() {
 }
 
 /// A memory cgroup of one test, removed with it.
-struct MemoryGroup(PathBuf);
+struct MemoryCgroup(PathBuf);
 
-impl MemoryGroup {
+impl MemoryCgroup {
     /// Nothing where the machine does not let us make one.
     fn new(bytes: u32) -> Option<Self> {
         let own = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -221,7 +221,7 @@ impl MemoryGroup {
     }
 }
 
-impl Drop for MemoryGroup {
+impl Drop for MemoryCgroup {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
     }
@@ -234,7 +234,7 @@ fn out_of_memory_kill_of_any_process_leaves_nothing() {
         return;
     }
     let _alone = memory_kills_alone();
-    let Some(group) = MemoryGroup::new(128 << 20) else {
+    let Some(group) = MemoryCgroup::new(128 << 20) else {
         print_notice("skipped: no memory cgroup can be made here");
         return;
     };

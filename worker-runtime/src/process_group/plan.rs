@@ -297,11 +297,11 @@ mod tests {
 
     #[test]
     fn conflicting_records_name_both_ranks() {
-        let said = |records: &[RankRecord]| plan_backend(records).unwrap_err().to_string();
+        let message = |records: &[RankRecord]| plan_backend(records).unwrap_err().to_string();
         let (auto, tcp) = (record(BackendChoice::Auto, "a"), record(BackendChoice::Tcp, "a"));
-        let text = said(&[auto.clone(), auto.clone(), tcp]);
+        let text = message(&[auto.clone(), auto.clone(), tcp]);
         assert!(text.starts_with("rank 0 requests the backend `auto` and rank 2 `tcp`;"), "{text}");
-        let text = said(&[
+        let text = message(&[
             record(BackendChoice::Shm, "a"),
             record(BackendChoice::Shm, "a"),
             record(BackendChoice::Shm, "b"),
@@ -311,9 +311,9 @@ mod tests {
             "{text}"
         );
         let other = RankRecord::Other { version: 1 };
-        let text = said(&[auto.clone(), other.clone()]);
+        let text = message(&[auto.clone(), other.clone()]);
         assert!(text.starts_with("rank 0 speaks version 3 of the protocol and rank 1 version 1;"), "{text}");
-        let text = said(&[other.clone(), other, auto]);
+        let text = message(&[other.clone(), other, auto]);
         assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 3;"), "{text}");
     }
 

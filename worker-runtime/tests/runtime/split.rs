@@ -244,11 +244,11 @@ fn error_file_has_job_rank() {
     };
     let ranks: Vec<_> = (0..4).map(start).collect();
     let ended: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
-    let said = |rank: usize| String::from_utf8_lossy(&ended[rank].stderr).into_owned();
+    let stderr = |rank: usize| String::from_utf8_lossy(&ended[rank].stderr).into_owned();
     for rank in [0, 2] {
-        assert_eq!(ended[rank].status.code(), Some(0), "{}", said(rank));
+        assert_eq!(ended[rank].status.code(), Some(0), "{}", stderr(rank));
     }
     let report = report::parse(&std::fs::read(folder.0.join("1.json")).expect("an error file")).unwrap();
-    assert_eq!(report.lost_rank, Some(Rank(3)), "{}", said(1));
-    assert!(said(1).contains("lost rank 1 (rank 3 of the job)"), "{}", said(1));
+    assert_eq!(report.lost_rank, Some(Rank(3)), "{}", stderr(1));
+    assert!(stderr(1).contains("lost rank 1 (rank 3 of the job)"), "{}", stderr(1));
 }

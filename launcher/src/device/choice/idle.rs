@@ -8,7 +8,7 @@ use crate::device::health::memory_in_use;
 use crate::device::{Accelerator, Condition};
 
 /// Why a device is not idle; `None` where it is.
-pub(super) fn busy(accelerator: &Accelerator) -> Option<String> {
+pub(super) fn busy_reason(accelerator: &Accelerator) -> Option<String> {
     if let Condition::Lost { why } = &accelerator.condition {
         return Some(format!("it does not answer: {why}"));
     }

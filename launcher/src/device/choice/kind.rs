@@ -49,12 +49,12 @@ fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
     let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
     let (absent, telling): (Vec<&ProbeProblem>, Vec<&ProbeProblem>) =
         of_kind.partition(|trouble| is_plain_absence(trouble));
-    let because = if telling.is_empty() && !absent.is_empty() {
+    let reason = if telling.is_empty() && !absent.is_empty() {
         vec!["no driver is found here".to_owned()]
     } else {
         telling.into_iter().map(ToString::to_string).collect()
     };
-    ChoiceError::NoDevices { kind, because, instead: present(machine) }
+    ChoiceError::NoDevices { kind, because: reason, instead: present(machine) }
 }
 
 /// A library or folder that a machine without such devices lacks. A device without its node is more than that.

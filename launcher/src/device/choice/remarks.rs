@@ -23,7 +23,7 @@ pub(super) fn about(devices: &[SelectedDevice], machine: &Machine, warnings: &mu
 /// Devices that workers on CPUs still see.
 pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     for kind in hidden {
-        let because = match kind {
+        let reason = match kind {
             DeviceType::Xpu => "no value of `ZE_AFFINITY_MASK` means none",
             DeviceType::Hpu => "no value of `HABANA_VISIBLE_MODULES` means none",
             // All other types can be hidden, and on Apple's machines a program chooses the device by itself.
@@ -31,7 +31,7 @@ pub(super) fn about_hidden(hidden: &[DeviceType], machine: &Machine, warnings: &
         };
         let matters = |device: &&Accelerator| device.kind == *kind && !device.integrated;
         if machine.accelerators.iter().any(|device| matters(&device)) {
-            warnings.push(ChoiceWarning::StillVisible { kind: *kind, because });
+            warnings.push(ChoiceWarning::StillVisible { kind: *kind, because: reason });
         }
     }
 }

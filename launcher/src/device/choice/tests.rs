@@ -129,12 +129,12 @@ fn idle_selector_excludes_used_devices() {
     assert_eq!(device_numbers(chosen.devices.iter().map(|device| &device.accelerator)), "0 3");
     machine.accelerators.drain(..1);
     machine.accelerators.remove(2);
-    let because = vec![
+    let reason = vec![
         "GPU 1 NVIDIA H100 (0000:20:00.0): process 4711 (python) uses it".to_owned(),
         "GPU 2 NVIDIA H100 (0000:30:00.0): 30720 MiB of its memory are in use".to_owned(),
         "GPU 4 NVIDIA H100 (0000:50:00.0): nothing is known about its use".to_owned(),
     ];
-    let error = ChoiceError::NothingLeft { selector: "idle".into(), kind: DeviceType::Cuda, because };
+    let error = ChoiceError::NothingLeft { selector: "idle".into(), kind: DeviceType::Cuda, because: reason };
     assert_eq!(idle(&machine), Err(error));
 }
 

@@ -30,20 +30,20 @@ pub(super) struct CandidatePool<'a> {
 
 impl CandidatePool<'_> {
     pub(super) fn everything(&self) -> Vec<Candidate> {
-        self.seen.devices.iter().map(|device| self.pick(device, self.how(device))).collect()
+        self.seen.devices.iter().map(|device| self.pick(device, self.selection_method(device))).collect()
     }
 
     pub(super) fn take(&self, selector: &Selector) -> Result<Vec<Candidate>, ChoiceError> {
-        let mut because = Vec::new();
+        let mut reason = Vec::new();
         let picked = match selector {
             Selector::None => Vec::new(),
             Selector::All => self.all(&selector.to_string()),
             Selector::Idle => {
                 let mut all = self.all(&selector.to_string());
-                all.retain(|picked| match idle::busy(&picked.device.accelerator) {
+                all.retain(|picked| match idle::busy_reason(&picked.device.accelerator) {
                     None => true,
                     Some(why) => {
-                        because.push(format!("{}: {why}", label(&picked.device.accelerator)));
+                        reason.push(format!("{}: {why}", label(&picked.device.accelerator)));
                         false
                     }
                 });
@@ -53,7 +53,7 @@ impl CandidatePool<'_> {
         };
         if picked.is_empty() {
             let selector = selector.to_string();
-            return Err(ChoiceError::NothingLeft { selector, kind: self.kind, because });
+            return Err(ChoiceError::NothingLeft { selector, kind: self.kind, because: reason });
         }
         Ok(picked)
     }
@@ -104,7 +104,7 @@ impl CandidatePool<'_> {
         Candidate { device: device.clone(), how, by_uuid }
     }
 
-    fn how(&self, device: &Visible) -> SelectionMethod {
+    fn selection_method(&self, device: &Visible) -> SelectionMethod {
         match &self.seen.variable {
             None => SelectionMethod::Default,
             Some((variable, _)) => {
@@ -165,7 +165,7 @@ impl CandidatePool<'_> {
                 index,
                 kind: self.kind,
                 within: self.list_variable(),
-                there: self.there(),
+                there: self.visible_names(),
             },
         })
     }
@@ -187,9 +187,9 @@ impl CandidatePool<'_> {
                 device: label(&self.machine.accelerators[at]),
                 variable,
                 value: value.clone(),
-                there: self.there(),
+                there: self.visible_names(),
             },
-            _ => ChoiceError::NoSuchDevice { entry, kind: self.kind, there: self.there() },
+            _ => ChoiceError::NoSuchDevice { entry, kind: self.kind, there: self.visible_names() },
         }
     }
 
@@ -208,7 +208,7 @@ impl CandidatePool<'_> {
         Some((label(card), self.seen.devices.iter().filter(of_card).collect()))
     }
 
-    fn there(&self) -> Vec<String> {
+    fn visible_names(&self) -> Vec<String> {
         self.seen.devices.iter().map(|device| line(&device.accelerator, device.index)).collect()
     }
 }

@@ -117,10 +117,10 @@ fn unmet_list_names_driver_and_first_problem() {
 
 #[test]
 fn dropped_entries_are_named_with_vendor_rule() {
-    let dropped = |variable, value: &str, because: &str| ChoiceWarning::Dropped {
+    let dropped = |variable, value: &str, reason: &str| ChoiceWarning::Dropped {
         variable,
         value: OsString::from(value),
-        because: because.to_owned(),
+        because: reason.to_owned(),
     };
     let cuda = dropped("CUDA_VISIBLE_DEVICES", "5", "`5` is no index of a device, which ends the list");
     let machine = fake::cuda(4);

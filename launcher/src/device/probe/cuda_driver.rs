@@ -70,13 +70,13 @@ impl CudaDriver {
 
     fn init(&self) -> Result<(), String> {
         // SAFETY: the flags must be 0.
-        self.check("cuInit", unsafe { (self.init)(0) })
+        self.check_cuda_result("cuInit", unsafe { (self.init)(0) })
     }
 
     fn count(&self) -> Result<c_int, String> {
         let mut count = 0;
         // SAFETY: the number lives through the call.
-        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        self.check_cuda_result("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
         match count {
             0..=MAX_DEVICES => Ok(count),
             _ => Err(format!("`cuDeviceGetCount` counts `{count}` devices")),
@@ -86,10 +86,10 @@ impl CudaDriver {
     fn device(&self, ordinal: c_int) -> Result<CudaDevice, String> {
         let mut device = 0;
         // SAFETY: the number lives through the call.
-        self.check("cuDeviceGet", unsafe { (self.get)(&raw mut device, ordinal) })?;
+        self.check_cuda_result("cuDeviceGet", unsafe { (self.get)(&raw mut device, ordinal) })?;
         let mut uuid = [0; 16];
         // SAFETY: a UUID is 16 bytes, and they live through the call.
-        self.check("cuDeviceGetUuid", unsafe { (self.uuid)(&raw mut uuid, device) })?;
+        self.check_cuda_result("cuDeviceGetUuid", unsafe { (self.uuid)(&raw mut uuid, device) })?;
         let name = self.text("cuDeviceGetName", self.name, device)?;
         let pci = self.pci.and_then(|pci| self.text("cuDeviceGetPCIBusId", pci, device).ok()?.parse().ok());
         Ok(CudaDevice { uuid: uuid_text(uuid, &name), pci, name })
@@ -104,12 +104,12 @@ impl CudaDriver {
         let mut bytes = [0_u8; TEXT];
         // SAFETY: `call` gets one byte less than the buffer has.
         let code = unsafe { call(bytes.as_mut_ptr().cast(), TEXT as c_int - 1, device) };
-        self.check(what, code)?;
+        self.check_cuda_result(what, code)?;
         let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| format!("`{what}` gives no text"))?;
         Ok(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
     }
 
-    fn check(&self, what: &str, code: c_int) -> Result<(), String> {
+    fn check_cuda_result(&self, what: &str, code: c_int) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }

@@ -83,8 +83,8 @@ impl CardList<'_> {
             return (cards, None);
         }
         if cards.iter().any(|at| self.machine.accelerators[*at].part == Part::MigParent) {
-            let because = "a process sees one MIG device only, so that the driver cannot be asked for all";
-            return (cards, Some(because.to_owned()));
+            let reason = "a process sees one MIG device only, so that the driver cannot be asked for all";
+            return (cards, Some(reason.to_owned()));
         }
         let driver = (asking.cuda_order)();
         match driver.and_then(|driver| match_driver(self.machine, &cards, &driver)) {

@@ -55,8 +55,12 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
     let ascending = named.is_sorted_by_key(module);
     let mut seen = VisibleDevices::listed(named, VARIABLE, value, &dropped);
     if !ascending {
-        let because = "the vendor promises no order of the modules in it";
-        seen.warnings.push(ChoiceWarning::NoOrder { variable: VARIABLE, value: value.clone(), because });
+        let reason = "the vendor promises no order of the modules in it";
+        seen.warnings.push(ChoiceWarning::NoOrder {
+            variable: VARIABLE,
+            value: value.clone(),
+            because: reason,
+        });
     }
     seen
 }

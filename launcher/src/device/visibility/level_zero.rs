@@ -79,8 +79,12 @@ pub(super) fn read(
     if let (Some(mask), Some(entries)) = (mask, entries)
         && !entries.is_sorted_by_key(|entry| entry.tiles.first())
     {
-        let because = "a mask is a set, and its devices come in the order of their numbers";
-        seen.warnings.push(ChoiceWarning::NoOrder { variable: VARIABLE, value: mask.clone(), because });
+        let reason = "a mask is a set, and its devices come in the order of their numbers";
+        seen.warnings.push(ChoiceWarning::NoOrder {
+            variable: VARIABLE,
+            value: mask.clone(),
+            because: reason,
+        });
     }
     seen
 }

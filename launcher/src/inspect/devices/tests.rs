@@ -1,6 +1,6 @@
 //! Pages of machines made by hand.
 
-use super::super::example::{bare, busy, card, lost, machine, mig, picture};
+use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, picture};
 use super::*;
 use crate::device::{LinkKind, ProbeProblemKind};
 use crate::explain::Style;
@@ -72,8 +72,8 @@ rocm  /sys/class/kfd is not there: no such folder
 
 8 CPUs in 2 NUMA nodes: 0-3 on node 0, 4-7 on node 1
 ";
-    assert_eq!(text(bare(), None), expected);
-    let rocm = text(bare(), Some(DeviceType::Rocm));
+    assert_eq!(text(machine_without_devices(), None), expected);
+    let rocm = text(machine_without_devices(), Some(DeviceType::Rocm));
     assert!(rocm.starts_with("node17: no rocm devices\n\ntype  looked for\nrocm  /sys/class/kfd"), "{rocm}");
     let cpu = text(machine(vec![card(0)], LinkKind::Sys), Some(DeviceType::Cpu));
     let expected = "node17: no accelerators\n\n8 CPUs in 2 NUMA nodes: 0-3 on node 0, 4-7 on node 1\n";
@@ -90,7 +90,7 @@ fn hung_library_is_reported() {
         text(hung, None),
         "node17: the accelerators are not known\n\nerror: cuda: NVML did not answer within 20 seconds\n"
     );
-    assert!(!picture(bare(), None, None).is_blind());
+    assert!(!picture(machine_without_devices(), None, None).is_blind());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::example::{bare, busy, card, lost, machine, mig, nic, picture};
+use super::super::example::{busy, card, lost, machine, machine_without_devices, mig, nic, picture};
 use super::*;
 use crate::device::LinkKind;
 
@@ -86,7 +86,7 @@ fn json_describes_parts_and_lost_cards() {
 
 #[test]
 fn json_always_lists_missing_sources() {
-    let answer = value(&devices(&picture(bare(), None, None)));
+    let answer = value(&devices(&picture(machine_without_devices(), None, None)));
     assert_eq!(answer["devices"], json!([]));
     assert_eq!(
         answer["troubles"][1],

@@ -1,6 +1,6 @@
 //! Pictures of machines made by hand.
 
-use super::super::example::{OWN, bare, busy, card, context, machine, nic, picture};
+use super::super::example::{OWN, busy, card, context, machine, machine_without_devices, nic, picture};
 use super::*;
 use crate::device::LinkKind;
 
@@ -25,7 +25,7 @@ fn each_order_is_listed_for_each_type() {
     assert!(told.into_iter().eq(all(DeviceType::Cuda).chain(all(DeviceType::Rocm))));
     assert_eq!(seen.orders[0].devices, Ok(vec![0, 1]));
     assert_eq!(seen.orders[5].devices, Ok(vec![2]));
-    assert_eq!(picture(bare(), None, None).orders, []);
+    assert_eq!(picture(machine_without_devices(), None, None).orders, []);
 }
 
 #[test]
@@ -87,6 +87,6 @@ fn devices_invisible_to_launch_are_marked_hidden() {
 #[test]
 fn dropped_variable_entries_give_warning() {
     let seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
-    let told: Vec<&str> = seen.warnings.iter().map(|warning| warning.text.as_str()).collect();
-    assert!(told.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{told:?}");
+    let message: Vec<&str> = seen.warnings.iter().map(|warning| warning.text.as_str()).collect();
+    assert!(message.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{message:?}");
 }

@@ -1,6 +1,6 @@
 //! The matrices of machines made by hand.
 
-use super::super::example::{bare, card, machine, mig, nic, pci};
+use super::super::example::{card, machine, machine_without_devices, mig, nic, pci};
 use super::*;
 use crate::device::DeviceLink;
 use crate::explain::Style;
@@ -128,5 +128,5 @@ rocm  /sys/class/kfd is not there: no such folder
 
 8 CPUs in 2 NUMA nodes: 0-3 on node 0, 4-7 on node 1
 ";
-    assert_eq!(matrix(&bare()), text);
+    assert_eq!(matrix(&machine_without_devices()), text);
 }

@@ -18,11 +18,11 @@ fn spec(redirects: Streams, tee: Streams) -> LogSpec {
     }
 }
 
-fn of(spec: &LogSpec, persona: CliFlavor, folder: Option<&str>) -> Routes {
+fn of(spec: &LogSpec, cli_flavor: CliFlavor, folder: Option<&str>) -> Routes {
     let (rank, local_rank) = (Rank(9), LocalRank(1));
     let hostname = || panic!("no prefix asked for it");
     let speaker = StreamOwner {
-        persona,
+        persona: cli_flavor,
         role: "trn",
         rank,
         local_rank,
@@ -49,8 +49,8 @@ fn unconfigured_stream_is_inherited_only_under_torchrun() {
 
 #[test]
 fn redirects_go_to_files_and_tee_to_both() {
-    for persona in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
-        let both = of(&spec(BOTH, OUT), persona, Some("/l/1"));
+    for cli_flavor in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
+        let both = of(&spec(BOTH, OUT), cli_flavor, Some("/l/1"));
         assert_eq!(both.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
         assert_eq!(both.stderr, Route::File("/l/1/stderr.log".into()));
     }
@@ -89,17 +89,17 @@ fn log_tree_missing_shows_output_on_console() {
 
 #[test]
 fn rank_filtered_from_console_writes_only_to_files() {
-    for persona in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
+    for cli_flavor in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
         for others in [&[0, 2][..], &[], &[17]] {
             let spec = |redirects, tee| LogSpec { console: heard(others), ..spec(redirects, tee) };
-            let teed = of(&spec(NONE, OUT), persona, Some("/l/1"));
+            let teed = of(&spec(NONE, OUT), cli_flavor, Some("/l/1"));
             assert_eq!(teed.stdout, Route::File("/l/1/stdout.log".into()));
             assert_eq!(teed.stderr, Route::File(DEV_NULL.into()));
-            let redirected = of(&spec(BOTH, NONE), persona, Some("/l/1"));
+            let redirected = of(&spec(BOTH, NONE), cli_flavor, Some("/l/1"));
             assert_eq!(redirected.stderr, Route::File("/l/1/stderr.log".into()));
         }
         let spec = LogSpec { console: heard(&[1]), ..spec(NONE, OUT) };
-        let routes = of(&spec, persona, Some("/l/1"));
+        let routes = of(&spec, cli_flavor, Some("/l/1"));
         assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
         assert_ne!(routes.stderr, Route::File(DEV_NULL.into()));
     }
@@ -122,10 +122,10 @@ fn log_tree_missing_shows_teed_output_of_filtered_rank() {
 
 #[test]
 fn prefix_template_is_expanded() {
-    let (persona, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
+    let (cli_flavor, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
     let speaker = StreamOwner {
-        persona,
+        persona: cli_flavor,
         role: "trn",
         rank,
         local_rank,

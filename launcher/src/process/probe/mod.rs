@@ -151,7 +151,7 @@ impl Probes {
             let machine = match answer {
                 Ok(Answer::Machine(machine)) => machine,
                 Ok(Answer::CudaOrder(_)) => {
-                    failed_probe_machine(probe, &ProbeFailed::unread("another question"))
+                    failed_probe_machine(probe, &ProbeFailed::unreadable_answer("another question"))
                 }
                 Err(failed) => failed_probe_machine(probe, &failed),
             };
@@ -173,7 +173,7 @@ impl Probes {
             Some((_, Ok(Answer::CudaOrder(order)))) => order,
             Some((_, Err(failed))) => Err(failed.to_string()),
             Some((_, Ok(Answer::Machine(_)))) | None => {
-                Err(ProbeFailed::unread("another question").to_string())
+                Err(ProbeFailed::unreadable_answer("another question").to_string())
             }
         }
     }

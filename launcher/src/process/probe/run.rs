@@ -66,7 +66,7 @@ impl ProbeFailed {
         Self::Failed(format!("a probe cannot be started: {error}"))
     }
 
-    pub(super) fn unread(why: impl fmt::Display) -> Self {
+    pub(super) fn unreadable_answer(why: impl fmt::Display) -> Self {
         Self::Failed(format!("the probe's answer makes no sense: {why}"))
     }
 
@@ -242,7 +242,9 @@ impl ProbeRun {
     /// The result of the probe, as soon as it is known.
     fn verdict(&mut self, is_late: bool) -> Option<Result<Answer, ProbeFailed>> {
         if self.answer.len() > ANSWER_LIMIT {
-            return Some(Err(ProbeFailed::unread(format_args!("it is longer than {ANSWER_LIMIT} bytes"))));
+            return Some(Err(ProbeFailed::unreadable_answer(format_args!(
+                "it is longer than {ANSWER_LIMIT} bytes"
+            ))));
         }
         let exit = match self.process {
             ProbeProcess::Running if self.stdout.is_none() => return self.read_early(is_late),
@@ -252,7 +254,7 @@ impl ProbeRun {
         };
         let answer = serde_json::from_slice(&self.answer);
         Some(answer.map_err(|error| match exit {
-            Some(exit) if exit.is_success() => ProbeFailed::unread(error),
+            Some(exit) if exit.is_success() => ProbeFailed::unreadable_answer(error),
             _ => ProbeFailed::Crashed { exit, last_line: self.last_line() },
         }))
     }

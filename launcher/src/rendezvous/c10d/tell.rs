@@ -36,7 +36,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn beat(&mut self, node: &Node) -> Result<(), ClientError> {
+    pub fn send_heartbeat(&mut self, node: &Node) -> Result<(), ClientError> {
         self.request_client.add(&self.keys.heartbeat(node), 1).map(drop)
     }
 
@@ -75,7 +75,7 @@ impl C10dBackend {
     /// See [`Client`](crate::store::client::Client).
     pub fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
         self.request_client.set(&self.keys.agent(node), descriptor)?;
-        self.beat(node)
+        self.send_heartbeat(node)
     }
 
     /// Reports the failure that ends a round, or replaces `before`, this node's earlier report. A failure without a

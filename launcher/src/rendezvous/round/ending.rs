@@ -62,9 +62,9 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         for second in 0..=5 {
-            let beat = |name: &str| if name == "dead" { 0 } else { second };
+            let heartbeat = |name: &str| if name == "dead" { 0 } else { second };
             let beats: BTreeMap<Node, i64> =
-                ["a", "b", "dead", "m"].map(|name| (node(name), beat(name))).into();
+                ["a", "b", "dead", "m"].map(|name| (node(name), heartbeat(name))).into();
             sightings.record_snapshot(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
         }
         let view = RoundView { state: &state, failure_detector: &sightings, agents: &agents, ranks: None };

@@ -68,7 +68,7 @@ impl Broken {
 
 /// The past of a run, as far as the invariants need it.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct Oracle {
     /// Members and ranks of each round when it was completed.
     rounds: BTreeMap<u64, BTreeMap<Node, i64>>,
     pub(super) crashed: BTreeMap<Node, u64>,
@@ -301,9 +301,9 @@ impl World<'_> {
         let is_calm = disturbed == 0 || disturbed + 10_000 < self.now;
         let is_right = is_calm && self.setup.offsets == [0; MAX_EVENTS] && !self.store.state.closed;
         for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
-            let beat = self.store.state.last_heartbeats.get(&agent.me.node);
-            let is_fresh = beat.is_some_and(|beat| beat.0 + 8_000_000 > self.wall(seat).0);
-            hold!("R12", is_fresh, "{} was seen at {beat:?}", agent.me.node);
+            let heartbeat = self.store.state.last_heartbeats.get(&agent.me.node);
+            let is_fresh = heartbeat.is_some_and(|heartbeat| heartbeat.0 + 8_000_000 > self.wall(seat).0);
+            hold!("R12", is_fresh, "{} was seen at {heartbeat:?}", agent.me.node);
         }
         Ok(())
     }

@@ -149,8 +149,8 @@ fn mutate_decision(
             (!state.participants.contains(node)).then(|| RoundStep::Taken { by: other.clone() })
         }
         (Fault::RefreshesByTheClock, RoundGoal::Stay { .. }) => {
-            let beat = state.last_heartbeats.get(node)?;
-            let is_old = beat.0 + 3_000_000 < wall.0;
+            let heartbeat = state.last_heartbeats.get(node)?;
+            let is_old = heartbeat.0 + 3_000_000 < wall.0;
             let mut state = state.clone();
             state.last_heartbeats.insert(node.clone(), wall);
             is_old.then_some(RoundStep::Write { state, rings: false })

@@ -59,7 +59,7 @@ impl World<'_> {
             return;
         }
         let node = self.setup.me(incarnation.0, incarnation.1).node;
-        self.store.beat(&node);
+        self.store.write_heartbeat(&node);
         if !self.is_lost(incarnation.0) {
             let answered = self.now + self.delay();
             self.schedule_event(answered, NetworkEvent::PulseAnswered { who: incarnation, sent });

@@ -49,7 +49,7 @@ impl Store {
         self.version += 1;
     }
 
-    pub(super) fn beat(&mut self, node: &Node) {
+    pub(super) fn write_heartbeat(&mut self, node: &Node) {
         let beats = Rc::make_mut(&mut self.beats);
         match beats.get_mut(node) {
             Some(count) => *count += 1,

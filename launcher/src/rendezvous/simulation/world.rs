@@ -14,7 +14,7 @@ use rankrun_contract::rank::LocalWorldSize;
 
 use super::agent::{Agent, Phase, Then, Why};
 use super::history::{History, JOIN, LEASE, MAX_EVENTS, Random, Setup, What};
-use super::invariants::{Book, Broken};
+use super::invariants::{Broken, Oracle};
 use super::mutants::{Fault, Machine};
 use super::store::{Answer, Request, Store};
 use crate::rendezvous::descriptor::AgentDescriptor;
@@ -53,7 +53,7 @@ pub(super) struct World<'a> {
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     pending_events: Vec<Option<NetworkEvent>>,
     pub(super) random: Random,
-    pub(super) oracle: Book,
+    pub(super) oracle: Oracle,
     /// Hash of all decisions of all agents, and their transcript.
     pub(super) trace: u64,
     transcript: Option<&'a mut Vec<String>>,
@@ -108,7 +108,7 @@ pub(super) fn run_world(
         queue: BinaryHeap::new(),
         pending_events: Vec::new(),
         random: Random::new(history.seed),
-        oracle: Book::default(),
+        oracle: Oracle::default(),
         trace: 0,
         transcript,
     };

@@ -163,21 +163,21 @@ impl StaticJob<'_> {
         }
         // An unreadable claim is never taken over.
         let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(ClaimOutcome::Stands) };
-        let (beat, left) = (self.keys.heartbeat(&node), self.keys.left(&node));
-        let first = talk.store.get(&beat)?;
+        let (heartbeat, left) = (self.keys.heartbeat(&node), self.keys.left(&node));
+        let first = talk.store.get(&heartbeat)?;
         let started = Instant::now();
         loop {
             if talk.wait_slice(&left, started + self.setup.lease)? {
                 return Ok(ClaimOutcome::Falls);
             }
-            let values = talk.store.multi_get(&[key, &beat, self.keys.state()])?;
-            let [now, beat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
+            let values = talk.store.multi_get(&[key, &heartbeat, self.keys.state()])?;
+            let [now, heartbeat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
             if now != claim {
                 return Ok(ClaimOutcome::Changed);
             }
             // Before the first round the store has no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
-            match claim_outcome(self.setup.lease, started.elapsed(), *beat != first, is_out) {
+            match claim_outcome(self.setup.lease, started.elapsed(), *heartbeat != first, is_out) {
                 Some(is_dead) => return Ok(if is_dead { ClaimOutcome::Falls } else { ClaimOutcome::Stands }),
                 None => talk.pause()?,
             }

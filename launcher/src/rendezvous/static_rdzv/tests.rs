@@ -226,9 +226,9 @@ fn hosts(roll: &JoinProgress) -> Vec<&str> {
 
 /// Runs an agent that reports when it waits, and lives until the test ends it.
 fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &mpsc::Receiver<()>) {
-    let beat = keys().0.heartbeat(&agent.node);
+    let heartbeat = keys().0.heartbeat(&agent.node);
     let result = agent.join(store, &mut |client| {
-        client.add(&beat, 1).unwrap();
+        client.add(&heartbeat, 1).unwrap();
         let _ = waiting.send(());
         match end.try_recv() {
             Err(mpsc::TryRecvError::Empty) => Ok(()),

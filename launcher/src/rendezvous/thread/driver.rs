@@ -299,7 +299,7 @@ impl Driver {
         let sent = Instant::now();
         (self.next_tick, self.counts_beats) = (sent + self.plan.tick(), true);
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
-            backend.beat(&me.node)?;
+            backend.send_heartbeat(&me.node)?;
             self.acknowledged(sent);
         }
         Ok(())

@@ -12,7 +12,7 @@ const NOT_FOUND: i32 = 127;
 
 /// A library that the loader does not find, or one of another system.
 pub(super) fn missing_library(clues: &Clues<'_>, _: &dyn Surroundings) -> Option<String> {
-    if let Some(library) = clues.last_line(library_in) {
+    if let Some(library) = clues.last_line(library_name) {
         return Some(format!(
             "the loader does not find `{}`: install it, or add its folder to `LD_LIBRARY_PATH`",
             shown(library)
@@ -27,7 +27,7 @@ pub(super) fn missing_library(clues: &Clues<'_>, _: &dyn Surroundings) -> Option
 }
 
 /// `./a: error while loading shared libraries: libx.so: cannot open …`, `ImportError: libx.so: cannot open …`
-fn library_in(line: &str) -> Option<&str> {
+fn library_name(line: &str) -> Option<&str> {
     let (said, _) = line.split_once(": cannot open shared object file")?;
     let of_program = said.split_once("error while loading shared libraries: ").map(|(_, library)| library);
     of_program.or_else(|| said.strip_prefix("ImportError: ")).or_else(|| said.strip_prefix("OSError: "))

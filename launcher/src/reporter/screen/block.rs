@@ -161,7 +161,7 @@ impl Screen {
 
     /// Writes the rows that time has finished, and pictures where they cannot be taken back.
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
-        let ids: Vec<StreamId> = self.with_areas().map(|(id, _, _)| id).collect();
+        let ids: Vec<StreamId> = self.streams_with_progress().map(|(id, _, _)| id).collect();
         for id in ids {
             let Some(speaker) = self.streams.get_mut(&id) else { continue };
             let Some(area) = &mut speaker.area else { continue };
@@ -215,7 +215,7 @@ impl Screen {
         self.block.is_stale = true;
     }
 
-    fn with_areas(&self) -> impl Iterator<Item = (StreamId, &WorkerStream, &ProgressArea)> {
+    fn streams_with_progress(&self) -> impl Iterator<Item = (StreamId, &WorkerStream, &ProgressArea)> {
         self.streams.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
     }
 
@@ -251,8 +251,10 @@ impl Screen {
 
     /// The rows of the block, with the columns that each takes.
     fn frame(&self, columns: usize, budget: usize) -> Vec<(Vec<u8>, usize)> {
-        let all =
-            || self.with_areas().flat_map(|(_, speaker, area)| area.visible().map(move |row| (speaker, row)));
+        let all = || {
+            self.streams_with_progress()
+                .flat_map(|(_, speaker, area)| area.visible().map(move |row| (speaker, row)))
+        };
         let count = all().count();
         let shown = if count > budget { budget - 1 } else { count };
         let draw = |(speaker, row): (&WorkerStream, &ProgressRow)| {
@@ -297,7 +299,7 @@ impl Screen {
     /// When the block may be drawn. An unfinished line of another kind has the bottom of the terminal for a while:
     /// it may be finished soon.
     fn draws_at(&self) -> Option<Instant> {
-        let has_rows = !self.block.is_erased() || self.with_areas().next().is_some();
+        let has_rows = !self.block.is_erased() || self.streams_with_progress().next().is_some();
         let is_asked = self.streams.values().any(|speaker| speaker.prompt == PromptState::MayWait);
         if !self.block.is_stale || !has_rows || is_asked || self.kind == ScreenKind::Plain {
             return None;
@@ -313,7 +315,7 @@ impl Screen {
 
     /// When an area or the block changes without a new byte.
     pub(super) fn block_deadline(&self) -> impl Iterator<Item = Instant> {
-        let areas = self.with_areas().flat_map(|(_, speaker, area)| {
+        let areas = self.streams_with_progress().flat_map(|(_, speaker, area)| {
             [area.settles_at(), picture_due(self.kind, speaker)].into_iter().flatten()
         });
         areas.chain(self.draws_at())

@@ -23,7 +23,7 @@ pub struct ShownTexts {
 impl ShownTexts {
     /// Notes that the report shows this; `false` where it is too long to be shown whole.
     pub fn add(&mut self, report: &ErrorReport) -> bool {
-        let text = text_of(report);
+        let text = report_text(report);
         let fits = text.len() <= LONGEST;
         if fits {
             self.texts.insert(text);
@@ -35,7 +35,7 @@ impl ShownTexts {
     /// Whether the report shows this text.
     #[must_use]
     pub fn has(&self, report: &ErrorReport) -> bool {
-        self.texts.contains(&text_of(report))
+        self.texts.contains(&report_text(report))
     }
 }
 
@@ -121,7 +121,7 @@ pub(super) fn text_lines(report: &ErrorReport) -> Vec<String> {
     lines
 }
 
-fn text_of(report: &ErrorReport) -> String {
+fn report_text(report: &ErrorReport) -> String {
     format!("{}\n{}", report.message, report.callstack.as_deref().unwrap_or_default())
 }
 

@@ -1,7 +1,7 @@
 //! Clients that leave their answers unread: all together are bounded, and clients that read go on.
 
 use super::super::server::ClientLimits;
-use super::strangers::limited;
+use super::idle_connections::limited;
 use super::*;
 use bytesize::ByteSize;
 

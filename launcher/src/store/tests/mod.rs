@@ -2,10 +2,10 @@
 
 mod abuse;
 mod conformance;
+mod idle_connections;
 mod life;
 mod memory;
 mod presence;
-mod strangers;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::device::Device;
 use crate::memory;
-use crate::reduce::{self, Reduction, size};
+use crate::reduce::{self, ReduceOp, size};
 use crate::wire::{LETTER, SLOT, Wire};
 use crate::world::{Comm, SUCCESS};
 
@@ -29,10 +29,10 @@ thread_local! {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    AllReduce(Reduction),
+    AllReduce(ReduceOp),
     Broadcast(usize),
-    Reduce(Reduction, usize),
-    ReduceScatter(Reduction),
+    Reduce(ReduceOp, usize),
+    ReduceScatter(ReduceOp),
     AllGather,
     Send(usize),
     Receive(usize),

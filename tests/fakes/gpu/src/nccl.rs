@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use crate::device::{current, is_machine};
 use crate::exchange::{self, Kind, Order};
 use crate::faults::{self, enter};
-use crate::reduce::{Reduction, size};
+use crate::reduce::{ReduceOp, size};
 use crate::stream::device_of;
 use crate::wire::{self, Wire};
 use crate::world::{self, Comm, IN_PROGRESS, SUCCESS};
@@ -281,7 +281,7 @@ unsafe extern "C" fn ncclAllReduce(
     comm: *const Comm,
     stream: *mut c_void,
 ) -> c_int {
-    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let Some(how) = ReduceOp::of(how) else { return INVALID_ARGUMENT };
     let kind = Kind::AllReduce(how);
     let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
@@ -315,7 +315,7 @@ unsafe extern "C" fn ncclReduce(
     comm: *const Comm,
     stream: *mut c_void,
 ) -> c_int {
-    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let Some(how) = ReduceOp::of(how) else { return INVALID_ARGUMENT };
     let kind = Kind::Reduce(how, peer(root));
     let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.
@@ -332,7 +332,7 @@ unsafe extern "C" fn ncclReduceScatter(
     comm: *const Comm,
     stream: *mut c_void,
 ) -> c_int {
-    let Some(how) = Reduction::of(how) else { return INVALID_ARGUMENT };
+    let Some(how) = ReduceOp::of(how) else { return INVALID_ARGUMENT };
     let kind = Kind::ReduceScatter(how);
     let order = Order { kind, data_type, from, to, count };
     // SAFETY: the caller gives a communicator and memory.

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 /// `ncclRedOp_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reduction {
+pub(crate) enum ReduceOp {
     Sum,
     Product,
     Max,
@@ -14,7 +14,7 @@ pub(crate) enum Reduction {
     Mean,
 }
 
-impl Reduction {
+impl ReduceOp {
     pub(crate) fn of(how: c_int) -> Option<Self> {
         [Self::Sum, Self::Product, Self::Max, Self::Min, Self::Mean].get(usize::try_from(how).ok()?).copied()
     }
@@ -31,19 +31,19 @@ pub(crate) fn size(data_type: c_int) -> usize {
 }
 
 /// The reduction of the elements of all parts, which are equally long.
-pub(crate) fn reduce(data_type: c_int, how: Reduction, parts: &[&[u8]]) -> Option<Vec<u8>> {
+pub(crate) fn reduce(data_type: c_int, how: ReduceOp, parts: &[&[u8]]) -> Option<Vec<u8>> {
     macro_rules! whole {
         ($type:ty) => {
             fold(
                 parts,
                 |bytes| <$type>::from_ne_bytes(bytes),
                 |a: $type, b| match how {
-                    Reduction::Sum | Reduction::Mean => a.wrapping_add(b),
-                    Reduction::Product => a.wrapping_mul(b),
-                    Reduction::Max => a.max(b),
-                    Reduction::Min => a.min(b),
+                    ReduceOp::Sum | ReduceOp::Mean => a.wrapping_add(b),
+                    ReduceOp::Product => a.wrapping_mul(b),
+                    ReduceOp::Max => a.max(b),
+                    ReduceOp::Min => a.min(b),
                 },
-                |all| if how == Reduction::Mean { all / parts.len() as $type } else { all }.to_ne_bytes(),
+                |all| if how == ReduceOp::Mean { all / parts.len() as $type } else { all }.to_ne_bytes(),
             )
         };
     }
@@ -53,14 +53,12 @@ pub(crate) fn reduce(data_type: c_int, how: Reduction, parts: &[&[u8]]) -> Optio
                 parts,
                 |bytes| $from(<$type>::from_ne_bytes(bytes)),
                 |a: $wide, b| match how {
-                    Reduction::Sum | Reduction::Mean => a + b,
-                    Reduction::Product => a * b,
-                    Reduction::Max => a.max(b),
-                    Reduction::Min => a.min(b),
+                    ReduceOp::Sum | ReduceOp::Mean => a + b,
+                    ReduceOp::Product => a * b,
+                    ReduceOp::Max => a.max(b),
+                    ReduceOp::Min => a.min(b),
                 },
-                |all| {
-                    $to(if how == Reduction::Mean { all / parts.len() as $wide } else { all }).to_ne_bytes()
-                },
+                |all| $to(if how == ReduceOp::Mean { all / parts.len() as $wide } else { all }).to_ne_bytes(),
             )
         };
     }
@@ -106,13 +104,13 @@ mod tests {
         for (how, expected) in
             [(0, [4.0, 4.0]), (1, [3.0, -32.0]), (2, [3.0, 8.0]), (3, [1.0, -4.0]), (4, [2.0, 2.0_f32])]
         {
-            let how = Reduction::of(how).expect("it is one");
+            let how = ReduceOp::of(how).expect("it is one");
             assert_eq!(reduce(7, how, &parts), Some(bytes(&expected)), "{how:?}");
         }
-        assert_eq!(Reduction::of(5), None);
+        assert_eq!(ReduceOp::of(5), None);
         let whole: Vec<_> = [5_i64, 4].map(i64::to_ne_bytes).to_vec();
         let whole: Vec<&[u8]> = whole.iter().map(<[u8; 8]>::as_slice).collect();
-        assert_eq!(reduce(4, Reduction::Mean, &whole), Some(4_i64.to_ne_bytes().to_vec()));
+        assert_eq!(reduce(4, ReduceOp::Mean, &whole), Some(4_i64.to_ne_bytes().to_vec()));
     }
 
     fn bytes(values: &[f32]) -> Vec<u8> {

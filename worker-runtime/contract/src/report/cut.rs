@@ -26,8 +26,8 @@ pub fn cut_text(text: &str, most: usize) -> Cow<'_, str> {
     let head = &text[..text.floor_char_boundary(most / 2)];
     let tail = &text[text.ceil_char_boundary(text.len() - most / 2)..];
     let len = original_len(text).unwrap_or(text.len() as u64);
-    let left_out = len.saturating_sub((head.len() + tail.len()) as u64);
-    Cow::Owned(format!("{head}{}{tail}", omission_mark(left_out, len)))
+    let external_worker = len.saturating_sub((head.len() + tail.len()) as u64);
+    Cow::Owned(format!("{head}{}{tail}", omission_mark(external_worker, len)))
 }
 
 /// Whether the middle of this text has been left out.
@@ -36,15 +36,15 @@ pub fn is_cut_text(text: &str) -> bool {
     original_len(text).is_some()
 }
 
-fn omission_mark(left_out: u64, len: u64) -> String {
-    format!("{BEFORE_LEFT_OUT}{left_out}{BEFORE_LEN}{len}{AFTER_LEN}")
+fn omission_mark(external_worker: u64, len: u64) -> String {
+    format!("{BEFORE_LEFT_OUT}{external_worker}{BEFORE_LEN}{len}{AFTER_LEN}")
 }
 
 fn original_len(text: &str) -> Option<u64> {
     let (before, _) = text.split_once(AFTER_LEN)?;
     let (_, numbers) = before.rsplit_once(BEFORE_LEFT_OUT)?;
-    let (left_out, len) = numbers.split_once(BEFORE_LEN)?;
-    left_out.parse::<u64>().ok()?;
+    let (external_worker, len) = numbers.split_once(BEFORE_LEN)?;
+    external_worker.parse::<u64>().ok()?;
     len.parse().ok()
 }
 
@@ -226,8 +226,8 @@ mod tests {
     fn parts(text: &str) -> (&str, u64, u64, &str) {
         let (head, rest) = text.split_once(BEFORE_LEFT_OUT).unwrap();
         let (numbers, tail) = rest.split_once(AFTER_LEN).unwrap();
-        let (left_out, len) = numbers.split_once(BEFORE_LEN).unwrap();
-        (head, left_out.parse().unwrap(), len.parse().unwrap(), tail)
+        let (external_worker, len) = numbers.split_once(BEFORE_LEN).unwrap();
+        (head, external_worker.parse().unwrap(), len.parse().unwrap(), tail)
     }
 
     #[test]
@@ -244,8 +244,8 @@ mod tests {
         let text = format!("HEAD{}TAIL", "x".repeat(1000));
         let once = cut_text(&text, 100);
         assert!(once.starts_with("HEADxx") && once.ends_with("xxTAIL"), "{once}");
-        let (head, left_out, len, tail) = parts(&once);
-        assert_eq!((head.len(), tail.len(), left_out, len), (50, 50, 908, 1008));
+        let (head, external_worker, len, tail) = parts(&once);
+        assert_eq!((head.len(), tail.len(), external_worker, len), (50, 50, 908, 1008));
         let twice = cut_text(&once, 20);
         assert_eq!(twice, "HEADxxxxxx\n[... 988 of 1008 bytes are left out ...]\nxxxxxxTAIL");
         assert!(is_cut_text(&twice) && !is_cut_text(&text));
@@ -260,9 +260,9 @@ mod tests {
             let value: Value = serde_json::from_str(&shortened(&json, 4099)).unwrap();
             let whole: Value = serde_json::from_str(&json).unwrap();
             let (text, whole) = (value["a"][0].as_str().unwrap(), whole["a"][0].as_str().unwrap());
-            let (head, left_out, len, tail) = parts(text);
+            let (head, external_worker, len, tail) = parts(text);
             assert_eq!(len, 8 + 100_000 * bytes, "{letter}");
-            assert_eq!(len, (head.len() + tail.len()) as u64 + left_out);
+            assert_eq!(len, (head.len() + tail.len()) as u64 + external_worker);
             assert!(whole.starts_with(head) && whole.ends_with(tail), "a letter was cut: {letter}");
             assert!(text.len() < MAX_CUT_TEXT && tail.len() >= KEPT_PART_BYTES / 6, "{}", text.len());
             assert_eq!(value["b"], 1);
@@ -284,9 +284,9 @@ mod tests {
             if text.len() <= most {
                 prop_assert_eq!(&*short, &text);
             } else {
-                let (head, left_out, len, tail) = parts(&short);
+                let (head, external_worker, len, tail) = parts(&short);
                 prop_assert!(text.starts_with(head) && text.ends_with(tail));
-                prop_assert_eq!((len, left_out), (text.len() as u64, (text.len() - head.len() - tail.len()) as u64));
+                prop_assert_eq!((len, external_worker), (text.len() as u64, (text.len() - head.len() - tail.len()) as u64));
             }
         }
 

@@ -56,17 +56,17 @@ fn different_states_or_steps_are_error_on_all_ranks() {
         it.save(step, &model(&mut weights(40)))
     });
     for result in ended {
-        let told = result.unwrap_err().to_string();
-        assert_eq!(told, "rank 1 saves step 41 where rank 0 saves step 40");
+        let message = result.unwrap_err().to_string();
+        assert_eq!(message, "rank 1 saves step 41 where rank 0 saves step 40");
     }
     let ended = run_ranks_in(&[&*folder.0; 2], |it| {
         let width = it.group.rank().index() + 1;
         it.save(40, &StateDict::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
     });
     for result in ended {
-        let told = result.unwrap_err().to_string();
+        let message = result.unwrap_err().to_string();
         assert_eq!(
-            told,
+            message,
             "the sharded tensors of rank 1 differ from rank 0 in their names, types or row shapes"
         );
     }

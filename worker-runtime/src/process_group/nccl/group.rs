@@ -116,7 +116,7 @@ impl NcclGroup {
             let (call, is_of_all) = self.numbers.assign_sequence(work.call(*data_type));
             self.watch
                 .begin(call, is_of_all)
-                .map_err(|failure| self.watch.failed_error(operation, failure))?;
+                .map_err(|failure| self.watch.group_error(operation, failure))?;
         }
         // SAFETY: the caller's promise.
         unsafe { self.put(operation, works, stream) }
@@ -156,7 +156,7 @@ impl NcclGroup {
         works: &[(DataType, DeviceCollective<'_>)],
         stream: Stream,
     ) -> Result<(), GroupError> {
-        let failed = |failure: GroupFailure| self.watch.failed_error(operation, failure);
+        let failed = |failure: GroupFailure| self.watch.group_error(operation, failure);
         let Some(link) = &self.link else {
             return Err(GroupError::Nccl(NcclError::Aborted { function: "ncclCommGetAsyncError" }));
         };
@@ -278,7 +278,7 @@ impl ProcessGroup for NcclGroup {
         let call = Call { operation: Operation::Split, ..HostCollective::Barrier.call(DataType::None) };
         let (call, _) = self.numbers.assign_sequence(call);
         let begun = self.watch.begin(call, true);
-        begun.map_err(|failure| self.watch.failed_error(Operation::Split, failure))?;
+        begun.map_err(|failure| self.watch.group_error(Operation::Split, failure))?;
         let choices = self.exchange_split_choices(call.sequence, SplitChoice { color, key });
         self.watch.lock_state().log.cancel_current();
         let choices = choices?;
@@ -308,7 +308,7 @@ impl ProcessGroup for NcclGroup {
                 Err(error) => {
                     let failure = self.watch.report_error(error.to_string());
                     let operation = self.watch.lock_state().failed_in;
-                    return Err(self.watch.failed_error(operation, failure));
+                    return Err(self.watch.group_error(operation, failure));
                 }
             }
         }

@@ -104,7 +104,7 @@ fn connect(
     store.set(&arrival_key(membership.rank), b"1")?;
     let place = (membership.rank, membership.world_size);
     let communicator = Communicator::begin_init(nccl, &NcclId(id), place, clock::until(deadline))?;
-    let bell = EventFd::new().map_err(|error| JoinFailure::Other(GroupError::Socket(error.into())))?;
+    let wake_event = EventFd::new().map_err(|error| JoinFailure::Other(GroupError::Socket(error.into())))?;
     loop {
         // Read before the messages: a rank that is connected may leave at once.
         let is_settled = communicator.core().is_settled(FUNCTION);
@@ -125,7 +125,7 @@ fn connect(
             communicator.abort();
             return Err(JoinFailure::GroupFailure(timeout_failure(store, membership)?));
         }
-        other_ranks.peers.wait(bell.as_fd(), clock::after(CHECK_INTERVAL).min(deadline));
+        other_ranks.peers.wait(wake_event.as_fd(), clock::after(CHECK_INTERVAL).min(deadline));
     }
 }
 

@@ -184,12 +184,12 @@ mod tests {
 
     /// The next event of the only other rank.
     fn next_event(peers: &mut Peers) -> PeerEvent {
-        let (bell, _other_end) = nix::unistd::pipe().unwrap();
+        let (wake_event, _other_end) = nix::unistd::pipe().unwrap();
         loop {
             if let Some((_, event)) = peers.take_events().pop() {
                 return event;
             }
-            peers.wait(bell.as_fd(), clock::after(std::time::Duration::from_secs(10)));
+            peers.wait(wake_event.as_fd(), clock::after(std::time::Duration::from_secs(10)));
         }
     }
 

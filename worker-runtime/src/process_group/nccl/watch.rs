@@ -84,8 +84,8 @@ impl Watch {
             error: None,
             leave_kind: None,
         };
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { membership, core, state: Mutex::new(state), changed: Condvar::new(), wakeup: bell })
+        let wake_event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { membership, core, state: Mutex::new(state), changed: Condvar::new(), wakeup: wake_event })
     }
 
     /// Notes the beginning of a call and wakes the thread.
@@ -113,13 +113,13 @@ impl Watch {
     pub(super) fn check(&self) -> Result<(), GroupError> {
         let state = self.lock_state();
         match &state.failure {
-            Some(failure) => Err(self.failed_error(state.failed_in, failure.clone())),
+            Some(failure) => Err(self.group_error(state.failed_in, failure.clone())),
             None => Ok(()),
         }
     }
 
     /// The error of a call after the failure.
-    pub(super) fn failed_error(&self, operation: Operation, failure: GroupFailure) -> GroupError {
+    pub(super) fn group_error(&self, operation: Operation, failure: GroupFailure) -> GroupError {
         GroupError::Failed { operation, failure, members: self.membership.members.clone() }
     }
 

@@ -125,8 +125,8 @@ fn forked_child_does_not_affect_group() {
         let start = |rank| start_on(backend, &server, "forks and calls", (rank, 2));
         for rank in (0..2).map(start).collect::<Vec<Child>>() {
             let ended = rank.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&ended.stderr);
-            assert!(ended.status.success(), "{backend}: {said}");
+            let stderr = String::from_utf8_lossy(&ended.stderr);
+            assert!(ended.status.success(), "{backend}: {stderr}");
         }
     }
 }

@@ -149,8 +149,8 @@ fn ranks_of_other_user_connect_over_tcp() {
         let ranks: Vec<Child> = (0..3).map(|rank| start(&server, backend, rank)).collect();
         for rank in ranks {
             let ended = rank.wait_with_output().unwrap();
-            let said = String::from_utf8_lossy(&ended.stdout) + String::from_utf8_lossy(&ended.stderr);
-            assert!(said.contains(expected), "{backend}: {said}");
+            let stderr = String::from_utf8_lossy(&ended.stdout) + String::from_utf8_lossy(&ended.stderr);
+            assert!(stderr.contains(expected), "{backend}: {stderr}");
         }
     }
 }

@@ -260,8 +260,8 @@ fn all_end_well(role: &str, world: u32) {
     let ranks: Vec<Child> = (0..world).map(|rank| start(role, env(&server, rank, world).to_vars())).collect();
     for rank in ranks {
         let ended = rank.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr) + String::from_utf8_lossy(&ended.stdout);
-        assert!(ended.status.success(), "{role}: {said}");
+        let stderr = String::from_utf8_lossy(&ended.stderr) + String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success(), "{role}: {stderr}");
     }
 }
 

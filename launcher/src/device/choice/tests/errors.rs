@@ -230,16 +230,16 @@ fn unhealthy_device_is_refused_or_excluded() {
         })
     };
     let device = "GPU 1 NVIDIA H100 (0000:20:00.0)".to_owned();
-    let because = "GPU is lost".to_owned();
+    let reason = "GPU is lost".to_owned();
     assert_eq!(
         with("", &unhealthy),
-        Err(ChoiceError::Unhealthy { device: device.clone(), because: because.clone() })
+        Err(ChoiceError::Unhealthy { device: device.clone(), because: reason.clone() })
     );
     assert_eq!(with("--devices 0,2", &unhealthy).unwrap().devices.len(), 2);
     let choice = with("--exclude-unhealthy", &unhealthy).unwrap();
     assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "0 2");
     assert!(!choice.is_untouched);
-    assert_eq!(choice.warnings, [ChoiceWarning::LeftOut { device, because }]);
+    assert_eq!(choice.warnings, [ChoiceWarning::LeftOut { device, because: reason }]);
     let all: Vec<(usize, String)> = (0..3).map(|at| (at, "GPU is lost".to_owned())).collect();
     assert!(
         matches!(with("--exclude-unhealthy", &all), Err(ChoiceError::AllUnhealthy { because }) if because.len() == 3)

@@ -20,7 +20,7 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
         // The driver lets one process in at a time: opened for a look, it would refuse the worker.
         let node = format!("/dev/accel/accel{number}");
         match tree.check_openable(&node) {
-            Ok(()) => report.add(accelerator_of_card(tree, &folder, name)),
+            Ok(()) => report.add(read_accelerator(tree, &folder, name)),
             Err(why) => report.add_closed_node(DeviceType::Hpu, &node, why),
         }
     }
@@ -29,7 +29,7 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
     }
 }
 
-fn accelerator_of_card(tree: &Tree<'_>, folder: &str, name: String) -> Accelerator {
+fn read_accelerator(tree: &Tree<'_>, folder: &str, name: String) -> Accelerator {
     let address = tree.text(&format!("{folder}/pci_addr")).and_then(|address| address.parse().ok());
     Accelerator {
         pci: address,

@@ -37,13 +37,13 @@ pub(super) fn find(tree: &Tree<'_>, report: &mut KernelReport) {
         };
         let node = format!("/dev/nvidia{minor}");
         match tree.check_openable(&node) {
-            Ok(()) => report.add(accelerator_of_card(tree, address, &text)),
+            Ok(()) => report.add(read_accelerator(tree, address, &text)),
             Err(why) => report.add_closed_node(DeviceType::Cuda, &node, why),
         }
     }
 }
 
-fn accelerator_of_card(tree: &Tree<'_>, address: PciAddress, text: &str) -> Accelerator {
+fn read_accelerator(tree: &Tree<'_>, address: PciAddress, text: &str) -> Accelerator {
     let name = field(text, "Model").and_then(sanitize_name);
     // A card that no process has used yet shows question marks.
     let is_uuid = |uuid: &&str| uuid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');

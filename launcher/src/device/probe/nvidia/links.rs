@@ -4,7 +4,7 @@ use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::error::NvmlError;
 
-use super::{Handle, raw, words};
+use super::{Handle, error_text, raw};
 use crate::device::{DeviceLink, LinkKind, PciAddress};
 
 /// The value of `NVML_NVLINK_MAX_LINKS` in NVML's header.
@@ -72,7 +72,7 @@ fn link_peers(device: &Device<'_>, here: &[PciAddress]) -> Vec<LinkPeer> {
                 remotes.push(link_peer(address, here, || raw::remote_kind(device, number).ok()));
             }
             Err(NvmlError::FailedToLoadSymbol(_)) => break,
-            Err(error) if words::is_loss(&error) => break,
+            Err(error) if error_text::is_loss(&error) => break,
             // A link that is not wired answers with an error, and may come before one that is.
             Ok(false) | Err(_) => {}
         }

@@ -16,12 +16,12 @@
 //! Every fact is optional: a function that this driver lacks, or that does not fit the card, leaves its field empty.
 //! NVML knows nothing of `CUDA_VISIBLE_DEVICES`: it shows what the driver or the container shows.
 
-mod card;
+mod error_text;
+mod identity;
 mod links;
 mod processes;
 mod raw;
 mod state;
-mod words;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -142,7 +142,7 @@ fn open_nvml(paths: &[&str]) -> Result<Nvml, ProbeProblemKind> {
     for path in paths {
         match Nvml::builder().lib_path(OsStr::new(path)).init() {
             Ok(nvml) => return Ok(nvml),
-            Err(error) => match words::library_problem(&error, path) {
+            Err(error) => match error_text::library_problem(&error, path) {
                 what @ ProbeProblemKind::Missing(_) => _ = missing.get_or_insert(what),
                 what => return Err(what),
             },
@@ -159,7 +159,7 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
         Err(error) => {
-            let what = ProbeProblemKind::Failed(words::error_message(&error));
+            let what = ProbeProblemKind::Failed(error_text::error_message(&error));
             return machine.troubles.push(trouble(SOURCE.to_owned(), what));
         }
     };
@@ -170,14 +170,16 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             // NVML also counts the cards that a cgroup keeps from us. No tool and no program here sees them, and they
             // take no index.
             Err(error @ NvmlError::NoPermission) => {
-                let what = ProbeProblemKind::Missing(words::error_message(&error));
+                let what = ProbeProblemKind::Missing(error_text::error_message(&error));
                 machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));
                 continue;
             }
-            Err(error) => machine.accelerators.push(card::lost_card(index, words::error_message(&error))),
+            Err(error) => {
+                machine.accelerators.push(identity::lost_card(index, error_text::error_message(&error)))
+            }
             Ok(device) => {
                 let position = machine.accelerators.len();
-                let card = card::probe_card(&device, index, ask);
+                let card = identity::probe_card(&device, index, ask);
                 let pci = card.pci;
                 let instances = instances(&device, &card, ask);
                 machine.accelerators.push(card);
@@ -201,7 +203,7 @@ fn instances(device: &Device<'_>, card: &Accelerator, ask: ProbeScope) -> Vec<Ac
     (0..most)
         .filter_map(|number| {
             let instance = device.mig_device_by_index(number).ok()?;
-            Some(card::probe_mig_instance(&instance, number, card, ask))
+            Some(identity::probe_mig_instance(&instance, number, card, ask))
         })
         .collect()
 }

@@ -8,7 +8,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use super::card::CardQuery;
+use super::identity::CardQuery;
 use crate::device::DeviceProcess;
 
 /// More processes than share a card; a higher count is not a valid answer.

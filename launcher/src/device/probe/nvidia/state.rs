@@ -6,7 +6,7 @@ use nvml_wrapper::enum_wrappers::device::{
     Clock, EccCounter, MemoryError, TemperatureSensor, TemperatureThreshold,
 };
 
-use super::card::CardQuery;
+use super::identity::CardQuery;
 use super::{processes, raw};
 use crate::device::{DeviceState, Throttle};
 

@@ -9,14 +9,14 @@ use crate::rendezvous::simulation::torch;
 use crate::rendezvous::state::RendezvousState;
 
 impl World<'_> {
-    pub(super) fn request_state(&mut self, seat: usize, beat: bool) {
+    pub(super) fn request_state(&mut self, seat: usize, heartbeat: bool) {
         let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.is_running()) else { return };
         if agent.pending.is_some() {
-            agent.owes = Some(beat || agent.owes == Some(true));
+            agent.owes = Some(heartbeat || agent.owes == Some(true));
             return;
         }
-        let beat = beat || agent.owes == Some(true);
-        self.send_request(seat, Request::Look { beat });
+        let heartbeat = heartbeat || agent.owes == Some(true);
+        self.send_request(seat, Request::Look { beat: heartbeat });
     }
 
     pub(super) fn send_request(&mut self, seat: usize, request: Request) {
@@ -53,7 +53,7 @@ impl World<'_> {
         match request {
             Request::Look { .. } if is_beat && !self.setup.is_torch(seat) => {
                 let node = self.setup.me(seat, who.1).node;
-                self.store.beat(&node);
+                self.store.write_heartbeat(&node);
             }
             Request::Write { state, expected, rings } if self.store.accepts(expected) => {
                 self.check_write(&state)?;

@@ -90,7 +90,7 @@ const fn omitted_facts(ask: ProbeScope) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example::{bare, card, machine};
+    use super::super::example::{card, machine, machine_without_devices};
     use super::*;
     use crate::device::{DeviceLink, LinkKind};
 
@@ -98,7 +98,7 @@ mod tests {
 
     fn lost(kind: DeviceType, what: ProbeProblemKind) -> Machine {
         let trouble = ProbeProblem { kind, source: "NVML".to_owned(), what };
-        Machine { troubles: vec![trouble], ..bare() }
+        Machine { troubles: vec![trouble], ..machine_without_devices() }
     }
 
     fn crashed() -> ProbeProblemKind {

@@ -3,7 +3,7 @@
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;
 
-use super::{processes, raw, state, words};
+use super::{error_text, processes, raw, state};
 use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Memory, Part, PciAddress, ProbeScope};
 
 /// The name of a card that does not tell it.
@@ -25,7 +25,7 @@ impl CardQuery {
     pub(super) fn optional<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {
-                if words::is_loss(&error) {
+                if error_text::is_loss(&error) {
                     self.mark_lost(&error);
                 }
             })
@@ -37,7 +37,7 @@ impl CardQuery {
     fn required<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         answer
             .map_err(|error| {
-                if !words::is_absence(&error) {
+                if !error_text::is_absence(&error) {
                     self.mark_lost(&error);
                 }
             })
@@ -45,7 +45,7 @@ impl CardQuery {
     }
 
     fn mark_lost(&mut self, error: &NvmlError) {
-        self.loss.get_or_insert_with(|| words::error_message(error));
+        self.loss.get_or_insert_with(|| error_text::error_message(error));
     }
 
     fn condition(self) -> Condition {
@@ -136,7 +136,7 @@ fn blank_card(index: u32, part: Part) -> Accelerator {
 fn memory(device: &Device<'_>, answers: &mut CardQuery) -> Option<Memory> {
     let memory = match device.memory_info() {
         // Beside drivers that lack it, one may refuse this version of its structure.
-        Err(error) if !words::is_loss(&error) => raw::memory(device),
+        Err(error) if !error_text::is_loss(&error) => raw::memory(device),
         answer => answer.map(|memory| Memory { total: memory.total, free: Some(memory.free) }),
     };
     answers.optional(memory).filter(|memory| memory.total > 0)

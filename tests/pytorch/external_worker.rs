@@ -53,7 +53,7 @@ fn ranks_start_without_launcher() {
     let ranks = ["0", "1"].map(start);
     for (rank, child) in ranks.into_iter().enumerate() {
         let output = child.wait_with_output().expect("it ends");
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success() && said.contains(&format!("rank {rank} has 2.0")), "{output:?}");
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && stdout.contains(&format!("rank {rank} has 2.0")), "{output:?}");
     }
 }
