@@ -178,14 +178,14 @@ enum BenchError {
     Output(#[source] io::Error),
     #[error("`--min {min}` is more than `--max {max}`")]
     Sizes { min: Size, max: Size },
-    #[error("there is no memory for `--max {max}` on this machine; give a smaller one")]
+    #[error("this machine has not enough memory for `--max {max}`; choose a smaller one")]
     NoMemory { max: Size },
     #[error(
-        "the backend `mixed` is for ranks on several hosts, and these have `{backend}`; ask for `auto` or `shm`"
+        "the backend `mixed` is for ranks on several hosts, and these have `{backend}`; choose `auto` or `shm`"
     )]
     NotMixed { backend: Backend },
     #[error(
-        "`--compare` has nothing to compare: `{backend}` has no faster path; ask for `--backend nccl`, `shm` or `mixed`"
+        "`--compare` has nothing to compare: `{backend}` has no faster path; choose `--backend nccl`, `shm` or `mixed`"
     )]
     NothingToCompare { backend: Backend },
     #[error(

@@ -27,7 +27,7 @@ pub enum GpuError {
     #[error(transparent)]
     Missing(#[from] CudaMissing),
     /// NVRTC was not found.
-    #[error("{}there is no NVRTC, which compiles the kernels for the GPU", Details(self))]
+    #[error("{}NVRTC, which compiles the GPU kernels, cannot be loaded", Details(self))]
     NoCompiler,
     /// The launcher gave the worker a device of another kind.
     #[error(

@@ -199,7 +199,11 @@ fn missing_library_is_named() {
     assert!(demo.prints(&["--steps", "1"]).contains("device cpu:0"), "what was not asked for is not missed");
     let (code, stdout, stderr) = demo.run(&["--device-ids", "0"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
-    assert!(stderr.contains("there is no NVRTC") && stderr.contains("hint: "), "{stderr}");
+    assert!(
+        stderr.contains("NVRTC, which compiles the GPU kernels, cannot be loaded")
+            && stderr.contains("hint: "),
+        "{stderr}"
+    );
     let (code, stdout, stderr) = Demo::on("devices=1").without("cuda").run(&["--device-ids", "0"]);
     assert_eq!((code, stdout.as_str()), (Some(1), ""), "{stderr}");
     assert!(stderr.contains("the CUDA driver cannot be loaded") && stderr.contains("hint: "), "{stderr}");

@@ -57,7 +57,7 @@ fn silent_python_exit_gets_no_record_hint() {
     let outcome = Launch::standalone(Name::Rankrun, 1).args([script]).run();
     outcome.expect_exit_code(3).expect_absent("errors.record");
     outcome.expect_stderr(
-        "hint: it ended without a word, as `sys.exit(3)` does: print the reason to stderr before\n",
+        "hint: the worker printed nothing before `sys.exit(3)`; print the reason to stderr there\n",
     );
 }
 

@@ -64,7 +64,7 @@ fn given_gpu_without_compiler_is_refused_and_not_replaced() {
         let outcome = start(&[], program);
         outcome
             .expect_exit_code(1)
-            .expect_stderr("there is no NVRTC")
+            .expect_stderr("NVRTC, which compiles the GPU kernels, cannot be loaded")
             .expect_stderr("hint: install CUDA's toolkit");
         outcome.expect_absent("device cpu:");
         start(&["--device-type", "cpu"], program).expect_exit_code(0).expect_stdout("device cpu:1");

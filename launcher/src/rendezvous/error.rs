@@ -269,7 +269,7 @@ impl RendezvousError {
             Self::SameNodeRank { .. } => "give every node a `--node-rank` of its own",
             Self::NoAnswer { .. } => "is the launcher still running there? Its own messages say more",
             Self::NotFinished { .. } => {
-                "with given ranks beside torchrun a node learns of no failure elsewhere: look at the other nodes"
+                "with given ranks beside torchrun a node learns of no failure elsewhere: check the output of the other nodes"
             }
             Self::Unreadable { .. } => {
                 "does another program write to the same store, or another version of the launcher?"

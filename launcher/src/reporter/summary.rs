@@ -288,7 +288,7 @@ fn silent_hint(card: &FailureReport) -> Option<String> {
         _ if has_error_file => None,
         Exit::Code(code) if card.is_output_captured => {
             let example = if is_python { format!("sys.exit({code})") } else { format!("exit {code}") };
-            Some(format!("it ended without a word, as `{example}` does: print the reason to stderr before"))
+            Some(format!("the worker printed nothing before `{example}`; print the reason to stderr there"))
         }
         Exit::Code(_) if is_python => Some(
             "with `torch.distributed.elastic.multiprocessing.errors.record` around its main function, its traceback is \

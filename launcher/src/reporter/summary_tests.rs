@@ -141,7 +141,7 @@ fn silent_worker_hint_asks_for_output() {
         program: ProgramKind::Python,
         ..card()
     };
-    let exits = "it ended without a word, as `sys.exit(1)` does: print the reason to stderr before";
+    let exits = "the worker printed nothing before `sys.exit(1)`; print the reason to stderr there";
     assert_eq!(hint(&silent).as_deref(), Some(exits));
     let unseen = FailureReport { is_output_captured: false, ..silent.clone() };
     assert!(hint(&unseen).is_some_and(|hint| hint.contains("errors.record")), "its traceback goes elsewhere");
@@ -153,7 +153,7 @@ fn silent_worker_hint_asks_for_output() {
         assert_eq!(hint(&external_worker), None, "`record` is there already");
     }
     let any = FailureReport { program: ProgramKind::Any, ..silent };
-    let exits = "it ended without a word, as `exit 1` does: print the reason to stderr before";
+    let exits = "the worker printed nothing before `exit 1`; print the reason to stderr there";
     assert_eq!(hint(&any).as_deref(), Some(exits));
     let any = FailureReport { is_output_captured: false, ..any };
     for (by_streams, in_folder, advised, given) in [

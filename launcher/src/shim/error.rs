@@ -13,7 +13,7 @@ pub enum ShimError {
     #[error("`rankrun shim` needs one of on, off or status")]
     VerbMissing,
     /// A word that means nothing there.
-    #[error("`rankrun shim` does not understand `{word}`")]
+    #[error("`rankrun shim` does not know `{word}`")]
     UnknownWord {
         /// The word as it was typed.
         word: String,
