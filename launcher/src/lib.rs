@@ -13,12 +13,14 @@
 //! | [`store`] | the key-value store of workers and agents |
 //! | [`process`] | the only place that forks, signals and waits |
 //! | [`agent`] | the only owner of the job's state |
+//! | `blocking` | calls that may never return, off the loops |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
 //! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
 
 pub mod agent;
+pub mod blocking;
 pub mod cli;
 pub mod device;
 pub mod error;

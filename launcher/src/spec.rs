@@ -7,7 +7,7 @@ pub mod stop;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -210,6 +210,15 @@ impl RendezvousSpec {
         matches!(self, Self::C10d { .. }) || self.nodes().max > NodeCount::ONE
     }
 
+    /// The host that this node looks up at its start.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        match self {
+            Self::C10d { host, .. } => host,
+            Self::Standalone { .. } | Self::Static { .. } => self.store().addr,
+        }
+    }
+
     /// Where the workers meet: on the loopback, unless the user named another address.
     #[must_use]
     pub fn store(&self) -> StorePlan<'_> {
@@ -370,6 +379,17 @@ pub enum LogDir {
     At(PathBuf),
     /// `/dev/null`: no tree, and no redirects, as under torchrun.
     Off,
+}
+
+impl LogDir {
+    /// The folder that the user knows.
+    #[must_use]
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Temporary(folder) | Self::ErrorFiles(folder) | Self::At(folder) => Some(folder),
+            Self::Off => None,
+        }
+    }
 }
 
 /// A selection of stdout and stderr, or both.

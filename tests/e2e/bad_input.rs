@@ -120,6 +120,8 @@ fn log_dir_below_file_is_refused() {
     let scratch = Scratch::new();
     let folder = format!("{}/logs", scratch.file("file", "", 0o644));
     assert_refused(|name| Launch::standalone(name, 1).args(["--log-dir", &folder]), 1, &folder);
+    let file = scratch.at("file");
+    assert_refused(|name| Launch::standalone(name, 1).args(["--log-dir", &file]), 1, &file);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod full_disk;
 mod gc;
 mod group_signals;
 mod guide;
+mod hanging_calls;
 mod hints;
 mod install;
 mod job_control;

@@ -48,6 +48,7 @@ fn report(manner: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)])
         attempt: None,
         error_files: &file.into_iter().collect(),
         tail: Vec::new(),
+        file_calls: &FileCalls::default(),
         is_output_seen: true,
         oom: crate::process::oom::OomKills::default(),
         log_disk: None,

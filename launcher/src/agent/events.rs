@@ -8,7 +8,6 @@ use rankrun_contract::rank::{LocalRank, RestartCount};
 use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
-use crate::agent::host;
 use crate::agent::message::{JobEnd, WorkerEnd};
 use crate::process::Exit;
 use crate::rendezvous::Round;
@@ -16,7 +15,7 @@ use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::events::{
     self, ENDED_BY_CODE, ENDED_BY_SIGNAL, EventWorker, JobFacts, JobProgress, RankStatus, TorchEvent,
 };
-use crate::spec::{EventLog, LaunchSpec};
+use crate::spec::LaunchSpec;
 
 /// The events of one job.
 pub(super) struct EventSink {
@@ -27,20 +26,17 @@ pub(super) struct EventSink {
 }
 
 impl EventSink {
-    /// Looks up the node's full name only where events are enabled.
-    pub(super) fn open(spec: &LaunchSpec, console: &Console) -> Option<Self> {
-        match spec.events {
-            EventLog::Off => None,
-            EventLog::Console => Some(Self {
-                console: console.clone(),
-                job: JobFacts::of(spec, host::full_name()),
-                progress: JobProgress {
-                    membership: RankStatus::Joining,
-                    restarts: RestartCount(0),
-                    run_time: Duration::ZERO,
-                },
-                began: Instant::now(),
-            }),
+    /// The events of this launch, on the node of this full name.
+    pub(super) fn new(spec: &LaunchSpec, console: &Console, full_name: String) -> Self {
+        Self {
+            console: console.clone(),
+            job: JobFacts::of(spec, full_name),
+            progress: JobProgress {
+                membership: RankStatus::Joining,
+                restarts: RestartCount(0),
+                run_time: Duration::ZERO,
+            },
+            began: Instant::now(),
         }
     }
 

@@ -16,6 +16,7 @@ use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, Report
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
+use crate::blocking::FileCalls;
 use crate::facts::short_hostname;
 use crate::logs::route::streams_of_rank;
 use crate::logs::tree::{Attempt, ERROR_FILE};
@@ -45,6 +46,7 @@ pub(super) struct FailureContext<'a> {
     pub(super) error_files: &'a BTreeMap<LocalRank, ErrorFile>,
     /// The last output lines of the worker that failed first.
     pub(super) tail: Vec<String>,
+    pub(super) file_calls: &'a FileCalls,
     /// Whether the launcher sees its output.
     pub(super) is_output_seen: bool,
     /// What the kernel's OOM killer has killed.
@@ -61,6 +63,14 @@ const MAX_TORCH_REPORT_TEXT: usize = 1024 * 1024;
 const FILES: [&str; 3] = ["stdout.log", "stderr.log", ERROR_FILE];
 
 impl FailureContext<'_> {
+    fn files_in(&self, folder: PathBuf) -> Option<Vec<PathBuf>> {
+        let list = {
+            let folder = folder.clone();
+            move || files_in(&folder)
+        };
+        self.file_calls.run(&folder, list)
+    }
+
     fn placement(&self, local_rank: LocalRank) -> Option<&Placement> {
         self.placements.get(local_rank.index())
     }
@@ -76,7 +86,7 @@ impl FailureContext<'_> {
         let mut shown = ShownTexts::default();
         let report = self.error_files.get(&first.local_rank).map(|file| file.report.clone());
         let is_shown = report.as_ref().is_some_and(|report| shown.add(report));
-        let mut files = folder.as_deref().map(files_in).unwrap_or_default();
+        let mut files = folder.and_then(|folder| self.files_in(folder)).unwrap_or_default();
         let mut peers = Vec::new();
         if matches!(self.spec.logs.dir, LogDir::ErrorFiles(_)) {
             // The error file is removed, so the report does not name it.

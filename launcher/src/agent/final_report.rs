@@ -4,23 +4,29 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::unistd::Pid;
 
-use rankrun_contract::report::{ErrorFile, ErrorReport, MessageForm};
+use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
+use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::failure::Failure;
 use crate::agent::message::{JobEnd, RemoteEnd};
+use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::process::link::GuardLink;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{CliFlavor, LaunchSpec};
+
+/// How long the file system of the parent's error file may take to answer, unless the job was told to end.
+const PARENT_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of the final report that the job itself does not need.
 #[derive(Debug)]
@@ -93,8 +99,10 @@ impl FinalReport {
         end: &JobEnd,
         died_of: Option<&ErrorReport>,
         workers: &WorkerGroup,
-        voice: &UserLog,
+        (link, voice): (&GuardLink, &UserLog),
     ) {
+        let is_told = end.stopped_by.is_some() || end.time_limit.is_some();
+        let limit = if is_told { FLUSH_TIMEOUT } else { PARENT_FILE_TIMEOUT };
         let cause = end.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
         if let Some(((file, path), _)) = &told
@@ -103,8 +111,19 @@ impl FinalReport {
             voice.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
         }
         match (&self.parent_file, told, died_of) {
-            (Some(path), Some(((file, _), exit)), _) => copy_error_file(path, file, exit, voice),
-            (Some(path), None, Some(died_of)) => write_error_report(path, died_of, voice),
+            (Some(path), Some(((file, _), exit)), _) => {
+                let code = match exit {
+                    Exit::Code(code) => code,
+                    Exit::Signal { number, .. } => -number,
+                };
+                let old = write_file(path, file.with_exit_code(code), limit, (link, voice));
+                if let Some(old) = old {
+                    voice.replaced(&path.display().to_string(), old.trim_end());
+                }
+            }
+            (Some(path), None, Some(died_of)) => {
+                let _ = write_file(path, report::render(died_of), limit, (link, voice));
+            }
             (None, Some(((_, path), _)), _) => {
                 voice.log(&[torch_log::no_parent_file(&path.display().to_string())]);
             }
@@ -156,20 +175,32 @@ pub(super) fn remote_error_report(end: &JobEnd, failed: Option<&RendezvousError>
 }
 
 /// Writes the launcher's own error into the error file.
-pub(super) fn write_error_report(path: &Path, died_of: &ErrorReport, voice: &UserLog) {
-    if let Err(error) = parent_file::record(path, died_of) {
-        voice.print_line(&error.to_string());
-    }
+pub(super) fn write_error_report(path: &Path, died_of: &ErrorReport, (link, voice): (&GuardLink, &UserLog)) {
+    let _ = write_file(path, report::render(died_of), FLUSH_TIMEOUT, (link, voice));
 }
 
-fn copy_error_file(path: &Path, file: &ErrorFile, exit: Exit, voice: &UserLog) {
-    let code = match exit {
-        Exit::Code(code) => code,
-        Exit::Signal { number, .. } => -number,
+/// Writes the parent's error file, on a thread of its own. Returns the start of the text that it replaced.
+fn write_file(
+    path: &Path,
+    text: String,
+    limit: Duration,
+    (link, voice): (&GuardLink, &UserLog),
+) -> Option<String> {
+    let target = path.to_owned();
+    let call = WatchedCall::start("parent-file", move |step| {
+        step.set(format!("the file system of the error file `{}`", target.display()));
+        parent_file::replace(&target, &text)
+    });
+    let written = match call {
+        Ok(call) => call.wait(link, Instant::now() + limit, voice)?,
+        Err(error) => {
+            voice
+                .print_line(&format!("cannot write `{}`: no thread can be started: {error}", path.display()));
+            return None;
+        }
     };
-    match parent_file::replace(path, &file.with_exit_code(code)) {
-        Ok(None) => {}
-        Ok(Some(old)) => voice.replaced(&path.display().to_string(), old.trim_end()),
-        Err(error) => voice.print_line(&error.to_string()),
-    }
+    written.unwrap_or_else(|error| {
+        voice.print_line(&error.to_string());
+        None
+    })
 }

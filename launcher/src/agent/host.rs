@@ -5,10 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::ptr::null_mut;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
+use crate::blocking::BlockingCall;
 use crate::facts::short_hostname;
 
 /// The lookup is abandoned after this time, so an unreachable name server delays nothing for longer.
@@ -33,15 +32,9 @@ unsafe extern "C" {
 #[must_use]
 pub(super) fn full_name() -> String {
     let short = short_hostname();
-    let (answer, answered) = mpsc::sync_channel(1);
     let asked = short.clone();
-    // A thread of its own, as the resolver cannot be interrupted. A thread that takes too long is left
-    // behind.
-    let asking = thread::Builder::new().name("host-name".to_owned()).spawn(move || {
-        let _ = answer.send(lookup_full_name(&asked));
-    });
-    let found = asking.ok().and_then(|_| answered.recv_timeout(LOOKUP_TIMEOUT).ok());
-    found.flatten().unwrap_or(short)
+    let call = BlockingCall::start("host-name", move |_| lookup_full_name(&asked)).ok();
+    call.and_then(|call| call.wait(LOOKUP_TIMEOUT)).flatten().unwrap_or(short)
 }
 
 /// Resolves the name to an address, and that address to its names.

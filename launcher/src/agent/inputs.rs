@@ -36,7 +36,12 @@ impl Agent<'_> {
             self.has_stop_signal |= self.handled_signals.is_stop_signal(signal as i32);
             inputs.push_back(self.signal_input(signal, again));
         }
-        // After the signals: a job that is told to stop must not restart.
+        // After the signals: a job that is told to stop starts no worker.
+        if inputs.iter().all(|input| !matches!(input, Input::StopRequested { .. })) {
+            self.advance_opening(inputs)?;
+            inputs.extend(self.advance_start());
+        }
+        // Also after them: a job that is told to stop must not restart.
         let checked =
             self.device_check.as_mut().and_then(|check| check.advance(&self.invocation, &mut self.workers));
         inputs.extend(checked);

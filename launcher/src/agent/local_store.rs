@@ -3,19 +3,23 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use rankrun_contract::env::Master;
 
 use crate::error::LaunchError;
 use crate::rendezvous::exchange::AgentStore as _;
-use crate::rendezvous::host::port_taken_unless_answered;
+use crate::rendezvous::host::{StoreEndpoint, port_taken_unless_answered};
 use crate::rendezvous::worker_store::WorkerHostedStore;
 use crate::spec::rendezvous::PortRange;
 use crate::spec::{RendezvousSpec, StoreHost, StorePlan};
 use crate::store::listen::Interfaces;
 use crate::store::{StoreError, StoreServer};
 use bytesize::ByteSize;
+
+/// A name server may take this long: resolvers ask several servers, several times.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The training store of a job of one node.
 #[derive(Debug)]
@@ -132,23 +136,12 @@ fn is_not_local(error: &io::Error) -> bool {
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    if host == "localhost" {
-        return Ok(loopback(port).into());
-    }
-    if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, port)]);
-    }
-    (host, port).to_socket_addrs().map(Iterator::collect)
-}
-
-/// Needs no resolver; clients try both address families.
-fn loopback(port: u16) -> [SocketAddr; 2] {
-    [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]
+    StoreEndpoint { host: host.trim_matches(['[', ']']).to_owned(), port }.resolve(RESOLVE_LIMIT)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 
     use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 

@@ -21,15 +21,18 @@ mod inputs;
 pub mod leftovers;
 mod local_store;
 pub mod message;
+mod opening;
 mod others;
 mod phase;
 pub mod policy;
 mod progress;
 pub mod reassign;
 pub mod rules;
+mod starting;
 pub mod state;
 mod surroundings;
 mod sweep;
+mod watched_call;
 mod workers;
 
 use std::collections::VecDeque;
@@ -40,7 +43,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::unistd::Pid;
 
-use rankrun_contract::rank::{Generation, JobId, LocalRank, RestartCount};
+use rankrun_contract::rank::{Generation, JobId, LocalRank};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::device_check::DeviceCheckRun;
@@ -49,12 +52,14 @@ use crate::agent::halt::Halts;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::rank_table::{EndedRank, TableCause};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent};
+use crate::agent::opening::OpenedResources;
 use crate::agent::others::Others;
 use crate::agent::progress::ProgressProbe;
 use crate::agent::reassign::Invocation;
 use crate::agent::rules::JobRules;
 use crate::agent::state::State;
-use crate::agent::workers::{RoundContext, WorkerGroup, error_files};
+use crate::agent::watched_call::WatchedCall;
+use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::link::{GuardLink, LinkMessage, ToGuard};
@@ -96,7 +101,7 @@ pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
     let status = run_job(setup, link, &user_log).unwrap_or_else(|error| {
         user_log.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
-            final_report::write_error_report(&path, &error_report(&error), &user_log);
+            final_report::write_error_report(&path, &error_report(&error), (link, &user_log));
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -119,6 +124,7 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
             agent.confess_unswept();
             Err(LaunchError::Setup { what: "wait for the workers", source })
         }
+        Err(AgentAbort::NotOpened(error)) => Err(error),
     }
 }
 
@@ -132,11 +138,17 @@ enum AgentAbort {
     GuardGone,
     /// The kernel refuses poll(2) or the signalfd.
     Blind(io::Error),
+    /// A store or the log folder cannot be opened; no worker was started.
+    NotOpened(LaunchError),
 }
 
 struct Agent<'a> {
     state: State,
     workers: WorkerGroup,
+    /// The stores and the log folder, while they are being opened.
+    opening: Option<WatchedCall<Result<OpenedResources, LaunchError>>>,
+    /// The next generation, while its log folders are being made.
+    pending_start: Option<PendingStart>,
     /// The rendezvous, where other nodes may take part.
     rendezvous: Option<Others>,
     user_log: &'a UserLog,
@@ -166,13 +178,15 @@ impl<'a> Agent<'a> {
         let handled = setup.inherited.handled.clone();
         let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
         let words = setup.invocation.clone();
-        // First, since it leaves nothing behind when the rest fails.
-        let others = Others::open(&setup.spec, &setup.watchdog)?;
+        let opening = opening::start_opening(&setup.spec, &setup.watchdog)
+            .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
         let workers = WorkerGroup::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
             workers,
-            rendezvous: others,
+            opening: Some(opening),
+            pending_start: None,
+            rendezvous: None,
             user_log: voice,
             link,
             inbox,
@@ -192,7 +206,6 @@ impl<'a> Agent<'a> {
     fn run_loop(&mut self) -> Result<JobEnd, AgentAbort> {
         let mut inputs = VecDeque::new();
         self.collect_inputs(&mut inputs)?;
-        inputs.push_back(Input::Ready);
         loop {
             while let Some(input) = inputs.pop_front() {
                 let actions = self.state.handle(Instant::now(), input);
@@ -210,11 +223,14 @@ impl<'a> Agent<'a> {
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.rendezvous.iter().map(Others::as_fd));
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
+            readers.extend(self.opening.iter().map(AsFd::as_fd));
+            readers.extend(self.pending_start.iter().map(|start| start.call.as_fd()));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
             let others = self.rendezvous.as_ref().filter(|_| self.state.has_workers());
             let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
-            wait_for_inputs(&readers, deadlines.into_iter().flatten().min())?;
+            let deadlines = deadlines.into_iter().chain(self.call_deadlines());
+            wait_for_inputs(&readers, deadlines.flatten().min())?;
             self.collect_inputs(&mut inputs)?;
         }
     }
@@ -227,7 +243,7 @@ impl<'a> Agent<'a> {
             Action::Start { generation, restart_count, round } => {
                 let took = self.rendezvous.as_ref().map(Others::took).unwrap_or_default();
                 let joined = round.map(|round| RoundContext { round: *round, rendezvous_duration: took });
-                return self.start_generation(generation, restart_count, joined);
+                return self.prepare_start(generation, restart_count, joined);
             }
             Action::Join { .. }
             | Action::TellFailure { .. }
@@ -239,6 +255,7 @@ impl<'a> Agent<'a> {
             }
             Action::Signal { generation, local_ranks, signal } => {
                 self.workers.signal(generation, &local_ranks, signal);
+                return self.cancel_start(generation);
             }
             Action::ReleaseExternalWorker { reason: because } => {
                 if let Some(left_out) = self.workers.external_worker() {
@@ -294,29 +311,13 @@ impl<'a> Agent<'a> {
         Some(Input::RanksCollected { generation: why.0, table })
     }
 
-    fn start_generation(
-        &mut self,
-        generation: Generation,
-        restart_count: RestartCount,
-        joined: Option<RoundContext>,
-    ) -> Option<Input> {
-        if let Err(failed) = self.workers.start(generation, restart_count, joined, SystemTime::now()) {
-            self.user_log.error(&failed.error, failed.error.hint().as_deref());
-            self.launcher_error = Some(error_report(&failed.error));
-            self.rendezvous.iter_mut().for_each(|others| others.cannot_start(&failed.error));
-            return Some(Input::StartFailed { generation, failed: failed.failed_rank });
-        }
-        if let Some(left_out) = self.workers.external_worker() {
-            // At any log level: the job cannot go on without the user.
-            self.user_log.print(&left_out.hint());
-        }
-        None
-    }
-
     /// Flushes the workers' final output, then ours.
     fn finish(mut self, end: &JobEnd) -> ExitStatus {
         // Kills the probes that have not answered.
         self.device_check = None;
+        if let Some(opening) = self.opening.take() {
+            opening.abandon(self.user_log);
+        }
         let failed = self.rendezvous.as_mut().and_then(Others::take_failure);
         let departure = self.part(end, failed.as_ref());
         // Before the output ends: a remaining process still writes to it.
@@ -337,7 +338,8 @@ impl<'a> Agent<'a> {
         let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
         self.workers.emit_end_events(end, raw_error);
         let cut_short = self.drain(end, swept_early).or(swept_early);
-        self.final_report.write_parent_file(end, died_of.as_ref(), &self.workers, self.user_log);
+        let written_to = (self.link, self.user_log);
+        self.final_report.write_parent_file(end, died_of.as_ref(), &self.workers, written_to);
         let shown = self.final_report.report(end, &self.workers, self.user_log);
         if let Some(failed) = failed {
             self.user_log.error(&failed, failed.hint());
@@ -349,7 +351,7 @@ impl<'a> Agent<'a> {
         // Without a guard, no process reads our output, and no process of the job may remain a second later.
         let is_alone = self.link.receive_from_guard() == LinkMessage::Closed;
         if self.user_log.console().flush(if is_alone { Duration::ZERO } else { FLUSH_TIMEOUT }) {
-            error_files::remove(&reported);
+            self.workers.remove_reported(reported);
         }
         if let Some(departure) = departure.filter(|_| !is_alone) {
             self.wait_for_others(&departure);

@@ -7,24 +7,21 @@
 
 use std::fs::{self, DirEntry, Metadata, ReadDir};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use rankrun_contract::rank::Generation;
 
 use crate::agent::Agent;
 use crate::agent::message::Input;
 use crate::agent::policy::CheckpointFingerprint;
+use crate::blocking::{BlockingCall, CallProgress, CallStep};
 
 /// A checkpoint is a file of the folder, or a folder of files.
 const MAX_DEPTH: usize = 4;
 const MAX_FILES: usize = 1_000_000;
-/// Length in bytes of a [`Sight`].
-const ANSWER_SIZE: usize = 8;
 
 impl Agent<'_> {
     /// Starts a check; returns the answer at once if the check cannot run.
@@ -42,48 +39,37 @@ impl Agent<'_> {
 /// One check, from the question to the answer.
 pub(super) struct ProgressProbe {
     generation: Generation,
-    answer: UnixStream,
+    call: BlockingCall<Option<CheckpointFingerprint>>,
 }
 
 impl ProgressProbe {
     /// Starts to read the folder; `None` if no descriptor or no thread is left.
     pub(super) fn start(generation: Generation, folder: PathBuf) -> Option<Self> {
-        let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
-        Self::spawn(generation, folder).inspect_err(warn).ok()
-    }
-
-    fn spawn(generation: Generation, folder: PathBuf) -> io::Result<Self> {
-        let (answer, mut asked) = UnixStream::pair()?;
-        answer.set_nonblocking(true)?;
-        let look = move || match fingerprint_folder(&folder) {
-            Ok(sight) => {
-                // The write fails if the job has ended meanwhile.
-                let _ = asked.write_all(&sight.0.to_ne_bytes());
-            }
+        let read = move |_: &CallStep| match fingerprint_folder(&folder) {
+            Ok(fingerprint) => Some(fingerprint),
             Err(error) => {
                 tracing::warn!(%error, folder = %folder.display(), "the job's progress cannot be seen");
+                None
             }
         };
-        thread::Builder::new().name("progress".to_owned()).spawn(look)?;
-        Ok(Self { generation, answer })
+        let warn = |error: &io::Error| tracing::warn!(%error, "cannot look for the job's progress");
+        let call = BlockingCall::start("progress", read).inspect_err(warn).ok()?;
+        Some(Self { generation, call })
     }
 
     /// Becomes readable when [`Self::advance`] has an answer.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.answer.as_fd()
+        self.call.as_fd()
     }
 
-    /// The answer, if it is there: a few bytes in one write, or end of file.
+    /// The answer, if it is there.
     pub(super) fn advance(&mut self) -> Option<Input> {
-        let mut bytes = [0; ANSWER_SIZE];
-        let sight = match self.answer.read(&mut bytes) {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return None;
-            }
-            Ok(ANSWER_SIZE) => Some(CheckpointFingerprint(u64::from_ne_bytes(bytes))),
-            Ok(_) | Err(_) => None,
+        let fingerprint = match self.call.progress() {
+            CallProgress::Running => return None,
+            CallProgress::Returned(fingerprint) => fingerprint,
+            CallProgress::Lost => None,
         };
-        Some(Input::ProgressProbed { generation: self.generation, fingerprint: sight })
+        Some(Input::ProgressProbed { generation: self.generation, fingerprint })
     }
 }
 

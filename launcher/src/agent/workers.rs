@@ -2,21 +2,22 @@
 //! agent's loop calls it with the actions of the state. It decides neither when to start nor when to stop.
 
 mod causes;
-pub(super) mod error_files;
+mod error_files;
 mod failure_info;
+mod folders;
 mod kills;
 mod log_disk;
 mod look;
 mod rank_table;
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
@@ -30,12 +31,15 @@ use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
 use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::{Input, JobEnd};
+use crate::agent::opening::OpenedResources;
+use crate::agent::others::Others;
 use crate::agent::reassign::DeviceAssignment;
+use crate::agent::watched_call::WatchedCall;
+use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::error::{LaunchError, SpawnError};
-use crate::facts::short_hostname;
-use crate::logs::route::{Routes, StreamOwner, routes};
+use crate::logs::route::Routes;
 use crate::logs::space::FullLogFolder;
-use crate::logs::tree::{Attempt, LogTree, TreeOutcome};
+use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::attach_listener::AttachReport;
@@ -47,7 +51,7 @@ use crate::rendezvous::Round;
 use crate::reporter::console::Console;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
-use crate::spec::{LaunchSpec, LogDir, StdinPolicy};
+use crate::spec::{LaunchSpec, StdinPolicy};
 
 /// The worker group and the resources that it needs.
 pub(super) struct WorkerGroup {
@@ -64,8 +68,10 @@ pub(super) struct WorkerGroup {
     /// The training store of a job without rendezvous.
     local_store: Option<LocalTrainingStore>,
     children: Children,
+    console: Console,
     logs: Logs,
-    log_tree: Option<LogTree>,
+    /// Shared with the thread that makes its folders.
+    log_tree: Option<Arc<Mutex<LogTree>>>,
     /// Log folders of the last started generation.
     attempt: Option<Attempt>,
     /// Standard input of workers that may not read the launcher's.
@@ -93,6 +99,12 @@ pub(super) struct RoundContext {
     pub(super) rendezvous_duration: Duration,
 }
 
+/// A generation whose log folders are being made.
+pub(super) struct PendingStart {
+    pub(super) life: GenerationContext,
+    pub(super) call: WatchedCall<Result<GenerationFolders, LogError>>,
+}
+
 /// Not every worker could be started.
 pub(super) struct StartFailed {
     /// The first worker that was not started.
@@ -101,27 +113,9 @@ pub(super) struct StartFailed {
 }
 
 impl WorkerGroup {
-    /// Opens all resources that outlive a generation.
+    /// Opens what cannot block; the rest comes with [`Self::install`].
     pub(super) fn open(setup: AgentSetup, console: Console) -> Result<Self, LaunchError> {
         let AgentSetup { spec, environment, job, inherited: original, .. } = setup;
-        // First, since it leaves nothing behind when the rest fails.
-        let is_alone = !spec.rendezvous.is_shared();
-        let meeting = if is_alone {
-            Some(
-                LocalTrainingStore::open(&spec.rendezvous, spec.network.ports)?
-                    .with_limit(spec.network.store_limit)?,
-            )
-        } else {
-            None
-        };
-        let tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
-            TreeOutcome::Made(tree) => Some(tree),
-            TreeOutcome::Off => None,
-            TreeOutcome::Lost(note) => {
-                tracing::info!("{note}");
-                None
-            }
-        };
         let no_input = match spec.stdin {
             StdinPolicy::All => None,
             StdinPolicy::Only(_) | StdinPolicy::None => Some(
@@ -130,18 +124,19 @@ impl WorkerGroup {
             ),
         };
         Ok(Self {
-            events: EventSink::open(&spec, &console),
+            events: None,
             round: None,
             placements: Vec::new(),
             pending_assignment: None,
-            logs: Logs::new(console, spec.cli_flavor),
-            log_tree: tree,
+            logs: Logs::new(console.clone(), spec.cli_flavor),
+            console,
+            log_tree: None,
             attempt: None,
             spec,
             environment,
             job,
             inherited: original,
-            local_store: meeting,
+            local_store: None,
             children: Children::default(),
             no_input,
             external_worker: None,
@@ -152,6 +147,15 @@ impl WorkerGroup {
             oom_ledger: OomLedger::default(),
             full_log_folder: None,
         })
+    }
+
+    /// Takes the resources that were opened on a thread of their own; returns the rendezvous.
+    pub(super) fn install(&mut self, opened: OpenedResources) -> Option<Others> {
+        let OpenedResources { rendezvous, local_store, log_tree, full_name } = opened;
+        self.local_store = local_store;
+        self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
+        self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));
+        rendezvous
     }
 
     pub(super) const fn spec(&self) -> &LaunchSpec {
@@ -176,21 +180,60 @@ impl WorkerGroup {
         self.pending_assignment.as_ref().map_or(&[], |seating| &seating.device_lines)
     }
 
-    /// Starts all workers, local rank 0 first.
-    pub(super) fn start(
+    /// Assigns the ranks of the next generation, and starts to make its log folders and files.
+    pub(super) fn prepare_start(
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
         joined: Option<RoundContext>,
-        now: SystemTime,
-    ) -> Result<(), StartFailed> {
+    ) -> Result<PendingStart, StartFailed> {
+        let none_started = |error| StartFailed { failed_rank: LocalRank(0), error };
         self.apply_assignment();
         self.generation = generation;
-        self.started = now;
         self.pids.clear();
         self.error_files.clear();
         self.full_log_folder = None;
-        let started = self.start_workers(generation, restart_count, joined);
+        self.attempt = None;
+        let began = Instant::now();
+        let number = joined.as_ref().map(|joined| joined.round.number);
+        let RoundContext { round, rendezvous_duration: took } = match joined {
+            Some(joined) => joined,
+            None => RoundContext {
+                round: self.single_node_round(generation).map_err(none_started)?,
+                rendezvous_duration: began.elapsed(),
+            },
+        };
+        if let Some(events) = &mut self.events {
+            events.emit_joined(restart_count, &round, took);
+        }
+        self.placements = placement::assign_ranks(&self.spec.worker_devices, &round);
+        self.round = Some(round.clone());
+        let request = FolderRequest {
+            tree: self.log_tree.clone(),
+            restart_count,
+            round: number,
+            placements: self.placements.clone(),
+            spec: self.spec.clone(),
+        };
+        let call = WatchedCall::start("log-folders", move |step| request.make(step));
+        let call = call.map_err(|source| {
+            none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
+        })?;
+        let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
+        Ok(PendingStart { life, call })
+    }
+
+    /// Starts all workers, local rank 0 first.
+    pub(super) fn start(
+        &mut self,
+        life: &GenerationContext,
+        folders: Result<GenerationFolders, LaunchError>,
+        now: SystemTime,
+    ) -> Result<(), StartFailed> {
+        self.started = now;
+        let started = folders
+            .map_err(|error| StartFailed { failed_rank: LocalRank(0), error })
+            .and_then(|folders| self.start_workers(life, folders));
         if let (Ok(()), Some(events)) = (&started, &self.events) {
             events.emit_started(&self.event_workers());
         }
@@ -205,35 +248,20 @@ impl WorkerGroup {
 
     fn start_workers(
         &mut self,
-        generation: Generation,
-        restart_count: RestartCount,
-        joined: Option<RoundContext>,
+        life: &GenerationContext,
+        folders: GenerationFolders,
     ) -> Result<(), StartFailed> {
-        let nobody = |error| StartFailed { failed_rank: LocalRank(0), error };
-        let began = Instant::now();
-        let number = joined.as_ref().map(|joined| joined.round.number);
-        let RoundContext { round, rendezvous_duration: took } = match joined {
-            Some(joined) => joined,
-            None => RoundContext {
-                round: self.single_node_round(generation).map_err(nobody)?,
-                rendezvous_duration: began.elapsed(),
-            },
-        };
-        if let Some(events) = &mut self.events {
-            events.emit_joined(restart_count, &round, took);
-        }
-        self.placements = placement::assign_ranks(&self.spec.worker_devices, &round);
-        self.round = Some(round.clone());
-        self.attempt = self.create_attempt(restart_count, number).map_err(|error| nobody(error.into()))?;
+        let GenerationContext { generation, round, .. } = life;
+        self.attempt = folders.attempt;
+        self.logs.set_files(folders.files);
         tracing::debug!("{generation:?}: the store is {}:{}", round.master.addr, round.master.port);
         if let Some(attempt) = &self.attempt {
             tracing::debug!("error files and logs are in `{}`", attempt.folder().display());
         }
         let duplicated = self.logs.open_line_filters(self.attempt.as_ref(), &self.spec.logs.duplicates);
-        duplicated.map_err(|error| nobody(error.into()))?;
-        let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
-        for placement in self.placements.clone() {
-            self.start_worker(&life, &placement)
+        duplicated.map_err(|error| StartFailed { failed_rank: LocalRank(0), error: error.into() })?;
+        for (placement, routes) in self.placements.clone().into_iter().zip(folders.routes) {
+            self.start_worker(life, &placement, routes)
                 .map_err(|error| StartFailed { failed_rank: placement.local_rank, error })?;
             if placement.local_rank == LocalRank(0) {
                 // Started here, as the first worker has no memory yet.
@@ -250,29 +278,12 @@ impl WorkerGroup {
         Ok(Round::alone(self.spec.workers, master))
     }
 
-    /// The folders of one generation. If a temporary tree has become unwritable, the job runs without it.
-    fn create_attempt(
+    fn start_worker(
         &mut self,
-        restart_count: RestartCount,
-        round: Option<u64>,
-    ) -> Result<Option<Attempt>, LogError> {
-        let Some(tree) = &mut self.log_tree else { return Ok(None) };
-        let attempt = match round {
-            Some(round) => tree.attempt_in(round, restart_count, self.spec.workers),
-            None => tree.attempt(restart_count, self.spec.workers),
-        };
-        match (attempt, &self.spec.logs.dir) {
-            (Ok(attempt), _) => Ok(Some(attempt)),
-            (Err(error), LogDir::Temporary(_) | LogDir::ErrorFiles(_)) => {
-                let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                tracing::warn!("no error files from here on: {error}: {cause}");
-                Ok(None)
-            }
-            (Err(error), LogDir::At(_) | LogDir::Off) => Err(error),
-        }
-    }
-
-    fn start_worker(&mut self, life: &GenerationContext, placement: &Placement) -> Result<(), LaunchError> {
+        life: &GenerationContext,
+        placement: &Placement,
+        routes: Routes,
+    ) -> Result<(), LaunchError> {
         let attempt = self.attempt.as_ref();
         let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
@@ -287,14 +298,9 @@ impl WorkerGroup {
             return Ok(());
         }
 
-        let (persona, role) = (self.spec.cli_flavor, &*self.spec.role);
-        let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let speaker = StreamOwner { persona, role, rank, local_rank, local_world, hostname };
-        let folder = attempt.map(|attempt| attempt.worker(local_rank));
         let reads_terminal =
             self.spec.stdin == StdinPolicy::Only(local_rank) && std::io::stdin().is_terminal();
-        let routes =
-            Routes { can_prompt: reads_terminal, ..routes(&self.spec.logs, speaker, folder.as_deref()) };
+        let routes = Routes { can_prompt: reads_terminal, ..routes };
         let streams = self.logs.open(worker, &routes)?;
         let stdio = Stdio {
             stdin: stdin_of(local_rank, self.spec.stdin, self.no_input.as_ref()),
@@ -400,8 +406,9 @@ impl WorkerGroup {
     /// Removes log folders that stayed empty.
     pub(super) fn close(mut self) {
         self.external_worker = None;
-        if let Some(tree) = self.log_tree {
-            tree.remove_empty();
+        if let (Some(tree), Some(folder)) = (self.log_tree, self.spec.logs.dir.folder()) {
+            let remove = move || tree.lock().unwrap_or_else(PoisonError::into_inner).remove_empty();
+            let _ = self.logs.calls().run(folder, remove);
         }
     }
 

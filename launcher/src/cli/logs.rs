@@ -22,7 +22,7 @@ const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 /// The log tree, which streams go to it, and what the console shows.
 ///
 /// # Errors
-/// A text that is no stream map or no list of ranks, a log folder that is a file, or no folder where one is needed.
+/// A text that is no stream map or no list of ranks, or no folder where one is needed.
 pub(super) fn resolve_logs(
     settings: &Settings<'_>,
     workers: LocalWorldSize,
@@ -36,7 +36,7 @@ pub(super) fn resolve_logs(
     };
     let wants_logs =
         names_a_stream(&redirects) || names_a_stream(&tee) || duplicates != LineFilters::default();
-    let dir = log_dir(settings, wants_logs)?;
+    let dir = log_dir(settings, wants_logs);
     let mut console = console_ranks(settings)?;
     let prefix = prefix_template(settings)?;
     if dir == LogDir::Off {
@@ -149,25 +149,23 @@ fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> 
     }
 }
 
-fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> Result<LogDir, CliError> {
+fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> LogDir {
     let facts = settings.facts;
     let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
         let only_error_files = settings.persona == CliFlavor::Rankrun && !wants_logs;
         let parent = temporary_folder(facts, only_error_files);
-        return Ok(if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) });
+        return if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) };
     };
     let path = PathBuf::from(found.value);
     if path == Path::new("/dev/null") {
-        return Ok(LogDir::Off);
+        return LogDir::Off;
     }
-    if facts.world().kind(&path) == FileKind::File {
-        return Err(SettingError::LogDirIsFile { origin: found.origin, path }.into());
-    }
-    Ok(LogDir::At(match settings.persona {
+    // Not looked at here: its file system may not answer, and only the agent can wait for that.
+    LogDir::At(match settings.persona {
         CliFlavor::Rankrun => facts.absolute(&path),
         // torchrun's workers see a relative TORCHELASTIC_ERROR_FILE then.
         CliFlavor::Torchrun => path,
-    }))
+    })
 }
 
 /// In memory: folders that are made at each start and removed at each end cost microseconds there, and up to a

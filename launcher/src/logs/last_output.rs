@@ -5,12 +5,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::tail::{Tail, join_tails};
 use super::{Logs, read_end};
+use crate::blocking::{BlockingCall, CallStep};
 use crate::placement::WorkerId;
 
 /// Files that take longer are not waited for.
@@ -81,18 +80,17 @@ fn last_lines_of(files: Files) -> Vec<LastOutput> {
     if files.iter().all(|(stdout, stderr)| stdout.is_none() && stderr.is_none()) {
         return unseen;
     }
-    let (answer, asked) = mpsc::channel();
-    let read = move || {
+    let read = move |_: &CallStep| {
         let last = |path: Option<PathBuf>| path.map_or(LastOutput::Unavailable, |path| last_line_of(&path));
-        let outputs = files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect();
-        // The receiver may have given up.
-        let _ = answer.send(outputs);
+        files.into_iter().map(|(stdout, stderr)| last(stdout).newer(last(stderr))).collect()
     };
-    if let Err(error) = thread::Builder::new().name("last-lines".to_owned()).spawn(read) {
-        tracing::warn!(%error, "the log files are not read");
-        return unseen;
+    match BlockingCall::start("last-lines", read) {
+        Ok(call) => call.wait(FILES_LIMIT).unwrap_or(unseen),
+        Err(error) => {
+            tracing::warn!(%error, "the log files are not read");
+            unseen
+        }
     }
-    asked.recv_timeout(FILES_LIMIT).unwrap_or(unseen)
 }
 
 fn last_line_of(path: &Path) -> LastOutput {

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::Generation;
 
+use crate::blocking::FileCalls;
 use crate::placement::WorkerId;
 use crate::regular_file;
 use crate::reporter::console::{Console, Output, OutputStream};
@@ -89,6 +90,7 @@ impl LogError {
         };
         match (self, errno) {
             (_, Some(Errno::EMFILE | Errno::ENFILE)) => "raise the limit of open files (`ulimit -n`)",
+            (Self::Folder { .. }, Some(Errno::ENOTDIR)) => "name a folder; it is made if it is missing",
             (_, Some(Errno::ENOSPC | Errno::EDQUOT)) => "make room, or choose another place with `--log-dir`",
             (Self::Folder { .. } | Self::File { .. }, _) => {
                 "choose a folder that can be written with `--log-dir`, or none with `--log-dir /dev/null`"
@@ -148,7 +150,42 @@ pub struct Logs {
     stderr: Option<PumpHandle>,
     workers: HashMap<WorkerId, WorkerTail>,
     filters: Filters,
+    files: LogFiles,
+    calls: FileCalls,
     notes: Vec<LogNote>,
+}
+
+/// Log files that are open before their worker starts.
+#[derive(Debug, Default)]
+pub struct LogFiles(HashMap<PathBuf, Result<File, LogError>>);
+
+impl LogFiles {
+    /// Opens the files of all routes and filters; an error is kept for the worker with that file. A file system may hang
+    /// here.
+    #[must_use]
+    pub fn open<'a>(
+        routes: impl Iterator<Item = &'a Routes>,
+        attempt: Option<&Attempt>,
+        filters: &LineFilters,
+    ) -> Self {
+        let workers = routes.flat_map(|routes| [&routes.stdout, &routes.stderr]);
+        let workers = workers.filter_map(Route::file).map(Path::to_owned);
+        let filters = filter_files(attempt, filters).into_iter().flatten();
+        Self(workers.chain(filters).map(|path| (path.clone(), create(&path))).collect())
+    }
+
+    fn take(&mut self, path: &Path) -> Result<File, LogError> {
+        // Several workers may have `/dev/null`.
+        self.0.remove(path).unwrap_or_else(|| create(path))
+    }
+}
+
+/// The files of filtered standard output and standard error, where there are any.
+fn filter_files(attempt: Option<&Attempt>, wanted: &LineFilters) -> [Option<PathBuf>; 2] {
+    let path = |texts: &[String], name| {
+        attempt.filter(|_| !texts.is_empty()).map(|attempt| attempt.folder().join(name))
+    };
+    [path(&wanted.stdout, "filtered_stdout.log"), path(&wanted.stderr, "filtered_stderr.log")]
 }
 
 /// Where tee'd lines of the generation that was started last are copied to.
@@ -196,6 +233,8 @@ impl Logs {
             stderr: None,
             workers: HashMap::new(),
             filters: Filters::default(),
+            files: LogFiles::default(),
+            calls: FileCalls::default(),
             notes: Vec::new(),
         }
     }
@@ -210,18 +249,26 @@ impl Logs {
         attempt: Option<&Attempt>,
         wanted: &LineFilters,
     ) -> Result<(), LogError> {
-        let filter = |texts: &[String], name| match attempt {
-            Some(attempt) if !texts.is_empty() => {
-                let path = attempt.folder().join(name);
-                Ok(Some(Arc::new(Filter::new(texts, create(&path)?, path))))
-            }
-            Some(_) | None => Ok(None),
+        let [stdout, stderr] = filter_files(attempt, wanted);
+        let mut filter = |texts: &[String], path: Option<PathBuf>| {
+            let file = |path: PathBuf| Ok(Arc::new(Filter::new(texts, self.files.take(&path)?, path)));
+            path.map(file).transpose()
         };
-        self.filters = Filters {
-            stdout: filter(&wanted.stdout, "filtered_stdout.log")?,
-            stderr: filter(&wanted.stderr, "filtered_stderr.log")?,
-        };
+        self.filters =
+            Filters { stdout: filter(&wanted.stdout, stdout)?, stderr: filter(&wanted.stderr, stderr)? };
         Ok(())
+    }
+
+    /// Calls on the log folder, which may be on a file system that does not answer.
+    #[must_use]
+    pub const fn calls(&self) -> &FileCalls {
+        &self.calls
+    }
+
+    /// Sets the open files of the workers that start next.
+    pub fn set_files(&mut self, files: LogFiles) {
+        self.files = files;
+        self.calls.retry();
     }
 
     /// Opens the streams of a worker that is about to be spawned.
@@ -269,9 +316,15 @@ impl Logs {
     pub fn tail(&self, worker: WorkerId) -> Vec<String> {
         let Some(tail) = self.workers.get(&worker) else { return Vec::new() };
         let captured = tail.captured.lock().unwrap_or_else(PoisonError::into_inner).lines();
-        let of_file =
-            |path: &Option<PathBuf>| path.as_deref().and_then(|path| read_end(path).ok()).unwrap_or_default();
-        let (stdout, stderr) = (of_file(&tail.stdout), of_file(&tail.stderr));
+        let of_file = |path: &Option<PathBuf>| {
+            let path = path.clone()?;
+            let read = {
+                let path = path.clone();
+                move || read_end(&path).ok()
+            };
+            self.calls.run(&path, read).flatten()
+        };
+        let [stdout, stderr] = [&tail.stdout, &tail.stderr].map(|path| of_file(path).unwrap_or_default());
         tail::join_tails(captured, &stdout, &stderr)
     }
 
@@ -354,10 +407,12 @@ impl Logs {
     ) -> Result<Opened, LogError> {
         match routes.of(stream) {
             Route::Inherit => Ok(Opened { child: ChildEnd::Inherit, source: None }),
-            Route::File(path) => Ok(Opened { child: ChildEnd::Fd(create(path)?.into()), source: None }),
+            Route::File(path) => {
+                Ok(Opened { child: ChildEnd::Fd(self.files.take(path)?.into()), source: None })
+            }
             Route::Capture { file, prefix } => {
                 let file = match file {
-                    Some(path) => Some(LogFile { file: create(path)?, path: path.clone() }),
+                    Some(path) => Some(LogFile { file: self.files.take(path)?, path: path.clone() }),
                     None => None,
                 };
                 let output = Arc::clone(self.console.output(stream));

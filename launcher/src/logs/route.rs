@@ -41,6 +41,18 @@ pub enum Route {
     },
 }
 
+impl Route {
+    /// The log file of the stream, if it has one.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Capture { file, .. } => file.as_deref(),
+            Self::Inherit => None,
+        }
+    }
+}
+
 /// The destinations of a worker's two streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routes {

@@ -256,10 +256,10 @@ impl LogTree {
     }
 
     /// Removes empty folders; a folder with files stays, and all folders above it.
-    pub fn remove_empty(self) {
+    pub fn remove_empty(&self) {
         self.attempts().for_each(|attempt| attempt.remove_empty());
         self.rounds().iter().for_each(Attempt::remove_empty);
-        let folders = [Some(self.run), self.temporary];
+        let folders = [Some(&self.run), self.temporary.as_ref()];
         // The first that stays keeps the ones above it.
         let _ = folders.iter().flatten().try_for_each(std::fs::remove_dir);
     }

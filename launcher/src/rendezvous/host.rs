@@ -4,12 +4,12 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
+use crate::blocking::{BlockingCall, CallStep};
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{self, interfaces};
@@ -81,14 +81,12 @@ fn loopback(port: u16) -> [SocketAddr; 2] {
 /// Resolves a name in a separate thread, because the resolver cannot be interrupted. The thread is abandoned after
 /// `limit`.
 fn resolve_host(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
-    let (answer, answered) = mpsc::sync_channel(1);
     let asked = name.to_owned();
-    thread::Builder::new().name("endpoint-name".to_owned()).spawn(move || {
-        let _ = answer.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
-    })?;
-    let found = answered
-        .recv_timeout(limit)
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no name server has answered"))??;
+    let look_up =
+        move |_: &CallStep| (asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    let found = BlockingCall::start("endpoint-name", look_up)?.wait(limit);
+    let found =
+        found.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no name server has answered"))??;
     if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
 }
 

@@ -36,6 +36,7 @@ use nix::unistd::Pid;
 use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
+use crate::blocking::BlockingCall;
 use crate::cli::{CliError, Verbosity};
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
@@ -185,10 +186,17 @@ fn with_cause(error: &dyn std::error::Error, hint: Option<&str>) -> String {
     format!("error: {error}\n{cause}{hint}")
 }
 
-/// Records the error in the parent's error file, if the parent asked for one.
+/// Records the error in the parent's error file, if the parent asked for one. Its file system may not answer.
 fn write_parent_file(parent_file: Option<&Path>, report: &ErrorReport) {
-    if let Some(Err(error)) = parent_file.map(|path| parent_file::record(path, report)) {
-        print_error(&format!("warning: {error}\n"));
+    let Some(path) = parent_file.map(Path::to_owned) else { return };
+    let (file, report) = (path.display().to_string(), report.clone());
+    let call = BlockingCall::start("parent-file", move |_| parent_file::record(&path, &report));
+    match call.ok().and_then(|call| call.wait(FINAL_FLUSH_TIMEOUT)) {
+        Some(Ok(())) => {}
+        Some(Err(error)) => print_error(&format!("warning: {error}\n")),
+        None => {
+            print_error(&format!("warning: the file system of the error file `{file}` does not answer\n"))
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
 
 use rankrun_contract::rank::{LocalRank, Rank};
 
 use super::WorkerGroup;
 use crate::agent::failure_context;
-use crate::logs::tree::LogTree;
 use crate::reporter::summary::peers::{self, PeerReport, ShownTexts};
 use crate::reporter::user_log::UserLog;
 use crate::spec::LogDir;
@@ -35,26 +35,31 @@ impl WorkerGroup {
     /// The error files with a text that the report shows. Names any other file to the user. Empty if the
     /// files stay, as in a folder that the user named.
     pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &UserLog) -> Vec<PathBuf> {
-        let (LogDir::ErrorFiles(_), Some(tree)) = (&self.spec.logs.dir, &self.log_tree) else {
+        let (LogDir::ErrorFiles(folder), Some(tree)) = (&self.spec.logs.dir, &self.log_tree) else {
             return Vec::new();
         };
-        let files = LogTree::error_files(tree, MAX_ERROR_FILES);
-        let (reported, others): (Vec<_>, Vec<_>) =
-            files.into_iter().partition(|file| failure_context::is_shown(file, shown));
-        if !others.is_empty() {
+        let (tree, shown) = (Arc::clone(tree), shown.clone());
+        let search = move || {
+            let tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
+            let files = tree.error_files(MAX_ERROR_FILES).into_iter();
+            let (reported, others): (Vec<_>, Vec<_>) =
+                files.partition(|file| failure_context::is_shown(file, &shown));
+            (reported, (!others.is_empty()).then(|| tree.run_folder().to_owned()))
+        };
+        let (reported, kept) = self.logs.calls().run(folder, search).unwrap_or_default();
+        if let Some(kept) = kept {
             voice.print_line(&format!(
                 "error files that no report shows are kept in `{}`; `rankrun gc` removes them",
-                tree.run_folder().display()
+                kept.display()
             ));
         }
         reported
     }
-}
 
-/// Removes the files once the report is written.
-pub(in crate::agent) fn remove(reported: &[PathBuf]) {
-    for file in reported {
+    /// Removes the files once the report is written.
+    pub(in crate::agent) fn remove_reported(&self, reported: Vec<PathBuf>) {
+        let Some(first) = reported.first().cloned() else { return };
         // A file that stays is litter, and `rankrun gc` finds it.
-        let _ = fs::remove_file(file);
+        let _ = self.logs.calls().run(&first, move || reported.iter().try_for_each(fs::remove_file).ok());
     }
 }

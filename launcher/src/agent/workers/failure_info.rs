@@ -46,6 +46,7 @@ impl WorkerGroup {
             attempt: self.attempt.as_ref(),
             error_files: &self.error_files,
             tail: self.logs.tail(worker),
+            file_calls: self.logs.calls(),
             is_output_seen: self.logs.last_outputs(&[worker]) != [LastOutput::Unavailable],
             oom: self.oom_kills(),
             log_disk: self.log_disk(local_rank),
@@ -59,10 +60,15 @@ impl WorkerGroup {
             return None;
         }
         self.check_log_disk(local_rank);
-        let attempt = self.attempt.as_ref();
-        let Some((file, written)) =
-            attempt.and_then(|attempt| failure_context::load_error_file(&attempt.error_file(local_rank)))
-        else {
+        let path = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
+        let loaded = path.and_then(|path| {
+            let load = {
+                let path = path.clone();
+                move || failure_context::load_error_file(&path)
+            };
+            self.logs.calls().run(&path, load).flatten()
+        });
+        let Some((file, written)) = loaded else {
             return self.lost_peer_from_output(exit.worker);
         };
         let texts = || [Some(&file.report.message), file.report.callstack.as_ref()].into_iter().flatten();

@@ -18,7 +18,8 @@ impl WorkerGroup {
         };
         let [teed, redirected] = self.kept_streams(local_rank);
         if self.full_log_folder.is_none() && (has_any(teed) || has_any(redirected)) {
-            let shortage = DiskShortage::at(attempt.folder());
+            let place = attempt.folder().to_owned();
+            let shortage = self.logs.calls().run(folder, move || DiskShortage::at(&place)).flatten();
             let full = |shortage| FullLogFolder { folder: folder.clone(), shortage };
             self.full_log_folder = shortage.map(full);
         }

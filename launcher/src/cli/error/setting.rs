@@ -145,14 +145,6 @@ pub enum SettingError {
         /// Why not.
         clash: Clash,
     },
-    /// The log folder is no folder.
-    #[error("{origin} is `{}`, which is a file", path.display())]
-    LogDirIsFile {
-        /// Where it came from.
-        origin: Origin,
-        /// The path as it was given.
-        path: PathBuf,
-    },
     /// A worker is named that does not exist.
     #[error("{origin} is `{rank}`, but the local ranks are 0 to {}", workers - 1)]
     NoSuchRank {
@@ -391,7 +383,6 @@ impl SettingError {
             Self::RestartRule { problem, .. } => Some(problem.hint().to_owned()),
             Self::WithoutEffect { missing, .. } => Some(format!("add {missing}, or leave it out")),
             Self::Clash { clash, .. } => Some(clash.hint().to_owned()),
-            Self::LogDirIsFile { .. } => Some("name a folder; it is made if it is missing".to_owned()),
             Self::NoTimeLimit { .. } => Some("give the limit too, as in `--time-limit 2h`".to_owned()),
             Self::JoinsUnseen { .. } => {
                 Some("unset `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, or leave out the limit".to_owned())

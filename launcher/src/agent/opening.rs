@@ -1,0 +1,64 @@
+//! Opens what the job needs before its first generation: the stores and the log folder. A name server or a file system
+//! may not answer, so the agent's loop waits for it and answers signals meanwhile.
+
+use std::io;
+
+use crate::agent::host;
+use crate::agent::local_store::LocalTrainingStore;
+use crate::agent::others::Others;
+use crate::agent::watched_call::WatchedCall;
+use crate::blocking::CallStep;
+use crate::error::LaunchError;
+use crate::logs::tree::{LogTree, TreeOutcome};
+use crate::process::watchdog::Watchdog;
+use crate::spec::{EventLog, LaunchSpec};
+
+/// What outlives every generation.
+pub(super) struct OpenedResources {
+    pub(super) rendezvous: Option<Others>,
+    pub(super) local_store: Option<LocalTrainingStore>,
+    pub(super) log_tree: Option<LogTree>,
+    /// The full name of this node, where events need it.
+    pub(super) full_name: Option<String>,
+}
+
+/// Opens them on a thread of their own.
+///
+/// # Errors
+/// No descriptor or no thread is left.
+pub(super) fn start_opening(
+    spec: &LaunchSpec,
+    watchdog: &Watchdog,
+) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
+    let (spec, watchdog) = (spec.clone(), watchdog.clone());
+    WatchedCall::start("opening", move |step| open_resources(&spec, &watchdog, step))
+}
+
+fn open_resources(
+    spec: &LaunchSpec,
+    watchdog: &Watchdog,
+    step: &CallStep,
+) -> Result<OpenedResources, LaunchError> {
+    step.set(format!("a name server to resolve `{}`", spec.rendezvous.host()));
+    // First, since they leave nothing behind when the rest fails.
+    let rendezvous = Others::open(spec, watchdog)?;
+    let local_store = if spec.rendezvous.is_shared() {
+        None
+    } else {
+        let store = LocalTrainingStore::open(&spec.rendezvous, spec.network.ports)?;
+        Some(store.with_limit(spec.network.store_limit)?)
+    };
+    if let Some(folder) = spec.logs.dir.folder() {
+        step.set(format!("the file system of the log folder `{}`", folder.display()));
+    }
+    let log_tree = match LogTree::make(&spec.logs.dir, spec.rendezvous.run_id())? {
+        TreeOutcome::Made(tree) => Some(tree),
+        TreeOutcome::Off => None,
+        TreeOutcome::Lost(note) => {
+            tracing::info!("{note}");
+            None
+        }
+    };
+    let full_name = (spec.events == EventLog::Console).then(host::full_name);
+    Ok(OpenedResources { rendezvous, local_store, log_tree, full_name })
+}

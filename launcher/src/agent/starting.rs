@@ -1,0 +1,88 @@
+//! The start of a generation: first its log folders, on a thread of their own, then its workers. Signals are answered
+//! meanwhile.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell says when the workers start")]
+
+use std::collections::VecDeque;
+use std::time::{Instant, SystemTime};
+
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+
+use crate::agent::message::Input;
+use crate::agent::watched_call::WatchedCall;
+use crate::agent::workers::{RoundContext, StartFailed};
+use crate::agent::{Agent, AgentAbort, error_report};
+use crate::blocking::CallProgress;
+use crate::error::LaunchError;
+
+impl Agent<'_> {
+    /// When a call that is under way has something to say.
+    pub(super) fn call_deadlines(&self) -> [Option<Instant>; 2] {
+        let start = self.pending_start.as_ref();
+        [self.opening.as_ref().and_then(WatchedCall::deadline), start.and_then(|start| start.call.deadline())]
+    }
+
+    /// [`Input::Ready`] once the stores and the log folder are open.
+    pub(super) fn advance_opening(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
+        let Some(opening) = &mut self.opening else { return Ok(()) };
+        let opened = match opening.progress(self.user_log) {
+            CallProgress::Running => return Ok(()),
+            CallProgress::Returned(opened) => opened,
+            CallProgress::Lost => Err(lost_thread("open the stores and the log folder")),
+        };
+        self.opening = None;
+        self.rendezvous = self.workers.install(opened.map_err(AgentAbort::NotOpened)?);
+        inputs.push_back(Input::Ready);
+        Ok(())
+    }
+
+    pub(super) fn prepare_start(
+        &mut self,
+        generation: Generation,
+        restart_count: RestartCount,
+        joined: Option<RoundContext>,
+    ) -> Option<Input> {
+        match self.workers.prepare_start(generation, restart_count, joined) {
+            Ok(pending) => {
+                self.pending_start = Some(pending);
+                None
+            }
+            Err(failed) => Some(self.start_failed(generation, &failed)),
+        }
+    }
+
+    /// Starts the workers once their log folders are made.
+    pub(super) fn advance_start(&mut self) -> Option<Input> {
+        let folders = match self.pending_start.as_mut()?.call.progress(self.user_log) {
+            CallProgress::Running => return None,
+            CallProgress::Returned(folders) => folders.map_err(LaunchError::from),
+            CallProgress::Lost => Err(lost_thread("make the log folders")),
+        };
+        let life = self.pending_start.take()?.life;
+        if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
+            return Some(self.start_failed(life.generation, &failed));
+        }
+        if let Some(external) = self.workers.external_worker() {
+            // At any log level: the job cannot go on without the user.
+            self.user_log.print(&external.hint());
+        }
+        None
+    }
+
+    /// The workers are stopped before they were started.
+    pub(super) fn cancel_start(&mut self, generation: Generation) -> Option<Input> {
+        let pending = self.pending_start.take_if(|pending| pending.life.generation == generation)?;
+        pending.call.abandon(self.user_log);
+        Some(Input::StartFailed { generation, failed: LocalRank(0) })
+    }
+
+    fn start_failed(&mut self, generation: Generation, failed: &StartFailed) -> Input {
+        self.user_log.error(&failed.error, failed.error.hint().as_deref());
+        self.launcher_error = Some(error_report(&failed.error));
+        self.rendezvous.iter_mut().for_each(|others| others.cannot_start(&failed.error));
+        Input::StartFailed { generation, failed: failed.failed_rank }
+    }
+}
+
+fn lost_thread(what: &'static str) -> LaunchError {
+    LaunchError::Setup { what, source: std::io::Error::other("its thread has panicked") }
+}

@@ -1,0 +1,202 @@
+//! Calls that may never return: a name server or a network file system does not answer. Each runs on a thread of its
+//! own. The caller polls its descriptor, or waits for a limited time; a call without an answer is left behind.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// A call on a thread of its own.
+#[derive(Debug)]
+pub struct BlockingCall<T> {
+    answer: Receiver<T>,
+    /// Readable when the call has ended.
+    ended: Arc<EventFd>,
+    step: CallStep,
+}
+
+/// What a call waits for, in words for the user. Shared by the call and its owner.
+#[derive(Debug, Clone, Default)]
+pub struct CallStep(Arc<Mutex<String>>);
+
+impl CallStep {
+    /// The call is about to do this.
+    pub fn set(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
+
+    fn get(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// How far a call has come.
+#[derive(Debug, PartialEq, Eq)]
+pub enum CallProgress<T> {
+    /// It has not ended.
+    Running,
+    /// It has returned this.
+    Returned(T),
+    /// Its thread has panicked, or its answer was taken before.
+    Lost,
+}
+
+/// Wakes the owner when the thread ends, also by a panic.
+struct EndSignal(Arc<EventFd>);
+
+impl Drop for EndSignal {
+    fn drop(&mut self) {
+        // Fails only if the counter is full, and then it is readable.
+        let _ = self.0.write(1);
+    }
+}
+
+impl<T: Send + 'static> BlockingCall<T> {
+    /// Starts `call` on a thread with this name. The thread inherits the signal mask.
+    ///
+    /// # Errors
+    /// No descriptor or no thread is left.
+    pub fn start(name: &str, call: impl FnOnce(&CallStep) -> T + Send + 'static) -> io::Result<Self> {
+        let ended = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let (sender, answer) = mpsc::channel();
+        let (step, signal) = (CallStep::default(), EndSignal(Arc::clone(&ended)));
+        let steps = step.clone();
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let _signal = signal;
+            // The owner may have given up.
+            let _ = sender.send(call(&steps));
+        })?;
+        Ok(Self { answer, ended, step })
+    }
+
+    /// The answer, if the call has ended.
+    pub fn progress(&self) -> CallProgress<T> {
+        match self.answer.try_recv() {
+            Ok(answer) => CallProgress::Returned(answer),
+            Err(TryRecvError::Empty) => CallProgress::Running,
+            Err(TryRecvError::Disconnected) => CallProgress::Lost,
+        }
+    }
+
+    /// What the call waits for; empty if it has not said so.
+    #[must_use]
+    pub fn step(&self) -> String {
+        self.step.get()
+    }
+
+    /// Waits for the answer; `None` if there is none within `limit`.
+    #[must_use]
+    pub fn wait(self, limit: Duration) -> Option<T> {
+        self.answer.recv_timeout(limit).ok()
+    }
+}
+
+/// Readable when the call has ended.
+impl<T> AsFd for BlockingCall<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ended.as_fd()
+    }
+}
+
+/// Calls on files after a failure and at the end of the job. After one that had no answer in time the others are left
+/// out, so that they delay the job once at most.
+#[derive(Debug, Clone, Default)]
+pub struct FileCalls {
+    is_silent: Arc<AtomicBool>,
+}
+
+/// How long a file system may take to answer.
+const FILE_LIMIT: Duration = Duration::from_secs(1);
+
+impl FileCalls {
+    /// The result of `call` on files of `folder`; `None` if the file system does not answer.
+    pub fn run<T: Send + 'static>(
+        &self,
+        folder: &Path,
+        call: impl FnOnce() -> T + Clone + Send + 'static,
+    ) -> Option<T> {
+        if self.is_silent.load(Ordering::Relaxed) {
+            return None;
+        }
+        let on_thread = call.clone();
+        let answer = match BlockingCall::start("files", move |_| on_thread()) {
+            Ok(started) => started.wait(FILE_LIMIT),
+            // The limit on threads is reached: the files are worth more than the risk.
+            Err(_) => Some(call()),
+        };
+        if answer.is_none() {
+            self.is_silent.store(true, Ordering::Relaxed);
+            let folder = folder.display();
+            tracing::warn!("the file system of `{folder}` does not answer: its files are left out");
+        }
+        answer
+    }
+
+    /// The file system may answer again: a folder on it was made.
+    pub fn retry(&self) {
+        self.is_silent.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    fn wait_until_readable<T>(call: &BlockingCall<T>) {
+        poll(&mut [PollFd::new(call.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+    }
+
+    #[test]
+    fn ended_call_is_readable_and_returns_once() {
+        let call = BlockingCall::start("test", |_| 7).unwrap();
+        wait_until_readable(&call);
+        assert_eq!(call.progress(), CallProgress::Returned(7));
+        assert_eq!(BlockingCall::start("test", |_| 8).unwrap().wait(Duration::from_secs(60)), Some(8));
+    }
+
+    #[test]
+    fn hanging_call_says_its_step_and_is_left_behind() {
+        let (release, held) = mpsc::channel::<()>();
+        let (entered, reached) = mpsc::channel();
+        let call = BlockingCall::start("test", move |step| {
+            step.set("a server".to_owned());
+            entered.send(()).unwrap();
+            held.recv()
+        });
+        let call = call.unwrap();
+        reached.recv().unwrap();
+        assert_eq!((call.progress(), call.step()), (CallProgress::Running, "a server".to_owned()));
+        assert_eq!(call.wait(Duration::ZERO), None);
+        drop(release);
+    }
+
+    #[test]
+    fn call_that_panics_is_lost_and_wakes_its_owner() {
+        let call = BlockingCall::<u8>::start("test", |_| panic!("as the test wants")).unwrap();
+        wait_until_readable(&call);
+        // The event comes before the channel's end.
+        while call.progress() == CallProgress::Running {}
+        assert_eq!(call.progress(), CallProgress::Lost);
+    }
+
+    #[test]
+    fn silent_file_system_delays_once() {
+        let (release, held) = mpsc::channel::<()>();
+        let (files, held) = (FileCalls::default(), Arc::new(Mutex::new(held)));
+        let folder = Path::new("/folder");
+        assert_eq!(files.run(folder, || 1), Some(1));
+        let wait = move || held.lock().is_ok_and(|held| held.recv().is_ok());
+        assert_eq!(files.run(folder, wait), None);
+        assert_eq!(files.run(folder, || 2), None, "not asked again");
+        files.retry();
+        assert_eq!(files.run(folder, || 3), Some(3));
+        drop(release);
+    }
+}

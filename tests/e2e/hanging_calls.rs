@@ -1,0 +1,220 @@
+//! Servers that the launcher needs and that do not answer: a name server, a file system, the rendezvous store. A signal
+//! ends the launcher all the same, and a line says what was waited for.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Scratch, Store, can_use_namespaces, fixture, is_rankrun, print_notice};
+use nix::sys::signal::Signal;
+
+/// Far below the launch's own limit, on a machine under load.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+/// A network in which the only name server never answers. Its files are those of the C library.
+const SILENT_NAME_SERVER: &str = r#"
+    ip link set lo up || exit 97
+    printf 'nameserver 127.0.0.1\noptions timeout:30 attempts:5\n' >"$TMPDIR/resolv.conf"
+    echo '127.0.0.1 localhost' >"$TMPDIR/hosts"
+    echo 'hosts: files dns' >"$TMPDIR/nsswitch.conf"
+    for file in resolv.conf hosts nsswitch.conf; do
+        [ ! -e "/etc/$file" ] || mount --bind "$TMPDIR/$file" "/etc/$file" || exit 97
+    done
+    exec "$@""#;
+
+#[track_caller]
+fn with_silent_name_server(launch: Launch) -> Launch {
+    let unshare = ["unshare", "--net", "--mount", "--propagation", "private"];
+    let launch = launch.under(unshare).under(["sh", "-c", SILENT_NAME_SERVER, "sh"]);
+    launch.under([fixture("silent").into_os_string(), "names".into()])
+}
+
+/// A launch in a mount namespace where `folder` is on a file system without a server.
+#[track_caller]
+fn with_silent_folder(launch: Launch, folder: &str) -> Launch {
+    let launch = launch.under(["unshare", "--mount", "--propagation", "private"]);
+    launch.under([fixture("silent").into_os_string(), "folder".into(), folder.into()])
+}
+
+fn lacks_fuse() -> bool {
+    match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => !can_use_namespaces() || !is_rankrun(),
+        Err(error) => {
+            print_notice(&format!("skipped: no file system can be made to hang here: /dev/fuse: {error}"));
+            true
+        }
+    }
+}
+
+/// The launcher ends at once by SIGTERM; it has waited for this.
+#[track_caller]
+fn stop_waiting_launcher(job: Job, wait: &str) -> harness::Outcome {
+    job.wait_for_line(&format!("waiting for {wait}; a signal ends the wait"));
+    job.signal(Signal::SIGTERM);
+    let _ = job.ends_within(AT_ONCE);
+    let outcome = job.wait();
+    outcome.expect_stderr(&format!("gave up waiting for {wait}")).expect_absent("panicked");
+    outcome
+}
+
+#[test]
+fn silent_name_server_leaves_signals_answered() {
+    if !can_use_namespaces() || !is_rankrun() {
+        return;
+    }
+    for name in Name::both() {
+        let launch = Launch::new(*name).args(["--master-addr", "nowhere", "--master-port", "29500"]);
+        let job = with_silent_name_server(launch.worker(["exit=0"])).start();
+        let outcome = stop_waiting_launcher(job, "a name server to resolve `nowhere`");
+        match name {
+            Name::Rankrun => outcome.expect_exit_code(143),
+            Name::Torchrun | Name::Reference => outcome.expect_signal(Signal::SIGTERM),
+        };
+    }
+}
+
+#[test]
+fn silent_log_folder_leaves_signals_answered() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let folder = scratch.folder("logs", 0o700);
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--log-dir", &folder, "--redirects", "3"]);
+        let job = with_silent_folder(launch.worker(["exit=0"]), &folder).start();
+        let outcome = stop_waiting_launcher(job, &format!("the file system of the log folder `{folder}`"));
+        match name {
+            Name::Rankrun => outcome.expect_exit_code(143),
+            Name::Torchrun | Name::Reference => outcome.expect_signal(Signal::SIGTERM),
+        };
+    }
+}
+
+#[test]
+fn silent_program_folder_leaves_signals_answered() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (hang, folder) = (scratch.folder("hang", 0o700), scratch.folder("programs", 0o700));
+    let program = format!("{folder}/program");
+    std::fs::copy("/bin/true", &program).expect("a program can be copied");
+    let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "1", "--restart-delay", "1"]);
+    // The second life of the program is on a file system that hangs.
+    let cover = format!("'{}' cover '{hang}' '{folder}'; exit 3", fixture("silent").display());
+    let script = scratch.file("programs/script", &format!("#!/bin/sh\n{cover}\n"), 0o700);
+    let job = with_silent_folder(launch.args(["--no-python", &script]), &hang).start();
+    let outcome = stop_waiting_launcher(job, &format!("the file system of the program `{script}`"));
+    outcome.expect_exit_code(143);
+}
+
+/// A worker that fails after its log folder has stopped to answer.
+fn fail_without_log_folder(launch: Launch, hang: &str) -> Job {
+    let cover =
+        format!("'{}' cover '{hang}' \"$$(dirname $TORCHELASTIC_ERROR_FILE)\"", fixture("silent").display());
+    with_silent_folder(launch.shell(&format!("{cover} || exit 9; exit 3")), hang).start()
+}
+
+#[test]
+fn log_folder_that_falls_silent_does_not_delay_end() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (hang, logs) = (scratch.folder("hang", 0o700), scratch.folder("logs", 0o700));
+    for name in Name::both() {
+        let launch = Launch::standalone(*name, 2).args(["--log-dir", &logs, "--redirects", "3"]);
+        let job = fail_without_log_folder(launch, &hang);
+        let _ = job.ends_within(AT_ONCE);
+        let outcome = job.wait();
+        outcome.expect_exit_code(if *name == Name::Rankrun { 3 } else { 1 });
+        outcome.expect_stderr("does not answer").expect_stderr(&logs).expect_absent("panicked");
+    }
+}
+
+#[test]
+fn silent_parent_error_file_leaves_signals_answered() {
+    if lacks_fuse() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let hang = scratch.folder("hang", 0o700);
+    let file = format!("{hang}/error.json");
+    let wait = format!("the file system of the error file `{file}`");
+    for name in Name::both() {
+        let launch = || Launch::standalone(*name, 1).env("TORCHELASTIC_ERROR_FILE", &*file);
+        let failing = launch().worker(["error-file={\"message\": \"boom\"}", "exit=3"]);
+        let code = if *name == Name::Rankrun { 3 } else { 1 };
+        stop_waiting_launcher(with_silent_folder(failing, &hang).start(), &wait).expect_exit_code(code);
+        // A job that was told to end does not wait for long.
+        let job = with_silent_folder(launch().worker(["alive", "forever"]), &hang).start();
+        job.wait_for_line("alive rank=0");
+        job.signal(Signal::SIGTERM);
+        let _ = job.ends_within(AT_ONCE);
+        let outcome = job.wait();
+        outcome.expect_exit_code(if *name == Name::Rankrun { 143 } else { 1 });
+        outcome.expect_stderr(&format!("gave up waiting for {wait}"));
+    }
+}
+
+/// A store whose answers come at one byte a second.
+fn open_slow_store(store: &Store) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");
+    let port = listener.local_addr().expect("a bound socket has an address").port();
+    let target = store.endpoint();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let server = TcpStream::connect(&target).expect("the store listens");
+            relay_slowly(client, server).expect("sockets have second handles");
+        }
+    });
+    port
+}
+
+fn relay_slowly(client: TcpStream, mut server: TcpStream) -> io::Result<()> {
+    let (mut from, mut to) = (client.try_clone()?, server.try_clone()?);
+    // Either copy ends when its peer closes.
+    thread::spawn(move || io::copy(&mut from, &mut to));
+    let mut client = client;
+    let second = TcpListener::bind("127.0.0.1:0")?;
+    let mut clock = TcpStream::connect(second.local_addr()?)?;
+    clock.set_read_timeout(Some(Duration::from_secs(1)))?;
+    thread::spawn(move || {
+        let _never_sends = second;
+        let mut byte = [0];
+        while server.read_exact(&mut byte).is_ok() && client.write_all(&byte).is_ok() {
+            // The clock's peer is silent: the read ends after a second.
+            let _ = clock.read(&mut [0]);
+        }
+    });
+    Ok(())
+}
+
+#[test]
+fn store_of_one_byte_a_second_leaves_signals_answered() {
+    if !is_rankrun() {
+        return;
+    }
+    let store = Store::open();
+    let port = open_slow_store(&store);
+    let endpoint = format!("127.0.0.1:{port}");
+    let dynamic =
+        ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint, "--rdzv-conf", "is_host=0"];
+    let port = port.to_string();
+    let fixed = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", &port];
+    for (name, options) in Name::both().iter().flat_map(|name| [(name, &dynamic[..]), (name, &fixed[..])]) {
+        let job = Launch::new(*name).args(options).worker(["exit=0"]).start();
+        job.wait_for_line("wait");
+        job.signal(Signal::SIGTERM);
+        let _ = job.ends_within(AT_ONCE);
+        let outcome = job.wait();
+        outcome.expect_absent("panicked").expect_stderr(&endpoint);
+        match name {
+            Name::Rankrun => outcome.expect_exit_code(143),
+            Name::Torchrun | Name::Reference => outcome.expect_signal(Signal::SIGTERM),
+        };
+    }
+}
