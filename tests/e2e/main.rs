@@ -67,3 +67,4 @@ mod store_limits;
 mod suggestions;
 mod terminal;
 mod torchrun_reports;
+mod tracing;

@@ -208,7 +208,7 @@ impl<'a> Agent<'a> {
         self.collect_inputs(&mut inputs)?;
         loop {
             while let Some(input) = inputs.pop_front() {
-                let actions = self.state.handle(Instant::now(), input);
+                let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
                     match action {
@@ -233,6 +233,14 @@ impl<'a> Agent<'a> {
             wait_for_inputs(&readers, deadlines.flatten().min())?;
             self.collect_inputs(&mut inputs)?;
         }
+    }
+
+    /// Asks the state; `-vv` shows each input and action (`docs/dev/tracing.md`).
+    fn handle_input(&mut self, input: Input) -> Vec<Action> {
+        tracing::debug!("input {input:?}");
+        let actions = self.state.handle(Instant::now(), input);
+        actions.iter().for_each(|action| tracing::debug!("action {action:?}"));
+        actions
     }
 
     fn perform_action(&mut self, action: Action) -> Option<Input> {
