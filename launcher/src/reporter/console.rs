@@ -8,13 +8,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
+use rustix::fs::{FileType, Mode, OFlags};
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::screen::{Screen, ScreenKind};
@@ -25,6 +26,9 @@ mod tests;
 /// Messages that wait for a slow terminal take at most this much; messages beyond it are counted and dropped. A
 /// report is never dropped.
 const QUEUE_LIMIT: usize = 1024 * 1024;
+
+/// Before a write that found too little room is tried again.
+const RETRY_MS: u8 = 1;
 
 /// Whether a message that does not fit into the queue is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,6 +289,8 @@ fn dropped_message(count: usize) -> Vec<u8> {
 /// reader left count as written.
 pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) -> usize {
     let give_up = Instant::now() + at_most;
+    let own = reopen_nonblocking(fd);
+    let fd = own.as_ref().map_or(fd, AsFd::as_fd);
     let mut written = 0;
     while written < bytes.len() {
         let left = give_up.saturating_duration_since(Instant::now());
@@ -300,11 +306,24 @@ pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) ->
         match nix::unistd::write(fd, piece) {
             Ok(count) => written += count,
             Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => break,
+            Err(Errno::EAGAIN) if left.is_zero() => break,
+            // The room was too small, or another process took it.
+            Err(Errno::EAGAIN) => drop(poll(&mut [], PollTimeout::from(RETRY_MS))),
             Err(_) => return bytes.len(),
         }
     }
     written
+}
+
+/// The same terminal or pipe with a description of its own. A terminal that was stopped (Ctrl-S) is reported as ready
+/// while it has room for one byte, and a longer write would wait. The description of `fd` belongs to other processes too.
+fn reopen_nonblocking(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd).ok()?.st_mode);
+    // A file would lose its offset, and a socket cannot be opened.
+    matches!(kind, FileType::CharacterDevice | FileType::Fifo).then_some(())?;
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 impl MessageQueue {

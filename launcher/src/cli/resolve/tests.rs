@@ -299,7 +299,6 @@ fn bad_variable_is_named_by_rankrun_and_torchrun() {
             ("PET_TEE", "a:1"),
             ("PET_LOCAL_RANKS_FILTER", "x"),
             ("PET_MODULE", "x"),
-            ("PET_LOG_DIR", "x.py"),
         ] {
             let error = try_launch(world(), &format!("{name}|x.py"), &[(variable, value)]).unwrap_err();
             assert!(error.render().contains(variable), "{name}: {error}");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::blocking::{BlockingCall, CallStep};
 use std::fs::File;
 use std::io::Read;
 
@@ -122,4 +123,36 @@ fn slow_reader_does_not_block_and_gets_messages_in_order() {
     let (lost, kept): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with('('));
     assert_eq!(lost, ["(1 messages of the launcher were dropped: the terminal was too slow)"]);
     assert!(kept.len() == 200 && kept.iter().all(|kept| kept.as_bytes() == line));
+}
+
+/// The terminal's two ends; no byte is changed, and the far end is not read.
+fn terminal() -> (File, OwnedFd) {
+    let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
+    let reader = rustix::pty::openpt(flags).unwrap();
+    rustix::pty::unlockpt(&reader).unwrap();
+    let terminal = rustix::pty::ioctl_tiocgptpeer(&reader, flags).unwrap();
+    let mut modes = rustix::termios::tcgetattr(&terminal).unwrap();
+    modes.make_raw();
+    rustix::termios::tcsetattr(&terminal, rustix::termios::OptionalActions::Now, &modes).unwrap();
+    (reader.into(), terminal)
+}
+
+#[test]
+fn stopped_terminal_with_little_room_blocks_no_message() {
+    let (mut reader, terminal) = terminal();
+    let filler = reopen_nonblocking(terminal.as_fd()).unwrap();
+    // The kernel moves the bytes on between its two buffers.
+    let is_ready = || {
+        let mut fds = [PollFd::new(filler.as_fd(), PollFlags::POLLOUT)];
+        poll(&mut fds, PollTimeout::from(200_u8)).unwrap() > 0
+    };
+    while is_ready() {
+        let _ = nix::unistd::write(&filler, &[b'x'; 256]);
+    }
+    while !is_ready() {
+        reader.read_exact(&mut [0]).unwrap();
+    }
+    let write = move |_: &CallStep| write_while_ready(terminal.as_fd(), &[b'y'; 4096], Duration::ZERO);
+    let written = BlockingCall::start("writer", write).unwrap().wait(Duration::from_secs(20));
+    assert!(written.is_some_and(|count| count < 4096), "{written:?}");
 }
