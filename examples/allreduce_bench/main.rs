@@ -284,7 +284,7 @@ mod tests {
         assert!(check_memory(Size(64 << 20)).is_ok());
         // More than an address space.
         let error = check_memory(Size(1 << 60)).unwrap_err().to_string();
-        assert_eq!(error, "there is no memory for `--max 1073741824G` on this machine; give a smaller one");
+        assert_eq!(error, "this machine has not enough memory for `--max 1073741824G`; choose a smaller one");
     }
 
     #[test]
