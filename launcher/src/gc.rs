@@ -288,7 +288,7 @@ fn processes(count: usize) -> String {
 }
 
 /// The two largest units, as in `3h12m`.
-fn format_age(age: Duration) -> String {
+pub(crate) fn format_age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),

@@ -5,6 +5,7 @@
 //! | [`cli`] | argv and environment → [`spec::LaunchSpec`] |
 //! | [`explain`] | the plan of a launch, without its effects |
 //! | [`inspect`] | `devices` and `topo` |
+//! | [`control`] | the control socket of a running job, and the commands that use it |
 //! | [`gc`] | finds and ends leftover processes of dead jobs |
 //! | `litter` | finds and removes leftover files and folders |
 //! | [`device`] | which accelerators, in which order |
@@ -22,6 +23,7 @@
 pub mod agent;
 pub mod blocking;
 pub mod cli;
+pub mod control;
 pub mod device;
 pub mod error;
 pub mod exit_code;
@@ -56,6 +58,7 @@ use rankrun_contract::rank::JobId;
 use crate::agent::AgentSetup;
 use crate::agent::reassign::Invocation;
 use crate::cli::{Attach, Command, Explain, Inspect, Launch};
+use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
@@ -99,6 +102,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Inspect(question)) => run_inspect(&question, &facts),
         Ok(Command::Gc(request)) => run_gc(&request, &argv[0], &facts),
         Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
+        Ok(Command::Control(command)) => run_control(&command, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
         Ok(Command::Shim(words)) => run_shim(&words, &argv[0], &facts),
         Err(error) => {
@@ -157,7 +161,7 @@ fn run_launch(launch: Launch, facts: &Facts, foreign_python: Option<OsString>, b
     let mask = signal::block_after(mask, &handled);
     let split = mask.and_then(|mask| Ok((mask, guard::fork_guard(&handled, &job)?)));
     match split {
-        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(guard, &launch.spec)),
+        Ok((_, ForkSide::Guard(guard))) => exit_with(supervise_agent(guard, &launch.spec, (&job, facts))),
         Ok((mask, ForkSide::Agent(link, watch))) => {
             heap::set_mmap_threshold();
             let original = InheritedState { mask, handled, file_limits: inherited::raise_file_limit() };
@@ -216,6 +220,16 @@ fn run_gc(request: &gc::GcRequest, argv0: &OsStr, facts: &Facts) -> ExitCode {
             if collected.is_clean() { printed } else { ExitCode::from(LAUNCHER_FAILED) }
         }
         Err(error) => reporter::report_gc_error(&error),
+    }
+}
+
+fn run_control(command: &control::command::ControlCommand, facts: &Facts) -> ExitCode {
+    let write = |text: &str| {
+        let _ = reporter::print(text.as_bytes());
+    };
+    match control::command::run(command, facts, output_style(facts), &write) {
+        Ok(status) => exit_with(status),
+        Err(error) => reporter::report_control_error(&error),
     }
 }
 
@@ -306,11 +320,12 @@ fn cursor_support(facts: &Facts) -> Cursor {
     }
 }
 
-fn supervise_agent(guard: Guard, spec: &LaunchSpec) -> ExitStatus {
+fn supervise_agent(guard: Guard, spec: &LaunchSpec, (job, facts): (&JobId, &Facts)) -> ExitStatus {
     let parent_file = spec.parent_error_file.as_deref();
     match guard.supervise() {
         Ok(GuardEnd::AgentFinished(status)) => status,
         Ok(GuardEnd::AgentLost { exit, killed_for, leftover: left }) => {
+            RuntimeFolders::of_environment(facts.environment()).remove_job(job);
             reporter::report_agent_lost((exit, killed_for), left.as_deref(), parent_file);
             match (spec.cli_flavor, killed_for) {
                 (CliFlavor::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use crate::cli;
+use crate::control::folder::{JobFolder, RuntimeFolders};
 use crate::facts::Facts;
 use crate::gc::GcMode;
 use crate::gc::paths::{LeftPath, PathKind, PathOutcome};
@@ -18,6 +19,7 @@ use crate::shim;
 #[must_use]
 pub(crate) fn collect_left_paths(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
     let mut left = collect_error_folders(mode, &cli::parents_of_error_files(facts));
+    left.extend(collect_control_folders(mode, facts));
     left.extend(collect_shim_files(mode, argv0, facts));
     left
 }
@@ -33,6 +35,20 @@ fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftP
         LeftPath { path, kind: PathKind::ErrorFiles, age, fate }
     };
     dead.map(to_left_path).collect()
+}
+
+fn collect_control_folders(mode: GcMode, facts: &Facts) -> Vec<LeftPath> {
+    let dead = RuntimeFolders::of_environment(facts.environment()).dead_folders();
+    let to_left_path = |folder: JobFolder| LeftPath {
+        kind: PathKind::ControlSocket,
+        age: folder.modified().map(age_of).unwrap_or_default(),
+        fate: match mode {
+            GcMode::List => PathOutcome::Listed,
+            GcMode::End | GcMode::EndAll => outcome_of(folder.remove().map(|()| PathOutcome::Removed)),
+        },
+        path: folder.path,
+    };
+    dead.into_iter().map(to_left_path).collect()
 }
 
 fn collect_shim_files(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {

@@ -12,6 +12,7 @@ mod command_line;
 mod config;
 mod console;
 mod contract;
+mod control;
 mod devices;
 mod devices_watch;
 mod differences;

@@ -41,7 +41,8 @@ impl Agent<'_> {
                 self.user_log
                     .print_line("waiting for a reader of the workers' output; a signal ends the wait");
             }
-            let inputs = [drained.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
+            let mut inputs = self.signal_fds();
+            inputs.push(drained.as_fd());
             if super::wait_for_inputs(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min())
                 .is_err()
             {
@@ -73,6 +74,9 @@ impl Agent<'_> {
 
     /// A signal from whichever side, for a time when nothing else can happen.
     pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, AgentAbort> {
+        if let Some((signal, _)) = self.control_stop() {
+            return Ok(Some(signal));
+        }
         while let Some(number) = self.own_signal()? {
             if self.handled_signals.is_stop_signal(number) {
                 return Ok(Signal::try_from(number).ok());

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell gives the state its time")]
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 use super::{Agent, AgentAbort};
 use crate::agent::message::{Input, WorkerEnd};
 use crate::agent::progress::ProgressProbe;
+use crate::control::endpoint::ControlEndpoint;
 use crate::process::Exit;
 use crate::process::link::{LinkMessage, ToAgent, ToGuard};
 
@@ -36,6 +37,7 @@ impl Agent<'_> {
             self.has_stop_signal |= self.handled_signals.is_stop_signal(signal as i32);
             inputs.push_back(self.signal_input(signal, again));
         }
+        inputs.extend(self.answer_control_requests());
         // After the signals: a job that is told to stop starts no worker.
         if inputs.iter().all(|input| !matches!(input, Input::StopRequested { .. })) {
             self.advance_opening(inputs)?;
@@ -67,6 +69,12 @@ impl Agent<'_> {
             inputs.push_back(Input::DeadlinePassed);
         }
         Ok(())
+    }
+
+    /// What becomes readable when the guard, the kernel or a client of the control socket has a message.
+    pub(super) fn signal_fds(&self) -> Vec<BorrowedFd<'_>> {
+        let control = self.control.as_ref().and_then(ControlEndpoint::as_fd);
+        [self.link.as_fd(), self.inbox.as_fd()].into_iter().chain(control).collect()
     }
 
     fn reap_workers(&mut self, inputs: &mut VecDeque<Input>) {

@@ -59,6 +59,8 @@ pub enum Input {
         /// True if an earlier signal was handled: then the workers are killed at once.
         is_second: bool,
     },
+    /// The user wants all workers to start again (`rankrun restart`).
+    RestartRequested,
     /// The launcher got a signal that is for the workers.
     SignalForwarded {
         /// The signal to pass on to the workers.
@@ -345,6 +347,8 @@ pub enum ReleaseReason {
     TimeLimit,
     /// Another worker could not be started.
     NotStarted,
+    /// The user wants all workers to start again.
+    RestartRequest,
     /// Other nodes have failed, left or joined: all workers start again.
     Membership,
     /// The job has ended on another node.

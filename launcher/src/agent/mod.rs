@@ -6,6 +6,7 @@
 //! reporter's.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clocks for the pure state")]
 
+mod control;
 mod device_check;
 pub mod device_report;
 mod drain;
@@ -60,6 +61,7 @@ use crate::agent::rules::JobRules;
 use crate::agent::state::State;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
+use crate::control::endpoint::ControlEndpoint;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::process::link::{GuardLink, LinkMessage, ToGuard};
@@ -168,6 +170,10 @@ struct Agent<'a> {
     launcher_error: Option<ErrorReport>,
     /// Why it is unknown whether a process of the job is left.
     scan_error: Option<ProcessScanError>,
+    /// The control socket, once the first workers are started.
+    control: Option<ControlEndpoint>,
+    has_tried_control_socket: bool,
+    began: Instant,
 }
 
 impl<'a> Agent<'a> {
@@ -199,6 +205,9 @@ impl<'a> Agent<'a> {
             halts: Halts::default(),
             launcher_error: None,
             scan_error: None,
+            control: None,
+            has_tried_control_socket: false,
+            began: Instant::now(),
         })
     }
 
@@ -211,6 +220,7 @@ impl<'a> Agent<'a> {
                 let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
+                    self.publish(&action);
                     match action {
                         Action::Finish(end) => return Ok(end),
                         action => inputs.extend(self.perform_action(action)),
@@ -218,7 +228,7 @@ impl<'a> Agent<'a> {
                 }
                 self.tell_guard_of_workers(false);
             }
-            let mut readers = vec![self.link.as_fd(), self.inbox.as_fd()];
+            let mut readers = self.signal_fds();
             readers.extend(self.workers.external_worker_fds());
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.rendezvous.iter().map(Others::as_fd));

@@ -70,7 +70,7 @@ impl Others {
             network: spec.network.clone(),
             role: spec.role.clone(),
             workers: spec.workers,
-            entrypoint: display_entrypoint(&name_of(&spec.entrypoint)),
+            entrypoint: display_entrypoint(&program_name(&spec.entrypoint)),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             max_restarts: spec.max_restarts,
         })?;
@@ -304,7 +304,8 @@ impl Agent<'_> {
                 self.user_log.print_line("waiting for the other nodes to end; a signal ends the wait");
             }
             let deadline = say_at.into_iter().chain([departure.until]).min();
-            let fds = [departure.over.as_fd(), self.link.as_fd(), self.inbox.as_fd()];
+            let mut fds = self.signal_fds();
+            fds.push(departure.over.as_fd());
             if super::inputs::wait_for_inputs(&fds, deadline).is_err() || is_closed(&departure.over) {
                 return;
             }
@@ -365,7 +366,7 @@ fn tell_of(round: &Round) {
 }
 
 /// What is run, without the folder that it is in and without its arguments: both may be others on each node.
-fn name_of(entrypoint: &Entrypoint) -> OsString {
+pub(super) fn program_name(entrypoint: &Entrypoint) -> OsString {
     let file_name = |word: &OsStr| Path::new(word).file_name().unwrap_or(word).to_owned();
     match entrypoint {
         Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => file_name(script),

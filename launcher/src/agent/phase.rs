@@ -64,6 +64,8 @@ pub(super) enum StopCause {
     User,
     TimeLimit,
     NotStarted,
+    /// The user wants all workers to start again.
+    RestartRequest,
     /// Other nodes ended the round.
     Membership,
     /// Another node ended the job.
@@ -84,6 +86,7 @@ impl StopCause {
             Self::User => ReleaseReason::Stopped,
             Self::TimeLimit => ReleaseReason::TimeLimit,
             Self::NotStarted => ReleaseReason::NotStarted,
+            Self::RestartRequest => ReleaseReason::RestartRequest,
             Self::Membership => ReleaseReason::Membership,
             Self::Over => ReleaseReason::Over,
         }
@@ -92,7 +95,12 @@ impl StopCause {
     pub(super) fn into_failure(self) -> Option<Failure> {
         match self {
             Self::Failure(failure) => Some(failure),
-            Self::User | Self::TimeLimit | Self::NotStarted | Self::Membership | Self::Over => None,
+            Self::User
+            | Self::TimeLimit
+            | Self::NotStarted
+            | Self::RestartRequest
+            | Self::Membership
+            | Self::Over => None,
         }
     }
 }

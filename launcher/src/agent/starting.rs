@@ -61,6 +61,7 @@ impl Agent<'_> {
         if let Err(failed) = self.workers.start(&life, folders, SystemTime::now()) {
             return Some(self.start_failed(life.generation, &failed));
         }
+        self.open_control_socket();
         if let Some(external) = self.workers.external_worker() {
             // At any log level: the job cannot go on without the user.
             self.user_log.print(&external.hint());

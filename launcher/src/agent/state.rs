@@ -13,6 +13,7 @@
 //! - 8: the exit status is a function of the final state alone.
 //! - 10: a signal is answered in every phase, and the second one kills.
 
+pub mod control;
 mod finished;
 mod grace;
 mod limit;
@@ -146,6 +147,7 @@ impl State {
                 said.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),
+            Input::RestartRequested => self.on_restart_requested(now),
             Input::SignalForwarded { signal } => self.forward_signal(signal),
             Input::DStateProbed { generation, at, uninterruptible: asleep }
                 if generation == self.generation =>

@@ -1,7 +1,6 @@
 //! Sees to it that nobody outlives a job that succeeded, but who was told to.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell reads the clock for the pure wait")]
 
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
@@ -39,7 +38,7 @@ impl Agent<'_> {
         let mut left = leftover_processes()?;
         let mut waiting = LeftoverWait::new(Instant::now(), limits);
         while !left.is_empty() {
-            super::wait_for_inputs(&[self.link.as_fd(), self.inbox.as_fd()], Some(waiting.deadline()))?;
+            super::wait_for_inputs(&self.signal_fds(), Some(waiting.deadline()))?;
             let told = self.wish_to_stop()?;
             waiting.add_suspended_time(self.halts.take().unwrap_or_default());
             let _ = self.workers.reap();
@@ -110,6 +109,9 @@ impl Agent<'_> {
 
     /// A signal to stop, from whichever side, and whether it is a second one.
     fn wish_to_stop(&mut self) -> Result<Option<(Signal, bool)>, AgentAbort> {
+        if let Some(stop) = self.control_stop() {
+            return Ok(Some(stop));
+        }
         while let Some(number) = self.own_signal()? {
             if self.handled_signals.is_stop_signal(number) {
                 return Ok(Signal::try_from(number).ok().map(|signal| (signal, false)));

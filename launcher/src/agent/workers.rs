@@ -9,6 +9,7 @@ mod kills;
 mod log_disk;
 mod look;
 mod rank_table;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -156,6 +157,15 @@ impl WorkerGroup {
         self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
         self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));
         rendezvous
+    }
+
+    /// The environment of the launcher.
+    pub(super) fn environment(&self) -> &[(OsString, OsString)] {
+        &self.environment
+    }
+
+    pub(super) const fn job(&self) -> &JobId {
+        &self.job
     }
 
     pub(super) const fn spec(&self) -> &LaunchSpec {

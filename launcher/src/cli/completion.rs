@@ -9,7 +9,8 @@ use crate::spec::CliFlavor;
 /// What `--print-completion` takes.
 pub(super) const SHELLS: &[&str] = &["bash", "zsh", "tcsh"];
 /// What may stand first under our own name.
-const SUBCOMMANDS: [&str; 6] = ["run", "explain", "devices", "topo", "gc", "shim"];
+const SUBCOMMANDS: [&str; 10] =
+    ["run", "explain", "devices", "topo", "gc", "ls", "status", "stop", "restart", "shim"];
 
 /// A shell that we write scripts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

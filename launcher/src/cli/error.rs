@@ -194,6 +194,12 @@ pub enum UsageError {
         /// The word.
         word: String,
     },
+    /// A command that acts on a running job names none.
+    #[error("`rankrun {command}` needs the job: an id, the beginning of one, a run id, or a launcher's pid")]
+    MissingJob {
+        /// The subcommand.
+        command: &'static str,
+    },
     /// `--watch` with something that is no interval.
     #[error("`--watch` is `{value}`, which is not a number of seconds from 0.1 to 86400")]
     BadInterval {
@@ -263,6 +269,7 @@ impl UsageError {
             | Self::TwoForms
             | Self::WatchedJson
             | Self::UnknownTo { .. }
+            | Self::MissingJob { .. }
             | Self::BadInterval { .. } => self.to_string(),
             Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
@@ -294,6 +301,7 @@ impl UsageError {
                 let list = || format!("it knows {}", backticked(&all()));
                 Some(similar_option_of(command, word).unwrap_or_else(list))
             }
+            Self::MissingJob { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
             Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),

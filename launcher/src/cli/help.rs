@@ -13,6 +13,10 @@ const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun explain [--json | --script RANK] [torchrun] [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun devices [--json | --watch[=SECONDS]] [--device-type TYPE] [-i LIST]
        rankrun topo [--json]
+       rankrun ls [--json]
+       rankrun status [JOB] [--json] [--check]
+       rankrun stop JOB [--wait]
+       rankrun restart JOB
        rankrun gc [--dry-run] [--force] [--json]
        rankrun shim on|off|status [--python PATH] [--json]";
 const ENTRYPOINT: &str = "A Python script, a module with --module, or a program with --no-python. Everything behind it is handed \
@@ -66,6 +70,9 @@ anew after each restart. How it ends counts as for any worker; it is never signa
 
 `rankrun devices` shows the accelerators of this machine and what is wrong with them, `rankrun topo`
 how they are joined; see `rankrun devices --help`.
+
+`rankrun ls` lists the jobs of this user that run on this machine, `rankrun status` shows one,
+`rankrun stop` and `rankrun restart` act on one; see `rankrun status --help`.
 
 `rankrun gc` finds and ends what is left of jobs whose launcher is gone; see `rankrun gc --help`.
 

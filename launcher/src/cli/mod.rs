@@ -15,6 +15,7 @@ mod by_hand;
 mod completion;
 mod config;
 mod contradiction;
+mod control;
 mod devices;
 mod endpoint;
 mod entrypoint;
@@ -57,6 +58,7 @@ pub use logs::parents_of_error_files;
 pub use notice::Notice;
 pub use separate_jobs::SeparateJobs;
 
+use crate::control::command::ControlCommand;
 use crate::facts::Facts;
 use crate::gc::GcRequest;
 use crate::spec::{CliFlavor, LaunchSpec};
@@ -77,6 +79,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Find and end what a crash left of jobs.
     Gc(GcRequest),
+    /// Ask a running job, or act on it.
+    Control(ControlCommand),
     /// `rankrun shim` with these words behind it.
     Shim(Vec<OsString>),
 }
@@ -156,7 +160,8 @@ fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
     let explains = words.first().is_some_and(|word| word == explain::WORD);
-    persona(argv0) == CliFlavor::Rankrun && (explains || gc::asks(words) || inspect::asks(words))
+    persona(argv0) == CliFlavor::Rankrun
+        && (explains || gc::asks(words) || control::asks(words) || inspect::asks(words))
 }
 
 /// What a command line of that name asks for; not an explanation.
@@ -173,6 +178,9 @@ fn command(
         }
         Some((first, rest)) if persona == CliFlavor::Rankrun && first == gc::WORD => {
             return gc::interpret(rest);
+        }
+        _ if persona == CliFlavor::Rankrun && control::asks(words) => {
+            return control::interpret(words);
         }
         _ if persona == CliFlavor::Rankrun && inspect::asks(words) => {
             return inspect::interpret(words, facts);

@@ -118,8 +118,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
 ];
 /// The words that may stand first.
-pub(super) const SUBCOMMANDS: [&str; 8] =
-    ["run", "explain", "devices", "topo", "gc", "shim", "help", "version"];
+pub(super) const SUBCOMMANDS: [&str; 12] =
+    ["run", "explain", "devices", "topo", "gc", "ls", "status", "stop", "restart", "shim", "help", "version"];
 
 /// The hint for options that nothing here knows.
 pub(super) fn unknown_options_hint(words: &[String]) -> String {
@@ -210,6 +210,10 @@ pub(super) fn options_of(command: &str) -> &'static [&'static str] {
         "devices" => &["json", "watch", "device-type", "probe-timeout", "id", "help"],
         "topo" => &["json", "probe-timeout", "matrix", "help"],
         "gc" => &["dry-run", "force", "json", "help"],
+        "ls" => &["json", "help"],
+        "status" => &["json", "check", "help"],
+        "stop" => &["wait", "help"],
+        "restart" => &["help"],
         _ => &[],
     }
 }

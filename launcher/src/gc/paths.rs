@@ -14,6 +14,8 @@ use crate::reporter::plain::plain;
 pub enum PathKind {
     /// A job without an agent: its folder of error files.
     ErrorFiles,
+    /// A job without an agent: the folder of its control socket.
+    ControlSocket,
     /// A `rankrun shim` that was interrupted: a new file that did not come to its place, or an old one.
     Shim,
 }
@@ -59,7 +61,7 @@ pub(super) fn describe_paths(paths: &[LeftPath], deed: GcMode) -> String {
     let mut text = format!("{:>8}  {:24}  PATH\n", "AGE", "LEFT BY");
     for LeftPath { path, kind, age, .. } in paths {
         let kind = match kind {
-            PathKind::ErrorFiles => "a dead job",
+            PathKind::ErrorFiles | PathKind::ControlSocket => "a dead job",
             PathKind::Shim => "an interrupted shim",
         };
         let path = plain(&path.display().to_string());

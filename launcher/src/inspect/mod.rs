@@ -8,6 +8,7 @@
 //! | `page` | lines of named cells (pure) |
 //! | `devices` | picture → page (pure) |
 //! | `topo` | machine → matrix and page (pure) |
+//! | `jobs` | the running jobs of `rankrun ls` and `status` → page (pure) |
 //! | `json` | both for programs (pure) |
 //! | `frame` | a page drawn over the one before (pure) |
 //! | `watch`, `terminal` | the loop of `--watch`, and the terminal that it uses |
@@ -18,6 +19,7 @@
 mod devices;
 mod fact_text;
 mod frame;
+pub(crate) mod jobs;
 mod json;
 mod page;
 mod picture;

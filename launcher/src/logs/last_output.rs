@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::tail::{Tail, join_tails};
-use super::{Logs, read_end};
+use super::{Logs, WorkerTail, read_end};
 use crate::blocking::{BlockingCall, CallStep};
 use crate::placement::WorkerId;
 
@@ -56,14 +56,31 @@ impl Logs {
     /// The last lines of these workers, in their order.
     #[must_use]
     pub fn last_outputs(&self, workers: &[WorkerId]) -> Vec<LastOutput> {
+        self.output_reader(workers).read()
+    }
+
+    /// Reads the last lines of these workers later, and on any thread.
+    #[must_use]
+    pub fn output_reader(&self, workers: &[WorkerId]) -> OutputReader {
+        OutputReader(workers.iter().map(|worker| self.workers.get(worker).cloned()).collect())
+    }
+}
+
+/// Where the last lines of some workers are found.
+#[derive(Debug, Default)]
+pub struct OutputReader(Vec<Option<WorkerTail>>);
+
+impl OutputReader {
+    /// The last lines, in the order of the workers.
+    #[must_use]
+    pub fn read(&self) -> Vec<LastOutput> {
         let now = Instant::now();
-        let tails: Vec<_> = workers.iter().map(|worker| self.workers.get(worker)).collect();
-        let paths = |stream: fn(&super::WorkerTail) -> &Option<PathBuf>| {
-            tails.iter().map(move |tail| tail.and_then(|tail| stream(tail).clone()))
+        let paths = |stream: fn(&WorkerTail) -> &Option<PathBuf>| {
+            self.0.iter().map(move |tail| tail.as_ref().and_then(|tail| stream(tail).clone()))
         };
         let files = paths(|tail| &tail.stdout).zip(paths(|tail| &tail.stderr)).collect();
         let of_files = last_lines_of(files);
-        let captured = tails.iter().map(|tail| match tail {
+        let captured = self.0.iter().map(|tail| match tail {
             Some(tail) if tail.is_captured => {
                 tail.captured.lock().unwrap_or_else(PoisonError::into_inner).last_output(now)
             }

@@ -203,7 +203,7 @@ enum PseudoTerminals {
 }
 
 /// Where the last lines of a worker are found.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct WorkerTail {
     captured: Arc<Mutex<Tail>>,
     is_captured: bool,

@@ -103,6 +103,11 @@ impl ProcessStat {
         (14..=17).filter_map(|number| self.field(number)?.parse::<u64>().ok()).sum()
     }
 
+    /// Its resident memory, in pages.
+    pub(super) fn resident_pages(&self) -> u64 {
+        self.field(24).and_then(|pages| pages.parse().ok()).unwrap_or_default()
+    }
+
     /// Parses the text of the file.
     #[cfg(test)]
     pub(super) fn from_text(text: &str) -> Self {

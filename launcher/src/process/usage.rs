@@ -31,6 +31,8 @@ pub struct TreeUsage {
     pub state: RunState,
     /// User and system time, that of reaped children included.
     pub cpu_time: Duration,
+    /// Resident memory in bytes. Shared pages count in each process.
+    pub memory: u64,
 }
 
 /// The process and its living descendants.
@@ -45,12 +47,25 @@ pub fn tree_of(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, Proces
 /// time.
 #[must_use]
 pub fn tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
-    let stats = with_reserve(|| {
-        let pids = tree_pids(root, is_late)?;
-        pids.into_iter().map(ProcessStat::of).collect::<Result<Vec<_>, _>>()
-    });
-    let ticks_per_second = rustix::param::clock_ticks_per_second();
-    sum_usage(&stats.ok()?.into_iter().collect::<Vec<_>>(), ticks_per_second)
+    with_reserve(|| scan_tree_usage(root, is_late))
+}
+
+/// The same on another thread than the agent's, which must not wait for the reserve of descriptors.
+#[must_use]
+pub fn scan_tree_usage(root: Pid, is_late: &dyn Fn() -> bool) -> Option<TreeUsage> {
+    let stats: Result<Vec<_>, _> = tree_pids(root, is_late).ok()?.into_iter().map(ProcessStat::of).collect();
+    let units = Units {
+        ticks_per_second: rustix::param::clock_ticks_per_second(),
+        page_size: rustix::param::page_size() as u64,
+    };
+    sum_usage(&stats.ok()?, units)
+}
+
+/// The units of `/proc/PID/stat`.
+#[derive(Clone, Copy)]
+struct Units {
+    ticks_per_second: u64,
+    page_size: u64,
 }
 
 fn tree_pids(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessScanError> {
@@ -62,7 +77,7 @@ fn tree_pids(root: Pid, is_late: &dyn Fn() -> bool) -> Result<Vec<Pid>, ProcessS
 }
 
 /// The root is the first one. Descendants that have ended since the walk count no more.
-fn sum_usage(stats: &[Option<ProcessStat>], ticks_per_second: u64) -> Option<TreeUsage> {
+fn sum_usage(stats: &[Option<ProcessStat>], units: Units) -> Option<TreeUsage> {
     let root = stats.first()?.as_ref()?;
     let all = || stats.iter().flatten();
     let is_one = |states: &str| all().any(|stat| stat.state().is_some_and(|state| states.contains(state)));
@@ -78,8 +93,10 @@ fn sum_usage(stats: &[Option<ProcessStat>], ticks_per_second: u64) -> Option<Tre
         RunState::Waiting
     };
     let ticks: u64 = all().map(ProcessStat::cpu_ticks).sum();
-    let millis = ticks.saturating_mul(1000) / ticks_per_second.max(1);
-    Some(TreeUsage { state, cpu_time: Duration::from_millis(millis) })
+    let millis = ticks.saturating_mul(1000) / units.ticks_per_second.max(1);
+    let pages: u64 = all().map(ProcessStat::resident_pages).sum();
+    let memory = pages.saturating_mul(units.page_size);
+    Some(TreeUsage { state, cpu_time: Duration::from_millis(millis), memory })
 }
 
 #[cfg(test)]
@@ -88,13 +105,16 @@ mod tests {
 
     /// `stat` of a process in this state that has used 1, 2, 3 and 4 ticks: user, system, and both of its children.
     fn stat(state: char) -> Option<ProcessStat> {
-        Some(ProcessStat::from_text(&format!("7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99")))
+        Some(ProcessStat::from_text(&format!(
+            "7 (a b) {state} 1 7 7 0 -1 0 0 0 0 0 1 2 3 4 20 0 1 0 99 8192 5"
+        )))
     }
 
     #[test]
     fn tree_usage_sums_times_and_picks_most_important_state() {
+        let units = Units { ticks_per_second: 100, page_size: 4096 };
         let usage =
-            |states: &[char]| sum_usage(&states.iter().map(|state| stat(*state)).collect::<Vec<_>>(), 100);
+            |states: &[char]| sum_usage(&states.iter().map(|state| stat(*state)).collect::<Vec<_>>(), units);
         for (states, state) in [
             (&['S'][..], RunState::Waiting),
             (&['S', 'R'], RunState::Running),
@@ -104,10 +124,11 @@ mod tests {
             (&['Z', 'R'], RunState::Ended),
         ] {
             let cpu_time = Duration::from_millis(100 * states.len() as u64);
-            assert_eq!(usage(states), Some(TreeUsage { state, cpu_time }), "{states:?}");
+            let memory = 5 * 4096 * states.len() as u64;
+            assert_eq!(usage(states), Some(TreeUsage { state, cpu_time, memory }), "{states:?}");
         }
-        assert_eq!(sum_usage(&[None, stat('R')], 100), None, "the root is gone");
-        assert_eq!(sum_usage(&[stat('S'), None], 100), usage(&['S']), "a descendant is gone");
+        assert_eq!(sum_usage(&[None, stat('R')], units), None, "the root is gone");
+        assert_eq!(sum_usage(&[stat('S'), None], units), usage(&['S']), "a descendant is gone");
     }
 
     #[test]

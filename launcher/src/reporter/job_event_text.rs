@@ -68,7 +68,9 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
         | JobEvent::ProgressUnknown
         | JobEvent::RestartRefused(_)
         | JobEvent::CalledSuccess { .. }
-        | JobEvent::Waiting { .. } => return policy_event_text(event, spec),
+        | JobEvent::Waiting { .. }
+        | JobEvent::RestartRequested { .. }
+        | JobEvent::RestartedByRequest => return policy_event_text(event, spec),
         JobEvent::CheckingDevices
         | JobEvent::DevicesUnchecked { .. }
         | JobEvent::DeviceWarning(_)
@@ -235,6 +237,15 @@ pub fn limit_event_text(event: &JobEvent) -> Option<String> {
 pub fn policy_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     let folder = || spec.restart.progress.as_ref().map_or(Path::new(""), |limit| &limit.folder);
     Some(match event {
+        JobEvent::RestartRequested { live, grace } => format!(
+            "restart by request: waiting up to {} s for {} worker{} to stop",
+            seconds(*grace),
+            live.len(),
+            plural(live.len())
+        ),
+        JobEvent::RestartedByRequest => {
+            "starting all workers again by request; no restart of the budget is used".to_owned()
+        }
         JobEvent::LookingForProgress => {
             let folder = folder().display().to_string();
             format!("waiting for the files of `{}` to be looked at; a signal ends the wait", plain(&folder))
@@ -289,6 +300,7 @@ pub fn external_worker_released(reason: &ReleaseReason) -> String {
         ReleaseReason::TimeLimit => "the time limit of the job is over".to_owned(),
         ReleaseReason::Stopped => "it was told to stop".to_owned(),
         ReleaseReason::NotStarted => "another worker could not be started".to_owned(),
+        ReleaseReason::RestartRequest => "all workers start again by request".to_owned(),
         ReleaseReason::Membership => {
             "other nodes have failed, gone or come, and all workers start again".to_owned()
         }

@@ -38,6 +38,7 @@ use tracing::Level;
 
 use crate::blocking::BlockingCall;
 use crate::cli::{CliError, Verbosity};
+use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
 use crate::inspect::InspectError;
@@ -89,6 +90,13 @@ pub fn report_attach_error(error: &AttachError) -> ExitCode {
 pub fn report_inspect_error(error: &InspectError) -> ExitCode {
     print_error(&with_cause(error, error.hint()));
     ExitCode::from(LAUNCHER_FAILED)
+}
+
+/// Reports that a command to a running job has failed.
+#[must_use]
+pub fn report_control_error(error: &CommandError) -> ExitCode {
+    print_error(&with_cause(error, Some(error.hint())));
+    ExitCode::from(error.exit_code())
 }
 
 /// `rankrun gc` could not look; the exit status.

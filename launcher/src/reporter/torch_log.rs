@@ -169,6 +169,8 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
             .filter_map(|rank| group.pids.get(rank))
             .map(|pid| dstate_worker_line(*pid))
             .collect(),
+        // A job under this name has no control socket.
+        JobEvent::RestartRequested { .. } | JobEvent::RestartedByRequest => Vec::new(),
         JobEvent::Restarting { used } => vec![restarting(used.0, group)],
         JobEvent::LookingForProgress
         | JobEvent::ProgressUnknown

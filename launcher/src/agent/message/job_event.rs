@@ -115,6 +115,15 @@ pub enum JobEvent {
         /// The grace period: time until SIGKILL.
         grace: Duration,
     },
+    /// The user wants all workers to start again, and they are being stopped.
+    RestartRequested {
+        /// The workers that are alive.
+        live: Vec<LocalRank>,
+        /// The grace period: time until SIGKILL.
+        grace: Duration,
+    },
+    /// All workers start again at the user's request, outside of the budget.
+    RestartedByRequest,
     /// The time limit expires soon, and the workers get the warning signal that the user asked for.
     TimeIsShort {
         /// Time from now to the time limit.
@@ -193,6 +202,46 @@ pub enum JobEvent {
         /// Restarts used, including this one.
         used: RestartCount,
     },
+}
+
+impl JobEvent {
+    /// The name of the event for programs; it stays the same in all versions.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::WorkerFailed { .. } => "worker_failed",
+            Self::Stuck { .. } => "worker_stuck",
+            Self::NotJoined { .. } => "workers_not_joined",
+            Self::Changed { .. } => "membership_changed",
+            Self::Rejoined { .. } => "round_joined",
+            Self::OverElsewhere { .. } => "job_ended_elsewhere",
+            Self::SomeFinished { .. } => "some_workers_finished",
+            Self::Settling => "waiting_for_other_nodes",
+            Self::FinishedBeforeLoss { .. } => "finished_before_loss",
+            Self::GroupFailed { .. } => "group_failed",
+            Self::StartedByHand { .. } => "external_worker_started",
+            Self::Stopping { .. } => "stopping",
+            Self::RestartRequested { .. } => "restart_requested",
+            Self::RestartedByRequest => "restarted_by_request",
+            Self::TimeIsShort { .. } => "time_limit_warning",
+            Self::TimeIsUp { .. } => "time_limit_over",
+            Self::RankTable(_) => "rank_table",
+            Self::Killing { .. } => "killing",
+            Self::CannotEnd { .. } => "workers_survive_kill",
+            Self::CheckingDevices => "checking_devices",
+            Self::DevicesUnchecked { .. } => "devices_unchecked",
+            Self::DeviceWarning(_) => "device_warning",
+            Self::DeviceDead(_) => "device_dead",
+            Self::NoRestart { .. } => "no_restart",
+            Self::DevicesReassigned { .. } => "devices_reassigned",
+            Self::LookingForProgress => "reading_checkpoint_folder",
+            Self::ProgressUnknown => "checkpoint_folder_unreadable",
+            Self::RestartRefused(_) => "restart_refused",
+            Self::CalledSuccess { .. } => "failure_counts_as_success",
+            Self::Waiting { .. } => "waiting_for_restart",
+            Self::Restarting { .. } => "restarting",
+        }
+    }
 }
 
 /// Why workers that are being stopped get SIGKILL.

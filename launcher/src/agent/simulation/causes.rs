@@ -60,6 +60,7 @@ fn is_released_by(because: &ReleaseReason, cause: Option<Cause>) -> bool {
         ReleaseReason::Stopped => cause == Some(Cause::User),
         ReleaseReason::NotStarted => cause == Some(Cause::NotStarted),
         ReleaseReason::TimeLimit => cause == Some(Cause::TimeLimit),
+        ReleaseReason::RestartRequest => cause == Some(Cause::RestartRequest),
         ReleaseReason::Membership => cause == Some(Cause::Others),
         ReleaseReason::Over => cause == Some(Cause::Over),
     }
@@ -74,7 +75,14 @@ fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<C
             | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
             | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
             | (
-                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None,
+                Some(
+                    Cause::User
+                        | Cause::TimeLimit
+                        | Cause::NotStarted
+                        | Cause::RestartRequest
+                        | Cause::Others
+                        | Cause::Over
+                ) | None,
                 None
             )
     );
@@ -111,9 +119,15 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
         Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
             require(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
-        Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::Others | Cause::Over) | None => {
-            Err(format!("{cause:?} was first, and {end:?} is blamed"))
-        }
+        Some(
+            Cause::User
+            | Cause::TimeLimit
+            | Cause::NotStarted
+            | Cause::RestartRequest
+            | Cause::Others
+            | Cause::Over,
+        )
+        | None => Err(format!("{cause:?} was first, and {end:?} is blamed")),
     }
 }
 

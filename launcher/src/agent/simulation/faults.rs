@@ -115,10 +115,15 @@ pub(super) enum Fault {
     ForgetsTheJobsRestarts,
     /// Takes a lost node that another node reports for a failed worker of that node.
     CountsALostNode,
+    IgnoresARestartRequest,
+    /// Takes a requested restart from the budget.
+    CountsARestartRequest,
+    /// Starts again as requested, although the job was told to stop meanwhile.
+    RestartsByRequestAfterAStop,
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 72] = [
+pub(super) const FAULTS: [(Fault, &str); 75] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -191,6 +196,9 @@ pub(super) const FAULTS: [(Fault, &str); 72] = [
     (Fault::TakesALossForTheCause, "others"),
     (Fault::ForgetsTheJobsRestarts, "6"),
     (Fault::CountsALostNode, "6"),
+    (Fault::IgnoresARestartRequest, "requested"),
+    (Fault::CountsARestartRequest, "granted"),
+    (Fault::RestartsByRequestAfterAStop, "7"),
 ];
 
 /// A machine that was given other settings than the oracle.

@@ -68,6 +68,8 @@ pub(super) enum What {
     Stop { signal: Signal, by: Way },
     /// The whole job is suspended for this many milliseconds (Ctrl-Z).
     Halts(u32),
+    /// The user wants all workers to start again.
+    RequestRestart,
     /// The launcher gets a signal that is for the workers.
     Pass(Signal),
     /// A worker becomes uninterruptible: not even SIGKILL ends it.
@@ -151,6 +153,7 @@ impl What {
             },
             32..38 => Self::Elsewhere(Elsewhere::random(random)),
             31 => Self::Halts(random.pick(&[40, 600, 20_000])),
+            38 => Self::RequestRestart,
             _ => Self::Stale(random.pick(&[
                 Stale::Exited,
                 Stale::Looked,

@@ -77,7 +77,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 16] = [
+pub(super) static INVARIANTS: [Invariant; 17] = [
     Invariant {
         number: "1",
         description: "At most one generation has living workers.",
@@ -173,6 +173,13 @@ pub(super) static INVARIANTS: [Invariant; 16] = [
                 known, which is a failure that lost no peer, and leaving is not closing (`state/rendezvous.rs`).",
         of: Of::Silence,
         holds: others_are_heard,
+    },
+    Invariant {
+        number: "requested",
+        description: "A requested restart stops all workers at once, and starts them again unless the job is told to end \
+                meanwhile (`state/control.rs`).",
+        of: Of::Silence,
+        holds: requested_restarts_happen,
     },
     Invariant {
         number: "granted",
@@ -411,6 +418,18 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
     require(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
     let somebody_stays = turn.book.life.start_pending || turn.workers().any(|process| !process.is_known());
     require(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
+}
+
+fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
+    if turn.cause() != Some(Cause::RestartRequest) || turn.book.finished {
+        return Ok(());
+    }
+    let runs_on =
+        turn.workers().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGTERM));
+    require(runs_on.is_none(), || format!("a restart is requested, and {runs_on:?} was not told to stop"))?;
+    let is_late = turn.book.time_limit_at().is_some_and(|end| end <= turn.now);
+    let may_end = turn.book.stop_signal.is_some() || is_late || !turn.given_up().is_empty();
+    require(turn.finish().is_none() || may_end, || "a restart is requested, and the job ends".to_owned())
 }
 
 fn external_worker_is_not_signalled(turn: &Turn<'_>) -> Verdict {

@@ -12,7 +12,7 @@ use super::oracle::WINDOW;
 use super::others::{lost_node, note_with_loss};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
-use crate::agent::phase::{CheckStep, JobPhase};
+use crate::agent::phase::{CheckStep, JobPhase, StopCause};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
@@ -77,7 +77,8 @@ impl Mutant {
             | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { is_second: false, .. }) => {
                 Vec::new()
             }
-            (Fault::ForgetsTheHalt, _, Input::Resumed { .. }) => Vec::new(),
+            (Fault::ForgetsTheHalt, _, Input::Resumed { .. })
+            | (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: true }]
             }
@@ -103,6 +104,20 @@ impl Mutant {
                 vec![Input::DeadlinePassed, input]
             }
             (_, _, input) => self.alter_peer_input(input),
+        }
+    }
+
+    /// Changes the state of the real machine around a requested restart.
+    fn alter_restart_request(&mut self, now: Instant, actions: &[Action]) {
+        let is_counted = actions.contains(&Action::Emit(JobEvent::RestartedByRequest));
+        if self.fault == Fault::CountsARestartRequest && is_counted {
+            let policy = self.real.rules.restart.clone();
+            self.real.history.record_restart(now, &policy);
+        }
+        let is_requested =
+            matches!(self.real.phase, JobPhase::Stopping { cause: StopCause::RestartRequest, .. });
+        if self.fault == Fault::RestartsByRequestAfterAStop && is_requested {
+            self.real.stopped_by = None;
         }
     }
 
@@ -351,6 +366,7 @@ impl Machine for Mutant {
         if self.fault == Fault::PraisesAlone && actions.contains(&Action::TellSuccess) {
             actions.extend(self.real.handle(now, Input::AllSucceeded));
         }
+        self.alter_restart_request(now, &actions);
         let actions = self.alter_actions(&input, actions);
         self.watch(&actions);
         actions

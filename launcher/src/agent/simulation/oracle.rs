@@ -126,6 +126,8 @@ pub(super) enum Cause {
     User,
     TimeLimit,
     NotStarted,
+    /// The user wants all workers to start again.
+    RestartRequest,
     /// Another node ended the round.
     Others,
     /// Another node ended the job.
@@ -167,6 +169,7 @@ impl Book {
             | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready
             | Input::StopRequested { .. }
+            | Input::RestartRequested
             | Input::SignalForwarded { .. }
             | Input::Joined(_)
             | Input::Changed(_)
@@ -211,6 +214,7 @@ impl Book {
             }
             Input::Resumed { suspended_for: lasted } => self.record_suspension(*lasted, now),
             Input::StopRequested { signal, .. } => self.record_stop_request(*signal, now),
+            Input::RestartRequested => self.record_restart_request(node, now),
             Input::DevicesProbed { report: checkup, .. } if self.record_answer(Question::Devices, now) => {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
@@ -260,6 +264,16 @@ impl Book {
         }
     }
 
+    /// A request counts while workers run that no event has ended or may have ended.
+    fn record_restart_request(&mut self, node: &Node, now: Instant) {
+        let runs = node.launched_workers(self.generation).any(|process| !process.is_known());
+        let is_free = self.life.suspect.is_none() && self.life.swept_at.is_none();
+        let may_run = runs || self.life.start_pending || self.setup.left_out.is_some();
+        if self.starts > 0 && !self.setup.others && may_run && is_free && self.stop_signal.is_none() {
+            self.life.set_cause(Cause::RestartRequest, now);
+        }
+    }
+
     /// Records an answer; returns whether that question was open.
     pub(super) fn record_answer(&mut self, question: Question, now: Instant) -> bool {
         let is_it = self.open_question == Some(question);
@@ -274,7 +288,8 @@ impl Book {
         match action {
             Action::Start { generation, .. } => {
                 if self.starts > 0 && !self.setup.others {
-                    self.record.record_restart(&self.life, now, true);
+                    let counts = self.life.cause != Some(Cause::RestartRequest);
+                    self.record.record_restart(&self.life, now, counts);
                 }
                 self.starts += 1;
                 self.generation = *generation;

@@ -294,7 +294,9 @@ impl Turn<'_> {
                 Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
                     self.is_told_elsewhere() || life.is_blamed_elsewhere
                 }
-                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted) | None => false,
+                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::RestartRequest) | None => {
+                    false
+                }
             }
     }
 
@@ -345,7 +347,12 @@ impl Turn<'_> {
             Action::Join { .. } => self.setup.others,
             _ => false,
         };
-        self.book.starts > 0 && self.actions.iter().any(begins) && !self.is_others()
+        self.book.starts > 0 && self.actions.iter().any(begins) && !self.is_others() && !self.is_requested()
+    }
+
+    /// The user wants all workers to start again.
+    fn is_requested(&self) -> bool {
+        self.cause() == Some(Cause::RestartRequest)
     }
 
     /// The machine starts or joins the next generation.

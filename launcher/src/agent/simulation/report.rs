@@ -169,6 +169,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         | What::Answer { .. }
         | What::StartsByHand
         | What::Elsewhere(_)
+        | What::RequestRestart
         | What::Stale(_) => Vec::new(),
     };
     let simpler = simpler.into_iter().map(move |what| Event { what, ..event });

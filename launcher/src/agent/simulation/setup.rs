@@ -212,9 +212,12 @@ impl Setup {
         millis(
             match cause {
                 Cause::User => signal,
-                Cause::Failed(_) | Cause::Stuck(_) | Cause::NotStarted | Cause::Others | Cause::Over => {
-                    failure
-                }
+                Cause::Failed(_)
+                | Cause::Stuck(_)
+                | Cause::NotStarted
+                | Cause::RestartRequest
+                | Cause::Others
+                | Cause::Over => failure,
                 Cause::TimeLimit => time_limit,
                 Cause::NotJoined(_) => start.or(failure),
             }

@@ -53,6 +53,7 @@ fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
     match (cause, end.stopped_by) {
         (Some(Cause::TimeLimit), _) => both(of_limit),
         (None, None) => both(0),
+        (Some(Cause::RestartRequest), None) => or_of_limit(plain),
         (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due_decision() {
             Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
             Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),

@@ -119,6 +119,7 @@ impl<M: Machine> World<'_, M> {
                 self.has_stop_signal |= by == Way::Guard;
                 self.queue.push_back(Input::StopRequested { signal, is_second: again });
             }
+            What::RequestRestart => self.queue.push_back(Input::RestartRequested),
             What::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
             What::FallsAsleep(worker) => {
                 if let Some(process) = self.node.living(worker, |process| !process.is_uninterruptible()) {

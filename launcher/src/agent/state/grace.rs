@@ -18,7 +18,7 @@ impl State {
             StopCause::User => StopReason::Signal,
             StopCause::TimeLimit => StopReason::TimeLimit,
             StopCause::NotStarted | StopCause::Over => StopReason::Failure(AfterStop::End),
-            StopCause::Membership => StopReason::Failure(AfterStop::Restart),
+            StopCause::Membership | StopCause::RestartRequest => StopReason::Failure(AfterStop::Restart),
             StopCause::Failure(failure) => {
                 let outlook = self.expected_after_stop(now, failure);
                 match failure.kind {

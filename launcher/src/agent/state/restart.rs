@@ -32,6 +32,7 @@ impl State {
                 None => actions.extend(self.check_devices_or_decide(now, failure)),
             },
             StopCause::Membership => actions.extend(self.rejoin(now)),
+            StopCause::RestartRequest => actions.extend(self.restart_by_request(now)),
             StopCause::User | StopCause::TimeLimit | StopCause::NotStarted | StopCause::Over => {
                 actions.push(self.finish_failed(None));
             }

@@ -1,0 +1,116 @@
+//! What the control socket asks of the state: its progress, and a restart of the workers. A stop over the socket is
+//! [`Input::StopRequested`](crate::agent::message::Input). Pure.
+
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
+
+use super::State;
+use crate::agent::message::{Action, JobEvent};
+use crate::agent::phase::{JobPhase, StopCause};
+use crate::control::protocol::JobState;
+
+/// How far the job has come on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateSummary {
+    /// The phase, in the words of the control protocol.
+    pub state: JobState,
+    /// The last started generation, or the next one.
+    pub generation: Generation,
+    /// Restarts that were taken from the budget.
+    pub restarts: RestartCount,
+    /// The budget.
+    pub max_restarts: RestartCount,
+}
+
+impl State {
+    /// How far the job has come on this node.
+    #[must_use]
+    pub const fn summary(&self) -> StateSummary {
+        let state = match self.phase {
+            JobPhase::Starting => JobState::Starting,
+            JobPhase::Joining { .. } => JobState::Joining,
+            JobPhase::Running { .. } | JobPhase::Undecided { .. } => JobState::Running,
+            JobPhase::Observing { .. } | JobPhase::Stopping { .. } => JobState::Stopping,
+            JobPhase::Blaming { .. } | JobPhase::Checking { .. } | JobPhase::Waiting { .. } => {
+                JobState::Restarting
+            }
+            JobPhase::Settling { .. } => JobState::Settling,
+            JobPhase::Finished => JobState::Ending,
+        };
+        StateSummary {
+            state,
+            generation: self.generation,
+            restarts: self.job_restarts,
+            max_restarts: self.rules.max_restarts,
+        }
+    }
+
+    /// True if this worker was started and has not been reaped.
+    #[must_use]
+    pub fn is_live(&self, local_rank: LocalRank) -> bool {
+        match &self.phase {
+            JobPhase::Running { live }
+            | JobPhase::Undecided { live, .. }
+            | JobPhase::Observing { live, .. }
+            | JobPhase::Stopping { live, .. } => live.contains(&local_rank),
+            JobPhase::Starting
+            | JobPhase::Joining { .. }
+            | JobPhase::Blaming { .. }
+            | JobPhase::Checking { .. }
+            | JobPhase::Waiting { .. }
+            | JobPhase::Settling { .. }
+            | JobPhase::Finished => false,
+        }
+    }
+
+    /// Whether a request to restart the workers can be met now.
+    ///
+    /// # Errors
+    /// The reason of the refusal.
+    pub const fn check_restart_request(&self) -> Result<(), &'static str> {
+        if self.rules.has_rendezvous {
+            return Err("a job of several nodes cannot be restarted by request");
+        }
+        if self.stopped_by.is_some() || self.time_limit_timer.has_expired() {
+            return Err("the job is being stopped");
+        }
+        match self.phase {
+            JobPhase::Running { .. } => Ok(()),
+            JobPhase::Finished | JobPhase::Settling { .. } => Err("the job is over"),
+            _ => Err("the workers do not run; the job may restart by itself"),
+        }
+    }
+
+    /// The user wants all workers to start again. This uses none of the restart budget.
+    pub(super) fn on_restart_requested(&mut self, now: Instant) -> Vec<Action> {
+        if self.check_restart_request().is_err() {
+            return Vec::new();
+        }
+        let JobPhase::Running { live } = std::mem::replace(&mut self.phase, JobPhase::Finished) else {
+            return Vec::new();
+        };
+        let local_ranks = self.without_external_worker(&live);
+        let mut actions = self.stop_workers(now, live, StopCause::RestartRequest, Signal::SIGTERM);
+        let grace = self.remaining_grace(now);
+        actions.insert(
+            actions.len().min(1),
+            Action::Emit(JobEvent::RestartRequested { live: local_ranks, grace }),
+        );
+        actions
+    }
+
+    /// The last worker was reaped of a generation that was stopped for a requested restart.
+    pub(super) fn restart_by_request(&mut self, now: Instant) -> Vec<Action> {
+        if self.stopped_by.is_some() || self.expires_before(now) {
+            return vec![self.finish_failed(None)];
+        }
+        self.history.record_rejoin(now, &self.rules.restart);
+        // Workers see a further restart; the budget does not.
+        self.node_restarts.0 += 1;
+        self.generation.0 += 1;
+        vec![Action::Emit(JobEvent::RestartedByRequest), self.start_generation(now, None)]
+    }
+}

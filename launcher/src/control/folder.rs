@@ -1,0 +1,224 @@
+//! The folder of a job's control socket: its place, its permissions, and the folders that dead jobs have left.
+//!
+//! A folder gets its name when its socket listens. So a folder of that name without a listener is of a dead job.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use rankrun_contract::rank::JobId;
+use uuid::Uuid;
+
+use super::socket;
+
+const SOCKET_NAME: &str = "control.sock";
+/// Of a folder whose socket does not listen so far.
+const NEW_PREFIX: &str = ".new-";
+/// `sun_path` of sockaddr_un(7), less the NUL at its end.
+const MAX_SOCKET_PATH: usize = 107;
+/// Jobs that end at the same time remove the parent folder between two calls of ours.
+const MAKE_ATTEMPTS: usize = 8;
+
+/// The folders that hold jobs of this user, the preferred one first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeFolders(Vec<RuntimeFolder>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RuntimeFolder {
+    path: PathBuf,
+    /// Another user's `/run/user/UID` is not ours, even if `sudo` has kept its variable. `/tmp` is every user's.
+    needs_own_parent: bool,
+}
+
+impl RuntimeFolders {
+    /// The folders by the variables of this environment.
+    #[must_use]
+    pub fn of_environment(environment: &[(OsString, OsString)]) -> Self {
+        let value = |wanted: &str| {
+            let found = environment.iter().find(|(name, value)| name == wanted && !value.is_empty());
+            found.map(|(_, value)| value.as_os_str())
+        };
+        Self::of(value("XDG_RUNTIME_DIR"), value("TMPDIR"), rustix::process::geteuid().as_raw())
+    }
+
+    /// The folders by these variables, for this user.
+    #[must_use]
+    pub fn of(runtime_dir: Option<&OsStr>, temporary: Option<&OsStr>, uid: u32) -> Self {
+        let absolute = |value: Option<&OsStr>| value.map(PathBuf::from).filter(|path| path.is_absolute());
+        let own = |parent: PathBuf| RuntimeFolder { path: parent.join("rankrun"), needs_own_parent: true };
+        let shared = |parent: PathBuf| RuntimeFolder {
+            path: parent.join(format!("rankrun-{uid}")),
+            needs_own_parent: false,
+        };
+        let mut folders: Vec<RuntimeFolder> = absolute(runtime_dir).map(own).into_iter().collect();
+        folders.push(own(PathBuf::from(format!("/run/user/{uid}"))));
+        folders.extend(absolute(temporary).map(shared));
+        folders.push(shared(PathBuf::from("/tmp")));
+        let mut distinct: Vec<RuntimeFolder> = Vec::new();
+        for folder in folders {
+            if !distinct.contains(&folder) {
+                distinct.push(folder);
+            }
+        }
+        Self(distinct)
+    }
+
+    /// The folders of all jobs, alive or dead, with their job ids.
+    #[must_use]
+    pub fn job_folders(&self) -> Vec<JobFolder> {
+        let parents = self.0.iter().filter(|folder| folder.check_owner().is_ok());
+        let entries = parents.flat_map(|folder| fs::read_dir(&folder.path).into_iter().flatten().flatten());
+        let mut found: Vec<JobFolder> = entries
+            .filter_map(|entry| {
+                let job = entry.file_name().to_str().filter(|name| Uuid::try_parse(name).is_ok())?.to_owned();
+                Some(JobFolder { job, path: entry.path() })
+            })
+            .collect();
+        found.sort_by(|one, other| one.job.cmp(&other.job));
+        found
+    }
+
+    /// Folders without a listener: those of dead jobs.
+    #[must_use]
+    pub fn dead_folders(&self) -> Vec<JobFolder> {
+        self.job_folders().into_iter().filter(JobFolder::is_dead).collect()
+    }
+
+    /// Removes the folder of this job, wherever it is. Nothing there is as good.
+    pub fn remove_job(&self, job: &JobId) {
+        for folder in &self.0 {
+            let path = folder.path.join(&job.0);
+            let _ = JobFolder { job: job.0.clone(), path }.remove();
+        }
+    }
+}
+
+impl RuntimeFolder {
+    /// Makes the folder, readable for this user alone.
+    fn make(&self) -> io::Result<()> {
+        if self.needs_own_parent {
+            self.path.parent().map_or(Ok(()), |parent| check_own(parent, false))?;
+        }
+        match DirBuilder::new().mode(0o700).create(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        self.check_owner()
+    }
+
+    fn check_owner(&self) -> io::Result<()> {
+        check_own(&self.path, true)
+    }
+}
+
+fn check_own(path: &Path, is_private: bool) -> io::Result<()> {
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    if is_ours && (!is_private || found.permissions().mode() & 0o077 == 0) {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("`{}` is not private", path.display())))
+}
+
+/// The folder of one job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobFolder {
+    /// The job id.
+    pub job: String,
+    /// The path of the folder.
+    pub path: PathBuf,
+}
+
+impl JobFolder {
+    /// Makes the folder in the first place that allows it, with a listening socket.
+    ///
+    /// # Errors
+    /// The refusal of the last place.
+    pub fn make(places: &RuntimeFolders, job: &JobId) -> io::Result<(Self, UnixListener)> {
+        let mut refusal = io::Error::from(io::ErrorKind::NotFound);
+        for place in &places.0 {
+            for _ in 0..MAKE_ATTEMPTS {
+                match place.make().and_then(|()| Self::make_in(&place.path, job)) {
+                    Ok(made) => return Ok(made),
+                    Err(error) => refusal = error,
+                }
+                if refusal.kind() != io::ErrorKind::NotFound || !place.path.parent().is_some_and(Path::exists)
+                {
+                    break;
+                }
+            }
+        }
+        Err(refusal)
+    }
+
+    fn make_in(parent: &Path, job: &JobId) -> io::Result<(Self, UnixListener)> {
+        let new = Self { job: job.0.clone(), path: parent.join(format!("{NEW_PREFIX}{}", job.0)) };
+        let named = Self { job: job.0.clone(), path: parent.join(&job.0) };
+        DirBuilder::new().mode(0o700).create(&new.path)?;
+        let listening = new.with_socket_path(|path| UnixListener::bind(path));
+        let result = listening.and_then(|listener| {
+            fs::rename(&new.path, &named.path)?;
+            Ok(listener)
+        });
+        match result {
+            Ok(listener) => Ok((named, listener)),
+            Err(error) => {
+                let _ = new.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// Calls with a path of the socket that fits into an address. A long one goes by way of `/proc`.
+    pub(super) fn with_socket_path<T>(&self, call: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+        let path = self.path.join(SOCKET_NAME);
+        if path.as_os_str().len() <= MAX_SOCKET_PATH {
+            return call(&path);
+        }
+        let folder: File = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(&self.path)?;
+        call(&PathBuf::from(format!("/proc/self/fd/{}/{SOCKET_NAME}", folder.as_raw_fd())))
+    }
+
+    /// True if no process listens.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        let refused = |error: io::Error| {
+            matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+        };
+        socket::connect(self).err().is_some_and(refused)
+    }
+
+    /// When the folder was made.
+    #[must_use]
+    pub fn modified(&self) -> Option<SystemTime> {
+        fs::symlink_metadata(&self.path).ok()?.modified().ok()
+    }
+
+    /// Removes the socket, the folder, and the parent if this was its last job.
+    ///
+    /// # Errors
+    /// The kernel's first refusal.
+    pub fn remove(&self) -> io::Result<()> {
+        match fs::remove_file(self.path.join(SOCKET_NAME)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        fs::remove_dir(&self.path)?;
+        if let Some(parent) = self.path.parent() {
+            // Other jobs may be in it.
+            let _ = fs::remove_dir(parent);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

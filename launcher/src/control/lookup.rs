@@ -1,0 +1,129 @@
+//! Which job a person means: by id, unique prefix of it, run id, or launcher's pid. Pure.
+
+/// The names of one running job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobNames {
+    /// The job id.
+    pub job: String,
+    /// The run id; `None` if the job has not answered.
+    pub run_id: Option<String>,
+    /// The launcher's pid; `None` if the job has not answered.
+    pub launcher_pid: Option<i32>,
+}
+
+/// Why a query names no single job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// No job of this user runs here.
+    #[error("no job of this user runs on this machine")]
+    NoJobs,
+    /// Several jobs run, and none was named.
+    #[error("{} jobs run on this machine: {}", jobs.len(), jobs.join(", "))]
+    Several {
+        /// The ids of the jobs.
+        jobs: Vec<String>,
+    },
+    /// No job has this name.
+    #[error("no running job has the id, run id or launcher pid `{query}`")]
+    NoMatch {
+        /// The words of the user.
+        query: String,
+    },
+    /// Several jobs have this name.
+    #[error("`{query}` names {} jobs: {}", jobs.len(), jobs.join(", "))]
+    Ambiguous {
+        /// The words of the user.
+        query: String,
+        /// The ids of the jobs.
+        jobs: Vec<String>,
+    },
+}
+
+impl LookupError {
+    /// One thing to do about it.
+    #[must_use]
+    pub const fn hint(&self) -> &'static str {
+        match self {
+            Self::NoJobs => {
+                "a job under the name torchrun has no control socket, and neither has one of an older rankrun"
+            }
+            Self::Several { .. } | Self::Ambiguous { .. } => {
+                "name one by its job id, or by the pid of its launcher; `rankrun ls` lists them"
+            }
+            Self::NoMatch { .. } => "`rankrun ls` lists the running jobs",
+        }
+    }
+}
+
+/// The position of the job that `query` names; without a query the only one.
+///
+/// # Errors
+/// There is no such job, or more than one.
+pub fn find_job(jobs: &[JobNames], query: Option<&str>) -> Result<usize, LookupError> {
+    let ids = |found: &[usize]| found.iter().map(|at| jobs[*at].job.clone()).collect::<Vec<_>>();
+    let Some(query) = query else {
+        return match jobs.len() {
+            0 => Err(LookupError::NoJobs),
+            1 => Ok(0),
+            _ => Err(LookupError::Several { jobs: ids(&(0..jobs.len()).collect::<Vec<_>>()) }),
+        };
+    };
+    let pid = query.parse::<i32>().ok();
+    let kinds: [&dyn Fn(&JobNames) -> bool; 4] = [
+        &|job| job.job == query,
+        &|job| job.run_id.as_deref() == Some(query),
+        &|job| pid.is_some() && job.launcher_pid == pid,
+        &|job| !query.is_empty() && job.job.starts_with(query),
+    ];
+    for matches in kinds {
+        let found: Vec<usize> = (0..jobs.len()).filter(|at| matches(&jobs[*at])).collect();
+        match found.as_slice() {
+            [] => {}
+            [one] => return Ok(*one),
+            several => {
+                return Err(LookupError::Ambiguous { query: query.to_owned(), jobs: ids(several) });
+            }
+        }
+    }
+    Err(LookupError::NoMatch { query: query.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn jobs() -> Vec<JobNames> {
+        let job = |job: &str, run_id: Option<&str>, launcher_pid| JobNames {
+            job: job.to_owned(),
+            run_id: run_id.map(str::to_owned),
+            launcher_pid,
+        };
+        vec![
+            job("12ab", Some("train"), Some(77)),
+            job("12cd", Some("train"), Some(12)),
+            job("99ef", Some("eval"), Some(99)),
+            job("f00d", None, None),
+        ]
+    }
+
+    #[test]
+    fn job_is_found_by_id_run_id_pid_and_prefix() {
+        for (query, at) in [("12ab", 0), ("eval", 2), ("77", 0), ("12c", 1), ("99e", 2), ("f", 3)] {
+            assert_eq!(find_job(&jobs(), Some(query)), Ok(at), "{query}");
+        }
+        // The launcher's pid comes before a prefix of another job's id.
+        assert_eq!(find_job(&jobs(), Some("12")), Ok(1));
+    }
+
+    #[test]
+    fn query_without_single_job_is_refused() {
+        let refusal = |query| find_job(&jobs(), query).unwrap_err().to_string();
+        assert_eq!(refusal(Some("train")), "`train` names 2 jobs: 12ab, 12cd");
+        assert_eq!(refusal(Some("1")), "`1` names 2 jobs: 12ab, 12cd");
+        assert_eq!(refusal(Some("x")), "no running job has the id, run id or launcher pid `x`");
+        assert_eq!(refusal(Some("")), "no running job has the id, run id or launcher pid ``");
+        assert_eq!(refusal(None), "4 jobs run on this machine: 12ab, 12cd, 99ef, f00d");
+        assert_eq!(find_job(&jobs()[..1], None), Ok(0));
+        assert_eq!(find_job(&[], None), Err(LookupError::NoJobs));
+    }
+}

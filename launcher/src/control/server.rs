@@ -1,0 +1,244 @@
+//! The server of a control socket, as a future: it may run on any current-thread runtime. It owns no job state. It
+//! asks the agent through a bounded channel, and rings the agent's eventfd.
+//!
+//! Every buffer has a bound: clients, request lines, waiting requests, events that a slow reader has not read.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+use nix::sys::eventfd::EventFd;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, broadcast, oneshot, watch};
+use tokio::time::{sleep, timeout};
+
+use super::protocol::{Accepted, ClientRequest, MAX_REQUEST_BYTES, Reply, RequestError, parse_request};
+use super::snapshot::JobSnapshot;
+
+/// More clients at the same time are refused.
+const MAX_CLIENTS: usize = 32;
+/// More streams of events are refused: they have no time limit.
+const MAX_EVENT_STREAMS: usize = 16;
+/// Events that a slow reader may be behind.
+pub(super) const EVENT_BACKLOG: usize = 256;
+/// A client that sends no request, or does not read its answer.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// No descriptor is left: the next try comes after this time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// When the job ends, readers of events have this long to read the last ones.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A request to the agent, with the place for its answer.
+#[derive(Debug)]
+pub enum ControlRequest {
+    /// The state of the job.
+    Status(oneshot::Sender<Box<JobSnapshot>>),
+    /// Stop the job.
+    Stop {
+        /// The pid of the client.
+        client: Option<i32>,
+        /// The answer.
+        reply: oneshot::Sender<ControlReply>,
+    },
+    /// Restart the workers.
+    Restart {
+        /// The pid of the client.
+        client: Option<i32>,
+        /// The answer.
+        reply: oneshot::Sender<ControlReply>,
+    },
+}
+
+/// The agent's answer to a stop or restart: accepted, or the reason of the refusal.
+pub type ControlReply = Result<Accepted, &'static str>;
+
+/// What the server needs of a job.
+#[derive(Debug, Clone)]
+pub(super) struct JobLink {
+    pub(super) requests: SyncSender<ControlRequest>,
+    /// Wakes the agent's loop for a request.
+    pub(super) wake: Arc<EventFd>,
+    pub(super) events: broadcast::Sender<Arc<str>>,
+    /// Closed at the end of the job.
+    pub(super) ended: watch::Receiver<()>,
+    /// The only user, besides root, that is answered.
+    pub(super) uid: u32,
+}
+
+/// Answers clients until the job ends.
+pub(super) async fn serve(listener: UnixListener, job: JobLink) {
+    let mut ended = job.ended.clone();
+    let clients = Arc::new(Semaphore::new(MAX_CLIENTS));
+    let accepting = tokio::spawn(accept_clients(listener, job, Arc::clone(&clients)));
+    let _ = ended.changed().await;
+    accepting.abort();
+    let all = u32::try_from(MAX_CLIENTS).unwrap_or(u32::MAX);
+    let _ = timeout(FLUSH_TIMEOUT, clients.acquire_many(all)).await;
+}
+
+async fn accept_clients(listener: UnixListener, job: JobLink, clients: Arc<Semaphore>) {
+    let streams = Arc::new(Semaphore::new(MAX_EVENT_STREAMS));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Ok(credentials) = stream.peer_cred() else { continue };
+        if credentials.uid() != job.uid && credentials.uid() != 0 {
+            refuse(&stream, "the job is another user's");
+            continue;
+        }
+        let Ok(slot) = Arc::clone(&clients).try_acquire_owned() else {
+            refuse(&stream, "too many clients are connected; try again");
+            continue;
+        };
+        let client =
+            ControlClient { pid: credentials.pid(), job: job.clone(), streams: Arc::clone(&streams) };
+        tokio::spawn(async move {
+            client.serve(stream).await;
+            drop(slot);
+        });
+    }
+}
+
+/// Without waiting: a new connection has an empty buffer.
+fn refuse(stream: &UnixStream, reason: &str) {
+    let _ = stream.try_write(Reply::Error(reason.to_owned()).to_line().as_bytes());
+}
+
+struct ControlClient {
+    pid: Option<i32>,
+    job: JobLink,
+    streams: Arc<Semaphore>,
+}
+
+impl ControlClient {
+    async fn serve(mut self, stream: UnixStream) {
+        let (reader, mut writer) = stream.into_split();
+        let mut reader = BufReader::with_capacity(MAX_REQUEST_BYTES, reader);
+        let mut ended = self.job.ended.clone();
+        loop {
+            let line = tokio::select! {
+                line = timeout(CLIENT_TIMEOUT, read_request(&mut reader)) => line,
+                _ = ended.changed() => return,
+            };
+            let Ok(Some(line)) = line else { return };
+            let request = match parse_request(&line) {
+                Ok(request) => request,
+                Err(error) => {
+                    send(&mut writer, Reply::Error(error.to_string())).await;
+                    // The rest of a line that is too long is not read.
+                    if error == RequestError::TooLong {
+                        return;
+                    }
+                    continue;
+                }
+            };
+            let reply = match request {
+                ClientRequest::Events => return self.stream_events(writer).await,
+                ClientRequest::Status => self.status().await,
+                ClientRequest::Stop => {
+                    let client = self.pid;
+                    self.ask(|reply| ControlRequest::Stop { client, reply }).await.map(reply_of)
+                }
+                ClientRequest::Restart => {
+                    let client = self.pid;
+                    self.ask(|reply| ControlRequest::Restart { client, reply }).await.map(reply_of)
+                }
+            };
+            let reply = reply.unwrap_or_else(|reason| Reply::Error(reason.to_owned()));
+            if !send(&mut writer, reply).await {
+                return;
+            }
+        }
+    }
+
+    async fn status(&self) -> Result<Reply, &'static str> {
+        let snapshot = self.ask(ControlRequest::Status).await?;
+        // `/proc` and log files may block.
+        let status = tokio::task::spawn_blocking(move || snapshot.complete()).await;
+        status.map(|status| Reply::Status(Box::new(status))).map_err(|_| "the processes cannot be examined")
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
+    ) -> Result<T, &'static str> {
+        let (sender, answer) = oneshot::channel();
+        match self.job.requests.try_send(request(sender)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return Err("too many requests are waiting; try again"),
+            Err(TrySendError::Disconnected(_)) => return Err("the job has ended"),
+        }
+        // A full counter has not been read either.
+        let _ = self.job.wake.write(1);
+        answer.await.map_err(|_| "the job has ended")
+    }
+
+    async fn stream_events(&mut self, mut writer: OwnedWriteHalf) {
+        let Ok(_slot) = Arc::clone(&self.streams).try_acquire_owned() else {
+            send(&mut writer, Reply::Error("too many clients read events; try again".to_owned())).await;
+            return;
+        };
+        let mut events = self.job.events.subscribe();
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = events.recv() => next,
+                _ = self.job.ended.changed() => return,
+            };
+            match next {
+                Ok(line) => {
+                    if writer.write_all(line.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+                Err(RecvError::Lagged(lost)) => {
+                    let last = format!("this reader is too slow: {lost} events are lost; connect again");
+                    send(&mut writer, Reply::Error(last)).await;
+                    return;
+                }
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+}
+
+fn reply_of(reply: ControlReply) -> Reply {
+    reply.map_or_else(|reason| Reply::Error(reason.to_owned()), Reply::Accepted)
+}
+
+/// The next line without its end; `None` at the end of the connection.
+async fn read_request(reader: &mut BufReader<OwnedReadHalf>) -> Option<Vec<u8>> {
+    let mut line = Vec::new();
+    let mut limited = reader.take(MAX_REQUEST_BYTES as u64 + 1);
+    limited.read_until(b'\n', &mut line).await.ok().filter(|read| *read > 0)?;
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    Some(line)
+}
+
+/// False if the client does not read.
+async fn send(writer: &mut OwnedWriteHalf, reply: Reply) -> bool {
+    let line = reply.to_line();
+    matches!(timeout(CLIENT_TIMEOUT, writer.write_all(line.as_bytes())).await, Ok(Ok(())))
+}
+
+/// Runs the server on a runtime of its own, on this thread.
+pub(super) fn run(server: impl Future<Output = ()>) -> std::io::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
+    runtime.block_on(server);
+    // A read of a log file may hang.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -1,0 +1,434 @@
+//! The control socket of a running job, and `rankrun ls`, `status`, `stop` and `restart`.
+#![expect(clippy::disallowed_methods, reason = "a client of another user is started")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use harness::{Job, Launch, Name, Outcome, Process, Scratch, is_rankrun};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A runtime folder that jobs and commands share.
+struct Runtime(Scratch);
+
+impl Runtime {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        assert!(scratch.folder("runtime", 0o700).ends_with("runtime"));
+        Self(scratch)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("runtime")
+    }
+
+    fn launch(&self, workers: usize) -> Launch {
+        Launch::standalone(Name::Rankrun, workers).env("XDG_RUNTIME_DIR", self.path())
+    }
+
+    /// A job whose workers say `ready` and wait.
+    fn job(&self, options: &[&str]) -> Job {
+        let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path());
+        let launch = launch.args(["--nproc-per-node", "2"]).args(options.iter().copied());
+        let job = launch.shell("echo ready; exec sleep 1000").start();
+        job.wait_for_lines("ready", 2);
+        job.wait_until("the job has a socket", || self.socket().is_some());
+        job
+    }
+
+    fn ask(&self, words: &[&str]) -> Outcome {
+        Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(words.iter().copied()).run()
+    }
+
+    fn status(&self, words: &[&str]) -> Value {
+        let outcome = self.ask(words);
+        outcome.expect_exit_code(0);
+        serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
+    }
+
+    fn folders(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path().join("rankrun")).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    }
+
+    /// The socket of the only job.
+    fn socket(&self) -> Option<PathBuf> {
+        let sockets = self.folders().into_iter().map(|folder| folder.join("control.sock"));
+        sockets.filter(|path| path.exists() && !path.to_string_lossy().contains(".new-")).max()
+    }
+
+    fn connect(&self) -> UnixStream {
+        let client = UnixStream::connect(self.socket().expect("a job runs")).expect("the job listens");
+        client.set_read_timeout(Some(LIMIT)).expect("a time is a time");
+        client
+    }
+
+    /// The id of the only job.
+    fn job_id(&self) -> String {
+        let folder = self.socket().and_then(|path| Some(path.parent()?.file_name()?.to_owned()));
+        folder.expect("a job runs").to_string_lossy().into_owned()
+    }
+
+    #[track_caller]
+    fn expect_empty(&self) {
+        let left: Vec<_> = fs::read_dir(self.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+fn request(name: &str) -> String {
+    format!("{{\"version\":1,\"request\":\"{name}\"}}\n")
+}
+
+#[test]
+fn status_shows_each_worker_and_list_shows_each_job() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&["--rdzv-id", "my-run", "--max-restarts", "3"]);
+    let id = runtime.job_id();
+    let status = runtime.status(&["status", "--json"]);
+    assert_eq!(status["job"], id.as_str());
+    assert_eq!((&status["run_id"], &status["state"]), (&"my-run".into(), &"running".into()));
+    assert_eq!(status["launcher_pid"], job.pid());
+    assert_eq!((&status["restarts"], &status["max_restarts"]), (&0.into(), &3.into()));
+    let ranks = status["ranks"].as_array().expect("ranks");
+    assert_eq!(ranks.len(), 2);
+    for (rank, found) in ranks.iter().enumerate() {
+        assert_eq!((&found["rank"], &found["device"]), (&rank.into(), &format!("cpu:{rank}").into()));
+        assert_eq!(found["state"], "sleeping");
+        assert!(found["memory_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{found}");
+        assert!(found["cpu_seconds"].is_number() && found["last_output_age_seconds"].is_number(), "{found}");
+        let pid = found["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
+        assert!(Process::open(pid).is_some(), "{found}");
+    }
+    for name in [id.as_str(), &id[..8], "my-run", &job.pid().to_string()] {
+        assert_eq!(runtime.status(&["status", name, "--json"])["job"], id.as_str(), "{name}");
+    }
+    runtime.ask(&["status"]).expect_exit_code(0).expect_stdout("RANK  DEVICE").expect_stdout(&id);
+    runtime.ask(&["status", "my-run", "--check"]).expect_exit_code(0);
+    let listed = runtime.status(&["ls", "--json"]);
+    assert!(listed.as_array().is_some_and(|jobs| jobs.iter().any(|job| job["job"] == id.as_str())));
+    runtime.ask(&["ls"]).expect_exit_code(0).expect_stdout("RUN ID").expect_stdout("my-run");
+    job.signal(Signal::SIGTERM);
+    job.wait().expect_exit_code(143);
+    runtime.expect_empty();
+    let gone = runtime.ask(&["status", &id]);
+    gone.expect_exit_code(3).expect_stderr("no running job has the id").expect_stderr("`rankrun ls` lists");
+    runtime.ask(&["status", &id, "--check"]).expect_exit_code(3);
+}
+
+#[test]
+fn stop_ends_job_as_sigterm_does_without_restart() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&["--max-restarts", "3"]);
+    let stopped = runtime.ask(&["stop", &runtime.job_id(), "--wait"]);
+    stopped.expect_exit_code(0).expect_stdout("has ended");
+    assert!(runtime.folders().is_empty());
+    let outcome = job.wait();
+    outcome.expect_exit_code(143).expect_stderr("asks for a stop").expect_stderr("SIGTERM: waiting up to");
+    assert_eq!(outcome.stdout(), "ready\nready\n", "{outcome}");
+}
+
+#[test]
+fn second_stop_over_socket_kills_at_once() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let launch = runtime.launch(1).args(["--grace", "600"]);
+    let job = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done").start();
+    job.wait_for_line("ready");
+    job.wait_until("the job has a socket", || runtime.socket().is_some());
+    let id = runtime.job_id();
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait_for_line("told");
+    runtime.ask(&["status", &id, "--check"]).expect_exit_code(1);
+    let refused = runtime.ask(&["restart", &id]);
+    refused.expect_exit_code(1).expect_stderr("the job is being stopped");
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait().expect_exit_code(143);
+    runtime.expect_empty();
+}
+
+/// The workers have succeeded, and the agent waits for what they have left.
+#[test]
+fn stop_ends_wait_for_leftovers() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let launch = runtime.launch(1).env("RANKRUN_LEFTOVER_GRACE", "600");
+    let job = launch.shell("setsid sleep 1000 > /dev/null 2>&1 & echo ready").start();
+    job.wait_for_line("waiting up to 600 s");
+    let id = runtime.job_id();
+    assert_eq!(runtime.status(&["status", &id, "--json"])["state"], "ending");
+    runtime.ask(&["stop", &id, "--wait"]).expect_exit_code(0);
+    job.wait().expect_exit_code(143);
+    runtime.expect_empty();
+}
+
+#[test]
+fn requested_restart_uses_no_budget_and_counts_for_workers() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime
+        .launch(2)
+        .args(["--max-restarts", "0"])
+        .shell("echo life $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000")
+        .start();
+    job.wait_for_lines("life 0", 2);
+    job.wait_until("the job has a socket", || runtime.socket().is_some());
+    let id = runtime.job_id();
+    for life in 1..3 {
+        runtime.ask(&["restart", &id]).expect_exit_code(0).expect_stdout("starts its workers again");
+        job.wait_for_lines(&format!("life {life}"), 2);
+    }
+    let status = runtime.status(&["status", &id, "--json"]);
+    assert_eq!((&status["generation"], &status["restarts"]), (&2.into(), &0.into()));
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait().expect_exit_code(143).expect_stderr("no restart of the budget is used");
+}
+
+#[test]
+fn events_are_streamed_until_job_ends() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&["--max-restarts", "1"]);
+    let mut client = runtime.connect();
+    client.write_all(request("events").as_bytes()).unwrap();
+    let id = runtime.job_id();
+    runtime.ask(&["status"]).expect_exit_code(0);
+    let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
+    job.signal_to(i32::try_from(pid).unwrap(), Signal::SIGKILL);
+    job.wait_for_lines("ready", 4);
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    job.wait().expect_exit_code(143);
+    let names: Vec<String> = text
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["event"]["name"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    let expected =
+        ["worker_failed", "group_failed", "restarting", "workers_started", "stopping", "job_finished"];
+    let seen: Vec<&str> = names.iter().map(String::as_str).filter(|name| expected.contains(name)).collect();
+    assert_eq!(seen, expected, "{text}");
+    assert!(text.contains("ends with exit status 143"), "{text}");
+}
+
+#[test]
+fn job_under_torchrun_name_leaves_nothing_in_runtime_folder() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let launch = Launch::standalone(Name::Torchrun, 1).env("XDG_RUNTIME_DIR", runtime.path());
+    let temporary = launch.temporary();
+    let job = launch.shell("echo ready; exec sleep 1000").start();
+    job.wait_for_line("ready");
+    // A signal that was handled is behind the place where the socket would be made.
+    job.signal(Signal::SIGUSR1);
+    job.wait().expect_absent("control");
+    runtime.expect_empty();
+    let named = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("rankrun-");
+    assert!(!fs::read_dir(temporary).into_iter().flatten().flatten().any(|entry| named(&entry)));
+}
+
+#[test]
+fn folder_is_removed_at_every_end_of_the_job() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    runtime.launch(2).shell("true").run().expect_exit_code(0);
+    runtime.expect_empty();
+    runtime.launch(2).shell("exit 3").run().expect_exit_code(3);
+    runtime.expect_empty();
+    for signal in [Signal::SIGKILL, Signal::SIGABRT] {
+        let job = runtime.job(&[]);
+        let agent = job.only_child_of(job.pid());
+        job.signal_to(agent, signal);
+        job.wait().expect_exit_code(1);
+        runtime.expect_empty();
+    }
+    let job = runtime.job(&[]);
+    let agent = Process::open(job.only_child_of(job.pid())).unwrap();
+    job.signal(Signal::SIGKILL);
+    job.ends_within(LIMIT);
+    assert!(agent.reaped_within(LIMIT));
+    drop(job.wait());
+    runtime.expect_empty();
+}
+
+/// As a crash of both processes leaves it: a socket without a listener.
+fn leave_dead_folder(runtime: &Runtime) -> PathBuf {
+    let parent = runtime.path().join("rankrun");
+    fs::create_dir_all(&parent).unwrap();
+    let folder = parent.join("11111111-2222-4333-8444-555555555555");
+    fs::create_dir(&folder).unwrap();
+    for path in [&parent, &folder] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    drop(std::os::unix::net::UnixListener::bind(folder.join("control.sock")).unwrap());
+    folder
+}
+
+#[test]
+fn folder_of_dead_job_is_removed_by_list_and_gc() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let folder = leave_dead_folder(&runtime);
+    runtime.ask(&["ls"]).expect_exit_code(0).expect_absent("11111111");
+    runtime.expect_empty();
+    leave_dead_folder(&runtime);
+    runtime.ask(&["gc", "--dry-run"]).expect_stdout("11111111");
+    assert!(folder.exists());
+    let outcome = runtime.ask(&["gc", "--json"]);
+    outcome.expect_stdout("\"control_socket\"").expect_stdout("11111111");
+    runtime.expect_empty();
+    leave_dead_folder(&runtime);
+    let gone = runtime.ask(&["stop", "1111"]);
+    gone.expect_exit_code(3).expect_stderr("no running job has the id, run id or launcher pid `1111`");
+}
+
+#[test]
+fn abuse_of_the_socket_does_not_reach_the_job() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&[]);
+    let mut garbage = runtime.connect();
+    garbage.write_all(b"GET / HTTP/1.1\r\n\r\n\xff\0\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(&garbage).read_line(&mut line).unwrap();
+    assert!(line.contains("a request is one line of JSON"), "{line}");
+    let mut endless = runtime.connect();
+    let sent = (0..16_384).take_while(|_| endless.write_all(&[b'x'; 65_536]).is_ok()).count();
+    assert!(sent < 256, "{sent} blocks of a gigabyte were taken");
+    let idle: Vec<UnixStream> = (0..1000).map(|_| runtime.connect()).collect();
+    drop(idle);
+    let id = runtime.job_id();
+    job.wait_until("the job answers", || {
+        UnixStream::connect(runtime.socket().unwrap()).is_ok_and(|mut client| {
+            let mut line = String::new();
+            client.set_read_timeout(Some(LIMIT)).unwrap();
+            let sent = client.write_all(request("status").as_bytes());
+            sent.is_ok()
+                && BufReader::new(&client).read_line(&mut line).is_ok()
+                && line.contains("\"status\"")
+        })
+    });
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait().expect_exit_code(143).expect_absent("panic");
+    runtime.expect_empty();
+}
+
+const CONNECT: &str = "import socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+client.sendall(b'{\"version\":1,\"request\":\"stop\"}\\n')
+print(client.makefile().readline())";
+
+/// The folders keep others out. If their modes are opened, the peer's credentials do.
+#[test]
+fn other_user_is_refused_by_mode_and_by_credentials() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&[]);
+    let socket = runtime.socket().unwrap();
+    let connect = || {
+        let mut client = Command::new("python3");
+        client.arg("-c").arg(CONNECT).arg(&socket).uid(54_321).gid(54_321).current_dir("/");
+        let output = client.output().unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    assert!(connect().contains("PermissionError"), "{}", connect());
+    for path in socket.ancestors().take(4) {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let answer = connect();
+    assert!(answer.contains("the job is another user's"), "{answer}");
+    fs::set_permissions(runtime.path().join("rankrun"), fs::Permissions::from_mode(0o700)).unwrap();
+    let words = ["status", "--check"];
+    let other = Launch::new(Name::Rankrun).user(54_321).cwd("/").env("XDG_RUNTIME_DIR", runtime.path());
+    other.args(words).run().expect_exit_code(3).expect_stderr("no job of this user runs");
+    runtime.ask(&words).expect_exit_code(0);
+    job.signal(Signal::SIGTERM);
+    job.wait().expect_exit_code(143);
+}
+
+#[test]
+fn socket_is_below_temporary_folder_without_runtime_folder() {
+    if !is_rankrun() {
+        return;
+    }
+    let launch = Launch::standalone(Name::Rankrun, 1).user(54_322).cwd("/");
+    let temporary = launch.temporary();
+    let place = temporary.join("rankrun-54322");
+    let job = launch.shell("echo ready; exec sleep 1000").start();
+    job.wait_for_line("ready");
+    job.wait_until("the job has a folder", || place.is_dir());
+    assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o700);
+    job.signal(Signal::SIGTERM);
+    let outcome = job.wait();
+    outcome.expect_exit_code(143);
+    assert!(!place.exists());
+}
+
+#[test]
+fn job_with_long_runtime_path_is_reached() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let deep = runtime.0.folder(&"x".repeat(150), 0o700);
+    let launch = Launch::standalone(Name::Rankrun, 1).env("XDG_RUNTIME_DIR", &deep);
+    let job = launch.shell("echo ready; exec sleep 1000").start();
+    job.wait_for_line("ready");
+    let place = PathBuf::from(&deep).join("rankrun");
+    job.wait_until("the job has a folder", || place.is_dir());
+    let pid = job.pid().to_string();
+    let stop = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", &deep).args(["stop", &pid, "--wait"]);
+    stop.run().expect_exit_code(0);
+    job.wait().expect_exit_code(143);
+}
+
+/// No place allows a folder: each is not a folder, or another user's.
+#[test]
+fn job_without_place_for_socket_runs_and_says_so_with_v() {
+    if !is_rankrun() {
+        return;
+    }
+    let place = PathBuf::from("/tmp/rankrun-54323");
+    fs::write(&place, "").unwrap();
+    let launch = Launch::standalone(Name::Rankrun, 1).user(54_323).cwd("/").env("HOME", "/proc");
+    let launch = launch.env("XDG_RUNTIME_DIR", "/proc").env("TMPDIR", "/proc");
+    let outcome = launch.args(["-v"]).shell("echo worked").run();
+    fs::remove_file(&place).unwrap();
+    outcome.expect_exit_code(0).expect_stdout("worked");
+    outcome.expect_stderr("no control socket, so `rankrun status` does not see this job");
+}
