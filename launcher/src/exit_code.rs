@@ -12,6 +12,8 @@
 //! | 1 | another node ended the job, or the rendezvous failed (too few nodes came, its store is lost) | 1 |
 //! | 1 | `devices` or `topo` could tell nothing, since a library hangs, fails or crashes | – |
 //! | 1 | `gc` cannot look at processes, a process survived SIGKILL, or a file cannot be removed | – |
+//! | 1 | `status --check` finds a job that does not run, or a job refuses `stop` or `restart` | – |
+//! | 3 | `status`, `stop` or `restart` finds no such job, or it does not answer | – |
 //! | 2 | usage: the command line could not be read | 2 |
 //! | 124 | the time limit was over (`--time-limit`), as timeout(1) ends then | 1 |
 //! | the worker's own | a worker failed and no restart was left, or a rule said `fail` | 1 |

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use harness::{Job, Launch, Name, Outcome, Process, Scratch, is_rankrun};
+use harness::{Job, Launch, Name, Outcome, Process, Scratch, is_rankrun, is_stopped};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -431,4 +431,23 @@ fn job_without_place_for_socket_runs_and_says_so_with_v() {
     fs::remove_file(&place).unwrap();
     outcome.expect_exit_code(0).expect_stdout("worked");
     outcome.expect_stderr("no control socket, so `rankrun status` does not see this job");
+}
+
+/// As by Ctrl-Z: the agent itself goes on.
+#[test]
+fn suspended_job_answers_and_is_stopped() {
+    if !is_rankrun() {
+        return;
+    }
+    let runtime = Runtime::new();
+    let job = runtime.job(&[]);
+    let id = runtime.job_id();
+    let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
+    let worker = i32::try_from(pid).unwrap();
+    job.signal(Signal::SIGTSTP);
+    job.wait_until("the worker is suspended", || is_stopped(worker));
+    assert_eq!(runtime.status(&["status", &id, "--json"])["ranks"][0]["state"], "stopped");
+    runtime.ask(&["stop", &id]).expect_exit_code(0);
+    job.wait().expect_exit_code(143);
+    runtime.expect_empty();
 }

@@ -50,7 +50,7 @@ fn processes_left_by_crash_are_listed_and_ended() {
         .expect_exit_code(0)
         .expect_stdout("1 process left; `rankrun gc` ends them")
         .expect_stdout("1 process ended\n")
-        .expect_stdout("1 path removed\nstatus=0\n");
+        .expect_stdout("2 paths removed\nstatus=0\n");
     assert_eq!(outcome.lines_with("  sleep 1111").len(), 2, "{outcome}");
     outcome.expect_stdout("nothing is left of jobs without a launcher\nstill: sleep 3333\n");
 }

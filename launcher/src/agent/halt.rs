@@ -2,12 +2,12 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a halt lasted")]
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use crate::agent::device_check::DeviceCheckRun;
+use crate::agent::message::Input;
 use crate::agent::others::Others;
 use crate::agent::{Agent, AgentAbort};
 use crate::process::descendants::{continue_descendants, kill_unreaped, stop_descendants};
@@ -23,6 +23,8 @@ pub(super) struct Halts {
     own: VecDeque<i32>,
     /// What the guard said meanwhile.
     from_guard: VecDeque<ToAgent>,
+    /// What clients of the control socket asked meanwhile.
+    pub(super) from_clients: Vec<Input>,
 }
 
 impl Halts {
@@ -66,7 +68,7 @@ impl Agent<'_> {
         loop {
             let kill_by = self.halted_until();
             let deadline = time_limit.into_iter().chain(kill_by).min();
-            super::wait_for_inputs(&[self.link.as_fd(), self.inbox.as_fd()], deadline)?;
+            super::wait_for_inputs(&self.signal_fds(), deadline)?;
             self.kill_halted();
             while let Some(number) = self.inbox.next().map_err(AgentAbort::Blind)? {
                 // A thousand deaths are one reason to look.
@@ -74,8 +76,11 @@ impl Agent<'_> {
                     self.halts.own.push_back(number);
                 }
             }
+            self.halts.from_clients = self.answer_control_requests();
             let is_time_up = time_limit.is_some_and(|time_limit| time_limit <= Instant::now());
+            let stops = |input: &Input| matches!(input, Input::StopRequested { .. });
             let mut is_over = is_time_up
+                || self.halts.from_clients.iter().any(stops)
                 || self.halts.own.iter().any(|number| self.handled_signals.is_stop_signal(*number));
             loop {
                 match self.link.receive_from_guard() {

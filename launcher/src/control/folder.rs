@@ -21,8 +21,8 @@ const SOCKET_NAME: &str = "control.sock";
 const NEW_PREFIX: &str = ".new-";
 /// `sun_path` of sockaddr_un(7), less the NUL at its end.
 const MAX_SOCKET_PATH: usize = 107;
-/// Jobs that end at the same time remove the parent folder between two calls of ours.
-const MAKE_ATTEMPTS: usize = 8;
+/// Jobs that end at the same time remove the empty parent folder between two calls of ours, perhaps many times.
+const MAKE_ATTEMPTS: usize = 100;
 
 /// The folders that hold jobs of this user, the preferred one first.
 #[derive(Debug, Clone, PartialEq, Eq)]
