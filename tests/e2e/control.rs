@@ -79,7 +79,8 @@ impl Runtime {
 
     #[track_caller]
     fn expect_empty(&self) {
-        let left: Vec<_> = fs::read_dir(self.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+        let entries = fs::read_dir(self.path()).expect("the test made the folder");
+        let left: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         assert!(left.is_empty(), "{left:?}");
     }
 }
@@ -282,13 +283,16 @@ fn folder_is_removed_at_every_end_of_the_job() {
 /// As a crash of both processes leaves it: a socket without a listener.
 fn leave_dead_folder(runtime: &Runtime) -> PathBuf {
     let parent = runtime.path().join("rankrun");
-    fs::create_dir_all(&parent).unwrap();
+    fs::create_dir_all(&parent).expect("the scratch folder takes it");
     let folder = parent.join("11111111-2222-4333-8444-555555555555");
-    fs::create_dir(&folder).unwrap();
+    fs::create_dir(&folder).expect("the scratch folder takes it");
     for path in [&parent, &folder] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o700)).expect("the scratch folder takes it");
     }
-    drop(std::os::unix::net::UnixListener::bind(folder.join("control.sock")).unwrap());
+    drop(
+        std::os::unix::net::UnixListener::bind(folder.join("control.sock"))
+            .expect("the scratch folder takes it"),
+    );
     folder
 }
 
