@@ -58,7 +58,7 @@ pub enum CommandError {
     #[error(transparent)]
     Lookup(#[from] LookupError),
     /// The job gives no answer.
-    #[error("job {job}: {source}")]
+    #[error("the request to job {job} failed")]
     Job {
         /// The job id.
         job: String,
