@@ -137,8 +137,8 @@ fn stop_ends_job_as_sigterm_does_without_restart() {
     let job = runtime.job(&["--max-restarts", "3"]);
     let stopped = runtime.ask(&["stop", &runtime.job_id(), "--wait"]);
     stopped.expect_exit_code(0).expect_stdout("has ended");
-    assert!(runtime.folders().is_empty());
     let outcome = job.wait();
+    assert!(runtime.folders().is_empty(), "{outcome}");
     outcome.expect_exit_code(143).expect_stderr("asks for a stop").expect_stderr("SIGTERM: waiting up to");
     assert_eq!(outcome.stdout(), "ready\nready\n", "{outcome}");
 }
