@@ -111,8 +111,8 @@ pub struct FileCalls {
     is_silent: Arc<AtomicBool>,
 }
 
-/// How long a file system may take to answer.
-const FILE_LIMIT: Duration = Duration::from_secs(1);
+/// How long a file system may take to answer. A report of many megabytes on a busy machine takes seconds to read and check.
+const FILE_LIMIT: Duration = Duration::from_secs(10);
 
 impl FileCalls {
     /// The result of `call` on files of `folder`; `None` if the file system does not answer.

@@ -108,7 +108,8 @@ fn missing_entrypoint_gets_suggestion() {
     for (words, part) in [
         (&["device"][..], "hint: did you mean `rankrun devices`?"),
         (&["explian", "train.py"], "hint: did you mean `rankrun explain`?"),
-        (&["stop"], "hint: Ctrl-C"),
+        (&["terminate"], "hint: `rankrun stop JOB`"),
+        (&["jobs"], "hint: `rankrun ls`"),
         (&["--devices", "none", "2", "train.py"], "hint: `2` stands in the place of the program"),
         (&["train.py --lr 1"], "hint: it has a space in it: leave out the quotes"),
     ] {

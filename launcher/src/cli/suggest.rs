@@ -99,13 +99,13 @@ const FOR_THE_PROGRAM: &str =
 /// Words in the place of a subcommand, and what to do instead.
 const COMMANDS: &[(&[&str], &str)] = &[
     (
-        &["cancel", "kill", "stop", "terminate"],
-        "Ctrl-C, or `kill` with the launcher's process id, stops a running job; `rankrun gc` ends what a crash left",
+        &["cancel", "kill", "terminate"],
+        "`rankrun stop JOB` stops a running job; `rankrun gc` ends what a crash left",
     ),
     (&["exec", "launch", "start"], "leave the word out, or write `rankrun run`"),
     (
-        &["info", "jobs", "list", "ps", "status"],
-        "no command lists running jobs; `rankrun gc --dry-run` lists what a crash left, `rankrun devices` the devices",
+        &["info", "jobs", "list", "ps"],
+        "`rankrun ls` lists the running jobs, `rankrun gc --dry-run` what a crash left, `rankrun devices` the devices",
     ),
     (&["clean", "cleanup"], "did you mean `rankrun gc`?"),
     (&["check", "dry-run", "plan"], "did you mean `rankrun explain`?"),

@@ -87,7 +87,7 @@ const PROCESSES: [(&str, Tested); 25] = [
     ("missing-program", Here),
     ("restart", Here),
     ("restart-exhausted", Here),
-    ("restart-gloo", By { file: "tests/pytorch/restart.rs", test: "two_workers" }),
+    ("restart-gloo", By { file: "tests/pytorch/restart.rs", test: "killed_worker_of_two_is_restarted" }),
     ("state-d", Here),
     ("watchdog", WATCHDOG),
 ];
