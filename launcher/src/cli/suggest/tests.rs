@@ -105,7 +105,8 @@ fn misspelt_subcommand_gets_hint() {
         assert_eq!(answer_to_command(&format!("{word}x")), Some(format!("did you mean `rankrun {word}`?")));
     }
     assert_eq!(answer_to_command("device").unwrap(), "did you mean `rankrun devices`?");
-    assert!(answer_to_command("stop").unwrap().contains("Ctrl-C"));
+    assert!(answer_to_command("cancel").unwrap().contains("rankrun stop JOB"));
+    assert!(answer_to_command("jobs").unwrap().contains("rankrun ls"));
     assert_eq!(answer_to_command("train"), None);
 }
 
