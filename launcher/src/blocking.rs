@@ -4,13 +4,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::unistd::gettid;
 
 /// A call on a thread of its own.
 #[derive(Debug)]
@@ -95,6 +96,30 @@ impl<T: Send + 'static> BlockingCall<T> {
     pub fn wait(self, limit: Duration) -> Option<T> {
         self.answer.recv_timeout(limit).ok()
     }
+
+    /// Waits for the answer; `None` if `thread`, which makes the call, has used no CPU for `limit`.
+    fn wait_while_it_computes(self, limit: Duration, thread: &AtomicI32) -> Option<T> {
+        let mut used = None;
+        loop {
+            match self.answer.recv_timeout(limit) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = cpu_nanoseconds(thread.load(Ordering::Relaxed));
+                    if now.is_none() || now == used {
+                        return None;
+                    }
+                    used = now;
+                }
+            }
+        }
+    }
+}
+
+/// CPU time of a thread of this process, in nanoseconds (`schedstat`, proc(5)).
+fn cpu_nanoseconds(thread: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    text.split(' ').next()?.parse().ok()
 }
 
 /// Readable when the call has ended.
@@ -111,8 +136,8 @@ pub struct FileCalls {
     is_silent: Arc<AtomicBool>,
 }
 
-/// How long a file system may take to answer. A report of many megabytes on a busy machine takes seconds to read and check.
-const FILE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a call may use no CPU. A large report takes longer on a busy machine; it is read all the time.
+const FILE_LIMIT: Duration = Duration::from_secs(2);
 
 impl FileCalls {
     /// The result of `call` on files of `folder`; `None` if the file system does not answer.
@@ -124,9 +149,14 @@ impl FileCalls {
         if self.is_silent.load(Ordering::Relaxed) {
             return None;
         }
-        let on_thread = call.clone();
-        let answer = match BlockingCall::start("files", move |_| on_thread()) {
-            Ok(started) => started.wait(FILE_LIMIT),
+        let (on_thread, thread) = (call.clone(), Arc::new(AtomicI32::new(0)));
+        let id = Arc::clone(&thread);
+        let started = BlockingCall::start("files", move |_| {
+            id.store(gettid().as_raw(), Ordering::Relaxed);
+            on_thread()
+        });
+        let answer = match started {
+            Ok(started) => started.wait_while_it_computes(FILE_LIMIT, &thread),
             // The limit on threads is reached: the files are worth more than the risk.
             Err(_) => Some(call()),
         };
