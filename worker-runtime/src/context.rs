@@ -121,7 +121,7 @@ impl WorkerContext {
     ///     None => "no device was assigned".to_owned(),
     /// }
     /// # }
-    /// # assert_eq!(choose(&WorkerContext::alone()), "no device was assigned");
+    /// # assert_eq!(choose(&WorkerContext::single_process()), "no device was assigned");
     /// ```
     #[must_use]
     pub fn device(&self) -> Option<&Device> {

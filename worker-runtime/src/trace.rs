@@ -12,12 +12,12 @@
 //!     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
 //!     rankrun_worker::run(|context| {
 //!         for step in 0..2 {
-//!             let _span = trace::step(step);
+//!             let _span = trace::step_span(step);
 //!             // INFO worker{rank=0 world_size=1 restart=0}:step{step=1}: my_training: loss=0.5
 //!             tracing::info!(loss = 0.5);
 //!         }
 //!         // A new thread has no span of its own.
-//!         let span = trace::worker(context);
+//!         let span = trace::worker_span(context);
 //!         std::thread::spawn(move || span.in_scope(|| tracing::info!("beside the training")));
 //!         Ok::<(), std::io::Error>(())
 //!     })

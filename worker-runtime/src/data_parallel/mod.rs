@@ -151,7 +151,7 @@ pub enum DataParallelError<E: Error + 'static> {
 /// let output = model.forward(&Rows::new(2, vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0])?)?;
 /// assert_eq!(output.values(), [2.0, 3.0, 4.0, 6.0, 6.0, 9.0]);
 /// model.backward(&Rows::new(2, vec![1.0; 6])?)?;
-/// assert_eq!(model.first().gradients, [6.0, 6.0]);
+/// assert_eq!(model.first_replica().gradients, [6.0, 6.0]);
 /// # Ok(())
 /// # }
 /// ```

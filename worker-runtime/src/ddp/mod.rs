@@ -74,7 +74,7 @@ impl Default for DdpOptions {
 ///     for (x, y) in examples {
 ///         let error = model[0][0] * x[0] + model[0][1] * x[1] + model[1][0] - y;
 ///         // Handed over, or written in place.
-///         ddp.ready(1, &[error])?;
+///         ddp.gradient_ready(1, &[error])?;
 ///         let gradient = ddp.gradient_mut::<f32>(0)?;
 ///         gradient.iter_mut().zip(x).for_each(|(slope, x)| *slope += error * x);
 ///         ddp.mark_ready(0)?;
@@ -267,8 +267,8 @@ impl Ddp {
     /// # fn main() -> Result<(), DdpError> {
     /// # let parameters = vec![Parameter::new::<f32>("w", &[1])];
     /// # let mut ddp = Ddp::new(ThreadGroup::world(1).remove(0), parameters, &DdpOptions::default())?;
-    /// ddp.no_sync(|ddp| ddp.ready(0, &[1.0f32]))?;
-    /// ddp.ready(0, &[2.0f32])?;
+    /// ddp.no_sync(|ddp| ddp.gradient_ready(0, &[1.0f32]))?;
+    /// ddp.gradient_ready(0, &[2.0f32])?;
     /// assert_eq!(ddp.finish()?.get::<f32>(0)?, [3.0]);
     /// # Ok(())
     /// # }

@@ -44,11 +44,11 @@ use crate::process_group::{
 ///         ddp.broadcast(&[weights], stream)?;
 ///         for _ in 0..100 {
 ///             // … forward and backward go to `stream` here …
-///             ddp.ready(0, slopes, stream)?;
+///             ddp.gradient_ready(0, slopes, stream)?;
 ///             ddp.finish(stream)?;
 ///             // … and so does the optimiser, after the mean.
 ///         }
-///         ddp.wait(stream)
+///         ddp.synchronize(stream)
 ///     }
 /// }
 /// ```
