@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::gettid;
 
@@ -97,29 +98,28 @@ impl<T: Send + 'static> BlockingCall<T> {
         self.answer.recv_timeout(limit).ok()
     }
 
-    /// Waits for the answer; `None` if `thread`, which makes the call, has used no CPU for `limit`.
-    fn wait_while_it_computes(self, limit: Duration, thread: &AtomicI32) -> Option<T> {
-        let mut used = None;
+    /// Waits for the answer while the call computes: [`CallProgress::Running`] if `thread`, which makes the call, has
+    /// used less than [`MIN_CPU`] within `limit`.
+    fn wait_while_it_computes(self, limit: Duration, thread: &AtomicI32) -> CallProgress<T> {
+        let cpu_time = || cpu_time(thread.load(Ordering::Relaxed));
+        let mut last = cpu_time().unwrap_or_default();
         loop {
             match self.answer.recv_timeout(limit) {
-                Ok(answer) => return Some(answer),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {
-                    let now = cpu_nanoseconds(thread.load(Ordering::Relaxed));
-                    if now.is_none() || now == used {
-                        return None;
-                    }
-                    used = now;
-                }
+                Ok(answer) => return CallProgress::Returned(answer),
+                Err(RecvTimeoutError::Disconnected) => return CallProgress::Lost,
+                Err(RecvTimeoutError::Timeout) => match cpu_time() {
+                    Some(now) if now >= last + MIN_CPU => last = now,
+                    Some(_) | None => return CallProgress::Running,
+                },
             }
         }
     }
 }
 
-/// CPU time of a thread of this process, in nanoseconds (`schedstat`, proc(5)).
-fn cpu_nanoseconds(thread: i32) -> Option<u64> {
+/// CPU time of a thread of this process (`schedstat`, proc(5)).
+fn cpu_time(thread: i32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
-    text.split(' ').next()?.parse().ok()
+    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
 /// Readable when the call has ended.
@@ -127,6 +127,11 @@ impl<T> AsFd for BlockingCall<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ended.as_fd()
     }
+}
+
+/// True if reading `fd` would not wait.
+pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Calls on files after a failure and at the end of the job. After one that had no answer in time the others are left
@@ -138,9 +143,11 @@ pub struct FileCalls {
 
 /// How long a call may use no CPU. A large report takes longer on a busy machine; it is read all the time.
 const FILE_LIMIT: Duration = Duration::from_secs(2);
+/// A call that has used less CPU hangs: starting it takes some of this.
+const MIN_CPU: Duration = Duration::from_millis(1);
 
 impl FileCalls {
-    /// The result of `call` on files of `folder`; `None` if the file system does not answer.
+    /// The result of `call` on files of `folder`; `None` if the file system does not answer, or the call panics.
     pub fn run<T: Send + 'static>(
         &self,
         folder: &Path,
@@ -155,17 +162,21 @@ impl FileCalls {
             id.store(gettid().as_raw(), Ordering::Relaxed);
             on_thread()
         });
-        let answer = match started {
+        let progress = match started {
             Ok(started) => started.wait_while_it_computes(FILE_LIMIT, &thread),
             // The limit on threads is reached: the files are worth more than the risk.
-            Err(_) => Some(call()),
+            Err(_) => CallProgress::Returned(call()),
         };
-        if answer.is_none() {
-            self.is_silent.store(true, Ordering::Relaxed);
-            let folder = folder.display();
-            tracing::warn!("the file system of `{folder}` does not answer: its files are left out");
+        let folder = folder.display();
+        match progress {
+            CallProgress::Returned(answer) => return Some(answer),
+            CallProgress::Lost => tracing::warn!("a call on files of `{folder}` ended with a panic"),
+            CallProgress::Running => {
+                self.is_silent.store(true, Ordering::Relaxed);
+                tracing::warn!("the file system of `{folder}` does not answer: its files are left out");
+            }
         }
-        answer
+        None
     }
 
     /// The file system may answer again: a folder on it was made.
@@ -177,7 +188,6 @@ impl FileCalls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     fn wait_until_readable<T>(call: &BlockingCall<T>) {
         poll(&mut [PollFd::new(call.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
@@ -214,6 +224,27 @@ mod tests {
         // The event comes before the channel's end.
         while call.progress() == CallProgress::Running {}
         assert_eq!(call.progress(), CallProgress::Lost);
+    }
+
+    #[test]
+    fn call_that_computes_beyond_limit_is_waited_for() {
+        let thread = Arc::new(AtomicI32::new(0));
+        let id = Arc::clone(&thread);
+        let call = BlockingCall::start("test", move |_| {
+            let own = gettid().as_raw();
+            id.store(own, Ordering::Relaxed);
+            while cpu_time(own).unwrap() < Duration::from_millis(600) {}
+            7
+        });
+        let progress = call.unwrap().wait_while_it_computes(Duration::from_millis(200), &thread);
+        assert_eq!(progress, CallProgress::Returned(7));
+    }
+
+    #[test]
+    fn call_on_files_that_panics_leaves_file_system_usable() {
+        let files = FileCalls::default();
+        assert_eq!(files.run(Path::new("/folder"), || -> u8 { panic!("as the test wants") }), None);
+        assert_eq!(files.run(Path::new("/folder"), || 2), Some(2));
     }
 
     #[test]

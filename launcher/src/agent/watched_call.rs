@@ -6,10 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
 use crate::agent::inputs::wait_for_inputs;
-use crate::blocking::{BlockingCall, CallProgress, CallStep};
+use crate::blocking::{BlockingCall, CallProgress, CallStep, is_readable};
 use crate::process::link::GuardLink;
 use crate::reporter::user_log::UserLog;
 
@@ -82,10 +80,6 @@ impl<T: Send + 'static> WatchedCall<T> {
             user_log.print_line(&format!("gave up waiting for {}", self.call.step()));
         }
     }
-}
-
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 impl<T> AsFd for WatchedCall<T> {

@@ -10,7 +10,6 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::{broadcast, watch};
 
@@ -20,6 +19,7 @@ use super::folder::{JobFolder, RuntimeFolders};
 use super::protocol::{JobEventLine, Reply};
 use super::server::{self, EVENT_BACKLOG, JobLink};
 pub use super::server::{ControlReply, ControlRequest};
+use crate::blocking::is_readable;
 
 /// Requests that wait for the agent.
 const MAX_WAITING_REQUESTS: usize = 64;
@@ -122,10 +122,6 @@ impl Drop for ControlEndpoint {
             tracing::debug!("`{}` stays: {error}", self.folder.path.display());
         }
     }
-}
-
-fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 fn start_server(listener: &UnixListener) -> io::Result<ServerState> {

@@ -16,11 +16,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::getpid;
 
+use crate::blocking::is_readable;
 use crate::process::link::{GuardLink, ToAgent};
 use crate::process::signal::{HandledSignals, is_ignored};
 
@@ -94,7 +94,7 @@ impl JobControl {
         #[expect(clippy::disallowed_methods, reason = "the guard waits for an answer")]
         let now = Instant::now();
         match self.stage {
-            SuspendStage::Running if is_readable(&self.pending) => {
+            SuspendStage::Running if is_readable(self.pending.as_fd()) => {
                 // An agent that is gone is noticed by its exit.
                 let _ = link.send_to_agent(ToAgent::Suspend);
                 self.stage = SuspendStage::Requested { at: now };
@@ -117,9 +117,4 @@ impl JobControl {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), None)?;
         Ok(())
     }
-}
-
-fn is_readable(source: &impl AsFd) -> bool {
-    let mut sources = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
-    poll(&mut sources, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
