@@ -100,6 +100,7 @@ fn stop_during_device_check_ends_job_at_once() {
         assert_eq!(end.status, ExitStatus::Code(130));
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
         assert_eq!(job.handle(at(3), devices_probed(0, DeviceReport::default())), [], "invariant 7");
+        let _ = job.handle(at(3), Input::OutputDrained);
         assert_eq!(job.deadline(), None);
     }
 }
@@ -199,7 +200,7 @@ proptest! {
             let was_checking = matches!(job.phase, JobPhase::Checking { .. });
             let is_stop = matches!(input, Input::StopRequested { .. });
             told |= is_stop;
-            let actions = job.handle(at(second), input);
+            let actions = handle_and_drain(&mut job, at(second), input);
             prop_assert!(!ended || actions.is_empty());
             prop_assert!(!(was_checking && is_stop) || end(&actions).is_some());
             if started(&actions).is_some() {

@@ -72,14 +72,6 @@ impl Agent<'_> {
         let _ = reply.send(Ok(Accepted { launcher_pid }));
     }
 
-    /// A stop over the socket while the state has nothing more to decide.
-    pub(super) fn control_stop(&mut self) -> Option<(Signal, bool)> {
-        self.answer_control_requests().into_iter().find_map(|input| match input {
-            Input::StopRequested { signal, is_second } => Some((signal, is_second)),
-            _ => None,
-        })
-    }
-
     fn job_snapshot(&self) -> JobSnapshot {
         let summary = self.state.summary();
         let is_live = |local_rank: LocalRank| self.state.is_live(local_rank);

@@ -1,87 +1,109 @@
-//! The wait until what the workers wrote is out.
-#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long the output is unread")]
+//! Drains the workers' output and prints the final report, when the state says so (`state::shutdown`).
+#![expect(clippy::disallowed_methods, reason = "a report has its time")]
 
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
 
-use nix::sys::signal::Signal;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::agent::message::JobEnd;
-use crate::agent::{Agent, AgentAbort, FLUSH_TIMEOUT};
-use crate::spec::stop::StopReason;
+use rankrun_contract::report::ErrorReport;
 
-/// A wait that is longer says what it waits for.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
+use crate::agent::message::{Input, JobEnd};
+use crate::agent::others::Others;
+use crate::agent::{Agent, FLUSH_TIMEOUT, error_report, final_report};
+use crate::error::LaunchError;
+use crate::logs::Drained;
+use crate::rendezvous::error::RendezvousError;
+use crate::reporter::parent_file;
+
+/// The outcome of the job, until it is reported.
+pub(super) struct Ending {
+    outcome: JobEnd,
+    rendezvous_error: Option<RendezvousError>,
+    time_limit_error: Option<LaunchError>,
+    /// The launcher's own error, for the process that started it.
+    own_error: Option<ErrorReport>,
+}
 
 impl Agent<'_> {
-    /// Waits until what the workers wrote is out, or a further signal says that nobody wants it; that signal.
-    /// Somebody may have stopped reading, and so nobody waits beyond the time limit; nor, where the job was told to end,
-    /// beyond what is left of the grace.
-    pub(super) fn drain(&mut self, end: &JobEnd, swept_early: Option<Signal>) -> Option<Signal> {
-        let least = Instant::now() + FLUSH_TIMEOUT;
-        let mut give_up = self.end_of_patience(end, swept_early).map(|at| at.max(least));
-        let time_limit =
-            self.state.time_limit_deadline().filter(|_| give_up.is_none()).map(|at| at.max(least));
-        let mut say_at = Some(Instant::now() + SILENT_WAIT);
-        let drained = match self.workers.drain() {
-            Ok(drained) => drained,
+    /// Tells the other nodes, and keeps what the report needs.
+    pub(super) fn announce_outcome(&mut self, outcome: JobEnd) -> Option<Input> {
+        // Kills the probes that have not answered.
+        self.device_check = None;
+        if let Some(opening) = self.opening.take() {
+            opening.abandon(self.user_log);
+        }
+        if let Some(pending) = self.pending_start.take() {
+            pending.call.abandon(self.user_log);
+        }
+        let rendezvous_error = self.rendezvous.as_mut().and_then(Others::take_failure);
+        self.departure = self.part(&outcome, rendezvous_error.as_ref());
+        let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
+        let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
+        self.ending = Some(Ending { outcome, rendezvous_error, time_limit_error, own_error: None });
+        self.departure.as_ref().map(|departure| Input::PeersTold { until: departure.until })
+    }
+
+    /// Starts to write out what the workers wrote.
+    pub(super) fn drain_output(&mut self) -> Option<Input> {
+        self.report_scan_error();
+        let Some(ending) = &mut self.ending else { return Some(Input::OutputDrained) };
+        let end = &ending.outcome;
+        let elsewhere = final_report::remote_error_report(end, ending.rendezvous_error.as_ref());
+        let launcher = self.final_report.launcher();
+        ending.own_error = self
+            .launcher_error
+            .take()
+            .or(elsewhere)
+            .or_else(|| ending.time_limit_error.as_ref().map(error_report))
+            .or_else(|| {
+                end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
+            });
+        let own_error = &ending.own_error;
+        let raw_error = own_error.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
+        self.workers.emit_end_events(end, raw_error);
+        match self.workers.drain() {
+            Ok(drained) => self.drained = Some(drained),
             Err(error) => {
                 self.user_log.error(&error, Some(error.hint()));
-                return None;
-            }
-        };
-        while !drained.is_complete() {
-            let now = Instant::now();
-            if give_up.into_iter().chain(time_limit).any(|at| at <= now) {
-                self.user_log
-                    .print_line("the time limit is over before the workers' output was read to its end");
-                return None;
-            }
-            if say_at.take_if(|say_at| *say_at <= now).is_some() {
-                self.user_log
-                    .print_line("waiting for a reader of the workers' output; a signal ends the wait");
-            }
-            let mut inputs = self.signal_fds();
-            inputs.push(drained.as_fd());
-            if super::wait_for_inputs(&inputs, give_up.into_iter().chain(time_limit).chain(say_at).min())
-                .is_err()
-            {
-                return None;
-            }
-            let signal = self.next_signal();
-            let halted = self.halts.take().unwrap_or_default();
-            give_up = give_up.map(|give_up| give_up + halted);
-            match signal {
-                Ok(None) => {}
-                Ok(signal) => return signal,
-                Err(_) => return None,
+                return Some(Input::OutputDrained);
             }
         }
-        None
+        self.take_drained()
     }
 
-    /// The end of the grace since the user or the time limit wanted the end; nothing where neither has ended
-    /// the job or the wait for what it left behind.
-    fn end_of_patience(&self, end: &JobEnd, swept_early: Option<Signal>) -> Option<Instant> {
-        let reason = match (end.time_limit, end.stopped_by) {
-            (Some(_), _) => StopReason::TimeLimit,
-            (None, Some(_)) => StopReason::Signal,
-            (None, None) => return swept_early.map(|_| Instant::now()),
-        };
-        let grace = self.workers.spec().stop.grace_period(reason);
-        Some(self.state.output_deadline().unwrap_or_else(|| Instant::now() + grace))
+    /// The answer to [`Action::DrainOutput`](crate::agent::message::Action::DrainOutput), once there is one.
+    pub(super) fn take_drained(&mut self) -> Option<Input> {
+        self.drained.take_if(|drained| Drained::is_complete(drained)).map(|_| Input::OutputDrained)
     }
 
-    /// A signal from whichever side, for a time when nothing else can happen.
-    pub(super) fn next_signal(&mut self) -> Result<Option<Signal>, AgentAbort> {
-        if let Some((signal, _)) = self.control_stop() {
-            return Ok(Some(signal));
+    /// Prints the final report, and writes out our own output.
+    pub(super) fn report_outcome(&mut self) {
+        self.drained = None;
+        let Some(Ending { outcome, rendezvous_error, time_limit_error, own_error }) = self.ending.take()
+        else {
+            return;
+        };
+        let written_to = (self.link, self.user_log);
+        self.final_report.write_parent_file(&outcome, own_error.as_ref(), &self.workers, written_to);
+        let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
+        if let Some(error) = rendezvous_error {
+            self.user_log.error(&error, error.hint());
         }
-        while let Some(number) = self.own_signal()? {
-            if self.handled_signals.is_stop_signal(number) {
-                return Ok(Signal::try_from(number).ok());
-            }
+        if let Some(error) = time_limit_error {
+            self.user_log.error(&error, error.hint().as_deref());
         }
-        Ok(self.signal_from_guard()?.filter(|signal| self.handled_signals.is_stop_signal(*signal as i32)))
+        let reported = self.workers.reported_error_files(&shown, self.user_log);
+        // Without a guard, no process reads our output, and no process of the job may remain a second later.
+        let timeout = if self.is_guard_gone() { Duration::ZERO } else { FLUSH_TIMEOUT };
+        if self.user_log.console().flush(timeout) {
+            self.workers.remove_reported(reported);
+        }
+    }
+
+    fn is_guard_gone(&self) -> bool {
+        let mut link = [PollFd::new(self.link.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut link, PollTimeout::ZERO);
+        link[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
     }
 }

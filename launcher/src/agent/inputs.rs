@@ -51,6 +51,10 @@ impl Agent<'_> {
             self.progress_probe = None;
             inputs.push_back(seen);
         }
+        inputs.extend(self.take_drained());
+        if self.departure.take_if(|departure| departure.is_over()).is_some() {
+            inputs.push_back(Input::PeersLeft);
+        }
         if let Some(others) = &mut self.rendezvous {
             inputs.extend(others.news(self.user_log));
             if self.state.has_workers() {
@@ -84,10 +88,14 @@ impl Agent<'_> {
         reaped.workers.sort_by_key(|end| !end.exit.is_success());
         let is_sigkill = |exit: &Exit| matches!(exit, Exit::Signal { number: libc::SIGKILL, .. });
         let orphans = reaped.other_processes.iter().filter(|(_, exit)| is_sigkill(exit)).count();
+        let has_other = !reaped.other_processes.is_empty();
         for (pid, exit) in reaped.other_processes {
             if let Some(check) = &mut self.device_check {
                 check.on_reaped(pid, exit);
             }
+        }
+        if has_other {
+            inputs.push_back(Input::DescendantReaped);
         }
         let kills = self.workers.foreign_kills(&reaped.workers, orphans as u64);
         inputs.extend(reaped.workers.into_iter().zip(kills).map(|(exit, foreign_kill)| Input::Exited {

@@ -37,7 +37,7 @@ impl LeftoverLimits {
 }
 
 /// The wait, as long as a process is left.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LeftoverWait {
     limits: LeftoverLimits,
     end_at: Instant,
@@ -66,12 +66,24 @@ enum LeftoverStage {
 
 /// What to do about the remaining processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LeftoverStep {
+pub enum LeftoverStep {
+    /// Nothing; whether a process is left is asked all the same.
     Wait,
     /// Name the processes to the user.
-    Announce,
+    Announce {
+        /// The longest wait for them.
+        wait: Duration,
+        /// The time limit of the job may end the wait earlier.
+        has_time_limit: bool,
+    },
     /// Send them the stop signal.
-    Ask(LeftoverStop),
+    Ask {
+        /// Why the wait is over.
+        reason: LeftoverStop,
+        /// Time until SIGKILL.
+        grace: Duration,
+    },
+    /// Send them SIGKILL.
     Kill(LeftoverStop),
     /// Kill the remaining processes again: new ones may have been forked meanwhile.
     KillAgain,
@@ -127,7 +139,8 @@ impl LeftoverWait {
             }
             LeftoverStage::Settling { .. } => {
                 self.stage = waiting_stage(now, SETTLE_DELAY);
-                LeftoverStep::Announce
+                let Self { limits, .. } = self;
+                LeftoverStep::Announce { wait: limits.wait, has_time_limit: limits.time_limit.is_some() }
             }
             LeftoverStage::Waiting { pause, .. } => {
                 self.stage = waiting_stage(now, pause * 2);
@@ -162,8 +175,9 @@ impl LeftoverWait {
     }
 
     fn request_stop(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
-        self.stage = LeftoverStage::Asked { kill_at: now + self.limits.grace(because) };
-        LeftoverStep::Ask(because)
+        let grace = self.limits.grace(because);
+        self.stage = LeftoverStage::Asked { kill_at: now + grace };
+        LeftoverStep::Ask { reason: because, grace }
     }
 
     fn kill(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
@@ -192,7 +206,13 @@ mod tests {
     };
     const LIMITS: LeftoverLimits =
         LeftoverLimits { wait: Duration::from_secs(30), stop: STOP, time_limit: None };
+    const ANNOUNCE: LeftoverStep =
+        LeftoverStep::Announce { wait: Duration::from_secs(30), has_time_limit: false };
     const TERM: LeftoverStop = LeftoverStop::Signal(Signal::SIGTERM);
+
+    const fn ask(reason: LeftoverStop, grace: u64) -> LeftoverStep {
+        LeftoverStep::Ask { reason, grace: Duration::from_secs(grace) }
+    }
 
     fn wait(limits: LeftoverLimits) -> (LeftoverWait, impl Fn(f64) -> Instant) {
         let start = Instant::now();
@@ -213,8 +233,8 @@ mod tests {
         }
         let over = LeftoverStop::TimeOver;
         let expected = [
-            (at(0.2), LeftoverStep::Announce),
-            (at(30.0), LeftoverStep::Ask(over)),
+            (at(0.2), ANNOUNCE),
+            (at(30.0), ask(over, 3)),
             (at(33.0), LeftoverStep::Kill(over)),
             (at(38.0), LeftoverStep::GiveUp),
         ];
@@ -226,15 +246,15 @@ mod tests {
     fn death_of_one_leftover_does_not_change_schedule() {
         let (mut wait, at) = wait(LIMITS);
         assert_eq!(wait.poll(at(0.1)), LeftoverStep::Wait);
-        assert_eq!(wait.poll(at(0.3)), LeftoverStep::Announce);
+        assert_eq!(wait.poll(at(0.3)), ANNOUNCE);
         assert_eq!((wait.poll(at(0.31)), wait.deadline()), (LeftoverStep::Wait, at(0.5)));
     }
 
     #[test]
     fn signal_ends_leftover_wait_and_second_signal_kills() {
         let (mut wait, at) = wait(LIMITS);
-        assert_eq!(wait.poll(at(0.2)), LeftoverStep::Announce);
-        assert_eq!(wait.on_signal(at(5.0), Signal::SIGTERM, false), LeftoverStep::Ask(TERM));
+        assert_eq!(wait.poll(at(0.2)), ANNOUNCE);
+        assert_eq!(wait.on_signal(at(5.0), Signal::SIGTERM, false), ask(TERM, 3));
         // The same request by another way.
         assert_eq!(wait.on_signal(at(5.1), Signal::SIGTERM, false), LeftoverStep::Wait);
         assert_eq!(wait.deadline(), at(8.0));
@@ -248,14 +268,11 @@ mod tests {
     fn suspended_time_does_not_count_towards_leftover_wait() {
         let (mut wait, at) = wait(LIMITS);
         wait.add_suspended_time(Duration::from_secs(100));
-        assert_eq!(
-            (wait.poll(at(100.1)), wait.poll(at(100.2))),
-            (LeftoverStep::Wait, LeftoverStep::Announce)
-        );
+        assert_eq!((wait.poll(at(100.1)), wait.poll(at(100.2))), (LeftoverStep::Wait, ANNOUNCE));
         wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(wait.deadline(), at(200.4));
         assert_eq!(wait.poll(at(229.9)), LeftoverStep::Wait);
-        assert_eq!(wait.poll(at(230.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
+        assert_eq!(wait.poll(at(230.0)), ask(LeftoverStop::TimeOver, 3));
         wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(wait.poll(at(332.9)), LeftoverStep::Wait);
         assert_eq!(wait.poll(at(333.0)), LeftoverStep::Kill(LeftoverStop::TimeOver));
@@ -266,25 +283,26 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut wait = LeftoverWait::new(start, LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(wait.poll(at(1)), LeftoverStep::Announce);
+        let limited = LeftoverStep::Announce { wait: LIMITS.wait, has_time_limit: true };
+        assert_eq!(wait.poll(at(1)), limited);
         // The time limit is wall-clock time: a suspension does not put it off.
         wait.add_suspended_time(Duration::from_secs(5));
         assert_eq!(wait.poll(at(9)), LeftoverStep::Wait);
         assert!(wait.deadline() <= at(10));
-        assert_eq!(wait.poll(at(10)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
+        assert_eq!(wait.poll(at(10)), ask(LeftoverStop::TimeLimit, 1));
         assert_eq!(
             wait.poll(at(11)),
             LeftoverStep::Kill(LeftoverStop::TimeOver),
             "the grace of the time limit"
         );
         let mut late = LeftoverWait::new(at(20), LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(late.poll(at(20)), LeftoverStep::Ask(LeftoverStop::TimeLimit));
+        assert_eq!(late.poll(at(20)), ask(LeftoverStop::TimeLimit, 1));
     }
 
     #[test]
     fn zero_leftover_wait_stops_leftovers_at_once() {
         let (mut wait, at) = wait(LeftoverLimits { wait: Duration::ZERO, ..LIMITS });
-        assert_eq!(wait.poll(at(0.0)), LeftoverStep::Ask(LeftoverStop::TimeOver));
+        assert_eq!(wait.poll(at(0.0)), ask(LeftoverStop::TimeOver, 3));
         assert_eq!(wait.deadline(), at(3.0));
     }
 }

@@ -49,6 +49,7 @@ fn time_limit_warns_then_stops_then_kills_workers() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), Some(LIMIT)));
         assert_eq!(end.failure, None, "invariant 5: our stop is no cause");
+        let _ = job.handle(at(1_000), Input::OutputDrained);
         assert_eq!(job.deadline(), None);
     }
 }
@@ -182,6 +183,7 @@ fn worker_ended_by_warning_signal_is_not_a_failure() {
         assert_eq!(started(&actions), None);
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.failure.as_ref()), (ExitStatus::Code(TIME_LIMIT), None));
+        let _ = job.handle(at(1_000), Input::OutputDrained);
         assert_eq!(job.deadline(), None);
     }
 }
@@ -225,7 +227,7 @@ proptest! {
             let actions = job.handle(at(second), input);
             prop_assert!(started(&actions).is_none() || second < 100, "started at {second} s");
         }
-        let mut over = job.phase == JobPhase::Finished;
+        let mut over = matches!(job.phase, JobPhase::ShuttingDown(_) | JobPhase::Finished);
         for later in 1..=8 {
             over |= end(&job.handle(at(second.max(100) + later * 20), Input::DeadlinePassed)).is_some();
         }

@@ -14,6 +14,7 @@ use rankrun_contract::rank::{Generation, LocalRank, LocalWorldSize, RestartCount
 use crate::agent::device_report::DeviceReport;
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, Failure};
+use crate::agent::leftovers::LeftoverStep;
 use crate::agent::policy::CheckpointFingerprint;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
@@ -127,8 +128,46 @@ pub enum Input {
     AllSucceeded,
     /// The rendezvous is over for this node.
     Over(RemoteEnd),
+    /// The answer to [`Action::DrainOutput`].
+    OutputDrained,
+    /// The other nodes are told of the outcome.
+    PeersTold {
+        /// Until when they may need something of this node.
+        until: Instant,
+    },
+    /// The other nodes need nothing more of this node.
+    PeersLeft,
+    /// A process that is not a worker was reaped.
+    DescendantReaped,
+    /// The answer to [`Action::SweepLeftovers`].
+    LeftoversSwept {
+        /// What remains.
+        result: SweepResult,
+    },
     /// [`State::deadline`](super::state::State::deadline) has come.
     DeadlinePassed,
+}
+
+/// What the user is told of a long shutdown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShutdownNotice {
+    /// A reader of the workers' output is awaited.
+    OutputPending,
+    /// The time for the workers' output is over.
+    OutputAbandoned,
+    /// The other nodes are awaited.
+    PeersPending,
+}
+
+/// What a sweep found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SweepResult {
+    /// No process of the job is left.
+    Empty,
+    /// Processes are left, and the step was done to them.
+    Remaining,
+    /// The processes cannot be listed.
+    Unknown,
 }
 
 /// How the job has ended, where another node ended it.
@@ -323,8 +362,24 @@ pub enum Action {
     },
     /// Print a message for the user.
     Emit(JobEvent),
-    /// End the job with this result.
+    /// The job has this outcome; the other nodes are told.
     Finish(JobEnd),
+    /// List the processes that the workers left running, and do this to them.
+    SweepLeftovers {
+        /// What to do, if a process is left.
+        step: LeftoverStep,
+    },
+    /// Write out the output of the workers.
+    DrainOutput,
+    /// Tell the user of a long shutdown.
+    Notify(ShutdownNotice),
+    /// Print the final report.
+    ReportOutcome,
+    /// Exit with this status.
+    Exit {
+        /// The exit status of the launcher.
+        status: ExitStatus,
+    },
 }
 
 /// Why this node stops its workers and leaves, whatever happens on other nodes.

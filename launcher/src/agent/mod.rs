@@ -48,13 +48,14 @@ use rankrun_contract::rank::{Generation, JobId, LocalRank};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::device_check::DeviceCheckRun;
+use crate::agent::drain::Ending;
 use crate::agent::final_report::FinalReport;
 use crate::agent::halt::Halts;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::rank_table::{EndedRank, TableCause};
-use crate::agent::message::{Action, Input, JobEnd, JobEvent};
+use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
-use crate::agent::others::Others;
+use crate::agent::others::{Departure, Others};
 use crate::agent::progress::ProgressProbe;
 use crate::agent::reassign::Invocation;
 use crate::agent::rules::JobRules;
@@ -64,14 +65,15 @@ use crate::agent::workers::{PendingStart, RoundContext, WorkerGroup};
 use crate::control::endpoint::ControlEndpoint;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::process::link::{GuardLink, LinkMessage, ToGuard};
+use crate::logs::Drained;
+use crate::process::link::{GuardLink, ToGuard};
 use crate::process::proc::ProcessScanError;
 use crate::process::signal::{HandledSignals, SignalInbox};
 use crate::process::spawn::InheritedState;
 use crate::process::watchdog::Watchdog;
 use crate::reporter::user_log::UserLog;
-use crate::reporter::{job_event_text, parent_file};
-use crate::spec::{CliFlavor, LaunchSpec};
+use crate::reporter::{job_event_text, leftovers as leftovers_text, parent_file};
+use crate::spec::LaunchSpec;
 
 /// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -113,21 +115,25 @@ pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
 
 fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<ExitStatus, LaunchError> {
     let mut agent = Agent::open(setup, link, user_log)?;
-    match agent.run_loop() {
-        Ok(end) => Ok(agent.finish(&end)),
-        Err(AgentAbort::GuardGone) => {
-            agent.kill_leftovers();
-            agent.confess_unswept();
+    let abort = match agent.run_loop() {
+        Ok(status) => {
             agent.workers.close();
-            Ok(ExitStatus::Code(LAUNCHER_FAILED))
+            let is_swept = agent.scan_error.is_none();
+            return Ok(if is_swept { status } else { ExitStatus::Code(LAUNCHER_FAILED) });
         }
-        Err(AgentAbort::Blind(source)) => {
-            agent.kill_leftovers();
-            agent.confess_unswept();
-            Err(LaunchError::Setup { what: "wait for the workers", source })
-        }
-        Err(AgentAbort::NotOpened(error)) => Err(error),
+        Err(abort) => abort,
+    };
+    if let AgentAbort::NotOpened(error) = abort {
+        return Err(error);
     }
+    agent.kill_leftovers();
+    agent.drain_output();
+    agent.report_outcome();
+    if let AgentAbort::Blind(source) = abort {
+        return Err(LaunchError::Setup { what: "wait for the workers", source });
+    }
+    agent.workers.close();
+    Ok(ExitStatus::Code(LAUNCHER_FAILED))
 }
 
 fn error_report(error: &LaunchError) -> ErrorReport {
@@ -174,6 +180,11 @@ struct Agent<'a> {
     control: Option<ControlEndpoint>,
     has_tried_control_socket: bool,
     began: Instant,
+    ending: Option<Ending>,
+    /// The output of the workers, while it is written out.
+    drained: Option<Drained>,
+    /// The notice to the other nodes, while it is on its way.
+    departure: Option<Departure>,
 }
 
 impl<'a> Agent<'a> {
@@ -208,11 +219,14 @@ impl<'a> Agent<'a> {
             control: None,
             has_tried_control_socket: false,
             began: Instant::now(),
+            ending: None,
+            drained: None,
+            departure: None,
         })
     }
 
-    /// The loop: until the state says that the job is over.
-    fn run_loop(&mut self) -> Result<JobEnd, AgentAbort> {
+    /// The loop, until the state has nothing more to do.
+    fn run_loop(&mut self) -> Result<ExitStatus, AgentAbort> {
         let mut inputs = VecDeque::new();
         self.collect_inputs(&mut inputs)?;
         loop {
@@ -222,7 +236,7 @@ impl<'a> Agent<'a> {
                 for action in actions {
                     self.publish(&action);
                     match action {
-                        Action::Finish(end) => return Ok(end),
+                        Action::Exit { status } => return Ok(status),
                         action => inputs.extend(self.perform_action(action)),
                     }
                 }
@@ -235,6 +249,8 @@ impl<'a> Agent<'a> {
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
             readers.extend(self.opening.iter().map(AsFd::as_fd));
             readers.extend(self.pending_start.iter().map(|start| start.call.as_fd()));
+            readers.extend(self.drained.iter().map(Drained::as_fd));
+            readers.extend(self.departure.iter().map(Departure::as_fd));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
             let others = self.rendezvous.as_ref().filter(|_| self.state.has_workers());
@@ -284,21 +300,8 @@ impl<'a> Agent<'a> {
                 self.workers.end_streams(generation);
                 self.kill_leftovers();
             }
-            Action::ProbeDState { generation, local_ranks } => {
-                let asleep = self.workers.uninterruptible_workers(&local_ranks);
-                return Some(Input::DStateProbed {
-                    generation,
-                    at: SystemTime::now(),
-                    uninterruptible: asleep,
-                });
-            }
-            Action::ProbeJoined { generation, local_ranks } => {
-                let greeted = self.rendezvous.as_ref().map(Others::greeted);
-                let missing = self.workers.workers_not_joined(&local_ranks, greeted);
-                return Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing });
-            }
-            Action::CollectRanks { generation, ended, cause } => {
-                return self.collect_ranks((generation, cause), &ended);
+            Action::ProbeDState { .. } | Action::ProbeJoined { .. } | Action::CollectRanks { .. } => {
+                return self.probe_workers(action);
             }
             Action::ProbeDevices { generation } => {
                 let settings = self.workers.spec().device_check;
@@ -311,7 +314,12 @@ impl<'a> Agent<'a> {
                 return self.device_check.as_mut()?.reassign(&self.invocation, &mut self.workers, None);
             }
             Action::Emit(event) => self.emit(&event),
-            Action::Finish(_) => {}
+            Action::Finish(_)
+            | Action::SweepLeftovers { .. }
+            | Action::DrainOutput
+            | Action::Notify(_)
+            | Action::ReportOutcome
+            | Action::Exit { .. } => return self.perform_shutdown_action(action),
         }
         None
     }
@@ -323,66 +331,41 @@ impl<'a> Agent<'a> {
         }
     }
 
+    fn perform_shutdown_action(&mut self, action: Action) -> Option<Input> {
+        match action {
+            Action::Finish(outcome) => return self.announce_outcome(outcome),
+            Action::DrainOutput => return self.drain_output(),
+            Action::Notify(notice) => self.user_log.print_line(leftovers_text::shutdown_notice(notice)),
+            Action::ReportOutcome => self.report_outcome(),
+            Action::SweepLeftovers { step } => {
+                return Some(Input::LeftoversSwept { result: self.sweep_leftovers(step) });
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn probe_workers(&mut self, action: Action) -> Option<Input> {
+        match action {
+            Action::ProbeDState { generation, local_ranks } => {
+                let uninterruptible = self.workers.uninterruptible_workers(&local_ranks);
+                Some(Input::DStateProbed { generation, at: SystemTime::now(), uninterruptible })
+            }
+            Action::ProbeJoined { generation, local_ranks } => {
+                let greeted = self.rendezvous.as_ref().map(Others::greeted);
+                let missing = self.workers.workers_not_joined(&local_ranks, greeted);
+                Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing })
+            }
+            Action::CollectRanks { generation, ended, cause } => {
+                self.collect_ranks((generation, cause), &ended)
+            }
+            _ => None,
+        }
+    }
+
     fn collect_ranks(&self, why: (Generation, TableCause), ended: &[EndedRank]) -> Option<Input> {
         let greeted = self.rendezvous.as_ref().map(Others::greeted);
         let table = self.workers.rank_table(why, ended, greeted)?;
         Some(Input::RanksCollected { generation: why.0, table })
-    }
-
-    /// Flushes the workers' final output, then ours.
-    fn finish(mut self, end: &JobEnd) -> ExitStatus {
-        // Kills the probes that have not answered.
-        self.device_check = None;
-        if let Some(opening) = self.opening.take() {
-            opening.abandon(self.user_log);
-        }
-        let failed = self.rendezvous.as_mut().and_then(Others::take_failure);
-        let departure = self.part(end, failed.as_ref());
-        // Before the output ends: a remaining process still writes to it.
-        let swept_early = if end.status == ExitStatus::SUCCESS { self.sweep() } else { None };
-        let is_unswept = self.confess_unswept();
-        let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
-        let time_limit_error = end.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
-        let elsewhere = final_report::remote_error_report(end, failed.as_ref());
-        let died_of = self
-            .launcher_error
-            .take()
-            .or(elsewhere)
-            .or_else(|| time_limit_error.as_ref().map(error_report))
-            .or_else(|| {
-                let launcher = self.final_report.launcher();
-                end.stopped_by.map(|signal| parent_file::of_signal(signal, launcher, SystemTime::now()))
-            });
-        let raw_error = died_of.as_ref().map(|report| report.callstack.clone().unwrap_or_default());
-        self.workers.emit_end_events(end, raw_error);
-        let cut_short = self.drain(end, swept_early).or(swept_early);
-        let written_to = (self.link, self.user_log);
-        self.final_report.write_parent_file(end, died_of.as_ref(), &self.workers, written_to);
-        let shown = self.final_report.report(end, &self.workers, self.user_log);
-        if let Some(failed) = failed {
-            self.user_log.error(&failed, failed.hint());
-        }
-        if let Some(late) = time_limit_error {
-            self.user_log.error(&late, late.hint().as_deref());
-        }
-        let reported = self.workers.reported_error_files(&shown, self.user_log);
-        // Without a guard, no process reads our output, and no process of the job may remain a second later.
-        let is_alone = self.link.receive_from_guard() == LinkMessage::Closed;
-        if self.user_log.console().flush(if is_alone { Duration::ZERO } else { FLUSH_TIMEOUT }) {
-            self.workers.remove_reported(reported);
-        }
-        if let Some(departure) = departure.filter(|_| !is_alone) {
-            self.wait_for_others(&departure);
-        }
-        let persona = self.workers.spec().cli_flavor;
-        self.workers.close();
-        match cut_short {
-            _ if is_unswept => ExitStatus::Code(LAUNCHER_FAILED),
-            Some(signal) if end.status == ExitStatus::SUCCESS => match persona {
-                CliFlavor::Rankrun => ExitStatus::of_signal(signal as i32),
-                CliFlavor::Torchrun => ExitStatus::Code(LAUNCHER_FAILED),
-            },
-            _ => end.status,
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The agent's side of the rendezvous: its news become inputs of the state, what the state wants becomes wishes.
 //!
 //! The thread behind it exists only in the agent, and only in a job in which other nodes may take part. Nothing here
-//! waits, but for the parting at the very end, which a signal cuts short.
+//! waits.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a rendezvous takes")]
 
 use std::collections::BTreeSet;
@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::pipe2;
 
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
@@ -30,9 +31,6 @@ use crate::rendezvous::{
 use crate::reporter::nodes;
 use crate::reporter::user_log::UserLog;
 use crate::spec::{Entrypoint, LaunchSpec};
-
-/// A wait that is longer says what it waits for.
-const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 /// The other nodes of the job, as the agent's shell has them.
 #[derive(Debug)]
@@ -228,12 +226,27 @@ impl AsFd for Others {
     }
 }
 
-/// A parting that is on its way.
+/// A notice to the other nodes that is on its way.
 #[derive(Debug)]
 pub(super) struct Departure {
-    /// Its other end is closed when it is over.
+    /// The other end is closed when the notice is delivered.
     over: OwnedFd,
-    until: Instant,
+    /// After this time it is not awaited.
+    pub(super) until: Instant,
+}
+
+impl Departure {
+    /// True once the notice is delivered: nothing is ever written to the pipe, so it is readable at its end.
+    pub(super) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(self.over.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for Departure {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.over.as_fd()
+    }
 }
 
 impl Agent<'_> {
@@ -291,36 +304,6 @@ impl Agent<'_> {
     fn own_failure(&self, end: &JobEnd) -> Option<FailureNote> {
         end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
     }
-
-    /// Until the others have what they need of this node, or a signal says that nobody cares.
-    pub(super) fn wait_for_others(&mut self, departure: &Departure) {
-        let mut say_at = Some(Instant::now() + SILENT_WAIT);
-        loop {
-            let now = Instant::now();
-            if now >= departure.until {
-                return;
-            }
-            if say_at.take_if(|at| *at <= now).is_some() {
-                self.user_log.print_line("waiting for the other nodes to end; a signal ends the wait");
-            }
-            let deadline = say_at.into_iter().chain([departure.until]).min();
-            let mut fds = self.signal_fds();
-            fds.push(departure.over.as_fd());
-            if super::inputs::wait_for_inputs(&fds, deadline).is_err() || is_closed(&departure.over) {
-                return;
-            }
-            if !matches!(self.next_signal(), Ok(None)) {
-                return;
-            }
-        }
-    }
-}
-
-/// Nobody ever writes to it: it is readable when it is at its end.
-fn is_closed(over: &OwnedFd) -> bool {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let mut fds = [PollFd::new(over.as_fd(), PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// A farewell is so many requests, one after the other.

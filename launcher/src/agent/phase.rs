@@ -9,7 +9,10 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use crate::agent::failure::Failure;
+use crate::agent::leftovers::LeftoverWait;
 use crate::agent::message::ReleaseReason;
+use crate::exit_code::ExitStatus;
+use crate::spec::stop::StopReason;
 
 /// After SIGKILL only a process in uninterruptible sleep is still there.
 pub(super) const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
@@ -42,8 +45,37 @@ pub(super) enum JobPhase {
     /// All workers of this node have succeeded, and this node waits for the others. The user is told at
     /// `report_at`.
     Settling { report_at: Option<Instant> },
-    /// The job is over, and no worker is left.
+    /// The job has its outcome, and no worker is left.
+    ShuttingDown(Shutdown),
+    /// This node has nothing more to do.
     Finished,
+}
+
+/// The way from the outcome to the exit of the launcher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Shutdown {
+    /// The exit status, unless a signal cuts the shutdown short.
+    pub(super) status: ExitStatus,
+    /// The signal that cut it short.
+    pub(super) signal: Option<Signal>,
+    /// Why the job was stopped, if it did not end by itself.
+    pub(super) reason: Option<StopReason>,
+    /// Until when the other nodes may need something of this node.
+    pub(super) peers_until: Option<Instant>,
+    pub(super) step: ShutdownStep,
+}
+
+/// How far a shutdown has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ShutdownStep {
+    /// Processes that the workers left running are awaited, then stopped.
+    Sweeping(LeftoverWait),
+    /// The output of the workers is written out, until `give_up_at` or the time limit. The user is told at
+    /// `report_at`.
+    Draining { give_up_at: Option<Instant>, time_limit: Option<Instant>, report_at: Option<Instant> },
+    /// The outcome is reported, and the other nodes may still need something of this node. The user is told
+    /// at `report_at`.
+    Leaving { until: Instant, report_at: Option<Instant> },
 }
 
 /// The question that a check answers.

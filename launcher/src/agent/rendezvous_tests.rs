@@ -252,7 +252,7 @@ proptest! {
         for (second, input) in (0..).map(|step| 2 + step * 10).zip(inputs) {
             most += u32::from(input == peer_failed());
             let is_round = matches!(input, Input::Joined(_));
-            let actions = job.handle(at(second), input);
+            let actions = handle_and_drain(&mut job, at(second), input);
             prop_assert!(!ended || actions.is_empty());
             if let Some((generation, restarts, _)) = start(&actions) {
                 prop_assert!(is_round && has_joined, "invariant 2");

@@ -10,7 +10,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::{GraceFor, TimeLimit};
+use crate::spec::stop::{GraceFor, LeftoverPolicy, TimeLimit};
 use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
 
 /// The settings of one launch, as the state needs them.
@@ -24,6 +24,8 @@ pub struct JobRules {
     pub(super) grace: Duration,
     /// Grace periods for single causes.
     pub(super) grace_for: GraceFor,
+    /// What becomes of processes that outlive the workers of a success.
+    pub(super) leftovers: LeftoverPolicy,
     /// Limit on the run time of the whole job.
     pub(super) time_limit: Option<TimeLimit>,
     /// Time in which every worker must join the store.
@@ -62,6 +64,7 @@ impl JobRules {
             restart: spec.restart.clone(),
             grace: spec.stop.grace,
             grace_for: spec.stop.grace_for,
+            leftovers: spec.leftovers,
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,
             dstate_timeout: spec.dstate_timeout,

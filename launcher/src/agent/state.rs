@@ -20,6 +20,7 @@ mod limit;
 mod rank_table;
 mod rendezvous;
 mod restart;
+mod shutdown;
 mod siblings;
 mod signals;
 mod start;
@@ -124,6 +125,7 @@ impl State {
                 say_at.iter().chain(give_up_at).min().copied()
             }
             JobPhase::Waiting { until, .. } => Some(*until),
+            JobPhase::ShuttingDown(shutdown) => shutdown.deadline(),
             JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished => None,
         }
     }
@@ -133,11 +135,18 @@ impl State {
     pub fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
         let mut actions = self.stop_siblings_on_input(now, &input);
         actions.extend(self.apply_input(now, input));
+        let outcome = actions.iter().find_map(|action| match action {
+            Action::Finish(outcome) => Some(outcome.clone()),
+            _ => None,
+        });
+        actions.extend(outcome.map(|outcome| self.start_shutdown(now, &outcome)));
         actions
     }
 
     fn apply_input(&mut self, now: Instant, input: Input) -> Vec<Action> {
         match input {
+            Input::Resumed { suspended_for: lasted } => self.on_resumed(lasted),
+            input if matches!(self.phase, JobPhase::ShuttingDown(_)) => self.on_shutdown_input(now, &input),
             Input::Ready => self.on_ready(now),
             Input::StartFailed { generation, failed } => self.on_start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
@@ -173,7 +182,11 @@ impl State {
             Input::LostNodeFound(lost) => self.on_lost_node_answer(now, lost),
             Input::AllSucceeded => self.on_all_succeeded(),
             Input::Over(ending) => self.on_job_ended_elsewhere(now, ending),
-            Input::Resumed { suspended_for: lasted } => self.on_resumed(lasted),
+            Input::DescendantReaped
+            | Input::LeftoversSwept { .. }
+            | Input::OutputDrained
+            | Input::PeersTold { .. }
+            | Input::PeersLeft => Vec::new(),
             Input::DeadlinePassed => self.on_deadline(now),
         }
     }
@@ -395,7 +408,10 @@ impl State {
                 self.phase = JobPhase::Settling { report_at: None };
                 vec![Action::Emit(JobEvent::Settling)]
             }
-            phase @ (JobPhase::Starting | JobPhase::Joining { .. } | JobPhase::Finished) => {
+            phase @ (JobPhase::Starting
+            | JobPhase::Joining { .. }
+            | JobPhase::ShuttingDown(_)
+            | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }

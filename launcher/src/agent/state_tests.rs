@@ -14,7 +14,7 @@ use crate::agent::rules::Interrupt;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::GraceFor;
+use crate::spec::stop::{GraceFor, LeftoverPolicy};
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "blame_tests.rs"]
@@ -67,6 +67,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobR
         restart: RestartPolicy::default(),
         grace: GRACE,
         grace_for: GraceFor::default(),
+        leftovers: LeftoverPolicy::Keep,
         start_timeout: None,
         time_limit: None,
         dstate_timeout: None,
@@ -99,6 +100,16 @@ fn exited(generation: u32, local_rank: u32, exit: Exit) -> Input {
 
 fn stop(signal: Signal, again: bool) -> Input {
     Input::StopRequested { signal, is_second: again }
+}
+
+/// Handles an input; if the job has its outcome then, the workers' output is drained at once.
+fn handle_and_drain(job: &mut State, now: Instant, input: Input) -> Vec<Action> {
+    let actions = job.handle(now, input);
+    if end(&actions).is_some() {
+        let exits = job.handle(now, Input::OutputDrained);
+        assert!(matches!(&exits[..], [Action::ReportOutcome, Action::Exit { .. }]));
+    }
+    actions
 }
 
 fn killed_by(number: i32) -> Exit {
@@ -190,7 +201,7 @@ fn stop_ends_although_worker_survives_sigkill() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(31), Input::DeadlinePassed);
-    let actions = job.handle(at(36), Input::DeadlinePassed);
+    let actions = handle_and_drain(&mut job, at(36), Input::DeadlinePassed);
     assert!(matches!(&actions[0], Action::Emit(JobEvent::CannotEnd { .. })), "invariant 4");
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
     assert_eq!(job.deadline(), None);
@@ -346,7 +357,7 @@ proptest! {
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             told |= matches!(input, Input::StopRequested { .. });
-            let actions = job.handle(at(second), input);
+            let actions = handle_and_drain(&mut job, at(second), input);
             prop_assert!(!ended || actions.is_empty());
             if let Some(generation) = started(&actions) {
                 prop_assert_eq!(generation, starts);

@@ -55,6 +55,7 @@ fn signal_ends_restart_delay_at_once() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "invariant 5");
+        let _ = job.handle(at(11), Input::OutputDrained);
         assert_eq!(job.handle(at(15), Input::DeadlinePassed), [], "invariant 7");
     }
 }
@@ -224,7 +225,7 @@ fn restart_delays(
         };
         counts.push(count);
         now += Duration::from_secs(*life);
-        actions = job.handle(now, exited(generation, 0, Exit::Code(7)));
+        actions = handle_and_drain(&mut job, now, exited(generation, 0, Exit::Code(7)));
         if let Some(until) = job.deadline() {
             waits.push((until - now).as_secs());
             assert_eq!(

@@ -5,6 +5,7 @@ use std::time::Duration;
 use nix::unistd::Pid;
 
 use crate::agent::leftovers::LeftoverStop;
+use crate::agent::message::ShutdownNotice;
 use crate::reporter::plain::plain;
 
 /// At most so many processes are named in one line.
@@ -53,6 +54,20 @@ pub fn killing(left: &[Left], reason: LeftoverStop) -> String {
 #[must_use]
 pub fn unkillable(left: &[Left]) -> String {
     format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(left))
+}
+
+/// The line about a long shutdown.
+#[must_use]
+pub const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
+    match notice {
+        ShutdownNotice::OutputPending => {
+            "waiting for a reader of the workers' output; a signal ends the wait"
+        }
+        ShutdownNotice::OutputAbandoned => {
+            "the time limit is over before the workers' output was read to its end"
+        }
+        ShutdownNotice::PeersPending => "waiting for the other nodes to end; a signal ends the wait",
+    }
 }
 
 /// Lists processes as ``pid 12 `sleep 9` ``.

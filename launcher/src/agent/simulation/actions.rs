@@ -2,19 +2,25 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::mutants::Machine;
+use super::node::Leftover;
 use super::oracle::Question;
 use super::others::Elsewhere;
 use super::setup::millis;
 use super::world::World;
 use crate::agent::dstate::UninterruptibleWorker;
+use crate::agent::leftovers::LeftoverStep;
 use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
-use crate::agent::message::{Action, Input, NotJoined};
+use crate::agent::message::{Action, Input, NotJoined, SweepResult};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
+
+/// How long the other nodes need something of this node.
+const PEER_WAIT: Duration = Duration::from_secs(4);
 
 impl<M: Machine> World<'_, M> {
     pub(super) fn perform(&mut self, action: &Action) {
@@ -58,8 +64,31 @@ impl<M: Machine> World<'_, M> {
             | Action::ReleaseExternalWorker { .. }
             | Action::KillLeftovers { .. }
             | Action::Emit(_)
-            | Action::Finish(_) => {}
+            | Action::Notify(_)
+            | Action::ReportOutcome
+            | Action::Exit { .. } => {}
+            Action::Finish(_) if self.setup.others => {
+                self.queue.push_back(Input::PeersTold { until: self.now + PEER_WAIT });
+            }
+            Action::Finish(_) => {}
+            Action::DrainOutput if self.setup.is_output_read => self.queue.push_back(Input::OutputDrained),
+            Action::DrainOutput => {}
+            Action::SweepLeftovers { step } => self.sweep(*step),
         }
+    }
+
+    fn sweep(&mut self, step: LeftoverStep) {
+        if let (None, Some(temper)) = (&self.node.leftover, self.setup.leftover) {
+            self.node.leftover = Some(Leftover::new(temper));
+        }
+        let signal = match step {
+            LeftoverStep::Ask { .. } => Some(Signal::SIGTERM),
+            LeftoverStep::Kill(_) | LeftoverStep::KillAgain => Some(Signal::SIGKILL),
+            LeftoverStep::Wait | LeftoverStep::Announce { .. } | LeftoverStep::GiveUp => None,
+        };
+        let is_left = self.node.signal_leftover(signal, self.now);
+        let result = if is_left { SweepResult::Remaining } else { SweepResult::Empty };
+        self.queue.push_back(Input::LeftoversSwept { result });
     }
 
     fn ask(&mut self, question: Question) {

@@ -42,6 +42,12 @@ pub(super) enum Fault {
     BelievesTheOld,
     DeafWhileChecking,
     DeafWhileStopping,
+    /// Awaits leftover processes whatever signal comes.
+    IgnoresSignalsInSweep,
+    /// Awaits a reader of the output whatever signal comes.
+    IgnoresSignalsInDrain,
+    /// Awaits the other nodes whatever signal comes.
+    IgnoresSignalsAfterReport,
     AsksOnceMore,
     SignalsThePerson,
     /// Fails at once on a signal that may have hit all processes.
@@ -123,7 +129,7 @@ pub(super) enum Fault {
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 75] = [
+pub(super) const FAULTS: [(Fault, &str); 78] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -149,6 +155,9 @@ pub(super) const FAULTS: [(Fault, &str); 75] = [
     (Fault::BelievesTheOld, "9"),
     (Fault::DeafWhileChecking, "10"),
     (Fault::DeafWhileStopping, "10"),
+    (Fault::IgnoresSignalsInSweep, "10"),
+    (Fault::IgnoresSignalsInDrain, "10"),
+    (Fault::IgnoresSignalsAfterReport, "10"),
     (Fault::AsksOnceMore, "10"),
     (Fault::SignalsThePerson, "left out"),
     (Fault::IgnoresTheWindow, "window"),

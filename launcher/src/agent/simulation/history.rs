@@ -203,6 +203,6 @@ impl History {
         let setup = Setup::random(&mut random);
         let length = 2 + random.below(13);
         let events = (0..length).map(|_| Event::random(&mut random)).collect();
-        Self { setup, events }
+        Self { setup: setup.with_random_shutdown(&mut random), events }
     }
 }

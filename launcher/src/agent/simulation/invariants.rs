@@ -220,6 +220,13 @@ impl Turn<'_> {
         })
     }
 
+    const fn input_signal(&self) -> Option<Signal> {
+        match self.input {
+            Some(Input::StopRequested { signal, .. }) => Some(*signal),
+            _ => None,
+        }
+    }
+
     pub(super) fn finish(&self) -> Option<&JobEnd> {
         self.actions.iter().find_map(|action| match action {
             Action::Finish(end) => Some(end),
@@ -393,8 +400,9 @@ fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let has_looked = matches!(turn.book.life.last_answer, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
     require(!is_unasked, || "a restart without a look for progress".to_owned())?;
-    let is_closed = turn.book.finished;
-    require(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))
+    let is_closed = turn.book.has_exited;
+    require(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))?;
+    require(!turn.book.finished || !starts, || "a start after the outcome".to_owned())
 }
 
 fn invariant_9(turn: &Turn<'_>) -> Verdict {
@@ -403,10 +411,14 @@ fn invariant_9(turn: &Turn<'_>) -> Verdict {
 }
 
 fn invariant_10(turn: &Turn<'_>) -> Verdict {
-    let Some(Input::StopRequested { signal, is_second: again }) = turn.input.filter(|_| !turn.book.finished)
+    let Some(Input::StopRequested { signal, is_second: again }) =
+        turn.input.filter(|_| !turn.book.has_exited)
     else {
         return Ok(());
     };
+    if turn.book.finished {
+        return shutdown_is_cut_short(turn, *again);
+    }
     let told = match (signal, turn.setup.interrupt) {
         _ if *again => Signal::SIGKILL,
         (Signal::SIGINT, Interrupt::Unlisted) => Signal::SIGTERM,
@@ -430,6 +442,28 @@ fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
     let is_late = turn.book.time_limit_at().is_some_and(|end| end <= turn.now);
     let may_end = turn.book.stop_signal.is_some() || is_late || !turn.given_up().is_empty();
     require(turn.finish().is_none() || may_end, || "a restart is requested, and the job ends".to_owned())
+}
+
+/// The same once the job has its outcome.
+fn shutdown_is_cut_short(turn: &Turn<'_>, is_second: bool) -> Verdict {
+    let mut sweep = turn.book.sweep;
+    let was_asked = sweep.is_asked;
+    for action in turn.actions {
+        if let Action::SweepLeftovers { step } = action {
+            sweep.record_step(*step);
+        }
+    }
+    if turn.book.is_reported {
+        let exits = turn.actions.iter().any(|action| matches!(action, Action::Exit { .. }));
+        return require(exits, || "the other nodes are awaited on".to_owned());
+    }
+    if turn.book.sweep.is_over {
+        let is_same = !is_second && turn.input_signal() == turn.book.stop_signal;
+        let reports = turn.actions.contains(&Action::ReportOutcome);
+        return require(is_same || reports, || "the reader of the output is awaited on".to_owned());
+    }
+    let is_answered = sweep.is_killed || sweep.is_asked && !(is_second && was_asked);
+    require(is_answered, || "the leftover processes are awaited on".to_owned())
 }
 
 fn external_worker_is_not_signalled(turn: &Turn<'_>) -> Verdict {

@@ -41,6 +41,11 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::ProbeProgress { .. }
         | Action::ReleaseExternalWorker { .. }
         | Action::KillLeftovers { .. }
+        | Action::SweepLeftovers { .. }
+        | Action::DrainOutput
+        | Action::Notify(_)
+        | Action::ReportOutcome
+        | Action::Exit { .. }
         | Action::Finish(_) => true,
     });
     require(turn.now >= until || !is_decided, || {

@@ -12,7 +12,7 @@ use super::oracle::WINDOW;
 use super::others::{lost_node, note_with_loss};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
-use crate::agent::phase::{CheckStep, JobPhase, StopCause};
+use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep, StopCause};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
@@ -51,6 +51,7 @@ enum Doing {
     Stopping,
     Killing,
     Checking,
+    ShuttingDown,
     Nothing,
 }
 
@@ -77,6 +78,7 @@ impl Mutant {
             | (Fault::DeafWhileStopping, Doing::Stopping, Input::StopRequested { is_second: false, .. }) => {
                 Vec::new()
             }
+            (fault, _, Input::StopRequested { .. }) if self.ignores_in_shutdown(fault) => Vec::new(),
             (Fault::ForgetsTheHalt, _, Input::Resumed { .. })
             | (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
@@ -146,6 +148,15 @@ impl Mutant {
                 vec![lost()]
             }
             (_, _, input) => vec![input],
+        }
+    }
+
+    const fn ignores_in_shutdown(&self, fault: Fault) -> bool {
+        let JobPhase::ShuttingDown(shutdown) = &self.real.phase else { return false };
+        match shutdown.step {
+            ShutdownStep::Sweeping(_) => matches!(fault, Fault::IgnoresSignalsInSweep),
+            ShutdownStep::Draining { .. } => matches!(fault, Fault::IgnoresSignalsInDrain),
+            ShutdownStep::Leaving { .. } => matches!(fault, Fault::IgnoresSignalsAfterReport),
         }
     }
 
@@ -274,10 +285,14 @@ impl Mutant {
         }
     }
 
-    fn restart_anyway(&self, input: &Input, actions: &mut [Action]) {
+    fn restart_anyway(&self, input: &Input, actions: &mut Vec<Action>) {
         let budget_left = self.generation.0 < self.setup.max_restarts;
-        let Some(last @ Action::Finish(_)) = actions.last_mut() else { return };
-        let Action::Finish(end) = &*last else { return };
+        let Some((at, end)) = actions.iter().enumerate().find_map(|(at, action)| match action {
+            Action::Finish(end) => Some((at, end)),
+            _ => None,
+        }) else {
+            return;
+        };
         let was_ended = matches!(input, Input::Exited { .. }) && end.failure.is_some();
         let restarts = match self.fault {
             Fault::RestartsOnceTooOften => was_ended && !budget_left && end.stopped_by.is_none(),
@@ -288,7 +303,8 @@ impl Mutant {
         if restarts {
             let next = self.generation.0 + 1;
             let (generation, restart_count) = (Generation(next), RestartCount(next));
-            *last = Action::Start { generation, restart_count, round: None };
+            actions.truncate(at);
+            actions.push(Action::Start { generation, restart_count, round: None });
         }
     }
 
@@ -334,7 +350,8 @@ impl Mutant {
                 Action::ProbeDevices { .. }
                 | Action::ReassignDevices { .. }
                 | Action::ProbeProgress { .. } => Doing::Checking,
-                Action::Finish(_) => Doing::Nothing,
+                Action::Exit { .. } => Doing::Nothing,
+                Action::Finish(_) => Doing::ShuttingDown,
                 _ => self.doing,
             };
         }

@@ -83,6 +83,22 @@ impl Process {
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) processes: Vec<Process>,
+    /// The process that the workers left running.
+    pub(super) leftover: Option<Leftover>,
+}
+
+/// A process that the workers left running.
+#[derive(Debug)]
+pub(super) struct Leftover {
+    temper: Temper,
+    planned_end: Option<Instant>,
+    is_gone: bool,
+}
+
+impl Leftover {
+    pub(super) const fn new(temper: Temper) -> Self {
+        Self { temper, planned_end: None, is_gone: false }
+    }
 }
 
 impl Node {
@@ -159,17 +175,44 @@ impl Node {
         }
     }
 
+    /// Signals the leftover process; returns whether there is one.
+    pub(super) fn signal_leftover(&mut self, signal: Option<Signal>, now: Instant) -> bool {
+        let Some(leftover) = self.leftover.as_mut().filter(|leftover| !leftover.is_gone) else {
+            return false;
+        };
+        let due = signal.and_then(|signal| react(leftover.temper, signal, now)).map(|due| due.at);
+        leftover.planned_end = leftover.planned_end.into_iter().chain(due).min();
+        true
+    }
+
+    /// Ends the leftover process, if it is due; returns whether it was.
+    pub(super) fn end_due_leftover(&mut self, now: Instant) -> bool {
+        let Some(leftover) = self.leftover.as_mut().filter(|leftover| !leftover.is_gone) else {
+            return false;
+        };
+        leftover.is_gone = leftover.planned_end.is_some_and(|end| end <= now);
+        leftover.is_gone
+    }
+
+    fn leftover_end(&self) -> Option<Instant> {
+        self.leftover.as_ref().filter(|leftover| !leftover.is_gone)?.planned_end
+    }
+
     /// When the next process ends because of a signal.
     pub(super) fn next_end(&self) -> Option<Instant> {
         let dying =
             self.processes.iter().filter(|process| process.is_alive() && !process.is_uninterruptible());
-        dying.filter_map(|process| process.planned_end.map(|due| due.at)).min()
+        let dying = dying.filter_map(|process| process.planned_end.map(|due| due.at));
+        dying.chain(self.leftover_end()).min()
     }
 
     /// All processes were suspended for this long.
     pub(super) fn add_suspended_time(&mut self, lasted: Duration) {
         for due in self.processes.iter_mut().filter_map(|process| process.planned_end.as_mut()) {
             due.at += lasted;
+        }
+        if let Some(end) = self.leftover.as_mut().and_then(|leftover| leftover.planned_end.as_mut()) {
+            *end += lasted;
         }
     }
 

@@ -11,6 +11,7 @@ use super::budget::Record;
 use super::node::Node;
 use super::others::{Known, LONGEST_LOST_NODE_QUERY, PeerFailure};
 use super::setup::{Setup, millis};
+use crate::agent::leftovers::LeftoverStep;
 use crate::agent::message::{Action, Input, JobEvent, ReleaseReason, WorkerEnd};
 use crate::spec::Unhealthy;
 
@@ -23,6 +24,7 @@ pub(super) const WINDOW: Duration = Duration::from_millis(500);
 
 /// The record of one history.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that come one after the other")]
 pub(super) struct Book {
     pub(super) setup: Setup,
     pub(super) ready: bool,
@@ -41,7 +43,12 @@ pub(super) struct Book {
     asked_at: Option<Instant>,
     /// The first signal by which the launcher was told to stop.
     pub(super) stop_signal: Option<Signal>,
+    /// The job has its outcome.
     pub(super) finished: bool,
+    /// The launcher exits.
+    pub(super) has_exited: bool,
+    pub(super) sweep: SweepRecord,
+    pub(super) is_reported: bool,
     pub(super) record: Record,
     pub(super) peers: Known,
     pub(super) life: Life,
@@ -134,6 +141,22 @@ pub(super) enum Cause {
     Over,
 }
 
+/// What was done to the processes that the workers left running.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "facts that come one after the other")]
+pub(super) struct SweepRecord {
+    pub(super) is_asked: bool,
+    pub(super) is_killed: bool,
+    pub(super) is_over: bool,
+}
+
+impl SweepRecord {
+    pub(super) fn record_step(&mut self, step: LeftoverStep) {
+        self.is_asked |= matches!(step, LeftoverStep::Ask { .. });
+        self.is_killed |= matches!(step, LeftoverStep::Kill(_));
+    }
+}
+
 impl Book {
     pub(super) fn new(setup: &Setup) -> Self {
         Self {
@@ -149,6 +172,9 @@ impl Book {
             asked_at: None,
             stop_signal: None,
             finished: false,
+            has_exited: false,
+            sweep: SweepRecord::default(),
+            is_reported: false,
             record: Record::default(),
             peers: Known::default(),
             life: Life::default(),
@@ -177,6 +203,11 @@ impl Book {
             | Input::AllSucceeded
             | Input::Over(_)
             | Input::Resumed { .. }
+            | Input::DescendantReaped
+            | Input::LeftoversSwept { .. }
+            | Input::OutputDrained
+            | Input::PeersTold { .. }
+            | Input::PeersLeft
             | Input::DeadlinePassed => return false,
         };
         about != self.generation
@@ -233,15 +264,7 @@ impl Book {
             | Input::LostNodeFound(_)
             | Input::AllSucceeded
             | Input::Over(_) => self.enter_elsewhere(input, now),
-            Input::DevicesProbed { .. }
-            | Input::DevicesReassigned { .. }
-            | Input::ProgressProbed { .. }
-            | Input::SignalForwarded { .. }
-            | Input::DStateProbed { .. }
-            | Input::JoinedProbed { .. }
-            | Input::RanksCollected { .. }
-            | Input::ExternalWorkerStarted { .. }
-            | Input::DeadlinePassed => {}
+            _ => {}
         }
     }
 
@@ -254,6 +277,9 @@ impl Book {
     }
 
     fn record_stop_request(&mut self, signal: Signal, now: Instant) {
+        if self.finished {
+            return;
+        }
         self.stop_signal.get_or_insert(signal);
         self.life.stop_requested_at.get_or_insert(now);
         // The stop never extends a running grace period.
@@ -318,6 +344,11 @@ impl Book {
             Action::Emit(JobEvent::CannotEnd { local_ranks }) => self.life.given_up.clone_from(local_ranks),
             Action::Emit(JobEvent::DevicesReassigned { workers }) => self.next_workers = workers.get(),
             Action::Finish(_) => self.finished = true,
+            Action::Exit { .. } => self.has_exited = true,
+            Action::SweepLeftovers { step } => self.sweep.record_step(*step),
+            Action::DrainOutput => self.sweep.is_over = true,
+            Action::ReportOutcome => self.is_reported = true,
+            Action::Notify(_) => {}
             Action::Emit(_) => {}
             Action::Join { .. } => self.peers.is_joining = true,
             Action::TellFailure { .. } => self.life.is_failure_reported = true,

@@ -14,7 +14,7 @@ use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::stop::{EarlyWarning, GraceFor, TimeLimit};
+use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
@@ -40,6 +40,12 @@ pub(super) struct Setup {
     pub(super) interrupt: Interrupt,
     pub(super) unhealthy: Option<Unhealthy>,
     pub(super) left_out: Option<u32>,
+    /// How long processes that outlive a success are awaited; `None` if they are left alone.
+    pub(super) leftover_wait: Option<u32>,
+    /// The reader of the workers' output reads it.
+    pub(super) is_output_read: bool,
+    /// A process that the workers leave running, and how it reacts to a stop signal.
+    pub(super) leftover: Option<Temper>,
     /// How the workers react to a stop signal, by local rank.
     pub(super) tempers: [Temper; MOST_WORKERS as usize],
     /// Time from start to joining the store; `None` for a worker that never joins.
@@ -124,6 +130,9 @@ impl Setup {
         interrupt: Interrupt::Listed,
         unhealthy: None,
         left_out: None,
+        leftover_wait: None,
+        leftover: None,
+        is_output_read: true,
         tempers: [Temper::Obeys { after: 0 }; MOST_WORKERS as usize],
         joins: [Some(0); MOST_WORKERS as usize],
         files: [None; GENERATIONS],
@@ -162,6 +171,9 @@ impl Setup {
             interrupt: random.pick(&[Interrupt::Listed, Interrupt::Listed, Interrupt::Unlisted]),
             unhealthy: random.pick(&[None, None, Some(Unhealthy::Refuse), Some(Unhealthy::Exclude)]),
             left_out,
+            leftover_wait: None,
+            leftover: None,
+            is_output_read: true,
             tempers,
             joins,
             files,
@@ -171,6 +183,16 @@ impl Setup {
             others: random.one_in(3),
             meets: !random.one_in(3),
             prompt: random.one_in(2),
+        }
+    }
+
+    /// With settings of the shutdown.
+    pub(super) fn with_random_shutdown(self, random: &mut Random) -> Self {
+        Self {
+            leftover_wait: random.pick(&[None, Some(0), Some(1_000), Some(30_000)]),
+            leftover: random.one_in(2).then(|| Temper::random(random)),
+            is_output_read: !random.one_in(3),
+            ..self
         }
     }
 
@@ -189,6 +211,9 @@ impl Setup {
             restart: self.policy.restart_policy(),
             grace: millis(self.grace),
             grace_for: self.grace_for(),
+            leftovers: self
+                .leftover_wait
+                .map_or(LeftoverPolicy::Keep, |wait| LeftoverPolicy::End { grace: millis(wait) }),
             time_limit: self.time_limit.map(limit),
             start_timeout: self.start_limit.map(millis),
             dstate_timeout: self.stuck_limit.map(millis),

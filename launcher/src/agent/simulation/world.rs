@@ -84,7 +84,7 @@ fn origin() -> Instant {
 impl<M: Machine> World<'_, M> {
     fn run_events(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
         for event in events {
-            if self.book.finished {
+            if self.book.has_exited {
                 return Ok(());
             }
             self.apply_choice(event.what)?;
@@ -165,7 +165,7 @@ impl<M: Machine> World<'_, M> {
             self.run_turn()?;
             self.wait_until(self.now + between)?;
         }
-        if launcher >= 0 && !self.book.finished { self.apply_choice(stop) } else { Ok(()) }
+        if launcher >= 0 && !self.book.has_exited { self.apply_choice(stop) } else { Ok(()) }
     }
 
     pub(super) fn answer_question(&mut self, dead: bool, seats: Option<u32>) {
@@ -284,7 +284,7 @@ impl<M: Machine> World<'_, M> {
     /// Time passes, and everything that is due on the way happens.
     fn wait_until(&mut self, target: Instant) -> Result<(), Vec<Broken>> {
         for _ in 0..MAX_TURNS {
-            let Some(moment) = self.next_moment().filter(|moment| *moment <= target && !self.book.finished)
+            let Some(moment) = self.next_moment().filter(|moment| *moment <= target && !self.book.has_exited)
             else {
                 self.now = self.now.max(target);
                 return self.check_invariants(None, &[]);
@@ -300,6 +300,9 @@ impl<M: Machine> World<'_, M> {
     fn run_turn(&mut self) -> Result<(), Vec<Broken>> {
         let ended = self.node.end_due_processes(self.now);
         self.push_exits(ended);
+        if self.node.end_due_leftover(self.now) {
+            self.queue.push_back(Input::DescendantReaped);
+        }
         if self.machine.deadline().is_some_and(|deadline| deadline + millis(self.setup.late) <= self.now) {
             self.queue.push_back(Input::DeadlinePassed);
         }
@@ -320,7 +323,7 @@ impl<M: Machine> World<'_, M> {
                 self.perform(&action);
             }
             self.book.close_turn();
-            if self.book.finished {
+            if self.book.has_exited {
                 self.queue.clear();
             }
         }
@@ -364,12 +367,17 @@ impl<M: Machine> World<'_, M> {
     /// Every history ends with a stop by the user, and nothing follows the end.
     fn finish_history(&mut self) -> Result<(), Vec<Broken>> {
         let signal = Signal::SIGTERM;
-        if !self.book.finished {
+        if !self.book.has_exited {
             self.apply_choice(What::Stop { signal, by: Way::Guard })?;
             self.run_turn()?;
             self.wait_until(self.now + self.setup.longest_grace() + Duration::from_secs(6))?;
         }
-        if !self.book.finished {
+        if !self.book.has_exited {
+            self.apply_choice(What::Stop { signal, by: Way::Guard })?;
+            self.run_turn()?;
+            self.wait_until(self.now + Duration::from_secs(6))?;
+        }
+        if !self.book.has_exited {
             return Err(vec![Broken::by_the_deadline("it never comes".to_owned())]);
         }
         let (generation, at) = (self.book.generation, self.wall_clock());

@@ -38,7 +38,7 @@ impl State {
                 JobState::Restarting
             }
             JobPhase::Settling { .. } => JobState::Settling,
-            JobPhase::Finished => JobState::Ending,
+            JobPhase::ShuttingDown(_) | JobPhase::Finished => JobState::Ending,
         };
         StateSummary {
             state,
@@ -62,6 +62,7 @@ impl State {
             | JobPhase::Checking { .. }
             | JobPhase::Waiting { .. }
             | JobPhase::Settling { .. }
+            | JobPhase::ShuttingDown(_)
             | JobPhase::Finished => false,
         }
     }
@@ -79,7 +80,9 @@ impl State {
         }
         match self.phase {
             JobPhase::Running { .. } => Ok(()),
-            JobPhase::Finished | JobPhase::Settling { .. } => Err("the job is over"),
+            JobPhase::Settling { .. } | JobPhase::ShuttingDown(_) | JobPhase::Finished => {
+                Err("the job is over")
+            }
             _ => Err("the workers do not run; the job may restart by itself"),
         }
     }

@@ -50,12 +50,6 @@ impl State {
         self.output_deadline = Some(self.output_deadline.map_or(until, |before| before.min(until)));
     }
 
-    /// Until when the end that was asked for may wait for workers' output; `None` if the job ends by itself.
-    #[must_use]
-    pub const fn output_deadline(&self) -> Option<Instant> {
-        self.output_deadline
-    }
-
     /// Time until SIGKILL; zero if no worker is being stopped.
     pub(super) fn remaining_grace(&self, now: Instant) -> Duration {
         match self.phase {

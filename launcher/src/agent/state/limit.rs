@@ -82,7 +82,7 @@ impl State {
     /// When the time limit or its warning is due, while there is a job to stop.
     pub(super) fn next_time_limit_event(&self) -> Option<Instant> {
         match self.phase {
-            JobPhase::Starting | JobPhase::Finished => None,
+            JobPhase::Starting | JobPhase::ShuttingDown(_) | JobPhase::Finished => None,
             JobPhase::Joining { .. }
             | JobPhase::Settling { .. }
             | JobPhase::Running { .. }
@@ -192,7 +192,10 @@ impl State {
                 self.finish_failed_after_success()
             }
             // A stop continues as it is; it can no longer end in a restart.
-            phase @ (JobPhase::Starting | JobPhase::Stopping { .. } | JobPhase::Finished) => {
+            phase @ (JobPhase::Starting
+            | JobPhase::Stopping { .. }
+            | JobPhase::ShuttingDown(_)
+            | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }

@@ -376,7 +376,9 @@ impl State {
             }
             JobPhase::Joining { failure, .. } => vec![self.finish_failed(failure)],
             JobPhase::Settling { .. } => self.finish_failed_after_success(),
-            JobPhase::Starting | JobPhase::Finished => vec![self.finish_failed(None)],
+            JobPhase::Starting | JobPhase::ShuttingDown(_) | JobPhase::Finished => {
+                vec![self.finish_failed(None)]
+            }
         }
     }
 

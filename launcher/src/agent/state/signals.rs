@@ -72,7 +72,9 @@ impl State {
                 let said = self.stopping_event(now, signal, &BTreeSet::new());
                 [said].into_iter().chain(self.finish_failed_after_success()).collect()
             }
-            phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. } | JobPhase::Finished) => {
+            phase @ (JobPhase::Stopping { stage: StopStage::Killed { .. }, .. }
+            | JobPhase::ShuttingDown(_)
+            | JobPhase::Finished) => {
                 self.phase = phase;
                 Vec::new()
             }
@@ -127,6 +129,7 @@ impl State {
             | JobPhase::Checking { .. }
             | JobPhase::Waiting { .. }
             | JobPhase::Settling { .. }
+            | JobPhase::ShuttingDown(_)
             | JobPhase::Finished => Vec::new(),
         }
     }

@@ -27,6 +27,7 @@ impl State {
                 say_at.iter_mut().chain(give_up_at).for_each(|at| *at += lasted);
             }
             JobPhase::Settling { report_at: say_at } => say_at.iter_mut().for_each(|at| *at += lasted),
+            JobPhase::ShuttingDown(shutdown) => shutdown.add_suspended_time(lasted),
             JobPhase::Starting
             | JobPhase::Joining { .. }
             | JobPhase::Running { .. }
