@@ -90,7 +90,9 @@ impl LogError {
         };
         match (self, errno) {
             (_, Some(Errno::EMFILE | Errno::ENFILE)) => "raise the limit of open files (`ulimit -n`)",
-            (Self::Folder { .. }, Some(Errno::ENOTDIR)) => "name a folder; it is made if it is missing",
+            (Self::Folder { .. }, Some(Errno::ENOTDIR)) => {
+                "name a folder with `--log-dir`; it is made if it is missing"
+            }
             (_, Some(Errno::ENOSPC | Errno::EDQUOT)) => "make room, or choose another place with `--log-dir`",
             (Self::Folder { .. } | Self::File { .. }, _) => {
                 "choose a folder that can be written with `--log-dir`, or none with `--log-dir /dev/null`"
