@@ -1,7 +1,7 @@
 //! Transcripts of jobs with an external worker, here always local rank 1.
 
 use super::*;
-use crate::agent::message::ReleaseReason;
+use crate::spec::stop::StopReason;
 
 fn state(workers: u32, max_restarts: u32) -> State {
     let mut job = super::new_job(workers, max_restarts, CliFlavor::Rankrun);
@@ -14,9 +14,9 @@ fn external_worker_started(generation: u32) -> Input {
     Input::ExternalWorkerStarted { generation: Generation(generation), local_rank, pid }
 }
 
-fn released(actions: &[Action]) -> Option<ReleaseReason> {
+fn released(actions: &[Action]) -> Option<(StopReason, Option<LocalRank>)> {
     actions.iter().find_map(|action| match action {
-        Action::ReleaseExternalWorker { reason: because } => Some(*because),
+        Action::ReleaseExternalWorker { reason, failed } => Some((*reason, failed.map(|end| end.local_rank))),
         _ => None,
     })
 }
@@ -62,7 +62,7 @@ fn worker_failure_releases_external_worker_without_wait() {
         panic!("{actions:?}")
     };
     assert_eq!(others, &[LocalRank(2)]);
-    assert!(matches!(released(&actions), Some(ReleaseReason::Failed(end)) if end.local_rank == LocalRank(0)));
+    assert_eq!(released(&actions), Some((StopReason::WorkerFailed, Some(LocalRank(0)))));
     let actions = job.handle(at(3), exited(0, 2, killed_by(15)));
     assert_eq!(started(&actions), Some(1), "it may still run");
     assert_eq!(job.handle(at(4), external_worker_started(0)), [], "of the old generation");
@@ -103,7 +103,7 @@ fn signal_stops_other_workers_and_releases_external_worker() {
         live,
         grace: GRACE
     })));
-    assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
+    assert_eq!(released(&actions), Some((StopReason::Signal(signal), None)));
     let actions = job.handle(at(3), exited(0, 0, killed_by(2)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(130));
 }
@@ -115,7 +115,7 @@ fn signal_ends_job_at_once_if_only_external_worker_runs() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(0)));
     let actions = job.handle(at(2), stop(Signal::SIGTERM, false));
-    assert_eq!(released(&actions), Some(ReleaseReason::Stopped));
+    assert_eq!(released(&actions), Some((StopReason::Signal(Signal::SIGTERM), None)));
     assert_eq!(signals(&actions), []);
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(143));
 }
@@ -128,7 +128,7 @@ fn failed_start_releases_external_worker() {
     let input = Input::StartFailed { generation: Generation(0), failed: LocalRank(2) };
     let actions = job.handle(at(0), input);
     assert_eq!(signals(&actions), [(vec![0], Signal::SIGTERM)]);
-    assert_eq!(released(&actions), Some(ReleaseReason::NotStarted));
+    assert_eq!(released(&actions), Some((StopReason::NotStarted, None)));
 }
 
 proptest! {

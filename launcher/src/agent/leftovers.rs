@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::phase::GIVE_UP_AFTER_KILL;
-use crate::spec::stop::{StopPolicy, StopReason};
+use crate::spec::stop::{AfterStop, StopPolicy, StopReason};
 
 /// Most processes that remain when the last worker is reaped are about to exit.
 const SETTLE_DELAY: Duration = Duration::from_millis(200);
@@ -30,8 +30,10 @@ impl LeftoverLimits {
     pub(super) fn grace(&self, because: LeftoverStop) -> Duration {
         match because {
             LeftoverStop::TimeOver => self.stop.grace,
-            LeftoverStop::TimeLimit => self.stop.grace_period(StopReason::TimeLimit),
-            LeftoverStop::Signal(_) => self.stop.grace_period(StopReason::Signal),
+            LeftoverStop::TimeLimit => self.stop.grace_period(StopReason::TimeLimit, AfterStop::End),
+            LeftoverStop::Signal(signal) => {
+                self.stop.grace_period(StopReason::Signal(signal), AfterStop::End)
+            }
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, Round};
+use crate::spec::stop::StopReason;
 pub use job_event::{JobEvent, WaitEnd};
 use rank_table::{EndedRank, RankTable, TableCause};
 
@@ -352,8 +353,10 @@ pub enum Action {
     },
     /// Tell the external worker, running or not, that the job no longer waits for it.
     ReleaseExternalWorker {
-        /// Why the job no longer waits.
-        reason: ReleaseReason,
+        /// Why the other workers are stopped.
+        reason: StopReason,
+        /// The exit of the worker that failed, if one did.
+        failed: Option<WorkerEnd>,
     },
     /// Kill the processes that the workers of the ended generation left behind.
     KillLeftovers {
@@ -389,25 +392,6 @@ pub enum LocalStop {
     Signal(Signal),
     /// The time limit of the job is over.
     TimeLimit,
-}
-
-/// Why the job no longer waits for the external worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReleaseReason {
-    /// Another worker failed with this exit.
-    Failed(WorkerEnd),
-    /// The launcher was told to stop.
-    Stopped,
-    /// The time limit of the job is over.
-    TimeLimit,
-    /// Another worker could not be started.
-    NotStarted,
-    /// The user wants all workers to start again.
-    RestartRequest,
-    /// Other nodes have failed, left or joined: all workers start again.
-    Membership,
-    /// The job has ended on another node.
-    Over,
 }
 
 /// How the job ended on this node.

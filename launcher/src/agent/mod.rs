@@ -291,9 +291,9 @@ impl<'a> Agent<'a> {
                 self.workers.signal(generation, &local_ranks, signal);
                 return self.cancel_start(generation);
             }
-            Action::ReleaseExternalWorker { reason: because } => {
-                if let Some(left_out) = self.workers.external_worker() {
-                    left_out.release(&job_event_text::external_worker_released(&because));
+            Action::ReleaseExternalWorker { reason, failed } => {
+                if let Some(external_worker) = self.workers.external_worker() {
+                    external_worker.release(&job_event_text::external_worker_released(reason, failed));
                 }
             }
             Action::KillLeftovers { generation } => {

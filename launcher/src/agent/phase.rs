@@ -1,5 +1,5 @@
-//! The phase of a job on this node, and why it is stopped. `state` owns the phase and every transition; this
-//! module holds the types. Pure.
+//! The phase of a job on this node. `state` owns the phase and every transition; this module holds the types.
+//! Pure.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,7 +10,6 @@ use rankrun_contract::rank::LocalRank;
 
 use crate::agent::failure::Failure;
 use crate::agent::leftovers::LeftoverWait;
-use crate::agent::message::ReleaseReason;
 use crate::exit_code::ExitStatus;
 use crate::spec::stop::StopReason;
 
@@ -32,8 +31,8 @@ pub(super) enum JobPhase {
     /// A worker failed for good under the name torchrun. Before `until` its siblings may end by themselves;
     /// those in `live` are alive.
     Observing { live: BTreeSet<LocalRank>, failure: Failure, until: Instant },
-    /// The workers in `live` are being stopped.
-    Stopping { live: BTreeSet<LocalRank>, cause: StopCause, stage: StopStage },
+    /// The workers in `live` are being stopped. `failure` is set if one of them failed, before the stop or in it.
+    Stopping { live: BTreeSet<LocalRank>, reason: StopReason, failure: Option<Failure>, stage: StopStage },
     /// No worker is alive, and the rendezvous is asked whether a lost node caused the failure. After `until`
     /// the failure counts as our own.
     Blaming { failure: Failure, until: Instant },
@@ -89,50 +88,9 @@ pub(super) enum CheckStep {
     Progress { wait: Duration },
 }
 
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum StopCause {
-    Failure(Failure),
-    User,
-    TimeLimit,
-    NotStarted,
-    /// The user wants all workers to start again.
-    RestartRequest,
-    /// Other nodes ended the round.
-    Membership,
-    /// Another node ended the job.
-    Over,
-}
-
 /// How far a stop has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopStage {
     Asked { signal: Signal, kill_at: Instant },
     Killed { give_up_at: Instant },
-}
-
-impl StopCause {
-    pub(super) const fn release_reason(&self) -> ReleaseReason {
-        match self {
-            Self::Failure(failure) => ReleaseReason::Failed(failure.first),
-            Self::User => ReleaseReason::Stopped,
-            Self::TimeLimit => ReleaseReason::TimeLimit,
-            Self::NotStarted => ReleaseReason::NotStarted,
-            Self::RestartRequest => ReleaseReason::RestartRequest,
-            Self::Membership => ReleaseReason::Membership,
-            Self::Over => ReleaseReason::Over,
-        }
-    }
-
-    pub(super) fn into_failure(self) -> Option<Failure> {
-        match self {
-            Self::Failure(failure) => Some(failure),
-            Self::User
-            | Self::TimeLimit
-            | Self::NotStarted
-            | Self::RestartRequest
-            | Self::Membership
-            | Self::Over => None,
-        }
-    }
 }

@@ -37,11 +37,12 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::message::{Action, Input, JobEvent, WaitEnd, WorkerEnd};
-use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopCause, StopStage};
+use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::process::Exit;
 use crate::rendezvous::Round;
+use crate::spec::stop::StopReason;
 
 use finished::FinishedWorkers;
 use limit::Timer;
@@ -222,16 +223,16 @@ impl State {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { mut live } | JobPhase::Undecided { mut live, .. } => {
                 live.retain(|local_rank| *local_rank < failed);
-                self.stop_workers(now, live, StopCause::NotStarted, Signal::SIGTERM)
+                self.stop_workers(now, live, StopReason::NotStarted, None)
             }
             // They were told to stop during the start: the job does not wait for workers that were not
             // started.
-            JobPhase::Stopping { mut live, cause, stage } => {
+            JobPhase::Stopping { mut live, reason, failure, stage } => {
                 live.retain(|local_rank| *local_rank < failed);
                 if live.is_empty() {
-                    return self.on_workers_stopped(now, cause);
+                    return self.on_workers_stopped(now, reason, failure);
                 }
-                self.phase = JobPhase::Stopping { live, cause, stage };
+                self.phase = JobPhase::Stopping { live, reason, failure, stage };
                 Vec::new()
             }
             phase => {
@@ -258,21 +259,23 @@ impl State {
                 self.phase = JobPhase::Running { live };
                 Vec::new()
             }
-            JobPhase::Stopping { mut live, mut cause, stage } => {
+            JobPhase::Stopping { mut live, reason, mut failure, stage } => {
                 live.remove(&end.local_rank);
                 let mut report = None;
-                if let StopCause::Failure(failure) = &mut cause {
+                if let Some(failure) = &mut failure {
                     failure.push_exit(FollowingEnd {
                         end,
                         is_stopped_by_us: self.is_exit_by_our_signal(end.exit),
                     });
-                } else {
-                    (cause, report) = self.reassess_membership_stop(now, end, cause);
+                } else if let Some(found) = self.find_failure_in_membership_stop(now, end, reason) {
+                    report = self.report_failure_to_peers(found.first);
+                    failure = Some(found);
                 }
                 if live.is_empty() {
-                    return report.into_iter().chain(self.on_workers_stopped(now, cause)).collect();
+                    let next = self.on_workers_stopped(now, reason, failure);
+                    return report.into_iter().chain(next).collect();
                 }
-                self.phase = JobPhase::Stopping { live, cause, stage };
+                self.phase = JobPhase::Stopping { live, reason, failure, stage };
                 report.into_iter().collect()
             }
             phase => {
@@ -316,7 +319,7 @@ impl State {
         failure: Failure,
     ) -> Vec<Action> {
         let (end, others) = (failure.first, self.without_external_worker(&live));
-        let actions = self.stop_workers(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
         let said = Action::Emit(JobEvent::WorkerFailed { end, live: others, grace });
         // Said at once, but not before the running workers get the stop signal.
@@ -360,7 +363,7 @@ impl State {
         let failure = self.new_failure(now, end, FailureKind::Stuck { stuck_for: dwell });
         let report = self.report_failure_to_peers(failure.first);
         let ours = self.without_external_worker(&live);
-        let actions = self.stop_workers(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
         let said =
             Action::Emit(JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live: ours, grace });
@@ -376,14 +379,15 @@ impl State {
             return Vec::new();
         }
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
-            JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal, .. } } => {
-                self.kill_workers(now, (live, cause), WaitEnd::GraceOver(signal))
+            phase @ JobPhase::Stopping { stage: StopStage::Asked { signal, .. }, .. } => {
+                self.phase = phase;
+                self.kill_workers(now, WaitEnd::GraceOver(signal))
             }
-            JobPhase::Stopping { live, cause, stage: StopStage::Killed { .. } } => {
+            JobPhase::Stopping { live, failure, stage: StopStage::Killed { .. }, .. } => {
                 let local_ranks = live.into_iter().collect();
                 let said = Action::Emit(JobEvent::CannotEnd { local_ranks });
-                let (cause, ended) = self.settle_cause(cause);
-                let end = self.end_without_restart(now, cause.into_failure());
+                let (failure, ended) = self.settle_failure(failure);
+                let end = self.end_without_restart(now, failure);
                 [said].into_iter().chain(ended).chain(end).collect()
             }
             JobPhase::Running { live } => {
@@ -418,43 +422,42 @@ impl State {
         }
     }
 
-    /// The only way to stop workers: the signal to each process group, and SIGKILL after the cause's grace
-    /// period.
+    /// The only way to stop workers: the signal to each process group, and SIGKILL after the grace period of
+    /// this reason.
     fn stop_workers(
         &mut self,
         now: Instant,
         live: BTreeSet<LocalRank>,
-        cause: StopCause,
-        signal: Signal,
+        reason: StopReason,
+        failure: Option<Failure>,
     ) -> Vec<Action> {
         self.history.record_first_end(now);
         let mut live = live;
         let external_worker = self.rules.external_worker.filter(|local_rank| live.remove(local_rank));
-        let released =
-            external_worker.map(|_| Action::ReleaseExternalWorker { reason: cause.release_reason() });
+        let failed = failure.as_ref().map(|failure| failure.first);
+        let released = external_worker.map(|_| Action::ReleaseExternalWorker { reason, failed });
         if live.is_empty() {
-            return released.into_iter().chain(self.on_workers_stopped(now, cause)).collect();
+            return released.into_iter().chain(self.on_workers_stopped(now, reason, failure)).collect();
         }
+        let signal = match reason {
+            StopReason::Signal(signal) => self.rules.worker_signal(signal),
+            _ => Signal::SIGTERM,
+        };
         let signal_action = self.signal_workers(&live, signal);
-        let grace = self.grace_period(self.stop_reason(now, &cause));
-        let stage = StopStage::Asked { signal, kill_at: now + grace };
-        self.phase = JobPhase::Stopping { live, cause, stage };
+        let after = self.expected_after_stop(now, reason, failure.as_ref());
+        let stage = StopStage::Asked { signal, kill_at: now + self.grace_period(reason, after) };
+        self.phase = JobPhase::Stopping { live, reason, failure, stage };
         [signal_action].into_iter().chain(released).collect()
     }
 
-    fn kill_workers(
-        &mut self,
-        now: Instant,
-        (live, cause): (BTreeSet<LocalRank>, StopCause),
-        because: WaitEnd,
-    ) -> Vec<Action> {
+    fn kill_workers(&mut self, now: Instant, because: WaitEnd) -> Vec<Action> {
+        let JobPhase::Stopping { live, stage, .. } = &mut self.phase else { return Vec::new() };
+        *stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
+        let live = live.clone();
         self.output_deadline = self.output_deadline.map(|until| until.min(now));
-        let local_ranks = live.iter().copied().collect();
-        let said = Action::Emit(JobEvent::Killing { local_ranks, reason: because });
         let signal_action = self.signal_workers(&live, Signal::SIGKILL);
-        let stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
-        self.phase = JobPhase::Stopping { live, cause, stage };
-        vec![signal_action, said]
+        let local_ranks = live.into_iter().collect();
+        vec![signal_action, Action::Emit(JobEvent::Killing { local_ranks, reason: because })]
     }
 
     fn signal_workers(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {

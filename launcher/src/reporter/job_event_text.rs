@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
-use crate::agent::message::{JobEvent, ReleaseReason, WaitEnd, WorkerEnd};
+use crate::agent::message::{JobEvent, WaitEnd, WorkerEnd};
 use crate::agent::policy::NoRestart;
 use crate::process::signal_name;
 use crate::rendezvous::Round;
@@ -17,6 +17,7 @@ use crate::reporter::nodes;
 use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
+use crate::spec::stop::StopReason;
 
 /// The line for one event of the job of `spec`, in this round of several nodes if there is one. `None` if the event
 /// has no line. The line of a long wait names the awaited thing.
@@ -294,17 +295,19 @@ pub fn external_worker_started(local_rank: LocalRank, pid: Pid) -> String {
 
 /// The message to the terminal of a worker started by hand, once the agent stops waiting for it. That worker goes on.
 #[must_use]
-pub fn external_worker_released(reason: &ReleaseReason) -> String {
-    let what = match reason {
-        ReleaseReason::Failed(end) => format!("local rank {} failed: {}", end.local_rank, end.exit),
-        ReleaseReason::TimeLimit => "the time limit of the job is over".to_owned(),
-        ReleaseReason::Stopped => "it was told to stop".to_owned(),
-        ReleaseReason::NotStarted => "another worker could not be started".to_owned(),
-        ReleaseReason::RestartRequest => "all workers start again by request".to_owned(),
-        ReleaseReason::Membership => {
+pub fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -> String {
+    let what = match (failed, reason) {
+        (Some(end), _) => format!("local rank {} failed: {}", end.local_rank, end.exit),
+        (None, StopReason::TimeLimit) => "the time limit of the job is over".to_owned(),
+        (None, StopReason::NotStarted) => "another worker could not be started".to_owned(),
+        (None, StopReason::RestartRequest) => "all workers start again by request".to_owned(),
+        (None, StopReason::Membership) => {
             "other nodes have failed, gone or come, and all workers start again".to_owned()
         }
-        ReleaseReason::Over => "the job has ended elsewhere".to_owned(),
+        (None, StopReason::EndedElsewhere) => "the job has ended elsewhere".to_owned(),
+        (None, StopReason::Signal(_) | StopReason::WorkerFailed | StopReason::StartTimeout) => {
+            "it was told to stop".to_owned()
+        }
     };
     format!("{what}; the job does not wait for this worker any more")
 }

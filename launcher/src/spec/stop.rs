@@ -61,20 +61,28 @@ pub struct GraceFor {
     pub start_timeout: Option<Duration>,
 }
 
-/// Why workers are stopped, as far as the grace depends on it.
+/// Why the processes of the job are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// The launcher received a signal to stop.
-    Signal,
-    /// A worker failed, or could not be started.
-    Failure(AfterStop),
+    /// The launcher was told to stop by this signal.
+    Signal(Signal),
     /// The time limit of the job expired.
     TimeLimit,
+    /// A worker failed.
+    WorkerFailed,
     /// A worker has not joined the store in time.
-    StartTimeout(AfterStop),
+    StartTimeout,
+    /// A worker could not be started.
+    NotStarted,
+    /// The user wants all workers to start again.
+    RestartRequest,
+    /// Other nodes have failed, left or joined: all workers start again.
+    Membership,
+    /// The job has ended on another node.
+    EndedElsewhere,
 }
 
-/// The possible end of a stop after a failure.
+/// What is expected to follow a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterStop {
     /// All workers may be started again.
@@ -101,25 +109,29 @@ pub enum GraceCause {
 impl StopPolicy {
     /// From the signal to SIGKILL, for a stop with this reason.
     #[must_use]
-    pub fn grace_period(&self, reason: StopReason) -> Duration {
-        self.grace_for.resolve(reason).unwrap_or(self.grace)
+    pub fn grace_period(&self, reason: StopReason, after: AfterStop) -> Duration {
+        self.grace_for.resolve(reason, after).unwrap_or(self.grace)
     }
 }
 
 impl GraceFor {
-    /// The grace period set for a stop with this reason. A restart and a missed start count as failures if they have
-    /// no period of their own.
+    /// The grace period set for a stop with this reason. Every reason but a signal and the time limit counts as a
+    /// failure if it has no period of its own.
     #[must_use]
-    pub fn resolve(&self, reason: StopReason) -> Option<Duration> {
-        let failed = |outlook| match outlook {
+    pub fn resolve(&self, reason: StopReason, after: AfterStop) -> Option<Duration> {
+        let failure = match after {
             AfterStop::Restart => self.restart.or(self.failure),
             AfterStop::End => self.failure,
         };
         match reason {
-            StopReason::Signal => self.signal,
+            StopReason::Signal(_) => self.signal,
             StopReason::TimeLimit => self.time_limit,
-            StopReason::Failure(outlook) => failed(outlook),
-            StopReason::StartTimeout(outlook) => self.start_timeout.or(failed(outlook)),
+            StopReason::StartTimeout => self.start_timeout.or(failure),
+            StopReason::WorkerFailed
+            | StopReason::NotStarted
+            | StopReason::RestartRequest
+            | StopReason::Membership
+            | StopReason::EndedElsewhere => failure,
         }
     }
 
@@ -187,12 +199,12 @@ mod tests {
         let seconds = Duration::from_secs;
         let mut policy = StopPolicy { grace: seconds(30), grace_for: GraceFor::default() };
         let all = [
-            StopReason::Signal,
-            StopReason::TimeLimit,
-            StopReason::Failure(AfterStop::End),
-            StopReason::Failure(AfterStop::Restart),
-            StopReason::StartTimeout(AfterStop::End),
-            StopReason::StartTimeout(AfterStop::Restart),
+            (StopReason::Signal(Signal::SIGTERM), AfterStop::End),
+            (StopReason::TimeLimit, AfterStop::End),
+            (StopReason::WorkerFailed, AfterStop::End),
+            (StopReason::WorkerFailed, AfterStop::Restart),
+            (StopReason::StartTimeout, AfterStop::End),
+            (StopReason::StartTimeout, AfterStop::Restart),
         ];
         for (cause, graces) in [
             (None, [30; 6]),
@@ -206,7 +218,7 @@ mod tests {
                 policy.grace_for.set(cause, seconds(grace));
                 assert_eq!(policy.grace_for.get(cause), Some(seconds(grace)), "{cause}");
             }
-            assert_eq!(all.map(|reason| policy.grace_period(reason)), graces.map(seconds));
+            assert_eq!(all.map(|(reason, after)| policy.grace_period(reason, after)), graces.map(seconds));
         }
     }
 }

@@ -7,9 +7,10 @@ use rankrun_contract::rank::LocalRank;
 use super::invariants::{Turn, Verdict, require};
 use super::oracle::{Book, Cause};
 use crate::agent::failure::{Failure, FailureKind, LostPeer};
-use crate::agent::message::{Action, JobEvent, ReleaseReason, WorkerEnd};
+use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
+use crate::spec::stop::StopReason;
 
 /// A crash this soon after the first failure may have come before it.
 const SAME_MOMENT: Duration = Duration::from_millis(500);
@@ -22,12 +23,12 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let mut blamed = turn.book.life.group_failed;
     for action in turn.actions {
         match action {
-            Action::ReleaseExternalWorker { reason: because } => {
-                require(released.is_none(), || {
-                    format!("released because of {released:?}, then of {because:?}")
+            Action::ReleaseExternalWorker { reason, failed } => {
+                require(released.is_none(), || format!("released for {released:?}, then for {reason:?}"))?;
+                require(is_released_by(*reason, *failed, cause), || {
+                    format!("{reason:?}, {failed:?} where {cause:?} was first")
                 })?;
-                require(is_released_by(because, cause), || format!("{because:?} where {cause:?} was first"))?;
-                released = Some(*because);
+                released = Some(*reason);
             }
             Action::Emit(JobEvent::GroupFailed { cause: end }) => {
                 require(blamed.is_none(), || "two causes".to_owned())?;
@@ -51,18 +52,22 @@ pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     Ok(())
 }
 
-fn is_released_by(because: &ReleaseReason, cause: Option<Cause>) -> bool {
-    match because {
-        ReleaseReason::Failed(end) => {
-            let of = [Cause::Failed, Cause::Stuck, Cause::NotJoined];
-            of.iter().any(|of| cause == Some(of(end.local_rank)))
-        }
-        ReleaseReason::Stopped => cause == Some(Cause::User),
-        ReleaseReason::NotStarted => cause == Some(Cause::NotStarted),
-        ReleaseReason::TimeLimit => cause == Some(Cause::TimeLimit),
-        ReleaseReason::RestartRequest => cause == Some(Cause::RestartRequest),
-        ReleaseReason::Membership => cause == Some(Cause::Others),
-        ReleaseReason::Over => cause == Some(Cause::Over),
+fn is_released_by(reason: StopReason, failed: Option<WorkerEnd>, cause: Option<Cause>) -> bool {
+    match (reason, cause, failed.map(|end| end.local_rank)) {
+        (StopReason::StartTimeout, Some(Cause::NotJoined(first)), failed) => failed == Some(first),
+        // Under the name torchrun a signal may come before the siblings of a failed worker are told to stop.
+        (
+            StopReason::WorkerFailed | StopReason::Signal(_),
+            Some(Cause::Failed(first) | Cause::Stuck(first)),
+            failed,
+        ) => failed == Some(first),
+        (StopReason::Signal(_), Some(Cause::User), None)
+        | (StopReason::NotStarted, Some(Cause::NotStarted), None)
+        | (StopReason::TimeLimit, Some(Cause::TimeLimit), None)
+        | (StopReason::RestartRequest, Some(Cause::RestartRequest), None)
+        | (StopReason::Membership, Some(Cause::Others), None)
+        | (StopReason::EndedElsewhere, Some(Cause::Over), None) => true,
+        _ => false,
     }
 }
 

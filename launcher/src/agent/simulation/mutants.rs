@@ -12,11 +12,12 @@ use super::oracle::WINDOW;
 use super::others::{lost_node, note_with_loss};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
-use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep, StopCause};
+use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
 use crate::process::Exit;
 use crate::rendezvous::{LossRole, MembershipChange};
+use crate::spec::stop::StopReason;
 
 /// What the virtual node talks to.
 pub(super) trait Machine {
@@ -117,7 +118,7 @@ impl Mutant {
             self.real.history.record_restart(now, &policy);
         }
         let is_requested =
-            matches!(self.real.phase, JobPhase::Stopping { cause: StopCause::RestartRequest, .. });
+            matches!(self.real.phase, JobPhase::Stopping { reason: StopReason::RestartRequest, .. });
         if self.fault == Fault::RestartsByRequestAfterAStop && is_requested {
             self.real.stopped_by = None;
         }

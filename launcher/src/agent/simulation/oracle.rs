@@ -12,8 +12,9 @@ use super::node::Node;
 use super::others::{Known, LONGEST_LOST_NODE_QUERY, PeerFailure};
 use super::setup::{Setup, millis};
 use crate::agent::leftovers::LeftoverStep;
-use crate::agent::message::{Action, Input, JobEvent, ReleaseReason, WorkerEnd};
+use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
 use crate::spec::Unhealthy;
+use crate::spec::stop::StopReason;
 
 /// By how much the machine's actions may be late.
 pub(super) const LENIENCY: Duration = Duration::from_millis(100);
@@ -109,7 +110,7 @@ pub(super) struct Life {
     pub(super) killed_at: Option<Instant>,
     /// Workers that were reported as impossible to kill.
     pub(super) given_up: Vec<LocalRank>,
-    pub(super) released: Option<ReleaseReason>,
+    pub(super) released: Option<StopReason>,
     pub(super) group_failed: Option<WorkerEnd>,
     pub(super) swept_at: Option<Instant>,
     /// The last question that was answered, and when.
@@ -328,7 +329,7 @@ impl Book {
                     self.life.killed_at.get_or_insert(now);
                 }
             }
-            Action::ReleaseExternalWorker { reason: because } => self.life.released = Some(*because),
+            Action::ReleaseExternalWorker { reason, .. } => self.life.released = Some(*reason),
             Action::KillLeftovers { .. } => self.life.swept_at = Some(now),
             Action::ProbeProgress { .. } => {
                 (self.open_question, self.asked_at) = (Some(Question::Progress), Some(now))

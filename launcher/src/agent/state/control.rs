@@ -3,14 +3,13 @@
 
 use std::time::Instant;
 
-use nix::sys::signal::Signal;
-
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::State;
 use crate::agent::message::{Action, JobEvent};
-use crate::agent::phase::{JobPhase, StopCause};
+use crate::agent::phase::JobPhase;
 use crate::control::protocol::JobState;
+use crate::spec::stop::StopReason;
 
 /// How far the job has come on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +95,7 @@ impl State {
             return Vec::new();
         };
         let local_ranks = self.without_external_worker(&live);
-        let mut actions = self.stop_workers(now, live, StopCause::RestartRequest, Signal::SIGTERM);
+        let mut actions = self.stop_workers(now, live, StopReason::RestartRequest, None);
         let grace = self.remaining_grace(now);
         actions.insert(
             actions.len().min(1),

@@ -1,39 +1,34 @@
-//! The grace period between stop signal and SIGKILL, by the cause of the stop. Pure.
+//! The grace period between stop signal and SIGKILL, by the reason of the stop. Pure.
 
 use std::time::{Duration, Instant};
 
 use super::State;
-use crate::agent::failure::{Failure, FailureKind};
-use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::agent::failure::Failure;
+use crate::agent::phase::{JobPhase, StopStage};
 use crate::agent::policy::Decision;
 use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
-    pub(super) fn grace_period(&self, reason: StopReason) -> Duration {
-        self.rules.grace_for.resolve(reason).unwrap_or(self.rules.grace)
+    pub(super) fn grace_period(&self, reason: StopReason, after: AfterStop) -> Duration {
+        self.rules.grace_for.resolve(reason, after).unwrap_or(self.rules.grace)
     }
 
-    pub(super) fn stop_reason(&self, now: Instant, cause: &StopCause) -> StopReason {
-        match cause {
-            StopCause::User => StopReason::Signal,
-            StopCause::TimeLimit => StopReason::TimeLimit,
-            StopCause::NotStarted | StopCause::Over => StopReason::Failure(AfterStop::End),
-            StopCause::Membership | StopCause::RestartRequest => StopReason::Failure(AfterStop::Restart),
-            StopCause::Failure(failure) => {
-                let outlook = self.expected_after_stop(now, failure);
-                match failure.kind {
-                    FailureKind::NotJoined { .. } => StopReason::StartTimeout(outlook),
-                    FailureKind::Ended | FailureKind::EndedByStop | FailureKind::Stuck { .. } => {
-                        StopReason::Failure(outlook)
-                    }
-                }
-            }
+    pub(super) fn expected_after_stop(
+        &self,
+        now: Instant,
+        reason: StopReason,
+        failure: Option<&Failure>,
+    ) -> AfterStop {
+        match (reason, failure) {
+            (StopReason::Membership | StopReason::RestartRequest, _) => AfterStop::Restart,
+            (_, Some(failure)) => self.expected_after_failure(now, failure),
+            (_, None) => AfterStop::End,
         }
     }
 
     /// What the policy would decide now. The devices and the job's progress are checked only after the last
     /// reap and may still forbid the restart.
-    pub(super) fn expected_after_stop(&self, now: Instant, failure: &Failure) -> AfterStop {
+    pub(super) fn expected_after_failure(&self, now: Instant, failure: &Failure) -> AfterStop {
         let in_time = |at| {
             !self.time_limit_timer.has_expired()
                 && self.time_limit_timer.expires_at().is_none_or(|end_at| at < end_at)
@@ -46,7 +41,7 @@ impl State {
 
     /// The user or the time limit wants the job to end.
     pub(super) fn limit_output_wait(&mut self, now: Instant, reason: StopReason) {
-        let until = now + self.grace_period(reason);
+        let until = now + self.grace_period(reason, AfterStop::End);
         self.output_deadline = Some(self.output_deadline.map_or(until, |before| before.min(until)));
     }
 

@@ -11,7 +11,7 @@ use super::{State, insert_action};
 use crate::agent::failure::Failure;
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, LocalStop, WorkerEnd};
-use crate::agent::phase::{CheckStep, JobPhase, StopCause};
+use crate::agent::phase::{CheckStep, JobPhase};
 use crate::exit_code::code_of_signal;
 use crate::process::Exit;
 use crate::spec::stop::{StopReason, TimeLimit};
@@ -155,7 +155,7 @@ impl State {
         self.limit_output_wait(now, StopReason::TimeLimit);
         let limit = self.rules.time_limit.map(|limit| limit.limit).unwrap_or_default();
         let ours = self.without_external_worker(&live);
-        let actions = self.stop_workers(now, live, StopCause::TimeLimit, Signal::SIGTERM);
+        let actions = self.stop_workers(now, live, StopReason::TimeLimit, None);
         let grace = self.remaining_grace(now);
         let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.

@@ -9,18 +9,17 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::failure::{Failure, FailureKind};
 use crate::agent::message::{Action, JobEvent, LocalStop, PeerNotice, RemoteEnd, WorkerEnd};
-use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::agent::phase::{JobPhase, StopStage};
 use crate::agent::policy::{Decision, NoRestart, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, PeerLoss, Round};
 use crate::spec::CliFlavor;
+use crate::spec::stop::StopReason;
 
 /// The rendezvous answers within 50 ms if a lost node is known at once, else within 7 s, or it does not know.
 const LOST_NODE_QUERY_TIMEOUT: Duration = Duration::from_secs(8);
@@ -84,9 +83,9 @@ impl State {
                 self.record_peer_failure(&change);
                 ranks.into_iter().chain(self.stop_for_membership_change(now, live, change)).collect()
             }
-            JobPhase::Stopping { live, cause, stage } => {
+            phase @ JobPhase::Stopping { .. } => {
                 self.record_peer_failure(&change);
-                self.phase = JobPhase::Stopping { live, cause, stage };
+                self.phase = phase;
                 self.limit_kill_time(kill_by);
                 let said = JobEvent::Changed { change, live: Vec::new(), grace: Duration::ZERO };
                 (!is_newcomer).then_some(Action::Emit(said)).into_iter().collect()
@@ -133,12 +132,12 @@ impl State {
 
     /// A worker ended while another node's failure stops this node. If that failure is the loss of this very
     /// worker, and our stop did not end the worker, then this worker is the cause.
-    pub(super) fn reassess_membership_stop(
+    pub(super) fn find_failure_in_membership_stop(
         &self,
         now: Instant,
         end: WorkerEnd,
-        cause: StopCause,
-    ) -> (StopCause, Option<Action>) {
+        reason: StopReason,
+    ) -> Option<Failure> {
         let lost = self.peers.first_failure.as_ref().and_then(FailureNote::lost_peer);
         let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
         let is_stopped = self.is_exit_by_our_signal(end.exit) || self.rules.is_exit_by_stop_signal(end.exit);
@@ -146,12 +145,12 @@ impl State {
         let is_cause =
             is_lost && !end.exit.is_success() && !end.has_lost_remote_peer() && (!is_stopped || has_told);
         let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();
-        if cause != StopCause::Membership || !is_cause || is_over {
-            return (cause, None);
+        if reason != StopReason::Membership || !is_cause || is_over {
+            return None;
         }
-        let manner =
+        let kind =
             if self.is_exit_by_our_signal(end.exit) { FailureKind::EndedByStop } else { FailureKind::Ended };
-        (StopCause::Failure(self.new_failure(now, end, manner)), self.report_failure_to_peers(end))
+        Some(self.new_failure(now, end, kind))
     }
 
     fn stop_for_membership_change(
@@ -162,7 +161,7 @@ impl State {
     ) -> Vec<Action> {
         let kill_by = kill_deadline(now, &change);
         let ours = self.without_external_worker(&live);
-        let actions = self.stop_workers(now, live, StopCause::Membership, Signal::SIGTERM);
+        let actions = self.stop_workers(now, live, StopReason::Membership, None);
         self.limit_kill_time(kill_by);
         let grace = self.remaining_grace(now);
         with_event_after_signal(actions, JobEvent::Changed { change, live: ours, grace })
@@ -174,7 +173,7 @@ impl State {
     }
 
     /// The other nodes take a cut-off node for dead at this time; none of its workers may then be alive.
-    fn limit_kill_time(&mut self, kill_by: Option<Instant>) {
+    pub(super) fn limit_kill_time(&mut self, kill_by: Option<Instant>) {
         if let (JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. }, Some(kill_by)) =
             (&mut self.phase, kill_by)
         {
@@ -358,7 +357,7 @@ impl State {
             | JobPhase::Undecided { live, .. }
             | JobPhase::Observing { live, .. } => {
                 let ours = self.without_external_worker(&live);
-                let actions = self.stop_workers(now, live, StopCause::Over, Signal::SIGTERM);
+                let actions = self.stop_workers(now, live, StopReason::EndedElsewhere, None);
                 self.limit_kill_time(kill_by);
                 let grace = self.remaining_grace(now);
                 let said = JobEvent::OverElsewhere { remote_end: ending, live: ours, grace };

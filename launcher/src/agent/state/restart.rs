@@ -10,10 +10,11 @@ use super::State;
 use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
-use crate::agent::phase::{CheckStep, JobPhase, StopCause};
+use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart, WorkerDemand};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::rendezvous::note::RuleNote;
+use crate::spec::stop::StopReason;
 use crate::spec::{CliFlavor, Unhealthy};
 
 /// A longer check is reported.
@@ -23,20 +24,23 @@ const PROGRESS_PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl State {
     /// The last worker of a stopped generation was reaped.
-    pub(super) fn on_workers_stopped(&mut self, now: Instant, cause: StopCause) -> Vec<Action> {
+    pub(super) fn on_workers_stopped(
+        &mut self,
+        now: Instant,
+        reason: StopReason,
+        failure: Option<Failure>,
+    ) -> Vec<Action> {
         self.history.record_last_reap(now);
-        let (cause, mut actions) = self.settle_cause(cause);
-        match cause {
-            StopCause::Failure(failure) => match self.resolve_peer_cause(now, &failure) {
-                Some(told) => actions.extend(told),
-                None => actions.extend(self.check_devices_or_decide(now, failure)),
+        let (failure, mut actions) = self.settle_failure(failure);
+        actions.extend(match (failure, reason) {
+            (Some(failure), _) => match self.resolve_peer_cause(now, &failure) {
+                Some(told) => told,
+                None => self.check_devices_or_decide(now, failure),
             },
-            StopCause::Membership => actions.extend(self.rejoin(now)),
-            StopCause::RestartRequest => actions.extend(self.restart_by_request(now)),
-            StopCause::User | StopCause::TimeLimit | StopCause::NotStarted | StopCause::Over => {
-                actions.push(self.finish_failed(None));
-            }
-        }
+            (None, StopReason::Membership) => self.rejoin(now),
+            (None, StopReason::RestartRequest) => self.restart_by_request(now),
+            (None, _) => vec![self.finish_failed(None)],
+        });
         actions
     }
 
@@ -53,17 +57,17 @@ impl State {
         self.rules.unhealthy.is_some() && self.stopped_by.is_none() && !self.time_limit_timer.has_expired()
     }
 
-    /// Settles the cause, once no worker is left that could add evidence.
-    pub(super) fn settle_cause(&self, cause: StopCause) -> (StopCause, Vec<Action>) {
+    /// Settles the cause of a failure, once no worker is left that could add evidence.
+    pub(super) fn settle_failure(&self, failure: Option<Failure>) -> (Option<Failure>, Vec<Action>) {
         let mut actions = vec![Action::KillLeftovers { generation: self.generation }];
-        let StopCause::Failure(failure) = cause else { return (cause, actions) };
+        let Some(failure) = failure else { return (None, actions) };
         let reported_rank = failure.first.local_rank;
         let failure = failure.settle();
         if failure.first.local_rank != reported_rank {
             actions.extend(self.report_failure_to_peers(failure.first));
         }
         actions.push(Action::Emit(JobEvent::GroupFailed { cause: failure.first }));
-        (StopCause::Failure(failure), actions)
+        (Some(failure), actions)
     }
 
     /// The health check is complete. A check without an answer forbids nothing.

@@ -12,7 +12,7 @@ use crate::agent::message::{Action, Input, JobEnd, ShutdownNotice, SweepResult};
 use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
-use crate::spec::stop::{LeftoverPolicy, StopPolicy, StopReason};
+use crate::spec::stop::{AfterStop, LeftoverPolicy, StopPolicy, StopReason};
 
 /// A longer wait is reported.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
@@ -22,7 +22,7 @@ impl State {
     pub(super) fn start_shutdown(&mut self, now: Instant, outcome: &JobEnd) -> Action {
         let reason = match (outcome.time_limit, outcome.stopped_by) {
             (Some(_), _) => Some(StopReason::TimeLimit),
-            (None, Some(_)) => Some(StopReason::Signal),
+            (None, Some(signal)) => Some(StopReason::Signal(signal)),
             (None, None) => None,
         };
         let leftover_wait = match self.rules.leftovers {
@@ -47,7 +47,9 @@ impl State {
     fn start_drain(&self, now: Instant, shutdown: &mut Shutdown) -> Action {
         let earliest = now + FLUSH_TIMEOUT;
         let give_up_at = match shutdown.reason {
-            Some(reason) => Some(self.output_deadline.unwrap_or_else(|| now + self.grace_period(reason))),
+            Some(reason) => {
+                Some(self.output_deadline.unwrap_or_else(|| now + self.grace_period(reason, AfterStop::End)))
+            }
             None => shutdown.signal.map(|_| now),
         };
         let give_up_at = give_up_at.map(|at| at.max(earliest));

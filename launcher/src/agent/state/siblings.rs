@@ -16,7 +16,7 @@ use rankrun_contract::rank::LocalRank;
 use super::State;
 use crate::agent::failure::{Failure, FollowingEnd};
 use crate::agent::message::{Action, Input, LocalStop, WorkerEnd};
-use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::agent::phase::JobPhase;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
 
@@ -33,7 +33,7 @@ impl State {
     ) -> Vec<Action> {
         if self.rules.cli_flavor != CliFlavor::Torchrun
             || self.without_external_worker(&live).is_empty()
-            || self.expected_after_stop(now, &failure) == AfterStop::Restart
+            || self.expected_after_failure(now, &failure) == AfterStop::Restart
         {
             return self.report_failure_and_stop(now, live, failure);
         }
@@ -69,12 +69,9 @@ impl State {
         signal: Signal,
         (live, failure): (BTreeSet<LocalRank>, Failure),
     ) -> Vec<Action> {
-        let worker_signal = self.rules.worker_signal(signal);
-        let mut actions = self.stop_workers(now, live, StopCause::Failure(failure), worker_signal);
-        let until = now + self.grace_period(StopReason::Signal);
-        if let JobPhase::Stopping { stage: StopStage::Asked { kill_at, .. }, .. } = &mut self.phase {
-            *kill_at = until.min(*kill_at);
-        }
+        let kill_by = now + self.grace_period(StopReason::WorkerFailed, AfterStop::End);
+        let mut actions = self.stop_workers(now, live, StopReason::Signal(signal), Some(failure));
+        self.limit_kill_time(Some(kill_by));
         actions.extend(self.report_stop_to_peers(LocalStop::Signal(signal)));
         actions
     }

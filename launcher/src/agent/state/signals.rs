@@ -10,17 +10,17 @@ use rankrun_contract::rank::LocalRank;
 use super::{State, insert_action};
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEnd, JobEvent, LocalStop, PeerNotice, WaitEnd};
-use crate::agent::phase::{JobPhase, StopCause, StopStage};
+use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
 use crate::spec::CliFlavor;
-use crate::spec::stop::StopReason;
+use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
     /// The launcher was told to stop; `again` is true for a second request.
     pub(super) fn on_stop_requested(&mut self, now: Instant, signal: Signal, again: bool) -> Vec<Action> {
         let is_same_signal = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
-        self.limit_output_wait(now, StopReason::Signal);
+        self.limit_output_wait(now, StopReason::Signal(signal));
         let ranks = self.collect_ranks(TableCause::Signal(signal));
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Starting => vec![self.finish_before_start(signal)],
@@ -33,32 +33,21 @@ impl State {
             }
             JobPhase::Running { live } | JobPhase::Undecided { live, .. } => {
                 let ours = live.clone();
-                let actions = self.stop_workers(now, live, StopCause::User, self.rules.worker_signal(signal));
+                let actions = self.stop_workers(now, live, StopReason::Signal(signal), None);
                 let said = self.stopping_event(now, signal, &ours);
                 let told = self.report_stop_to_peers(LocalStop::Signal(signal));
                 told.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
             }
-            JobPhase::Stopping { live, cause, stage: StopStage::Asked { signal: before, kill_at } } => {
+            phase @ JobPhase::Stopping { stage: StopStage::Asked { .. }, .. } => {
+                self.phase = phase;
                 if again {
-                    return self.kill_workers(now, (live, cause), WaitEnd::SecondSignal);
+                    return self.kill_workers(now, WaitEnd::SecondSignal);
                 }
-                // The stop never extends a running grace period.
-                let kill_at = kill_at.min(now + self.grace_period(StopReason::Signal));
-                if is_same_signal {
-                    // One request that came twice: a scheduler signals guard and agent alike.
-                    self.phase = JobPhase::Stopping {
-                        live,
-                        cause,
-                        stage: StopStage::Asked { signal: before, kill_at },
-                    };
-                    return Vec::new();
-                }
-                let stage = StopStage::Asked { signal: self.rules.worker_signal(signal), kill_at };
-                let (told, ours) =
-                    (self.signal_workers(&live, self.rules.worker_signal(signal)), live.clone());
-                self.phase = JobPhase::Stopping { live, cause, stage };
-                let known = self.report_stop_to_peers(LocalStop::Signal(signal));
-                known.into_iter().chain([told, self.stopping_event(now, signal, &ours)]).collect()
+                self.limit_kill_time(Some(
+                    now + self.grace_period(StopReason::Signal(signal), AfterStop::End),
+                ));
+                // One request may come twice: a scheduler signals guard and agent alike.
+                if is_same_signal { Vec::new() } else { self.change_stop_signal(now, signal) }
             }
             JobPhase::Blaming { failure, .. }
             | JobPhase::Checking { failure, .. }
@@ -79,6 +68,20 @@ impl State {
                 Vec::new()
             }
         }
+    }
+
+    /// Another stop signal came while the workers are being stopped.
+    fn change_stop_signal(&mut self, now: Instant, signal: Signal) -> Vec<Action> {
+        let worker_signal = self.rules.worker_signal(signal);
+        let JobPhase::Stopping { live, stage: StopStage::Asked { signal: sent, .. }, .. } = &mut self.phase
+        else {
+            return Vec::new();
+        };
+        *sent = worker_signal;
+        let live = live.clone();
+        let signal_action = self.signal_workers(&live, worker_signal);
+        let notice = self.report_stop_to_peers(LocalStop::Signal(signal));
+        notice.into_iter().chain([signal_action, self.stopping_event(now, signal, &live)]).collect()
     }
 
     fn finish_before_start(&self, signal: Signal) -> Action {

@@ -10,7 +10,8 @@ use super::{State, insert_action};
 use crate::agent::failure::FailureKind;
 use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, NotJoined, WorkerEnd};
-use crate::agent::phase::{JobPhase, StopCause};
+use crate::agent::phase::JobPhase;
+use crate::spec::stop::StopReason;
 
 impl State {
     /// When the start limit of the running generation is checked.
@@ -54,7 +55,7 @@ impl State {
         let missing = failure.not_joined.to_vec();
         let ours = self.without_external_worker(&live);
         self.history.record_never_joined();
-        let actions = self.stop_workers(now, live, StopCause::Failure(failure), Signal::SIGTERM);
+        let actions = self.stop_workers(now, live, StopReason::StartTimeout, Some(failure));
         let grace = self.remaining_grace(now);
         let said = Action::Emit(JobEvent::NotJoined { missing, limit, live: ours, grace });
         report.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
