@@ -292,7 +292,7 @@ pub enum Action {
     /// Tell the other nodes that this node is being stopped, where the job ends with it.
     TellStop {
         /// The reason for this node's stop.
-        reason: LocalStop,
+        reason: StopReason,
     },
     /// Signal the process groups of these workers.
     Signal {
@@ -383,15 +383,6 @@ pub enum Action {
         /// The exit status of the launcher.
         status: ExitStatus,
     },
-}
-
-/// Why this node stops its workers and leaves, whatever happens on other nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LocalStop {
-    /// The launcher was told to stop by this signal.
-    Signal(Signal),
-    /// The time limit of the job is over.
-    TimeLimit,
 }
 
 /// How the job ended on this node.

@@ -19,7 +19,7 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Input, JobEnd, LocalStop, PeerNotice, RemoteEnd};
+use crate::agent::message::{Action, Input, JobEnd, PeerNotice, RemoteEnd};
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
@@ -30,6 +30,7 @@ use crate::rendezvous::{
 };
 use crate::reporter::nodes;
 use crate::reporter::user_log::UserLog;
+use crate::spec::stop::StopReason;
 use crate::spec::{Entrypoint, LaunchSpec};
 
 /// The other nodes of the job, as the agent's shell has them.
@@ -273,8 +274,8 @@ impl Agent<'_> {
             }
             Action::FindLostNode => others.wish(RendezvousCommand::FindLostNode),
             Action::TellSuccess => others.wish(RendezvousCommand::Succeeded),
-            Action::TellStop { reason: because } => {
-                others.wish(RendezvousCommand::Stopping { why: reason(*because) })
+            Action::TellStop { reason } => {
+                others.wish(RendezvousCommand::Stopping { why: stop_text(*reason) })
             }
             _ => {}
         }
@@ -320,18 +321,25 @@ const fn limit_of(farewell: PeerNotice) -> Duration {
 
 fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
     match (end.stopped_by, end.time_limit, failed, &end.remote_end) {
-        (Some(signal), ..) => reason(LocalStop::Signal(signal)),
-        (None, Some(_), ..) => reason(LocalStop::TimeLimit),
+        (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
+        (None, Some(_), ..) => stop_text(StopReason::TimeLimit),
         (None, None, Some(error), _) => format_chain(error),
-        (None, None, None, Some(_)) => "the job has ended".to_owned(),
-        (None, None, None, None) => "its workers cannot be ended".to_owned(),
+        (None, None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
+        (None, None, None, None) => stop_text(StopReason::Membership),
     }
 }
 
-fn reason(stop: LocalStop) -> String {
-    match stop {
-        LocalStop::Signal(signal) => format!("it was told to stop by {signal}"),
-        LocalStop::TimeLimit => "its time limit is over".to_owned(),
+/// Why this node leaves, as the other nodes show it. A node leaves after another stop only if a worker survives it.
+fn stop_text(reason: StopReason) -> String {
+    match reason {
+        StopReason::Signal(signal) => format!("it was told to stop by {signal}"),
+        StopReason::TimeLimit => "its time limit is over".to_owned(),
+        StopReason::EndedElsewhere => "the job has ended".to_owned(),
+        StopReason::WorkerFailed
+        | StopReason::StartTimeout
+        | StopReason::NotStarted
+        | StopReason::RestartRequest
+        | StopReason::Membership => "its workers cannot be ended".to_owned(),
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::rendezvous_tests::{failure_note, joined, joins, node, peer_lost, running};
 use super::*;
-use crate::agent::message::{LocalStop, PeerNotice, RemoteEnd};
+use crate::agent::message::{PeerNotice, RemoteEnd};
 use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
-use crate::spec::stop::TimeLimit;
+use crate::spec::stop::{StopReason, TimeLimit};
 
 #[test]
 fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
@@ -73,23 +73,23 @@ fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
 #[test]
 fn local_stop_is_reported_to_peers_before_stop_signal() {
     let at = clock();
-    let told = |actions: &[Action], because: LocalStop| {
+    let told = |actions: &[Action], because: StopReason| {
         assert_eq!(actions[0], Action::TellStop { reason: because });
         let mut rest = actions[1..].iter().filter(|action| !matches!(action, Action::CollectRanks { .. }));
         assert!(matches!(rest.next(), Some(Action::Signal { .. })), "{actions:?}");
     };
     let stop = || Input::StopRequested { signal: Signal::SIGINT, is_second: false };
-    told(&running(3, &at).handle(at(2), stop()), LocalStop::Signal(Signal::SIGINT));
+    told(&running(3, &at).handle(at(2), stop()), StopReason::Signal(Signal::SIGINT));
     // A restart was to follow.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), peer_lost());
-    told(&job.handle(at(3), stop()), LocalStop::Signal(Signal::SIGINT));
+    told(&job.handle(at(3), stop()), StopReason::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
     let mut job =
         State::new(JobRules { has_rendezvous: true, time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
-    told(&job.handle(at(11), Input::DeadlinePassed), LocalStop::TimeLimit);
+    told(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
     // The other nodes know the cause.
     let mut job = running(3, &at);
     let _ = job.handle(at(2), Input::Over(RemoteEnd::Closed { failure: None }));

@@ -10,7 +10,7 @@ use rankrun_contract::rank::LocalRank;
 use super::{State, insert_action};
 use crate::agent::failure::Failure;
 use crate::agent::message::rank_table::TableCause;
-use crate::agent::message::{Action, JobEvent, LocalStop, WorkerEnd};
+use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::exit_code::code_of_signal;
 use crate::process::Exit;
@@ -160,7 +160,7 @@ impl State {
         let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        let told = self.report_stop_to_peers(LocalStop::TimeLimit);
+        let told = self.report_stop_to_peers(StopReason::TimeLimit);
         told.into_iter().chain(ranks).chain(insert_action(actions, at, said)).collect()
     }
 

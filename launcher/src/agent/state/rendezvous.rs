@@ -13,7 +13,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::failure::{Failure, FailureKind};
-use crate::agent::message::{Action, JobEvent, LocalStop, PeerNotice, RemoteEnd, WorkerEnd};
+use crate::agent::message::{Action, JobEvent, PeerNotice, RemoteEnd, WorkerEnd};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::agent::policy::{Decision, NoRestart, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
@@ -240,9 +240,9 @@ impl State {
     }
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
-    pub(super) fn report_stop_to_peers(&self, because: LocalStop) -> Option<Action> {
+    pub(super) fn report_stop_to_peers(&self, reason: StopReason) -> Option<Action> {
         let is_news = self.rules.has_rendezvous && self.peers.remote_end.is_none();
-        is_news.then_some(Action::TellStop { reason: because })
+        is_news.then_some(Action::TellStop { reason })
     }
 
     /// Decides whether another node caused the failure, as long as a restart may follow; `None` if this node

@@ -15,7 +15,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::State;
 use crate::agent::failure::{Failure, FollowingEnd};
-use crate::agent::message::{Action, Input, LocalStop, WorkerEnd};
+use crate::agent::message::{Action, Input, WorkerEnd};
 use crate::agent::phase::JobPhase;
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, StopReason};
@@ -72,7 +72,7 @@ impl State {
         let kill_by = now + self.grace_period(StopReason::WorkerFailed, AfterStop::End);
         let mut actions = self.stop_workers(now, live, StopReason::Signal(signal), Some(failure));
         self.limit_kill_time(Some(kill_by));
-        actions.extend(self.report_stop_to_peers(LocalStop::Signal(signal)));
+        actions.extend(self.report_stop_to_peers(StopReason::Signal(signal)));
         actions
     }
 

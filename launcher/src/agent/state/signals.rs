@@ -9,7 +9,7 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::message::rank_table::TableCause;
-use crate::agent::message::{Action, JobEnd, JobEvent, LocalStop, PeerNotice, WaitEnd};
+use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice, WaitEnd};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
 use crate::spec::CliFlavor;
@@ -35,7 +35,7 @@ impl State {
                 let ours = live.clone();
                 let actions = self.stop_workers(now, live, StopReason::Signal(signal), None);
                 let said = self.stopping_event(now, signal, &ours);
-                let told = self.report_stop_to_peers(LocalStop::Signal(signal));
+                let told = self.report_stop_to_peers(StopReason::Signal(signal));
                 told.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
             }
             phase @ JobPhase::Stopping { stage: StopStage::Asked { .. }, .. } => {
@@ -80,7 +80,7 @@ impl State {
         *sent = worker_signal;
         let live = live.clone();
         let signal_action = self.signal_workers(&live, worker_signal);
-        let notice = self.report_stop_to_peers(LocalStop::Signal(signal));
+        let notice = self.report_stop_to_peers(StopReason::Signal(signal));
         notice.into_iter().chain([signal_action, self.stopping_event(now, signal, &live)]).collect()
     }
 
