@@ -24,7 +24,7 @@ use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, Round};
 use crate::spec::stop::StopReason;
 pub use job_event::{JobEvent, WaitEnd};
-use rank_table::{EndedRank, RankTable, TableCause};
+use rank_table::{EndedRank, RankTable};
 
 /// An event, as input of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -334,7 +334,7 @@ pub enum Action {
         /// The ranks that have already ended.
         ended: Vec<EndedRank>,
         /// Why the workers are about to be stopped.
-        cause: TableCause,
+        reason: StopReason,
     },
     /// Check the devices of the workers, none of which is left; signals are answered meanwhile.
     ProbeDevices {

@@ -52,7 +52,7 @@ use crate::agent::drain::Ending;
 use crate::agent::final_report::FinalReport;
 use crate::agent::halt::Halts;
 use crate::agent::inputs::wait_for_inputs;
-use crate::agent::message::rank_table::{EndedRank, TableCause};
+use crate::agent::message::rank_table::EndedRank;
 use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
 use crate::agent::others::{Departure, Others};
@@ -74,6 +74,7 @@ use crate::process::watchdog::Watchdog;
 use crate::reporter::user_log::UserLog;
 use crate::reporter::{job_event_text, leftovers as leftovers_text, parent_file};
 use crate::spec::LaunchSpec;
+use crate::spec::stop::StopReason;
 
 /// Even with a grace period of 0, the final output of workers and launcher has this long to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -356,16 +357,16 @@ impl<'a> Agent<'a> {
                 let missing = self.workers.workers_not_joined(&local_ranks, greeted);
                 Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing })
             }
-            Action::CollectRanks { generation, ended, cause } => {
-                self.collect_ranks((generation, cause), &ended)
+            Action::CollectRanks { generation, ended, reason } => {
+                self.collect_ranks((generation, reason), &ended)
             }
             _ => None,
         }
     }
 
-    fn collect_ranks(&self, why: (Generation, TableCause), ended: &[EndedRank]) -> Option<Input> {
+    fn collect_ranks(&self, stop: (Generation, StopReason), ended: &[EndedRank]) -> Option<Input> {
         let greeted = self.rendezvous.as_ref().map(Others::greeted);
-        let table = self.workers.rank_table(why, ended, greeted)?;
-        Some(Input::RanksCollected { generation: why.0, table })
+        let table = self.workers.rank_table(stop, ended, greeted)?;
+        Some(Input::RanksCollected { generation: stop.0, table })
     }
 }

@@ -3,15 +3,15 @@
 use super::rendezvous_tests::{failure_note, joined, node, peer_lost, running};
 use super::*;
 use crate::agent::message::RemoteEnd;
-use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
-use crate::spec::stop::TimeLimit;
+use crate::spec::stop::{StopReason, TimeLimit};
 
-const SIGTERM: TableCause = TableCause::Signal(Signal::SIGTERM);
+const SIGTERM: StopReason = StopReason::Signal(Signal::SIGTERM);
 
-fn table(cause: TableCause, joined: &[JoinState]) -> RankTable {
+fn table(reason: StopReason, joined: &[JoinState]) -> RankTable {
     let row = |(local_rank, joined): (u32, &JoinState)| RankRow {
         local_rank: LocalRank(local_rank),
         pid: Some(Pid::from_raw(100)),
@@ -20,11 +20,11 @@ fn table(cause: TableCause, joined: &[JoinState]) -> RankTable {
         cpu_time: None,
         output: LastOutput::Empty,
     };
-    RankTable { cause, rows: (0..).zip(joined).map(row).collect() }
+    RankTable { reason, rows: (0..).zip(joined).map(row).collect() }
 }
 
-fn collect_action(cause: TableCause, ended: Vec<EndedRank>) -> Action {
-    Action::CollectRanks { generation: Generation(0), ended, cause }
+fn collect_action(reason: StopReason, ended: Vec<EndedRank>) -> Action {
+    Action::CollectRanks { generation: Generation(0), ended, reason }
 }
 
 fn collects_ranks(actions: &[Action]) -> bool {
@@ -94,8 +94,8 @@ fn time_limit_shows_table_of_joined_or_single_rank() {
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(5), Input::DeadlinePassed);
-        assert_eq!(actions[0], collect_action(TableCause::TimeLimit, Vec::new()));
-        let table = table(TableCause::TimeLimit, &[JoinState::Joined]);
+        assert_eq!(actions[0], collect_action(StopReason::TimeLimit, Vec::new()));
+        let table = table(StopReason::TimeLimit, &[JoinState::Joined]);
         assert_eq!(
             job.handle(at(5), ranks_collected(&table, 0)),
             [Action::Emit(JobEvent::RankTable(table.clone()))]
@@ -119,22 +119,22 @@ fn ranks_are_collected_if_other_node_stops_the_job() {
     let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let over = |failure| Input::Over(RemoteEnd::Closed { failure: Some(failure) });
     let actions = running(0, &at).handle(at(2), over(host.clone()));
-    assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));
+    assert_eq!(actions[0], collect_action(StopReason::EndedElsewhere, Vec::new()));
     assert!(
         !collects_ranks(&running(0, &at).handle(at(2), over(failure_note()))),
         "a worker has failed there"
     );
     let left = MembershipChange::Left { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
     let actions = running(0, &at).handle(at(2), Input::Changed(left));
-    assert_eq!(actions[0], collect_action(TableCause::OtherNode, Vec::new()));
+    assert_eq!(actions[0], collect_action(StopReason::Membership, Vec::new()));
     assert!(!collects_ranks(&running(0, &at).handle(at(2), peer_lost())), "it was not told to stop");
     // The time limits of two nodes expire at about the same time.
-    for (limit, cause) in [(3, TableCause::TimeLimit), (9, TableCause::OtherNode)] {
+    for (limit, reason) in [(3, StopReason::TimeLimit), (9, StopReason::EndedElsewhere)] {
         let mut job = node(0, CliFlavor::Rankrun);
         let limit = Duration::from_secs(limit);
         job.rules.time_limit = Some(TimeLimit { limit, warning: None });
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), joined(0));
-        assert_eq!(job.handle(at(3), over(host.clone()))[0], collect_action(cause, Vec::new()));
+        assert_eq!(job.handle(at(3), over(host.clone()))[0], collect_action(reason, Vec::new()));
     }
 }

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use rankrun_contract::rank::Rank;
 
-use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
 use crate::rendezvous::{NodeName, Round};
 use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
 use crate::spec::LaunchSpec;
+use crate::spec::stop::StopReason;
 
 /// In a table with more rows, ranks with different last lines share a row too.
 const MOST_ROWS: usize = 16;
@@ -87,11 +88,14 @@ fn heading(table: &RankTable, setting: &TableSetting) -> String {
         Some(name) => format!(" of {name}"),
         None => String::new(),
     };
-    let moment = match table.cause {
-        TableCause::Signal(signal) => format!("when {signal} came"),
-        TableCause::TimeLimit => "when the time limit was over".to_owned(),
-        TableCause::StartTimeout => "at that time".to_owned(),
-        TableCause::OtherNode => "when another node left".to_owned(),
+    let moment = match table.reason {
+        StopReason::Signal(signal) => format!("when {signal} came"),
+        StopReason::TimeLimit => "when the time limit was over".to_owned(),
+        StopReason::Membership | StopReason::EndedElsewhere => "when another node left".to_owned(),
+        StopReason::WorkerFailed
+        | StopReason::StartTimeout
+        | StopReason::NotStarted
+        | StopReason::RestartRequest => "at that time".to_owned(),
     };
     format!("{fact}; the ranks{node} {moment}:")
 }
@@ -148,7 +152,7 @@ fn hint_where_none_is_missing(table: &RankTable, setting: &TableSetting) -> Opti
         ));
     }
     let hint = || format!("a rank that hangs has old output; while it hangs, {PY_SPY}");
-    (table.cause == TableCause::TimeLimit).then(hint)
+    (table.reason == StopReason::TimeLimit).then(hint)
 }
 
 /// Ranks that share a row, the first one first.

@@ -6,7 +6,7 @@ use rankrun_contract::rank::{LocalRank, NodeRank};
 use super::*;
 use crate::process::Exit;
 
-const SIGINT: TableCause = TableCause::Signal(Signal::SIGINT);
+const SIGINT: StopReason = StopReason::Signal(Signal::SIGINT);
 
 fn row(local_rank: u32, joined: JoinState, cpu: u64, text: &str) -> RankRow {
     let output = match text {
@@ -23,9 +23,9 @@ fn row(local_rank: u32, joined: JoinState, cpu: u64, text: &str) -> RankRow {
     }
 }
 
-fn text(cause: TableCause, rows: Vec<RankRow>, columns: Option<usize>) -> String {
+fn text(reason: StopReason, rows: Vec<RankRow>, columns: Option<usize>) -> String {
     let setting = TableSetting { base_rank: Rank(0), node: None, lacks_start_timeout: true, columns };
-    render(&RankTable { cause, rows }, &setting)
+    render(&RankTable { reason, rows }, &setting)
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn table_of_node_has_global_ranks_and_unknown_join_state() {
     rows[0].output = LastOutput::Unavailable;
     let node = Some(NodeName { rank: Some(NodeRank(1)), host: Some("th2".to_owned()), addr: None });
     let setting = TableSetting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
-    let cause = TableCause::Signal(Signal::SIGTERM);
+    let reason = StopReason::Signal(Signal::SIGTERM);
     let expected = "\
 it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) when SIGTERM came:
   rank  pid   process       joined   CPU time  last output
@@ -60,14 +60,14 @@ it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) w
   10    4002  exit code 0   -        -         none
   hint: these ranks have no connection to the store now; the last output says how far a rank got, and while it hangs, \
 `py-spy dump --pid PID` shows where its Python code waits";
-    assert_eq!(render(&RankTable { cause, rows }, &setting), expected);
+    assert_eq!(render(&RankTable { reason, rows }, &setting), expected);
 }
 
 #[test]
 fn table_at_time_limit_shows_joined_ranks() {
     let rows =
         vec![row(0, JoinState::Joined, 9_000_000, "step 7"), row(1, JoinState::Joined, 60_000, "step 7")];
-    let shown = text(TableCause::TimeLimit, rows, None);
+    let shown = text(StopReason::TimeLimit, rows, None);
     let begins = "all ranks that run have joined the store; the ranks when the time limit was over:\n";
     assert!(shown.starts_with(begins), "{shown}");
     assert!(

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use rankrun_contract::rank::LocalRank;
@@ -11,34 +10,13 @@ use rankrun_contract::rank::LocalRank;
 use crate::logs::last_output::LastOutput;
 use crate::process::Exit;
 use crate::process::usage::RunState;
-
-/// Why the workers are being stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TableCause {
-    /// The launcher was told to stop by this signal.
-    Signal(Signal),
-    /// The time limit of the job is over.
-    TimeLimit,
-    /// A rank has not joined the store by the start limit.
-    StartTimeout,
-    /// Another node has left, or has ended the job by its own stop.
-    OtherNode,
-}
-
-impl TableCause {
-    /// True if the table is shown even when no rank is missing. A signal, here or on another node, may end a
-    /// job that runs well.
-    #[must_use]
-    pub const fn is_always_shown(self) -> bool {
-        !matches!(self, Self::Signal(_) | Self::OtherNode)
-    }
-}
+use crate::spec::stop::StopReason;
 
 /// The ranks of this node, before the stop signal reaches them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankTable {
     /// Why the workers are being stopped.
-    pub cause: TableCause,
+    pub reason: StopReason,
     /// One row per rank, in the order of the local ranks.
     pub rows: Vec<RankRow>,
 }
@@ -94,10 +72,12 @@ pub struct EndedRank {
 }
 
 impl RankTable {
-    /// True if the table helps to explain the stop.
+    /// True if the table helps to explain the stop. A signal, here or on another node, may end a job that runs
+    /// well.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        self.cause.is_always_shown() || self.rows.iter().any(RankRow::may_explain_a_hang)
+        matches!(self.reason, StopReason::TimeLimit | StopReason::StartTimeout)
+            || self.rows.iter().any(RankRow::may_explain_a_hang)
     }
 }
 

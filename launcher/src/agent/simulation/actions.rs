@@ -14,10 +14,11 @@ use super::setup::millis;
 use super::world::World;
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::leftovers::LeftoverStep;
-use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::agent::message::rank_table::{JoinState, ProcessState, RankRow, RankTable};
 use crate::agent::message::{Action, Input, NotJoined, SweepResult};
 use crate::logs::last_output::LastOutput;
 use crate::process::usage::RunState;
+use crate::spec::stop::StopReason;
 
 /// How long the other nodes need something of this node.
 const PEER_WAIT: Duration = Duration::from_secs(4);
@@ -41,7 +42,7 @@ impl<M: Machine> World<'_, M> {
                 self.queue.push_back(Input::DStateProbed { generation, at, uninterruptible: asleep });
             }
             Action::ProbeJoined { generation, local_ranks } => self.probe_joined(*generation, local_ranks),
-            Action::CollectRanks { generation, cause, .. } => self.collect_ranks(*generation, *cause),
+            Action::CollectRanks { generation, reason, .. } => self.collect_ranks(*generation, *reason),
             Action::ProbeDevices { .. } => self.ask(Question::Devices),
             Action::ReassignDevices { .. } => self.ask(Question::Seats),
             Action::ProbeProgress { .. } => self.ask(Question::Progress),
@@ -112,12 +113,12 @@ impl<M: Machine> World<'_, M> {
         self.queue.push_back(Input::JoinedProbed { generation, at: self.wall_clock(), missing });
     }
 
-    fn collect_ranks(&mut self, generation: Generation, cause: TableCause) {
+    fn collect_ranks(&mut self, generation: Generation, reason: StopReason) {
         let rows = self
             .node
             .launched_workers(generation)
             .map(|process| missing_rank((process.local_rank, process.pid)));
-        let table = RankTable { cause, rows: rows.collect() };
+        let table = RankTable { reason, rows: rows.collect() };
         self.queue.push_back(Input::RanksCollected { generation, table });
     }
 

@@ -20,11 +20,12 @@ use super::others::{ELSEWHERE, Elsewhere, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
-use crate::agent::message::rank_table::{RankTable, TableCause};
+use crate::agent::message::rank_table::RankTable;
 use crate::agent::message::{Action, Input, NotJoined, WorkerEnd};
 use crate::agent::policy::CheckpointFingerprint;
 use crate::process::Exit;
 use crate::rendezvous::LossRole;
+use crate::spec::stop::StopReason;
 
 /// More turns than this within one wait are a busy loop.
 const MAX_TURNS: u32 = 2_000;
@@ -234,7 +235,7 @@ impl<M: Machine> World<'_, M> {
             }
             Stale::RanksCollected => {
                 let rows = vec![missing_rank((local_rank, pid))];
-                let table = RankTable { cause: TableCause::Signal(Signal::SIGTERM), rows };
+                let table = RankTable { reason: StopReason::Signal(Signal::SIGTERM), rows };
                 Input::RanksCollected { generation, table }
             }
             Stale::ProgressSeen => Input::ProgressProbed { generation, fingerprint: None },

@@ -9,7 +9,6 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::failure::Failure;
-use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::exit_code::code_of_signal;
@@ -165,7 +164,7 @@ impl State {
     }
 
     fn on_time_limit(&mut self, now: Instant) -> Vec<Action> {
-        let ranks = self.collect_ranks(TableCause::TimeLimit);
+        let ranks = self.collect_ranks(StopReason::TimeLimit);
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { live } => self.stop_at_time_limit(now, live, None, ranks),
             JobPhase::Undecided { live, failure, .. } => self.report_failure_and_stop(now, live, failure),

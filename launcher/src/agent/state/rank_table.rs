@@ -7,23 +7,24 @@ use rankrun_contract::rank::Generation;
 
 use super::State;
 use super::rendezvous::SAME_MOMENT;
-use crate::agent::message::rank_table::{EndedRank, RankTable, TableCause};
+use crate::agent::message::rank_table::{EndedRank, RankTable};
 use crate::agent::message::{Action, JobEvent, RemoteEnd};
 use crate::agent::phase::JobPhase;
 use crate::rendezvous::MembershipChange;
 use crate::spec::CliFlavor;
+use crate::spec::stop::StopReason;
 
 impl State {
     /// Collects the rows, before the phase changes to a stop. A single rank waits for no other rank, so the
     /// table cannot explain the signal that ends it.
-    pub(super) fn collect_ranks(&self, cause: TableCause) -> Option<Action> {
+    pub(super) fn collect_ranks(&self, reason: StopReason) -> Option<Action> {
         let (live, failure) = match &self.phase {
             JobPhase::Running { live } => (live, None),
             JobPhase::Undecided { live, failure, .. } => (live, Some(failure)),
             _ => return None,
         };
         let is_alone = self.rules.workers.get() == 1 && !self.rules.has_rendezvous;
-        let is_wanted = !live.is_empty() && (!is_alone || cause == TableCause::TimeLimit);
+        let is_wanted = !live.is_empty() && (!is_alone || reason == StopReason::TimeLimit);
         if self.rules.cli_flavor != CliFlavor::Rankrun || !is_wanted {
             return None;
         }
@@ -32,26 +33,27 @@ impl State {
         });
         let ended = self.finished.ends().chain(failed);
         let ended = ended.map(|end| EndedRank { local_rank: end.local_rank, exit: end.exit }).collect();
-        Some(Action::CollectRanks { generation: self.generation, ended, cause })
+        Some(Action::CollectRanks { generation: self.generation, ended, reason })
     }
 
     /// The same if another node has ended the job by its own stop.
     pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &RemoteEnd) -> Option<Action> {
         let RemoteEnd::Closed { failure: Some(note) } = ending else { return None };
         note.why_node_ended_job()?;
-        self.collect_ranks_for_peers(now)
+        self.collect_ranks_for_peers(now, StopReason::EndedElsewhere)
     }
 
     /// The same if another node has left and this node stops its workers for that. A scheduler stops all
     /// nodes of a job, and this node may hear of another node first.
     pub(super) fn collect_ranks_for_change(&self, now: Instant, change: &MembershipChange) -> Option<Action> {
-        if matches!(change, MembershipChange::Left { .. }) { self.collect_ranks_for_peers(now) } else { None }
+        let MembershipChange::Left { .. } = change else { return None };
+        self.collect_ranks_for_peers(now, StopReason::Membership)
     }
 
     /// The time limits of all nodes expire at about the same time.
-    fn collect_ranks_for_peers(&self, now: Instant) -> Option<Action> {
+    fn collect_ranks_for_peers(&self, now: Instant, reason: StopReason) -> Option<Action> {
         let is_late = self.time_limit_timer.expires_at().is_some_and(|end| end <= now + SAME_MOMENT);
-        self.collect_ranks(if is_late { TableCause::TimeLimit } else { TableCause::OtherNode })
+        self.collect_ranks(if is_late { StopReason::TimeLimit } else { reason })
     }
 
     /// Shows the table, unless the job is over meanwhile.

@@ -8,7 +8,6 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
-use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice, WaitEnd};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
@@ -21,7 +20,7 @@ impl State {
         let is_same_signal = self.stopped_by == Some(signal);
         self.stopped_by.get_or_insert(signal);
         self.limit_output_wait(now, StopReason::Signal(signal));
-        let ranks = self.collect_ranks(TableCause::Signal(signal));
+        let ranks = self.collect_ranks(StopReason::Signal(signal));
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Starting => vec![self.finish_before_start(signal)],
             JobPhase::Joining { .. } if !self.has_started() => vec![self.finish_before_start(signal)],

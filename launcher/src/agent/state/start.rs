@@ -8,7 +8,6 @@ use rankrun_contract::rank::Generation;
 
 use super::{State, insert_action};
 use crate::agent::failure::FailureKind;
-use crate::agent::message::rank_table::TableCause;
 use crate::agent::message::{Action, JobEvent, NotJoined, WorkerEnd};
 use crate::agent::phase::JobPhase;
 use crate::spec::stop::StopReason;
@@ -50,7 +49,7 @@ impl State {
         let end = WorkerEnd::new_expected(first.local_rank, first.pid, Signal::SIGTERM, at);
         let mut failure = self.new_failure(now, end, FailureKind::NotJoined { limit });
         failure.not_joined = missing.iter().map(|worker| worker.local_rank).collect();
-        let ranks = self.collect_ranks(TableCause::StartTimeout);
+        let ranks = self.collect_ranks(StopReason::StartTimeout);
         let report = self.report_failure_to_peers(failure.first);
         let missing = failure.not_joined.to_vec();
         let ours = self.without_external_worker(&live);

@@ -11,43 +11,44 @@ use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::WorkerGroup;
 use crate::agent::local_store::LocalTrainingStore;
-use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable, TableCause};
+use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
 use crate::process::proc::can_scan_processes;
 use crate::process::sockets::ConnectedSockets;
 use crate::process::usage::{tree_of, tree_usage};
+use crate::spec::stop::StopReason;
 
 /// The stop signal waits at most this long for the examination of the processes.
 const JOIN_PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl WorkerGroup {
-    /// One row per rank; `None` if no rank may explain a hang and the cause needs no table. `greeted` is as
+    /// One row per rank; `None` if the table does not help to explain the stop. `greeted` is as
     /// for [`Workers::not_joined`].
     pub(in crate::agent) fn rank_table(
         &self,
-        (generation, cause): (Generation, TableCause),
+        (generation, reason): (Generation, StopReason),
         ended: &[EndedRank],
         greeted: Option<Option<BTreeSet<u32>>>,
     ) -> Option<RankTable> {
         let probe = self.join_probe(greeted);
         let ranks = (0..self.spec.workers.get()).map(LocalRank);
-        let mut rows: Vec<RankRow> =
-            ranks.map(|local_rank| self.rank_row(local_rank, ended, &probe)).collect();
-        if !cause.is_always_shown() && !rows.iter().any(RankRow::may_explain_a_hang) {
+        let rows = ranks.map(|local_rank| self.rank_row(local_rank, ended, &probe)).collect();
+        let mut table = RankTable { reason, rows };
+        if !table.is_needed() {
             return None;
         }
-        for row in rows.iter_mut().filter(|row| row.process == ProcessState::Unknown) {
+        for row in table.rows.iter_mut().filter(|row| row.process == ProcessState::Unknown) {
             let usage = row.pid.and_then(|pid| tree_usage(pid, &|| probe.is_expired()));
             row.process = usage.map_or(ProcessState::Unknown, |usage| ProcessState::Alive(usage.state));
             row.cpu_time = usage.map(|usage| usage.cpu_time);
         }
         let workers: Vec<_> =
-            rows.iter().map(|row| WorkerId { generation, local_rank: row.local_rank }).collect();
-        for (row, output) in rows.iter_mut().zip(self.logs.last_outputs(&workers)) {
+            table.rows.iter().map(|row| WorkerId { generation, local_rank: row.local_rank }).collect();
+        for (row, output) in table.rows.iter_mut().zip(self.logs.last_outputs(&workers)) {
             row.output = output;
         }
-        Some(RankTable { cause, rows })
+        Some(table)
     }
 
     /// The cheap part of a row: whether the rank has joined. The pid of an ended worker may belong to another
