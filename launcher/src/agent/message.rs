@@ -23,7 +23,7 @@ use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{FailureNote, LostNode, MembershipChange, Round};
 use crate::spec::stop::StopReason;
-pub use job_event::{JobEvent, WaitEnd};
+pub use job_event::JobEvent;
 use rank_table::{EndedRank, RankTable};
 
 /// An event, as input of the state.

@@ -36,7 +36,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
-use crate::agent::message::{Action, Input, JobEvent, WaitEnd, WorkerEnd};
+use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
 use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
@@ -381,7 +381,7 @@ impl State {
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             phase @ JobPhase::Stopping { stage: StopStage::Asked { signal, .. }, .. } => {
                 self.phase = phase;
-                self.kill_workers(now, WaitEnd::GraceOver(signal))
+                self.kill_workers(now, Some(signal))
             }
             JobPhase::Stopping { live, failure, stage: StopStage::Killed { .. }, .. } => {
                 let local_ranks = live.into_iter().collect();
@@ -450,14 +450,14 @@ impl State {
         [signal_action].into_iter().chain(released).collect()
     }
 
-    fn kill_workers(&mut self, now: Instant, because: WaitEnd) -> Vec<Action> {
+    fn kill_workers(&mut self, now: Instant, ignored_signal: Option<Signal>) -> Vec<Action> {
         let JobPhase::Stopping { live, stage, .. } = &mut self.phase else { return Vec::new() };
         *stage = StopStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
         let live = live.clone();
         self.output_deadline = self.output_deadline.map(|until| until.min(now));
         let signal_action = self.signal_workers(&live, Signal::SIGKILL);
         let local_ranks = live.into_iter().collect();
-        vec![signal_action, Action::Emit(JobEvent::Killing { local_ranks, reason: because })]
+        vec![signal_action, Action::Emit(JobEvent::Killing { local_ranks, ignored_signal })]
     }
 
     fn signal_workers(&mut self, live: &BTreeSet<LocalRank>, signal: Signal) -> Action {

@@ -4,11 +4,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, Rank, RestartCount};
 
-use crate::agent::message::{JobEvent, WaitEnd, WorkerEnd};
+use crate::agent::message::{JobEvent, WorkerEnd};
 use crate::agent::policy::NoRestart;
 use crate::process::signal_name;
 use crate::rendezvous::Round;
@@ -59,7 +60,7 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
         | JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
         | JobEvent::TimeIsUp { .. } => return limit_event_text(event),
-        JobEvent::Killing { local_ranks, reason: because } => killing_workers(local_ranks, because),
+        JobEvent::Killing { local_ranks, ignored_signal } => killing_text(local_ranks, *ignored_signal),
         JobEvent::CannotEnd { local_ranks } => format!(
             "{} survived {} for 5 s, probably stuck in the kernel: giving up",
             ranks(local_ranks),
@@ -84,12 +85,9 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
     })
 }
 
-fn killing_workers(local_ranks: &[LocalRank], reason: &WaitEnd) -> String {
-    let reason = match reason {
-        WaitEnd::GraceOver(_) => "still alive after the grace",
-        WaitEnd::SecondSignal => "told a second time",
-    };
-    format!("killing {}: {reason}", ranks(local_ranks))
+fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> String {
+    let why = if ignored_signal.is_some() { "still alive after the grace" } else { "told a second time" };
+    format!("killing {}: {why}", ranks(local_ranks))
 }
 
 fn rank_of(end: &WorkerEnd, round: Option<&Round>) -> Rank {
@@ -330,7 +328,6 @@ fn ranks(local_ranks: &[LocalRank]) -> String {
 mod tests {
     use super::*;
     use crate::spec::example;
-    use nix::sys::signal::Signal;
 
     #[test]
     fn finished_and_live_workers_are_named_by_global_rank() {
@@ -367,7 +364,7 @@ mod tests {
         assert_eq!(
             render(JobEvent::Killing {
                 local_ranks: vec![LocalRank(0), LocalRank(2)],
-                reason: WaitEnd::GraceOver(signal)
+                ignored_signal: Some(signal)
             }),
             "killing local ranks 0, 2: still alive after the grace"
         );

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::{job_event_text, program};
-use crate::agent::message::{JobEvent, WaitEnd, WorkerEnd};
+use crate::agent::message::{JobEvent, WorkerEnd};
 use crate::cli::{Notice, Verbosity};
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::Round;
@@ -158,10 +158,10 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
             let text = job_event_text::some_finished(finished, live, *since, group.round);
             vec![LogLine::of_ours(Level::Info, text)]
         }
-        JobEvent::Killing { local_ranks, reason: WaitEnd::GraceOver(told) } => {
-            killing(local_ranks, *told, group)
+        JobEvent::Killing { local_ranks, ignored_signal: Some(signal) } => {
+            killing(local_ranks, *signal, group)
         }
-        JobEvent::Killing { local_ranks, reason: WaitEnd::SecondSignal } => {
+        JobEvent::Killing { local_ranks, ignored_signal: None } => {
             closing_signal_lines(local_ranks, Signal::SIGKILL, group)
         }
         JobEvent::CannotEnd { local_ranks } => local_ranks
@@ -376,9 +376,9 @@ mod tests {
             rendered_lines(&JobEvent::Stopping { signal, worker_signal: Signal::SIGTERM, live, grace }),
             ["WSending process 100 closing signal SIGTERM"]
         );
-        let because = WaitEnd::GraceOver(Signal::SIGINT);
+        let ignored_signal = Some(Signal::SIGINT);
         assert_eq!(
-            rendered_lines(&JobEvent::Killing { local_ranks: vec![LocalRank(2)], reason: because }),
+            rendered_lines(&JobEvent::Killing { local_ranks: vec![LocalRank(2)], ignored_signal }),
             ["WUnable to shutdown process 102 via 2, forcefully exiting via 9"]
         );
         assert_eq!(

@@ -150,8 +150,8 @@ pub enum JobEvent {
     Killing {
         /// The workers that have not ended.
         local_ranks: Vec<LocalRank>,
-        /// Why SIGKILL is sent now.
-        reason: WaitEnd,
+        /// The signal that they have ignored for the grace period; `None` after a second stop signal.
+        ignored_signal: Option<Signal>,
     },
     /// A worker is still there five seconds after SIGKILL.
     CannotEnd {
@@ -242,13 +242,4 @@ impl JobEvent {
             Self::Restarting { .. } => "restarting",
         }
     }
-}
-
-/// Why workers that are being stopped get SIGKILL.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitEnd {
-    /// The grace period after this signal is over.
-    GraceOver(Signal),
-    /// The user sent a second stop signal.
-    SecondSignal,
 }

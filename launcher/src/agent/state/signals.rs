@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
-use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice, WaitEnd};
+use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
 use crate::spec::CliFlavor;
@@ -40,7 +40,7 @@ impl State {
             phase @ JobPhase::Stopping { stage: StopStage::Asked { .. }, .. } => {
                 self.phase = phase;
                 if again {
-                    return self.kill_workers(now, WaitEnd::SecondSignal);
+                    return self.kill_workers(now, None);
                 }
                 self.limit_kill_time(Some(
                     now + self.grace_period(StopReason::Signal(signal), AfterStop::End),
