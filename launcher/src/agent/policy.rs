@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use rankrun_contract::rank::{JobId, LocalRank, NodeRank, Rank, RestartCount};
 
 use crate::agent::failure::{Failure, FailureKind};
@@ -61,13 +63,6 @@ pub enum NoRestart {
         /// The length of the window.
         window: Duration,
     },
-}
-
-/// Whether the job may start workers again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WorkerDemand {
-    GoOn,
-    Stop,
 }
 
 /// What the policy needs to know of the generations so far. Its size does not grow with their number.
@@ -211,11 +206,11 @@ impl History {
     pub(super) fn decide_restart(
         &self,
         (policy, max_restarts): (&RestartPolicy, RestartCount),
-        demand: WorkerDemand,
+        stopped_by: Option<Signal>,
         failure: &Failure,
         now: Instant,
     ) -> Decision {
-        if demand == WorkerDemand::Stop {
+        if stopped_by.is_some() {
             return Decision::Fail(NoRestart::Stopped);
         }
         if !failure.is_restartable() {

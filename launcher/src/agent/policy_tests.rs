@@ -58,12 +58,7 @@ fn decide_after_run(
     history.record_start(from);
     history.record_first_end(to);
     history.record_last_reap(to);
-    let decision = history.decide_restart(
-        (policy, RestartCount(most)),
-        WorkerDemand::GoOn,
-        &failure(0, Exit::Code(1)),
-        to,
-    );
+    let decision = history.decide_restart((policy, RestartCount(most)), None, &failure(0, Exit::Code(1)), to);
     if let Decision::Restart { at } = decision {
         history.record_restart(at, policy);
     }
@@ -106,9 +101,8 @@ fn first_matching_rule_decides() {
         rule(Conditions { node: Some(NodeRank(0)), ..Conditions::default() }, RuleAction::Fail),
     ];
     let policy = RestartPolicy { rules: rules.clone(), ..RestartPolicy::default() };
-    let decide = |failure: &Failure| {
-        History::new().decide_restart((&policy, RestartCount(1)), WorkerDemand::GoOn, failure, at(1))
-    };
+    let decide =
+        |failure: &Failure| History::new().decide_restart((&policy, RestartCount(1)), None, failure, at(1));
     let restart = Decision::Restart { at: at(1) };
     let by = |index: usize| Decision::Fail(NoRestart::Rule(rules[index]));
     for (rank, exit, expected) in [
@@ -136,7 +130,7 @@ fn first_matching_rule_decides() {
     assert_eq!(decide(&stuck), Decision::Fail(NoRestart::Stuck));
     let told = History::new().decide_restart(
         (&policy, RestartCount(1)),
-        WorkerDemand::Stop,
+        Some(Signal::SIGTERM),
         &failure(0, Exit::Code(5)),
         at(1),
     );
@@ -308,7 +302,7 @@ fn rule_rank_and_node_are_global() {
         let mut history = History::new();
         history.record_joined(NodeSlot { node: NodeRank(node), base: Rank(base) }, Duration::ZERO);
         let failure = failure(local_rank, Exit::Code(1));
-        history.decide_restart((&policy, RestartCount(1)), WorkerDemand::GoOn, &failure, at(1))
+        history.decide_restart((&policy, RestartCount(1)), None, &failure, at(1))
     };
     assert!(matches!(decide(1, 4, 1), Decision::Fail(NoRestart::Rule(_))));
     for (node, base, local_rank) in [(1, 4, 0), (0, 4, 1), (1, 3, 1), (0, 0, 5)] {

@@ -11,7 +11,7 @@ use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
 use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
 use crate::agent::phase::{CheckStep, JobPhase};
-use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart, WorkerDemand};
+use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
 use crate::rendezvous::note::RuleNote;
 use crate::spec::stop::StopReason;
@@ -182,8 +182,8 @@ impl State {
     }
 
     pub(super) fn decide_restart(&self, now: Instant, failure: &Failure) -> Decision {
-        let demand = if self.stopped_by.is_some() { WorkerDemand::Stop } else { WorkerDemand::GoOn };
-        self.history.decide_restart((&self.rules.restart, self.rules.max_restarts), demand, failure, now)
+        let policy = (&self.rules.restart, self.rules.max_restarts);
+        self.history.decide_restart(policy, self.stopped_by, failure, now)
     }
 
     fn probe_progress_or_decide(&mut self, now: Instant, failure: Failure) -> Vec<Action> {
