@@ -25,19 +25,6 @@ pub(super) struct LeftoverLimits {
     pub(super) time_limit: Option<Instant>,
 }
 
-impl LeftoverLimits {
-    /// From the first signal until SIGKILL.
-    pub(super) fn grace(&self, because: LeftoverStop) -> Duration {
-        match because {
-            LeftoverStop::TimeOver => self.stop.grace,
-            LeftoverStop::TimeLimit => self.stop.grace_period(StopReason::TimeLimit, AfterStop::End),
-            LeftoverStop::Signal(signal) => {
-                self.stop.grace_period(StopReason::Signal(signal), AfterStop::End)
-            }
-        }
-    }
-}
-
 /// The wait, as long as a process is left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LeftoverWait {
@@ -81,27 +68,19 @@ pub enum LeftoverStep {
     /// Send them the stop signal.
     Ask {
         /// Why the wait is over.
-        reason: LeftoverStop,
+        reason: StopReason,
         /// Time until SIGKILL.
         grace: Duration,
     },
     /// Send them SIGKILL.
-    Kill(LeftoverStop),
+    Kill {
+        /// The signal that they have ignored for the grace period; `None` after a second stop signal.
+        ignored_signal: Option<Signal>,
+    },
     /// Kill the remaining processes again: new ones may have been forked meanwhile.
     KillAgain,
     /// Name the processes for the last time.
     GiveUp,
-}
-
-/// Why the wait for remaining processes ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeftoverStop {
-    /// The wait that the user allowed is over.
-    TimeOver,
-    /// The time limit of the job is over.
-    TimeLimit,
-    /// The launcher got this signal from the user.
-    Signal(Signal),
 }
 
 impl LeftoverWait {
@@ -122,22 +101,22 @@ impl LeftoverWait {
     }
 
     /// When and why the stop signal is due by time alone. A suspension does not put off the time limit.
-    fn stop_at(&self) -> (Instant, LeftoverStop) {
+    fn stop_at(&self) -> (Instant, StopReason) {
         match self.limits.time_limit {
-            Some(limit) if limit <= self.end_at => (limit, LeftoverStop::TimeLimit),
-            Some(_) | None => (self.end_at, LeftoverStop::TimeOver),
+            Some(limit) if limit <= self.end_at => (limit, StopReason::TimeLimit),
+            Some(_) | None => (self.end_at, StopReason::LeftoverTimeout),
         }
     }
 
     /// The next step, given that a process is still there.
     pub(super) fn poll(&mut self, now: Instant) -> LeftoverStep {
         let is_due = self.deadline() <= now;
-        let (ask_at, because) = self.stop_at();
+        let (ask_at, reason) = self.stop_at();
         match self.stage {
             LeftoverStage::Killed { .. } if !is_due => LeftoverStep::KillAgain,
             _ if !is_due => LeftoverStep::Wait,
             LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } if ask_at <= now => {
-                self.request_stop(now, because)
+                self.request_stop(now, reason)
             }
             LeftoverStage::Settling { .. } => {
                 self.stage = waiting_stage(now, SETTLE_DELAY);
@@ -148,7 +127,7 @@ impl LeftoverWait {
                 self.stage = waiting_stage(now, pause * 2);
                 LeftoverStep::Wait
             }
-            LeftoverStage::Asked { .. } => self.kill(now, LeftoverStop::TimeOver),
+            LeftoverStage::Asked { .. } => self.kill(now, Some(Signal::SIGTERM)),
             LeftoverStage::Killed { .. } => LeftoverStep::GiveUp,
         }
     }
@@ -157,9 +136,9 @@ impl LeftoverWait {
     pub(super) fn on_signal(&mut self, now: Instant, signal: Signal, again: bool) -> LeftoverStep {
         match self.stage {
             LeftoverStage::Settling { .. } | LeftoverStage::Waiting { .. } => {
-                self.request_stop(now, LeftoverStop::Signal(signal))
+                self.request_stop(now, StopReason::Signal(signal))
             }
-            LeftoverStage::Asked { .. } if again => self.kill(now, LeftoverStop::Signal(signal)),
+            LeftoverStage::Asked { .. } if again => self.kill(now, None),
             LeftoverStage::Asked { .. } | LeftoverStage::Killed { .. } => LeftoverStep::Wait,
         }
     }
@@ -176,15 +155,15 @@ impl LeftoverWait {
         }
     }
 
-    fn request_stop(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
-        let grace = self.limits.grace(because);
+    fn request_stop(&mut self, now: Instant, reason: StopReason) -> LeftoverStep {
+        let grace = self.limits.stop.grace_period(reason, AfterStop::End);
         self.stage = LeftoverStage::Asked { kill_at: now + grace };
-        LeftoverStep::Ask { reason: because, grace }
+        LeftoverStep::Ask { reason, grace }
     }
 
-    fn kill(&mut self, now: Instant, because: LeftoverStop) -> LeftoverStep {
+    fn kill(&mut self, now: Instant, ignored_signal: Option<Signal>) -> LeftoverStep {
         self.stage = LeftoverStage::Killed { give_up_at: now + GIVE_UP_AFTER_KILL };
-        LeftoverStep::Kill(because)
+        LeftoverStep::Kill { ignored_signal }
     }
 }
 
@@ -210,9 +189,10 @@ mod tests {
         LeftoverLimits { wait: Duration::from_secs(30), stop: STOP, time_limit: None };
     const ANNOUNCE: LeftoverStep =
         LeftoverStep::Announce { wait: Duration::from_secs(30), has_time_limit: false };
-    const TERM: LeftoverStop = LeftoverStop::Signal(Signal::SIGTERM);
+    const TERM: StopReason = StopReason::Signal(Signal::SIGTERM);
+    const KILL: LeftoverStep = LeftoverStep::Kill { ignored_signal: Some(Signal::SIGTERM) };
 
-    const fn ask(reason: LeftoverStop, grace: u64) -> LeftoverStep {
+    const fn ask(reason: StopReason, grace: u64) -> LeftoverStep {
         LeftoverStep::Ask { reason, grace: Duration::from_secs(grace) }
     }
 
@@ -233,11 +213,10 @@ mod tests {
                 step => told.push((now, step)),
             }
         }
-        let over = LeftoverStop::TimeOver;
         let expected = [
             (at(0.2), ANNOUNCE),
-            (at(30.0), ask(over, 3)),
-            (at(33.0), LeftoverStep::Kill(over)),
+            (at(30.0), ask(StopReason::LeftoverTimeout, 3)),
+            (at(33.0), KILL),
             (at(38.0), LeftoverStep::GiveUp),
         ];
         assert_eq!(told, expected);
@@ -260,7 +239,10 @@ mod tests {
         // The same request by another way.
         assert_eq!(wait.on_signal(at(5.1), Signal::SIGTERM, false), LeftoverStep::Wait);
         assert_eq!(wait.deadline(), at(8.0));
-        assert_eq!(wait.on_signal(at(5.2), Signal::SIGTERM, true), LeftoverStep::Kill(TERM));
+        assert_eq!(
+            wait.on_signal(at(5.2), Signal::SIGTERM, true),
+            LeftoverStep::Kill { ignored_signal: None }
+        );
         assert_eq!(wait.on_signal(at(5.3), Signal::SIGTERM, true), LeftoverStep::Wait);
         assert_eq!(wait.poll(at(5.4)), LeftoverStep::KillAgain);
         assert_eq!(wait.poll(at(10.2)), LeftoverStep::GiveUp);
@@ -274,10 +256,10 @@ mod tests {
         wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(wait.deadline(), at(200.4));
         assert_eq!(wait.poll(at(229.9)), LeftoverStep::Wait);
-        assert_eq!(wait.poll(at(230.0)), ask(LeftoverStop::TimeOver, 3));
+        assert_eq!(wait.poll(at(230.0)), ask(StopReason::LeftoverTimeout, 3));
         wait.add_suspended_time(Duration::from_secs(100));
         assert_eq!(wait.poll(at(332.9)), LeftoverStep::Wait);
-        assert_eq!(wait.poll(at(333.0)), LeftoverStep::Kill(LeftoverStop::TimeOver));
+        assert_eq!(wait.poll(at(333.0)), KILL);
     }
 
     #[test]
@@ -291,20 +273,16 @@ mod tests {
         wait.add_suspended_time(Duration::from_secs(5));
         assert_eq!(wait.poll(at(9)), LeftoverStep::Wait);
         assert!(wait.deadline() <= at(10));
-        assert_eq!(wait.poll(at(10)), ask(LeftoverStop::TimeLimit, 1));
-        assert_eq!(
-            wait.poll(at(11)),
-            LeftoverStep::Kill(LeftoverStop::TimeOver),
-            "the grace of the time limit"
-        );
+        assert_eq!(wait.poll(at(10)), ask(StopReason::TimeLimit, 1));
+        assert_eq!(wait.poll(at(11)), KILL, "the grace of the time limit");
         let mut late = LeftoverWait::new(at(20), LeftoverLimits { time_limit: Some(at(10)), ..LIMITS });
-        assert_eq!(late.poll(at(20)), ask(LeftoverStop::TimeLimit, 1));
+        assert_eq!(late.poll(at(20)), ask(StopReason::TimeLimit, 1));
     }
 
     #[test]
     fn zero_leftover_wait_stops_leftovers_at_once() {
         let (mut wait, at) = wait(LeftoverLimits { wait: Duration::ZERO, ..LIMITS });
-        assert_eq!(wait.poll(at(0.0)), ask(LeftoverStop::TimeOver, 3));
+        assert_eq!(wait.poll(at(0.0)), ask(StopReason::LeftoverTimeout, 3));
         assert_eq!(wait.deadline(), at(3.0));
     }
 }

@@ -339,7 +339,8 @@ fn stop_text(reason: StopReason) -> String {
         | StopReason::StartTimeout
         | StopReason::NotStarted
         | StopReason::RestartRequest
-        | StopReason::Membership => "its workers cannot be ended".to_owned(),
+        | StopReason::Membership
+        | StopReason::LeftoverTimeout => "its workers cannot be ended".to_owned(),
     }
 }
 

@@ -38,10 +38,10 @@ impl Agent<'_> {
                 remaining.iter().for_each(|process| process.signal_and_continue(Signal::SIGTERM));
                 self.user_log.print_line(&messages::ending(&named, reason, grace));
             }
-            LeftoverStep::Kill(reason) => {
+            LeftoverStep::Kill { ignored_signal } => {
                 let named = named();
                 signal_all(Signal::SIGKILL);
-                self.user_log.print_line(&messages::killing(&named, reason));
+                self.user_log.print_line(&messages::killing(&named, ignored_signal));
             }
             LeftoverStep::KillAgain => signal_all(Signal::SIGKILL),
             LeftoverStep::GiveUp => self.user_log.print_line(&messages::unkillable(&named())),

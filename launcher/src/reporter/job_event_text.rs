@@ -303,9 +303,7 @@ pub fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -
             "other nodes have failed, gone or come, and all workers start again".to_owned()
         }
         (None, StopReason::EndedElsewhere) => "the job has ended elsewhere".to_owned(),
-        (None, StopReason::Signal(_) | StopReason::WorkerFailed | StopReason::StartTimeout) => {
-            "it was told to stop".to_owned()
-        }
+        (None, _) => "it was told to stop".to_owned(),
     };
     format!("{what}; the job does not wait for this worker any more")
 }

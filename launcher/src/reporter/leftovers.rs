@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::agent::leftovers::LeftoverStop;
 use crate::agent::message::ShutdownNotice;
 use crate::reporter::plain::plain;
+use crate::spec::stop::StopReason;
 
 /// At most so many processes are named in one line.
 const MAX_NAMED: usize = 4;
@@ -27,11 +28,11 @@ pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(left: &[Left], reason: LeftoverStop, grace: Duration) -> String {
+pub fn ending(left: &[Left], reason: StopReason, grace: Duration) -> String {
     let reason = match reason {
-        LeftoverStop::TimeOver => "still there".to_owned(),
-        LeftoverStop::TimeLimit => "the time limit is over".to_owned(),
-        LeftoverStop::Signal(signal) => signal.to_string(),
+        StopReason::Signal(signal) => signal.to_string(),
+        StopReason::TimeLimit => "the time limit is over".to_owned(),
+        _ => "still there".to_owned(),
     };
     format!(
         "{reason}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
@@ -42,10 +43,10 @@ pub fn ending(left: &[Left], reason: LeftoverStop, grace: Duration) -> String {
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(left: &[Left], reason: LeftoverStop) -> String {
-    let reason = match reason {
-        LeftoverStop::TimeOver | LeftoverStop::TimeLimit => "still there after SIGTERM",
-        LeftoverStop::Signal(_) => "told a second time",
+pub fn killing(left: &[Left], ignored_signal: Option<Signal>) -> String {
+    let reason = match ignored_signal {
+        Some(signal) => format!("still there after {signal}"),
+        None => "told a second time".to_owned(),
     };
     format!("killing {}: {reason}", leftover_names(left))
 }
@@ -83,7 +84,6 @@ fn leftover_names(left: &[Left]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::signal::Signal;
 
     #[test]
     fn leftovers_above_limit_are_counted() {
@@ -94,13 +94,13 @@ mod tests {
              the wait"
         );
         assert_eq!(
-            killing(&left, LeftoverStop::TimeOver),
+            killing(&left, Some(Signal::SIGTERM)),
             "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
         );
         assert!(
             waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait")
         );
-        let by_signal = LeftoverStop::Signal(Signal::SIGTERM);
+        let by_signal = StopReason::Signal(Signal::SIGTERM);
         assert!(
             ending(&left[..1], by_signal, Duration::from_secs(3)).starts_with("SIGTERM: ending pid 1 `up1`;")
         );

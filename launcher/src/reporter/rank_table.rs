@@ -95,7 +95,8 @@ fn heading(table: &RankTable, setting: &TableSetting) -> String {
         StopReason::WorkerFailed
         | StopReason::StartTimeout
         | StopReason::NotStarted
-        | StopReason::RestartRequest => "at that time".to_owned(),
+        | StopReason::RestartRequest
+        | StopReason::LeftoverTimeout => "at that time".to_owned(),
     };
     format!("{fact}; the ranks{node} {moment}:")
 }

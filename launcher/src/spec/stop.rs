@@ -80,6 +80,8 @@ pub enum StopReason {
     Membership,
     /// The job has ended on another node.
     EndedElsewhere,
+    /// Processes that the workers left running have outlived the wait for them.
+    LeftoverTimeout,
 }
 
 /// What is expected to follow a stop.
@@ -115,8 +117,8 @@ impl StopPolicy {
 }
 
 impl GraceFor {
-    /// The grace period set for a stop with this reason. Every reason but a signal and the time limit counts as a
-    /// failure if it has no period of its own.
+    /// The grace period set for a stop with this reason. A reason for which none can be set counts as a failure, but
+    /// for processes that the workers left running.
     #[must_use]
     pub fn resolve(&self, reason: StopReason, after: AfterStop) -> Option<Duration> {
         let failure = match after {
@@ -132,6 +134,7 @@ impl GraceFor {
             | StopReason::RestartRequest
             | StopReason::Membership
             | StopReason::EndedElsewhere => failure,
+            StopReason::LeftoverTimeout => None,
         }
     }
 

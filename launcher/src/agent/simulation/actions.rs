@@ -84,7 +84,7 @@ impl<M: Machine> World<'_, M> {
         }
         let signal = match step {
             LeftoverStep::Ask { .. } => Some(Signal::SIGTERM),
-            LeftoverStep::Kill(_) | LeftoverStep::KillAgain => Some(Signal::SIGKILL),
+            LeftoverStep::Kill { .. } | LeftoverStep::KillAgain => Some(Signal::SIGKILL),
             LeftoverStep::Wait | LeftoverStep::Announce { .. } | LeftoverStep::GiveUp => None,
         };
         let is_left = self.node.signal_leftover(signal, self.now);

@@ -154,7 +154,7 @@ pub(super) struct SweepRecord {
 impl SweepRecord {
     pub(super) fn record_step(&mut self, step: LeftoverStep) {
         self.is_asked |= matches!(step, LeftoverStep::Ask { .. });
-        self.is_killed |= matches!(step, LeftoverStep::Kill(_));
+        self.is_killed |= matches!(step, LeftoverStep::Kill { .. });
     }
 }
 
