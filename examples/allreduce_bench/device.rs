@@ -58,21 +58,21 @@ impl<T: Number> OnDevice<T> {
 
     fn work(&mut self) -> DeviceCollective<'static> {
         let op = self.op;
-        let (given, taken) = (self.lengths.0 * size_of::<T>(), self.lengths.1 * size_of::<T>());
+        let (input_bytes, output_bytes) = (self.lengths.0 * size_of::<T>(), self.lengths.1 * size_of::<T>());
         let memory = |slice: &mut CudaSlice<u8>, bytes: usize| {
             let (address, _sync) = slice.device_ptr_mut(&self.stream);
             DeviceMemory { address, bytes }
         };
         let Some(input) = &mut self.input else {
-            let data = memory(&mut self.output, given);
+            let data = memory(&mut self.output, input_bytes);
             return match self.operation {
                 Operation::Reduce => Collective::Reduce { data, op, root: ROOT },
                 Operation::Broadcast => Collective::Broadcast { data, root: ROOT },
                 _ => Collective::AllReduce { data, op },
             };
         };
-        let input = memory(input, given);
-        let output = memory(&mut self.output, taken);
+        let input = memory(input, input_bytes);
+        let output = memory(&mut self.output, output_bytes);
         match self.operation {
             Operation::ReduceScatter => Collective::ReduceScatter { input, output, op },
             _ => Collective::AllGather { input, output },
@@ -86,11 +86,11 @@ impl<T: Number> OnDevice<T> {
 
 impl<T: Number> Call for OnDevice<T> {
     fn fill(&mut self, group: &Group) -> Result<(), BenchError> {
-        let mut given: Vec<T> = vec![T::zeroed(); self.lengths.0];
-        value::fill(&mut given, group.rank().0, group.world_size().get());
-        if !given.is_empty() {
+        let mut input: Vec<T> = vec![T::zeroed(); self.lengths.0];
+        value::fill(&mut input, group.rank().0, group.world_size().get());
+        if !input.is_empty() {
             let to = self.input.as_mut().unwrap_or(&mut self.output);
-            self.stream.memcpy_htod(cast_slice::<T, u8>(&given), to)?;
+            self.stream.memcpy_htod(cast_slice::<T, u8>(&input), to)?;
         }
         // The host memory is freed next, and the copy may still be under way.
         Ok(self.stream.synchronize()?)

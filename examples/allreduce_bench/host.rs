@@ -63,8 +63,8 @@ impl<T: Number> OnHost<T> {
 
 impl<T: Number> Call for OnHost<T> {
     fn fill(&mut self, group: &Group) -> Result<(), BenchError> {
-        let given = if self.input.is_empty() { &mut self.output } else { &mut self.input };
-        value::fill(given, group.rank().0, group.world_size().get());
+        let input = if self.input.is_empty() { &mut self.output } else { &mut self.input };
+        value::fill(input, group.rank().0, group.world_size().get());
         Ok(())
     }
 

@@ -62,16 +62,16 @@ fn render(first: &FirstRun) -> String {
 }
 
 fn parse(text: &str) -> Option<FirstRun> {
-    let mut words = text.split(' ');
-    let name = words.next()?;
+    let mut fields = text.split(' ');
+    let name = fields.next()?;
     let known = [Backend::Shm, Backend::Mixed, Backend::Nccl];
     let backend = known.into_iter().find(|backend| backend.to_string() == name)?;
-    let row = |word: &str| {
-        let (size, micros) = word.split_once(':')?;
+    let row = |field: &str| {
+        let (size, micros) = field.split_once(':')?;
         let (size, micros) = (size.parse().ok()?, micros.parse().ok()?);
         Some(Row { size, count: 0, micros, factor: 0.0, wrong: 0 })
     };
-    Some(FirstRun { backend, rows: words.map(row).collect::<Option<_>>()? })
+    Some(FirstRun { backend, rows: fields.map(row).collect::<Option<_>>()? })
 }
 
 #[cfg(test)]

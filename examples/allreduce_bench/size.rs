@@ -11,7 +11,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.trim_end_matches(|it: char| it.is_ascii_alphabetic());
+        let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         let unit: usize = match &text[digits.len()..] {
             "" => 1,
             "K" | "k" => 1 << 10,

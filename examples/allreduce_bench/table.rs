@@ -69,7 +69,7 @@ pub(crate) fn head(style: Style, backend: Backend, world: u32) -> Vec<String> {
 /// One row.
 pub(crate) fn line(style: Style, options: &Options, row: &Row) -> String {
     let name = |value: Option<clap::builder::PossibleValue>| {
-        value.map_or_else(String::new, |it| it.get_name().to_owned())
+        value.map_or_else(String::new, |known| known.get_name().to_owned())
     };
     let data_type = name(options.data_type.to_possible_value());
     let (redop, root) = match options.operation {

@@ -54,8 +54,8 @@ pub(crate) fn element(rank: u32, world: u32, index: usize) -> u32 {
 }
 
 /// Writes the initial values of a rank.
-pub(crate) fn fill<T: Number>(given: &mut [T], rank: u32, world: u32) {
-    for (index, place) in given.iter_mut().enumerate() {
+pub(crate) fn fill<T: Number>(values: &mut [T], rank: u32, world: u32) {
+    for (index, place) in values.iter_mut().enumerate() {
         *place = T::of(element(rank, world, index));
     }
 }
@@ -107,9 +107,9 @@ mod tests {
     fn fold<T: Number>(op: ReduceOp, world: u32) {
         for index in 0..2 * world as usize + 3 {
             let all: Vec<[T; 1]> = (0..world).map(|rank| [T::of(element(rank, world, index))]).collect();
-            let (first, others) = all.split_first().unwrap();
-            let (mut total, others) = (*first, others.iter().map(|it| &it[..]).collect::<Vec<_>>());
-            op.fold(&mut total, &others);
+            let (first, rest) = all.split_first().unwrap();
+            let (mut total, rest) = (*first, rest.iter().map(|value| &value[..]).collect::<Vec<_>>());
+            op.fold(&mut total, &rest);
             let expected = reduced(T::DATA_TYPE, op, world, index);
             assert!(total[0].is(expected), "{op} of {} in {world}: {total:?}, not {expected}", T::DATA_TYPE);
             assert!(!total[0].is(expected + 1.0));

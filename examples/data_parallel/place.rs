@@ -17,8 +17,8 @@ pub(crate) enum PlaceError {
 
 /// The devices that were asked for. Without any these are all GPUs, under a launcher the one that it gave, or the CPU where there is
 /// no GPU. A GPU that the launcher gave is never replaced by the CPU.
-pub(crate) fn devices(asked: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
-    let devices = match asked {
+pub(crate) fn devices(requested: &[Device], context: &WorkerContext) -> Result<DeviceIds, PlaceError> {
+    let devices = match requested {
         [] => {
             let gpus = match (gpu::is_given(context), gpu::has_compiler()) {
                 (true, false) => return Err(GpuError::NoCompiler.into()),

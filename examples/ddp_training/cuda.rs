@@ -143,7 +143,7 @@ fn hand_over(exchange: &mut Exchange, model: &mut CudaModel, ready: &[usize]) ->
         Exchange::Device(ddp) => {
             let stream = model.raw();
             let parts = parts(&mut model.gradients, &model.gpu);
-            // SAFETY: the memory is the model's; it is used again by what comes behind `finish` on the same stream.
+            // SAFETY: the memory is the model's; it is used again by work after `finish` on the same stream.
             ready.iter().try_for_each(|&part| unsafe { ddp.gradient_ready(part, parts[part], stream) })?;
         }
         Exchange::Host(ddp) => {

@@ -95,8 +95,8 @@ mod tests {
     fn fault_fires_only_at_requested_step() {
         let context = WorkerContext::single_process();
         let plan = |flags: &str| {
-            let words = ["ddp_training"].into_iter().chain(flags.split_whitespace());
-            Fault::plan(&Options::parse_from(words), &context)
+            let argv = ["ddp_training"].into_iter().chain(flags.split_whitespace());
+            Fault::plan(&Options::parse_from(argv), &context)
         };
         let fault = plan("--fail-at 3 --fail-code 42").unwrap();
         assert!(fault.trigger(2).is_ok());

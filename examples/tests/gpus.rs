@@ -60,12 +60,12 @@ fn lines_and_losses(printed: &str) -> (Vec<String>, Vec<f64>) {
     let mut steps = vec![Vec::new()];
     let mut losses = Vec::new();
     for line in printed.lines() {
-        let words = line.split(", pid ").next().unwrap_or(line).replace("cuda:", "cpu:");
+        let text = line.split(", pid ").next().unwrap_or(line).replace("cuda:", "cpu:");
         if let Some(loss) = line.strip_prefix("Loss: ") {
             losses.push(loss.parse().expect("a number"));
             steps.push(Vec::new());
         } else if let Some(step) = steps.last_mut() {
-            step.push(words);
+            step.push(text);
         }
     }
     // Devices print when they are ready.
@@ -155,7 +155,10 @@ fn replicas_on_shared_gpu_split_batch() {
         assert_eq!(printed.matches(&part).count(), 3, "{printed}");
     }
     let (_, losses) = lines_and_losses(&printed);
-    let is_close = losses.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() <= 1e-5 * it.max(1.0));
+    let is_close = losses
+        .iter()
+        .zip(&expected)
+        .all(|(loss, expected_loss)| (loss - expected_loss).abs() <= 1e-5 * expected_loss.max(1.0));
     assert!(losses.len() == 3 && is_close, "{losses:?} is not {expected:?}");
 }
 

@@ -86,7 +86,10 @@ fn gpu_training_equals_cpu_with_two_replicas() {
     assert_eq!(expected.len(), 3);
     for replicas in [None, Some("2"), Some("3")] {
         let losses = losses("cuda:0", replicas);
-        let is_close = losses.iter().zip(&expected).all(|(loss, it)| (loss - it).abs() < 1e-4 * it.abs());
+        let is_close = losses
+            .iter()
+            .zip(&expected)
+            .all(|(loss, expected_loss)| (loss - expected_loss).abs() < 1e-4 * expected_loss.abs());
         assert!(losses.len() == 3 && is_close, "{replicas:?}: {losses:?} is not {expected:?}");
     }
 }

@@ -47,7 +47,7 @@ fn training_with_steps(launch: Launch, steps: u64, scratch: &Scratch) -> Launch 
 
 fn read_weights(scratch: &Scratch) -> Vec<f64> {
     let text = std::fs::read_to_string(scratch.at("weights")).expect("the weights were written");
-    text.split_whitespace().map(|word| word.parse().expect("a weight")).collect()
+    text.split_whitespace().map(|number| number.parse().expect("a weight")).collect()
 }
 
 /// The losses by step that a run told, of which a step that was taken again has several.
@@ -93,8 +93,8 @@ impl Disturbed {
         match victim {
             Victim::Worker => {
                 let rank = random.below(self.workers as u64);
-                let seat = format!("rank {rank} of {}: pid ", self.workers);
-                let lives = self.job.wait_for_lines(&seat, self.restarts + 1);
+                let place = format!("rank {rank} of {}: pid ", self.workers);
+                let lives = self.job.wait_for_lines(&place, self.restarts + 1);
                 let pid =
                     lives.last().and_then(|line| number_after(line, "pid ")).expect("each rank says its pid");
                 Process::open(pid).expect("the worker lives").signal(Signal::SIGKILL);
@@ -137,8 +137,8 @@ fn start_slow_training(workers: usize, scratch: &Scratch) -> Job {
     training_launch(workers, scratch).args(["--step-ms", &STEP_MS.to_string()]).start()
 }
 
-fn number_after(line: &str, word: &str) -> Option<i32> {
-    line.split(word).nth(1)?.split(',').next()?.parse().ok()
+fn number_after(line: &str, key: &str) -> Option<i32> {
+    line.split(key).nth(1)?.split(',').next()?.parse().ok()
 }
 
 /// Five moments, far enough from each other that what was killed is at work again, and from the end.
@@ -163,10 +163,10 @@ fn training_with_five_kills_has_same_weights() {
         for (victim, step) in victims.into_iter().zip(kill_steps(&mut random)) {
             training.kill(victim, step, &mut random, 4);
         }
-        let (weights, told) = training.finish();
+        let (weights, losses) = training.finish();
         assert!(weights == expected, "{victims:?}");
-        assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
-        for (step, loss) in told {
+        assert!(losses.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
+        for (step, loss) in losses {
             assert!(loss == curve[&step], "step {step}: {loss} is not {}, {victims:?}", curve[&step]);
         }
     }
@@ -188,9 +188,9 @@ fn five_kills_with_changing_worker_count_keep_loss_curve() {
         for ((victim, workers), step) in plan.into_iter().zip(kill_steps(&mut random)) {
             training.kill(victim, step, &mut random, workers);
         }
-        let (weights, told) = training.finish();
-        assert!(told.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
-        assert_close((&weights, &told), (&expected, &curve));
+        let (weights, losses) = training.finish();
+        assert!(losses.len() > usize::try_from(STEPS).expect("it is small"), "no step was taken twice");
+        assert_close((&weights, &losses), (&expected, &curve));
     }
 }
 
@@ -211,8 +211,8 @@ fn joining_and_leaving_node_keeps_loss_curve() {
     stays.wait_for_line("step 20: ");
     let comes = own(2);
     // It has kept its rank. A change of the membership is no restart.
-    let seat = stays.wait_for_line("rank 0 of 2: pid ");
-    assert!(seat.ends_with(", restart 0"), "{seat}");
+    let place = stays.wait_for_line("rank 0 of 2: pid ");
+    assert!(place.ends_with(", restart 0"), "{place}");
     comes.wait_for_line("rank 1 of 2: pid ");
     stays.wait_for_line("resumed from step ");
     stays.wait_for_line("step 110: ");
@@ -256,7 +256,7 @@ fn training_on_gpus_equals_training_on_cpus() {
 fn training_resumes_on_other_devices() {
     let (expected, curve) = run_undisturbed(2);
     let scratch = Scratch::new();
-    let mut told = Vec::new();
+    let mut losses = Vec::new();
     // On GPUs, of which a worker is killed; on CPUs; and on one GPU.
     let lives = [
         (Launch::standalone(Name::Rankrun, 2).on(&three_gpus()), 90, Some(60)),
@@ -273,19 +273,22 @@ fn training_resumes_on_other_devices() {
         outcome.expect_exit_code(0);
         let resumed = outcome.lines_with("resumed from step ").len();
         assert_eq!(resumed, usize::from(steps != 90 || killed.is_some()), "{outcome}");
-        told.extend(losses_by_step(&outcome));
+        losses.extend(losses_by_step(&outcome));
     }
-    assert_close((&read_weights(&scratch), &told), (&expected, &curve));
+    assert_close((&read_weights(&scratch), &losses), (&expected, &curve));
 }
 
 /// Weights, and losses by step, up to rounding.
 #[track_caller]
-fn assert_close((weights, told): (&[f64], &[(u64, f64)]), (expected, curve): (&[f64], &BTreeMap<u64, f64>)) {
+fn assert_close(
+    (weights, losses): (&[f64], &[(u64, f64)]),
+    (expected, curve): (&[f64], &BTreeMap<u64, f64>),
+) {
     assert_eq!(weights.len(), expected.len());
-    for (left, right) in weights.iter().zip(expected) {
-        assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
+    for (actual, target) in weights.iter().zip(expected) {
+        assert!((actual - target).abs() <= 1e-9 * actual.abs().max(1.0), "{actual} is not {target}");
     }
-    for (step, loss) in told {
+    for (step, loss) in losses {
         // They are printed with six digits.
         assert!((loss - curve[step]).abs() < 1.5e-6, "step {step}: {loss} is not {}", curve[step]);
     }
@@ -316,11 +319,11 @@ fn full_disk_ends_training_and_keeps_last_checkpoint() {
     outcome
         .expect_stderr("caused by: No space left on device")
         .expect_stderr("hint: free disk space, or keep fewer checkpoints");
-    outcome.expect_stderr("rank 1: error: rank 0 failed: cannot write `");
-    let left = std::fs::read_dir(scratch.at("copy")).expect("it was copied");
-    let mut left: Vec<_> = left.map(|entry| entry.expect("it can be listed").file_name()).collect();
-    left.sort();
-    assert_eq!(left, ["step-0000000007.safetensors", "step-0000000014.safetensors"], "{outcome}");
+    outcome.expect_stderr("rank 1: error: on rank 0: cannot write `");
+    let files = std::fs::read_dir(scratch.at("copy")).expect("it was copied");
+    let mut files: Vec<_> = files.map(|entry| entry.expect("it can be listed").file_name()).collect();
+    files.sort();
+    assert_eq!(files, ["step-0000000007.safetensors", "step-0000000014.safetensors"], "{outcome}");
     std::fs::remove_dir(scratch.at("state")).expect("nothing is below the mount");
     std::fs::rename(scratch.at("copy"), scratch.at("state")).expect("the scratch folder is ours");
     let outcome = training_launch(2, &scratch).run();

@@ -40,12 +40,12 @@ fn row<T: Element>(bytes: usize, value: impl Fn(u32) -> T) {
     let rank =
         |rank: u32| (0..bytes / size_of::<T>()).map(|index| value(index as u32 ^ rank)).collect::<Vec<T>>();
     let mut target = rank(0);
-    let others: Vec<Vec<T>> = (1..8).map(rank).collect();
-    let others: Vec<&[T]> = others.iter().map(Vec::as_slice).collect();
+    let sources: Vec<Vec<T>> = (1..8).map(rank).collect();
+    let sources: Vec<&[T]> = sources.iter().map(Vec::as_slice).collect();
     for op in REDUCTIONS {
         let cells = RANKS.map(|ranks| {
             let speed = best((ranks + 1) * bytes, || {
-                op.fold(black_box(&mut target), black_box(&others[..ranks - 1]))
+                op.fold(black_box(&mut target), black_box(&sources[..ranks - 1]))
             });
             format!("{speed:>8.1}")
         });

@@ -212,10 +212,10 @@ mod tests {
 
     #[test]
     fn cuda_ordinal_equals_device_index() {
-        for (told, ordinal) in [("cuda:5", Some(5)), ("cpu:2", None), ("rocm:1", None), ("tpu:1", None)] {
-            let context = context(Some(told));
-            assert_eq!(context.device().map(ToString::to_string).as_deref(), Some(told));
-            assert_eq!(context.cuda_ordinal(), ordinal, "{told}");
+        for (device, ordinal) in [("cuda:5", Some(5)), ("cpu:2", None), ("rocm:1", None), ("tpu:1", None)] {
+            let context = context(Some(device));
+            assert_eq!(context.device().map(ToString::to_string).as_deref(), Some(device));
+            assert_eq!(context.cuda_ordinal(), ordinal, "{device}");
         }
     }
 

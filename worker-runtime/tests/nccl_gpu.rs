@@ -275,7 +275,7 @@ fn cost(nccl: &Nccl, stream: &Arc<CudaStream>) {
         }
         let (raws, ours) = (medians(raws), medians(ours));
         let percent = |at: fn(&(f64, f64)) -> f64| (at(&ours) / at(&raws) - 1.0) * 100.0;
-        let (put, done) = (percent(|it| it.0), percent(|it| it.1));
+        let (put, done) = (percent(|times| times.0), percent(|times| times.1));
         println!(
             "{bytes:>10} {:>9.3} {:>9.3} {put:>+6.1}%   {:>9.3} {:>9.3} {done:>+6.1}%",
             raws.0, ours.0, raws.1, ours.1

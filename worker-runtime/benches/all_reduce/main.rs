@@ -89,8 +89,9 @@ fn compare(options: &Options, world: u32, processors: &[usize]) {
     let peers = Peers { place, world, processors };
     let mut ours = peers.ours(&store);
     // Between hosts much more than a copy goes on.
-    let is_wanted =
-        |kind: &str| options.kinds.iter().any(|it| it == kind) && (kind != "copy" || place == Place::Here);
+    let is_wanted = |kind: &str| {
+        options.kinds.iter().any(|chosen| chosen == kind) && (kind != "copy" || place == Place::Here)
+    };
     let kinds: Vec<&str> = KINDS.into_iter().filter(|kind| is_wanted(kind)).collect();
     let python = peers::python().filter(|_| is_wanted("gloo"));
     let mut gloo = python.map(|python| peers.torch(&python, "all_reduce/gloo.py"));
@@ -148,7 +149,7 @@ fn row(bytes: usize, kinds: &[&str], medians: &HashMap<&str, Duration>) -> Strin
         column(both, |(one, other)| format!("{:.2}", one.as_secs_f64() / other.as_secs_f64()))
     };
     let times: String = kinds.iter().map(|kind| format!("{:>14}", column(of(kind), show))).collect();
-    let ratios: String = RATIOS.iter().map(|it| format!("{:>14}", ratio(it))).collect();
+    let ratios: String = RATIOS.iter().map(|pair| format!("{:>14}", ratio(pair))).collect();
     format!("{bytes:>10}{times}{ratios}")
 }
 

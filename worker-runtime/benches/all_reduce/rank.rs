@@ -20,15 +20,18 @@ enum Data {
 }
 
 pub(crate) fn run(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
-    let options =
-        |wish| GroupOptions { name: format!("{wish}"), backend: Some(wish), ..GroupOptions::default() };
+    let options = |backend| GroupOptions {
+        name: format!("{backend}"),
+        backend: Some(backend),
+        ..GroupOptions::default()
+    };
     let mut group = context.process_group(&options(BackendChoice::Auto))?;
     let mut tcp = context.process_group(&options(BackendChoice::Tcp))?;
     let (mut data, mut known) = (Data::None, String::new());
     for line in io::stdin().lock().lines() {
         let line = line?;
-        let mut words = line.split(' ');
-        let (name, bytes, calls) = (words.next(), words.next(), words.next());
+        let mut fields = line.split(' ');
+        let (name, bytes, calls) = (fields.next(), fields.next(), fields.next());
         let (name, bytes) = (name.ok_or("no name")?, bytes.ok_or("no size")?.parse::<usize>()?);
         let calls = calls.ok_or("no count")?.parse::<usize>()?;
         let kind = format!("{name} {bytes}");

@@ -43,8 +43,8 @@ pub(crate) fn run(context: &WorkerContext) -> Result<(), Box<dyn Error>> {
     let (mut training, mut loss) = (Training::begin(context)?, 0.0);
     for line in io::stdin().lock().lines() {
         let line = line?;
-        let mut words = line.split(' ');
-        let (name, batch, steps) = (words.next(), words.next(), words.next());
+        let mut fields = line.split(' ');
+        let (name, batch, steps) = (fields.next(), fields.next(), fields.next());
         let batch = batch.ok_or("no batch")?.parse::<usize>()?;
         let steps = steps.ok_or("no count")?.parse::<usize>()?;
         if name == Some("loss") {

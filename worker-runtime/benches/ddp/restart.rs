@@ -55,10 +55,14 @@ pub(crate) fn compare(world: u32, python: Option<&OsStr>) {
     for contender in &mut all {
         println!("{}", contender.row());
     }
-    if let [ours, .., theirs] = &mut all[..]
-        && let (Some(ours), Some(median)) = (ours.median(), theirs.median())
+    if let [our_figures, .., torchrun_figures] = &mut all[..]
+        && let (Some(our_figures), Some(median)) = (our_figures.median(), torchrun_figures.median())
     {
-        println!("{} / rankrun: {:.0}", theirs.name, median.as_secs_f64() / ours.as_secs_f64());
+        println!(
+            "{} / rankrun: {:.0}",
+            torchrun_figures.name,
+            median.as_secs_f64() / our_figures.as_secs_f64()
+        );
     }
 }
 

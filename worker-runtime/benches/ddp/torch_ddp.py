@@ -63,7 +63,7 @@ def restart():
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0:
         if rank == 0:
             print("step", time.time_ns(), flush=True)
-        # Who leaves first would be a lost peer to the other.
+        # A rank that leaves first would be a lost peer to the other.
         dist.barrier()
         return
     step(30)

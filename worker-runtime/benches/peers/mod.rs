@@ -94,7 +94,7 @@ pub(crate) fn python() -> Option<OsString> {
 /// The processors that this program may use.
 pub(crate) fn processors() -> Vec<usize> {
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
-    (0..CpuSet::count()).filter(|&it| allowed.is_set(it).unwrap_or(false)).collect()
+    (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false)).collect()
 }
 
 pub(crate) fn median(times: &mut [Duration]) -> Option<Duration> {

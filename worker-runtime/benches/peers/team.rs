@@ -56,7 +56,7 @@ impl Team {
         });
         let first = answers.next().expect("there are ranks");
         assert!(answers.all(|line| !line.trim().is_empty()), "a rank did nothing");
-        first.split_whitespace().map(|word| Duration::from_nanos(word.parse().expect("a time"))).collect()
+        first.split_whitespace().map(|number| Duration::from_nanos(number.parse().expect("a time"))).collect()
     }
 
     /// Ends the ranks.

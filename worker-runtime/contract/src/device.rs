@@ -80,7 +80,7 @@ impl Device {
     /// The device of a kind with this index; `None` where `kind` is not a word in lower case.
     #[must_use]
     pub fn new(kind: &str, index: usize) -> Option<Self> {
-        let known = Self::KINDS.iter().find(|(word, _)| *word == kind);
+        let known = Self::KINDS.iter().find(|(known_kind, _)| *known_kind == kind);
         if let Some((_, device)) = known {
             return Some(device(index));
         }
@@ -118,9 +118,9 @@ mod tests {
 
     #[test]
     fn device_text_has_kind_and_index() {
-        for (word, device) in Device::KINDS {
+        for (kind, device) in Device::KINDS {
             let device = device(3);
-            assert_eq!((device.kind(), device.index()), (word, 3));
+            assert_eq!((device.kind(), device.index()), (kind, 3));
             assert_eq!(device.to_string().parse(), Ok(device));
         }
         assert_eq!("tpu:1".parse(), Ok(Device::Other { kind: "tpu".to_owned(), index: 1 }));

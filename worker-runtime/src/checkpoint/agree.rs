@@ -16,10 +16,10 @@ pub(super) fn agree_on_result<T>(
     let failed = group.all_gather(&[u8::from(own.is_err())])?;
     let Some(first) = failed.iter().position(|&failed| failed != 0) else { return own };
     let rank = rank_of_index(first);
-    let words = own.as_ref().err().map(with_causes).unwrap_or_default();
-    let words = broadcast_bytes(group, words.into_bytes(), rank)?;
+    let reason = own.as_ref().err().map(with_causes).unwrap_or_default();
+    let reason = broadcast_bytes(group, reason.into_bytes(), rank)?;
     own.and_then(|_| {
-        Err(CheckpointError::OnRank { rank, reason: String::from_utf8_lossy(&words).into_owned() })
+        Err(CheckpointError::OnRank { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
     })
 }
 
@@ -48,5 +48,5 @@ pub(super) fn rank_of_index(index: usize) -> Rank {
 
 fn with_causes(error: &CheckpointError) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
-    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

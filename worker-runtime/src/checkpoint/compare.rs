@@ -26,7 +26,7 @@ pub enum Difference {
         /// Name of the tensor.
         name: String,
         /// Type in the program.
-        ours: String,
+        expected: String,
         /// Type in the checkpoint.
         saved: String,
     },
@@ -35,7 +35,7 @@ pub enum Difference {
         /// Name of the tensor.
         name: String,
         /// Shape in the program.
-        ours: Vec<usize>,
+        expected: Vec<usize>,
         /// Shape in the checkpoint.
         saved: Vec<usize>,
     },
@@ -49,11 +49,14 @@ impl fmt::Display for Difference {
                 write!(f, "it has no `{name}`, but `{instead}`, which this program does not have")
             }
             Self::Unknown { name } => write!(f, "it has `{name}`, which this program does not have"),
-            Self::DataType { name, ours, saved } => {
-                write!(f, "`{name}` is of type {ours} in this program, and {saved} in the checkpoint")
+            Self::DataType { name, expected, saved } => {
+                write!(f, "`{name}` is of type {expected} in this program, and {saved} in the checkpoint")
             }
-            Self::Shape { name, ours, saved } => {
-                write!(f, "`{name}` has the shape {ours:?} in this program, and {saved:?} in the checkpoint")
+            Self::Shape { name, expected, saved } => {
+                write!(
+                    f,
+                    "`{name}` has the shape {expected:?} in this program, and {saved:?} in the checkpoint"
+                )
             }
         }
     }
@@ -79,7 +82,7 @@ pub(super) fn find_difference(
     let unknown = replicated.chain(sharded).next().cloned();
     let mut totals = total.iter();
     for tensor in &state.tensors {
-        let (ours, saved) = match tensor.placement {
+        let (expected, saved) = match tensor.placement {
             Placement::Replicated => {
                 let saved = |SavedTensor { data_type, shape, .. }: &SavedTensor| {
                     (type_name(*data_type), shape.clone())
@@ -88,11 +91,11 @@ pub(super) fn find_difference(
             }
             Placement::Sharded => {
                 let rows = totals.next().copied().unwrap_or_default();
-                let ours = [&[rows], tensor.row_shape()].concat();
-                (ours, whole_of(&tensor.name).map(|whole| (whole.data_type.clone(), whole.shape.clone())))
+                let expected = [&[rows], tensor.row_shape()].concat();
+                (expected, whole_of(&tensor.name).map(|whole| (whole.data_type.clone(), whole.shape.clone())))
             }
         };
-        if let Some(difference) = tensor_difference(tensor, ours, saved, unknown.as_ref()) {
+        if let Some(difference) = tensor_difference(tensor, expected, saved, unknown.as_ref()) {
             return Some(difference);
         }
     }
@@ -101,7 +104,7 @@ pub(super) fn find_difference(
 
 fn tensor_difference(
     tensor: &Tensor<'_>,
-    ours: Vec<usize>,
+    expected: Vec<usize>,
     saved: Option<(String, Vec<usize>)>,
     unknown: Option<&String>,
 ) -> Option<Difference> {
@@ -109,8 +112,10 @@ fn tensor_difference(
     let our_type = type_name(saved_type(tensor.data_type));
     match saved {
         None => Some(Difference::Missing { name, instead: unknown.cloned() }),
-        Some((saved, _)) if saved != our_type => Some(Difference::DataType { name, ours: our_type, saved }),
-        Some((_, saved)) if saved != ours => Some(Difference::Shape { name, ours, saved }),
+        Some((saved, _)) if saved != our_type => {
+            Some(Difference::DataType { name, expected: our_type, saved })
+        }
+        Some((_, saved)) if saved != expected => Some(Difference::Shape { name, expected, saved }),
         Some(_) => None,
     }
 }

@@ -87,14 +87,14 @@ pub enum CheckpointError {
         step: u64,
     },
     /// The ranks save different steps. Nothing was written.
-    #[error("rank {rank} saves step {theirs} where rank 0 saves step {ours}")]
+    #[error("rank {rank} saves step {step} where rank 0 saves step {rank_0_step}")]
     StepsDiffer {
         /// The first rank that differs.
         rank: Rank,
         /// Step of that rank.
-        theirs: u64,
+        step: u64,
         /// Step of rank 0.
-        ours: u64,
+        rank_0_step: u64,
     },
     /// The sharded tensors of two ranks have different names, types or row shapes.
     #[error("the sharded tensors of rank {rank} differ from rank 0 in their names, types or row shapes")]
@@ -103,7 +103,7 @@ pub enum CheckpointError {
         rank: Rank,
     },
     /// Another rank failed.
-    #[error("rank {rank} failed: {reason}")]
+    #[error("on rank {rank}: {reason}")]
     OnRank {
         /// The rank with the error.
         rank: Rank,
@@ -111,9 +111,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A rank sent bytes that this version cannot decode.
-    #[error(
-        "rank {rank} sends bytes that are not a checkpoint message; build all ranks with the same rankrun"
-    )]
+    #[error("{}rank {rank} sends bytes that are not a checkpoint message", Details(self))]
     Strange {
         /// The rank that sent them.
         rank: Rank,
@@ -135,6 +133,7 @@ impl CheckpointError {
             Self::OtherModel { .. } => {
                 Some("train the model of the checkpoint, or save this model in another folder")
             }
+            Self::Strange { .. } => Some("build all ranks with the same version of rankrun"),
             Self::NoneUsable { .. } => Some("remove these files to start from the beginning"),
             _ => None,
         }

@@ -93,13 +93,13 @@ impl OpenFile {
         hash.add(&(self.json.len() as u64).to_le_bytes());
         hash.add(&without);
         let mut chunk = vec![0; CHUNK.min(self.header.data_bytes)];
-        let mut left = self.header.data_bytes;
+        let mut remaining = self.header.data_bytes;
         self.seek(0)?;
-        while left > 0 {
-            let now = left.min(CHUNK);
+        while remaining > 0 {
+            let now = remaining.min(CHUNK);
             self.file.read_exact(&mut chunk[..now])?;
             hash.add(&chunk[..now]);
-            left -= now;
+            remaining -= now;
         }
         if hash.finish() == self.header.checksum { Ok(()) } else { Err(FileError::Checksum) }
     }
@@ -118,8 +118,9 @@ impl OpenFile {
 /// Length and modification time of the file; zeros if it does not exist.
 pub(super) fn identity(path: &Path) -> Identity {
     let metadata = fs::metadata(path);
-    metadata
-        .map_or([0, 0], |it| [it.size().cast_signed(), it.mtime().wrapping_mul(1 << 30) ^ it.mtime_nsec()])
+    metadata.map_or([0, 0], |file| {
+        [file.size().cast_signed(), file.mtime().wrapping_mul(1 << 30) ^ file.mtime_nsec()]
+    })
 }
 
 #[derive(Debug)]

@@ -70,12 +70,12 @@ impl Checkpoint {
                     if refusal.is_mine && steps.last() == Some(&step) {
                         steps.pop();
                     }
-                    let it = Refused {
+                    let checkpoint = Refused {
                         path: self.folder.join(names::main_file_name(step)),
                         reason: refusal.reason,
                     };
-                    tracing::warn!(path = %it.path.display(), reason = it.reason, "refused a checkpoint");
-                    refused.push(it);
+                    tracing::warn!(path = %checkpoint.path.display(), reason = checkpoint.reason, "refused a checkpoint");
+                    refused.push(checkpoint);
                 }
             }
         };
@@ -110,20 +110,20 @@ impl Checkpoint {
         let path = self.folder.join(names::main_file_name(step));
         let is_source = self.group.rank() == source;
         let main = is_source.then(|| open_main(&path, step));
-        let mut said = [0; 3];
+        let mut answer = [0; 3];
         if let Some(opened) = &main {
             let [length, time] = file::identity(&path);
-            said = [i64::from(opened.is_ok()), length, time];
+            answer = [i64::from(opened.is_ok()), length, time];
         }
-        self.group.broadcast(&mut said, source)?;
-        let identity: Identity = [said[1], said[2]];
+        self.group.broadcast(&mut answer, source)?;
+        let identity: Identity = [answer[1], answer[2]];
         let bytes = match &main {
             Some(Ok(opened)) => opened.json.clone(),
             Some(Err(error)) => error.to_string().into_bytes(),
             None => Vec::new(),
         };
         let bytes = broadcast_bytes(&mut self.group, bytes, source)?;
-        if said[0] == 0 {
+        if answer[0] == 0 {
             let is_mine = is_source || file::identity(&path) == identity;
             return Ok(Err(Refusal { is_mine, reason: String::from_utf8_lossy(&bytes).into_owned() }));
         }
@@ -149,9 +149,9 @@ impl Checkpoint {
         let Some(first) = failed.iter().position(|&failed| failed != 0) else {
             return Ok(own.map_err(|error| error.to_string()));
         };
-        let words = own.err().map(|error| error.to_string()).unwrap_or_default();
-        let words = broadcast_bytes(&mut self.group, words.into_bytes(), rank_of_index(first))?;
-        Ok(Err(String::from_utf8_lossy(&words).into_owned()))
+        let reason = own.err().map(|error| error.to_string()).unwrap_or_default();
+        let reason = broadcast_bytes(&mut self.group, reason.into_bytes(), rank_of_index(first))?;
+        Ok(Err(String::from_utf8_lossy(&reason).into_owned()))
     }
 
     /// Opens the parts with rows for this rank.
@@ -253,8 +253,8 @@ struct Refusal {
 
 fn open_main(path: &std::path::Path, step: u64) -> Result<OpenFile, FileError> {
     let opened = OpenFile::open_verified(path)?;
-    let said = opened.header.about.step;
-    if said == step { Ok(opened) } else { Err(FileError::Step(said)) }
+    let saved_step = opened.header.about.step;
+    if saved_step == step { Ok(opened) } else { Err(FileError::Step(saved_step)) }
 }
 
 /// Index of a tensor of the state among the sharded tensors of a checkpoint.

@@ -32,8 +32,8 @@ pub(super) fn parse_step(name: &str) -> Option<u64> {
 
 /// Step and id of a part.
 fn parse_part(name: &str) -> Option<(u64, u64)> {
-    let mut words = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split('.');
-    let (step, id, number) = (words.next()?, words.next()?, words.next()?);
+    let mut fields = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split('.');
+    let (step, id, number) = (fields.next()?, fields.next()?, fields.next()?);
     let (part, parts) = number.strip_prefix("part-")?.split_once("-of-")?;
     let (step, id) = (step.parse().ok()?, parse_checksum(id)?);
     let expected = self::part_file_name(step, id, part.parse().ok()?, parts.parse().ok()?);
@@ -63,13 +63,14 @@ pub(super) fn outdated_files(
 ) -> impl Iterator<Item = &str> {
     let (step, id) = saved;
     let mut earlier: Vec<u64> =
-        names.iter().filter_map(|name| parse_step(name)).filter(|it| *it < step).collect();
+        names.iter().filter_map(|name| parse_step(name)).filter(|earlier| *earlier < step).collect();
     earlier.sort_unstable();
     let kept = earlier.split_off(earlier.len().saturating_sub(keep.saturating_sub(1)));
-    let later: Vec<u64> = names.iter().filter_map(|name| parse_step(name)).filter(|it| *it > step).collect();
+    let later: Vec<u64> =
+        names.iter().filter_map(|name| parse_step(name)).filter(|later| *later > step).collect();
     let is_left_over = move |name: &str| {
-        if let Some(it) = parse_step(name) {
-            it < step && !kept.contains(&it)
+        if let Some(of) = parse_step(name) {
+            of < step && !kept.contains(&of)
         } else if let Some((of, save)) = parse_part(name) {
             if of == step { Some(save) != id } else { !kept.contains(&of) && !later.contains(&of) }
         } else {
@@ -141,13 +142,13 @@ mod tests {
             part_file_name(20, 2, 0, 1),
             "notes.txt".to_owned(),
         ];
-        let left = [
+        let abandoned = [
             unfinished_file_name(&main_file_name(20), 1),
             unfinished_file_name(&part_file_name(30, 1, 0, 2), 1),
             part_file_name(30, 1, 1, 2),
         ];
-        let names = [&kept[..], &left].concat();
-        assert_eq!(abandoned_files(&names).collect::<Vec<_>>(), left);
+        let names = [&kept[..], &abandoned].concat();
+        assert_eq!(abandoned_files(&names).collect::<Vec<_>>(), abandoned);
     }
 
     proptest! {

@@ -51,14 +51,18 @@ pub(super) fn compare_states(
     )?;
     let own = [step, sharded_hash(state)];
     let all = group.all_gather(&own)?;
-    let (said, _) = all.as_chunks::<2>();
-    if let Some(other) = said.iter().position(|other| *other != said[0]) {
-        let ([ours, _], [theirs, _]) = (said[0], said[other]);
+    let (pairs, _) = all.as_chunks::<2>();
+    if let Some(other) = pairs.iter().position(|other| *other != pairs[0]) {
+        let ([rank_0_step, _], [step, _]) = (pairs[0], pairs[other]);
         let rank = rank_of_index(other);
-        return Err(if ours == theirs {
+        return Err(if rank_0_step == step {
             CheckpointError::ShardsDiffer { rank }
         } else {
-            CheckpointError::StepsDiffer { rank, theirs: theirs.cast_unsigned(), ours: ours.cast_unsigned() }
+            CheckpointError::StepsDiffer {
+                rank,
+                step: step.cast_unsigned(),
+                rank_0_step: rank_0_step.cast_unsigned(),
+            }
         });
     }
     let row_counts: Vec<i64> =

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn devices(text: &str) -> Vec<Device> {
-        text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+        text.split_whitespace().map(|device| device.parse().unwrap()).collect()
     }
 
     fn device_error_text(text: &str, available: usize) -> String {

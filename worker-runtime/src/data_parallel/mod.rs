@@ -79,12 +79,12 @@ pub enum DataParallelError<E: Error + 'static> {
     #[error("`backward` needs a successful `forward` before it")]
     NoForward,
     /// The gradient has another number of rows than the output.
-    #[error("the gradient of the output has {given} rows, but the output had {expected}")]
+    #[error("the gradient of the output has {actual} rows, but the output had {expected}")]
     WrongRows {
         /// Rows of the output.
         expected: usize,
         /// Rows of the gradient.
-        given: usize,
+        actual: usize,
     },
     /// The system refuses a thread.
     #[error("the replica on `{device}` cannot start a thread")]
@@ -252,9 +252,9 @@ impl<R: Replica> DataParallel<R> {
         if rows.is_empty() {
             return Err(DataParallelError::NoForward);
         }
-        let (expected, given) = (rows.iter().sum(), output_gradient.rows());
-        if expected != given {
-            return Err(DataParallelError::WrongRows { expected, given });
+        let (expected, actual) = (rows.iter().sum(), output_gradient.rows());
+        if expected != actual {
+            return Err(DataParallelError::WrongRows { expected, actual });
         }
         let gradients = self.run_on_replicas(rows.len(), |at, replica| {
             let start = rows[..at].iter().sum();

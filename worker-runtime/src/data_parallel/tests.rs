@@ -15,7 +15,7 @@ struct Linear {
     gradients: Vec<i64>,
     input: Option<Rows<i64>>,
     /// Device and rows of every forward, in any order.
-    seen: Arc<Mutex<Vec<(usize, usize)>>>,
+    batches: BatchLog,
     fails: bool,
 }
 
@@ -35,7 +35,7 @@ impl Replica for Linear {
     }
 
     fn forward(&mut self, input: Rows<i64>) -> Result<Rows<i64>, OutOfOrder> {
-        self.seen.lock().unwrap().push((self.device.index(), input.rows()));
+        self.batches.lock().unwrap().push((self.device.index(), input.rows()));
         if self.fails {
             return Err(OutOfOrder);
         }
@@ -60,11 +60,11 @@ impl Replica for Linear {
     }
 }
 
-type Seen = Arc<Mutex<Vec<(usize, usize)>>>;
+type BatchLog = Arc<Mutex<Vec<(usize, usize)>>>;
 
 /// A model on these CPUs, with different weights per replica; the replica on `failing` fails.
-fn model(devices: &[usize], failing: Option<usize>) -> (DataParallel<Linear>, Seen) {
-    let seen = Seen::default();
+fn model(devices: &[usize], failing: Option<usize>) -> (DataParallel<Linear>, BatchLog) {
+    let batches = BatchLog::default();
     let ids = DeviceIds::new(devices.iter().map(|&index| Device::Cpu(index)).collect(), usize::MAX).unwrap();
     let build = |device: &Device| {
         Ok(Linear {
@@ -72,11 +72,11 @@ fn model(devices: &[usize], failing: Option<usize>) -> (DataParallel<Linear>, Se
             weights: vec![device.index() as i64 + 2, 3, 5],
             gradients: vec![0; 3],
             input: None,
-            seen: Arc::clone(&seen),
+            batches: Arc::clone(&batches),
             fails: failing == Some(device.index()),
         })
     };
-    (DataParallel::new(ids, build).unwrap(), seen)
+    (DataParallel::new(ids, build).unwrap(), batches)
 }
 
 fn batch(rows: usize) -> Rows<i64> {
@@ -116,12 +116,12 @@ fn chunks_go_to_devices_in_order() {
         (1, &[(3, 1)]),
         (30, &[(3, 8), (0, 8), (2, 8), (7, 6)]),
     ] {
-        let (mut model, seen) = model(&[3, 0, 2, 7], None);
+        let (mut model, batches) = model(&[3, 0, 2, 7], None);
         model.forward(&batch(rows)).unwrap();
         let order = |device: &(usize, usize)| [3, 0, 2, 7].iter().position(|at| *at == device.0);
-        let mut seen = seen.lock().unwrap().clone();
-        seen.sort_by_key(order);
-        assert_eq!(seen, expected, "{rows} rows");
+        let mut batches = batches.lock().unwrap().clone();
+        batches.sort_by_key(order);
+        assert_eq!(batches, expected, "{rows} rows");
     }
 }
 
@@ -153,10 +153,10 @@ fn wrong_row_count_is_error() {
 
 #[test]
 fn failed_replica_is_named_after_others_finish() {
-    let (mut model, seen) = model(&[5, 6, 7], Some(6));
+    let (mut model, batches) = model(&[5, 6, 7], Some(6));
     let error = model.forward(&batch(9)).unwrap_err();
     assert_eq!(error.to_string(), "the replica on `cpu:6` failed");
-    assert_eq!(seen.lock().unwrap().len(), 3);
+    assert_eq!(batches.lock().unwrap().len(), 3);
     assert!(matches!(model.backward(&Rows::new(1, vec![0; 9]).unwrap()), Err(DataParallelError::NoForward)));
     let ids = DeviceIds::new(vec![Device::Cpu(0)], 1).unwrap();
     let error = DataParallel::<Linear>::new(ids, |_| Err(OutOfOrder)).unwrap_err();

@@ -39,14 +39,14 @@ impl fmt::Display for ModelDifference {
 }
 
 /// Compares the models of all ranks with two short calls. If they differ, every rank gets the same error.
-pub(crate) fn check_same_model(group: &mut Group, ours: &Description) -> Result<(), DdpError> {
-    let own = ours.encode();
+pub(crate) fn check_same_model(group: &mut Group, description: &Description) -> Result<(), DdpError> {
+    let own = description.encode();
     let all = group.all_gather(&[own.len() as i64, hash(&own)])?;
-    let (said, _) = all.as_chunks::<2>();
-    let differs = said.iter().position(|other| *other != said[0]);
+    let (hashes, _) = all.as_chunks::<2>();
+    let differs = hashes.iter().position(|other| *other != hashes[0]);
     let Some(other) = differs else { return Ok(()) };
     let mut read = |rank: usize| {
-        let (root, length) = (Rank(u32::try_from(rank).unwrap_or(u32::MAX)), said[rank][0]);
+        let (root, length) = (Rank(u32::try_from(rank).unwrap_or(u32::MAX)), hashes[rank][0]);
         let unreadable = || DdpError::Unreadable { rank: root };
         let length = usize::try_from(length).ok().filter(|_| length <= MAX_BYTES).ok_or_else(unreadable)?;
         let mut bytes = if group.rank() == root { own.clone() } else { vec![0; length] };
@@ -56,7 +56,7 @@ pub(crate) fn check_same_model(group: &mut Group, ours: &Description) -> Result<
     let (first, second) = (read(0)?, read(other)?);
     let rank = Rank(u32::try_from(other).unwrap_or(u32::MAX));
     Err(find_difference(&first, &second, rank)
-        .map_or(DdpError::Unreadable { rank }, |it| DdpError::Differ(it.into())))
+        .map_or(DdpError::Unreadable { rank }, |difference| DdpError::Differ(difference.into())))
 }
 
 /// FNV-1a with 64 bits: against mistakes, not against attacks.
@@ -69,18 +69,17 @@ fn hash(bytes: &[u8]) -> i64 {
 
 /// The first difference between rank 0 and another rank.
 fn find_difference(first: &Description, other: &Description, rank: Rank) -> Option<ModelDifference> {
-    let differ = |theirs: String, of_rank_0: String| {
-        Some(ModelDifference { rank, value: theirs, rank_0_value: of_rank_0 })
-    };
+    let differ = |value: String, rank_0_value: String| Some(ModelDifference { rank, value, rank_0_value });
     for index in 0..first.parameters.len().max(other.parameters.len()) {
         let show = |parameter: Option<&Parameter>, all: usize| match parameter {
             Some(parameter) => format!("{parameter} as parameter {index}"),
             None => format!("{all} parameters"),
         };
-        let (ours, theirs) = (first.parameters.get(index), other.parameters.get(index));
-        if ours != theirs {
-            let (ours, theirs) = (show(ours, first.parameters.len()), show(theirs, other.parameters.len()));
-            return differ(theirs, ours);
+        let (expected, actual) = (first.parameters.get(index), other.parameters.get(index));
+        if expected != actual {
+            let (expected, actual) =
+                (show(expected, first.parameters.len()), show(actual, other.parameters.len()));
+            return differ(actual, expected);
         }
     }
     let show = |options: &DdpOptions| {
@@ -106,7 +105,7 @@ impl Description {
         for parameter in &self.parameters {
             number(&mut bytes, parameter.name.len());
             bytes.extend(parameter.name.as_bytes());
-            let data_type = TYPES.iter().position(|it| *it == parameter.data_type);
+            let data_type = TYPES.iter().position(|known| *known == parameter.data_type);
             number(&mut bytes, data_type.unwrap_or(TYPES.len()));
             number(&mut bytes, parameter.shape.len());
             parameter.shape.iter().for_each(|&length| number(&mut bytes, length));
@@ -166,7 +165,8 @@ mod tests {
     }
 
     fn difference_text(first: &Description, other: &Description) -> String {
-        find_difference(first, other, Rank(3)).map_or_else(|| "nothing".to_owned(), |it| it.to_string())
+        find_difference(first, other, Rank(3))
+            .map_or_else(|| "nothing".to_owned(), |difference| difference.to_string())
     }
 
     #[test]

@@ -103,8 +103,8 @@ mod tests {
         ]
     }
 
-    fn members(parameters: &[Parameter], first: usize, others: usize) -> Vec<Vec<usize>> {
-        let plan = BucketPlan::new(parameters, Sizes { first, rest: others });
+    fn members(parameters: &[Parameter], first: usize, rest: usize) -> Vec<Vec<usize>> {
+        let plan = BucketPlan::new(parameters, Sizes { first, rest });
         plan.buckets.into_iter().map(|bucket| bucket.members).collect()
     }
 

@@ -43,9 +43,7 @@ pub enum DdpError {
     #[error("{}the ranks do not train the same model: {}", Details(self), .0)]
     Differ(Box<ModelDifference>),
     /// The description of a rank's model cannot be decoded.
-    #[error(
-        "the model description of rank {rank} cannot be decoded; build all ranks with the same rankrun version"
-    )]
+    #[error("{}the model description of rank {rank} cannot be decoded", Details(self))]
     Unreadable {
         /// The rank that sent it.
         rank: Rank,
@@ -59,34 +57,34 @@ pub enum DdpError {
         parameters: usize,
     },
     /// The gradient was accessed with the wrong element type.
-    #[error("the gradient of `{parameter}` has type {expected}, but the call uses {given}")]
+    #[error("the gradient of `{parameter}` has type {expected}, but the call uses {actual}")]
     WrongType {
         /// Name of the parameter.
         parameter: String,
         /// Its element type.
         expected: DataType,
         /// The given element type.
-        given: DataType,
+        actual: DataType,
     },
     /// A slice has the wrong length.
-    #[error("`{parameter}` has {expected} elements, but the call passes {given}")]
+    #[error("`{parameter}` has {expected} elements, but the call passes {actual}")]
     WrongLength {
         /// Name of the parameter.
         parameter: String,
         /// Its number of elements.
         expected: usize,
         /// The given number of elements.
-        given: usize,
+        actual: usize,
     },
     /// Device memory has the wrong length.
-    #[error("`{parameter}` has {expected} bytes, but the call passes {given} bytes of memory")]
+    #[error("`{parameter}` has {expected} bytes, but the call passes {actual} bytes of memory")]
     WrongBytes {
         /// Name of the parameter.
         parameter: String,
         /// Length of its gradient in bytes.
         expected: usize,
         /// The given length in bytes.
-        given: usize,
+        actual: usize,
     },
     /// The host group and the device group have different ranks.
     #[error(
@@ -100,14 +98,14 @@ pub enum DdpError {
         device: (Rank, WorldSize),
     },
     /// The number of given parameters is wrong.
-    #[error("the model has {expected} parameters{}, but the call passes {given}", of_type(*.data_type))]
+    #[error("the model has {expected} parameters{}, but the call passes {actual}", of_type(*.data_type))]
     WrongCount {
         /// Their element type, if only those of one type were expected.
         data_type: Option<DataType>,
         /// Number in the model.
         expected: usize,
         /// Number of given parameters.
-        given: usize,
+        actual: usize,
     },
     /// A gradient was marked ready twice in one pass, or written after it was ready.
     #[error("{}the gradient of `{parameter}` is marked ready twice in this pass", Details(self))]
@@ -116,12 +114,12 @@ pub enum DdpError {
         parameter: String,
     },
     /// A parameter has no gradient in this pass. It can still be made ready.
-    #[error("{}the gradient of `{parameter}`{} is missing", Details(self), nor_of(*.others))]
+    #[error("{}the gradient of `{parameter}`{} is missing", Details(self), nor_of(*.other_count))]
     Missing {
         /// The first parameter without one, in model order.
         parameter: String,
         /// Number of further parameters without one.
-        others: usize,
+        other_count: usize,
     },
     /// The sum of earlier passes would be overwritten.
     #[error(
@@ -136,9 +134,7 @@ pub enum DdpError {
     #[error("{}`finish` is called inside `no_sync`, which exchanges no gradients", Details(self))]
     NoSync,
     /// The memory of the gradients is in use by a call.
-    #[error(
-        "`broadcast` is called while gradients are collected; call it before the first gradient or after `finish`"
-    )]
+    #[error("{}`broadcast` is called while gradients are collected", Details(self))]
     UnderWay,
     /// An earlier call failed, and its gradients are lost.
     #[error("the gradient exchange has already failed with an earlier error")]
@@ -155,11 +151,11 @@ fn of_type(data_type: Option<DataType>) -> String {
     data_type.map_or_else(String::new, |data_type| format!(" of type {data_type}"))
 }
 
-fn nor_of(others: usize) -> String {
-    match others {
+fn nor_of(other_count: usize) -> String {
+    match other_count {
         0 => String::new(),
         1 => " and of 1 other parameter".to_owned(),
-        others => format!(" and of {others} other parameters"),
+        other_count => format!(" and of {other_count} other parameters"),
     }
 }
 
@@ -175,6 +171,8 @@ impl DdpError {
             Self::Differ(_) => {
                 Some("build the same model on every rank, from the same code and the same options")
             }
+            Self::Unreadable { .. } => Some("build all ranks with the same version of rankrun"),
+            Self::UnderWay => Some("call it before the first gradient, or after `finish`"),
             Self::OtherRanks { .. } => {
                 Some("join both groups with the same context, or split both with the same colors and keys")
             }

@@ -170,11 +170,11 @@ impl Ddp {
         if !self.pass.is_fresh() {
             return Err(DdpError::UnderWay);
         }
-        let mut given: Vec<P> = parameters.into_iter().collect();
-        let ours = self.check_broadcast(&mut given)?;
+        let mut tensors: Vec<P> = parameters.into_iter().collect();
+        let indices = self.check_broadcast(&mut tensors)?;
         let is_root = self.async_group.rank() == ROOT;
         if is_root {
-            for (values, &index) in given.iter_mut().zip(&ours) {
+            for (values, &index) in tensors.iter_mut().zip(&indices) {
                 self.gradient_memory(index)?.copy_from_slice(values.as_mut());
             }
         }
@@ -184,7 +184,7 @@ impl Ddp {
             slot.broadcast(&self.async_group, bucket.data_type, ROOT)?;
         }
         self.wait_for_buckets()?;
-        for (values, &index) in given.iter_mut().zip(&ours).filter(|_| !is_root) {
+        for (values, &index) in tensors.iter_mut().zip(&indices).filter(|_| !is_root) {
             values.as_mut().copy_from_slice(self.gradient_memory(index)?);
         }
         Ok(())
@@ -293,7 +293,7 @@ impl Ddp {
         let missing: Vec<usize> = self.pass.missing().collect();
         if let (Some(&first), false) = (missing.first(), self.options.find_unused_parameters) {
             let parameter = self.parameters[first].name.clone();
-            return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
+            return Err(DdpError::Missing { parameter, other_count: missing.len() - 1 });
         }
         let used = self.options.find_unused_parameters.then(|| {
             let used = (0..self.parameters.len()).map(|index| u8::from(self.pass.is_used(index)));
@@ -360,18 +360,18 @@ impl Ddp {
         Ok(())
     }
 
-    /// The indices of all parameters of this type; checks the lengths of `given`.
-    fn check_broadcast<T: Element, P: AsMut<[T]>>(&self, given: &mut [P]) -> Result<Vec<usize>, DdpError> {
+    /// The indices of all parameters of this type; checks the lengths of `tensors`.
+    fn check_broadcast<T: Element, P: AsMut<[T]>>(&self, tensors: &mut [P]) -> Result<Vec<usize>, DdpError> {
         let all = self.parameters.iter().enumerate();
-        let ours: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
-        if ours.len() != given.len() {
-            let (expected, given) = (ours.len(), given.len());
-            return Err(DdpError::WrongCount { data_type: Some(T::DATA_TYPE), expected, given });
+        let of_type: Vec<_> = all.filter(|(_, parameter)| parameter.data_type == T::DATA_TYPE).collect();
+        if of_type.len() != tensors.len() {
+            let (expected, actual) = (of_type.len(), tensors.len());
+            return Err(DdpError::WrongCount { data_type: Some(T::DATA_TYPE), expected, actual });
         }
-        for ((_, parameter), values) in ours.iter().zip(given) {
+        for ((_, parameter), values) in of_type.iter().zip(tensors) {
             check_length(parameter, values.as_mut().len())?;
         }
-        Ok(ours.into_iter().map(|(index, _)| index).collect())
+        Ok(of_type.into_iter().map(|(index, _)| index).collect())
     }
 }
 
@@ -384,15 +384,15 @@ fn check_type<T: Element>(parameter: &Parameter) -> Result<(), DdpError> {
         return Ok(());
     }
     let (name, expected) = (parameter.name.clone(), parameter.data_type);
-    Err(DdpError::WrongType { parameter: name, expected, given: T::DATA_TYPE })
+    Err(DdpError::WrongType { parameter: name, expected, actual: T::DATA_TYPE })
 }
 
-fn check_length(parameter: &Parameter, given: usize) -> Result<(), DdpError> {
+fn check_length(parameter: &Parameter, actual: usize) -> Result<(), DdpError> {
     let expected = parameter.elements();
-    if given == expected {
+    if actual == expected {
         return Ok(());
     }
-    Err(DdpError::WrongLength { parameter: parameter.name.clone(), expected, given })
+    Err(DdpError::WrongLength { parameter: parameter.name.clone(), expected, actual })
 }
 
 /// Checks the list of parameters.

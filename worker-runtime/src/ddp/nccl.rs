@@ -64,7 +64,7 @@ pub struct NcclDdp {
     plan: BucketPlan,
     pass: Pass,
     /// Gradients handed over in this pass, by parameter.
-    given_gradients: Vec<Option<Given>>,
+    ready_gradients: Vec<Option<ReadyGradient>>,
     /// Dropped after the device group, which may query its stream until then.
     reduce_stream: ReduceStream,
     /// A bucket could not be started, so the gradients are not averaged.
@@ -73,7 +73,7 @@ pub struct NcclDdp {
 
 /// The gradient of a parameter in this pass.
 #[derive(Debug, Clone, Copy)]
-struct Given {
+struct ReadyGradient {
     memory: DeviceMemory,
     /// The stream that computes it.
     stream: Stream,
@@ -102,16 +102,16 @@ impl NcclDdp {
         options: &DdpOptions,
     ) -> Result<Self, DdpError> {
         check(&parameters)?;
-        let seats = [(host.rank(), host.world_size()), (device.rank(), device.world_size())];
-        if seats[0] != seats[1] {
-            return Err(DdpError::OtherRanks { host: seats[0], device: seats[1] });
+        let positions = [(host.rank(), host.world_size()), (device.rank(), device.world_size())];
+        if positions[0] != positions[1] {
+            return Err(DdpError::OtherRanks { host: positions[0], device: positions[1] });
         }
         let description = Description { options: options.clone(), parameters };
         agreement::check_same_model(&mut host, &description)?;
         let Description { options, parameters } = description;
         let sizes = Sizes { first: options.first_bucket_bytes, rest: options.bucket_bytes };
         let plan = BucketPlan::new(&parameters, sizes);
-        let (pass, given) = (Pass::new(&plan), vec![None; parameters.len()]);
+        let (pass, gradients) = (Pass::new(&plan), vec![None; parameters.len()]);
         let reduce_stream = ReduceStream::new().map_err(GroupError::from)?;
         Ok(Self {
             host,
@@ -120,7 +120,7 @@ impl NcclDdp {
             options,
             plan,
             pass,
-            given_gradients: given,
+            ready_gradients: gradients,
             reduce_stream,
             has_ended: false,
         })
@@ -160,12 +160,12 @@ impl NcclDdp {
     /// The number or a length of the parameters is wrong, a pass is under way, or the group failed.
     pub unsafe fn broadcast(&mut self, parameters: &[DeviceMemory], stream: Stream) -> Result<(), DdpError> {
         self.check_alive()?;
-        if self.given_gradients.iter().any(Option::is_some) {
+        if self.ready_gradients.iter().any(Option::is_some) {
             return Err(DdpError::UnderWay);
         }
         if parameters.len() != self.parameters.len() {
-            let (expected, given) = (self.parameters.len(), parameters.len());
-            return Err(DdpError::WrongCount { data_type: None, expected, given });
+            let (expected, actual) = (self.parameters.len(), parameters.len());
+            return Err(DdpError::WrongCount { data_type: None, expected, actual });
         }
         let all = self.parameters.iter().zip(parameters);
         let works = all.map(|(parameter, &data)| {
@@ -196,7 +196,7 @@ impl NcclDdp {
     ) -> Result<(), DdpError> {
         self.check_gradient(index, gradient)?;
         // SAFETY: the caller's promise.
-        unsafe { self.add_given_gradient(index, Given { memory: gradient, stream, is_used: true }) }
+        unsafe { self.add_ready_gradient(index, ReadyGradient { memory: gradient, stream, is_used: true }) }
     }
 
     /// Contributes zeros as the gradient of a parameter that this rank has not used in this pass: they are
@@ -215,13 +215,13 @@ impl NcclDdp {
     ) -> Result<(), DdpError> {
         self.check_gradient(index, gradient)?;
         if !self.options.find_unused_parameters {
-            return Err(DdpError::Missing { parameter: self.parameters[index].name.clone(), others: 0 });
+            return Err(DdpError::Missing { parameter: self.parameters[index].name.clone(), other_count: 0 });
         }
         // SAFETY: the caller's promise.
         unsafe {
             let zeroed = cuda::driver().and_then(|driver| driver.zero(gradient, stream.0));
             zeroed.map_err(GroupError::from)?;
-            self.add_given_gradient(index, Given { memory: gradient, stream, is_used: false })
+            self.add_ready_gradient(index, ReadyGradient { memory: gradient, stream, is_used: false })
         }
     }
 
@@ -240,13 +240,14 @@ impl NcclDdp {
         let missing: Vec<usize> = self.pass.missing().collect();
         if let Some(&first) = missing.first() {
             let parameter = self.parameters[first].name.clone();
-            return Err(DdpError::Missing { parameter, others: missing.len() - 1 });
+            return Err(DdpError::Missing { parameter, other_count: missing.len() - 1 });
         }
         // SAFETY: the caller's promise.
         unsafe { self.reduce_stream.make_stream_wait(stream) }.map_err(GroupError::from)?;
-        let is_used = |given: &Option<Given>| u8::from(given.is_some_and(|given| given.is_used));
-        let mut used: Vec<u8> = self.given_gradients.iter().map(is_used).collect();
-        self.given_gradients.fill(None);
+        let is_used =
+            |gradient: &Option<ReadyGradient>| u8::from(gradient.is_some_and(|gradient| gradient.is_used));
+        let mut used: Vec<u8> = self.ready_gradients.iter().map(is_used).collect();
+        self.ready_gradients.fill(None);
         self.pass.reset();
         if self.options.find_unused_parameters {
             self.host.all_reduce(&mut used, ReduceOp::Max)?;
@@ -294,24 +295,24 @@ impl NcclDdp {
     }
 
     /// Stores a checked gradient, and starts all complete buckets up to the first incomplete one.
-    unsafe fn add_given_gradient(&mut self, index: usize, given: Given) -> Result<(), DdpError> {
-        self.given_gradients[index] = Some(given);
+    unsafe fn add_ready_gradient(&mut self, index: usize, gradient: ReadyGradient) -> Result<(), DdpError> {
+        self.ready_gradients[index] = Some(gradient);
         self.pass.set_ready(index, self.plan.places[index].bucket);
         while let Some(next) = self.pass.next_bucket() {
             self.has_ended = true;
             let members = self.plan.buckets[next].members.iter();
-            let given: Vec<(DataType, Given)> = members
+            let gradients: Vec<(DataType, ReadyGradient)> = members
                 .filter_map(|&member| {
-                    Some((self.parameters[member].data_type, self.given_gradients[member]?))
+                    Some((self.parameters[member].data_type, self.ready_gradients[member]?))
                 })
                 .collect();
-            // SAFETY: the promise of the caller, which all callers of `add_given_gradient` require.
+            // SAFETY: the promise of the caller, which all callers of `add_ready_gradient` require.
             unsafe {
                 self.reduce_stream
-                    .wait_for_streams(given.iter().map(|(_, given)| given.stream))
+                    .wait_for_streams(gradients.iter().map(|(_, gradient)| gradient.stream))
                     .map_err(GroupError::from)?;
                 let works: Vec<(DataType, DeviceCollective<'_>)> =
-                    given.iter().map(mean_all_reduce).collect();
+                    gradients.iter().map(mean_all_reduce).collect();
                 self.device.run_grouped(&works, self.reduce_stream.raw())?;
             }
             self.has_ended = false;
@@ -320,16 +321,18 @@ impl NcclDdp {
     }
 }
 
-fn mean_all_reduce((data_type, given): &(DataType, Given)) -> (DataType, DeviceCollective<'static>) {
-    (*data_type, Collective::AllReduce { data: given.memory, op: ReduceOp::Mean })
+fn mean_all_reduce(
+    (data_type, gradient): &(DataType, ReadyGradient),
+) -> (DataType, DeviceCollective<'static>) {
+    (*data_type, Collective::AllReduce { data: gradient.memory, op: ReduceOp::Mean })
 }
 
-fn check_bytes(parameter: &Parameter, given: DeviceMemory) -> Result<(), DdpError> {
-    let (expected, given) = (parameter.bytes(), given.bytes);
-    if given == expected {
+fn check_bytes(parameter: &Parameter, memory: DeviceMemory) -> Result<(), DdpError> {
+    let (expected, actual) = (parameter.bytes(), memory.bytes);
+    if actual == expected {
         return Ok(());
     }
-    Err(DdpError::WrongBytes { parameter: parameter.name.clone(), expected, given })
+    Err(DdpError::WrongBytes { parameter: parameter.name.clone(), expected, actual })
 }
 
 impl ReduceStream {

@@ -56,7 +56,10 @@ fn gradients_are_averaged_in_any_ready_order() {
                     match step {
                         0 => ddp.gradient_ready(index, &vec![value; count]).unwrap(),
                         1 => {
-                            ddp.gradient_mut::<f32>(index).unwrap().iter_mut().for_each(|it| *it += value);
+                            ddp.gradient_mut::<f32>(index)
+                                .unwrap()
+                                .iter_mut()
+                                .for_each(|element| *element += value);
                             ddp.mark_ready(index).unwrap();
                         }
                         _ => {
@@ -137,8 +140,8 @@ impl ProcessGroup for ReportingGroup {
 }
 
 fn reporting(group: Group) -> (Group, Receiver<usize>) {
-    let (begun, seen) = channel();
-    (Group::new(Box::new(ReportingGroup { group, begun })), seen)
+    let (begun, started) = channel();
+    (Group::new(Box::new(ReportingGroup { group, begun })), started)
 }
 
 #[test]

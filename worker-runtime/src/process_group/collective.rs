@@ -195,11 +195,11 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         if let Some(root) = self.named_rank().filter(|named| named.0 >= world_size.get()) {
             return Err(GroupError::NoSuchRank { operation, root, world_size });
         }
-        let expect = |what, expected: usize, given: usize| {
-            if expected == given {
+        let expect = |what, expected: usize, actual: usize| {
+            if expected == actual {
                 Ok(())
             } else {
-                Err(GroupError::WrongLength { operation, what, expected, given })
+                Err(GroupError::WrongLength { operation, what, expected, actual })
             }
         };
         let size = data_type.size().max(1);
@@ -219,7 +219,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
                     operation,
                     what: "elements at most",
                     expected: usize::MAX,
-                    given: usize::MAX,
+                    actual: usize::MAX,
                 })?;
                 let own = counts[rank.index()];
                 let (part, all) = match self {

@@ -105,11 +105,11 @@ impl CpuGroup {
     /// Restores `receive`: the transport sees the matching `send` at both ends.
     fn restore_receive(&self, failure: GroupFailure) -> GroupFailure {
         match failure {
-            GroupFailure::Mismatch { rank, theirs, mut ours }
-                if ours.operation == Operation::Send && ours.root == Some(self.membership.rank) =>
+            GroupFailure::Mismatch { rank, other_call, mut own_call }
+                if own_call.operation == Operation::Send && own_call.root == Some(self.membership.rank) =>
             {
-                (ours.operation, ours.root) = (Operation::Receive, Some(rank));
-                GroupFailure::Mismatch { rank, theirs, ours }
+                (own_call.operation, own_call.root) = (Operation::Receive, Some(rank));
+                GroupFailure::Mismatch { rank, other_call, own_call }
             }
             seen => seen,
         }

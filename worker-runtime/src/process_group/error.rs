@@ -44,7 +44,7 @@ pub enum GroupError {
     #[error("the ranks cannot form a group")]
     Conflict(#[from] Conflict),
     /// A backend that this build does not support.
-    #[error("this program is built without the backend `{backend}`; choose `auto` or `tcp`")]
+    #[error("{}this program is built without the backend `{backend}`", Details(self))]
     NoBackend {
         /// The requested backend.
         backend: Backend,
@@ -60,7 +60,7 @@ pub enum GroupError {
         world_size: WorldSize,
     },
     /// A rank sends to itself or receives from itself. No message was sent.
-    #[error("`{operation}` names rank {rank}, which is this rank; name another rank")]
+    #[error("{}`{operation}` names rank {rank}, which is this rank", Details(self))]
     ToItself {
         /// The failed call.
         operation: Operation,
@@ -68,7 +68,7 @@ pub enum GroupError {
         rank: Rank,
     },
     /// The length of a buffer or a list is wrong. Nothing was sent.
-    #[error("`{operation}` needs {expected} {what}, but the call passes {given}")]
+    #[error("`{operation}` needs {expected} {what}, but the call passes {actual}")]
     WrongLength {
         /// The failed call.
         operation: Operation,
@@ -77,12 +77,12 @@ pub enum GroupError {
         /// The required length.
         expected: usize,
         /// The given length.
-        given: usize,
+        actual: usize,
     },
     /// Host memory was given to a device group, or device memory to a host group. Nothing was sent.
     #[error(
-        "{}`{operation}` gets {given}, but this group accepts only {} (backend `{backend}`)",
-        Details(self), .given.opposite()
+        "{}`{operation}` gets {actual}, but this group accepts only {} (backend `{backend}`)",
+        Details(self), .actual.opposite()
     )]
     WrongMemory {
         /// The failed call.
@@ -90,7 +90,7 @@ pub enum GroupError {
         /// The backend of the group.
         backend: Backend,
         /// The kind of the given memory.
-        given: MemoryKind,
+        actual: MemoryKind,
     },
     /// NCCL's library was not found or cannot be used.
     #[cfg(feature = "nccl")]
@@ -140,9 +140,7 @@ pub enum GroupError {
     #[error("a call of the asynchronous group panicked")]
     Panicked,
     /// The store holds a value for this group that no rank of it wrote.
-    #[error(
-        "the store key `{key}` holds `{value}`, which is not an entry of this group; check that no other program writes to the store"
-    )]
+    #[error("{}the store key `{key}` holds `{value}`, which is not an entry of this group", Details(self))]
     StrangeEntry {
         /// Key within the group.
         key: String,
@@ -165,15 +163,19 @@ impl GroupError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::WrongMemory { given: MemoryKind::Device, .. } => {
+            Self::WrongMemory { actual: MemoryKind::Device, .. } => {
                 Some("join the group with the backend `nccl`, or copy the data to the host first")
             }
-            Self::WrongMemory { given: MemoryKind::Host, .. } => {
+            Self::WrongMemory { actual: MemoryKind::Host, .. } => {
                 Some("call `run_on_device`, or join a second group for host memory with `tcp` or `shm`")
             }
             Self::Socket(cause) | Self::Host(cause) if is_own_shortage(cause) => Some(DESCRIPTOR_HINT),
             Self::FewDescriptors { .. } => Some(DESCRIPTOR_HINT),
             Self::Store(error) => error.hint(),
+            Self::Conflict(conflict) => Some(conflict.hint()),
+            Self::NoBackend { .. } => Some("choose the backend `auto` or `tcp`"),
+            Self::ToItself { .. } => Some("name another rank"),
+            Self::StrangeEntry { .. } => Some("check that no other program writes to the store"),
             Self::SharedMemory(error) => error.hint(),
             Self::Forked { .. } => Some(
                 "join a group with another name in the child process, or start the child as a separate program",
@@ -260,9 +262,9 @@ pub enum GroupFailure {
         /// The other rank.
         rank: Rank,
         /// Its call; `None` if its bytes are not a call of this version.
-        theirs: Option<Box<Call>>,
+        other_call: Option<Box<Call>>,
         /// The call of this rank.
-        ours: Box<Call>,
+        own_call: Box<Call>,
     },
     /// Two other ranks made different calls, as one of them reports.
     Disagreed {
@@ -335,14 +337,14 @@ impl fmt::Display for FailureText<'_> {
         let name = |rank| self.members.display_rank(rank);
         match self.failure {
             GroupFailure::Lost { rank, cause } => write!(f, "lost {}, {cause}", name(*rank)),
-            GroupFailure::Mismatch { rank, theirs: Some(theirs), ours } => {
-                write!(f, "{} makes {theirs} where this rank makes {ours}", name(*rank))
+            GroupFailure::Mismatch { rank, other_call: Some(other_call), own_call } => {
+                write!(f, "{} makes {other_call} where this rank makes {own_call}", name(*rank))
             }
-            GroupFailure::Mismatch { rank, theirs: None, ours } => {
-                write!(f, "{} sends bytes that are not a call, where this rank makes {ours}", name(*rank))
+            GroupFailure::Mismatch { rank, other_call: None, own_call } => {
+                write!(f, "{} sends bytes that are not a call, where this rank makes {own_call}", name(*rank))
             }
-            GroupFailure::Disagreed { rank, call, other_rank: other, other_call: Some(others) } => {
-                write!(f, "{} makes {call} where {} makes {others}", name(*rank), name(*other))
+            GroupFailure::Disagreed { rank, call, other_rank: other, other_call: Some(other_call) } => {
+                write!(f, "{} makes {call} where {} makes {other_call}", name(*rank), name(*other))
             }
             GroupFailure::Disagreed { rank, call, other_rank: other, other_call: None } => {
                 write!(
@@ -352,7 +354,7 @@ impl fmt::Display for FailureText<'_> {
                     name(*other)
                 )
             }
-            GroupFailure::RankFailed { rank, reason } => write!(f, "{} failed: {reason}", name(*rank)),
+            GroupFailure::RankFailed { rank, reason } => write!(f, "on {}: {reason}", name(*rank)),
         }
     }
 }

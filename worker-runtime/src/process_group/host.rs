@@ -60,7 +60,8 @@ fn optional_content<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 /// their own namespaces are the same only if they are the same outside.
 fn outer_uid(user: u32, map: &str) -> u32 {
     let outer_user = |line: &str| {
-        let numbers: Vec<u32> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let numbers: Vec<u32> =
+            line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect();
         let [inside, outer_user, count] = numbers[..] else { return None };
         let distance = user.checked_sub(inside).filter(|&distance| distance < count)?;
         outer_user.checked_add(distance)

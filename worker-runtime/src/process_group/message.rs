@@ -129,8 +129,9 @@ impl Call {
             let digit = |digit: u8| (digit as char).to_digit(16);
             *byte = u8::try_from(digit(high)? * 16 + digit(low)?).ok()?;
         }
-        let is_bare =
-            |it: &Header| (it.step, it.length, it.previous_call, it.latest_sequence) == (0, 0, None, 0);
+        let is_bare = |header: &Header| {
+            (header.step, header.length, header.previous_call, header.latest_sequence) == (0, 0, None, 0)
+        };
         Header::decode(&bytes).filter(is_bare).map(|header| header.call)
     }
 }
@@ -211,11 +212,11 @@ fn encode_call_kind(call: &Call) -> [u8; 8] {
 fn decode_call_kind(bytes: &[u8; HEADER_LEN], at: usize, (count, sequence): (u64, u64)) -> Option<Call> {
     let root = u32_at(bytes, at + 4);
     let call = Call {
-        operation: OPERATIONS.into_iter().find(|&it| operation_code(it) == bytes[at])?,
-        data_type: DATA_TYPES.into_iter().find(|&it| data_type_code(it) == bytes[at + 1])?,
+        operation: OPERATIONS.into_iter().find(|&known| operation_code(known) == bytes[at])?,
+        data_type: DATA_TYPES.into_iter().find(|&known| data_type_code(known) == bytes[at + 1])?,
         reduce_op: match bytes[at + 2] {
             0 => None,
-            code => Some(REDUCE_OPS.into_iter().find(|&it| reduce_op_code(it) == code)?),
+            code => Some(REDUCE_OPS.into_iter().find(|&known| reduce_op_code(known) == code)?),
         },
         root: (root != NO_ROOT).then_some(Rank(root)),
         count,
@@ -348,7 +349,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&MAGIC);
                 (bytes[7], bytes[43]) = (0, 0);
             }
-            prop_assert!(Header::decode(&bytes).is_none_or(|it| it.encode() == bytes));
+            prop_assert!(Header::decode(&bytes).is_none_or(|header| header.encode() == bytes));
         }
     }
 

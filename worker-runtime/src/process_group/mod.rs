@@ -150,7 +150,7 @@ pub trait ProcessGroup: Debug + Send {
     ) -> Result<(), GroupError> {
         let _ = (data_type, stream);
         let (operation, backend) = (collective.operation(), self.backend());
-        Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device })
+        Err(GroupError::WrongMemory { operation, backend, actual: MemoryKind::Device })
     }
 
     /// Waits until all work on `stream` is done. A group on host memory returns at once.

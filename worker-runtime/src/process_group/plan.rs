@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rankrun_contract::rank::{ParseIdError, Rank};
 
 use super::{Backend, shm};
+use crate::diagnostic::{Details, Diagnostic};
 
 /// Version of everything that ranks send to each other, the record included. Each rank publishes its version
 /// first, so that ranks of different versions fail with an error that names both.
@@ -66,8 +67,8 @@ pub(crate) struct HostId(String);
 impl HostId {
     /// `None` for text that a record cannot hold: empty, too long, or not visible ASCII.
     pub(crate) fn new(text: &str) -> Option<Self> {
-        let is_fine =
-            (1..=MAX_RECORD_LEN / 2).contains(&text.len()) && text.bytes().all(|it| it.is_ascii_graphic());
+        let is_fine = (1..=MAX_RECORD_LEN / 2).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_fine.then(|| Self(text.to_owned()))
     }
 
@@ -124,8 +125,8 @@ pub(crate) struct BackendPlan {
 pub enum Conflict {
     /// Two ranks have different versions of the protocol.
     #[error(
-        "rank {} speaks version {} of the protocol and rank {} version {}; build all ranks with the same rankrun",
-        ranks[0], versions[0], ranks[1], versions[1]
+        "{}rank {} speaks version {} of the protocol and rank {} version {}",
+        Details(self), ranks[0], versions[0], ranks[1], versions[1]
     )]
     Versions {
         /// The two ranks.
@@ -135,9 +136,8 @@ pub enum Conflict {
     },
     /// Two ranks request different backends.
     #[error(
-        "rank {} requests the backend `{}` and rank {} `{}`; give all ranks the same `RANKRUN_BACKEND` or \
-         `GroupOptions::backend`",
-        ranks[0], choices[0], ranks[1], choices[1]
+        "{}rank {} requests the backend `{}` and rank {} `{}`",
+        Details(self), ranks[0], choices[0], ranks[1], choices[1]
     )]
     Backends {
         /// The two ranks.
@@ -147,14 +147,32 @@ pub enum Conflict {
     },
     /// Shared memory is requested, and two ranks are on different hosts or have different users.
     #[error(
-        "the backend `shm` needs ranks of one user on one host, but rank {} and rank {} are on different hosts or of \
-         different users; choose `auto`",
-        ranks[0], ranks[1]
+        "{}the backend `shm` needs ranks of one user on one host, but rank {} and rank {} are on different hosts or of \
+         different users",
+        Details(self), ranks[0], ranks[1]
     )]
     Hosts {
         /// The two ranks.
         ranks: [Rank; 2],
     },
+}
+
+impl Conflict {
+    /// One thing that the user can do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Versions { .. } => "build all ranks with the same version of rankrun",
+            Self::Backends { .. } => "give all ranks the same `RANKRUN_BACKEND` or `GroupOptions::backend`",
+            Self::Hosts { .. } => "choose the backend `auto`",
+        }
+    }
+}
+
+impl Diagnostic for Conflict {
+    fn hint(&self) -> Option<&str> {
+        Some(Self::hint(self))
+    }
 }
 
 /// Draws the conclusion from the records of all ranks, in rank order.
@@ -167,7 +185,7 @@ pub(crate) fn plan_backend(records: &[RankRecord]) -> Result<BackendPlan, Confli
                 // The reading rank has this version. If all ranks before it have the other one, it comes
                 // later.
                 let reader =
-                    records.iter().position(|it| matches!(it, RankRecord::Current { .. })).unwrap_or(0);
+                    records.iter().position(|other| matches!(other, RankRecord::Current { .. })).unwrap_or(0);
                 return Err(version_conflict(
                     (Rank(rank), *version),
                     (rank_from_index(reader), PROTOCOL_VERSION),
@@ -178,7 +196,7 @@ pub(crate) fn plan_backend(records: &[RankRecord]) -> Result<BackendPlan, Confli
     let Some(&(first, choice, _)) = members.first() else {
         return Ok(BackendPlan { choice: BackendChoice::default(), hosts: Arc::new([]) });
     };
-    if let Some(&(rank, other, _)) = members.iter().find(|&&(_, it, _)| it != choice) {
+    if let Some(&(rank, other, _)) = members.iter().find(|&&(_, chosen, _)| chosen != choice) {
         return Err(Conflict::Backends { ranks: [first, rank], choices: [choice, other] });
     }
     let hosts = index_by_first_occurrence(members.into_iter().map(|(_, _, host)| host));
@@ -199,9 +217,9 @@ fn version_conflict(one: (Rank, u32), other: (Rank, u32)) -> Conflict {
 fn index_by_first_occurrence<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<u32> {
     let mut known: Vec<T> = Vec::new();
     let mut numbers = Vec::new();
-    for thing in items {
-        let index = known.iter().position(|it| *it == thing).unwrap_or_else(|| {
-            known.push(thing);
+    for item in items {
+        let index = known.iter().position(|known_item| *known_item == item).unwrap_or_else(|| {
+            known.push(item);
             known.len() - 1
         });
         numbers.push(rank_from_index(index).0);
@@ -297,24 +315,19 @@ mod tests {
 
     #[test]
     fn conflicting_records_name_both_ranks() {
-        let message = |records: &[RankRecord]| plan_backend(records).unwrap_err().to_string();
+        let conflict = |records: &[RankRecord]| plan_backend(records).unwrap_err();
+        let message = |records: &[RankRecord]| conflict(records).to_string();
         let (auto, tcp) = (record(BackendChoice::Auto, "a"), record(BackendChoice::Tcp, "a"));
         let text = message(&[auto.clone(), auto.clone(), tcp]);
-        assert!(text.starts_with("rank 0 requests the backend `auto` and rank 2 `tcp`;"), "{text}");
-        let text = message(&[
-            record(BackendChoice::Shm, "a"),
-            record(BackendChoice::Shm, "a"),
-            record(BackendChoice::Shm, "b"),
-        ]);
-        assert!(
-            text.contains("rank 0 and rank 2 are on different hosts") && text.ends_with("choose `auto`"),
-            "{text}"
-        );
+        assert_eq!(text, "rank 0 requests the backend `auto` and rank 2 `tcp`");
+        let hosts = conflict(&["a", "a", "b"].map(|host| record(BackendChoice::Shm, host)));
+        assert!(hosts.to_string().contains("rank 0 and rank 2 are on different hosts"), "{hosts}");
+        assert_eq!(hosts.hint(), "choose the backend `auto`");
         let other = RankRecord::Other { version: 1 };
         let text = message(&[auto.clone(), other.clone()]);
-        assert!(text.starts_with("rank 0 speaks version 3 of the protocol and rank 1 version 1;"), "{text}");
+        assert_eq!(text, "rank 0 speaks version 3 of the protocol and rank 1 version 1");
         let text = message(&[other.clone(), other, auto]);
-        assert!(text.starts_with("rank 0 speaks version 1 of the protocol and rank 2 version 3;"), "{text}");
+        assert_eq!(text, "rank 0 speaks version 1 of the protocol and rank 2 version 3");
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Membership {
 /// Agrees on failures and connects sub-groups. It outlives the transport.
 pub(crate) trait Coordinator: Debug + Send {
     /// The failure on which all ranks agree, after this rank has `seen` one.
-    fn agree_on_failure(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure;
+    fn agree_on_failure(&self, membership: &Membership, observed: GroupFailure) -> GroupFailure;
 
     /// Connects the ranks of a sub-group. No other sub-group of this coordinator has the same `name`.
     ///
@@ -228,7 +228,7 @@ pub(crate) fn with_agreed_failure(
 
 fn error_chain(error: &GroupError) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
-    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 #[derive(Debug)]
@@ -256,8 +256,8 @@ impl StoreCoordinator {
 }
 
 impl Coordinator for StoreCoordinator {
-    fn agree_on_failure(&self, membership: &Membership, seen: GroupFailure) -> GroupFailure {
-        verdict::agree_on_failure(&self.store, membership, seen)
+    fn agree_on_failure(&self, membership: &Membership, observed: GroupFailure) -> GroupFailure {
+        verdict::agree_on_failure(&self.store, membership, observed)
     }
 
     fn connect_subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {
@@ -290,8 +290,8 @@ impl SingleRank {
 }
 
 impl Coordinator for SingleRank {
-    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
-        seen
+    fn agree_on_failure(&self, _: &Membership, observed: GroupFailure) -> GroupFailure {
+        observed
     }
 
     fn connect_subgroup(&self, membership: &Membership, _: &str) -> Result<GroupBacking, GroupError> {

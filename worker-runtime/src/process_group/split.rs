@@ -71,7 +71,7 @@ mod tests {
                     prop_assert_eq!(all[other.index()].color, all[rank.index()].color);
                     prop_assert_eq!(&subgroup_members(&all, other), &group);
                 }
-                prop_assert_eq!(group.iter().flatten().filter(|&&it| it == rank).count(), group.iter().len());
+                prop_assert_eq!(group.iter().flatten().filter(|&&member| member == rank).count(), group.iter().len());
             }
         }
 

@@ -161,8 +161,8 @@ mod tests {
         for (connection, source) in [(1, 'a'), (2, 'b'), (3, 'b'), (4, 'b')] {
             assert!(waiting.insert_evicting(entry(connection, source, start)).is_none());
         }
-        assert_eq!(waiting.insert_evicting(entry(5, 'b', later)).map(|it| it.connection), Some(2));
-        assert_eq!(waiting.insert_evicting(entry(6, 'b', later)).map(|it| it.connection), Some(3));
+        assert_eq!(waiting.insert_evicting(entry(5, 'b', later)).map(|entry| entry.connection), Some(2));
+        assert_eq!(waiting.insert_evicting(entry(6, 'b', later)).map(|entry| entry.connection), Some(3));
         assert_eq!(connections(&waiting), [1, 4, 5, 6]);
     }
 
@@ -182,7 +182,7 @@ mod tests {
             waiting.insert_evicting(entry(3, 'a', later)).is_none(),
             "both others have the token, and this one is young"
         );
-        assert_eq!(waiting.evict_one().map(|it| it.connection), Some(3));
+        assert_eq!(waiting.evict_one().map(|entry| entry.connection), Some(3));
         assert!(waiting.evict_one().is_none());
         assert_eq!(connections(&waiting), [1, 2]);
     }
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(waiting.next_accept_at(start + millis(50)), start + MIN_DROP_AGE);
         assert_eq!(waiting.next_accept_at(start + millis(150)), start + millis(150));
         assert_eq!(
-            waiting.insert_evicting(entry(3, 'a', start + MIN_DROP_AGE)).map(|it| it.connection),
+            waiting.insert_evicting(entry(3, 'a', start + MIN_DROP_AGE)).map(|entry| entry.connection),
             Some(2)
         );
     }

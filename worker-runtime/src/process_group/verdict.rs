@@ -45,16 +45,16 @@ pub(crate) fn agree_on_failure(
 
 /// The text for the store.
 fn render_verdict(failure: &GroupFailure, me: Rank) -> String {
-    let (rank, call, other, others) = match failure {
+    let (rank, call, other, other_call) = match failure {
         GroupFailure::Lost { rank, .. } => return format!("lost {rank}"),
         GroupFailure::RankFailed { rank, reason } => return format!("failed {rank} {reason}"),
-        GroupFailure::Mismatch { rank, theirs, ours } => (me, ours, *rank, theirs),
-        GroupFailure::Disagreed { rank, call, other_rank: other, other_call: others } => {
-            (*rank, call, *other, others)
+        GroupFailure::Mismatch { rank, other_call, own_call } => (me, own_call, *rank, other_call),
+        GroupFailure::Disagreed { rank, call, other_rank: other, other_call } => {
+            (*rank, call, *other, other_call)
         }
     };
-    let others = others.as_ref().map_or_else(|| "-".to_owned(), |call| call.to_hex());
-    format!("mismatch {rank} {} {other} {others}", call.to_hex())
+    let other_call = other_call.as_ref().map_or_else(|| "-".to_owned(), |call| call.to_hex());
+    format!("mismatch {rank} {} {other} {other_call}", call.to_hex())
 }
 
 /// The failure to report if this rank has `seen` one and the store holds `verdict`.
@@ -131,28 +131,25 @@ mod tests {
 
     #[test]
     fn mismatch_verdict_names_both_calls_on_all_ranks() {
-        for others in [Some(call(4)), None] {
-            let seen = GroupFailure::Mismatch { rank: Rank(3), theirs: others.clone(), ours: call(5) };
-            let verdict = render_verdict(&seen, Rank(1));
-            let told = GroupFailure::Disagreed {
-                rank: Rank(1),
-                call: call(5),
-                other_rank: Rank(3),
-                other_call: others,
-            };
-            assert_eq!(render_verdict(&told, ME), verdict);
-            for seen in [seen, lost_rank(1)] {
-                assert_eq!(resolve_failure(seen, &verdict, four_ranks()), told);
+        for other_call in [Some(call(4)), None] {
+            let observed =
+                GroupFailure::Mismatch { rank: Rank(3), other_call: other_call.clone(), own_call: call(5) };
+            let verdict = render_verdict(&observed, Rank(1));
+            let expected =
+                GroupFailure::Disagreed { rank: Rank(1), call: call(5), other_rank: Rank(3), other_call };
+            assert_eq!(render_verdict(&expected, ME), verdict);
+            for observed in [observed, lost_rank(1)] {
+                assert_eq!(resolve_failure(observed, &verdict, four_ranks()), expected);
             }
         }
-        let told = GroupFailure::Disagreed {
+        let expected = GroupFailure::Disagreed {
             rank: Rank(1),
             call: call(5),
             other_rank: Rank(3),
             other_call: Some(call(4)),
         };
         assert_eq!(
-            told.to_string(),
+            expected.to_string(),
             "rank 1 makes call 7, `reduce` (max) of 5 f16 with root 2 \
              where rank 3 makes call 7, `reduce` (max) of 4 f16 with root 2"
         );

@@ -27,7 +27,7 @@ pub enum StoreError {
     #[error("{}this process cannot open a socket to the store", Details(self))]
     NoSocket(#[source] io::Error),
     /// Without a launcher there is no store.
-    #[error("this process has no store: it runs without a launcher; start it with `rankrun`")]
+    #[error("{}this process has no store: it runs without a launcher", Details(self))]
     NoLauncher,
     /// A key did not appear within the timeout. The connection is usable.
     #[error("wait timeout after {}ms, keys: {}", timeout.as_millis(), keys.join(", "))]
@@ -38,7 +38,7 @@ pub enum StoreError {
         keys: Vec<String>,
     },
     /// The store has no memory for another wait. The connection is usable.
-    #[error("the store refuses to wait for {}: it is full", keys.join(", "))]
+    #[error("{}the store refuses to wait for {}: it is full", Details(self), keys.join(", "))]
     WaitRefused {
         /// Key names as on the wire, with their prefix.
         keys: Vec<String>,
@@ -68,6 +68,7 @@ impl StoreError {
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::NoLauncher => Some("start it with `rankrun`"),
             Self::NoSocket(_) => Some("raise the worker's limit of open files with `ulimit -n`"),
             Self::WaitRefused { .. } => {
                 Some("raise the limit with the launcher's option `--store-limit SIZE`")

@@ -46,15 +46,15 @@ fn results_can_be_awaited_in_any_order() {
 
 #[test]
 fn caller_runs_during_async_call() {
-    let looked = Barrier::new(2);
+    let caller_ran = Barrier::new(2);
     assert_all_succeeded(run(2, |queue| {
         if queue.rank() == Rank(1) {
-            looked.wait();
+            caller_ran.wait();
             return queue.all_reduce(vec![1u8], ReduceOp::Sum).wait().unwrap();
         }
         let work = queue.all_reduce(vec![1u8], ReduceOp::Sum);
         assert!(!work.is_completed());
-        looked.wait();
+        caller_ran.wait();
         work.wait().unwrap()
     }));
 }
@@ -90,7 +90,7 @@ fn start_blocks_until_queue_has_room() {
         Ok(())
     });
     let all_started = Arc::new(AtomicBool::new(false));
-    let (started, seen) = mpsc::channel();
+    let (started, begun) = mpsc::channel();
     let flag = Arc::clone(&all_started);
     let starter = thread::spawn(move || {
         for number in 0..1000 {
@@ -100,7 +100,7 @@ fn start_blocks_until_queue_has_room() {
         flag.store(true, Ordering::SeqCst);
     });
     // Some start; they cannot all, while none is made.
-    seen.recv().unwrap();
+    begun.recv().unwrap();
     assert!(!all_started.load(Ordering::SeqCst));
     gate.wait();
     first.wait().unwrap();

@@ -200,8 +200,8 @@ impl<T: Oracle> Case<T> {
         }
         let all: Vec<T> = self.inputs.iter().flat_map(|input| &input[..part]).copied().collect();
         assert_same(&group.all_gather(&input[..part])?, &all, &|| self.name("all_gather", group));
-        let (given, mut output) = (placed(group, &input[..part]), group.buffer(all.len()));
-        group.all_gather_into(&given, &mut output)?;
+        let (placed_input, mut output) = (placed(group, &input[..part]), group.buffer(all.len()));
+        group.all_gather_into(&placed_input, &mut output)?;
         assert_same(&output, &all, &|| self.name("own all_gather", group));
         group.barrier()
     }
@@ -212,7 +212,7 @@ impl<T: Oracle> Case<T> {
         let share = |rank| if rank % 3 == 2 { 0 } else { self.part / (rank + 1) };
         let counts: Vec<usize> = (0..self.world as usize).map(share).collect();
         let all: Vec<T> =
-            self.inputs.iter().zip(&counts).flat_map(|(it, &count)| &it[..count]).copied().collect();
+            self.inputs.iter().zip(&counts).flat_map(|(input, &count)| &input[..count]).copied().collect();
         let own = &self.input(group)[..counts[me]];
         for root in self.roots() {
             let is_root = group.rank() == root;

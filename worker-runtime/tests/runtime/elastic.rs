@@ -109,9 +109,9 @@ fn damaged_checkpoint_is_reported_once() {
 
 #[test]
 fn elastic_run_ended_by_another_rank_names_it() {
-    let [(survivor, told), (failed, cause)] = run_two_ranks("elastic: fail");
+    let [(survivor, survivor_failure), (failed, cause)] = run_two_ranks("elastic: fail");
     assert_eq!((survivor.status.code(), failed.status.code()), (Some(1), Some(1)));
-    let (told, cause) = (told.unwrap(), cause.unwrap());
+    let (survivor_failure, cause) = (survivor_failure.unwrap(), cause.unwrap());
     assert_eq!((cause.message.as_str(), cause.lost_rank), ("the data are gone", None));
-    assert_eq!(told.lost_rank, Some(rankrun_worker::Rank(1)), "{}", told.message);
+    assert_eq!(survivor_failure.lost_rank, Some(rankrun_worker::Rank(1)), "{}", survivor_failure.message);
 }

@@ -109,9 +109,9 @@ fn failed_rank_reports_before_peers_fail() {
             let folder = Folder::new();
             let ended = run_ranks(&format!("part: {how}"), world_size, &folder.0);
             for (rank, output) in (0..).zip(ended) {
-                let (said, errors) =
+                let (stdout, errors) =
                     (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-                let place = format!("`{how}`, rank {rank} of {world_size}: {said}{errors}");
+                let place = format!("`{how}`, rank {rank} of {world_size}: {stdout}{errors}");
                 if how == "kill" && Rank(rank) == VICTIM {
                     continue;
                 }
@@ -124,7 +124,7 @@ fn failed_rank_reports_before_peers_fail() {
                 } else {
                     assert_eq!(report.lost_rank, Some(VICTIM), "{place}");
                     assert!(!report.message.contains("left"), "{place}");
-                    assert!(said.contains(&format!("reported: {}", how != "kill")), "{place}");
+                    assert!(stdout.contains(&format!("reported: {}", how != "kill")), "{place}");
                 }
             }
         }

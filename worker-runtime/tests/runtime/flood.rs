@@ -42,7 +42,7 @@ fn flood<S: Write>(
     beginning: &[u8],
     (made, stop): (&AtomicUsize, &AtomicBool),
 ) {
-    let mut held = VecDeque::new();
+    let mut open_connections = VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
         let Some(mut stream) = connect() else { continue };
         let count = made.fetch_add(1, Ordering::Relaxed);
@@ -51,9 +51,9 @@ fn flood<S: Write>(
             1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n"),
             _ => stream.write_all(beginning),
         };
-        held.push_back(stream);
-        if held.len() > HELD {
-            held.pop_front();
+        open_connections.push_back(stream);
+        if open_connections.len() > HELD {
+            open_connections.pop_front();
         }
     }
 }
@@ -91,8 +91,8 @@ fn join_in_flood<S: Write>(
                     join_on(choice, server, (rank, WORLD), AMPLE).map(|mut group| group.barrier())
                 })
             };
-            let others: Vec<_> = (1..WORLD).map(join).collect();
-            let results: Vec<_> = std::iter::once(first).chain(others).map(|rank| rank.join()).collect();
+            let other_ranks: Vec<_> = (1..WORLD).map(join).collect();
+            let results: Vec<_> = std::iter::once(first).chain(other_ranks).map(|rank| rank.join()).collect();
             stop.store(true, Ordering::Relaxed);
             for (rank, result) in results.into_iter().enumerate() {
                 let result = result.expect("no rank panics");

@@ -26,10 +26,8 @@ fn group_without_launcher_has_world_size_one() {
     assert_eq!(group.scatter(&data, &[2], Rank(0)).unwrap(), data);
     assert_eq!(group.gather(&data, &[2], Rank(0)).unwrap().unwrap(), data);
     let error = context.store(AMPLE).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "this process has no store: it runs without a launcher; start it with `rankrun`"
-    );
+    assert_eq!(error.to_string(), "this process has no store: it runs without a launcher");
+    assert_eq!(error.hint(), Some("start it with `rankrun`"));
 }
 
 #[test]
@@ -69,10 +67,10 @@ fn foreign_connections_do_not_join_or_delay() {
         let mut greeting = b"rankrun group 3\n".to_vec();
         greeting.extend_from_slice(&36u64.to_le_bytes());
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[&greeting[..], &[b'0'; 60]].concat()] {
-            let mut stranger = connect();
-            stranger.write_all(garbage).unwrap();
+            let mut foreign = connect();
+            foreign.write_all(garbage).unwrap();
             // It is closed, with a reset where garbage was left unread.
-            assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)));
+            assert!(matches!(foreign.read(&mut [0]), Ok(0) | Err(_)));
         }
 
         let mut second = join_on(BackendChoice::Tcp, &server, (1, 2), AMPLE).unwrap();

@@ -36,12 +36,12 @@ const OPERATIONS: [(&str, Operation); 6] = [
 #[test]
 fn dead_rank_is_named_in_every_operation() {
     for (name, operation) in OPERATIONS {
-        for (world, dying) in [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)] {
+        for (world, dead_rank) in [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)] {
             let all_done = Barrier::new(world as usize);
             let ended = run(world, AMPLE, |mut group| {
                 operation(&mut group).expect("all are here");
                 all_done.wait();
-                if group.rank() == Rank(dying) {
+                if group.rank() == Rank(dead_rank) {
                     crash(group);
                 }
                 // An operation that needs nothing from the dead rank may still succeed, as often as there is time until it has died.
@@ -50,9 +50,9 @@ fn dead_rank_is_named_in_every_operation() {
                 assert!(error.to_string().contains(name), "{error}");
                 (error.lost_rank(), operation(&mut group).unwrap_err().lost_rank())
             });
-            let expected = Some((Some(Rank(dying)), Some(Rank(dying))));
+            let expected = Some((Some(Rank(dead_rank)), Some(Rank(dead_rank))));
             for (rank, lost) in ended.into_iter().enumerate() {
-                let expected = if rank == dying as usize { None } else { expected };
+                let expected = if rank == dead_rank as usize { None } else { expected };
                 assert_eq!(lost, expected, "`{name}` on rank {rank} of {world}");
             }
         }
@@ -99,17 +99,17 @@ fn abandoned_rank_gets_error() {
 
 #[test]
 fn departed_rank_is_error_only_when_needed() {
-    let left = Barrier::new(3);
+    let rank_left = Barrier::new(3);
     run(3, AMPLE, |mut group| {
         let rank = group.rank();
         let mut data = [i64::from(rank.0)];
         group.broadcast(&mut data, Rank(0)).unwrap();
         if rank == Rank(1) {
             drop(group);
-            left.wait();
+            rank_left.wait();
             return;
         }
-        left.wait();
+        rank_left.wait();
         let counts = [1, 0, 1];
         match rank {
             // Rank 2 only sends to rank 0, and finishes; rank 0 expects a message of rank 1, too.

@@ -125,7 +125,7 @@ fn mismatch_names_both_calls_and_ranks_everywhere() {
                 assert!(error.contains("rank 0 makes call ") && error.contains(one), "{place}");
                 assert!(error.contains(other), "{place}");
                 assert_eq!(error.matches("makes call").count(), 2, "{place}");
-                let error_text = |error: &str| error.split_once(": ").map(|(_, told)| told.to_owned());
+                let error_text = |error: &str| error.split_once(": ").map(|(_, reason)| reason.to_owned());
                 assert_eq!(error_text(error), error_text(&errors[0]), "{place}");
             }
         }
@@ -140,7 +140,10 @@ fn mismatch_names_call_of_rank_far_ahead() {
             return call.and_then(|()| group.barrier()).unwrap_err().to_string();
         }
         // It only sends, until it hears of the other one.
-        (0..).find_map(|_| group.broadcast(&mut [1i64], Rank(0)).err()).map(|it| it.to_string()).unwrap()
+        (0..)
+            .find_map(|_| group.broadcast(&mut [1i64], Rank(0)).err())
+            .map(|error| error.to_string())
+            .unwrap()
     });
     for error in ended {
         let error = error.expect("no rank panics");

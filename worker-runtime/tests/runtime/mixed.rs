@@ -44,8 +44,8 @@ fn hosts_decide_backend_of_group_and_sub_groups() {
         within.all_reduce(&mut sums[2..], ReduceOp::Sum).unwrap();
         ([group.backend(), across.backend(), within.backend()], sums)
     });
-    for told in ended {
-        assert_eq!(told, Some(([Backend::Mixed, Backend::Mixed, Backend::Shm], [4, 2, 2])));
+    for backends_and_sums in ended {
+        assert_eq!(backends_and_sums, Some(([Backend::Mixed, Backend::Mixed, Backend::Shm], [4, 2, 2])));
     }
 }
 
@@ -78,10 +78,16 @@ fn large_buffers_are_reduced_in_blocks() {
         let mut data: Vec<i32> = (0..elements).map(|index| value(rank, index)).collect();
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         let sum = |index| (0..3).map(|rank| value(rank, index)).sum::<i32>();
-        assert!(data.iter().enumerate().all(|(index, &it)| it == sum(index)), "all_reduce on rank {rank}");
-        data.iter_mut().for_each(|it| *it = if rank == 2 { *it } else { 0 });
+        assert!(
+            data.iter().enumerate().all(|(index, &element)| element == sum(index)),
+            "all_reduce on rank {rank}"
+        );
+        data.iter_mut().for_each(|element| *element = if rank == 2 { *element } else { 0 });
         group.broadcast(&mut data, Rank(2)).unwrap();
-        assert!(data.iter().enumerate().all(|(index, &it)| it == sum(index)), "broadcast on rank {rank}");
+        assert!(
+            data.iter().enumerate().all(|(index, &element)| element == sum(index)),
+            "broadcast on rank {rank}"
+        );
     });
     assert!(ended.iter().all(Option::is_some));
 }
@@ -89,14 +95,14 @@ fn large_buffers_are_reduced_in_blocks() {
 #[test]
 fn dead_rank_is_named_in_every_operation() {
     for (number, (name, operation)) in OPERATIONS.into_iter().enumerate() {
-        for (hosts, dying) in
+        for (hosts, dead_rank) in
             [(&TWO_BY_TWO[..], 0), (&TWO_BY_TWO, 3), (&["a", "b"], 1), (&["a", "a", "b", "c", "c"], 2)]
         {
             let all_done = Barrier::new(hosts.len());
             let ended = run_at(hosts, AMPLE, |mut group| {
                 operation(&mut group).expect("all are here");
                 all_done.wait();
-                if group.rank() == Rank(dying) {
+                if group.rank() == Rank(dead_rank) {
                     crash(group);
                 }
                 // An operation that needs nothing from the dead rank may still succeed, once or twice.
@@ -108,8 +114,12 @@ fn dead_rank_is_named_in_every_operation() {
                 (error.lost_rank(), operation(&mut group).unwrap_err().lost_rank())
             });
             for (rank, lost) in ended.into_iter().enumerate() {
-                let expected = (rank != dying as usize).then_some((Some(Rank(dying)), Some(Rank(dying))));
-                assert_eq!(lost, expected, "operation {number} on rank {rank} of {hosts:?} without {dying}");
+                let expected =
+                    (rank != dead_rank as usize).then_some((Some(Rank(dead_rank)), Some(Rank(dead_rank))));
+                assert_eq!(
+                    lost, expected,
+                    "operation {number} on rank {rank} of {hosts:?} without {dead_rank}"
+                );
             }
         }
     }
@@ -274,7 +284,7 @@ fn messages_of_any_length_arrive_within_and_across_hosts() {
         let (next, before) = (Rank((me + 1) % 5), Rank((me + 4) % 5));
         for length in [0, 1, 1003, 1 << 20] {
             let (own, mut received) = (vec![me; length], vec![9; length]);
-            let own: Vec<i32> = own.into_iter().map(|it| it as i32).collect();
+            let own: Vec<i32> = own.into_iter().map(|value| value as i32).collect();
             if me == 0 {
                 group.send(&own, next).unwrap();
                 group.receive(&mut received, before).unwrap();
@@ -301,8 +311,8 @@ fn root_gathers_and_scatters_each_rank() {
                 let all: Vec<i32> = (0..6).flat_map(part).collect();
                 let gathered = group.gather(&part(me), &counts, root).unwrap();
                 assert_eq!(gathered, (group.rank() == root).then(|| all.clone()));
-                let given = if group.rank() == root { &all[..] } else { &[] };
-                assert_eq!(group.scatter(given, &counts, root).unwrap(), part(me));
+                let input = if group.rank() == root { &all[..] } else { &[] };
+                assert_eq!(group.scatter(input, &counts, root).unwrap(), part(me));
                 let mut data: Vec<i64> = (0..size).map(|index| (index + me) as i64).collect();
                 let own = data.clone();
                 group.reduce(&mut data, ReduceOp::Sum, root).unwrap();

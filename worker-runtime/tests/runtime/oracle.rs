@@ -62,14 +62,14 @@ fn repeat_pattern<T: Copy>(pattern: &[T], length: usize) -> Vec<T> {
 }
 
 /// Whether all elements are what they must be; says which is not.
-pub(crate) fn assert_same<T: Oracle>(given: &[T], expected: &[T], what: &dyn Fn() -> String) {
-    assert_eq!(given.len(), expected.len(), "{}", what());
-    if bytemuck::cast_slice::<T, u8>(given) == bytemuck::cast_slice::<T, u8>(expected) {
+pub(crate) fn assert_same<T: Oracle>(actual: &[T], expected: &[T], what: &dyn Fn() -> String) {
+    assert_eq!(actual.len(), expected.len(), "{}", what());
+    if bytemuck::cast_slice::<T, u8>(actual) == bytemuck::cast_slice::<T, u8>(expected) {
         return;
     }
-    let wrong = given.iter().zip(expected).position(|(given, expected)| !given.is_same(*expected));
+    let wrong = actual.iter().zip(expected).position(|(actual, expected)| !actual.is_same(*expected));
     if let Some(index) = wrong {
-        panic!("{}: element {index} is {:?}, not {:?}", what(), given[index], expected[index]);
+        panic!("{}: element {index} is {:?}, not {:?}", what(), actual[index], expected[index]);
     }
 }
 

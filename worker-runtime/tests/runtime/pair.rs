@@ -100,13 +100,13 @@ fn rank_pair_exchanges_while_others_are_ahead() {
 
 #[test]
 fn lost_peer_is_error_for_sender_and_receiver() {
-    for (dying, other) in [(0, 1), (1, 0)] {
+    for (dead_rank, other) in [(0, 1), (1, 0)] {
         let ended = run(3, AMPLE, |mut group| {
             let me = group.rank();
-            if me == Rank(dying) {
+            if me == Rank(dead_rank) {
                 crash(group);
             }
-            let other = Rank(dying);
+            let other = Rank(dead_rank);
             let error = match me {
                 Rank(0) => group.receive(&mut [0u8; 4], other),
                 // It may fit into the kernel's memory, but not again and again.
@@ -115,8 +115,8 @@ fn lost_peer_is_error_for_sender_and_receiver() {
             };
             error.unwrap_err().lost_rank()
         });
-        assert_eq!(ended[other], Some(Some(Rank(dying))));
-        assert_eq!(ended[2], Some(Some(Rank(dying))));
+        assert_eq!(ended[other], Some(Some(Rank(dead_rank))));
+        assert_eq!(ended[2], Some(Some(Rank(dead_rank))));
     }
 }
 
@@ -131,8 +131,8 @@ fn message_sent_before_leave_is_received() {
         group.receive(&mut data, Rank(0))?;
         assert_eq!(data, [3; 1000]);
         let error = group.receive(&mut data, Rank(0)).unwrap_err();
-        let left = GroupFailure::Lost { rank: Rank(0), cause: LossCause::Left };
-        assert!(matches!(&error, GroupError::Failed { failure, .. } if *failure == left), "{error}");
+        let peer_left = GroupFailure::Lost { rank: Rank(0), cause: LossCause::Left };
+        assert!(matches!(&error, GroupError::Failed { failure, .. } if *failure == peer_left), "{error}");
         Ok(())
     });
 }

@@ -81,8 +81,8 @@ fn call(group: &mut Group, operation: &str) -> Result<(), GroupError> {
         "all_gather" => group.all_gather(&data[..1 << 16]).map(drop),
         "scatter" => {
             let counts = vec![data.len() / world; world];
-            let given = if group.rank() == Rank(0) { &data[..] } else { &[] };
-            group.scatter(given, &counts, Rank(0)).map(drop)
+            let input = if group.rank() == Rank(0) { &data[..] } else { &[] };
+            group.scatter(input, &counts, Rank(0)).map(drop)
         }
         "gather" => group.gather(&data, &vec![data.len(); world], Rank(0)).map(drop),
         _ => group.barrier(),

@@ -155,7 +155,7 @@ fn fifo_or_device_as_error_file_is_refused() {
     let fifo = folder.0.join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let fifo = fifo.to_str().unwrap();
-    for (path, said) in [
+    for (path, reason) in [
         (fifo, "a FIFO (a pipe) is not a regular file"),
         ("/dev/zero", "a device is not a regular file"),
         ("/dev", "a folder is not a regular file"),
@@ -163,7 +163,7 @@ fn fifo_or_device_as_error_file_is_refused() {
         for role in ["error", "panic"] {
             let ended = Ended::of(role, &[(ERROR_FILE, path)]);
             assert_eq!(ended.output.status.code(), Some(1), "{}", ended.stderr());
-            let error_text = format!("rank 1: error: cannot write the error file `{path}`: {said}");
+            let error_text = format!("rank 1: error: cannot write the error file `{path}`: {reason}");
             assert!(ended.stderr().contains(&error_text), "{}", ended.stderr());
         }
     }

@@ -44,14 +44,14 @@ fn panicked_rank_is_lost_at_once_and_permanently() {
 
 #[test]
 fn dropped_group_counts_as_leave() {
-    let left = Barrier::new(3);
+    let rank_left = Barrier::new(3);
     let ended = run(ThreadGroup::world(3), |mut group| {
         if group.rank() == Rank(2) {
             drop(group);
-            left.wait();
+            rank_left.wait();
             return None;
         }
-        left.wait();
+        rank_left.wait();
         // These two do not need it.
         let mut data = [group.rank().0 as i32];
         match group.rank() {
@@ -124,15 +124,15 @@ fn message_length_difference_is_mismatch() {
 
 #[test]
 fn message_sent_before_leave_is_received() {
-    let left = Barrier::new(2);
+    let rank_left = Barrier::new(2);
     run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
             group.send(&[7u8], Rank(1)).unwrap();
             group.leave();
-            left.wait();
+            rank_left.wait();
             return;
         }
-        left.wait();
+        rank_left.wait();
         let mut data = [0u8];
         group.receive(&mut data, Rank(0)).unwrap();
         assert_eq!(data, [7]);
@@ -144,14 +144,14 @@ fn message_sent_before_leave_is_received() {
 
 #[test]
 fn message_to_departed_rank_is_error() {
-    let left = Barrier::new(2);
+    let rank_left = Barrier::new(2);
     let ended = run(ThreadGroup::world(2), |mut group| {
         if group.rank() == Rank(0) {
             group.leave();
-            left.wait();
+            rank_left.wait();
             return None;
         }
-        left.wait();
+        rank_left.wait();
         Some(lost(&group.send(&[1u8], Rank(0)).unwrap_err()))
     });
     assert_eq!(ended, [Some(None), Some(Some((Rank(0), LossCause::Left)))]);

@@ -141,8 +141,8 @@ impl OnDevice {
         let missing = |(_, variable): &&(String, Var)| gradients.get(variable).is_none();
         let mut without = variables.iter().filter(missing);
         if let (Some((name, _)), false) = (without.next(), self.find_unused) {
-            let others = without.count();
-            return Err(DdpError::Missing { parameter: name.clone(), others }.into());
+            let other_count = without.count();
+            return Err(DdpError::Missing { parameter: name.clone(), other_count }.into());
         }
         // Nor may one be under way when a copy fails.
         let mut all = Vec::new();

@@ -189,8 +189,8 @@ fn unsupported_tensor_is_refused_by_name() {
         error.to_string(),
         "the tensor of shape [3, 2] is a view that is not contiguous; call `contiguous` first"
     );
-    let words = tensor.to_dtype(DType::U32).unwrap();
-    let error = all_reduce(&mut group, &words, ReduceOp::Sum).unwrap_err();
+    let unsupported = tensor.to_dtype(DType::U32).unwrap();
+    let error = all_reduce(&mut group, &unsupported, ReduceOp::Sum).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a process group carries no `U32`; convert the tensor first, with `to_dtype`"
@@ -232,7 +232,7 @@ fn unused_variable_is_named_unless_allowed() {
             assert_eq!(is_there, [true, true, false, false]);
         } else {
             assert!(
-                matches!(done, Err(CandleError::Ddp(DdpError::Missing { parameter, others: 1 })) if parameter == "second.bias")
+                matches!(done, Err(CandleError::Ddp(DdpError::Missing { parameter, other_count: 1 })) if parameter == "second.bias")
             );
         }
     }

@@ -104,8 +104,8 @@ fn invalid_file_is_error() {
     for text in ["", "{", "\\", "\\u", &deep] {
         assert!(matches!(parse(text.as_bytes()), Err(ReportError::NotJson(_))), "`{text:.20}` was read");
     }
-    let others = ["[1,2]", "1", "null", "{}", r#"{"a": 1}"#, r#"{"message": 1}"#, r#"{"message": {}}"#];
-    for text in others {
+    let invalid = ["[1,2]", "1", "null", "{}", r#"{"a": 1}"#, r#"{"message": 1}"#, r#"{"message": {}}"#];
+    for text in invalid {
         assert!(matches!(parse(text.as_bytes()), Err(ReportError::Malformed(_))), "`{text}` was read");
     }
     assert!(matches!(parse(b"\xff"), Err(ReportError::NotUnicode(_))));

@@ -9,9 +9,9 @@ fn newest_checkpoint_on_any_rank_is_loaded() {
     save(&first, 1, &[20, 40]);
     save(&second, 1, &[60]);
     let load = |folders: &[&Path]| {
-        let loaded = run_ranks_in(folders, |it| {
+        let loaded = run_ranks_in(folders, |checkpoints| {
             let mut own = vec![0.0; 6];
-            let loaded = it.load_latest(&mut model(&mut own))?.unwrap();
+            let loaded = checkpoints.load_latest(&mut model(&mut own))?.unwrap();
             assert_eq!(own, weights(loaded.step));
             Ok((loaded.step, loaded.refused.len()))
         });
@@ -36,11 +36,11 @@ fn damaged_checkpoint_on_one_rank_falls_back() {
     let third = Folder::new();
     save_parts(&third, 2, 40);
     fs::copy(third.main(40), second.main(40)).unwrap();
-    let loaded = run_ranks_in(&[&first.0, &second.0], |it| {
-        let rank = it.group.rank().0;
+    let loaded = run_ranks_in(&[&first.0, &second.0], |checkpoints| {
+        let rank = checkpoints.group.rank().0;
         let (mut own, mut part) = (vec![0.0; 6], vec![0; rows(2, rank, 11).len()]);
         let mut extra = if rank == 0 { vec![0; 3] } else { vec![] };
-        let loaded = it.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
+        let loaded = checkpoints.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
         assert_eq!(part, rows(2, rank, 11));
         Ok((loaded.step, loaded.refused.len()))
     });

@@ -33,7 +33,7 @@ impl ProcessGroup for Breaks {
     fn run(&mut self, data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
         if self.calls.fetch_add(1, Ordering::Relaxed) >= self.before {
             let (operation, backend) = (work.operation(), self.backend());
-            return Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Device });
+            return Err(GroupError::WrongMemory { operation, backend, actual: MemoryKind::Device });
         }
         self.inner.run(data_type, work)
     }
@@ -86,15 +86,15 @@ fn failed_save_keeps_previous_and_errors_on_all_ranks() {
     save_parts(&folder, 3, 20);
     let before = folder.names();
     fs::create_dir_all(folder.main(40).join("in the way")).unwrap();
-    let ended = run_ranks_in(&[&*folder.0; 3], |it| {
-        let rank = it.group.rank().0;
-        it.save(40, &sharded_state(&mut weights(40), &mut rows(3, rank, 11), &mut []))
+    let ended = run_ranks_in(&[&*folder.0; 3], |checkpoints| {
+        let rank = checkpoints.group.rank().0;
+        checkpoints.save(40, &sharded_state(&mut weights(40), &mut rows(3, rank, 11), &mut []))
     });
     let errors: Vec<String> = ended.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     let place = folder.main(40).display().to_string();
     assert_eq!(errors[0], format!("cannot write `{place}` for the checkpoint of step 40"));
     assert!(
-        errors[1].starts_with(&format!("rank 0 failed: {}: ", errors[0])) && errors[2] == errors[1],
+        errors[1].starts_with(&format!("on rank 0: {}: ", errors[0])) && errors[2] == errors[1],
         "{errors:?}"
     );
     fs::remove_dir_all(folder.main(40)).unwrap();
@@ -106,8 +106,8 @@ fn failed_save_keeps_previous_and_errors_on_all_ranks() {
 fn rank_death_during_save_keeps_previous_checkpoint() {
     let folder = Folder::new();
     save_parts(&folder, 3, 20);
-    let ended = run_ranks_in(&[&*folder.0; 3], |it| {
-        let rank = it.group.rank().0;
+    let ended = run_ranks_in(&[&*folder.0; 3], |checkpoints| {
+        let rank = checkpoints.group.rank().0;
         let mut part = rows(3, rank, 11);
         let state = sharded_state(&mut [0.0; 6], &mut part, &mut []).check();
         assert_eq!(state, Ok(()));
@@ -115,7 +115,7 @@ fn rank_death_during_save_keeps_previous_checkpoint() {
             // It dies when the others have said what they have, and before its part is there.
             return Ok(());
         }
-        it.save(40, &sharded_state(&mut weights(40), &mut part, &mut []))
+        checkpoints.save(40, &sharded_state(&mut weights(40), &mut part, &mut []))
     });
     assert!(ended[1].is_ok());
     for rank in [0, 2] {
@@ -142,9 +142,9 @@ fn killed_save_is_ignored_and_removed_by_next_save() {
         };
         fs::copy(other.0.join(&name), folder.0.join(place)).unwrap();
     }
-    let left = folder.names();
+    let files = folder.names();
     assert_eq!(load_parts(&folder, 3).step, 20);
-    assert_eq!(folder.names(), left, "loading changes nothing");
+    assert_eq!(folder.names(), files, "loading changes nothing");
     save_parts(&folder, 2, 40);
     assert_eq!(folder.names().len(), 6, "{:?}", folder.names());
     assert_eq!(load_parts(&folder, 1).step, 40);
@@ -163,7 +163,8 @@ fn killed_save_files_are_removed_before_next_write() {
     }
     let in_the_way = folder.main(40).join("in the way");
     fs::create_dir_all(&in_the_way).unwrap();
-    for ended in run_ranks_in(&[&*folder.0; 2], |it| it.save(40, &model(&mut weights(40)))) {
+    for ended in run_ranks_in(&[&*folder.0; 2], |checkpoints| checkpoints.save(40, &model(&mut weights(40))))
+    {
         assert!(ended.is_err());
     }
     fs::remove_dir_all(folder.main(40)).unwrap();

@@ -111,24 +111,24 @@ fn saved_state_is_loaded_by_every_rank() {
 fn tensor_order_may_differ_between_ranks() {
     let folder = Folder::new();
     let (first, second) = ([1.0f32, 2.0], [3.0f32, 4.0]);
-    run_ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |checkpoints| {
         let (mut first, mut second) = (first, second);
-        it.save(
+        checkpoints.save(
             7,
             &StateDict::new().replicated("first", &[2], &mut first).replicated("second", &[2], &mut second),
         )
     });
-    let loaded = run_ranks(3, &folder, |it| {
+    let loaded = run_ranks(3, &folder, |checkpoints| {
         let (mut first, mut second) = ([0.0f32; 2], [0.0f32; 2]);
         let mut listed = [("first", &mut first), ("second", &mut second)];
-        if it.group.rank().0 != 0 {
+        if checkpoints.group.rank().0 != 0 {
             listed.reverse();
         }
         let mut state = StateDict::new();
         for (name, values) in listed {
             state = state.replicated(name, &[2], values);
         }
-        it.load_latest(&mut state)?;
+        checkpoints.load_latest(&mut state)?;
         Ok((first, second))
     });
     assert_eq!(loaded, [(first, second); 3]);
@@ -180,10 +180,10 @@ fn checkpoint_file_is_valid_safetensors() {
     let expected: Vec<u8> = weights(20).iter().flat_map(|weight| weight.to_le_bytes()).collect();
     assert_eq!(tensor.data(), expected);
     // A name that looks like our checksum is not taken for it.
-    run_ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |checkpoints| {
         let mut bytes = [1u8; 3];
         let state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);
-        it.save(30, &state.with_metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
+        checkpoints.save(30, &state.with_metadata("a", "\"rankrun.checksum\":\"0123456789abcdef\""))
     });
     let mut bytes = [0u8; 3];
     let mut state = StateDict::new().replicated("rankrun.checksum", &[3], &mut bytes);

@@ -20,21 +20,21 @@ pub(super) fn sharded_state<'a>(
 }
 
 pub(super) fn save_parts(folder: &Folder, world: u32, step: u64) {
-    run_ranks(world as usize, folder, |it| {
-        let rank = it.group.rank().0;
+    run_ranks(world as usize, folder, |checkpoints| {
+        let rank = checkpoints.group.rank().0;
         // Only rank 0 has any of the second one.
         let mut extra = if rank == 0 { vec![9, 8, 7] } else { vec![] };
-        it.save(step, &sharded_state(&mut weights(step), &mut rows(world, rank, 11), &mut extra))
+        checkpoints.save(step, &sharded_state(&mut weights(step), &mut rows(world, rank, 11), &mut extra))
     });
 }
 
 pub(super) fn load_parts(folder: &Folder, world: u32) -> Loaded {
-    let loaded = run_ranks(world as usize, folder, |it| {
-        let rank = it.group.rank().0;
+    let loaded = run_ranks(world as usize, folder, |checkpoints| {
+        let rank = checkpoints.group.rank().0;
         let (mut own, expected) = (vec![0.0; 6], rows(world, rank, 11));
         let mut part = vec![0; expected.len()];
         let mut extra = if rank == world - 1 { vec![0; 3] } else { vec![] };
-        let loaded = it.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
+        let loaded = checkpoints.load_latest(&mut sharded_state(&mut own, &mut part, &mut extra))?.unwrap();
         assert_eq!((own, part), (weights(loaded.step), expected));
         assert!(extra.is_empty() || extra == [9, 8, 7]);
         Ok(loaded)
@@ -71,14 +71,14 @@ fn checkpoint_with_missing_part_is_skipped() {
         loaded.refused.into_iter().next().unwrap().reason
     };
     fs::write(&gone, &whole[..whole.len() - 1]).unwrap();
-    let told = refusal();
-    assert!(told.starts_with("its part 2 of 4: torn: "), "{told}");
+    let reason = refusal();
+    assert!(reason.starts_with("its part 2 of 4: torn: "), "{reason}");
     // A good part, but another one.
     fs::copy(&other, &gone).unwrap();
     assert_eq!(refusal(), "its part 2 of 4: not the part that belongs to the checkpoint");
     fs::remove_file(&gone).unwrap();
-    let told = refusal();
-    assert!(told.starts_with("its part 2 of 4: it cannot be read: "), "{told}");
+    let reason = refusal();
+    assert!(reason.starts_with("its part 2 of 4: it cannot be read: "), "{reason}");
     fs::write(&gone, &whole).unwrap();
     assert_eq!(load_parts(&folder, 2).step, 40);
 }

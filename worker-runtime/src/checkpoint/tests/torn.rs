@@ -90,7 +90,9 @@ fn no_usable_checkpoint_is_error_with_reasons() {
     let folder = Folder::new();
     fs::write(folder.main(20), "x").unwrap();
     fs::create_dir(folder.main(40)).unwrap();
-    for error in run_ranks_in(&[&folder.0, &folder.0], |it| it.load_latest(&mut model(&mut weights(0)))) {
+    for error in run_ranks_in(&[&folder.0, &folder.0], |checkpoints| {
+        checkpoints.load_latest(&mut model(&mut weights(0)))
+    }) {
         let error = error.unwrap_err();
         let error_text = error.to_string();
         assert!(

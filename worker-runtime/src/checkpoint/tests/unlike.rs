@@ -6,10 +6,10 @@ use super::*;
 fn checkpoint_of_other_model_names_first_difference() {
     let folder = Folder::new();
     let (mut one, mut two, mut three) = ([1.0f32; 6], [2.0f64; 2], [3i32; 4]);
-    run_ranks(1, &folder, |it| {
+    run_ranks(1, &folder, |checkpoints| {
         let (mut one, mut two, mut three) = (one, two, three);
         let state = StateDict::new().replicated("w", &[2, 3], &mut one).replicated("b", &[2], &mut two);
-        it.save(7, &state.sharded("m", &[4], &mut three))
+        checkpoints.save(7, &state.sharded("m", &[4], &mut three))
     });
     let differs = |state: &mut StateDict<'_>| {
         let group = ThreadGroup::world(1).remove(0);
@@ -51,17 +51,17 @@ fn checkpoint_of_other_model_names_first_difference() {
 #[test]
 fn different_states_or_steps_are_error_on_all_ranks() {
     let folder = Folder::new();
-    let ended = run_ranks_in(&[&*folder.0; 2], |it| {
-        let step = 40 + u64::from(it.group.rank().0);
-        it.save(step, &model(&mut weights(40)))
+    let ended = run_ranks_in(&[&*folder.0; 2], |checkpoints| {
+        let step = 40 + u64::from(checkpoints.group.rank().0);
+        checkpoints.save(step, &model(&mut weights(40)))
     });
     for result in ended {
         let message = result.unwrap_err().to_string();
         assert_eq!(message, "rank 1 saves step 41 where rank 0 saves step 40");
     }
-    let ended = run_ranks_in(&[&*folder.0; 2], |it| {
-        let width = it.group.rank().index() + 1;
-        it.save(40, &StateDict::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
+    let ended = run_ranks_in(&[&*folder.0; 2], |checkpoints| {
+        let width = checkpoints.group.rank().index() + 1;
+        checkpoints.save(40, &StateDict::new().sharded("m", &[2, width], &mut vec![0i32; 2 * width]))
     });
     for result in ended {
         let message = result.unwrap_err().to_string();
@@ -76,7 +76,9 @@ fn different_states_or_steps_are_error_on_all_ranks() {
 #[test]
 fn step_beyond_file_name_digits_is_refused() {
     let folder = Folder::new();
-    for ended in run_ranks_in(&[&*folder.0; 2], |it| it.save(1 << 63, &model(&mut weights(0)))) {
+    for ended in
+        run_ranks_in(&[&*folder.0; 2], |checkpoints| checkpoints.save(1 << 63, &model(&mut weights(0))))
+    {
         let error_text = ended.unwrap_err().to_string();
         assert!(error_text.ends_with("step 9223372036854775808 is too large: the largest step of a checkpoint is 9223372036854775807"), "{error_text}");
     }

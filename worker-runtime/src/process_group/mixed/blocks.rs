@@ -150,7 +150,7 @@ impl Mixed {
     fn rank_parts(&self, mixed_call: &MixedCall<'_>, bytes: usize) -> Vec<Range<usize>> {
         let size = mixed_call.call().data_type.size().max(1);
         let parts = layout::partition(bytes / size, self.grid.stream_count());
-        let parts = parts.into_iter().map(|it| it.start * size..it.end * size);
+        let parts = parts.into_iter().map(|rows| rows.start * size..rows.end * size);
         parts.chain(std::iter::repeat(0..0)).take(self.grid.local_ranks().len()).collect()
     }
 }

@@ -74,7 +74,8 @@ impl Mixed {
     ) -> Result<Vec<Vec<u8>>, GroupFailure> {
         let grid = Arc::clone(&self.grid);
         let mut arrivals = vec![own.to_vec(); grid.host_count()];
-        let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
+        let mut slots: Vec<Option<&mut [u8]>> =
+            arrivals.iter_mut().map(|arrival| Some(&mut arrival[..])).collect();
         self.exchange_between_hosts(mixed_call, |rank| Transfer {
             send: grid.serves(rank).then_some(own),
             receive: if grid.is_served_by(rank) { slots[grid.position(rank).0].take() } else { None },
@@ -142,8 +143,9 @@ impl Mixed {
             let grid = Arc::clone(&self.grid);
             let mut arrivals = vec![vec![0; range.len()]; grid.host_count()];
             arrivals[grid.host] = sums[grid.host].pop().map(|(_, sum)| sum).unwrap_or_default();
-            let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
-            let sum_for = |rank: Rank| sums[grid.position(rank).0].iter().find(|(it, _)| *it == rank);
+            let mut slots: Vec<Option<&mut [u8]>> =
+                arrivals.iter_mut().map(|arrival| Some(&mut arrival[..])).collect();
+            let sum_for = |rank: Rank| sums[grid.position(rank).0].iter().find(|(of, _)| *of == rank);
             self.exchange_between_hosts(&mut mixed_call, |rank| Transfer {
                 send: if grid.serves(rank) { sum_for(rank).map(|(_, sum)| &sum[..]) } else { None },
                 receive: if grid.is_served_by(rank) { slots[grid.position(rank).0].take() } else { None },
@@ -167,7 +169,7 @@ impl Mixed {
         for host in 0..grid.host_count() {
             let mut sums = Vec::new();
             for row in grid.rows(host) {
-                let parts: Vec<Range<usize>> = row.iter().map(|it| it.map_or(0..0, part)).collect();
+                let parts: Vec<Range<usize>> = row.iter().map(|rank| rank.map_or(0..0, part)).collect();
                 let own = parts[grid.index].clone();
                 let mut sum = input[own].to_vec();
                 self.run_on_host(mixed_call, |shm, step| {
@@ -203,7 +205,7 @@ impl Mixed {
             }
         })?;
         for row in (0..grid.host_count()).flat_map(|host| grid.rows(host)) {
-            let parts: Vec<Range<usize>> = row.iter().map(|it| it.map_or(0..0, part)).collect();
+            let parts: Vec<Range<usize>> = row.iter().map(|rank| rank.map_or(0..0, part)).collect();
             self.run_on_host(&mixed_call, |shm, step| shm.all_gather_parts(step, output, &parts))?;
         }
         Ok(())

@@ -94,7 +94,7 @@ mod tests {
         proptest::collection::vec(0u32..4, 1..12).prop_map(|keys| {
             let mut known = Vec::new();
             let mut number = |key: u32| {
-                known.iter().position(|it| *it == key).unwrap_or_else(|| {
+                known.iter().position(|known_key| *known_key == key).unwrap_or_else(|| {
                     known.push(key);
                     known.len() - 1
                 }) as u32
@@ -110,12 +110,12 @@ mod tests {
             for (grid, rank) in grids.iter().zip(0..).map(|(grid, rank)| (grid, Rank(rank))) {
                 for host in (0..grid.host_count()).filter(|&host| host != grid.host) {
                     let servers: Vec<Rank> =
-                        grid.ranks_on_host(host).iter().copied().filter(|it| grids[it.index()].serves(rank)).collect();
+                        grid.ranks_on_host(host).iter().copied().filter(|server| grids[server.index()].serves(rank)).collect();
                     prop_assert_eq!(&servers, &[grid.counterpart(host, grid.index)]);
                     prop_assert!(grid.is_served_by(servers[0]));
                     let rows: Vec<_> = grid.rows(host).collect();
                     let served = rows.iter().filter_map(|row| row[grid.index]);
-                    let expected = grid.ranks_on_host(host).iter().copied().filter(|&it| grid.serves(it));
+                    let expected = grid.ranks_on_host(host).iter().copied().filter(|&other| grid.serves(other));
                     prop_assert!(served.eq(expected));
                 }
                 prop_assert!(!grid.serves(rank) && !grid.is_served_by(rank));

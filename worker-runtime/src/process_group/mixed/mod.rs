@@ -104,11 +104,11 @@ fn to_group_failure(failure: GroupFailure, local: &[Rank]) -> GroupFailure {
     let name = |rank: Rank| local.get(rank.index()).copied().unwrap_or(rank);
     match failure {
         GroupFailure::Lost { rank, cause } => GroupFailure::Lost { rank: name(rank), cause },
-        GroupFailure::Mismatch { rank, theirs, ours } => {
-            GroupFailure::Mismatch { rank: name(rank), theirs, ours }
+        GroupFailure::Mismatch { rank, other_call, own_call } => {
+            GroupFailure::Mismatch { rank: name(rank), other_call, own_call }
         }
-        GroupFailure::Disagreed { rank, call, other_rank: other, other_call: others } => {
-            GroupFailure::Disagreed { rank: name(rank), call, other_rank: name(other), other_call: others }
+        GroupFailure::Disagreed { rank, call, other_rank: other, other_call } => {
+            GroupFailure::Disagreed { rank: name(rank), call, other_rank: name(other), other_call }
         }
         GroupFailure::RankFailed { rank, reason } => GroupFailure::RankFailed { rank: name(rank), reason },
     }

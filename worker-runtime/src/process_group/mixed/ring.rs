@@ -40,7 +40,7 @@ pub(crate) fn all_reduce_hops(
 ) -> impl Iterator<Item = Hop> {
     let segments: Vec<Range<usize>> = layout::partition(bytes / element, hosts)
         .into_iter()
-        .map(|it| it.start * element..it.end * element)
+        .map(|elements| elements.start * element..elements.end * element)
         .collect();
     // The first segment is the longest.
     let chunks = segments[0].len().div_ceil(CHUNK_BYTES);

@@ -57,7 +57,8 @@ impl Mixed {
         }
         let mut arrivals = vec![vec![0; range.len()]; grid.host_count()];
         arrivals[host] = sum;
-        let mut slots: Vec<Option<&mut [u8]>> = arrivals.iter_mut().map(|it| Some(&mut it[..])).collect();
+        let mut slots: Vec<Option<&mut [u8]>> =
+            arrivals.iter_mut().map(|arrival| Some(&mut arrival[..])).collect();
         self.exchange_between_hosts(mixed_call, |rank| {
             let from = grid.position(rank).0;
             let is_due = from != host && counterpart(from) == rank;
@@ -129,7 +130,7 @@ impl Mixed {
         }
         let own: Vec<usize> = grid.local_ranks().iter().map(|rank| counts[rank.index()]).collect();
         let local = Rank(u32::try_from(index).unwrap_or(u32::MAX));
-        let mut given = None;
+        let mut local_input = None;
         if let Some(input) = input {
             let size = mixed_call.call().data_type.size();
             let parts = layout::split_by_lengths(input, counts.iter().map(|count| count * size));
@@ -138,11 +139,12 @@ impl Mixed {
                 receive: None,
             })?;
             output.copy_from_slice(parts[root.index()]);
-            given = Some(
+            local_input = Some(
                 grid.local_ranks().iter().flat_map(|rank| parts[rank.index()]).copied().collect::<Vec<u8>>(),
             );
         }
-        let work = HostCollective::Scatter { input: given.as_deref(), output, counts: &own, root: local };
+        let work =
+            HostCollective::Scatter { input: local_input.as_deref(), output, counts: &own, root: local };
         self.run_on_host(&mixed_call, |shm, step| shm.run(step, work))
     }
 

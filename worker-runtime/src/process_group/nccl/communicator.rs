@@ -243,13 +243,13 @@ impl Core {
         timeout: Duration,
     ) -> Result<(), NcclError> {
         let deadline = clock::after(timeout);
-        let mut looks = 0;
+        let mut polls = 0;
         while !self.is_settled(function)? {
             if clock::until(deadline).is_zero() {
                 self.abort();
                 return Err(NcclError::Timeout { function, timeout });
             }
-            pause_between_polls(&mut looks, deadline);
+            pause_between_polls(&mut polls, deadline);
         }
         Ok(())
     }
@@ -277,7 +277,7 @@ impl Core {
     pub(super) fn abort(self: &Arc<Self>) {
         let handle = self.take_handle();
         if !handle.is_null() {
-            let (core, handle) = (Arc::clone(self), Taken(handle));
+            let (core, handle) = (Arc::clone(self), TakenHandle(handle));
             let _ = run_detached("ncclCommAbort", ABORT_TIMEOUT, move || core.abort_handle(handle));
         }
     }
@@ -287,15 +287,15 @@ impl Core {
     }
 
     /// Aborts a communicator whose handle was swapped out.
-    fn abort_handle(&self, handle: Taken) {
+    fn abort_handle(&self, handle: TakenHandle) {
         let deadline = clock::after(ACTIVE_CALL_TIMEOUT);
-        let mut looks = EAGER_POLLS;
+        let mut polls = EAGER_POLLS;
         let _guard = loop {
             match self.call_lock.try_lock() {
                 Ok(guard) => break Some(guard),
                 Err(TryLockError::Poisoned(poisoned)) => break Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if clock::until(deadline).is_zero() => break None,
-                Err(TryLockError::WouldBlock) => pause_between_polls(&mut looks, deadline),
+                Err(TryLockError::WouldBlock) => pause_between_polls(&mut polls, deadline),
             }
         };
         // SAFETY: the handle was swapped out, so no other thread ends it or enters with it. A thread still
@@ -330,16 +330,16 @@ impl Drop for Core {
     fn drop(&mut self) {
         let handle = self.take_handle();
         if !handle.is_null() {
-            self.abort_handle(Taken(handle));
+            self.abort_handle(TakenHandle(handle));
         }
     }
 }
 
 /// A handle that was swapped out of its communicator.
-struct Taken(Handle);
+struct TakenHandle(Handle);
 
 // SAFETY: a communicator may be ended by any thread.
-unsafe impl Send for Taken {}
+unsafe impl Send for TakenHandle {}
 
 impl Drop for Communicator {
     fn drop(&mut self) {

@@ -19,34 +19,34 @@ pub(super) enum Answer {
 /// The failure of the group because the call `ours` is not done after `timeout`.
 pub(super) fn explain_hang(
     me: Rank,
-    ours: Call,
+    own_call: Call,
     timeout: Duration,
     answers: &[(Rank, Answer)],
 ) -> GroupFailure {
     let late = |rank| GroupFailure::Lost { rank, cause: LossCause::Timeout(timeout) };
     // Only the peer of a message can delay it.
-    if let (Operation::Send | Operation::Receive, Some(other)) = (ours.operation, ours.root)
+    if let (Operation::Send | Operation::Receive, Some(other)) = (own_call.operation, own_call.root)
         && other != me
     {
         return late(other);
     }
     let is_behind = |answer: &Answer| match answer {
         Answer::Silence | Answer::Calls(None) => true,
-        Answer::Calls(Some(theirs)) => theirs.sequence < ours.sequence,
+        Answer::Calls(Some(other_call)) => other_call.sequence < own_call.sequence,
     };
     if let Some((rank, _)) = answers.iter().find(|(_, answer)| is_behind(answer)) {
         return late(*rank);
     }
     for (rank, answer) in answers {
-        if let Answer::Calls(Some(theirs)) = answer
-            && theirs.sequence == ours.sequence
-            && *theirs != ours
+        if let Answer::Calls(Some(other_call)) = answer
+            && other_call.sequence == own_call.sequence
+            && *other_call != own_call
         {
-            let (theirs, ours) = (Some(Box::new(*theirs)), Box::new(ours));
-            return GroupFailure::Mismatch { rank: *rank, theirs, ours };
+            let (other_call, own_call) = (Some(Box::new(*other_call)), Box::new(own_call));
+            return GroupFailure::Mismatch { rank: *rank, other_call, own_call };
         }
     }
-    let reason = format!("{ours} is not done within {timeout:?}, although every rank has made this call");
+    let reason = format!("{own_call} is not done within {timeout:?}, although every rank has made this call");
     GroupFailure::RankFailed { rank: me, reason }
 }
 
@@ -80,8 +80,8 @@ mod tests {
     fn rank_with_different_call_is_reported_as_mismatch() {
         let other = Call { count: 8, ..call(5) };
         let failure = explained(&[(1, Answer::Calls(Some(call(5)))), (2, Answer::Calls(Some(other)))]);
-        let (theirs, ours) = (Some(Box::new(other)), Box::new(call(5)));
-        assert_eq!(failure, GroupFailure::Mismatch { rank: Rank(2), theirs, ours });
+        let (other_call, own_call) = (Some(Box::new(other)), Box::new(call(5)));
+        assert_eq!(failure, GroupFailure::Mismatch { rank: Rank(2), other_call, own_call });
     }
 
     #[test]
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn hanging_receive_reports_peer_lost() {
-        let ours = Call { operation: Operation::Receive, root: Some(Rank(2)), ..call(1) };
-        let failure = explain_hang(Rank(0), ours, TIMEOUT, &[(Rank(1), Answer::Silence)]);
+        let own_call = Call { operation: Operation::Receive, root: Some(Rank(2)), ..call(1) };
+        let failure = explain_hang(Rank(0), own_call, TIMEOUT, &[(Rank(1), Answer::Silence)]);
         assert_eq!(failure, GroupFailure::Lost { rank: Rank(2), cause: LossCause::Timeout(TIMEOUT) });
     }
 }

@@ -62,9 +62,9 @@ impl LibraryEnv {
         prefixes.extend(self.virtual_env.iter().map(|prefix| ("VIRTUAL_ENV", PathBuf::from(prefix))));
         prefixes.extend(self.conda_prefix.iter().map(|prefix| ("CONDA_PREFIX", PathBuf::from(prefix))));
         prefixes.extend(python_prefixes(&self.path).into_iter().map(|prefix| ("the python in PATH", prefix)));
-        let mut seen = Vec::new();
+        let mut known = Vec::new();
         for (of, prefix) in prefixes {
-            if seen.contains(&prefix) {
+            if known.contains(&prefix) {
                 continue;
             }
             let wheels = wheel_libraries(&prefix);
@@ -72,7 +72,7 @@ impl LibraryEnv {
                 places.push(LibraryPlace::NoWheel { of, prefix: prefix.clone() });
             }
             places.extend(wheels.into_iter().map(LibraryPlace::Wheel));
-            seen.push(prefix);
+            known.push(prefix);
         }
         places
     }
@@ -84,7 +84,7 @@ fn python_prefixes(path: &OsStr) -> Vec<PathBuf> {
     let mut prefixes = Vec::new();
     for name in ["python3", "python"] {
         let Some(program) =
-            std::env::split_paths(path).map(|folder| folder.join(name)).find(|it| is_executable(it))
+            std::env::split_paths(path).map(|folder| folder.join(name)).find(|path| is_executable(path))
         else {
             continue;
         };

@@ -251,7 +251,7 @@ impl ProcessGroup for NcclGroup {
     fn run(&mut self, _data_type: DataType, work: HostCollective<'_>) -> Result<(), GroupError> {
         let HostCollective::Barrier = work else {
             let (operation, backend) = (work.operation(), Backend::Nccl);
-            return Err(GroupError::WrongMemory { operation, backend, given: MemoryKind::Host });
+            return Err(GroupError::WrongMemory { operation, backend, actual: MemoryKind::Host });
         };
         let stream = Stream(std::ptr::null_mut());
         // SAFETY: a barrier uses the group's own memory only, and the default stream always exists.
@@ -298,12 +298,12 @@ impl ProcessGroup for NcclGroup {
     #[expect(unsafe_code, reason = "the caller vouches for the stream")]
     unsafe fn synchronize(&mut self, stream: Stream) -> Result<(), GroupError> {
         let driver = cuda::driver()?;
-        let (mut looks, never) = (0, clock::after(Duration::MAX));
+        let (mut polls, never) = (0, clock::after(Duration::MAX));
         loop {
             self.watch.check()?;
             // SAFETY: the caller's promise. The watch ends this loop after a failure.
             match unsafe { driver.query_stream(stream.0) } {
-                Ok(Query::Pending) => super::communicator::pause_between_polls(&mut looks, never),
+                Ok(Query::Pending) => super::communicator::pause_between_polls(&mut polls, never),
                 Ok(Query::Done) => break,
                 Err(error) => {
                     let failure = self.watch.report_error(error.to_string());

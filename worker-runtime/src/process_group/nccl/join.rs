@@ -45,11 +45,11 @@ pub(super) fn connect_group(
     match connect(nccl, store, membership, &mut other_ranks) {
         Ok(communicator) => start_watch(communicator, membership, (other_ranks, Some(store.clone()))),
         // Other ranks take closed connections for a loss, so the verdict is written first.
-        Err(JoinFailure::GroupFailure(seen)) => {
+        Err(JoinFailure::GroupFailure(observed)) => {
             let (operation, members) = (Operation::Join, membership.members.clone());
             Err(GroupError::Failed {
                 operation,
-                failure: verdict::agree_on_failure(store, membership, seen),
+                failure: verdict::agree_on_failure(store, membership, observed),
                 members,
             })
         }

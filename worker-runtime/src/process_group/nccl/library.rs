@@ -109,14 +109,14 @@ pub enum NcclError {
         version: NcclVersion,
     },
     /// A buffer has the wrong length; NCCL was not called.
-    #[error("`{function}` needs {expected} bytes, but the call passes {given}")]
+    #[error("`{function}` needs {expected} bytes, but the call passes {actual}")]
     Length {
         /// Name of the C function.
         function: &'static str,
         /// The required length in bytes.
         expected: usize,
         /// The given length in bytes.
-        given: usize,
+        actual: usize,
     },
     /// The color is above `i32::MAX`; NCCL was not called.
     #[error("{}`ncclCommSplit` takes colors up to {}, not {color}", Details(self), i32::MAX)]
@@ -187,8 +187,8 @@ impl NcclCode {
 
 impl fmt::Display for NcclCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, words) = self.name_and_meaning();
-        write!(f, "{words} ({name}, {})", self.0)
+        let (name, meaning) = self.name_and_meaning();
+        write!(f, "{meaning} ({name}, {})", self.0)
     }
 }
 
@@ -250,7 +250,7 @@ impl Nccl {
         let is_path = !matches!(place, LibraryPlace::Loader(_));
         let library = library::open(if is_path { absolute.as_os_str() } else { name })?;
         let symbols = Symbols::of(&library)
-            .map_err(|(function, words)| format!("it has no `{function}`, so it is not NCCL: {words}"))?;
+            .map_err(|(function, reason)| format!("it has no `{function}`, so it is not NCCL: {reason}"))?;
         let mut version = 0;
         // SAFETY: the number lives through the call.
         let code = unsafe { (symbols.get_version)(&raw mut version) };
@@ -317,13 +317,13 @@ impl Nccl {
 }
 
 /// The text at a pointer that NCCL returned, on one line.
-fn single_line_text(words: *const c_char) -> String {
-    if words.is_null() {
+fn single_line_text(text: *const c_char) -> String {
+    if text.is_null() {
         return String::new();
     }
     // SAFETY: NCCL returns constant texts, or one of its buffers that always holds an end.
-    let words = unsafe { CStr::from_ptr(words) }.to_string_lossy();
-    words.split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Debug for Nccl {

@@ -279,8 +279,8 @@ fn element_count(
     Ok((bytes / size, kind))
 }
 
-fn check_length(function: &'static str, expected: usize, given: usize) -> Result<(), NcclError> {
-    if expected == given { Ok(()) } else { Err(NcclError::Length { function, expected, given }) }
+fn check_length(function: &'static str, expected: usize, actual: usize) -> Result<(), NcclError> {
+    if expected == actual { Ok(()) } else { Err(NcclError::Length { function, expected, actual }) }
 }
 
 /// `ncclRedOp_t`.

@@ -85,7 +85,7 @@ macro_rules! symbols {
                 // SAFETY: each type is that of `nccl.h` for this name.
                 unsafe {
                     Ok(Self {
-                        $($field: library::load_function(library, $name).map_err(|words| ($name, words))?,)*
+                        $($field: library::load_function(library, $name).map_err(|reason| ($name, reason))?,)*
                         $($extra: library::load_function(library, $extra_name).ok(),)*
                     })
                 }

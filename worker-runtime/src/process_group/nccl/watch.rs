@@ -204,8 +204,8 @@ impl Watcher {
         loop {
             self.receive_messages();
             let Some(leave_kind) = self.watch.lock_state().leave_kind else {
-                if let Some(seen) = self.check_calls() {
-                    return self.end_group(seen);
+                if let Some(failure) = self.check_calls() {
+                    return self.end_group(failure);
                 }
                 self.sleep();
                 continue;
@@ -230,7 +230,7 @@ impl Watcher {
                 }
                 CallMessage::Answer(call) => {
                     if let Diagnosis::Hang { answers, .. } = &mut self.diagnosis {
-                        let own = answers.iter_mut().find(|(asked, _)| *asked == rank);
+                        let own = answers.iter_mut().find(|(asked_rank, _)| *asked_rank == rank);
                         own.into_iter().for_each(|(_, answer)| *answer = Answer::Calls(call));
                     }
                 }

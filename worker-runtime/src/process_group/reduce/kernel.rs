@@ -123,9 +123,9 @@ fn reduce_block<T: Number, O: Operator, L: Level>(
     read: impl Fn(*const u8) -> [T; LANES],
     divisor: Option<u32>,
 ) -> [T; LANES] {
-    let (first, others) = sources.split_first().expect("there is a source");
+    let (first, rest) = sources.split_first().expect("there is a source");
     let mut total = T::widen::<L>(read(*first));
-    for other in others {
+    for other in rest {
         let next = T::widen::<L>(read(*other));
         for lane in 0..LANES {
             total[lane] = O::combine(total[lane], next[lane]);

@@ -51,12 +51,12 @@ const MAX_STACK_SOURCES: usize = 8;
 pub(crate) fn fold(
     kind: (DataType, ReduceOp),
     target: &mut [u8],
-    others: &[&[u8]],
+    other_sources: &[&[u8]],
     mean_divisor: Option<u32>,
 ) {
     let (address, bytes) = (target.as_mut_ptr(), target.len());
     let first = std::iter::once(address.cast_const());
-    with_pointers(first.chain(checked_pointers(others, bytes)), others.len() + 1, |sources| {
+    with_pointers(first.chain(checked_pointers(other_sources, bytes)), other_sources.len() + 1, |sources| {
         // SAFETY: all sources have `bytes` bytes (checked); the target is exclusively ours and is the first source.
         #[expect(unsafe_code, reason = "slices as pointers, since one of them is read and written")]
         unsafe {
@@ -178,10 +178,10 @@ impl ReduceOp {
     ///
     /// # Panics
     /// If lengths differ.
-    pub fn fold<T: Element>(self, target: &mut [T], others: &[&[T]]) {
-        let others: Vec<&[u8]> = others.iter().map(|other| as_bytes(other)).collect();
-        let ranks = u32::try_from(others.len() + 1).unwrap_or(u32::MAX);
-        fold((T::DATA_TYPE, self), as_bytes_mut(target), &others, Some(ranks));
+    pub fn fold<T: Element>(self, target: &mut [T], sources: &[&[T]]) {
+        let sources: Vec<&[u8]> = sources.iter().map(|other| as_bytes(other)).collect();
+        let ranks = u32::try_from(sources.len() + 1).unwrap_or(u32::MAX);
+        fold((T::DATA_TYPE, self), as_bytes_mut(target), &sources, Some(ranks));
     }
 }
 

@@ -24,10 +24,10 @@ impl FreeList {
             (end <= block.end).then_some(start..end)
         };
         let (index, taken) =
-            self.ranges.iter().enumerate().find_map(|(index, it)| Some((index, fit(it)?)))?;
+            self.ranges.iter().enumerate().find_map(|(index, range)| Some((index, fit(range)?)))?;
         let block = self.ranges[index].clone();
         let rest = [block.start..taken.start, taken.end..block.end];
-        self.ranges.splice(index..=index, rest.into_iter().filter(|it| !it.is_empty()));
+        self.ranges.splice(index..=index, rest.into_iter().filter(|range| !range.is_empty()));
         Some(taken)
     }
 

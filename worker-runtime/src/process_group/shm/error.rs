@@ -16,8 +16,8 @@ const MEMFD_HINT: &str = "permit the system call `memfd_create` (seccomp), or ch
 pub enum SegmentError {
     /// The group exceeds the layout of the segment.
     #[error(
-        "a group of {world_size} ranks does not fit into shared memory, which takes {limit}; \
-         use the backend `tcp` for larger groups"
+        "{}a group of {world_size} ranks does not fit into shared memory, which takes {limit}",
+        Details(self)
     )]
     TooManyRanks {
         /// Number of ranks of the group.
@@ -27,8 +27,8 @@ pub enum SegmentError {
     },
     /// The kernel refuses the memory or its mapping.
     #[error(
-        "{bytes} bytes of shared memory cannot be allocated (limits: `ulimit -v`, `ulimit -f`, the memory of the container); \
-         raise the limit or use the backend `tcp`"
+        "{}{bytes} bytes of shared memory cannot be allocated (limits: `ulimit -v`, `ulimit -f`, the memory of the container)",
+        Details(self)
     )]
     Memory {
         /// The requested bytes.
@@ -51,19 +51,19 @@ pub enum SegmentError {
     Socket(#[from] io::Error),
     /// The ranks are built with different versions of rankrun.
     #[error(
-        "rank {rank} uses version {theirs} of the shared memory layout, this rank version {ours}; \
-         build all ranks with the same rankrun version"
+        "{}rank {rank} uses version {version} of the shared memory layout, this rank version {own_version}",
+        Details(self)
     )]
     OtherVersion {
         /// The rank with the other version.
         rank: Rank,
         /// Its layout version.
-        theirs: u32,
+        version: u32,
         /// The layout version of this rank.
-        ours: u32,
+        own_version: u32,
     },
     /// The other rank runs as another user, and users do not share memory.
-    #[error("rank {rank} runs as another user (or in another user namespace); use the backend `tcp`")]
+    #[error("{}rank {rank} runs as another user (or in another user namespace)", Details(self))]
     OtherUser {
         /// The rank of the other user.
         rank: Rank,
@@ -83,7 +83,11 @@ impl SegmentError {
             Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTOR_HINT),
             Self::NoFile(_) => Some(MEMFD_HINT),
             Self::NotMade { why } if why.contains(MEMFD_CREATE) => Some(MEMFD_HINT),
-            _ => None,
+            Self::TooManyRanks { .. } => Some("use the backend `tcp` for larger groups"),
+            Self::Memory { .. } => Some("raise the limit, or use the backend `tcp`"),
+            Self::OtherVersion { .. } => Some("build all ranks with the same version of rankrun"),
+            Self::OtherUser { .. } => Some("use the backend `tcp`"),
+            Self::NotMade { .. } | Self::Socket(_) | Self::Strange => None,
         }
     }
 }

@@ -272,17 +272,17 @@ impl Member {
                 let evidence = self.segment.map().mismatch_headers(noticed_by);
                 let call = |number| {
                     decode_call_header(&self.read_header(evidence + number * HEADER_WORDS * 8))
-                        .map(|it| it.call)
+                        .map(|header| header.call)
                 };
                 let [one, other] = [0, 1].map(|number| call(number).map(Box::new));
                 let own = |call: Option<Box<Call>>| call.unwrap_or_else(|| Box::new(step.call));
                 let [first, second] = [first, second].map(|rank| self.group_ranks[rank]);
                 match self.group_ranks[self.me] {
                     me if me == first => {
-                        GroupFailure::Mismatch { rank: second, theirs: other, ours: own(one) }
+                        GroupFailure::Mismatch { rank: second, other_call: other, own_call: own(one) }
                     }
                     me if me == second => {
-                        GroupFailure::Mismatch { rank: first, theirs: one, ours: own(other) }
+                        GroupFailure::Mismatch { rank: first, other_call: one, own_call: own(other) }
                     }
                     _ => GroupFailure::Disagreed {
                         rank: second,

@@ -124,8 +124,12 @@ impl Shm {
             Some(start) => Ok(Some(self.member.segment.ptr_at(start, bytes).cast_const())),
             // A rank of this version never writes such an offset.
             None => {
-                let ours = Box::new(step.call);
-                Err(GroupFailure::Mismatch { rank: self.member.group_ranks[rank], theirs: None, ours })
+                let own_call = Box::new(step.call);
+                Err(GroupFailure::Mismatch {
+                    rank: self.member.group_ranks[rank],
+                    other_call: None,
+                    own_call,
+                })
             }
         }
     }

@@ -96,8 +96,8 @@ impl Shm {
             let target = ring.slots_passed.wrapping_add(1).wrapping_sub(PAIR_SLOTS as u32);
             let wait = PendingWait { wait_target: WaitTarget::Room { to }, header, target_value: target };
             member.spin.wait(emptied, target, |slept| {
-                member.check_missing_ranks(step, slept.then_some(&wait), |it| {
-                    it == to && !emptied.has_reached(target)
+                member.check_missing_ranks(step, slept.then_some(&wait), |rank| {
+                    rank == to && !emptied.has_reached(target)
                 })
             })?;
             let slot = direction.slot_offset(member, ring.slots_passed);
@@ -128,21 +128,25 @@ impl Shm {
         let expected = member::encode_call_header(step.call, 0);
         // The call as the program of this end made it.
         let root = Some(member.group_ranks[from]);
-        let ours = member::encode_call_header(Call { operation: Operation::Receive, root, ..step.call }, 0);
+        let own_call =
+            member::encode_call_header(Call { operation: Operation::Receive, root, ..step.call }, 0);
         for start in (0..data.bytes.max(1)).step_by(length) {
             let range = start..(start + length).min(data.bytes);
             let target = ring.slots_passed.wrapping_add(1);
-            let wait =
-                PendingWait { wait_target: WaitTarget::Message { from }, header: ours, target_value: target };
+            let wait = PendingWait {
+                wait_target: WaitTarget::Message { from },
+                header: own_call,
+                target_value: target,
+            };
             member.spin.wait(filled, target, |slept| {
-                member.check_missing_ranks(step, slept.then_some(&wait), |it| {
-                    it == from && !filled.has_reached(target)
+                member.check_missing_ranks(step, slept.then_some(&wait), |rank| {
+                    rank == from && !filled.has_reached(target)
                 })
             })?;
             let slot = direction.slot_offset(member, ring.slots_passed);
-            let theirs = member.read_header(slot);
-            if theirs != expected {
-                return Err(member.report_mismatch(step, [from, member.me], [theirs, ours]));
+            let header = member.read_header(slot);
+            if header != expected {
+                return Err(member.report_mismatch(step, [from, member.me], [header, own_call]));
             }
             // SAFETY: memory of this call, and a slot that the sender fills again only after the counter
             // moves.

@@ -102,20 +102,23 @@ impl Member {
         is_missing: impl Fn(usize) -> bool,
     ) -> Result<(), GroupFailure> {
         for rank in (0..self.world).filter(|&rank| rank != self.me && is_missing(rank)) {
-            let Some(theirs) = self.read_wait(rank).filter(|it| it.wait_target.contradicts(wait.wait_target))
+            let Some(other_wait) =
+                self.read_wait(rank).filter(|other| other.wait_target.contradicts(wait.wait_target))
             else {
                 continue;
             };
             let map = self.segment.map();
-            let ours = match theirs.wait_target {
+            let own_target = match other_wait.wait_target {
                 WaitTarget::Turns => map.exchange_counter(self.me),
                 WaitTarget::Message { from } if from == self.me => map.filled_counter(self.me, rank),
                 WaitTarget::Room { to } if to == self.me => map.emptied_counter(rank, self.me),
                 WaitTarget::Message { .. } | WaitTarget::Room { .. } => continue,
             };
             // It may have arrived, and wait in its next call.
-            if !Counter::at(&self.segment, ours).has_reached(theirs.target_value) && is_missing(rank) {
-                return Err(self.report_mismatch(step, [rank, self.me], [theirs.header, wait.header]));
+            if !Counter::at(&self.segment, own_target).has_reached(other_wait.target_value)
+                && is_missing(rank)
+            {
+                return Err(self.report_mismatch(step, [rank, self.me], [other_wait.header, wait.header]));
             }
         }
         Ok(())
@@ -139,8 +142,8 @@ impl Member {
             let (filled, emptied) =
                 (value(map.filled_counter(from, to)), value(map.emptied_counter(from, to)));
             if (1..=PAIR_SLOTS as u32).contains(&filled.wrapping_sub(emptied)) {
-                let theirs = self.read_header(map.pair_slot(from, to, emptied));
-                return Err(self.report_mismatch(step, [from, to], [theirs, self.own_header()]));
+                let header = self.read_header(map.pair_slot(from, to, emptied));
+                return Err(self.report_mismatch(step, [from, to], [header, self.own_header()]));
             }
         }
         Ok(())

@@ -84,7 +84,7 @@ impl Shm {
             let slot = |rank| RelaySource::Slot(self.staging_slot(rank, number));
             take(
                 piece(number, length),
-                &mut sources.iter().map(|&(rank, it)| (rank, it.unwrap_or_else(|| slot(rank)))),
+                &mut sources.iter().map(|&(rank, source)| (rank, source.unwrap_or_else(|| slot(rank)))),
             );
             if number + 1 < pieces {
                 self.member.sync(step)?;

@@ -203,8 +203,8 @@ impl Segment {
     /// this process itself are never visible.
     pub(crate) fn is_lock_released(&self, rank: usize) -> bool {
         let mut lock = record_lock(rank);
-        let asked = fcntl(&self.file, FcntlArg::F_GETLK(&mut lock));
-        asked.is_ok() && i32::from(lock.l_type) == libc::F_UNLCK
+        let queried = fcntl(&self.file, FcntlArg::F_GETLK(&mut lock));
+        queried.is_ok() && i32::from(lock.l_type) == libc::F_UNLCK
     }
 }
 

@@ -25,8 +25,8 @@ const LENGTHS: [usize; 3] = [5, 20_001, 100_003];
 struct NoCoordinator;
 
 impl Coordinator for NoCoordinator {
-    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
-        seen
+    fn agree_on_failure(&self, _: &Membership, observed: GroupFailure) -> GroupFailure {
+        observed
     }
 
     fn connect_subgroup(&self, _: &Membership, _: &str) -> Result<GroupBacking, GroupError> {
@@ -76,8 +76,9 @@ fn run_all_calls(group: &mut Group, length: usize, is_of_group: bool) -> Result<
     let (me, root) = (group.rank().index(), Rank(1));
     let value = |rank: usize, index: usize| (index * 7 + rank * 1000) as i64;
     let all = |rank: usize| -> Vec<i64> { (0..length).map(|index| value(rank, index)).collect() };
-    let sum =
-        || -> Vec<i64> { (0..length).map(|index| (0..WORLD).map(|it| value(it, index)).sum()).collect() };
+    let sum = || -> Vec<i64> {
+        (0..length).map(|index| (0..WORLD).map(|member| value(member, index)).sum()).collect()
+    };
     let (mut buffer, mut heap) = (group.buffer::<i64>(length), vec![0; length]);
     let data: &mut [i64] = if is_of_group { &mut buffer } else { &mut heap };
     let own = all(me);
@@ -96,8 +97,8 @@ fn run_all_calls(group: &mut Group, length: usize, is_of_group: bool) -> Result<
     let gathered = group.gather(data, &counts, root)?;
     let everything = || (0..WORLD).flat_map(all).collect::<Vec<_>>();
     assert!(gathered == (group.rank() == root).then(everything), "gather");
-    let given = if group.rank() == root { everything() } else { Vec::new() };
-    assert!(group.scatter(&given, &counts, root)? == own, "scatter");
+    let input = if group.rank() == root { everything() } else { Vec::new() };
+    assert!(group.scatter(&input, &counts, root)? == own, "scatter");
     group.barrier()?;
     let [next, before] = [1, WORLD - 1].map(|distance| (me + distance) % WORLD);
     if me == 0 {
@@ -127,7 +128,9 @@ fn run_across_wraparound(start: u32) {
     thread::scope(|scope| {
         for mut group in groups {
             scope.spawn(move || {
-                for (length, is_of_group) in LENGTHS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+                for (length, is_of_group) in
+                    LENGTHS.into_iter().flat_map(|each| [(each, false), (each, true)])
+                {
                     run_all_calls(&mut group, length, is_of_group).unwrap();
                 }
                 group.leave();

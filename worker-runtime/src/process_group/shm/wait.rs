@@ -58,11 +58,11 @@ impl<'a> Counter<'a> {
     fn sleep(self, target: u32) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
-        let seen = self.value.load(Ordering::SeqCst);
-        if seen.wrapping_sub(target) > u32::MAX / 2 {
+        let current = self.value.load(Ordering::SeqCst);
+        if current.wrapping_sub(target) > u32::MAX / 2 {
             let slice = rustix::thread::Timespec { tv_sec: 0, tv_nsec: SLEEP_SLICE.subsec_nanos().into() };
             // Whatever ends the sleep, the caller checks again.
-            let _ = futex::wait(self.value, Flags::empty(), seen, Some(&slice));
+            let _ = futex::wait(self.value, Flags::empty(), current, Some(&slice));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }

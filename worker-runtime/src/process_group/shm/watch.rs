@@ -90,9 +90,9 @@ impl Member {
         if let Some(failure) = self.failure(step) {
             return Err(failure);
         }
-        let others = (0..self.world).filter(|&rank| rank != self.me);
+        let other_ranks = (0..self.world).filter(|&rank| rank != self.me);
         let crashed = |&rank: &usize| self.loss_cause(rank, true) == Some(LossCause::Closed);
-        match others.into_iter().find(crashed) {
+        match other_ranks.into_iter().find(crashed) {
             Some(rank) => Err(self.fail_group(step, FailureWord::Lost { rank, cause: LossCause::Closed })),
             None => Ok(()),
         }

@@ -39,7 +39,7 @@ pub(crate) fn join(store: &TcpStore, membership: &Membership) -> Result<Mesh, Gr
 /// Whether this rank may use at least one processor for each rank of its host.
 fn has_own_processor(membership: &Membership) -> bool {
     let host = membership.hosts.get(membership.rank.index());
-    let ranks = membership.hosts.iter().filter(|&it| Some(it) == host).count();
+    let ranks = membership.hosts.iter().filter(|&other| Some(other) == host).count();
     std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= ranks)
 }
 
@@ -314,9 +314,9 @@ impl<'a> JoinState<'a> {
     }
 
     fn wait(&self, deadline: Instant) -> io::Result<()> {
-        let streams = self.unidentified.connections().map(|it| &it.stream);
+        let streams = self.unidentified.connections().map(|entry| &entry.stream);
         let streams = streams.chain(self.slots.iter().filter_map(PeerSlot::watched_stream));
-        let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
+        let mut fds: Vec<_> = streams.map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN)).collect();
         let (now, mut deadline) = (clock::now(), deadline);
         match self.unidentified.next_accept_at(now) {
             at if at > now => deadline = deadline.min(at),
@@ -410,14 +410,14 @@ impl<'a> JoinState<'a> {
     /// if it must be read again.
     fn read_handshake(&mut self, mut entry: Entry<Handshake, IpAddr>) -> Option<Entry<Handshake, IpAddr>> {
         let expected = greeting_message(self.membership, &self.token, self.membership.rank);
-        let heard = entry.connection.read(expected.len() + size_of::<u32>());
+        let answer = entry.connection.read(expected.len() + size_of::<u32>());
         let received = &entry.connection.received;
         let common = received.len().min(expected.len());
         if received[..common] != expected[..common] {
             return None;
         }
         entry.knows_token = received.len() >= greeting_token_end(&self.token);
-        match heard {
+        match answer {
             Ok(true) => {
                 self.admit(entry.connection, expected.len());
                 None
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn descriptor_limit_below_world_size_is_rejected() {
         let may = |ranks, limit| {
-            check_descriptor_limit(WorldSize::new(ranks).unwrap(), limit).map_err(|it| it.to_string())
+            check_descriptor_limit(WorldSize::new(ranks).unwrap(), limit).map_err(|error| error.to_string())
         };
         assert_eq!(may(1022, Some(1024)), Ok(()));
         assert_eq!(may(1025, None), Ok(()));

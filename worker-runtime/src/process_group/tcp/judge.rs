@@ -30,8 +30,8 @@ pub(super) enum Judgement {
 /// Two ranks have made different calls.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mismatch {
-    pub(super) theirs: Call,
-    pub(super) ours: Call,
+    pub(super) other_call: Call,
+    pub(super) own_call: Call,
 }
 
 /// The state of this rank with respect to one other rank.
@@ -63,11 +63,11 @@ pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<
     if header == Header::LEAVE {
         return Ok(Judgement::Left);
     }
-    if let Some(theirs) = header.previous_call
-        && let Some(ours) = calls.call_with_sequence_of(theirs)
-        && ours != theirs
+    if let Some(other_call) = header.previous_call
+        && let Some(own_call) = calls.call_with_sequence_of(other_call)
+        && own_call != other_call
     {
-        return Err(Mismatch { theirs, ours });
+        return Err(Mismatch { other_call, own_call });
     }
     if header.step == NOTICE_STEP {
         return judge_notice(&header, situation);
@@ -93,14 +93,14 @@ pub(super) fn judge_header(header: Header, situation: &Situation<'_>) -> Result<
 /// The other rank waits for this one's part of a call.
 fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement, Mismatch> {
     let Situation { call, expected_len: expected, sent_messages: sends, calls, .. } = *situation;
-    let theirs = notice.call;
-    let is_future = match theirs.operation {
-        Operation::Receive => theirs.sequence > sends,
-        _ => theirs.sequence > calls.latest_sequence(),
+    let other_call = notice.call;
+    let is_future = match other_call.operation {
+        Operation::Receive => other_call.sequence > sends,
+        _ => other_call.sequence > calls.latest_sequence(),
     };
-    let ours = match calls.call_with_sequence_of(theirs) {
+    let own_call = match calls.call_with_sequence_of(other_call) {
         // This rank has made that call, and it was a different one.
-        Some(ours) if ours != theirs => ours,
+        Some(own_call) if own_call != other_call => own_call,
         // The rank that must make it first waits, directly or through others, for the rank that waits for it.
         // A message must be sent before the next call of all ranks.
         None if is_future && (expected.is_some() || is_ahead_of_sender(call, notice)) => {
@@ -108,7 +108,7 @@ fn judge_notice(notice: &Header, situation: &Situation<'_>) -> Result<Judgement,
         }
         _ => return Ok(Judgement::Nothing),
     };
-    Err(Mismatch { theirs, ours })
+    Err(Mismatch { other_call, own_call })
 }
 
 /// The latest calls of the whole group that this rank has made. A rank that only sends may be far ahead of
@@ -147,21 +147,23 @@ impl CallHistory {
     /// differ. If only one of them is in a call of the whole group, the other has yet to make that
     /// call, and perhaps an earlier one first.
     fn find_mismatch(&self, call: Call, header: &Header) -> Mismatch {
-        let is_next = |ours: &Call| ours.sequence.checked_sub(1) == Some(header.latest_sequence);
-        let (theirs, ours) = match (is_collective(header.call), is_collective(call)) {
-            (true, false) => (header.previous_call.filter(|it| it.sequence > self.latest_sequence()), None),
+        let is_next = |own_call: &Call| own_call.sequence.checked_sub(1) == Some(header.latest_sequence);
+        let (other_call, own_call) = match (is_collective(header.call), is_collective(call)) {
+            (true, false) => {
+                (header.previous_call.filter(|previous| previous.sequence > self.latest_sequence()), None)
+            }
             (false, true) => (None, self.0.iter().copied().find(is_next)),
             _ => (None, self.call_with_sequence_of(header.call)),
         };
-        Mismatch { theirs: theirs.unwrap_or(header.call), ours: ours.unwrap_or(call) }
+        Mismatch { other_call: other_call.unwrap_or(header.call), own_call: own_call.unwrap_or(call) }
     }
 
     /// This rank's call with the sequence number of `theirs`.
-    fn call_with_sequence_of(&self, theirs: Call) -> Option<Call> {
-        if !is_collective(theirs) {
+    fn call_with_sequence_of(&self, other_call: Call) -> Option<Call> {
+        if !is_collective(other_call) {
             return None;
         }
-        self.0.iter().rev().copied().find(|ours| ours.sequence == theirs.sequence)
+        self.0.iter().rev().copied().find(|own_call| own_call.sequence == other_call.sequence)
     }
 }
 
@@ -208,7 +210,8 @@ mod tests {
 
     #[test]
     fn header_expected_is_judged_now() {
-        let verdict = in_third_call(Some(4), |it| judge_header(header(Operation::Broadcast, 3, 1), it));
+        let verdict =
+            in_third_call(Some(4), |situation| judge_header(header(Operation::Broadcast, 3, 1), situation));
         assert_eq!(verdict, Ok(Judgement::Now));
     }
 
@@ -221,7 +224,7 @@ mod tests {
             header(Operation::Send, 9, 0),
         ] {
             assert_eq!(
-                in_third_call(None, |it| judge_header(header, it)),
+                in_third_call(None, |situation| judge_header(header, situation)),
                 Ok(Judgement::Later),
                 "{header:?}"
             );
@@ -238,8 +241,12 @@ mod tests {
             (header(Operation::Gather, 4, 0), Some(4), 3),
             (Header { length: 5, ..header(Operation::Broadcast, 3, 1) }, Some(4), 3),
         ] {
-            let mismatch = in_third_call(expected, |it| judge_header(header, it)).unwrap_err();
-            assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, beside), "{header:?}");
+            let mismatch = in_third_call(expected, |situation| judge_header(header, situation)).unwrap_err();
+            assert_eq!(
+                (mismatch.other_call, mismatch.own_call.sequence),
+                (header.call, beside),
+                "{header:?}"
+            );
         }
     }
 
@@ -247,12 +254,13 @@ mod tests {
     fn header_ahead_with_different_previous_call_is_mismatch() {
         let ahead = |previous| Header { previous_call: Some(previous), ..header(Operation::Barrier, 4, 0) };
         for expected in [None, Some(4)] {
-            let theirs = call(Operation::Gather, 3);
-            let mismatch = in_third_call(expected, |it| judge_header(ahead(theirs), it)).unwrap_err();
-            assert_eq!((mismatch.theirs, mismatch.ours), (theirs, call(Operation::Broadcast, 3)));
+            let other_call = call(Operation::Gather, 3);
+            let mismatch =
+                in_third_call(expected, |situation| judge_header(ahead(other_call), situation)).unwrap_err();
+            assert_eq!((mismatch.other_call, mismatch.own_call), (other_call, call(Operation::Broadcast, 3)));
         }
         let same = ahead(call(Operation::Broadcast, 3));
-        assert_eq!(in_third_call(None, |it| judge_header(same, it)), Ok(Judgement::Later));
+        assert_eq!(in_third_call(None, |situation| judge_header(same, situation)), Ok(Judgement::Later));
     }
 
     #[test]
@@ -262,7 +270,8 @@ mod tests {
                 latest_sequence: 3,
                 ..notice_header(call(operation, sequence), &CallHistory::default())
             };
-            in_third_call(expected, |it| judge_header(header, it)).map_err(|mismatch| mismatch.ours.sequence)
+            in_third_call(expected, |situation| judge_header(header, situation))
+                .map_err(|mismatch| mismatch.own_call.sequence)
         };
         for expected in [None, Some(4)] {
             assert_eq!(judge(Operation::Broadcast, 3, expected), Ok(Judgement::Nothing));
@@ -283,27 +292,31 @@ mod tests {
         let waits = notice_header(call(Operation::Receive, 6), &CallHistory::default());
         for header in [header(Operation::Send, 9, 0), waits] {
             let judged = |latest| {
-                in_third_call(None, |it| judge_header(Header { latest_sequence: latest, ..header }, it))
+                in_third_call(None, |situation| {
+                    judge_header(Header { latest_sequence: latest, ..header }, situation)
+                })
             };
             assert!(judged(3).is_ok(), "{header:?}");
             // The second call is the first one that the other rank has not made.
             for (latest, expected) in [(2, 3), (1, 2)] {
                 let mismatch = judged(latest).unwrap_err();
-                assert_eq!((mismatch.theirs, mismatch.ours.sequence), (header.call, expected));
+                assert_eq!((mismatch.other_call, mismatch.own_call.sequence), (header.call, expected));
             }
         }
         // It was sent.
         let header = notice_header(call(Operation::Receive, 5), &CallHistory::default());
-        assert_eq!(in_third_call(None, |it| judge_header(header, it)), Ok(Judgement::Nothing));
+        assert_eq!(in_third_call(None, |situation| judge_header(header, situation)), Ok(Judgement::Nothing));
     }
 
     #[test]
     fn header_between_exchanges_is_judged_later() {
         let between = |header| {
-            in_third_call(None, |it| judge_header(header, &Situation { step: BETWEEN_STEPS, ..*it }))
+            in_third_call(None, |situation| {
+                judge_header(header, &Situation { step: BETWEEN_STEPS, ..*situation })
+            })
         };
         assert_eq!(between(header(Operation::Broadcast, 3, 0)), Ok(Judgement::Later));
-        assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().ours.sequence, 3);
+        assert_eq!(between(header(Operation::Gather, 3, 0)).unwrap_err().own_call.sequence, 3);
     }
 
     #[test]

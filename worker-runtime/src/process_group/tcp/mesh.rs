@@ -81,8 +81,9 @@ impl Mesh {
     ) -> Result<(), GroupFailure> {
         self.calls.record(step.call);
         let calls = &self.calls;
-        let all = transfers.into_iter().map(|it| TransferProgress::new((step, calls), it)).collect();
-        self.run_transfers(step, all)
+        let progress =
+            transfers.into_iter().map(|transfer| TransferProgress::new((step, calls), transfer)).collect();
+        self.run_transfers(step, progress)
     }
 
     /// Exchanges data with one other rank, which does the same.
@@ -92,9 +93,9 @@ impl Mesh {
         arrivals.resize(FOLD_PIECE_BYTES, 0);
         let calls = &self.calls;
         let nothing = || TransferProgress::new((step, calls), Transfer::default());
-        let mut all: Vec<_> = self.peers.iter().map(|_| nothing()).collect();
-        all[other.index()] = TransferProgress::swap((step, calls), swap, &mut arrivals);
-        let result = self.run_transfers(step, all);
+        let mut progress: Vec<_> = self.peers.iter().map(|_| nothing()).collect();
+        progress[other.index()] = TransferProgress::swap((step, calls), swap, &mut arrivals);
+        let result = self.run_transfers(step, progress);
         self.receive_buffer = arrivals;
         result
     }
@@ -102,14 +103,14 @@ impl Mesh {
     fn run_transfers(
         &mut self,
         step: &Exchange,
-        mut all: Vec<TransferProgress<'_>>,
+        mut progress: Vec<TransferProgress<'_>>,
     ) -> Result<(), GroupFailure> {
         let mut ready: Vec<usize> = (0..self.peers.len()).collect();
         let mut wait_policy = WaitPolicy::new(clock::now(), step.deadline, self.spin);
         let mut has_waited = false;
         loop {
             let is_quiet = ready.is_empty();
-            let mut loss = self.advance(step, &mut all, ready)?;
+            let mut loss = self.advance(step, &mut progress, ready)?;
             if is_quiet && let Some(probe) = &mut self.probe {
                 loss = probe.check(&step.as_step()).err();
             }
@@ -120,13 +121,17 @@ impl Mesh {
                 }
                 // Data of the others may have arrived before the loss: the call succeeds if they have done
                 // their parts.
-                self.advance(step, &mut all, 0..self.peers.len())?;
+                self.advance(step, &mut progress, 0..self.peers.len())?;
                 wait_policy.record_loss(clock::now(), loss);
             }
             has_waited = true;
-            let missing = self.peers.iter().zip(&all).position(|(peer, it)| peer.is_some() && !it.is_done());
+            let missing = self
+                .peers
+                .iter()
+                .zip(&progress)
+                .position(|(peer, transfer)| peer.is_some() && !transfer.is_done());
             let Some(missing) = missing else { return Ok(()) };
-            ready = self.wait_for(missing, &mut wait_policy, (step, &all))?;
+            ready = self.wait_for(missing, &mut wait_policy, (step, &progress))?;
         }
     }
 
@@ -135,11 +140,11 @@ impl Mesh {
         &mut self,
         missing: usize,
         wait_policy: &mut WaitPolicy,
-        (step, all): (&Exchange, &[TransferProgress<'_>]),
+        (step, progress): (&Exchange, &[TransferProgress<'_>]),
     ) -> Result<Vec<usize>, GroupFailure> {
         let status = TransferStatus {
-            transferred_bytes: all.iter().map(TransferProgress::transferred_bytes).sum(),
-            cannot_complete: all.iter().any(TransferProgress::cannot_complete),
+            transferred_bytes: progress.iter().map(TransferProgress::transferred_bytes).sum(),
+            cannot_complete: progress.iter().any(TransferProgress::cannot_complete),
             has_probe: self.probe.is_some(),
         };
         loop {
@@ -147,18 +152,19 @@ impl Mesh {
                 NextStep::End(failure) => return Err(failure),
                 NextStep::TimeOut => {
                     // A rank that sends nothing is named before one that only does not read.
-                    let silent = all.iter().position(TransferProgress::wants_to_receive).unwrap_or(missing);
+                    let silent =
+                        progress.iter().position(TransferProgress::wants_to_receive).unwrap_or(missing);
                     let cause = LossCause::Timeout(step.timeout);
                     return Err(GroupFailure::Lost { rank: rank_from_index(silent), cause });
                 }
-                NextStep::GiveNotice => self.send_notices(step.call, all),
+                NextStep::GiveNotice => self.send_notices(step.call, progress),
                 NextStep::Spin => {
                     std::hint::spin_loop();
                     return Ok((0..self.peers.len()).collect());
                 }
                 NextStep::Sleep { until } => {
-                    let news = self.poll_peers(all, until);
-                    return news.map_err(|error| PeerFailure::from(error).into_group_failure(missing));
+                    let ready = self.poll_peers(progress, until);
+                    return ready.map_err(|error| PeerFailure::from(error).into_group_failure(missing));
                 }
             }
         }
@@ -216,9 +222,9 @@ impl Mesh {
     }
 
     /// The ranks with events; none after the deadline.
-    fn poll_peers(&self, all: &[TransferProgress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
+    fn poll_peers(&self, transfers: &[TransferProgress<'_>], deadline: Instant) -> io::Result<Vec<usize>> {
         let (mut ranks, mut fds) = (Vec::new(), Vec::new());
-        for (rank, (peer, progress)) in self.peers.iter().zip(all).enumerate() {
+        for (rank, (peer, progress)) in self.peers.iter().zip(transfers).enumerate() {
             let Some(peer) = peer else { continue };
             let events = peer.events(progress);
             if !events.is_empty() {
@@ -227,8 +233,8 @@ impl Mesh {
             }
         }
         poll(&mut fds, deadline)?;
-        let news = |fd: &PollFd<'_>| fd.revents().is_none_or(|events| !events.is_empty());
-        Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| news(fd)).map(|(rank, _)| rank).collect())
+        let is_ready = |fd: &PollFd<'_>| fd.revents().is_none_or(|events| !events.is_empty());
+        Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| is_ready(fd)).map(|(rank, _)| rank).collect())
     }
 
     /// Tells all ranks that this one makes no more calls.

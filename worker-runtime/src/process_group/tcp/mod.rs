@@ -70,7 +70,8 @@ impl Tcp {
         (op, is_first, finish): (ReduceOp, bool, Option<u32>),
     ) -> Result<(), GroupFailure> {
         let kind = (exchange.call.data_type, op);
-        let fold = |own: &mut [u8], theirs: &[u8]| reduce::fold_two(kind, own, (theirs, is_first), finish);
+        let fold =
+            |own: &mut [u8], received: &[u8]| reduce::fold_two(kind, own, (received, is_first), finish);
         self.mesh.swap(exchange, other, Swap { data, fold: &fold })
     }
 
@@ -142,9 +143,9 @@ impl Tcp {
 
     /// Reduces the data of all ranks in rank order.
     fn reduce_arrivals(&self, exchange: &Exchange, arrivals: &mut [u8], output: &mut [u8], op: ReduceOp) {
-        let (total, others) = arrivals.split_at_mut(output.len());
-        let others: Vec<&[u8]> = others.chunks(output.len().max(1)).collect();
-        reduce::fold((exchange.call.data_type, op), total, &others, Some(rank_count(self.world)));
+        let (total, arrivals_of_others) = arrivals.split_at_mut(output.len());
+        let arrivals_of_others: Vec<&[u8]> = arrivals_of_others.chunks(output.len().max(1)).collect();
+        reduce::fold((exchange.call.data_type, op), total, &arrivals_of_others, Some(rank_count(self.world)));
         output.copy_from_slice(total);
     }
 

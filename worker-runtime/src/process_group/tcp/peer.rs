@@ -44,7 +44,7 @@ pub(super) struct Peer {
 /// Why the connection to one rank is of no further use.
 pub(super) enum PeerFailure {
     Lost(LossCause),
-    Mismatch { theirs: Option<Call>, ours: Call },
+    Mismatch { other_call: Option<Call>, own_call: Call },
 }
 
 impl PeerFailure {
@@ -52,9 +52,11 @@ impl PeerFailure {
         let rank = rank_from_index(rank);
         match self {
             Self::Lost(cause) => GroupFailure::Lost { rank, cause },
-            Self::Mismatch { theirs, ours } => {
-                GroupFailure::Mismatch { rank, theirs: theirs.map(Box::new), ours: Box::new(ours) }
-            }
+            Self::Mismatch { other_call, own_call } => GroupFailure::Mismatch {
+                rank,
+                other_call: other_call.map(Box::new),
+                own_call: Box::new(own_call),
+            },
         }
     }
 }
@@ -66,8 +68,8 @@ impl From<io::Error> for PeerFailure {
 }
 
 impl From<Mismatch> for PeerFailure {
-    fn from(Mismatch { theirs, ours }: Mismatch) -> Self {
-        Self::Mismatch { theirs: Some(theirs), ours }
+    fn from(Mismatch { other_call, own_call }: Mismatch) -> Self {
+        Self::Mismatch { other_call: Some(other_call), own_call }
     }
 }
 
@@ -302,7 +304,7 @@ impl Peer {
         progress: &TransferProgress<'_>,
     ) -> Result<Judgement, PeerFailure> {
         let Some(header) = Header::decode(&self.header) else {
-            return Err(PeerFailure::Mismatch { theirs: None, ours: step.call });
+            return Err(PeerFailure::Mismatch { other_call: None, own_call: step.call });
         };
         let situation = Situation {
             call: step.call,

@@ -207,8 +207,8 @@ mod tests {
         Exchange { call, number: 0, deadline, timeout: Duration::from_secs(60) }
     }
 
-    fn add(own: &mut [u8], theirs: &[u8]) {
-        own.iter_mut().zip(theirs).for_each(|(own, other)| *own += other);
+    fn add(own: &mut [u8], received: &[u8]) {
+        own.iter_mut().zip(received).for_each(|(own, other)| *own += other);
     }
 
     /// Receives as much of the message as there is room for; returns the length.

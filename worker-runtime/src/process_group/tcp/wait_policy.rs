@@ -137,11 +137,11 @@ mod tests {
     fn wait_policy_spins_after_progress_then_sleeps() {
         let (mut wait_policy, begun) = new_policy(SPIN);
         assert_eq!(wait_policy.next_step(begun, TransferStatus::default()), NextStep::Spin);
-        let (late, news) =
+        let (late, event) =
             (begun + SPIN, TransferStatus { transferred_bytes: 1, ..TransferStatus::default() });
         assert!(matches!(wait_policy.next_step(late, TransferStatus::default()), NextStep::Sleep { .. }));
-        assert_eq!(wait_policy.next_step(late, news), NextStep::Spin);
-        assert!(matches!(wait_policy.next_step(late + SPIN, news), NextStep::Sleep { .. }));
+        assert_eq!(wait_policy.next_step(late, event), NextStep::Spin);
+        assert!(matches!(wait_policy.next_step(late + SPIN, event), NextStep::Sleep { .. }));
     }
 
     #[test]

@@ -87,8 +87,9 @@ impl Hub {
             if state.completed_calls > own_call {
                 return HubWait::Done(Arc::clone(&state.last_deposits));
             }
-            let missing =
-                || (0..).zip(&state.arrived).filter(|(_, it)| it.is_none()).map(|(rank, _)| Rank(rank));
+            let missing = || {
+                (0..).zip(&state.arrived).filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| Rank(rank))
+            };
             let gone = missing().find(|rank| state.loss_causes[rank.index()].is_some());
             HubWait::Pending(gone.or_else(|| missing().next()).unwrap_or(me))
         })
@@ -195,8 +196,11 @@ impl HubState {
     /// Notes an arrived rank, which may complete the call.
     fn record_arrival(&mut self, call: Call, me: Rank, own: Deposit) {
         self.arrived[me.index()] = Some((call, own));
-        let different = (0..).zip(&self.arrived).find_map(|(rank, it)| {
-            it.as_ref().filter(|(theirs, _)| *theirs != call).map(|&(theirs, _)| (Rank(rank), theirs))
+        let different = (0..).zip(&self.arrived).find_map(|(rank, deposit)| {
+            deposit
+                .as_ref()
+                .filter(|(other_call, _)| *other_call != call)
+                .map(|&(other_call, _)| (Rank(rank), other_call))
         });
         if let Some(other) = different {
             self.failure.get_or_insert(HubFailure::Differ([other, (me, call)]));
@@ -223,8 +227,8 @@ impl HubState {
             return Some(HubFailure::Lost(rank, cause.clone()));
         }
         // That rank waits for this one in a call of all ranks, this one for it in a call of two: a deadlock.
-        if let (None, Some((theirs, _))) = (&self.arrived[me.index()], &self.arrived[rank.index()]) {
-            return Some(HubFailure::Differ([(rank, *theirs), (me, step.call)]));
+        if let (None, Some((other_call, _))) = (&self.arrived[me.index()], &self.arrived[rank.index()]) {
+            return Some(HubFailure::Differ([(rank, *other_call), (me, step.call)]));
         }
         let is_over = clock::until(step.deadline).is_zero();
         is_over.then_some(HubFailure::Lost(rank, LossCause::Timeout(step.timeout)))
@@ -237,17 +241,21 @@ impl HubFailure {
             // A rank that runs cannot be lost itself: others have missed it.
             Self::Lost(rank, _) if rank == me => GroupFailure::Lost { rank, cause: LossCause::Reported },
             Self::Lost(rank, cause) => GroupFailure::Lost { rank, cause },
-            Self::Differ([(first, call), (second, other)]) if first == me => {
-                GroupFailure::Mismatch { rank: second, theirs: Some(Box::new(other)), ours: Box::new(call) }
-            }
-            Self::Differ([(first, call), (second, other)]) if second == me => {
-                GroupFailure::Mismatch { rank: first, theirs: Some(Box::new(call)), ours: Box::new(other) }
-            }
-            Self::Differ([(rank, call), (other, others)]) => GroupFailure::Disagreed {
+            Self::Differ([(first, call), (second, other)]) if first == me => GroupFailure::Mismatch {
+                rank: second,
+                other_call: Some(Box::new(other)),
+                own_call: Box::new(call),
+            },
+            Self::Differ([(first, call), (second, other)]) if second == me => GroupFailure::Mismatch {
+                rank: first,
+                other_call: Some(Box::new(call)),
+                own_call: Box::new(other),
+            },
+            Self::Differ([(rank, call), (other, other_call)]) => GroupFailure::Disagreed {
                 rank,
                 call: Box::new(call),
                 other_rank: other,
-                other_call: Some(Box::new(others)),
+                other_call: Some(Box::new(other_call)),
             },
         }
     }

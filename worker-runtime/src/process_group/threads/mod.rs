@@ -116,8 +116,8 @@ struct HubCoordinator {
 }
 
 impl Coordinator for HubCoordinator {
-    fn agree_on_failure(&self, _: &Membership, seen: GroupFailure) -> GroupFailure {
-        seen
+    fn agree_on_failure(&self, _: &Membership, observed: GroupFailure) -> GroupFailure {
+        observed
     }
 
     fn connect_subgroup(&self, membership: &Membership, name: &str) -> Result<GroupBacking, GroupError> {

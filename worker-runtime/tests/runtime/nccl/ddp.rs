@@ -127,8 +127,8 @@ impl Values {
         let parameter = &model()[index];
         let bytes = &bytes[..parameter.elements() * parameter.data_type.size()];
         match parameter.data_type {
-            f64::DATA_TYPE => bytes.as_chunks().0.iter().all(|it| f64::from_le_bytes(*it) == expected),
-            _ => bytes.as_chunks().0.iter().all(|it| f64::from(f32::from_le_bytes(*it)) == expected),
+            f64::DATA_TYPE => bytes.as_chunks().0.iter().all(|value| f64::from_le_bytes(*value) == expected),
+            _ => bytes.as_chunks().0.iter().all(|value| f64::from(f32::from_le_bytes(*value)) == expected),
         }
     }
 }

@@ -17,8 +17,8 @@ fn load(folder: &Folder, vars: Vec<(&'static str, OsString)>) -> String {
 }
 
 fn found(folder: &Folder, name: &str, vars: Vec<(&'static str, OsString)>) {
-    let said = load(folder, vars);
-    assert_eq!(said, format!("NCCL 2.30.7 from {}", folder.0.join(name).display()));
+    let output = load(folder, vars);
+    assert_eq!(output, format!("NCCL 2.30.7 from {}", folder.0.join(name).display()));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn inactive_virtualenv_python_is_searched() {
 fn missing_library_lists_searched_places() {
     let folder = Folder::new();
     fs::create_dir_all(folder.0.join("venv/lib/python3.11/site-packages")).unwrap();
-    let said = load(&folder, vec![("VIRTUAL_ENV", folder.path("venv"))]);
+    let output = load(&folder, vec![("VIRTUAL_ENV", folder.path("venv"))]);
     let venv = folder.0.join("venv");
     let expected = format!(
         "NCCL cannot be loaded; searched:\n  \
@@ -70,16 +70,16 @@ fn missing_library_lists_searched_places() {
          install NCCL (`pip install nvidia-nccl-cu13`), or name its file with `--nccl-lib` or RANKRUN_NCCL",
         venv.display()
     );
-    assert_eq!(said, expected);
+    assert_eq!(output, expected);
 }
 
 /// What is said of a file that is named.
 fn refusal(folder: &Folder, name: &str) -> String {
-    let said = load(folder, vec![("RANKRUN_NCCL", folder.path(name))]);
+    let output = load(folder, vec![("RANKRUN_NCCL", folder.path(name))]);
     let file = folder.0.join(name);
     let expected = format!("  `{} (named by RANKRUN_NCCL)`: ", file.display());
-    let line = said.lines().find_map(|line| line.strip_prefix(&expected));
-    line.unwrap_or_else(|| panic!("said {said}")).to_owned()
+    let line = output.lines().find_map(|line| line.strip_prefix(&expected));
+    line.unwrap_or_else(|| panic!("said {output}")).to_owned()
 }
 
 #[test]
@@ -100,13 +100,13 @@ fn named_file_not_nccl_is_refused_without_fallback() {
     // The machine of an ELF file: s390.
     foreign[18..20].copy_from_slice(&[22, 0]);
     folder.write("foreign", &foreign);
-    let said = refusal(&folder, "foreign");
-    assert!(said.contains("cannot open shared object file") || said.contains("ELF"), "{said}");
+    let error = refusal(&folder, "foreign");
+    assert!(error.contains("cannot open shared object file") || error.contains("ELF"), "{error}");
 
     folder.write("lacking", &without(&library, "ncclAllReduce"));
-    let said = refusal(&folder, "lacking");
-    assert!(said.starts_with("it has no `ncclAllReduce`, so it is not NCCL: "), "{said}");
-    assert!(said.contains("undefined symbol: ncclAllReduce"), "{said}");
+    let error = refusal(&folder, "lacking");
+    assert!(error.starts_with("it has no `ncclAllReduce`, so it is not NCCL: "), "{error}");
+    assert!(error.contains("undefined symbol: ncclAllReduce"), "{error}");
 }
 
 #[test]
@@ -121,16 +121,16 @@ fn functions_of_newer_nccl_are_optional() {
 fn old_nccl_is_named_and_search_continues() {
     let folder = Folder::new();
     folder.link("loader/libnccl.so.2");
-    let said = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);
+    let output = load(&folder, vec![("FAKE_GPU", "version=21703".into())]);
     let old = "  `libnccl.so.2`: NCCL 2.17.3 is too old: 2.18.0 is the oldest supported release";
-    assert!(said.lines().any(|line| line == old), "{said}");
-    assert!(said.lines().any(|line| line.starts_with("  `libnccl.so`: ")), "{said}");
-    let said = load(&folder, vec![("FAKE_GPU", "version=2708".into())]);
-    assert!(said.contains("NCCL 2.7.8"), "{said}");
-    let said = load(&folder, vec![("FAKE_GPU", "fail=ncclGetVersion:3".into())]);
+    assert!(output.lines().any(|line| line == old), "{output}");
+    assert!(output.lines().any(|line| line.starts_with("  `libnccl.so`: ")), "{output}");
+    let output = load(&folder, vec![("FAKE_GPU", "version=2708".into())]);
+    assert!(output.contains("NCCL 2.7.8"), "{output}");
+    let output = load(&folder, vec![("FAKE_GPU", "fail=ncclGetVersion:3".into())]);
     assert!(
-        said.contains("`ncclGetVersion` failed: an internal error of NCCL (ncclInternalError, 3)"),
-        "{said}"
+        output.contains("`ncclGetVersion` failed: an internal error of NCCL (ncclInternalError, 3)"),
+        "{output}"
     );
 }
 

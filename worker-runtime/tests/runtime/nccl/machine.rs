@@ -78,10 +78,10 @@ impl Ranks {
     /// What is in some memory after a call that is given where it lies; before it there was `given`.
     fn after<T: Element + DeviceRepr>(
         &mut self,
-        given: &[T],
+        input: &[T],
         work: impl FnOnce(DeviceMemory) -> DeviceCollective<'static>,
     ) -> Vec<T> {
-        let mut slice = self.stream.clone_htod(given).unwrap();
+        let mut slice = self.stream.clone_htod(input).unwrap();
         let work = work(memory(&mut slice, &self.stream));
         self.put(T::DATA_TYPE, work).unwrap();
         self.stream.clone_dtoh(&slice).unwrap()
@@ -109,26 +109,26 @@ fn everything<T: Element + DeviceRepr>(ranks: &mut Ranks, of: impl Fn(i32) -> T)
                 })
             };
             let expected: Vec<T> = (0..count).map(reduced).collect();
-            let given = ranks.after(&own, |data| Collective::AllReduce { data, op });
-            assert!(given == expected, "{op} of {count} {}", T::DATA_TYPE);
-            let given = ranks.after(&own, |data| Collective::Reduce { data, op, root: Rank(1) });
-            assert!(given == if rank == 1 { expected } else { own.clone() }, "to rank 1: {op}");
+            let actual = ranks.after(&own, |data| Collective::AllReduce { data, op });
+            assert!(actual == expected, "{op} of {count} {}", T::DATA_TYPE);
+            let actual = ranks.after(&own, |data| Collective::Reduce { data, op, root: Rank(1) });
+            assert!(actual == if rank == 1 { expected } else { own.clone() }, "to rank 1: {op}");
             // As many for each rank.
             let input = values(rank, count * world);
             let mut input = ranks.stream.clone_htod(&input).unwrap();
             let input = memory(&mut input, &ranks.stream);
-            let given = ranks.after(&own, |output| Collective::ReduceScatter { input, output, op });
+            let actual = ranks.after(&own, |output| Collective::ReduceScatter { input, output, op });
             let expected: Vec<T> = (rank * count..(rank + 1) * count).map(reduced).collect();
-            assert!(given == expected, "a part of {op} of {count} {}", T::DATA_TYPE);
+            assert!(actual == expected, "a part of {op} of {count} {}", T::DATA_TYPE);
         }
-        let given = ranks.after(&own, |data| Collective::Broadcast { data, root: Rank(2) });
-        assert!(given == values(2, count), "{count} {}", T::DATA_TYPE);
+        let actual = ranks.after(&own, |data| Collective::Broadcast { data, root: Rank(2) });
+        assert!(actual == values(2, count), "{count} {}", T::DATA_TYPE);
         transfers(ranks, &own, &|rank| values(rank, count));
     }
     // Means are sums that are divided.
     let alike = vec![of(6 * (i32::try_from(rank).unwrap() + 1)); 5];
-    let given = ranks.after(&alike, |data| Collective::AllReduce { data, op: ReduceOp::Mean });
-    assert!(given == [of(12); 5], "the mean of {}", T::DATA_TYPE);
+    let actual = ranks.after(&alike, |data| Collective::AllReduce { data, op: ReduceOp::Mean });
+    assert!(actual == [of(12); 5], "the mean of {}", T::DATA_TYPE);
 }
 
 /// What only moves.
@@ -141,18 +141,18 @@ fn transfers<T: Element + DeviceRepr>(ranks: &mut Ranks, own: &[T], of: &dyn Fn(
     let nothing = vec![T::zeroed(); all.len()];
     assert!(ranks.after(&nothing, |output| Collective::AllGather { input, output }) == all);
     let root = Rank(1);
-    let given = ranks.after(&nothing, |output| {
+    let actual = ranks.after(&nothing, |output| {
         let output = (rank == root.0).then_some(output);
         Collective::Gather { input, output, counts, root }
     });
-    assert!(given == if rank == root.0 { all.clone() } else { nothing });
+    assert!(actual == if rank == root.0 { all.clone() } else { nothing });
     let mut whole = ranks.stream.clone_htod(&all).unwrap();
     let whole = memory(&mut whole, &ranks.stream);
-    let given = ranks.after(&vec![T::zeroed(); own.len()], |output| {
+    let actual = ranks.after(&vec![T::zeroed(); own.len()], |output| {
         let input = (rank == root.0).then_some(whole);
         Collective::Scatter { input, output, counts, root }
     });
-    assert!(given == own);
+    assert!(actual == own);
     // Each sends to the next one and receives from the one before it.
     let (next, before) = (Rank((rank + 1) % world), (rank + world - 1) % world);
     let mut output = ranks.stream.alloc_zeros::<u8>(size_of_val(own)).unwrap();
@@ -166,8 +166,8 @@ fn transfers<T: Element + DeviceRepr>(ranks: &mut Ranks, own: &[T], of: &dyn Fn(
     // SAFETY: the memory is there until the wait is over.
     unsafe { ranks.group.run_grouped(&works, stream).and_then(|()| ranks.group.synchronize(stream)) }
         .unwrap();
-    let given = ranks.stream.clone_dtoh(&output).unwrap();
-    assert!(given == bytemuck::cast_slice::<T, u8>(&of(before as usize)));
+    let actual = ranks.stream.clone_dtoh(&output).unwrap();
+    assert!(actual == bytemuck::cast_slice::<T, u8>(&of(before as usize)));
 }
 
 #[test]

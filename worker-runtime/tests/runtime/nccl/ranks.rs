@@ -119,14 +119,14 @@ impl Job {
     }
 
     /// Waits until a rank says so.
-    pub(super) fn hear(&mut self, rank: usize, words: &str) {
+    pub(super) fn hear(&mut self, rank: usize, line_end: &str) {
         let output = self.ranks[rank].stdout.take().unwrap();
         let mut lines = BufReader::new(output);
-        let is_said = (&mut lines).lines().map_while(Result::ok).any(|line| line.ends_with(words));
-        // What comes behind it is read at the end.
+        let is_said = (&mut lines).lines().map_while(Result::ok).any(|line| line.ends_with(line_end));
+        // The lines after it are read at the end.
         self.ranks[rank].stdout = Some(lines.into_inner());
         if !is_said {
-            panic!("rank {rank} did not say `{words}`: {}", self.errors(rank).1);
+            panic!("rank {rank} did not say `{line_end}`: {}", self.errors(rank).1);
         }
     }
 
@@ -142,10 +142,10 @@ impl Job {
         (self.ranks[rank].wait().unwrap().code(), errors)
     }
 
-    pub(super) fn assert_says(&mut self, rank: usize, words: &str) {
+    pub(super) fn assert_says(&mut self, rank: usize, message: &str) {
         let (code, errors) = self.errors(rank);
         assert_eq!(code, Some(1), "rank {rank}: {errors}");
-        let expected = format!("rank {rank}: error: {words}");
+        let expected = format!("rank {rank}: error: {message}");
         assert!(errors.contains(&expected), "rank {rank} said: {errors}, not: {expected}");
     }
 }
@@ -257,17 +257,17 @@ fn silent_sender_is_named() {
 fn call_mismatch_names_both_calls() {
     let mut job = Job::start(2, &[("call", 1000, STUCK), ("other", 1000, STUCK)]);
     let (four, eight) = ("`all_reduce` (sum) of 4 f32", "`all_reduce` (sum) of 8 f32");
-    let makes = |rank, theirs, ours| {
+    let makes = |rank, other_call, own_call| {
         format!(
-            "`all_reduce` cannot finish: rank {rank} makes call 1, {theirs} where this rank makes call 1, {ours}"
+            "`all_reduce` cannot finish: rank {rank} makes call 1, {other_call} where this rank makes call 1, {own_call}"
         )
     };
-    let said = [job.errors(0).1, job.errors(1).1];
-    let both = |told: &str| told.contains(four) && told.contains(eight) && told.contains("rank 1 makes");
-    assert!(both(&said[0]) || said[0].contains(&makes(1, eight, four)), "{said:?}");
+    let errors = [job.errors(0).1, job.errors(1).1];
+    let both = |error: &str| error.contains(four) && error.contains(eight) && error.contains("rank 1 makes");
+    assert!(both(&errors[0]) || errors[0].contains(&makes(1, eight, four)), "{errors:?}");
     assert!(
-        said[1].contains("makes call 1, ") && said[1].contains(four) && said[1].contains(eight),
-        "{said:?}"
+        errors[1].contains("makes call 1, ") && errors[1].contains(four) && errors[1].contains(eight),
+        "{errors:?}"
     );
 }
 
@@ -276,11 +276,11 @@ fn nccl_error_on_one_rank_reaches_all() {
     let mut job = Job::start(2, &[("call", 60_000, STUCK), ("call", 60_000, "stuck=1 async=2")]);
     job.assert_says(
         1,
-        "`all_reduce` cannot finish: rank 1 failed: `ncclCommGetAsyncError` failed: a system call",
+        "`all_reduce` cannot finish: on rank 1: `ncclCommGetAsyncError` failed: a system call",
     );
     job.assert_says(
         0,
-        "`all_reduce` cannot finish: rank 1 failed: `ncclCommGetAsyncError` failed: a system call",
+        "`all_reduce` cannot finish: on rank 1: `ncclCommGetAsyncError` failed: a system call",
     );
 }
 
@@ -309,7 +309,7 @@ fn failed_init_rank_is_named_with_error() {
         &[("call", 60_000, "absent=1"), ("call", 60_000, "absent=1 fail=ncclCommInitRankConfig:2")],
     );
     job.assert_says(1, "NCCL cannot connect the ranks\n  caused by: `ncclCommInitRankConfig` failed: a system call failed (ncclSystemError, 2): fake.cc:1 the fake was told to fail\n  hint: check the network and the shared memory of this node; NCCL_DEBUG=INFO prints details");
-    job.assert_says(0, "`join` cannot finish: rank 1 failed: `ncclCommInitRankConfig` failed: a system call");
+    job.assert_says(0, "`join` cannot finish: on rank 1: `ncclCommInitRankConfig` failed: a system call");
 }
 
 #[test]
@@ -332,7 +332,7 @@ fn failed_nccl_connect_times_out() {
     for rank in 0..2 {
         let (code, errors) = job.errors(rank);
         assert_eq!(code, Some(1), "rank {rank}: {errors}");
-        assert!(errors.contains("`join` cannot finish: rank "), "{errors}");
+        assert!(errors.contains("`join` cannot finish: on rank "), "{errors}");
         assert!(errors.contains("`ncclCommInitRankConfig` is not done within 1s"), "{errors}");
     }
 }

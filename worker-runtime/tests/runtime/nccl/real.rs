@@ -48,18 +48,21 @@ fn real_nccl_gives_ids_and_reports_missing_gpu() {
     let mut vars: Vec<_> =
         ["RANKRUN_NCCL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH"].map(empty).into();
     vars.push(("PATH", bin.into_os_string()));
-    let said = run_scene("real", vars);
-    let lines: Vec<_> = said.lines().collect();
-    assert!(lines[1].starts_with("NCCL 2.") && lines[1].ends_with("nvidia/nccl/lib/libnccl.so.2"), "{said}");
+    let output = run_scene("real", vars);
+    let lines: Vec<_> = output.lines().collect();
+    assert!(
+        lines[1].starts_with("NCCL 2.") && lines[1].ends_with("nvidia/nccl/lib/libnccl.so.2"),
+        "{output}"
+    );
     let took = lines[2].strip_prefix("two ids in ").and_then(|rest| rest.strip_suffix(" ms"));
-    assert!(took.unwrap().parse::<u32>().unwrap() < 100, "{said}");
+    assert!(took.unwrap().parse::<u32>().unwrap() < 100, "{output}");
     if Path::new("/dev/nvidiactl").exists() {
         return;
     }
     let error = "`ncclCommInitRankConfig` failed: a CUDA call failed (ncclUnhandledCudaError, 1): ";
     assert!(
         lines[3].starts_with(error) && lines[3].contains("CUDA driver version is insufficient"),
-        "{said}"
+        "{output}"
     );
     assert_eq!(lines[4], "check with `nvidia-smi` that the GPU and its driver support this NCCL");
 }

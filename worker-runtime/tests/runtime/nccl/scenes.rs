@@ -190,7 +190,7 @@ pub(super) fn world_of_one() {
 
 fn every_operation<T: Element>(group: &mut NcclGroup, communicator: &Communicator, values: &[T]) {
     let kind = T::DATA_TYPE;
-    let same = |given: &[T]| assert_eq!(given, values, "{kind}");
+    let same = |actual: &[T]| assert_eq!(actual, values, "{kind}");
     let put = |group: &mut NcclGroup, work: DeviceCollective<'_>| {
         // SAFETY: the fake takes memory of the process, and is done when the call returns.
         unsafe { group.run_on_device(kind, work, STREAM).and_then(|()| group.synchronize(STREAM)) }.unwrap();

@@ -56,9 +56,9 @@ fn foreign_socket_connections_do_not_join_or_delay() {
             greeting(1, &token, [2, 2]),
             greeting(1, &token, [3, 1]),
         ] {
-            let mut stranger = connect();
-            stranger.write_all(&garbage).unwrap();
-            assert!(matches!(stranger.read(&mut [0]), Ok(0) | Err(_)), "it is closed");
+            let mut foreign = connect();
+            foreign.write_all(&garbage).unwrap();
+            assert!(matches!(foreign.read(&mut [0]), Ok(0) | Err(_)), "it is closed");
         }
         let mut second = join_on(BackendChoice::Shm, &server, (1, 2), AMPLE).unwrap();
         let mut first = first.join().unwrap().unwrap();
@@ -98,9 +98,9 @@ fn answer_to_rank_1(answer: &[u8], file: Option<OwnedFd>) -> String {
         let listener = UnixListener::bind_addr(&address).unwrap();
         store.set(KEY, format!("{name} {}", "t".repeat(36)).as_bytes()).unwrap();
         let (mut stream, _) = listener.accept().unwrap();
-        let mut heard = vec![0; 60];
-        stream.read_exact(&mut heard).unwrap();
-        assert_eq!(heard, greeting(1, &"t".repeat(36), [2, 1]));
+        let mut received = vec![0; 60];
+        stream.read_exact(&mut received).unwrap();
+        assert_eq!(received, greeting(1, &"t".repeat(36), [2, 1]));
         let files: Vec<BorrowedFd<'_>> = file.iter().map(AsFd::as_fd).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);

@@ -145,7 +145,7 @@ fn open_segment(
     let arena = u64::from_le_bytes(std::array::from_fn(|index| answer[ANSWER.len() + 8 + index]));
     match (code, file) {
         (OTHER_VERSION, _) => {
-            Err(SegmentError::OtherVersion { rank: Rank(0), theirs: version, ours: LAYOUT_VERSION })
+            Err(SegmentError::OtherVersion { rank: Rank(0), version, own_version: LAYOUT_VERSION })
         }
         (OTHER_USER, _) => Err(SegmentError::OtherUser { rank: Rank(0) }),
         (WELCOME, Some(file)) => Segment::open(file, Map::new(membership.world_size, arena)?),

@@ -93,9 +93,9 @@ impl<'a> SegmentHost<'a> {
         let streams = self
             .unidentified
             .connections()
-            .map(|it| &it.stream)
-            .chain(self.admitted.iter().map(|(_, it)| it));
-        let mut fds: Vec<_> = streams.map(|it| PollFd::new(it.as_fd(), PollFlags::POLLIN)).collect();
+            .map(|entry| &entry.stream)
+            .chain(self.admitted.iter().map(|(_, entry)| entry));
+        let mut fds: Vec<_> = streams.map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN)).collect();
         let now = clock::now();
         if self.unidentified.next_accept_at(now) <= now {
             fds.push(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN));
@@ -164,12 +164,12 @@ impl<'a> SegmentHost<'a> {
 
     /// Whether the bytes so far are a correct greeting, of any version.
     fn is_greeting_prefix(&self, received: &[u8]) -> bool {
-        let starts = |heard: &[u8], expected: &[u8]| {
-            let common = heard.len().min(expected.len());
-            heard[..common] == expected[..common]
+        let starts = |received_part: &[u8], expected: &[u8]| {
+            let common = received_part.len().min(expected.len());
+            received_part[..common] == expected[..common]
         };
         starts(received, GREETING)
-            && received.get(GREETING.len() + 4..).is_none_or(|it| starts(it, &self.token))
+            && received.get(GREETING.len() + 4..).is_none_or(|token| starts(token, &self.token))
     }
 
     /// Admits a rank that knows the token, or answers why not.
@@ -196,7 +196,7 @@ impl<'a> SegmentHost<'a> {
         match code {
             OTHER_VERSION => {
                 let rank = Rank(rank);
-                Err(SegmentError::OtherVersion { rank, theirs: version, ours: LAYOUT_VERSION }.into())
+                Err(SegmentError::OtherVersion { rank, version, own_version: LAYOUT_VERSION }.into())
             }
             OTHER_USER => Err(SegmentError::OtherUser { rank: Rank(rank) }.into()),
             _ => {

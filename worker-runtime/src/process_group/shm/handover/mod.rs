@@ -106,11 +106,11 @@ fn enter_segment(segment: Segment, membership: &Membership) -> Result<Shm, Segme
     segment.lock_rank(rank)?;
     segment.populate(map.staging_slots(rank), STAGING_SLOT_BYTES * STAGING_SLOTS as usize)?;
     let (high, low) = process_uuid().as_u64_pair();
-    for (at, word) in [(0, high), (8, low)] {
-        segment.atomic_u64(map.process_id(rank) + at).store(word, Ordering::Relaxed);
+    for (at, half) in [(0, high), (8, low)] {
+        segment.atomic_u64(map.process_id(rank) + at).store(half, Ordering::Relaxed);
     }
-    for (index, word) in allowed_cpus().into_iter().enumerate() {
-        segment.atomic_u64(map.cpu_set(rank) + index * 8).store(word, Ordering::Relaxed);
+    for (index, bits) in allowed_cpus().into_iter().enumerate() {
+        segment.atomic_u64(map.cpu_set(rank) + index * 8).store(bits, Ordering::Relaxed);
     }
     segment
         .atomic_u32(map.arenas_mapped_flag(rank))
@@ -131,8 +131,8 @@ fn process_uuid() -> uuid::Uuid {
 /// The processors that this rank may use, one bit each; all bits if there are too many.
 fn allowed_cpus() -> [u64; 16] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; 16] };
-    std::array::from_fn(|word| {
-        (0..64).filter(|bit| set.is_set(word * 64 + bit)).fold(0, |bits, bit| bits | 1 << bit)
+    std::array::from_fn(|index| {
+        (0..64).filter(|bit| set.is_set(index * 64 + bit)).fold(0, |bits, bit| bits | 1 << bit)
     })
 }
 
@@ -175,5 +175,5 @@ fn read_u32(bytes: &[u8], at: usize) -> u32 {
 /// process of another pid namespace does not have here.)
 fn is_same_user(stream: &UnixStream) -> bool {
     let peer = getsockopt(stream, PeerCredentials);
-    peer.is_ok_and(|it| it.uid() == rustix::process::geteuid().as_raw())
+    peer.is_ok_and(|peer_user| peer_user.uid() == rustix::process::geteuid().as_raw())
 }

@@ -46,9 +46,9 @@ fn waiting_rank_sends_notice_then_receives_data() {
     for operation in [Operation::Broadcast, Operation::Send] {
         let call = call(operation, if operation == Operation::Send { 0 } else { 1 });
         let (ended, data) = run_receiver(call, |stream| {
-            let said = read_notice_call(stream);
+            let notice = read_notice_call(stream);
             let expected = if operation == Operation::Send { Operation::Receive } else { operation };
-            assert_eq!((said.operation, said.root), (expected, Some(Rank(1))));
+            assert_eq!((notice.operation, notice.root), (expected, Some(Rank(1))));
             let header = Header { call, step: 0, length: 4, previous_call: None, latest_sequence: 0 };
             stream.write_all(&[&header.encode()[..], b"data"].concat()).unwrap();
         });
@@ -58,14 +58,14 @@ fn waiting_rank_sends_notice_then_receives_data() {
 
 #[test]
 fn two_receiving_ranks_report_mismatch() {
-    let (ours, theirs) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
-    let (ended, _) = run_receiver(ours, |stream| {
-        stream.write_all(&judge::notice_header(theirs, &CallHistory::default()).encode()).unwrap();
+    let (own_call, other_call) = (call(Operation::Reduce, 0), call(Operation::Reduce, 1));
+    let (ended, _) = run_receiver(own_call, |stream| {
+        stream.write_all(&judge::notice_header(other_call, &CallHistory::default()).encode()).unwrap();
         // It stays open until the other end has decided.
         drop(stream.read_to_end(&mut Vec::new()));
     });
-    let (theirs, ours) = (Some(Box::new(theirs)), Box::new(ours));
-    assert_eq!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), theirs, ours }));
+    let (other_call, own_call) = (Some(Box::new(other_call)), Box::new(own_call));
+    assert_eq!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), other_call, own_call }));
 }
 
 fn connected_meshes() -> [Mesh; 2] {
@@ -84,8 +84,8 @@ fn swap_sends_data_as_it_was_before_folding() {
         let step = Exchange { call, number: 0, deadline: clock::after(timeout), timeout };
         let swapped = |(mut mesh, rank): (Mesh, u32)| {
             let mut data: Vec<u8> = (0..length).map(|at| (at % 100) as u8 + rank as u8).collect();
-            let fold = |own: &mut [u8], theirs: &[u8]| {
-                own.iter_mut().zip(theirs).for_each(|(own, other)| *own += other);
+            let fold = |own: &mut [u8], received: &[u8]| {
+                own.iter_mut().zip(received).for_each(|(own, other)| *own += other);
             };
             let swap = Swap { data: &mut data, fold: &fold };
             mesh.swap(&step, Rank(1 - rank), swap).map(|()| (mesh, data))
@@ -178,5 +178,8 @@ fn invalid_header_is_reported_as_mismatch() {
         stream.write_all(&[b'x'; HEADER_LEN]).unwrap();
         drop(stream.read_to_end(&mut Vec::new()));
     });
-    assert!(matches!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), theirs: None, .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(GroupFailure::Mismatch { rank: Rank(1), other_call: None, .. })),
+        "{ended:?}"
+    );
 }
