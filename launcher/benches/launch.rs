@@ -75,14 +75,14 @@ fn print_discovery(rounds: usize) {
     println!("|---|---|---|---|");
     for (name, ask) in [("which there are", ProbeScope::default()), ("all about them", everything)] {
         let mut devices = 0;
-        let mut look = || {
+        let mut discover = || {
             let start = Instant::now();
             devices = probe::discover(ask, Duration::from_secs(10), |_, _| {}).accelerators.len();
             start.elapsed().as_secs_f64()
         };
         // The first one only warms the caches.
-        look();
-        let walls: Vec<f64> = (0..rounds).map(|_| look()).collect();
+        discover();
+        let walls: Vec<f64> = (0..rounds).map(|_| discover()).collect();
         let least = walls.iter().copied().fold(f64::MAX, f64::min);
         println!("| {name} | {devices} | {:.2} ms | {:.2} ms |", median(walls) * 1e3, least * 1e3);
     }
@@ -147,7 +147,7 @@ fn print_table(names: &[&str], costs: &[Vec<Cost>]) {
     }
 }
 
-fn ratio(ours: &[f64], theirs: &[f64]) -> String {
-    let ratio = median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs));
+fn ratio(our_times: &[f64], torchrun_times: &[f64]) -> String {
+    let ratio = median(our_times.iter().zip(torchrun_times).map(|(ours, torchruns)| ours / torchruns));
     if ratio < 0.5 { format!("1/{:.0}", 1.0 / ratio) } else { format!("{ratio:.2} x") }
 }

@@ -73,12 +73,12 @@ fn main() -> ExitCode {
 
 fn print_restarts(hosts: &Hosts, rounds: usize) {
     let mut ours = Job::start(hosts, Path::new(RANKRUN), 29_400);
-    let mut theirs = torchrun().map(|path| Job::start(hosts, &path, 29_500));
+    let mut torchrun_job = torchrun().map(|path| Job::start(hosts, &path, 29_500));
     let (mut own, mut mine, mut its) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         own.push(workers_own(hosts));
         mine.push(ours.restart());
-        its.extend(theirs.as_mut().map(Job::restart));
+        its.extend(torchrun_job.as_mut().map(Job::restart));
     }
     println!("a worker of {HOSTS} hosts is killed, until all have new ones; medians of {rounds} rounds\n");
     println!("| launcher | in all | beyond the workers' own stop and start |");
@@ -172,7 +172,7 @@ fn script() -> PathBuf {
 
 /// What one process has told.
 struct Report {
-    who: String,
+    process: String,
     pid: i32,
     time: f64,
 }
@@ -195,15 +195,15 @@ impl Reports {
     fn next(&mut self) -> Report {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
-        let words: Vec<_> = line.split_whitespace().collect();
-        let [who, pid, time] = words[..] else { panic!("not a report: `{line}`") };
-        Report { who: who.to_owned(), pid: pid.parse().unwrap(), time: time.parse().unwrap() }
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let [process, pid, time] = fields[..] else { panic!("not a report: `{line}`") };
+        Report { process: process.to_owned(), pid: pid.parse().unwrap(), time: time.parse().unwrap() }
     }
 }
 
 /// In one write, which other processes' do not mingle with.
-fn report(pipe: &Path, who: &str, time: f64) {
-    let line = format!("{who} {} {time}\n", std::process::id());
+fn report(pipe: &Path, process: &str, time: f64) {
+    let line = format!("{process} {} {time}\n", std::process::id());
     File::options().write(true).open(pipe).unwrap().write_all(line.as_bytes()).unwrap();
 }
 
@@ -223,7 +223,7 @@ impl Job {
         let agents = (1..=HOSTS).map(agent).collect();
         // Of each agent and of each worker.
         let all: Vec<_> = (0..2 * HOSTS).map(|_| reports.next()).collect();
-        let workers = by_rank(all.into_iter().filter(|report| report.who != "agent").collect());
+        let workers = by_rank(all.into_iter().filter(|report| report.process != "agent").collect());
         Self { agents, reports, workers }
     }
 
@@ -243,9 +243,9 @@ impl Drop for Job {
 }
 
 fn by_rank(mut workers: Vec<Report>) -> Vec<Report> {
-    workers.sort_by_key(|worker| worker.who.parse::<usize>().unwrap());
+    workers.sort_by_key(|worker| worker.process.parse::<usize>().unwrap());
     assert!(
-        workers.iter().enumerate().all(|(rank, worker)| worker.who == rank.to_string()),
+        workers.iter().enumerate().all(|(rank, worker)| worker.process == rank.to_string()),
         "no right ranks"
     );
     workers
@@ -288,9 +288,9 @@ fn workers_own(hosts: &Hosts) -> f64 {
         (child, reports.next().time - began)
     };
     let (mut child, start) = worker();
-    let told = now();
+    let start_call = now();
     end(&mut child);
-    start + (now() - told)
+    start + (now() - start_call)
 }
 
 /// A second agent comes to a job of one; seconds from its start until its worker begins.
@@ -304,7 +304,7 @@ fn join(hosts: &Hosts, launcher: &Path) -> f64 {
         (command.spawn().unwrap(), reports.next())
     };
     let (mut first, _) = start(&mut reports, 1);
-    assert_eq!(reports.next().who, "0");
+    assert_eq!(reports.next().process, "0");
     let (mut second, began) = start(&mut reports, 2);
     // The newcomer comes after the node that is there already, which has the worker with rank 0.
     let workers = by_rank(vec![reports.next(), reports.next()]);

@@ -45,7 +45,7 @@ const COUNTS: [u32; 8] = [2, 4, 8, 16, 25, 50, 100, 200];
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
-    let numbers: Vec<usize> = env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let numbers: Vec<usize> = env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let number = |index: usize, default: usize| numbers.get(index).copied().unwrap_or(default);
     let rounds = number(0, DEFAULT_ROUNDS);
     let most = u32::try_from(number(1, DEFAULT_MOST as usize)).unwrap();
@@ -72,18 +72,18 @@ struct Times {
 }
 
 fn row(count: u32, rounds: usize, mut peer: Option<&mut Peer>) {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let (mut our_times, mut torch_times) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        ours.push(job(count));
-        theirs.extend(peer.as_mut().map(|peer| peer.job(count)));
+        our_times.push(job(count));
+        torch_times.extend(peer.as_mut().map(|peer| peer.job(count)));
     }
     let cell = |pick: fn(&Times) -> f64| {
-        let mine = median(ours.iter().map(pick));
-        let beside = if theirs.is_empty() {
+        let mine = median(our_times.iter().map(pick));
+        let beside = if torch_times.is_empty() {
             String::new()
         } else {
-            let ratios = ours.iter().zip(&theirs).map(|(mine, its)| pick(its) / pick(mine));
-            format!(" ({:.0}, {:.0} times)", median(theirs.iter().map(pick)), median(ratios))
+            let ratios = our_times.iter().zip(&torch_times).map(|(mine, its)| pick(its) / pick(mine));
+            format!(" ({:.0}, {:.0} times)", median(torch_times.iter().map(pick)), median(ratios))
         };
         (format!("{mine:.1}{beside}"), format!("{:.2}", mine / f64::from(count)))
     };
@@ -142,7 +142,7 @@ fn news(agent: &Rendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {
             Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
-            Some(news) => return news,
+            Some(event) => return event,
             None => {
                 let mut fds = [PollFd::new(agent.as_fd(), PollFlags::POLLIN)];
                 let ready = poll(&mut fds, PollTimeout::try_from(PATIENCE).unwrap()).unwrap();
@@ -230,7 +230,7 @@ impl Peer {
         writeln!(self.jobs, "{count}").unwrap();
         let mut line = String::new();
         self.times.read_line(&mut line).unwrap();
-        let times: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let times: Vec<f64> = line.split_whitespace().map(|field| field.parse().unwrap()).collect();
         Times { fresh: times[0], next: times[1] }
     }
 }

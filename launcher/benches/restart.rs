@@ -58,15 +58,15 @@ enum Way {
     Again(usize),
 }
 
-/// What was seen of one launch; seconds from the death of rank 0.
+/// The times of one launch; seconds from the death of rank 0.
 #[derive(Clone, Copy)]
-struct Seen {
-    told: f64,
-    over: f64,
+struct LaunchTimes {
+    peer_signalled: f64,
+    launcher_ended: f64,
     next_life: f64,
 }
 
-/// What is told of one launcher.
+/// The figures of one launcher.
 struct Figures {
     name: &'static str,
     path: PathBuf,
@@ -84,8 +84,8 @@ const SPANS: [&str; 4] = [
 fn main() -> ExitCode {
     let began = now();
     let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    if let [word, way, number, folder] = &arguments[..]
-        && word == WORKER
+    if let [mode, way, number, folder] = &arguments[..]
+        && mode == WORKER
     {
         return work(began, Way::read(way, number), Path::new(folder));
     }
@@ -103,13 +103,13 @@ fn main() -> ExitCode {
         for figures in &mut all {
             let last_life = launch(&figures.path, workers, 0, way);
             let restarted = launch(&figures.path, workers, 1, way);
-            let seen = [last_life.told, last_life.over, restarted.next_life];
-            figures.spans.iter_mut().zip(seen).for_each(|(span, seen)| span.push(seen));
+            let times = [last_life.peer_signalled, last_life.launcher_ended, restarted.next_life];
+            figures.spans.iter_mut().zip(times).for_each(|(span, time)| span.push(time));
         }
     }
     for _ in 0..stubborn {
         for figures in &mut all {
-            figures.spans[3].push(launch(&figures.path, workers, 0, Way::Ignore).over);
+            figures.spans[3].push(launch(&figures.path, workers, 0, Way::Ignore).launcher_ended);
         }
     }
     println!("a worker of {workers} dies, {rounds} rounds ({stubborn} of the last), interleaved\n");
@@ -163,16 +163,16 @@ impl Drop for Place {
     }
 }
 
-fn launch(launcher: &Path, workers: usize, restarts: usize, way: Way) -> Seen {
+fn launch(launcher: &Path, workers: usize, restarts: usize, way: Way) -> LaunchTimes {
     let place = Place::new();
     let status = run(launcher, workers, restarts, way, &place);
-    let over = now();
+    let end = now();
     assert_eq!(status, if restarts == 0 { 1 } else { 0 }, "{} failed", launcher.display());
     let died = place.latest("died", 0..1);
     assert!(!died.is_nan(), "rank 0 of {} did not die", launcher.display());
-    Seen {
-        told: place.latest("told", 1..workers) - died,
-        over: over - died,
+    LaunchTimes {
+        peer_signalled: place.latest("told", 1..workers) - died,
+        launcher_ended: end - died,
         next_life: place.latest("began", 0..workers) - died,
     }
 }
@@ -193,7 +193,7 @@ fn work(began: f64, way: Way, folder: &Path) -> ExitCode {
     let write = |name: &str, time: f64| fs::write(folder.join(format!("{name}{rank}")), time.to_string());
     if let Way::Again(last) = way {
         if life == EARLY || life == last {
-            look(&folder.join(format!("held{life}")));
+            record_holdings(&folder.join(format!("held{life}")));
         }
         return ExitCode::FAILURE;
     }
@@ -221,12 +221,12 @@ fn work(began: f64, way: Way, folder: &Path) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes down what the agent and the guard hold, whose worker this is.
-fn look(path: &Path) {
+/// Writes down the memory and the descriptors of the agent and the guard of this worker.
+fn record_holdings(path: &Path) {
     thread::sleep(REST);
     let agent = getppid().as_raw();
     let guard: i32 = field(&fs::read_to_string(format!("/proc/{agent}/status")).unwrap(), "PPid:");
-    let held = [agent, guard].map(|pid| {
+    let open_descriptors = [agent, guard].map(|pid| {
         // Counted page by page; what `status` says may be some dozens off.
         let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
@@ -234,7 +234,7 @@ fn look(path: &Path) {
         let [resident, own] = ["Rss:", "Anonymous:"].map(|name| field::<u64>(&memory, name));
         format!("{resident} KiB | {own} KiB | {} | {zombies}", descriptors.unwrap().count())
     });
-    fs::write(path, held.join("\n")).unwrap();
+    fs::write(path, open_descriptors.join("\n")).unwrap();
 }
 
 /// The number that follows this word.
@@ -274,8 +274,11 @@ fn print_spans(all: &[Figures]) {
     for (at, what) in SPANS.iter().enumerate().filter(|(at, _)| !all[0].spans[*at].is_empty()) {
         let figures: Vec<String> = all.iter().map(|figures| shown(&figures.spans[at])).collect();
         let ratio = match all {
-            [ours, theirs] => {
-                let ratios = ours.spans[at].iter().zip(&theirs.spans[at]).map(|(ours, theirs)| ours / theirs);
+            [our_figures, torchrun_figures] => {
+                let ratios = our_figures.spans[at]
+                    .iter()
+                    .zip(&torchrun_figures.spans[at])
+                    .map(|(ours, torchruns)| ours / torchruns);
                 format!("1/{:.0}", 1.0 / median(ratios))
             }
             _ => String::new(),
@@ -296,9 +299,9 @@ fn print_holdings(restarts: usize) {
     println!("| restarts | process | resident | without files | descriptors | zombies |");
     println!("|---|---|---|---|---|---|");
     for life in [EARLY, restarts] {
-        let held = fs::read_to_string(place.0.join(format!("held{life}"))).unwrap();
-        for (process, held) in ["agent", "guard"].iter().zip(held.lines()) {
-            println!("| {life} | {process} | {held} |");
+        let descriptors = fs::read_to_string(place.0.join(format!("held{life}"))).unwrap();
+        for (process, descriptors) in ["agent", "guard"].iter().zip(descriptors.lines()) {
+            println!("| {life} | {process} | {descriptors} |");
         }
     }
 }

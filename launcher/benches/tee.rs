@@ -149,7 +149,7 @@ fn measure(launcher: &Path, (_, load): (Load, &str), lines: usize) -> Cost {
     let [(out, first), (err, _)] = readers.map(|reader| reader.join().unwrap());
     // On standard output there are only lines of the workers.
     let flow = start + wall - first.unwrap_or(start);
-    let [out, err] = [look(&out), look(&err)];
+    let [out, err] = [count_lines(&out), count_lines(&err)];
     let workers: Duration = (0..WORKERS)
         .map(|rank| fs::read_to_string(folder.join(rank.to_string())).unwrap().parse().unwrap())
         .map(Duration::from_micros)
@@ -179,7 +179,7 @@ fn collect(mut stream: impl Read) -> (Vec<u8>, Option<Instant>) {
 }
 
 /// How many lines are whole and in their order, and how many are not.
-fn look(text: &[u8]) -> (usize, usize) {
+fn count_lines(text: &[u8]) -> (usize, usize) {
     let mut next = [0; WORKERS];
     let (mut good, mut bad) = (0, 0);
     for line in text.split_inclusive(|&byte| byte == b'\n') {
@@ -200,9 +200,9 @@ fn look(text: &[u8]) -> (usize, usize) {
 fn numbers_of(line: &[u8]) -> Option<(usize, usize)> {
     let line = std::str::from_utf8(line).ok()?.strip_prefix("[default")?;
     let (prefix, line) = line.split_once("]:")?;
-    let mut words = line.strip_suffix('\n')?.splitn(3, ' ');
-    let (rank, number) = (words.next()?, words.next()?.parse().ok()?);
-    (rank == prefix && words.next()? == FILLER).then_some((rank.parse().ok()?, number))
+    let mut fields = line.strip_suffix('\n')?.splitn(3, ' ');
+    let (rank, number) = (fields.next()?, fields.next()?.parse().ok()?);
+    (rank == prefix && fields.next()? == FILLER).then_some((rank.parse().ok()?, number))
 }
 
 /// The exit status, and the CPU time of the process and all it waited for.
@@ -242,12 +242,17 @@ fn print_table(names: &[&str], costs: &[[Vec<Cost>; LOADS.len()]], lines: usize)
             );
         }
     }
-    let [ours, theirs] = costs else { return };
+    let [our_costs, torchrun_costs] = costs else { return };
     println!();
     for (load, (_, what)) in LOADS.iter().enumerate().skip(1) {
         let ratio = |of: fn(&Cost) -> f64| {
             // Of each round, since its launches saw the same machine.
-            median(ours[load].iter().zip(&theirs[load]).map(|(ours, theirs)| of(theirs) / of(ours)))
+            median(
+                our_costs[load]
+                    .iter()
+                    .zip(&torchrun_costs[load])
+                    .map(|(ours, torchruns)| of(torchruns) / of(ours)),
+            )
         };
         println!(
             "{what}: {:.1} x torchrun's throughput ({:.1} x once it flows), {:.1} x less CPU",

@@ -144,47 +144,49 @@ pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
     let answer = OnceCell::new();
     let cuda_order = || answer.get_or_init(|| (input.cuda_order)()).clone();
     let request = input.request;
-    let asking = VisibilityQuery { index_order: index_order(request), cuda_order: &cuda_order };
-    let seen = visibility::read_visible_devices(kind, input.machine, input.inherited, asking);
-    if seen.devices.is_empty() {
-        return Err(no_visible_device_error(kind, &seen));
+    let query = VisibilityQuery { index_order: index_order(request), cuda_order: &cuda_order };
+    let visible = visibility::read_visible_devices(kind, input.machine, input.inherited, query);
+    if visible.devices.is_empty() {
+        return Err(no_visible_device_error(kind, &visible));
     }
-    let is_by_number = kind == DeviceType::Xpu && is_selected_by_index(input, &seen);
+    let is_by_number = kind == DeviceType::Xpu && is_selected_by_index(input, &visible);
     if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
-        refuse_unknown_list(kind, &seen)?;
+        refuse_unknown_list(kind, &visible)?;
     }
-    let shelf = CandidatePool { kind, machine: input.machine, seen: &seen };
+    let pool = CandidatePool { kind, machine: input.machine, seen: &visible };
     let picked = match &request.devices {
-        Some(selector) => shelf.take(selector)?,
-        None => shelf.everything(),
+        Some(selector) => pool.take(selector)?,
+        None => pool.everything(),
     };
-    let mut warnings = seen.warnings.clone();
+    let mut warnings = visible.warnings.clone();
     if request.kind.is_none() {
         let elsewhere = kind::lost_elsewhere(input, Some(kind)).into_iter();
-        warnings.extend(elsewhere.filter(|warning| !warning.is_told(&seen.warnings)));
+        warnings.extend(elsewhere.filter(|warning| !warning.is_told(&visible.warnings)));
     }
-    let asked = picked.len();
+    let selected_count = picked.len();
     let mut picked = drop_or_refuse_unhealthy(picked, input, &mut warnings)?;
-    if request.devices.is_none() && seen.list().is_none() {
+    if request.devices.is_none() && visible.list().is_none() {
         drop_integrated(&mut picked);
     }
     // A process sees one MIG device only, so each worker gets its own.
     let several_instances = !request.uses_torch_order
         && picked.len() > 1
         && picked.iter().any(|picked| matches!(picked.device.accelerator.part, Part::MigInstance { .. }));
-    let untouched =
-        request.devices.is_none() && request.order.is_none() && picked.len() == asked && !several_instances;
-    if let Some(reason) = seen.order_unknown.clone() {
+    let untouched = request.devices.is_none()
+        && request.order.is_none()
+        && picked.len() == selected_count
+        && !several_instances;
+    if let Some(reason) = visible.order_unknown.clone() {
         if untouched || is_by_number {
             warnings.push(ChoiceWarning::OrderUnknown { kind, because: reason });
-        } else if seen.list().is_some() || asking.index_order == IndexOrder::Typed {
+        } else if visible.list().is_some() || query.index_order == IndexOrder::Typed {
             return Err(ChoiceError::OrderUnknown { kind, because: reason });
         }
     }
     if let Some(order) = request.order {
         picked = apply_order(order, picked, input.machine, &cuda_order)?;
     }
-    let names = match names::of(&picked, &shelf, input.inherited) {
+    let names = match names::of(&picked, &pool, input.inherited) {
         Err(_) if untouched => DeviceNames::unnamed(picked.len()),
         names => names?,
     };

@@ -94,8 +94,8 @@ const SLURM_NONE: &str = "NoDevFiles";
 /// The reason; a variable that asks for devices comes first, then one that hides them all.
 #[must_use]
 pub fn find_cpu_reason(facts: &CpuFacts<'_>) -> CpuReason {
-    if let Some(words) = describe_lost_entries(facts.warnings) {
-        return CpuReason::Because(words);
+    if let Some(lost_entries) = describe_lost_entries(facts.warnings) {
+        return CpuReason::Because(lost_entries);
     }
     let processes = VENDORS.iter().map(|vendor| (vendor, vendor.lists));
     let found = requesting_variable(facts, processes);
@@ -146,16 +146,16 @@ fn requesting_variable<'a>(
 ) -> Option<VariableValue<'a>> {
     let mut none = None;
     for (vendor, names) in lists {
-        let said = names.iter().filter_map(|name| {
+        let values = names.iter().filter_map(|name| {
             let value = (facts.variable)(name)?;
             let wanted = parse_requested_devices(&value);
             Some((vendor, *name, value, wanted))
         });
-        let said: Vec<VariableValue<'a>> = said.collect();
-        let find = |what: RequestedDevices| said.iter().find(|(.., wanted)| *wanted == what);
+        let values: Vec<VariableValue<'a>> = values.collect();
+        let find = |kind: RequestedDevices| values.iter().find(|(.., wanted)| *wanted == kind);
         match find(RequestedDevices::Cpus)
             .or_else(|| find(RequestedDevices::Devices))
-            .or_else(|| said.first())
+            .or_else(|| values.first())
         {
             Some(found @ (.., RequestedDevices::Devices)) => return Some(found.clone()),
             Some(found) => none = none.or_else(|| Some(found.clone())),
@@ -177,20 +177,20 @@ fn parse_requested_devices(value: &str) -> RequestedDevices {
 fn unmet_request_reason(vendor: &VendorNames, facts: &CpuFacts<'_>) -> String {
     let there = |machine: &Machine| machine.accelerators.iter().any(|device| device.kind == vendor.kind);
     let hidden = facts.machine.filter(|machine| there(machine));
-    if let Some(words) = hidden.and_then(mig_without_instances) {
-        return words;
+    if let Some(reason) = hidden.and_then(mig_without_instances) {
+        return reason;
     }
     if hidden.is_some() {
         return format!("none of the {} devices here is in it", vendor.kind);
     }
-    let trouble = facts.machine.and_then(|machine| main_problem(vendor, machine));
+    let problem = facts.machine.and_then(|machine| main_problem(vendor, machine));
     let has_node = (facts.has_node)(vendor.kind);
-    match (trouble, has_node) {
-        (Some(trouble), true) => format!("`{}` is here, but {trouble}", vendor.node),
+    match (problem, has_node) {
+        (Some(problem), true) => format!("`{}` is here, but {problem}", vendor.node),
         (None, true) => format!("`{}` is here, but no device answers", vendor.node),
-        (trouble, false) => {
-            let words = trouble.filter(|trouble| is_specific(trouble)).map(|trouble| format!("; {trouble}"));
-            format!("{} is missing: no `{}`{}", vendor.driver, vendor.node, words.unwrap_or_default())
+        (problem, false) => {
+            let reason = problem.filter(|problem| is_specific(problem)).map(|problem| format!("; {problem}"));
+            format!("{} is missing: no `{}`{}", vendor.driver, vendor.node, reason.unwrap_or_default())
         }
     }
 }
@@ -213,8 +213,8 @@ fn is_specific(trouble: &ProbeProblem) -> bool {
 /// No variable is set: names the missing driver, library or device node.
 fn no_usable_device_reason(facts: &CpuFacts<'_>) -> String {
     let Some(machine) = facts.machine else { return no_accelerator_reason(facts) };
-    if let Some(words) = mig_without_instances(machine) {
-        return words;
+    if let Some(reason) = mig_without_instances(machine) {
+        return reason;
     }
     if let Some(device) = machine.accelerators.iter().find(|device| device.integrated) {
         let (kind, name, index) = (device.kind, &device.name, number(device));

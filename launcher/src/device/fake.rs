@@ -136,11 +136,12 @@ pub(crate) fn occupy(device: &mut Accelerator, pid: u32) {
 }
 
 /// Links between all of the machine's entries: these, and one kind for all other pairs.
-pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], others: LinkKind) {
+pub(crate) fn link(machine: &mut Machine, fast: &[(usize, usize, LinkKind)], default_kind: LinkKind) {
     let count = machine.accelerators.len();
     for a in 0..count {
         for b in a + 1..count {
-            let kind = fast.iter().find(|link| (link.0, link.1) == (a, b)).map_or(others, |link| link.2);
+            let kind =
+                fast.iter().find(|link| (link.0, link.1) == (a, b)).map_or(default_kind, |link| link.2);
             machine.links.push(DeviceLink { a, b, kind });
         }
     }
@@ -204,10 +205,10 @@ pub(crate) fn with_variables(
 /// A command line such as `--devices 3,1 --device-order pci`.
 pub(crate) fn request(text: &str) -> DeviceRequest {
     let mut request = DeviceRequest::default();
-    let mut words = text.split_whitespace();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().unwrap();
-        match word {
+    let mut tokens = text.split_whitespace();
+    while let Some(token) = tokens.next() {
+        let mut value = || tokens.next().unwrap();
+        match token {
             "--devices" => request.devices = Some(value().parse().unwrap()),
             "--device-type" => request.kind = Some(value().parse().unwrap()),
             "--device-order" => request.order = Some(value().parse().unwrap()),

@@ -214,25 +214,26 @@ fn retired_memory(state: &DeviceState) -> Option<HealthFinding> {
 
 /// Processes on the device: of other users, of unknown users, and of this user.
 fn process_findings(state: &DeviceState, own_uid: u32) -> Vec<HealthFinding> {
-    let of = |is_it: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
-        state.processes.iter().filter(|process| is_it(process.uid)).collect()
+    let of = |is_owner: &dyn Fn(Option<u32>) -> bool| -> Vec<&DeviceProcess> {
+        state.processes.iter().filter(|process| is_owner(process.uid)).collect()
     };
     let groups = [
         (Severity::Warning, "busy with another user's", of(&|uid| uid.is_some_and(|uid| uid != own_uid))),
         (Severity::Warning, "busy with an unknown user's", of(&|uid| uid.is_none())),
         (Severity::Note, "busy with your own", of(&|uid| uid == Some(own_uid))),
     ];
-    let told = groups.into_iter().filter(|(_, _, processes)| !processes.is_empty());
-    told.map(|(severity, whose, processes)| {
-        let noun = if processes.len() == 1 { "process" } else { "processes" };
-        let mut named: Vec<String> =
-            processes.iter().take(MAX_LISTED_PROCESSES).map(|one| process_label(one)).collect();
-        if processes.len() > MAX_LISTED_PROCESSES {
-            named.push(format!("and {} more", processes.len() - MAX_LISTED_PROCESSES));
-        }
-        HealthFinding { severity, text: format!("{whose} {noun}: {}", named.join("; ")) }
-    })
-    .collect()
+    let present = groups.into_iter().filter(|(_, _, processes)| !processes.is_empty());
+    present
+        .map(|(severity, description, processes)| {
+            let noun = if processes.len() == 1 { "process" } else { "processes" };
+            let mut named: Vec<String> =
+                processes.iter().take(MAX_LISTED_PROCESSES).map(|one| process_label(one)).collect();
+            if processes.len() > MAX_LISTED_PROCESSES {
+                named.push(format!("and {} more", processes.len() - MAX_LISTED_PROCESSES));
+            }
+            HealthFinding { severity, text: format!("{description} {noun}: {}", named.join("; ")) }
+        })
+        .collect()
 }
 
 fn process_label(process: &DeviceProcess) -> String {

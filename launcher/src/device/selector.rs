@@ -159,8 +159,8 @@ impl SelectorError {
             Self::TypePrefix { kind, rest, .. } => {
                 let kind = kind.map(|kind| format!("--device-type {kind}"));
                 let devices = (!rest.is_empty()).then(|| format!("--devices {rest}"));
-                let words: Vec<String> = [kind, devices].into_iter().flatten().collect();
-                format!("write it as `{}`", words.join(" "))
+                let options: Vec<String> = [kind, devices].into_iter().flatten().collect();
+                format!("write it as `{}`", options.join(" "))
             }
             Self::Junk { entry } => suggest_entry(entry).unwrap_or_else(|| {
                 "a device is an index (`3`), a range (`0-3`), an exclusion (`-2`), a UUID (`GPU-…`, `MIG-…`) or its \
@@ -191,7 +191,8 @@ fn suggest_entry(entry: &str) -> Option<String> {
             format!("leave `{host}:` out, as in `--devices {index}`: a launcher chooses the devices of its own node")
         });
     }
-    let digits = ["gpu", "cuda", "device", "nvidia"].into_iter().find_map(|word| small.strip_prefix(word))?;
+    let digits =
+        ["gpu", "cuda", "device", "nvidia"].into_iter().find_map(|prefix| small.strip_prefix(prefix))?;
     let is_index = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_index.then(|| format!("write the index alone: `--devices {digits}`"))
 }
@@ -254,22 +255,22 @@ pub fn display_value(value: &str) -> String {
 
 /// `cuda:1,2`, `gpu:1`, `cuda`: returns the error that shows the right form.
 fn type_prefix_error(list: &str) -> Option<SelectorError> {
-    let kind = |word: &str| match word {
+    let kind = |prefix: &str| match prefix {
         // Several vendors' programs call theirs so.
         "gpu" | "device" => Some(None),
         "hip" | "amd" => Some(Some(DeviceType::Rocm)),
         "nvidia" => Some(Some(DeviceType::Cuda)),
-        word => word.parse().ok().map(Some),
+        prefix => prefix.parse().ok().map(Some),
     };
     let first = list.split(',').next()?.trim();
-    let word = first.split_once(':').map_or(first, |(word, _)| word);
-    let kind = kind(word)?;
-    let prefix = format!("{word}:");
+    let prefix = first.split_once(':').map_or(first, |(prefix, _)| prefix);
+    let kind = kind(prefix)?;
+    let prefix_and_colon = format!("{prefix}:");
     let rest: Vec<&str> = list
         .split(',')
         .map(str::trim)
-        .map(|entry| entry.strip_prefix(&prefix).unwrap_or(entry))
-        .filter(|entry| *entry != word && !entry.is_empty())
+        .map(|entry| entry.strip_prefix(&prefix_and_colon).unwrap_or(entry))
+        .filter(|entry| *entry != prefix && !entry.is_empty())
         .collect();
     Some(SelectorError::TypePrefix { list: list.to_owned(), kind, rest: rest.join(",") })
 }

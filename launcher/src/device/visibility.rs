@@ -164,10 +164,10 @@ impl VisibleDevices {
         for (index, device) in devices.iter_mut().enumerate() {
             device.index = u32::try_from(index).ok();
         }
-        let mut seen = Self::all(devices);
-        seen.variable = Some((variable, value.to_owned()));
-        seen.warn_dropped(variable, value, dropped);
-        seen
+        let mut visible = Self::all(devices);
+        visible.variable = Some((variable, value.to_owned()));
+        visible.warn_dropped(variable, value, dropped);
+        visible
     }
 
     /// One warning for one variable, however many entries it loses.

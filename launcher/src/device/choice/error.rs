@@ -277,8 +277,8 @@ fn types(kinds: &[DeviceType]) -> String {
 }
 
 fn type_options(kinds: &[DeviceType]) -> String {
-    let words: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
-    words.join(" or ")
+    let options: Vec<String> = kinds.iter().map(|kind| format!("`--device-type {kind}`")).collect();
+    options.join(" or ")
 }
 
 fn counted_within(variable: Option<&str>) -> String {

@@ -9,17 +9,17 @@ use crate::device::{Accelerator, Condition};
 
 /// Why a device is not idle; `None` where it is.
 pub(super) fn busy_reason(accelerator: &Accelerator) -> Option<String> {
-    if let Condition::Lost { why } = &accelerator.condition {
-        return Some(format!("it does not answer: {why}"));
+    if let Condition::Lost { why: reason } = &accelerator.condition {
+        return Some(format!("it does not answer: {reason}"));
     }
     let processes = accelerator.state.as_ref().map(|state| state.processes.as_slice());
-    if let Some([process, others @ ..]) = processes {
+    if let Some([process, rest @ ..]) = processes {
         let name = process.name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
-        let others = match others.len() {
+        let rest = match rest.len() {
             0 => String::new(),
             count => format!(" and {count} more"),
         };
-        return Some(format!("process {}{name}{others} uses it", process.pid));
+        return Some(format!("process {}{name}{rest} uses it", process.pid));
     }
     let Some(memory) = accelerator.memory.filter(|memory| memory.free.is_some()) else {
         return processes.is_none().then(|| "nothing is known about its use".to_owned());

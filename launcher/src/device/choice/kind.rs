@@ -40,8 +40,8 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 
 /// The visible devices of a type, in no promised order.
 pub(super) fn glance(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
-    let asking = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
-    visibility::read_visible_devices(kind, question.machine, question.inherited, asking)
+    let query = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
+    visibility::read_visible_devices(kind, question.machine, question.inherited, query)
 }
 
 /// No device of this type, and the probes' troubles.
@@ -58,26 +58,29 @@ fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
 }
 
 /// A library or folder that a machine without such devices lacks. A device without its node is more than that.
-fn is_plain_absence(trouble: &ProbeProblem) -> bool {
-    let ProbeProblemKind::Missing(words) = &trouble.what else { return false };
-    let is_node = trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu;
-    let words = words.to_lowercase();
-    !is_node && (words.contains("no such file") || words.contains("the loader finds no"))
+fn is_plain_absence(problem: &ProbeProblem) -> bool {
+    let ProbeProblemKind::Missing(reason) = &problem.what else { return false };
+    let is_node = problem.source.starts_with("/dev/") && problem.kind != DeviceType::Npu;
+    let reason = reason.to_lowercase();
+    !is_node && (reason.contains("no such file") || reason.contains("the loader finds no"))
 }
 
 fn by_itself(question: &ChoiceInput<'_>, selector: Option<&Selector>) -> Result<DeviceTarget, ChoiceError> {
     let present = present(question.machine);
-    let seen: Vec<(DeviceType, VisibleDevices)> =
+    let by_kind: Vec<(DeviceType, VisibleDevices)> =
         present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
-    let mut visible: Vec<(DeviceType, &VisibleDevices)> =
-        seen.iter().filter(|(_, seen)| !seen.devices.is_empty()).map(|(kind, seen)| (*kind, seen)).collect();
-    let hidden = seen.iter().find_map(|(kind, seen)| {
-        let emptied = seen.devices.is_empty() && has_cards(*kind, question.machine);
-        Some((*kind, seen.variable.clone().filter(|_| emptied)?))
+    let mut visible: Vec<(DeviceType, &VisibleDevices)> = by_kind
+        .iter()
+        .filter(|(_, of_kind)| !of_kind.devices.is_empty())
+        .map(|(kind, of_kind)| (*kind, of_kind))
+        .collect();
+    let hidden = by_kind.iter().find_map(|(kind, of_kind)| {
+        let emptied = of_kind.devices.is_empty() && has_cards(*kind, question.machine);
+        Some((*kind, of_kind.variable.clone().filter(|_| emptied)?))
     });
     // Many machines have an integrated GPU for the screen: it is used only when named explicitly.
-    let is_meant = |(kind, seen): &(DeviceType, &VisibleDevices)| {
-        !all_integrated(seen) || is_named(*kind, question, selector)
+    let is_meant = |(kind, of_kind): &(DeviceType, &VisibleDevices)| {
+        !all_integrated(of_kind) || is_named(*kind, question, selector)
     };
     if selector.is_none() || hidden.is_some() || visible.iter().any(is_meant) {
         visible.retain(is_meant);
@@ -95,8 +98,8 @@ fn by_itself(question: &ChoiceInput<'_>, selector: Option<&Selector>) -> Result<
     }
 }
 
-fn all_integrated(seen: &VisibleDevices) -> bool {
-    seen.devices.iter().all(|device| device.accelerator.integrated)
+fn all_integrated(visible: &VisibleDevices) -> bool {
+    visible.devices.iter().all(|device| device.accelerator.integrated)
 }
 
 /// Whether there are devices of this type other than integrated GPUs.
@@ -122,16 +125,16 @@ fn is_named(kind: DeviceType, question: &ChoiceInput<'_>, selector: Option<&Sele
 /// Variables that hide devices of types other than `taken`; each variable is listed once, though several vendors read
 /// it.
 pub(super) fn lost_elsewhere(question: &ChoiceInput<'_>, taken: Option<DeviceType>) -> Vec<ChoiceWarning> {
-    let mut told: Vec<ChoiceWarning> = Vec::new();
+    let mut reported: Vec<ChoiceWarning> = Vec::new();
     for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
-        let seen = glance(kind, question);
+        let visible = glance(kind, question);
         let new: Vec<ChoiceWarning> =
-            seen.warnings.into_iter().filter(|warning| !warning.is_told(&told)).collect();
-        if taken.is_none() || seen.devices.is_empty() {
-            told.extend(new);
+            visible.warnings.into_iter().filter(|warning| !warning.is_told(&reported)).collect();
+        if taken.is_none() || visible.devices.is_empty() {
+            reported.extend(new);
         }
     }
-    told
+    reported
 }
 
 /// Several vendors' devices are visible: the list or a variable must select one type.
@@ -150,7 +153,7 @@ fn one_of(
     if let [kind] = pointed.as_slice() {
         return Ok(DeviceTarget::Of(*kind));
     }
-    let there = several.iter().map(|(kind, seen)| format!("{} of type {kind}", seen.devices.len()));
+    let there = several.iter().map(|(kind, visible)| format!("{} of type {kind}", visible.devices.len()));
     Err(ChoiceError::SeveralTypes {
         kinds: several.iter().map(|(kind, _)| *kind).collect(),
         there: there.collect(),

@@ -104,9 +104,9 @@ const MAPS: &[(&str, &str, &str, &str)] = &[
 #[test]
 fn chosen_devices_match_table() {
     assert!(MAPS.len() >= 60);
-    for (machine, variables, words, expected) in MAPS {
-        let row = format!("{machine} | {variables} | {words}");
-        let choice = fake::choose(&fake::machine(machine), &environment(variables), &request(words));
+    for (machine, variables, options, expected) in MAPS {
+        let row = format!("{machine} | {variables} | {options}");
+        let choice = fake::choose(&fake::machine(machine), &environment(variables), &request(options));
         let choice = choice.unwrap_or_else(|error| panic!("{row}: {error}"));
         let chosen = device_numbers(choice.devices.iter().map(|device| &device.accelerator));
         assert_eq!(chosen, *expected, "{row}");
@@ -140,8 +140,9 @@ fn idle_selector_excludes_used_devices() {
 
 #[test]
 fn device_reports_its_selection_method() {
-    let how = |machine: &str, variables: &str, words: &str| {
-        let choice = fake::choose(&fake::machine(machine), &environment(variables), &request(words)).unwrap();
+    let how = |machine: &str, variables: &str, options: &str| {
+        let choice =
+            fake::choose(&fake::machine(machine), &environment(variables), &request(options)).unwrap();
         choice.devices[0].how.to_string()
     };
     assert_eq!(how("cuda 4", "", ""), "all devices");
@@ -158,8 +159,10 @@ fn device_reports_its_selection_method() {
 
 #[test]
 fn explicit_request_clears_untouched_flag() {
-    let untouched = |machine: &str, variables: &str, words: &str| {
-        fake::choose(&fake::machine(machine), &environment(variables), &request(words)).unwrap().is_untouched
+    let untouched = |machine: &str, variables: &str, options: &str| {
+        fake::choose(&fake::machine(machine), &environment(variables), &request(options))
+            .unwrap()
+            .is_untouched
     };
     assert!(untouched("cuda 4", "", ""));
     assert!(untouched("cuda 4", "CUDA_VISIBLE_DEVICES=3,1", "--device-type cuda"));

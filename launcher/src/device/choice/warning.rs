@@ -70,12 +70,12 @@ pub enum ChoiceWarning {
 
 impl ChoiceWarning {
     /// Whether one of these is about the same inherited variable: several vendors read some.
-    pub(super) fn is_told(&self, told: &[Self]) -> bool {
+    pub(super) fn is_told(&self, reported: &[Self]) -> bool {
         let variable = |warning: &Self| match warning {
             Self::Dropped { variable, .. } | Self::NoOrder { variable, .. } => Some(*variable),
             _ => None,
         };
-        variable(self).is_some_and(|name| told.iter().any(|other| variable(other) == Some(name)))
+        variable(self).is_some_and(|name| reported.iter().any(|other| variable(other) == Some(name)))
     }
 }
 

@@ -15,7 +15,7 @@ fn with_troubles(troubles: Vec<ProbeProblem>) -> Machine {
 }
 
 /// The reason under `NAME=value|NAME=value` with these device nodes; `quiet` where the CPUs are requested.
-fn said(
+fn reason_text(
     variables: &str,
     machine: Option<&Machine>,
     nodes: &[DeviceType],
@@ -34,7 +34,7 @@ fn said(
     };
     match find_cpu_reason(&evidence) {
         CpuReason::Requested => "quiet".to_owned(),
-        CpuReason::Because(words) => words,
+        CpuReason::Because(reason) => reason,
     }
 }
 
@@ -60,8 +60,8 @@ fn hidden_devices_mean_cpu_is_requested() {
         ("", false),
     ] {
         for machine in [None, Some(&Machine::default())] {
-            let said = said(variables, machine, &[], &[]);
-            assert_eq!(said == "quiet", is_quiet, "{variables}: {said}");
+            let reason = reason_text(variables, machine, &[], &[]);
+            assert_eq!(reason == "quiet", is_quiet, "{variables}: {reason}");
         }
     }
 }
@@ -109,9 +109,9 @@ fn unmet_list_names_driver_and_first_problem() {
         };
         let way_out =
             if nodes.is_empty() { "start the container or job step with" } else { "`rankrun devices` shows" };
-        let said = said(variables, machine, &nodes, &[]);
-        assert!(said.starts_with(&format!("{asks}{expected}; {way_out} ")), "{said}");
-        assert!(said.ends_with(", or say `--device-type cpu` if CPUs are meant"), "{said}");
+        let reason = reason_text(variables, machine, &nodes, &[]);
+        assert!(reason.starts_with(&format!("{asks}{expected}; {way_out} ")), "{reason}");
+        assert!(reason.ends_with(", or say `--device-type cpu` if CPUs are meant"), "{reason}");
     }
 }
 
@@ -124,16 +124,17 @@ fn dropped_entries_are_named_with_vendor_rule() {
     };
     let cuda = dropped("CUDA_VISIBLE_DEVICES", "5", "`5` is no index of a device, which ends the list");
     let machine = fake::cuda(4);
-    let words = "`CUDA_VISIBLE_DEVICES=5` leaves no device: `5` is no index of a device, which ends the list";
+    let expected =
+        "`CUDA_VISIBLE_DEVICES=5` leaves no device: `5` is no index of a device, which ends the list";
     let warnings = [cuda.clone()];
-    let one = said("CUDA_VISIBLE_DEVICES=5", Some(&machine), &[DeviceType::Cuda], &warnings);
-    assert_eq!(one, format!("{words}; compare with `rankrun devices`"));
+    let one = reason_text("CUDA_VISIBLE_DEVICES=5", Some(&machine), &[DeviceType::Cuda], &warnings);
+    assert_eq!(one, format!("{expected}; compare with `rankrun devices`"));
     let both = [cuda, dropped("ROCR_VISIBLE_DEVICES", "9", "`9` names no device")];
-    let both = said("CUDA_VISIBLE_DEVICES=5|ROCR_VISIBLE_DEVICES=9", Some(&machine), &[], &both);
+    let both = reason_text("CUDA_VISIBLE_DEVICES=5|ROCR_VISIBLE_DEVICES=9", Some(&machine), &[], &both);
     assert_eq!(
         both,
         format!(
-            "{words}; `ROCR_VISIBLE_DEVICES=9` leaves no device: `9` names no device; compare with `rankrun devices`"
+            "{expected}; `ROCR_VISIBLE_DEVICES=9` leaves no device: `9` names no device; compare with `rankrun devices`"
         )
     );
 }
@@ -169,6 +170,6 @@ fn machine_without_usable_device_names_obstacle() {
         ),
         (Some(&sliced), vec![Cuda], "every GPU is in MIG mode and has no instances"),
     ] {
-        assert_eq!(said("", machine, &nodes, &[]), expected);
+        assert_eq!(reason_text("", machine, &nodes, &[]), expected);
     }
 }

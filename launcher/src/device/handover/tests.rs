@@ -21,12 +21,12 @@ fn render(variables: &[(&'static str, Option<OsString>)]) -> String {
 fn make_handover(
     machine: &str,
     variables: &str,
-    words: &str,
+    options: &str,
     workers: u32,
     visibility: Visibility,
 ) -> Handover {
     let inherited = environment(variables);
-    let choice = fake::choose(&fake::machine(machine), &inherited, &request(words)).unwrap();
+    let choice = fake::choose(&fake::machine(machine), &inherited, &request(options)).unwrap();
     assign_worker_variables(&choice, &inherited, workers, visibility)
 }
 
@@ -118,17 +118,17 @@ const WRITTEN: &[(&str, &str, &str, &str)] = &[
 
 #[test]
 fn visibility_variables_match_table() {
-    for (machine, variables, words, expected) in WRITTEN {
-        let handover = make_handover(machine, variables, words, 2, Visibility::Whole);
-        let row = format!("{machine} | {variables} | {words}");
+    for (machine, variables, options, expected) in WRITTEN {
+        let handover = make_handover(machine, variables, options, 2, Visibility::Whole);
+        let row = format!("{machine} | {variables} | {options}");
         assert_eq!(render(&handover.workers[0].variables), *expected, "{row}");
     }
 }
 
 #[test]
 fn inexpressible_order_forces_own_visibility() {
-    let visibility = |machine: &str, words: &str| {
-        let handover = make_handover(machine, "", words, 2, Visibility::Whole);
+    let visibility = |machine: &str, options: &str| {
+        let handover = make_handover(machine, "", options, 2, Visibility::Whole);
         assert_eq!(handover.forced_own_reason.is_some(), handover.visibility == Visibility::Own);
         assert_eq!(handover.workers[1].ordinal, u32::from(handover.visibility == Visibility::Whole));
         handover.visibility
@@ -206,10 +206,10 @@ fn visible_devices(
     kind: DeviceType,
 ) -> (Vec<Accelerator>, bool) {
     let cuda_order = || Ok(fake::mixed_cuda_order(machine));
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let seen = visibility::read_visible_devices(kind, machine, inherited, asking);
-    let smooth = seen.warnings.is_empty();
-    (seen.devices.into_iter().map(|device| device.accelerator).collect(), smooth)
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
+    let visible = visibility::read_visible_devices(kind, machine, inherited, query);
+    let has_no_warning = visible.warnings.is_empty();
+    (visible.devices.into_iter().map(|device| device.accelerator).collect(), has_no_warning)
 }
 
 proptest! {

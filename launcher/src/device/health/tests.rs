@@ -219,14 +219,14 @@ fn card_below_half_of_largest_memory_gives_warning() {
 
 #[test]
 fn sizes_are_rounded_down() {
-    for (bytes, words) in [
+    for (bytes, text) in [
         (0, "0 MiB"),
         (GIB - 1, "1023 MiB"),
         (GIB, "1.0 GiB"),
         (85_520_809_984, "79.6 GiB"),
         (u64::MAX, "17179869183.9 GiB"),
     ] {
-        assert_eq!(format_bytes(bytes), words);
+        assert_eq!(format_bytes(bytes), text);
     }
     assert_eq!(watts(u64::MAX), u64::MAX / 1000);
     assert_eq!(watts(398_500), 399);

@@ -109,11 +109,11 @@ impl Links {
     /// From the first of the list, always to the remaining device with the best link.
     fn greedy_path(&self) -> Vec<usize> {
         let mut path = vec![0];
-        let mut left: Vec<usize> = (1..self.count).collect();
-        while let Some(last) = path.last().copied().filter(|_| !left.is_empty()) {
-            let best = left.iter().map(|next| self.grade(last, *next)).max().unwrap_or(0);
-            let place = left.iter().position(|next| self.grade(last, *next) == best).unwrap_or(0);
-            path.push(left.remove(place));
+        let mut unvisited: Vec<usize> = (1..self.count).collect();
+        while let Some(last) = path.last().copied().filter(|_| !unvisited.is_empty()) {
+            let best = unvisited.iter().map(|next| self.grade(last, *next)).max().unwrap_or(0);
+            let place = unvisited.iter().position(|next| self.grade(last, *next) == best).unwrap_or(0);
+            path.push(unvisited.remove(place));
         }
         path
     }

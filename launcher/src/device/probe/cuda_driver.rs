@@ -109,11 +109,11 @@ impl CudaDriver {
         Ok(text.to_string_lossy().chars().filter(|c| !c.is_control()).collect())
     }
 
-    fn check_cuda_result(&self, what: &str, code: c_int) -> Result<(), String> {
+    fn check_cuda_result(&self, function: &str, code: c_int) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }
-        let words = self.error.and_then(|error| {
+        let message = self.error.and_then(|error| {
             let mut text = ptr::null();
             // SAFETY: the pointer lives through the call, and the driver sets it to a constant text of its own.
             unsafe {
@@ -121,9 +121,9 @@ impl CudaDriver {
                     .then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
             }
         });
-        Err(match words {
-            Some(words) => format!("`{what}`: {words} (error {code})"),
-            None => format!("`{what}`: error {code}"),
+        Err(match message {
+            Some(message) => format!("`{function}`: {message} (error {code})"),
+            None => format!("`{function}`: error {code}"),
         })
     }
 }
@@ -155,9 +155,9 @@ fn catch_panic<T>(run: impl FnOnce() -> Result<T, String> + panic::UnwindSafe) -
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let words =
+    let message =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(|s| &**s));
-    words.unwrap_or("the CUDA driver's library could not be used").to_owned()
+    message.unwrap_or("the CUDA driver's library could not be used").to_owned()
 }
 
 #[cfg(test)]

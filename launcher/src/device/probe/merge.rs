@@ -54,9 +54,14 @@ fn entries(nvidia: Vec<Accelerator>, kernel: Vec<Accelerator>) -> Vec<MergeEntry
         .collect();
     let cards: Vec<usize> = (0..nvidia.len()).map(|at| card_of(&nvidia, at)).collect();
     let of_nvml = nvidia.into_iter().zip(cards).enumerate().map(|(at, (mut accelerator, card))| {
-        let seen = accelerator.pci.and_then(|address| by_address.get(&address));
-        accelerator.numa_node = accelerator.numa_node.or_else(|| seen?.1);
-        MergeEntry { accelerator, nvml: Some(at), nvml_card: Some(card), kernel: seen.map(|seen| seen.0) }
+        let in_kernel = accelerator.pci.and_then(|address| by_address.get(&address));
+        accelerator.numa_node = accelerator.numa_node.or_else(|| in_kernel?.1);
+        MergeEntry {
+            accelerator,
+            nvml: Some(at),
+            nvml_card: Some(card),
+            kernel: in_kernel.map(|entry| entry.0),
+        }
     });
     let of_kernel = kernel.into_iter().enumerate().map(|(at, accelerator)| MergeEntry {
         accelerator,
@@ -116,14 +121,14 @@ impl KnownLinks {
 
     /// NVML's word counts first; parts of one card are as near as can be.
     fn between(&self, a: &MergeEntry, b: &MergeEntry) -> Option<LinkKind> {
-        let look = |table: &BTreeMap<(usize, usize), LinkKind>, a: Option<usize>, b: Option<usize>| {
+        let link = |table: &BTreeMap<(usize, usize), LinkKind>, a: Option<usize>, b: Option<usize>| {
             table.get(&pair(a?, b?)).copied()
         };
         let one_card = || (a.nvml_card.is_some() && a.nvml_card == b.nvml_card).then_some(LinkKind::Pix);
-        look(&self.nvml, a.nvml, b.nvml)
+        link(&self.nvml, a.nvml, b.nvml)
             .or_else(one_card)
-            .or_else(|| look(&self.nvml, a.nvml_card, b.nvml_card))
-            .or_else(|| look(&self.kernel, a.kernel, b.kernel))
+            .or_else(|| link(&self.nvml, a.nvml_card, b.nvml_card))
+            .or_else(|| link(&self.kernel, a.kernel, b.kernel))
     }
 }
 

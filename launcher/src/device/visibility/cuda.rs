@@ -15,12 +15,12 @@ const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 pub(super) fn read(
     machine: &Machine,
     inherited: &InheritedVariables,
-    asking: VisibilityQuery<'_>,
+    query: VisibilityQuery<'_>,
 ) -> VisibleDevices {
     let cards = CardList { machine, inherited };
     match &inherited.cuda {
-        None => cards.without_list(asking),
-        Some(value) => cards.with_list(value, asking),
+        None => cards.without_list(query),
+        Some(value) => cards.with_list(value, query),
     }
 }
 
@@ -71,7 +71,7 @@ struct CardList<'a> {
 type EnumerationOrder = (Vec<usize>, Option<String>);
 
 impl CardList<'_> {
-    fn order(&self, asking: VisibilityQuery<'_>) -> EnumerationOrder {
+    fn order(&self, query: VisibilityQuery<'_>) -> EnumerationOrder {
         let cards = pci_order(self.machine);
         let names = || {
             let cards = cards.iter().map(|at| &self.machine.accelerators[*at]);
@@ -86,10 +86,10 @@ impl CardList<'_> {
             let reason = "a process sees one MIG device only, so that the driver cannot be asked for all";
             return (cards, Some(reason.to_owned()));
         }
-        let driver = (asking.cuda_order)();
+        let driver = (query.cuda_order)();
         match driver.and_then(|driver| match_driver(self.machine, &cards, &driver)) {
             Ok(order) => (order, None),
-            Err(because) => (cards, Some(because)),
+            Err(reason) => (cards, Some(reason)),
         }
     }
 
@@ -110,46 +110,46 @@ impl CardList<'_> {
         }
     }
 
-    fn without_list(&self, asking: VisibilityQuery<'_>) -> VisibleDevices {
-        let variable = self.inherited.cuda_order.as_ref().filter(|_| asking.index_order != IndexOrder::Named);
+    fn without_list(&self, query: VisibilityQuery<'_>) -> VisibleDevices {
+        let variable = self.inherited.cuda_order.as_ref().filter(|_| query.index_order != IndexOrder::Named);
         let has_instances =
             self.machine.accelerators.iter().any(|device| matches!(device.part, Part::MigInstance { .. }));
         // Each worker of a machine with MIG devices is shown its own by UUID, whatever the runtime's order is.
-        let counts = match asking.index_order {
+        let counts = match query.index_order {
             IndexOrder::Runtime | IndexOrder::Torch => !has_instances,
             IndexOrder::Typed => variable.is_some(),
             IndexOrder::Named => false,
         };
         let (cards, order_unknown) = if counts {
-            self.order(asking)
+            self.order(query)
         } else {
             let mut cards = pci_order(self.machine);
             cards.sort_by_key(|at| self.machine.accelerators[*at].index);
             (cards, None)
         };
-        let mut seen = VisibleDevices::all(Vec::new());
+        let mut visible = VisibleDevices::all(Vec::new());
         for (ordinal, card) in cards.into_iter().enumerate() {
-            if asking.index_order == IndexOrder::Torch {
+            if query.index_order == IndexOrder::Torch {
                 // Through NVML, which lists cards. Without instances there is nothing to see, and it counts all the same.
                 let at = self.device_of(card).unwrap_or(card);
-                seen.devices.push(Visible::of(self.machine, at));
+                visible.devices.push(Visible::of(self.machine, at));
             } else if self.machine.accelerators[card].part == Part::MigParent {
                 let instances = self.instances(card).map(|at| Visible::of(self.machine, at));
-                seen.devices.extend(instances.map(|device| Visible { index: None, ..device }));
+                visible.devices.extend(instances.map(|device| Visible { index: None, ..device }));
             } else {
                 let mut device = Visible::of(self.machine, card);
                 if counts {
                     device.index = u32::try_from(ordinal).ok();
                 }
-                seen.devices.push(device);
+                visible.devices.push(device);
             }
         }
-        seen.variable = variable.filter(|_| counts).map(|value| ("CUDA_DEVICE_ORDER", value.clone()));
-        seen.order_unknown = order_unknown;
-        seen
+        visible.variable = variable.filter(|_| counts).map(|value| ("CUDA_DEVICE_ORDER", value.clone()));
+        visible.order_unknown = order_unknown;
+        visible
     }
 
-    fn with_list(&self, value: &OsStr, asking: VisibilityQuery<'_>) -> VisibleDevices {
+    fn with_list(&self, value: &OsStr, query: VisibilityQuery<'_>) -> VisibleDevices {
         let text = value.to_string_lossy();
         let mut dropped = Vec::new();
         let form = ["GPU-", "MIG-"].into_iter().find(|form| text.starts_with(form));
@@ -157,20 +157,20 @@ impl CardList<'_> {
             Some(form) => {
                 let old = self.by_legacy_mig_names(&text);
                 let mut devices = old.unwrap_or_else(|| self.by_uuid(&text, form, &mut dropped));
-                if form == "MIG-" && asking.index_order == IndexOrder::Torch {
+                if form == "MIG-" && query.index_order == IndexOrder::Torch {
                     devices.truncate(1);
                 }
                 (devices, None)
             }
-            None => self.by_number(&text, asking, &mut dropped),
+            None => self.by_number(&text, query, &mut dropped),
         };
         // The usual ways to write "none".
         if matches!(text.trim(), "" | "-1" | "NoDevFiles") {
             dropped.clear();
         }
-        let mut seen = VisibleDevices::listed(devices, VARIABLE, value, &dropped);
-        seen.order_unknown = order_unknown;
-        seen
+        let mut visible = VisibleDevices::listed(devices, VARIABLE, value, &dropped);
+        visible.order_unknown = order_unknown;
+        visible
     }
 
     fn by_uuid(&self, text: &str, form: &str, dropped: &mut Vec<String>) -> Vec<Visible> {
@@ -260,7 +260,7 @@ impl CardList<'_> {
     fn by_number(
         &self,
         text: &str,
-        asking: VisibilityQuery<'_>,
+        query: VisibilityQuery<'_>,
         dropped: &mut Vec<String>,
     ) -> (Vec<Visible>, Option<String>) {
         let mut numbers: Vec<(u64, &str)> = Vec::new();
@@ -282,7 +282,7 @@ impl CardList<'_> {
         if numbers.is_empty() {
             return (Vec::new(), None);
         }
-        let (cards, order_unknown) = self.order(asking);
+        let (cards, order_unknown) = self.order(query);
         let mut named = Vec::new();
         for (number, entry) in numbers {
             let card = usize::try_from(number).ok().and_then(|number| cards.get(number));

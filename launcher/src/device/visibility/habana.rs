@@ -19,7 +19,7 @@ pub(super) fn read(
 ) -> VisibleDevices {
     let mut devices = devices_of_kind(machine, DeviceType::Hpu);
     let numbered = devices.iter().all(|device| device.accelerator.module_id.is_some());
-    let mut seen = match not_empty(inherited.habana.as_ref()) {
+    let mut visible = match not_empty(inherited.habana.as_ref()) {
         Some(value) => listed(&devices, value),
         None => {
             if counting.is_runtime_order() {
@@ -29,11 +29,11 @@ pub(super) fn read(
             VisibleDevices::all(devices)
         }
     };
-    let counts_modules = seen.variable.is_some() || counting.is_runtime_order();
-    if !numbered && counts_modules && seen.devices.len() > 1 {
-        seen.order_unknown = Some("the driver does not tell the modules' numbers".to_owned());
+    let counts_modules = visible.variable.is_some() || counting.is_runtime_order();
+    if !numbered && counts_modules && visible.devices.len() > 1 {
+        visible.order_unknown = Some("the driver does not tell the modules' numbers".to_owned());
     }
-    seen
+    visible
 }
 
 /// Where the driver does not tell the modules' numbers, they are taken to be the devices'.
@@ -46,21 +46,21 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
         let number = entry.parse::<u32>().ok();
         match devices.iter().find(|device| Some(module(device)) == number) {
             None => dropped.push(format!("there is no module `{entry}`")),
-            Some(device) if named.iter().any(|seen| seen.position == device.position) => {
+            Some(device) if named.iter().any(|other| other.position == device.position) => {
                 dropped.push(format!("`{entry}` stands there again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, false)),
         }
     }
     let ascending = named.is_sorted_by_key(module);
-    let mut seen = VisibleDevices::listed(named, VARIABLE, value, &dropped);
+    let mut visible = VisibleDevices::listed(named, VARIABLE, value, &dropped);
     if !ascending {
         let reason = "the vendor promises no order of the modules in it";
-        seen.warnings.push(ChoiceWarning::NoOrder {
+        visible.warnings.push(ChoiceWarning::NoOrder {
             variable: VARIABLE,
             value: value.clone(),
             because: reason,
         });
     }
-    seen
+    visible
 }

@@ -69,24 +69,24 @@ pub(super) fn read(
             counting.is_runtime_order() && cards.iter().filter(is_seen).count() > 1
         }
     };
-    let mut seen = match mask {
+    let mut visible = match mask {
         Some(mask) => VisibleDevices::listed(devices, VARIABLE, mask, &dropped),
         None => VisibleDevices::all(devices),
     };
     if has_several_cards && !pinned {
-        seen.order_unknown = Some(ORDER_UNKNOWN.to_owned());
+        visible.order_unknown = Some(ORDER_UNKNOWN.to_owned());
     }
     if let (Some(mask), Some(entries)) = (mask, entries)
         && !entries.is_sorted_by_key(|entry| entry.tiles.first())
     {
         let reason = "a mask is a set, and its devices come in the order of their numbers";
-        seen.warnings.push(ChoiceWarning::NoOrder {
+        visible.warnings.push(ChoiceWarning::NoOrder {
             variable: VARIABLE,
             value: mask.clone(),
             because: reason,
         });
     }
-    seen
+    visible
 }
 
 /// An entry of the mask that fits, and what it lets through: (card, tile) in PCI order.
@@ -172,9 +172,9 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
             continue;
         };
         let through = |tile: usize| entries.iter().any(|entry| entry.tiles.contains(&(card, tile)));
-        let seen: Vec<usize> =
+        let visible_tiles: Vec<usize> =
             tiles.iter().enumerate().filter(|(tile, _)| through(*tile)).map(|(_, at)| *at).collect();
-        if !seen.is_empty() {
+        if !visible_tiles.is_empty() {
             let of_card = |entry: &&MaskEntry| entry.tiles.iter().any(|(of, _)| *of == card);
             let mut texts: Vec<&str> = Vec::new();
             for entry in entries.iter().filter(of_card) {
@@ -182,7 +182,7 @@ fn whole_cards(machine: &Machine, cards: &[Vec<usize>], entries: Option<&[MaskEn
                     texts.push(&entry.text);
                 }
             }
-            devices.push(merge_tiles(machine, card, &seen).named(texts.join(","), false));
+            devices.push(merge_tiles(machine, card, &visible_tiles).named(texts.join(","), false));
         }
     }
     devices

@@ -6,18 +6,18 @@ use super::{InheritedVariables, Visible, VisibleDevices, devices_of_kind, not_em
 use crate::device::{DeviceType, Machine};
 
 pub(super) fn read(machine: &Machine, inherited: &InheritedVariables) -> VisibleDevices {
-    let mut seen = VisibleDevices::all(devices_of_kind(machine, DeviceType::Rocm));
+    let mut visible = VisibleDevices::all(devices_of_kind(machine, DeviceType::Rocm));
     if let Some(value) = &inherited.rocr {
-        seen = apply_rocr_list(&seen.devices, value);
+        visible = apply_rocr_list(&visible.devices, value);
     }
     let hip = not_empty(inherited.hip.as_ref()).map(|value| ("HIP_VISIBLE_DEVICES", value));
     let cuda = not_empty(inherited.cuda.as_ref()).map(|value| ("CUDA_VISIBLE_DEVICES", value));
     if let Some((variable, value)) = hip.or(cuda) {
-        let rocr_warnings = seen.warnings;
-        seen = self::apply_hip_list(&seen.devices, variable, value);
-        seen.warnings.splice(0..0, rocr_warnings);
+        let rocr_warnings = visible.warnings;
+        visible = self::apply_hip_list(&visible.devices, variable, value);
+        visible.warnings.splice(0..0, rocr_warnings);
     }
-    seen
+    visible
 }
 
 /// Reads the list as ROCr's parser does (`amd_filter_device.cpp`).
@@ -34,7 +34,9 @@ fn apply_rocr_list(devices: &[Visible], value: &OsStr) -> VisibleDevices {
         let why = match found {
             _ if place >= devices.len() => "is one more than there are devices",
             None => "names no device",
-            Some(device) if named.iter().any(|seen| seen.position == device.position) => "stands there again",
+            Some(device) if named.iter().any(|other| other.position == device.position) => {
+                "stands there again"
+            }
             Some(device) => {
                 named.push(device.clone().named(*token, is_uuid));
                 continue;
@@ -94,7 +96,7 @@ fn apply_hip_list(devices: &[Visible], variable: &'static str, value: &OsStr) ->
                 }
                 break;
             }
-            Some(device) if named.iter().any(|seen| seen.position == device.position) => {
+            Some(device) if named.iter().any(|other| other.position == device.position) => {
                 dropped.push(format!("`{entry}` stands there again and counts once"));
             }
             Some(device) => named.push(device.clone().named(entry, is_uuid)),

@@ -10,13 +10,13 @@ fn visible_text_with_order(machine: &str, variables: &str, counting: IndexOrder)
     let machine = fake::machine(machine);
     let kind = machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&machine));
-    let asking = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
-    let seen = read_visible_devices(kind, &machine, &environment(variables), asking);
-    let devices = match device_numbers(seen.devices.iter().map(|device| &device.accelerator)).as_str() {
+    let query = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
+    let visible = read_visible_devices(kind, &machine, &environment(variables), query);
+    let devices = match device_numbers(visible.devices.iter().map(|device| &device.accelerator)).as_str() {
         "cpu" => "none".to_owned(),
         devices => devices.to_owned(),
     };
-    match seen.warnings.len() {
+    match visible.warnings.len() {
         0 => devices,
         warnings => format!("{devices} !{warnings}"),
     }
@@ -128,29 +128,29 @@ fn torch_index_order_counts_mig_parents() {
 #[test]
 fn composite_card_has_memory_of_all_tiles() {
     let machine = fake::xpu(2, 2);
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
-    let seen = read_visible_devices(
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let visible = read_visible_devices(
         DeviceType::Xpu,
         &machine,
         &environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE"),
-        asking,
+        query,
     );
-    let memory = seen.devices[0].accelerator.memory.unwrap();
+    let memory = visible.devices[0].accelerator.memory.unwrap();
     assert_eq!((memory.total, memory.free), (160 << 30, Some(160 << 30)));
-    assert_eq!(seen.devices[1].position, 2);
+    assert_eq!(visible.devices[1].position, 2);
     let masked = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=1");
-    let seen = read_visible_devices(DeviceType::Xpu, &machine, &masked, asking);
-    assert_eq!(seen.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2]);
+    let visible = read_visible_devices(DeviceType::Xpu, &machine, &masked, query);
+    assert_eq!(visible.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
 fn single_visible_tile_has_tile_label() {
     let machine = fake::xpu(2, 2);
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let mask = environment("ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE|ZE_AFFINITY_MASK=0.1,1");
-    let seen = read_visible_devices(DeviceType::Xpu, &machine, &mask, asking);
+    let visible = read_visible_devices(DeviceType::Xpu, &machine, &mask, query);
     let labels: Vec<String> =
-        seen.devices.iter().map(|device| crate::device::choice::label(&device.accelerator)).collect();
+        visible.devices.iter().map(|device| crate::device::choice::label(&device.accelerator)).collect();
     assert!(labels[0].starts_with("tile 1 ") && labels[1].starts_with("GPU 1 "), "{labels:?}");
 }
 
@@ -159,10 +159,10 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
     let mut machine = fake::xpu(3, 1);
     machine.accelerators[0].pci = Some("0000:00:02.0".parse().unwrap());
     machine.accelerators[0].integrated = true;
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &|| Err(String::new()) };
     let at = |variables: &str| {
-        let seen = read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), asking);
-        seen.devices.iter().map(|device| device.position).collect::<Vec<_>>()
+        let visible = read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), query);
+        visible.devices.iter().map(|device| device.position).collect::<Vec<_>>()
     };
     assert_eq!(at(""), [1, 2]);
     assert_eq!(at("ZE_AFFINITY_MASK=0,1"), [1]);
@@ -172,26 +172,26 @@ fn integrated_gpu_counts_in_mask_and_hides_beside_discrete() {
 #[test]
 fn cuda_driver_is_queried_only_if_order_matters() {
     let machine = fake::mixed_cuda();
-    let asked = |variables: &str, counting: IndexOrder| {
-        let asked = std::cell::Cell::new(false);
+    let queries_driver = |variables: &str, counting: IndexOrder| {
+        let was_queried = std::cell::Cell::new(false);
         let cuda_order = || {
-            asked.set(true);
+            was_queried.set(true);
             Err("it hangs".to_owned())
         };
-        let asking = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
-        let seen = read_visible_devices(DeviceType::Cuda, &machine, &environment(variables), asking);
-        assert_eq!(seen.order_unknown, asked.get().then(|| "it hangs".to_owned()), "{variables}");
-        asked.get()
+        let query = VisibilityQuery { index_order: counting, cuda_order: &cuda_order };
+        let visible = read_visible_devices(DeviceType::Cuda, &machine, &environment(variables), query);
+        assert_eq!(visible.order_unknown, was_queried.get().then(|| "it hangs".to_owned()), "{variables}");
+        was_queried.get()
     };
-    assert!(asked("", IndexOrder::Runtime));
-    assert!(asked("CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Named));
-    assert!(asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Typed));
-    assert!(!asked("", IndexOrder::Typed));
-    assert!(!asked("", IndexOrder::Named));
-    assert!(!asked("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Named));
-    assert!(!asked("CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Runtime));
-    assert!(!asked("CUDA_VISIBLE_DEVICES=GPU-a0001", IndexOrder::Runtime));
-    assert!(!asked("CUDA_VISIBLE_DEVICES=", IndexOrder::Runtime));
+    assert!(queries_driver("", IndexOrder::Runtime));
+    assert!(queries_driver("CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Named));
+    assert!(queries_driver("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Typed));
+    assert!(!queries_driver("", IndexOrder::Typed));
+    assert!(!queries_driver("", IndexOrder::Named));
+    assert!(!queries_driver("CUDA_DEVICE_ORDER=FASTEST_FIRST", IndexOrder::Named));
+    assert!(!queries_driver("CUDA_DEVICE_ORDER=PCI_BUS_ID|CUDA_VISIBLE_DEVICES=0,2", IndexOrder::Runtime));
+    assert!(!queries_driver("CUDA_VISIBLE_DEVICES=GPU-a0001", IndexOrder::Runtime));
+    assert!(!queries_driver("CUDA_VISIBLE_DEVICES=", IndexOrder::Runtime));
 }
 
 #[test]
@@ -200,16 +200,16 @@ fn cuda_devices_match_by_uuid_then_pci_address() {
     let mut driver = fake::cuda_order(&machine, &[2, 3]);
     driver[0].uuid = "GPU-of-another-spelling".to_owned();
     let cuda_order = || Ok(driver.clone());
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
-    let seen = read_visible_devices(DeviceType::Cuda, &machine, &InheritedVariables::default(), asking);
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &cuda_order };
+    let visible = read_visible_devices(DeviceType::Cuda, &machine, &InheritedVariables::default(), query);
     // Those that it does not name come last, in PCI order.
-    assert_eq!(seen.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2, 3, 0, 1]);
-    let stranger = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
-    let asking = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &stranger };
+    assert_eq!(visible.devices.iter().map(|device| device.position).collect::<Vec<_>>(), [2, 3, 0, 1]);
+    let foreign = || Ok(fake::cuda_order(&fake::rocm(1), &[0]));
+    let query = VisibilityQuery { index_order: IndexOrder::Runtime, cuda_order: &foreign };
     let mut elsewhere = machine.clone();
     elsewhere.accelerators.iter_mut().for_each(|card| card.pci = None);
     assert!(
-        read_visible_devices(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), asking)
+        read_visible_devices(DeviceType::Cuda, &elsewhere, &InheritedVariables::default(), query)
             .order_unknown
             .is_some()
     );
@@ -219,8 +219,8 @@ fn cuda_devices_match_by_uuid_then_pci_address() {
 fn intel_order_is_unknown_without_pci_order_variable() {
     let machine = fake::xpu(2, 1);
     let unknown = |variables: &str, counting: IndexOrder| {
-        let asking = VisibilityQuery { index_order: counting, cuda_order: &|| Err(String::new()) };
-        read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), asking)
+        let query = VisibilityQuery { index_order: counting, cuda_order: &|| Err(String::new()) };
+        read_visible_devices(DeviceType::Xpu, &machine, &environment(variables), query)
             .order_unknown
             .is_some()
     };

@@ -3,13 +3,13 @@
 use super::*;
 use crate::device::{Condition, ProbeProblem, ProbeProblemKind};
 
-fn refused(machine: &str, variables: &str, words: &str) -> ChoiceError {
-    refused_on(&fake::machine(machine), variables, words)
+fn refused(machine: &str, variables: &str, options: &str) -> ChoiceError {
+    refused_on(&fake::machine(machine), variables, options)
 }
 
-fn refused_on(machine: &Machine, variables: &str, words: &str) -> ChoiceError {
-    let choice = fake::choose(machine, &environment(variables), &request(words));
-    let error = choice.expect_err(&format!("{variables} | {words}"));
+fn refused_on(machine: &Machine, variables: &str, options: &str) -> ChoiceError {
+    let choice = fake::choose(machine, &environment(variables), &request(options));
+    let error = choice.expect_err(&format!("{variables} | {options}"));
     assert!(error.hint().is_some_and(|hint| !hint.is_empty()));
     error
 }
@@ -139,9 +139,9 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
 
 #[test]
 fn invalid_request_error_names_entry() {
-    for (machine, variables, words, expected) in REFUSED {
-        let error = refused(machine, variables, words).to_string();
-        assert_eq!(error.lines().next(), Some(*expected), "{machine} | {variables} | {words}");
+    for (machine, variables, options, expected) in REFUSED {
+        let error = refused(machine, variables, options).to_string();
+        assert_eq!(error.lines().next(), Some(*expected), "{machine} | {variables} | {options}");
     }
 }
 
@@ -175,11 +175,11 @@ fn missing_device_type_reports_problems_and_alternatives() {
 #[test]
 fn unknown_driver_order_is_refused_if_order_matters() {
     let machine = fake::mixed_cuda();
-    let choose_with = |variables: &str, words: &str| {
+    let choose_with = |variables: &str, options: &str| {
         choose_devices(&ChoiceInput {
             machine: &machine,
             inherited: &environment(variables),
-            request: &request(words),
+            request: &request(options),
             unhealthy: &[],
             cuda_order: &|| Err("it hangs".to_owned()),
         })
@@ -197,9 +197,9 @@ fn unknown_driver_order_is_refused_if_order_matters() {
 #[test]
 fn cuda_driver_is_queried_once() {
     let machine = fake::mixed_cuda();
-    let asked = std::cell::Cell::new(0);
+    let queries = std::cell::Cell::new(0);
     let cuda_order = || {
-        asked.set(asked.get() + 1);
+        queries.set(queries.get() + 1);
         Ok(fake::mixed_cuda_order(&machine))
     };
     let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
@@ -213,18 +213,18 @@ fn cuda_driver_is_queried_once() {
     };
     let choice = choose_devices(&question).unwrap();
     assert_eq!(device_numbers(choice.devices.iter().map(|device| &device.accelerator)), "3 0");
-    assert_eq!(asked.get(), 1);
+    assert_eq!(queries.get(), 1);
 }
 
 #[test]
 fn unhealthy_device_is_refused_or_excluded() {
     let machine = fake::cuda(3);
     let unhealthy = [(1, "GPU is lost".to_owned())];
-    let with = |words: &str, unhealthy: &[(usize, String)]| {
+    let with = |options: &str, unhealthy: &[(usize, String)]| {
         choose_devices(&ChoiceInput {
             machine: &machine,
             inherited: &InheritedVariables::default(),
-            request: &request(words),
+            request: &request(options),
             unhealthy,
             cuda_order: &unavailable_driver,
         })

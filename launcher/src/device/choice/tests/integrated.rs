@@ -3,12 +3,12 @@
 use super::*;
 
 /// The choice on this machine with an integrated last device: `cuda 0 1`, or the error.
-fn chosen(machine: &str, variables: &str, words: &str) -> String {
+fn chosen(machine: &str, variables: &str, options: &str) -> String {
     let mut machine = fake::machine(machine);
     let last = machine.accelerators.last_mut().unwrap();
     last.integrated = true;
     last.pci = Some("0000:00:02.0".parse().unwrap());
-    match fake::choose(&machine, &environment(variables), &request(words)) {
+    match fake::choose(&machine, &environment(variables), &request(options)) {
         Ok(choice) => {
             let numbers = fake::device_numbers(choice.devices.iter().map(|chosen| &chosen.accelerator));
             if choice.devices.is_empty() { numbers } else { format!("{} {numbers}", choice.kind) }
@@ -19,7 +19,7 @@ fn chosen(machine: &str, variables: &str, words: &str) -> String {
 
 #[test]
 fn integrated_gpu_is_used_only_if_named() {
-    for (machine, variables, words, expected) in [
+    for (machine, variables, options, expected) in [
         ("xpu 1", "", "", "cpu"),
         ("rocm 1", "", "", "cpu"),
         ("rocm 1", "CUDA_VISIBLE_DEVICES=0", "", "cpu"),
@@ -40,7 +40,7 @@ fn integrated_gpu_is_used_only_if_named() {
         ("rocm 3", "HIP_VISIBLE_DEVICES=2,0", "", "rocm 2 0"),
         ("rocm 3", "", "--devices 2,0", "rocm 2 0"),
     ] {
-        assert_eq!(chosen(machine, variables, words), expected, "{machine}: {variables} {words}");
+        assert_eq!(chosen(machine, variables, options), expected, "{machine}: {variables} {options}");
     }
     let hidden = chosen("cuda 2+xpu 1", "CUDA_VISIBLE_DEVICES=", "--devices 0");
     assert!(hidden.contains("CUDA_VISIBLE_DEVICES="), "{hidden}");

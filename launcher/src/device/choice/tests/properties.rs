@@ -17,9 +17,9 @@ pub(crate) fn worlds() -> impl Strategy<Value = World> {
     const MACHINES: &[&str] =
         &["cuda 4", "cuda 8", "mixed", "mig", "rocm 4", "xpu 4", "xpu 2x2", "hpu 8", "npu 8"];
     let list = || proptest::option::of(proptest::collection::vec(0_u32..9, 0..6));
-    let word = |words: &'static [&'static str]| proptest::option::of(proptest::sample::select(words));
-    let orders = word(&["PCI_BUS_ID", "FASTEST_FIRST"]);
-    let hierarchies = word(&["FLAT", "COMPOSITE", "COMBINED"]);
+    let value = |choices: &'static [&'static str]| proptest::option::of(proptest::sample::select(choices));
+    let orders = value(&["PCI_BUS_ID", "FASTEST_FIRST"]);
+    let hierarchies = value(&["FLAT", "COMPOSITE", "COMBINED"]);
     (proptest::sample::select(MACHINES), list(), list(), orders, hierarchies, any::<bool>()).prop_map(
         |(machine, first, second, order, hierarchy, by_uuid)| {
             let machine = fake::machine(machine);
@@ -66,9 +66,8 @@ pub(crate) fn picks() -> impl Strategy<Value = Vec<usize>> {
 pub(crate) fn typed(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
-    let asking = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
-    let mut visible =
-        visibility::read_visible_devices(kind, &world.machine, &world.inherited, asking).devices;
+    let query = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
+    let mut visible = visibility::read_visible_devices(kind, &world.machine, &world.inherited, query).devices;
     let (mut entries, mut devices) = (Vec::new(), Vec::new());
     for pick in picks {
         if visible.is_empty() {
@@ -94,12 +93,12 @@ proptest! {
     fn choice_is_injective_as_requested_and_within_visible(world in worlds(), picks in picks()) {
         let all = fake::choose(&world.machine, &world.inherited, &DeviceRequest::default()).unwrap();
         let visible = chosen(&all);
-        let (request, asked) = typed(&world, &picks);
+        let (request, expected) = typed(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         let devices = chosen(&choice);
         prop_assert_eq!(choice.is_untouched, request.devices.is_none() && all.is_untouched);
         if request.devices.is_some() {
-            prop_assert_eq!(&devices, &asked);
+            prop_assert_eq!(&devices, &expected);
         }
         for (place, device) in devices.iter().enumerate() {
             prop_assert!(visible.contains(device));

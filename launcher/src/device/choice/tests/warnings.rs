@@ -3,8 +3,8 @@
 use super::*;
 use crate::device::Memory;
 
-fn warned(machine: &Machine, variables: &str, words: &str) -> Vec<String> {
-    let choice = fake::choose(machine, &environment(variables), &request(words)).unwrap();
+fn warned(machine: &Machine, variables: &str, options: &str) -> Vec<String> {
+    let choice = fake::choose(machine, &environment(variables), &request(options)).unwrap();
     choice.warnings.iter().map(ToString::to_string).collect()
 }
 
@@ -58,18 +58,18 @@ fn small_memory_card_gives_warning() {
     // MIG devices are small on purpose.
     let mut mig = fake::mig();
     mig.accelerators[2].memory = Some(Memory { total: 5 << 30, free: None });
-    let said = warned(&mig, "", "--devices 0:0,0:1,1");
-    assert!(!said.iter().any(|text| text.contains("less than half")), "{said:?}");
+    let warnings = warned(&mig, "", "--devices 0:0,0:1,1");
+    assert!(!warnings.iter().any(|text| text.contains("less than half")), "{warnings:?}");
 }
 
 #[test]
 fn mig_cards_without_instances_give_warning() {
-    let said =
+    let expected =
         ["GPU 2 NVIDIA H100 (0000:30:00.0) is in MIG mode and has no instances: nothing can run on it"];
-    assert_eq!(warned(&fake::mig(), "", ""), said);
+    assert_eq!(warned(&fake::mig(), "", ""), expected);
     let mut parent_alone = fake::mig();
     parent_alone.accelerators.drain(..4);
-    assert_eq!(warned(&parent_alone, "", ""), said);
+    assert_eq!(warned(&parent_alone, "", ""), expected);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn gaudi_modules_across_groups_give_warning() {
 
 #[test]
 fn devices_visible_to_cpu_workers_give_warning() {
-    let said = ["the xpu devices stay visible to the workers: no value of `ZE_AFFINITY_MASK` means none"];
-    assert_eq!(warned(&fake::machine("cuda 1+xpu 1"), "", "--devices none"), said);
+    let expected = ["the xpu devices stay visible to the workers: no value of `ZE_AFFINITY_MASK` means none"];
+    assert_eq!(warned(&fake::machine("cuda 1+xpu 1"), "", "--devices none"), expected);
     assert_eq!(warned(&fake::machine("cuda 1+rocm 1+npu 1"), "", "--device-type cpu"), [""; 0]);
 }

@@ -18,7 +18,7 @@ pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option
     let rdma = pci_devices_of_class(tree, RDMA);
     let with_rdma: BTreeSet<PciAddress> = rdma.iter().map(|(_, address)| *address).collect();
     let interfaces = pci_devices_of_class(tree, INTERFACES);
-    let others = interfaces.into_iter().filter(|(_, address)| !with_rdma.contains(address));
+    let without_rdma = interfaces.into_iter().filter(|(_, address)| !with_rdma.contains(address));
     let nic = |(name, address): (String, PciAddress)| {
         let way = pci::read_pci_path(tree, address);
         let numa_node = pci::numa_node(tree, address);
@@ -30,7 +30,7 @@ pub(super) fn find(tree: &Tree<'_>, accelerators: &[Accelerator], ways: &[Option
         let links = accelerators.iter().zip(ways).map(link).collect();
         Nic { name, pci: Some(address), numa_node, links }
     };
-    rdma.iter().cloned().chain(others).take(MAX_NICS).map(nic).collect()
+    rdma.iter().cloned().chain(without_rdma).take(MAX_NICS).map(nic).collect()
 }
 
 /// The devices of a class that have a PCI device, by PCI address and name. Bridges, tunnels and the loopback have none.

@@ -6,9 +6,9 @@ use crate::device::ProbeProblemKind;
 
 /// The error in `nvidia-smi`'s words where it has some, else in nvml-wrapper's; one line.
 pub(super) fn error_message(error: &NvmlError) -> String {
-    let words = match error {
+    let message = match error {
         NvmlError::LibloadingError(error) => return one_line(&error.to_string()),
-        NvmlError::FailedToLoadSymbol(words) => return one_line(words),
+        NvmlError::FailedToLoadSymbol(message) => return one_line(message),
         NvmlError::UnexpectedVariant(code) => return format!("error {code}"),
         NvmlError::GpuLost => "GPU is lost",
         NvmlError::ResetRequired => "GPU requires reset",
@@ -24,23 +24,23 @@ pub(super) fn error_message(error: &NvmlError) -> String {
         NvmlError::Unknown => "Unknown Error",
         other => return one_line(&other.to_string()),
     };
-    words.to_owned()
+    message.to_owned()
 }
 
 /// The trouble for a library at `path` that cannot be opened or initialised.
 pub(super) fn library_problem(error: &NvmlError, path: &str) -> ProbeProblemKind {
-    let words = error_message(error);
+    let message = error_message(error);
     match error {
-        NvmlError::LibloadingError(_) if is_missing(&words, path) => ProbeProblemKind::Missing(words),
-        _ => ProbeProblemKind::Failed(words),
+        NvmlError::LibloadingError(_) if is_missing(&message, path) => ProbeProblemKind::Missing(message),
+        _ => ProbeProblemKind::Failed(message),
     }
 }
 
 /// Whether the loader reports that there is no such library, and not that one of *its* libraries is missing or that
 /// it is for another machine. The second text comes from a static program, which cannot load libraries.
-fn is_missing(words: &str, path: &str) -> bool {
-    (words.contains("No such file or directory") && words.contains(path))
-        || words.contains("Dynamic loading not supported")
+fn is_missing(message: &str, path: &str) -> bool {
+    (message.contains("No such file or directory") && message.contains(path))
+        || message.contains("Dynamic loading not supported")
 }
 
 /// Whether the error says that the card is lost until a reset of the card or the machine.

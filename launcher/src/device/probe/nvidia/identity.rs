@@ -152,11 +152,11 @@ fn numa_node(device: &Device<'_>, answers: &mut CardQuery) -> Option<u32> {
 /// The number of the one bit that is set.
 fn only_bit(mask: &[u64]) -> Option<u32> {
     let mut found = None;
-    for (word, bits) in (0_u32..).zip(mask).filter(|(_, bits)| **bits != 0) {
+    for (word_index, bits) in (0_u32..).zip(mask).filter(|(_, bits)| **bits != 0) {
         if found.is_some() || !bits.is_power_of_two() {
             return None;
         }
-        found = Some(word * u64::BITS + bits.trailing_zeros());
+        found = Some(word_index * u64::BITS + bits.trailing_zeros());
     }
     found
 }

@@ -134,8 +134,8 @@ mod tests {
 
     #[test]
     fn link_to_local_card_skips_remote_kind_query() {
-        let asked = || panic!("the kind must not be asked for");
-        assert_eq!(link_peer(Some(pci(2)), &[pci(1), pci(2)], asked), LinkPeer::Card(pci(2)));
+        let query_kind = || panic!("the kind must not be asked for");
+        assert_eq!(link_peer(Some(pci(2)), &[pci(1), pci(2)], query_kind), LinkPeer::Card(pci(2)));
     }
 
     #[test]
@@ -176,9 +176,9 @@ mod tests {
     fn nvlinks_through_switch_are_minimum_of_both_cards() {
         let a = ports(1, &[LinkPeer::Switch; 18]);
         let b = ports(2, &[LinkPeer::Switch; 18]);
-        let lame = ports(3, &[LinkPeer::Switch; 17]);
+        let with_disabled_port = ports(3, &[LinkPeer::Switch; 17]);
         assert_eq!(nvlinks(&a, &b), Some(18));
-        assert_eq!(nvlinks(&a, &lame), Some(17));
+        assert_eq!(nvlinks(&a, &with_disabled_port), Some(17));
         assert_eq!(nvlinks(&a, &ports(4, &[])), None);
         assert_eq!(nvlinks(&a, &ports(4, &[LinkPeer::Elsewhere; 6])), None);
     }
@@ -193,8 +193,8 @@ mod tests {
             (TopologyLevel::Node, LinkKind::Node),
             (TopologyLevel::System, LinkKind::Sys),
         ];
-        for (theirs, ours) in levels {
-            assert_eq!(level(theirs), ours);
+        for (level_code, name) in levels {
+            assert_eq!(level(level_code), name);
         }
     }
 }

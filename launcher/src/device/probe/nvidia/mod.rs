@@ -93,7 +93,7 @@ fn is_node(name: &OsStr) -> bool {
 /// of PCI, so its numbers are those of `nvidia-smi`.
 fn add_from_driver(
     machine: &mut Machine,
-    what: ProbeProblemKind,
+    problem: ProbeProblemKind,
     driver: Result<Vec<CudaDevice>, String>,
     has_nodes: bool,
 ) {
@@ -115,25 +115,25 @@ fn add_from_driver(
             state: None,
         }
     };
-    let is_missing = matches!(what, ProbeProblemKind::Missing(_));
+    let is_missing = matches!(problem, ProbeProblemKind::Missing(_));
     // Nothing of NVIDIA's is here but files of an image.
-    let is_nowhere = |what| match what {
-        ProbeProblemKind::Failed(words) if !has_nodes => ProbeProblemKind::Missing(words),
-        what => what,
+    let is_nowhere = |problem| match problem {
+        ProbeProblemKind::Failed(message) if !has_nodes => ProbeProblemKind::Missing(message),
+        problem => problem,
     };
-    let nvml = |what| trouble(SOURCE.to_owned(), what);
-    let words = match driver {
+    let nvml = |problem| trouble(SOURCE.to_owned(), problem);
+    let message = match driver {
         Ok(devices) if devices.is_empty() => "it has no device".to_owned(),
         Ok(devices) => {
             machine.accelerators = (0..).zip(devices).map(device).collect();
             let troubles = if is_missing { &mut machine.troubles } else { &mut machine.made_good };
-            return troubles.push(nvml(what));
+            return troubles.push(nvml(problem));
         }
-        Err(words) => words,
+        Err(message) => message,
     };
-    machine.troubles.push(nvml(is_nowhere(what)));
+    machine.troubles.push(nvml(is_nowhere(problem)));
     // With NVML in trouble that is the one to tell; without NVML this is most often a machine without a card.
-    machine.troubles.push(trouble("the CUDA driver".to_owned(), ProbeProblemKind::Missing(words)));
+    machine.troubles.push(trouble("the CUDA driver".to_owned(), ProbeProblemKind::Missing(message)));
 }
 
 /// The first library of `paths` that exists, initialised.
@@ -155,12 +155,12 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
     let count = match nvml.device_count() {
         Ok(count) if count <= MOST_CARDS => count,
         Ok(count) => {
-            let what = ProbeProblemKind::Failed(format!("it counts `{count}` GPUs"));
-            return machine.troubles.push(trouble(SOURCE.to_owned(), what));
+            let problem = ProbeProblemKind::Failed(format!("it counts `{count}` GPUs"));
+            return machine.troubles.push(trouble(SOURCE.to_owned(), problem));
         }
         Err(error) => {
-            let what = ProbeProblemKind::Failed(error_text::error_message(&error));
-            return machine.troubles.push(trouble(SOURCE.to_owned(), what));
+            let problem = ProbeProblemKind::Failed(error_text::error_message(&error));
+            return machine.troubles.push(trouble(SOURCE.to_owned(), problem));
         }
     };
     let mut handles = Vec::new();
@@ -170,8 +170,8 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             // NVML also counts the cards that a cgroup keeps from us. No tool and no program here sees them, and they
             // take no index.
             Err(error @ NvmlError::NoPermission) => {
-                let what = ProbeProblemKind::Missing(error_text::error_message(&error));
-                machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), what));
+                let problem = ProbeProblemKind::Missing(error_text::error_message(&error));
+                machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), problem));
                 continue;
             }
             Err(error) => {
@@ -208,8 +208,8 @@ fn instances(device: &Device<'_>, card: &Accelerator, ask: ProbeScope) -> Vec<Ac
         .collect()
 }
 
-fn trouble(source: String, what: ProbeProblemKind) -> ProbeProblem {
-    ProbeProblem { kind: DeviceType::Cuda, source, what }
+fn trouble(source: String, problem: ProbeProblemKind) -> ProbeProblem {
+    ProbeProblem { kind: DeviceType::Cuda, source, what: problem }
 }
 
 #[cfg(test)]
@@ -218,12 +218,12 @@ mod tests {
 
     #[test]
     fn missing_library_reports_loader_error() {
-        let Err(ProbeProblemKind::Missing(words)) =
+        let Err(ProbeProblemKind::Missing(message)) =
             open_nvml(&["libnvidia-ml-missing.so.1", "/nowhere/lib.so.1"])
         else {
             panic!("it must be missing");
         };
-        assert!(words.starts_with("libnvidia-ml-missing.so.1:"), "{words}");
+        assert!(message.starts_with("libnvidia-ml-missing.so.1:"), "{message}");
     }
 
     #[test]
@@ -236,21 +236,21 @@ mod tests {
         let missing = || ProbeProblemKind::Missing("no such file".to_owned());
         let failed = || ProbeProblemKind::Failed("Driver Not Loaded".to_owned());
         let cards = || Ok(vec![device("GPU-1", "1b"), device("MIG-2", "43")]);
-        let look = |nvml, driver, has_nodes| {
+        let probe = |nvml, driver, has_nodes| {
             let mut machine = Machine::default();
             add_from_driver(&mut machine, nvml, driver, has_nodes);
             machine
         };
         for (nvml, made_good) in [(missing(), 0), (failed(), 1)] {
-            let machine = look(nvml, cards(), true);
+            let machine = probe(nvml, cards(), true);
             let found: Vec<_> = machine.accelerators.iter().map(|found| (found.index, found.part)).collect();
             assert_eq!(found, [(0, Part::Whole), (0, Part::MigInstance { gpu: 1 })]);
             assert_eq!((machine.made_good.len(), machine.troubles.len()), (made_good, 1 - made_good));
         }
         for driver in [Err("no device".to_owned()), Ok(vec![])] {
             let kinds = |nvml, has_nodes| {
-                let troubles = look(nvml, driver.clone(), has_nodes).troubles;
-                troubles.into_iter().map(|trouble| trouble.what).collect::<Vec<_>>()
+                let troubles = probe(nvml, driver.clone(), has_nodes).troubles;
+                troubles.into_iter().map(|problem| problem.what).collect::<Vec<_>>()
             };
             assert!(matches!(
                 &kinds(missing(), true)[..],
@@ -271,9 +271,9 @@ mod tests {
 
     #[test]
     fn file_that_is_not_a_library_fails_to_open() {
-        let Err(ProbeProblemKind::Failed(words)) = open_nvml(&["/proc/self/status"]) else {
+        let Err(ProbeProblemKind::Failed(message)) = open_nvml(&["/proc/self/status"]) else {
             panic!("it must fail");
         };
-        assert!(words.contains("/proc/self/status"), "{words}");
+        assert!(message.contains("/proc/self/status"), "{message}");
     }
 }

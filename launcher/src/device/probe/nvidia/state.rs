@@ -59,7 +59,7 @@ fn throttles(reasons: ThrottleReasons) -> Vec<Throttle> {
         (ThrottleReasons::DISPLAY_CLOCK_SETTING, Throttle::DisplayClocks),
     ]
     .into_iter()
-    .filter_map(|(bit, word)| reasons.contains(bit).then_some(word))
+    .filter_map(|(bit, throttle)| reasons.contains(bit).then_some(throttle))
     .collect()
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn each_throttle_bit_maps_to_one_reason() {
-        let all = [
+        let table = [
             (0x1, Throttle::Idle),
             (0x2, Throttle::ApplicationClocks),
             (0x4, Throttle::PowerCap),
@@ -80,8 +80,8 @@ mod tests {
             (0x80, Throttle::PowerBrake),
             (0x100, Throttle::DisplayClocks),
         ];
-        for (bit, word) in all {
-            assert_eq!(throttles(ThrottleReasons::from_bits_truncate(bit)), [word]);
+        for (bit, throttle) in table {
+            assert_eq!(throttles(ThrottleReasons::from_bits_truncate(bit)), [throttle]);
         }
         assert_eq!(throttles(ThrottleReasons::from_bits_truncate(0)), []);
         // A bit of a newer driver is unknown here, and does not disturb the known ones.
