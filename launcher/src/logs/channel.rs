@@ -82,9 +82,9 @@ pub(super) fn pseudo_terminal(size: Option<Winsize>) -> Result<(Channel, OwnedFd
 /// since a terminal goes to the next row in different ways.
 pub(super) fn size_beside_label(mut size: Winsize, label: Option<&str>) -> Winsize {
     let taken = label.map_or(0, |label| label.chars().count() + 1);
-    let left = u16::try_from(usize::from(size.ws_col).saturating_sub(taken)).unwrap_or_default();
-    if left >= MIN_COLUMNS {
-        size.ws_col = left;
+    let columns = u16::try_from(usize::from(size.ws_col).saturating_sub(taken)).unwrap_or_default();
+    if columns >= MIN_COLUMNS {
+        size.ws_col = columns;
     }
     size
 }

@@ -75,44 +75,44 @@ pub(super) struct LinePicker {
     to: Arc<Filter>,
     prefix: Vec<u8>,
     /// The beginning of a line that is not finished.
-    held: Vec<u8>,
+    line_start: Vec<u8>,
     picked: Vec<u8>,
 }
 
 impl LinePicker {
     pub(super) fn new(to: Arc<Filter>, prefix: &str) -> Self {
-        Self { to, prefix: prefix.into(), held: Vec::new(), picked: Vec::new() }
+        Self { to, prefix: prefix.into(), line_start: Vec::new(), picked: Vec::new() }
     }
 
     pub(super) fn feed(&mut self, bytes: &[u8]) {
         let cut = memrchr(b'\n', bytes).map_or(0, |last| last + 1);
         let (mut lines, rest) = bytes.split_at(cut);
-        if !self.held.is_empty()
+        if !self.line_start.is_empty()
             && let Some(first) = memchr(b'\n', lines)
         {
-            self.held.extend_from_slice(&lines[..=first]);
-            self.pick_held();
+            self.line_start.extend_from_slice(&lines[..=first]);
+            self.pick_line_start();
             lines = &lines[first + 1..];
         }
         // Most floods have nothing that is wanted.
         if self.to.wants(lines) {
             lines.split_inclusive(|&byte| byte == b'\n').for_each(|line| self.pick(line));
         }
-        self.held.extend_from_slice(rest);
-        if self.held.len() >= LINE_LIMIT {
-            self.pick_held();
+        self.line_start.extend_from_slice(rest);
+        if self.line_start.len() >= LINE_LIMIT {
+            self.pick_line_start();
         }
         self.write();
     }
 
     pub(super) fn end(mut self) {
-        self.pick_held();
+        self.pick_line_start();
         self.write();
     }
 
-    fn pick_held(&mut self) {
-        let held = std::mem::take(&mut self.held);
-        self.pick(&held);
+    fn pick_line_start(&mut self) {
+        let line = std::mem::take(&mut self.line_start);
+        self.pick(&line);
     }
 
     fn pick(&mut self, line: &[u8]) {

@@ -147,9 +147,9 @@ impl Pump {
     fn run(mut self) {
         let mut events = [EpollEvent::empty(); 64];
         let finished = loop {
-            let asked = Instant::now();
+            let round_start = Instant::now();
             let count = self.channels.epoll.wait(&mut events, self.timeout()).unwrap_or(0);
-            if asked.elapsed() >= Duration::from_millis(u64::from(GATHER_MS)) {
+            if round_start.elapsed() >= Duration::from_millis(u64::from(GATHER_MS)) {
                 self.rounds = 0;
             }
             self.pace = Pace::Idle;
@@ -192,7 +192,7 @@ impl Pump {
         let _ = poll(&mut wake, PollTimeout::from(GATHER_MS));
     }
 
-    /// Where lines take much memory, all but one speaker must wait until that one has finished its line.
+    /// Where lines take much memory, all but one stream must wait until that one has finished its line.
     fn update_exclusive_stream(&mut self) {
         // Without a reader the screen holds no stream back.
         let exclusive = self.screen.exclusive_stream().filter(|_| self.health != OutputHealth::Closed);
@@ -210,9 +210,9 @@ impl Pump {
 
     fn timeout(&self) -> EpollTimeout {
         let Some(deadline) = self.screen.deadline() else { return EpollTimeout::NONE };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         // Rounded up: an early wake-up would find nothing to do.
-        let millis = left.as_micros().div_ceil(1000);
+        let millis = remaining.as_micros().div_ceil(1000);
         EpollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
     }
 
@@ -252,17 +252,17 @@ impl Pump {
             return;
         }
         let names = (&*source.prefix, source.label.as_deref());
-        let speaker = self.screen.add(names, source.channel.full_threshold, Instant::now());
+        let stream_id = self.screen.add(names, source.channel.full_threshold, Instant::now());
         if source.can_prompt {
-            self.screen.allow_prompts(speaker);
+            self.screen.allow_prompts(stream_id);
         }
-        self.sources.insert(token, (speaker, source));
+        self.sources.insert(token, (stream_id, source));
     }
 
     fn close(&mut self, token: u64) {
-        if let Some((speaker, source)) = self.sources.remove(&token) {
+        if let Some((stream_id, source)) = self.sources.remove(&token) {
             unwatch(&self.channels.epoll, &source);
-            self.screen.end(speaker, &mut self.out);
+            self.screen.end(stream_id, &mut self.out);
             source.end();
         }
     }
@@ -292,18 +292,18 @@ impl Pump {
         };
         let tokens: Vec<u64> = self.sources.iter().filter_map(of).collect();
         for token in tokens {
-            let mut held = CAPACITY.unsigned_abs() as usize;
-            while held > 0
+            let mut unread = CAPACITY.unsigned_abs() as usize;
+            while unread > 0
                 && let ReadResult::Some(count) = self.read(token)
             {
-                held = held.saturating_sub(count);
+                unread = unread.saturating_sub(count);
             }
         }
     }
 
     /// Reads one chunk and passes it on.
     fn read(&mut self, token: u64) -> ReadResult {
-        let Some((speaker, source)) = self.sources.get_mut(&token) else { return ReadResult::End };
+        let Some((stream_id, source)) = self.sources.get_mut(&token) else { return ReadResult::End };
         let read = source.read(&mut self.buffer);
         let ReadResult::Some(count) = read else { return read };
         let (bytes, now) = (&self.buffer[..count], Instant::now());
@@ -314,7 +314,7 @@ impl Pump {
             Pace::Flood
         });
         if self.health != OutputHealth::Closed {
-            self.screen.feed(*speaker, bytes, now, &mut self.out);
+            self.screen.feed(*stream_id, bytes, now, &mut self.out);
             if self.out.len() >= FLUSH {
                 self.flush();
             }

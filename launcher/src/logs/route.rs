@@ -107,7 +107,7 @@ pub fn routes(spec: &LogSpec, owner: StreamOwner<'_>, folder: Option<&Path>) -> 
     let redirects = streams_of_rank(&spec.redirects, owner.local_rank);
     let tee = streams_of_rank(&spec.tee, owner.local_rank);
     let audience = match &spec.console {
-        Some(heard) if !heard.contains(&owner.local_rank) => Audience::Hidden,
+        Some(console_ranks) if !console_ranks.contains(&owner.local_rank) => Audience::Hidden,
         Some(_) | None => Audience::Console,
     };
     let place = match (folder, &spec.dir) {

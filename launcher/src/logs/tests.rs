@@ -131,17 +131,17 @@ fn flood_of_16_workers_keeps_every_line_whole() {
     writers.into_iter().for_each(|writer| writer.join().unwrap());
     drop(rig.finish());
     let text = String::from_utf8(reader.join().unwrap()).unwrap();
-    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for line in text.lines() {
-        let words: Vec<&str> = line.split(' ').collect();
-        assert_eq!(words.len(), 3, "{line}");
-        let number = seen.entry(words[0]).or_default();
-        assert_eq!(words[1], number.to_string(), "{line}");
-        assert!(words[2].ends_with('.') && words[2].trim_start_matches('x') == ".", "{line}");
+        let fields: Vec<&str> = line.split(' ').collect();
+        assert_eq!(fields.len(), 3, "{line}");
+        let number = counts.entry(fields[0]).or_default();
+        assert_eq!(fields[1], number.to_string(), "{line}");
+        assert!(fields[2].ends_with('.') && fields[2].trim_start_matches('x') == ".", "{line}");
         *number += 1;
     }
-    assert_eq!(seen.len(), WORKERS as usize * 2 + 1);
-    assert!(seen.values().all(|&lines| lines == LINES), "{seen:?}");
+    assert_eq!(counts.len(), WORKERS as usize * 2 + 1);
+    assert!(counts.values().all(|&lines| lines == LINES), "{counts:?}");
 }
 
 #[test]

@@ -293,9 +293,9 @@ pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) ->
     let fd = own.as_ref().map_or(fd, AsFd::as_fd);
     let mut written = 0;
     while written < bytes.len() {
-        let left = give_up.saturating_duration_since(Instant::now());
+        let remaining = give_up.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
-        match poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+        match poll(&mut fds, PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)) {
             Ok(0) => break,
             Ok(_) => {}
             Err(Errno::EINTR) => continue,
@@ -306,7 +306,7 @@ pub fn write_while_ready(fd: BorrowedFd<'_>, bytes: &[u8], at_most: Duration) ->
         match nix::unistd::write(fd, piece) {
             Ok(count) => written += count,
             Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) if left.is_zero() => break,
+            Err(Errno::EAGAIN) if remaining.is_zero() => break,
             // The room was too small, or another process took it.
             Err(Errno::EAGAIN) => drop(poll(&mut [], PollTimeout::from(RETRY_MS))),
             Err(_) => return bytes.len(),
@@ -382,7 +382,7 @@ fn has_reader(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     let gone = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
     let found = poll(&mut fds, PollTimeout::ZERO);
-    found.is_ok() && !fds.iter().any(|fd| fd.revents().is_some_and(|seen| seen.intersects(gone)))
+    found.is_ok() && !fds.iter().any(|fd| fd.revents().is_some_and(|events| events.intersects(gone)))
 }
 
 fn screen_kind(fd: &OwnedFd, is_terminal: bool, cursor: Cursor) -> ScreenKind {

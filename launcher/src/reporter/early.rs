@@ -133,8 +133,8 @@ mod tests {
         let gloo =
             "RuntimeError: [/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:44682.";
         let one = of_rank_0(&[(1, 1_240)], gloo);
-        let words = "rank 1 had exited with 0, 1.2 s before; rank 0 reports a lost peer (`Connection closed by peer`)";
-        assert_eq!(probable_cause(&one).as_deref(), Some(words));
+        let cause = "rank 1 had exited with 0, 1.2 s before; rank 0 reports a lost peer (`Connection closed by peer`)";
+        assert_eq!(probable_cause(&one).as_deref(), Some(cause));
         let three = probable_cause(&of_rank_0(&[(1, 3_000), (2, 2_000), (3, 1_000)], gloo)).unwrap();
         assert!(three.starts_with("ranks 1-3 had exited with 0, 1.0 to 3.0 s before; "), "{three}");
         assert_eq!(probable_cause(&of_rank_0(&[], gloo)), None, "no rank had finished");
@@ -161,8 +161,8 @@ mod tests {
     #[test]
     fn reported_lost_rank_selects_probable_cause() {
         let with = |report| FailureReport { report, ..of_rank_0(&[(1, 1_000), (2, 500)], "") };
-        let words = "rank 2 had exited with 0, 0.5 s before; rank 0 reports that it lost rank 2";
-        assert_eq!(probable_cause(&with(reports("lost rank 2", Some(2)))).as_deref(), Some(words));
+        let cause = "rank 2 had exited with 0, 0.5 s before; rank 0 reports that it lost rank 2";
+        assert_eq!(probable_cause(&with(reports("lost rank 2", Some(2)))).as_deref(), Some(cause));
         assert_eq!(probable_cause(&with(reports("lost rank 3", Some(3)))), None, "rank 3 had not finished");
         let exit = Exit::Code(0);
         let seen_later = FailureReport {

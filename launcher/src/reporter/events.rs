@@ -163,22 +163,22 @@ struct MetadataWorker {
 /// Returns the event's line of JSON, without a line break.
 #[must_use]
 pub fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> String {
-    let (source, state, seat) = kind(event);
+    let (source, state, worker) = kind(event);
     let joined = match progress.membership {
         RankStatus::Joining => None,
         RankStatus::Joined { node_rank, nodes } => Some((node_rank.0, nodes.get())),
     };
     let exit = match event {
-        TorchEvent::Failed { exit_code, worker: seat, .. } => (Some(*exit_code), Some(seat.pid.as_raw())),
+        TorchEvent::Failed { exit_code, worker, .. } => (Some(*exit_code), Some(worker.pid.as_raw())),
         _ => (None, None),
     };
     let inner = MetadataText {
         group_world_size: joined.map(|(_, nodes)| nodes),
         entry_point: &job.entry_point,
-        worker: seat.map(|seat| MetadataWorker {
-            local_rank: [seat.local_rank.0],
-            role_rank: [seat.role_rank.0],
-            role_world_size: [seat.role_world_size.get()],
+        worker: worker.map(|worker| MetadataWorker {
+            local_rank: [worker.local_rank.0],
+            role_rank: [worker.role_rank.0],
+            role_world_size: [worker.role_world_size.get()],
             exit_code: [exit.0],
             worker_pid: [exit.1],
         }),
@@ -189,9 +189,9 @@ pub fn render(job: &JobFacts, progress: JobProgress, event: &TorchEvent) -> Stri
         timestamp: 0,
         metadata: Metadata {
             run_id: &job.run_id,
-            global_rank: seat.map(|seat| seat.rank.0),
+            global_rank: worker.map(|worker| worker.rank.0),
             group_rank: joined.map(|(node_rank, _)| node_rank),
-            worker_id: seat.map(|seat| seat.pid.to_string()),
+            worker_id: worker.map(|worker| worker.pid.to_string()),
             role: &job.role,
             hostname: &job.hostname,
             state,
@@ -214,10 +214,10 @@ const fn kind(event: &TorchEvent) -> (&'static str, &'static str, Option<EventWo
     match event {
         TorchEvent::Rendezvous(_) => ("AGENT", "RENDEZVOUS", None),
         TorchEvent::RanksAssigned(_) => ("AGENT", "ASSIGN_WORKER_RANKS", None),
-        TorchEvent::Started(seat) => ("WORKER", "START", Some(*seat)),
-        TorchEvent::Succeeded(seat) => ("WORKER", "SUCCEEDED", Some(*seat)),
-        TorchEvent::Terminated(seat) => ("WORKER", "TERMINATED", Some(*seat)),
-        TorchEvent::Failed { worker: seat, .. } => ("WORKER", "FAILED", Some(*seat)),
+        TorchEvent::Started(worker) => ("WORKER", "START", Some(*worker)),
+        TorchEvent::Succeeded(worker) => ("WORKER", "SUCCEEDED", Some(*worker)),
+        TorchEvent::Terminated(worker) => ("WORKER", "TERMINATED", Some(*worker)),
+        TorchEvent::Failed { worker, .. } => ("WORKER", "FAILED", Some(*worker)),
         TorchEvent::AgentSucceeded => ("AGENT", "SUCCEEDED", None),
         TorchEvent::AgentFailed { .. } => ("AGENT", "FAILED", None),
     }
@@ -301,8 +301,8 @@ mod tests {
     #[test]
     fn event_of_multi_node_job_names_node_rank() {
         let membership = RankStatus::Joined { node_rank: NodeRank(1), nodes: NodeCount::new(3).unwrap() };
-        let seat = EventWorker { rank: Rank(5), role_rank: Rank(2), ..example_worker() };
-        let text = line(progress(membership), &TorchEvent::Started(seat));
+        let worker = EventWorker { rank: Rank(5), role_rank: Rank(2), ..example_worker() };
+        let text = line(progress(membership), &TorchEvent::Started(worker));
         assert!(text.contains(r#""global_rank": 5, "group_rank": 1"#), "{text}");
         assert!(
             text.contains(r#"\"group_world_size\": 3"#) && text.contains(r#"\"role_rank\": [2]"#),

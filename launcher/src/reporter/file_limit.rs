@@ -20,9 +20,9 @@ pub fn cause_in_words(cause: &(dyn Error + 'static)) -> String {
 
 /// The hint for an error: how to raise the limit on open files where that is a cause of it, else the given one.
 #[must_use]
-pub fn hint_of(error: &dyn Error, given: Option<&str>) -> Option<String> {
+pub fn hint_of(error: &dyn Error, own_hint: Option<&str>) -> Option<String> {
     let limit = own_limit().filter(|_| has_emfile(error.source()));
-    limit.map(advice).or_else(|| given.map(str::to_owned))
+    limit.map(advice).or_else(|| own_hint.map(str::to_owned))
 }
 
 fn with_limit(cause: &str, limit: rlim_t) -> String {

@@ -25,16 +25,16 @@ use crate::spec::stop::StopReason;
 #[must_use]
 pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Option<String> {
     Some(match event {
-        JobEvent::WorkerFailed { end, live: others, .. } if others.is_empty() => {
+        JobEvent::WorkerFailed { end, live, .. } if live.is_empty() => {
             format!("{} failed: {}", worker_name(end, round), end_in_words(end, rank_of(end, round)))
         }
-        JobEvent::WorkerFailed { end, live: others, grace } => format!(
+        JobEvent::WorkerFailed { end, live, grace } => format!(
             "{} failed: {}; waiting up to {} s for {} other{} to stop",
             worker_name(end, round),
             end_in_words(end, rank_of(end, round)),
             seconds(*grace),
-            others.len(),
-            plural(others.len())
+            live.len(),
+            plural(live.len())
         ),
         JobEvent::Changed { .. }
         | JobEvent::Rejoined { .. }

@@ -17,18 +17,18 @@ pub type Left = (Pid, String);
 
 /// The launcher waits for these processes, up to `at_most`; the time limit of the job ends the wait too.
 #[must_use]
-pub fn waiting(left: &[Left], at_most: Duration, is_limited: bool) -> String {
+pub fn waiting(leftovers: &[Left], at_most: Duration, is_limited: bool) -> String {
     let at_most = at_most.as_secs_f64();
     let enders = if is_limited { "a signal or the time limit" } else { "a signal" };
     format!(
         "all workers have succeeded; waiting up to {at_most} s for what they left behind, {}; {enders} ends the wait",
-        leftover_names(left)
+        leftover_names(leftovers)
     )
 }
 
 /// The launcher sends SIGTERM to these processes.
 #[must_use]
-pub fn ending(left: &[Left], reason: StopReason, grace: Duration) -> String {
+pub fn ending(leftovers: &[Left], reason: StopReason, grace: Duration) -> String {
     let reason = match reason {
         StopReason::Signal(signal) => signal.to_string(),
         StopReason::TimeLimit => "the time limit is over".to_owned(),
@@ -36,25 +36,25 @@ pub fn ending(left: &[Left], reason: StopReason, grace: Duration) -> String {
     };
     format!(
         "{reason}: ending {}; SIGKILL follows in {} s (RANKRUN_KEEP=1 in its environment lets a process live on)",
-        leftover_names(left),
+        leftover_names(leftovers),
         grace.as_secs_f64()
     )
 }
 
 /// The launcher kills these processes (SIGKILL).
 #[must_use]
-pub fn killing(left: &[Left], ignored_signal: Option<Signal>) -> String {
+pub fn killing(leftovers: &[Left], ignored_signal: Option<Signal>) -> String {
     let reason = match ignored_signal {
         Some(signal) => format!("still there after {signal}"),
         None => "told a second time".to_owned(),
     };
-    format!("killing {}: {reason}", leftover_names(left))
+    format!("killing {}: {reason}", leftover_names(leftovers))
 }
 
 /// These processes survived SIGKILL; the launcher gives up.
 #[must_use]
-pub fn unkillable(left: &[Left]) -> String {
-    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(left))
+pub fn unkillable(leftovers: &[Left]) -> String {
+    format!("{} survived SIGKILL for 5 s, probably stuck in the kernel: giving up", leftover_names(leftovers))
 }
 
 /// The line about a long shutdown.
@@ -72,10 +72,11 @@ pub const fn shutdown_notice(notice: ShutdownNotice) -> &'static str {
 }
 
 /// Lists processes as ``pid 12 `sleep 9` ``.
-fn leftover_names(left: &[Left]) -> String {
-    let names = left.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
+fn leftover_names(leftovers: &[Left]) -> String {
+    let names =
+        leftovers.iter().take(MAX_NAMED).map(|(pid, command)| format!("pid {pid} `{}`", plain(command)));
     let names: Vec<String> = names.collect();
-    match left.len().saturating_sub(MAX_NAMED) {
+    match leftovers.len().saturating_sub(MAX_NAMED) {
         0 => names.join(", "),
         more => format!("{} and {more} more", names.join(", ")),
     }
@@ -87,22 +88,25 @@ mod tests {
 
     #[test]
     fn leftovers_above_limit_are_counted() {
-        let left: Vec<Left> = (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
+        let leftovers: Vec<Left> =
+            (1..=6).map(|pid| (Pid::from_raw(pid), format!("up\x1b[31m{pid}"))).collect();
         assert_eq!(
-            waiting(&left[..1], Duration::from_millis(1_500), false),
+            waiting(&leftovers[..1], Duration::from_millis(1_500), false),
             "all workers have succeeded; waiting up to 1.5 s for what they left behind, pid 1 `up1`; a signal ends \
              the wait"
         );
         assert_eq!(
-            killing(&left, Some(Signal::SIGTERM)),
+            killing(&leftovers, Some(Signal::SIGTERM)),
             "killing pid 1 `up1`, pid 2 `up2`, pid 3 `up3`, pid 4 `up4` and 2 more: still there after SIGTERM"
         );
         assert!(
-            waiting(&left[..1], Duration::ZERO, true).ends_with("; a signal or the time limit ends the wait")
+            waiting(&leftovers[..1], Duration::ZERO, true)
+                .ends_with("; a signal or the time limit ends the wait")
         );
         let by_signal = StopReason::Signal(Signal::SIGTERM);
         assert!(
-            ending(&left[..1], by_signal, Duration::from_secs(3)).starts_with("SIGTERM: ending pid 1 `up1`;")
+            ending(&leftovers[..1], by_signal, Duration::from_secs(3))
+                .starts_with("SIGTERM: ending pid 1 `up1`;")
         );
     }
 }

@@ -62,7 +62,7 @@ fn texts(card: &FailureReport) -> impl Iterator<Item = &String> {
 }
 
 fn is_named_in<'a>(mut texts: impl Iterator<Item = &'a String>) -> bool {
-    texts.any(|text| NO_SPACE.iter().any(|words| text.contains(words)))
+    texts.any(|text| NO_SPACE.iter().any(|pattern| text.contains(pattern)))
 }
 
 #[cfg(test)]
@@ -100,8 +100,12 @@ mod tests {
         assert_eq!(hint(&other), None);
         let message = "OSError: [Errno 28] No space left on device".to_owned();
         let report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
-        let told = FailureReport { report, ..silent };
-        assert!(render(&told).contains("\n  cause     a full disk: the log folder"), "{}", render(&told));
+        let with_message = FailureReport { report, ..silent };
+        assert!(
+            render(&with_message).contains("\n  cause     a full disk: the log folder"),
+            "{}",
+            render(&with_message)
+        );
     }
 
     #[test]

@@ -136,15 +136,15 @@ fn may_be_of_a_child(card: &FailureReport) -> bool {
 fn names_loss(error: &str) -> bool {
     // PyTorch's is about a device's memory.
     let error = error.replace("OutOfMemoryError", "");
-    LOSS_WORDS.iter().any(|word| error.contains(word)) || error.lines().any(names_exit_by_sigkill)
+    LOSS_WORDS.iter().any(|pattern| error.contains(pattern)) || error.lines().any(names_exit_by_sigkill)
 }
 
 /// `returned non-zero exit status 137`, `exitcode: -9`.
 fn names_exit_by_sigkill(line: &str) -> bool {
     let is_of_number = |letter: char| letter.is_alphanumeric() || letter == '-';
     let mut tokens = line.split(|letter| !is_of_number(letter));
-    ["exit", "code", "status"].iter().any(|word| line.contains(word))
-        && tokens.any(|word| word == "137" || word == "-9")
+    ["exit", "code", "status"].iter().any(|token| line.contains(token))
+        && tokens.any(|token| token == "137" || token == "-9")
 }
 
 const fn is_by_kernel(kill: &ForeignKill) -> bool {

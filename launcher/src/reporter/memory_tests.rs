@@ -44,9 +44,9 @@ fn oom_kill_names_limit_and_peak() {
 fn peak_memory_may_be_of_worker_children() {
     let peak = Some(PeakMemory { is_own: false, ..PEAK });
     let oom = OomEvidence::InCgroup { limit: LIMIT, is_certain: false };
-    let words = kill_in_words(ForeignKill { oom, peak }, rankrun_contract::rank::Rank(1));
+    let text = kill_in_words(ForeignKill { oom, peak }, rankrun_contract::rank::Rank(1));
     let numbers = "(cgroup limit 400 MiB, rank 1 or a process that it started had 398 MiB)";
-    assert_eq!(words, format!("killed by SIGKILL, probably by the kernel: out of memory {numbers}"));
+    assert_eq!(text, format!("killed by SIGKILL, probably by the kernel: out of memory {numbers}"));
 }
 
 #[test]

@@ -161,7 +161,7 @@ pub fn report_launch_error(error: &LaunchError, parent_file: Option<&Path>) -> E
 /// The agent died without a report, or was killed since it did not answer a signal; `left` survived.
 pub fn report_agent_lost(
     (exit, killed_for): (Exit, Option<i32>),
-    left: Result<&[Pid], &ProcessScanError>,
+    leftovers: Result<&[Pid], &ProcessScanError>,
     parent_file: Option<&Path>,
 ) {
     let fact = match killed_for {
@@ -172,10 +172,10 @@ pub fn report_agent_lost(
         None => format!("the launcher's agent ended by itself ({exit}); the job was killed"),
     };
     let mut text = format!("error: {fact}\n");
-    match left {
+    match leftovers {
         Ok([]) => {}
-        Ok(left) => {
-            let pids: Vec<String> = left.iter().map(ToString::to_string).collect();
+        Ok(leftovers) => {
+            let pids: Vec<String> = leftovers.iter().map(ToString::to_string).collect();
             text.push_str(&format!("  still there, probably stuck in the kernel: pid {}\n", pids.join(", ")));
         }
         Err(error) => text.push_str(&format!("  some may be still there: {error}: {}\n", error.0)),

@@ -105,20 +105,23 @@ pub fn waiting(waiting: &WaitStatus) -> String {
         1 => format!("; {} is missing", names(&waiting.missing)),
         _ => format!("; {} are missing", names(&waiting.missing)),
     };
-    let left = whole_seconds(waiting.left);
+    let remaining = whole_seconds(waiting.left);
     match &waiting.awaited {
         WaitReason::Place => format!(
             "this node is a spare: the job runs on {}, and it takes the place of the first that is lost",
             nodes_here(count)
         ),
         WaitReason::Stops { nodes } => {
-            let whose = if nodes.len() == 1 { "its" } else { "their" };
+            let possessive = if nodes.len() == 1 { "its" } else { "their" };
             let of_all = if min == max { format!(" of {max}") } else { String::new() };
-            format!("waiting for {} to stop {whose} workers; {count}{of_all} {here}{missing}", names(nodes))
+            format!(
+                "waiting for {} to stop {possessive} workers; {count}{of_all} {here}{missing}",
+                names(nodes)
+            )
         }
         WaitReason::Ranks => {
             format!(
-                "waiting for what the others say of their workers; {} {here}; {left} left",
+                "waiting for what the others say of their workers; {} {here}; {remaining} left",
                 nodes_here(count)
             )
         }
@@ -129,10 +132,10 @@ pub fn waiting(waiting: &WaitStatus) -> String {
             whole_seconds(*starts_in)
         ),
         WaitReason::Enough if min == max => {
-            format!("waiting for nodes: {count} of {max} {here}{missing}; {left} left")
+            format!("waiting for nodes: {count} of {max} {here}{missing}; {remaining} left")
         }
         WaitReason::Enough => {
-            format!("waiting for nodes: {count} {here}{missing}; at least {min} are needed; {left} left")
+            format!("waiting for nodes: {count} {here}{missing}; at least {min} are needed; {remaining} left")
         }
     }
 }
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn wait_message_names_present_and_missing_nodes_and_time() {
-        let mut seen = WaitStatus {
+        let mut status = WaitStatus {
             here: node_names(&["th1", "th2"]),
             missing: node_names(&["th3"]),
             min: count(3),
@@ -273,31 +276,31 @@ mod tests {
             left: Duration::from_millis(590_400),
             awaited: WaitReason::Enough,
         };
-        let words = "waiting for nodes: 2 of 3 are here: th1 (10.0.0.1), th2 (10.0.0.2); th3 (10.0.0.3) is missing; 9m 50s left";
-        assert_eq!(waiting(&seen), words);
-        seen.here = node_names(&["th1"]);
-        (seen.missing, seen.max) = (Vec::new(), count(5));
-        let words = "waiting for nodes: 1 is here: th1 (10.0.0.1); at least 3 are needed; 9m 50s left";
-        assert_eq!(waiting(&seen), words);
-        seen.here = node_names(&["th1", "th2", "th3"]);
-        seen.awaited = WaitReason::More { starts_in: Duration::from_millis(25_900) };
-        let words = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
+        let expected = "waiting for nodes: 2 of 3 are here: th1 (10.0.0.1), th2 (10.0.0.2); th3 (10.0.0.3) is missing; 9m 50s left";
+        assert_eq!(waiting(&status), expected);
+        status.here = node_names(&["th1"]);
+        (status.missing, status.max) = (Vec::new(), count(5));
+        let expected = "waiting for nodes: 1 is here: th1 (10.0.0.1); at least 3 are needed; 9m 50s left";
+        assert_eq!(waiting(&status), expected);
+        status.here = node_names(&["th1", "th2", "th3"]);
+        status.awaited = WaitReason::More { starts_in: Duration::from_millis(25_900) };
+        let expected = "waiting for more nodes: 3 are here: th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 3 are enough and 5 the most; \
                      the job starts with these nodes in 25s";
-        assert_eq!(waiting(&seen), words);
-        seen.awaited = WaitReason::Ranks;
-        let words = "waiting for what the others say of their workers; 3 nodes are here: \
+        assert_eq!(waiting(&status), expected);
+        status.awaited = WaitReason::Ranks;
+        let expected = "waiting for what the others say of their workers; 3 nodes are here: \
                      th1 (10.0.0.1), th2 (10.0.0.2), th3 (10.0.0.3); 9m 50s left";
-        assert_eq!(waiting(&seen), words);
-        seen.awaited = WaitReason::Enough;
-        seen.here = (0..200).map(|at| NodeName::of_host(format!("n{at}"))).collect();
-        assert!(waiting(&seen).contains("n7, 192 more"), "{}", waiting(&seen));
-        seen.awaited = WaitReason::Place;
-        assert!(waiting(&seen).starts_with("this node is a spare: the job runs on 200 nodes, and"));
+        assert_eq!(waiting(&status), expected);
+        status.awaited = WaitReason::Enough;
+        status.here = (0..200).map(|at| NodeName::of_host(format!("n{at}"))).collect();
+        assert!(waiting(&status).contains("n7, 192 more"), "{}", waiting(&status));
+        status.awaited = WaitReason::Place;
+        assert!(waiting(&status).starts_with("this node is a spare: the job runs on 200 nodes, and"));
     }
 
     #[test]
     fn wait_message_names_nodes_stopping_workers() {
-        let mut seen = WaitStatus {
+        let mut status = WaitStatus {
             here: node_names(&["th1", "th3"]),
             missing: Vec::new(),
             min: count(3),
@@ -306,14 +309,14 @@ mod tests {
             awaited: WaitReason::Stops { nodes: node_names(&["th2"]) },
         };
         assert_eq!(
-            waiting(&seen),
+            waiting(&status),
             "waiting for th2 (10.0.0.2) to stop its workers; 2 of 3 are here: th1 (10.0.0.1), th3 (10.0.0.3)"
         );
-        (seen.here, seen.missing, seen.max) = (node_names(&["th3"]), node_names(&["th4"]), count(4));
-        seen.awaited = WaitReason::Stops { nodes: node_names(&["th1", "th2"]) };
-        let words = "waiting for th1 (10.0.0.1), th2 (10.0.0.2) to stop their workers; \
+        (status.here, status.missing, status.max) = (node_names(&["th3"]), node_names(&["th4"]), count(4));
+        status.awaited = WaitReason::Stops { nodes: node_names(&["th1", "th2"]) };
+        let expected = "waiting for th1 (10.0.0.1), th2 (10.0.0.2) to stop their workers; \
                      1 is here: th3 (10.0.0.3); th4 (10.0.0.4) is missing";
-        assert_eq!(waiting(&seen), words);
+        assert_eq!(waiting(&status), expected);
     }
 
     #[test]
@@ -339,9 +342,9 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
         );
         let why = "it was told to stop by SIGTERM".to_owned();
         let host = FailureNote::NodeLeft { node: ranked(0, NodeName::of_host("th\x1b[2J1")), why };
-        let words = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
-        assert_eq!(first_cause(&host), format!("{words}\n"));
-        assert_eq!(remote_end_text(&RemoteEnd::Closed { failure: Some(host.clone()) }), words);
+        let expected = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
+        assert_eq!(first_cause(&host), format!("{expected}\n"));
+        assert_eq!(remote_end_text(&RemoteEnd::Closed { failure: Some(host.clone()) }), expected);
         assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
         let failed = FailureNote::LauncherFailed {
             node: ranked(1, NodeName::of_host("th2")),
@@ -384,11 +387,11 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
             members: Vec::new(),
             interface: None,
         };
-        let words = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
-        assert_eq!(next_round_text(&round, 4), words);
+        let expected = "going on with 3 nodes and 12 workers; this is node 1, with ranks 4-7";
+        assert_eq!(next_round_text(&round, 4), expected);
         let name = NodeName { rank: Some(NodeRank(1)), ..node_names(&["th2"]).remove(0) };
         let members = vec![Member { node_rank: NodeRank(1), name, workers: None }];
-        let words = "going on with 3 nodes and 12 workers; this is node 1 (th2, 10.0.0.2), with ranks 4-7";
-        assert_eq!(next_round_text(&Round { members, ..round }, 4), words);
+        let expected = "going on with 3 nodes and 12 workers; this is node 1 (th2, 10.0.0.2), with ranks 4-7";
+        assert_eq!(next_round_text(&Round { members, ..round }, 4), expected);
     }
 }

@@ -67,7 +67,7 @@ pub fn in_events(entrypoint: &Entrypoint) -> String {
 /// torchrun takes the first word behind the interpreter that does not begin with a hyphen.
 fn first_word(what: &OsStr, args: &[OsString]) -> String {
     let args = [what].into_iter().chain(args.iter().map(OsString::as_os_str));
-    args.into_iter().find(|word| !word.as_bytes().starts_with(b"-")).map(text).unwrap_or_default()
+    args.into_iter().find(|argument| !argument.as_bytes().starts_with(b"-")).map(text).unwrap_or_default()
 }
 
 fn text(name: &OsStr) -> String {

@@ -237,7 +237,7 @@ fn cells(group: &Group<'_>, setting: &TableSetting) -> [String; 5] {
 }
 
 fn process(state: ProcessState) -> String {
-    let word = match state {
+    let text = match state {
         ProcessState::NotStarted => "not started",
         ProcessState::Unknown => "unknown",
         ProcessState::Ended(exit) => return exit.to_string(),
@@ -247,7 +247,7 @@ fn process(state: ProcessState) -> String {
         ProcessState::Alive(RunState::Uninterruptible) => "alive, in kernel (D)",
         ProcessState::Alive(RunState::Stopped) => "alive, stopped (T)",
     };
-    word.to_owned()
+    text.to_owned()
 }
 
 /// For ranks with different last lines, the first one's line with its rank.
@@ -296,10 +296,10 @@ fn cut(text: &str, room: usize) -> String {
     if text.chars().map(width).sum::<usize>() <= room {
         return text;
     }
-    let mut left = room.saturating_sub(1);
+    let mut remaining = room.saturating_sub(1);
     let fits = |letter: &char| {
-        let next = left.checked_sub(width(*letter));
-        left = next.unwrap_or(0);
+        let next = remaining.checked_sub(width(*letter));
+        remaining = next.unwrap_or(0);
         next.is_some()
     };
     text.chars().take_while(fits).chain(['…']).collect()

@@ -96,7 +96,7 @@ fn many_ranks_with_different_output_share_few_rows() {
 
 #[test]
 fn hint_explains_state_of_missing_rank() {
-    for (state, said) in [
+    for (state, hint) in [
         (
             ProcessState::Alive(RunState::Uninterruptible),
             "rank 1 is stuck in the kernel: a device or a file server",
@@ -108,7 +108,7 @@ fn hint_explains_state_of_missing_rank() {
         rows[1].process = state;
         rows[1].pid = rows[1].pid.filter(|_| state != ProcessState::NotStarted);
         let shown = text(SIGINT, rows, None);
-        assert!(shown.contains(&format!("\n  hint: {said}")), "{shown}");
+        assert!(shown.contains(&format!("\n  hint: {hint}")), "{shown}");
     }
     let rows = vec![row(0, JoinState::NotJoined, 0, "")];
     assert!(text(SIGINT, rows, None).ends_with("; a program without torch.distributed never joins"));

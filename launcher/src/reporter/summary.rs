@@ -167,9 +167,9 @@ pub fn render(card: &FailureReport) -> String {
     if let Some(cause) = early::probable_cause(card) {
         row("cause", format!("probably an early end: {cause}"));
     }
-    let others = early::other_ends_text(card);
-    if !others.is_empty() {
-        row("others", others);
+    let other_ends = early::other_ends_text(card);
+    if !other_ends.is_empty() {
+        row("others", other_ends);
     }
     lines.extend(peers::lines(&card.peers));
     if let Some(report) = &card.report {

@@ -156,7 +156,7 @@ fn silent_worker_hint_asks_for_output() {
     let exits = "the worker printed nothing before `exit 1`; print the reason to stderr there";
     assert_eq!(hint(&any).as_deref(), Some(exits));
     let any = FailureReport { is_output_captured: false, ..any };
-    for (by_streams, in_folder, advised, given) in [
+    for (by_streams, in_folder, advised, omitted) in [
         (false, false, "`--tee 3 --log-dir DIR`", "explain"),
         (false, true, "`--tee 3`", "--log-dir"),
         (true, false, "`--log-dir`", "--tee"),
@@ -164,7 +164,7 @@ fn silent_worker_hint_asks_for_output() {
     ] {
         let message =
             hint(&FailureReport { kept: KeptOutput { by_streams, in_folder }, ..any.clone() }).unwrap();
-        assert!(message.contains(advised) && !message.contains(given), "{message}");
+        assert!(message.contains(advised) && !message.contains(omitted), "{message}");
     }
     assert_eq!(hint(&FailureReport { tail: vec!["it says why".to_owned()], ..any }), None);
 }

@@ -125,24 +125,24 @@ pub struct EventSubject<'a> {
 #[must_use]
 pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     match event {
-        JobEvent::WorkerFailed { live: others, .. } => closing_signal_lines(others, Signal::SIGTERM, group),
+        JobEvent::WorkerFailed { live, .. } => closing_signal_lines(live, Signal::SIGTERM, group),
         JobEvent::GroupFailed { cause } => vec![failed_line(cause, group)],
         JobEvent::StartedByHand { local_rank, pid } => {
             let text = job_event_text::external_worker_started(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }
         JobEvent::Stuck { live, .. } => {
-            let said = dstate_line(event, group);
-            said.into_iter().chain(closing_signal_lines(live, Signal::SIGTERM, group)).collect()
+            let dstate = dstate_line(event, group);
+            dstate.into_iter().chain(closing_signal_lines(live, Signal::SIGTERM, group)).collect()
         }
-        JobEvent::Stopping { signal, worker_signal: told, live, .. } => {
+        JobEvent::Stopping { signal, worker_signal: sent, live, .. } => {
             // An interrupt that is not among the signals to handle ends torchrun as an exception, without this line.
-            let received = (signal == told).then(|| LogLine {
+            let received = (signal == sent).then(|| LogLine {
                 level: Level::Warning,
                 source: LogSource::torch(AGENT, 752),
                 text: format!("Received {} death signal, shutting down workers", *signal as i32),
             });
-            received.into_iter().chain(closing_signal_lines(live, *told, group)).collect()
+            received.into_iter().chain(closing_signal_lines(live, *sent, group)).collect()
         }
         JobEvent::NotJoined { .. }
         | JobEvent::TimeIsShort { .. }
@@ -276,9 +276,9 @@ fn dstate_worker_line(pid: Pid) -> LogLine {
 
 fn restarting(used: u32, group: EventSubject<'_>) -> LogLine {
     let all = group.spec.max_restarts.0;
-    let left = all.saturating_sub(used.saturating_sub(1));
+    let remaining = all.saturating_sub(used.saturating_sub(1));
     let text = format!(
-        "[{}] Worker group FAILED. {left}/{all} attempts left; will restart worker group",
+        "[{}] Worker group FAILED. {remaining}/{all} attempts left; will restart worker group",
         group.spec.role
     );
     LogLine { level: Level::Info, source: LogSource::torch(AGENT, 941), text }

@@ -67,14 +67,18 @@ pub enum Message {
 pub fn render(report: &TorchReport) -> String {
     let title = format!("{} FAILED", report.title);
     let root_cause = block(0, &report.root_cause, &report.host);
-    let others: Vec<String> =
+    let other_failures: Vec<String> =
         (1..).zip(&report.others).map(|(number, worker)| block(number, worker, &report.host)).collect();
-    let lines = [&title, &root_cause].into_iter().chain(&others).flat_map(|text| text.split('\n'));
+    let lines = [&title, &root_cause].into_iter().chain(&other_failures).flat_map(|text| text.split('\n'));
     let width = lines.map(|line| line.chars().count()).max().unwrap_or(0).min(MAX_WIDTH);
     let (border, section) = ("=".repeat(width), "-".repeat(width));
-    let others = if others.is_empty() { "  <NO_OTHER_FAILURES>".to_owned() } else { others.join("\n") };
+    let other_failures = if other_failures.is_empty() {
+        "  <NO_OTHER_FAILURES>".to_owned()
+    } else {
+        other_failures.join("\n")
+    };
     format!(
-        "{CHILD_FAILED_PREFIX}\n{border}\n{title}\n{section}\nFailures:\n{others}\n{section}\n\
+        "{CHILD_FAILED_PREFIX}\n{border}\n{title}\n{section}\nFailures:\n{other_failures}\n{section}\n\
          Root Cause (first observed failure):\n{root_cause}\n{border}\n"
     )
 }

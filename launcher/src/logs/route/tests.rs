@@ -21,7 +21,7 @@ fn spec(redirects: Streams, tee: Streams) -> LogSpec {
 fn of(spec: &LogSpec, cli_flavor: CliFlavor, folder: Option<&str>) -> Routes {
     let (rank, local_rank) = (Rank(9), LocalRank(1));
     let hostname = || panic!("no prefix asked for it");
-    let speaker = StreamOwner {
+    let owner = StreamOwner {
         persona: cli_flavor,
         role: "trn",
         rank,
@@ -29,7 +29,7 @@ fn of(spec: &LogSpec, cli_flavor: CliFlavor, folder: Option<&str>) -> Routes {
         local_world: LocalWorldSize::new(1).unwrap(),
         hostname,
     };
-    routes(spec, speaker, folder.map(Path::new))
+    routes(spec, owner, folder.map(Path::new))
 }
 
 fn heard(ranks: &[u32]) -> Option<BTreeSet<LocalRank>> {
@@ -90,8 +90,8 @@ fn log_tree_missing_shows_output_on_console() {
 #[test]
 fn rank_filtered_from_console_writes_only_to_files() {
     for cli_flavor in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
-        for others in [&[0, 2][..], &[], &[17]] {
-            let spec = |redirects, tee| LogSpec { console: heard(others), ..spec(redirects, tee) };
+        for other_ranks in [&[0, 2][..], &[], &[17]] {
+            let spec = |redirects, tee| LogSpec { console: heard(other_ranks), ..spec(redirects, tee) };
             let teed = of(&spec(NONE, OUT), cli_flavor, Some("/l/1"));
             assert_eq!(teed.stdout, Route::File("/l/1/stdout.log".into()));
             assert_eq!(teed.stderr, Route::File(DEV_NULL.into()));
@@ -124,7 +124,7 @@ fn log_tree_missing_shows_teed_output_of_filtered_rank() {
 fn prefix_template_is_expanded() {
     let (cli_flavor, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
-    let speaker = StreamOwner {
+    let owner = StreamOwner {
         persona: cli_flavor,
         role: "trn",
         rank,
@@ -138,14 +138,14 @@ fn prefix_template_is_expanded() {
         ("", ""),
     ] {
         let spec = LogSpec { prefix: Some(template.to_owned()), ..spec(NONE, OUT) };
-        let routes = routes(&spec, speaker, Some(Path::new("/l/1")));
+        let routes = routes(&spec, owner, Some(Path::new("/l/1")));
         assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some(expected)));
     }
 }
 
 #[test]
 fn row_label_is_prefix_if_workers_share_console() {
-    let speaker = |workers| StreamOwner {
+    let owner = |workers| StreamOwner {
         persona: CliFlavor::Rankrun,
         role: "trn",
         rank: Rank(9),
@@ -154,7 +154,7 @@ fn row_label_is_prefix_if_workers_share_console() {
         hostname: || "here".to_owned(),
     };
     let label = |text: &str, is_shared| Some(RowLabel { text: text.to_owned(), is_shared });
-    let of_ours = |workers, spec: &LogSpec| routes(spec, speaker(workers), None).label;
+    let of_ours = |workers, spec: &LogSpec| routes(spec, owner(workers), None).label;
     assert_eq!(of_ours(1, &spec(NONE, NONE)), label("[trn1]:", false));
     assert_eq!(of_ours(2, &spec(NONE, NONE)), label("[trn1]:", true));
     let template = LogSpec { prefix: Some("${rank} ".into()), ..spec(NONE, NONE) };

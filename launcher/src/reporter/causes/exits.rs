@@ -28,9 +28,9 @@ pub(super) fn missing_library(clues: &Clues<'_>, _: &dyn Surroundings) -> Option
 
 /// `./a: error while loading shared libraries: libx.so: cannot open …`, `ImportError: libx.so: cannot open …`
 fn library_name(line: &str) -> Option<&str> {
-    let (said, _) = line.split_once(": cannot open shared object file")?;
-    let of_program = said.split_once("error while loading shared libraries: ").map(|(_, library)| library);
-    of_program.or_else(|| said.strip_prefix("ImportError: ")).or_else(|| said.strip_prefix("OSError: "))
+    let (message, _) = line.split_once(": cannot open shared object file")?;
+    let of_program = message.split_once("error while loading shared libraries: ").map(|(_, library)| library);
+    of_program.or_else(|| message.strip_prefix("ImportError: ")).or_else(|| message.strip_prefix("OSError: "))
 }
 
 /// A script with the line ends of Windows.
@@ -101,8 +101,8 @@ fn folder_as_command(name: &str) -> String {
 
 /// The command before that text, in a line that begins as a shell's errors do.
 fn command_of_shell<'a>(line: &'a str, text: &str) -> Option<&'a str> {
-    let (said, _) = line.split_once(text)?;
-    let (start, command) = said.rsplit_once(": ")?;
+    let (before, _) = line.split_once(text)?;
+    let (start, command) = before.rsplit_once(": ")?;
     (is_of_shell(start) && !command.contains(' ')).then_some(command)
 }
 
@@ -129,8 +129,8 @@ fn missing_command(line: &str) -> Option<&str> {
     if let Some(text) = [": command not found", ": not found"].into_iter().find(|text| line.ends_with(text)) {
         return command_of_shell(line, text);
     }
-    let said = line.strip_suffix(": No such file or directory")?;
-    let (start, name) = said.rsplit_once(": ")?;
+    let before = line.strip_suffix(": No such file or directory")?;
+    let (start, name) = before.rsplit_once(": ")?;
     let is_env = start == "env" || start.ends_with("/env");
     Some(name.trim_matches(['\'', '‘', '’', '"'])).filter(|_| is_env || is_of_shell(start))
 }
@@ -164,12 +164,12 @@ fn shell_signal_hint(number: i32, program: Program<'_>) -> Option<String> {
         }
         _ => return None,
     };
-    let whose = match program {
+    let subject = match program {
         Program::Python { .. } => "the script passed on the end of a command that",
         Program::Other { .. } => "a command in it",
     };
     let (code, name) = (128 + number, signal_name(number));
-    Some(format!("{code} is 128 + {number} ({name}): probably {whose} {what}"))
+    Some(format!("{code} is 128 + {number} ({name}): probably {subject} {what}"))
 }
 
 /// Signals with a cause that is most often the same.

@@ -18,11 +18,11 @@ pub(super) fn gloo_on_loopback(clues: &Clues<'_>, surroundings: &dyn Surrounding
         return None;
     }
     let named = surroundings.non_empty_variable("GLOO_SOCKET_IFNAME");
-    let given = named.map(|name| format!(" (`GLOO_SOCKET_IFNAME` is `{}` here)", shown(&name)));
+    let interface = named.map(|name| format!(" (`GLOO_SOCKET_IFNAME` is `{}` here)", shown(&name)));
     Some(format!(
         "gloo uses the loopback on one of the nodes, and no other host reaches it{}: unset `GLOO_SOCKET_IFNAME` on every \
          node, or set it or `--iface` to the network's interface (`ip -br addr` lists them)",
-        given.unwrap_or_default()
+        interface.unwrap_or_default()
     ))
 }
 
@@ -92,9 +92,9 @@ fn other_rank_hint(clues: &Clues<'_>) -> &'static str {
 /// The port that an error names: `port: 29500`, `[::]:29500`, `127.0.0.1:29500`, `('0.0.0.0', 29500)`.
 fn port_in(line: &str) -> Option<u16> {
     let lower = line.to_ascii_lowercase();
-    let by_name = lower.match_indices("port").find_map(|(at, word)| {
+    let by_name = lower.match_indices("port").find_map(|(at, separator)| {
         let is_word = !lower[..at].ends_with(|letter: char| letter.is_ascii_alphanumeric());
-        let rest = lower[at + word.len()..].trim_start_matches([':', '=', ' ']);
+        let rest = lower[at + separator.len()..].trim_start_matches([':', '=', ' ']);
         number_at_start(rest).filter(|_| is_word)
     });
     let by_address = || {

@@ -55,8 +55,8 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
             "{fact}: `{file}` is in the working folder, where this Python does not look; `PYTHONPATH=.` adds the folder"
         ));
     }
-    let others = surroundings.other_pythons(root);
-    if let Some(found) = others.iter().find(|other| other.has_module) {
+    let other_pythons = surroundings.other_pythons(root);
+    if let Some(found) = other_pythons.iter().find(|other| other.has_module) {
         let found = found.path.display();
         return Some(format!(
             "{fact}, but `{found}` has it: set `PYTHON_EXEC={found}`, or activate its environment"
@@ -72,7 +72,7 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
     let package = PACKAGES.iter().find(|(name, _)| *name == root).map_or(root, |(_, package)| package);
     Some(format!(
         "{fact}{}: install it (`{} -m pip install {package}`), or name another Python with `PYTHON_EXEC=…`",
-        listed(&others),
+        listed(&other_pythons),
         python.display()
     ))
 }
@@ -109,12 +109,12 @@ fn module_of_error(error: &str) -> Option<&str> {
 
 /// The module of an error of `python -m`: `/usr/bin/python3: No module named train`.
 fn module_of_option(line: &str) -> Option<&str> {
-    let (python, said) = line.split_once(": ")?;
+    let (python, message) = line.split_once(": ")?;
     if !python.contains("python") || python.contains(' ') {
         return None;
     }
-    let nested = || between(said, "(ModuleNotFoundError: No module named '", "')");
-    said.strip_prefix("No module named ").or_else(nested).map(str::trim)
+    let nested = || between(message, "(ModuleNotFoundError: No module named '", "')");
+    message.strip_prefix("No module named ").or_else(nested).map(str::trim)
 }
 
 fn is_identifier(name: &str) -> bool {

@@ -369,9 +369,11 @@ fn signal_hints_name_next_step() {
     expect(find(libc::SIGILL, &[], &plain), "signal", &["probably", "`lscpu`"]);
     expect(find(libc::SIGSYS, &[], &plain), "signal", &["seccomp"]);
     expect(find(libc::SIGXCPU, &[], &plain), "signal", &["`ulimit -t`"]);
-    let given = Fake { variables: vec![("PYTHONFAULTHANDLER", "1")], ..Fake::default() };
-    let told = ["Fatal Python error: Segmentation fault"];
-    for (tail, fake) in [(&[][..], &given), (&told[..], &plain), (&told[..], &given)] {
+    let with_faulthandler = Fake { variables: vec![("PYTHONFAULTHANDLER", "1")], ..Fake::default() };
+    let traceback = ["Fatal Python error: Segmentation fault"];
+    for (tail, fake) in
+        [(&[][..], &with_faulthandler), (&traceback[..], &plain), (&traceback[..], &with_faulthandler)]
+    {
         let (_, hint) = find(libc::SIGSEGV, tail, fake).unwrap();
         assert!(!hint.contains("PYTHONFAULTHANDLER") && hint.contains("core file"), "{hint}");
     }
@@ -414,11 +416,11 @@ fn worker_text_in_hint_is_cut_and_escaped() {
 proptest::proptest! {
     #[test]
     fn arbitrary_output_does_not_panic(lines in proptest::collection::vec("\\PC{0,60}", 0..6), code in 0..256, number in 1..64) {
-        let words = [
+        let tokens = [
             "No module named '", "ModuleNotFoundError: ", "port", ":", "', ", "Address already in use", "gloo connectFullMesh [127.",
             "': not found", "partially initialized module 'x' circular import (",
         ];
-        let tail: Vec<String> = lines.iter().zip(words).map(|(line, word)| format!("{word}{line}{word}")).collect();
+        let tail: Vec<String> = lines.iter().zip(tokens).map(|(line, token)| format!("{token}{line}{token}")).collect();
         let tail: Vec<&str> = tail.iter().map(String::as_str).collect();
         let run = Program::Other { path: Path::new("x") };
         for exit in [Exit::Code(code), killed(number)] {

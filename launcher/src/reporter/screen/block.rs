@@ -67,14 +67,14 @@ impl Block {
 }
 
 impl Screen {
-    /// As [`Self::pass_on`], for a speaker with tracked rewritten lines.
+    /// As [`Self::pass_on`], for a stream with tracked rewritten lines.
     pub(super) fn follow(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let Some(speaker) = self.streams.get(&id) else { return };
-            let taken = if speaker.area.is_some() {
+            let Some(stream) = self.streams.get(&id) else { return };
+            let taken = if stream.area.is_some() {
                 self.feed_area(id, rest, out)
-            } else if let Some(start) = speaker.first_rewritten_line(rest) {
+            } else if let Some(start) = stream.first_rewritten_line(rest) {
                 self.forward_bytes(id, &rest[..start], out);
                 self.open_area(id, out);
                 start
@@ -92,43 +92,43 @@ impl Screen {
 
     /// Blank lines at the end are held for a moment: they may be the room that a nested bar makes for itself.
     fn pass_on_but_blank(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) {
-        let Some(speaker) = self.streams.get(&id) else { return };
-        let (end, blank) = (speaker.end_of(bytes), speaker.blank_lines_before(bytes));
+        let Some(stream) = self.streams.get(&id) else { return };
+        let (end, blank) = (stream.end_of(bytes), stream.blank_lines_before(bytes));
         let is_line_ended = bytes.ends_with(b"\n");
-        if speaker.held.is_blank() {
+        if stream.pending.is_blank() {
             self.finish_lines(id, &[], out);
         }
         if !is_line_ended || blank == bytes.len() {
             return self.forward_bytes(id, bytes, out);
         }
         self.forward_bytes(id, &bytes[..blank], out);
-        if let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) {
-            speaker.hold(&bytes[blank..], end, now);
+        if let (Some(stream), Some(now)) = (self.streams.get_mut(&id), self.now) {
+            stream.hold(&bytes[blank..], end, now);
         }
     }
 
-    /// From here on the speaker's lines are followed, with the present part of its current line.
+    /// From here on the stream's lines are followed, with the present part of its current line.
     fn open_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
         self.clear_open_lines(out);
-        let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) else { return };
-        let mut text = speaker.shown_text();
-        text.extend_from_slice(&speaker.take_held());
-        speaker.reset_row();
-        speaker.area = Some(Box::new(ProgressArea::new(now)));
-        speaker.picture_due = speaker.picture_due.max(now + FIRST_PICTURE);
+        let (Some(stream), Some(now)) = (self.streams.get_mut(&id), self.now) else { return };
+        let mut text = stream.shown_text();
+        text.extend_from_slice(&stream.take_pending());
+        stream.reset_row();
+        stream.area = Some(Box::new(ProgressArea::new(now)));
+        stream.picture_due = stream.picture_due.max(now + FIRST_PICTURE);
         self.open.retain(|&open| open != id);
         self.redraw(out);
         self.follow(id, &text, out);
     }
 
     fn feed_area(&mut self, id: StreamId, bytes: &[u8], out: &mut Vec<u8>) -> usize {
-        let (Some(speaker), Some(now)) = (self.streams.get_mut(&id), self.now) else { return bytes.len() };
-        let Some(area) = &mut speaker.area else { return 0 };
+        let (Some(stream), Some(now)) = (self.streams.get_mut(&id), self.now) else { return bytes.len() };
+        let Some(area) = &mut stream.area else { return 0 };
         let mut finished = Vec::new();
         let taken = area.feed(bytes, now, &mut finished);
-        speaker.is_undrawn = true;
+        stream.is_undrawn = true;
         if area.is_idle() {
-            speaker.area = None;
+            stream.area = None;
         }
         self.block.is_stale = true;
         self.write_rows(id, &finished, out);
@@ -137,10 +137,10 @@ impl Screen {
 
     /// Blank lines that were held, or a picture that was finished by its carriage return.
     pub(super) fn show_whole_rows(&mut self, id: StreamId, out: &mut Vec<u8>) -> bool {
-        let Some(speaker) = self.streams.get(&id).filter(|speaker| speaker.holds_whole_rows()) else {
+        let Some(stream) = self.streams.get(&id).filter(|stream| stream.holds_whole_rows()) else {
             return false;
         };
-        if speaker.held.is_blank() {
+        if stream.pending.is_blank() {
             self.finish_lines(id, &[], out);
         } else {
             self.open_area(id, out);
@@ -150,7 +150,7 @@ impl Screen {
 
     /// The stream ended: its last rewritten rows become its last lines.
     pub(super) fn end_area(&mut self, id: StreamId, out: &mut Vec<u8>) {
-        let area = self.streams.get_mut(&id).and_then(|speaker| speaker.area.take());
+        let area = self.streams.get_mut(&id).and_then(|stream| stream.area.take());
         if let Some(area) = area {
             // The thread may end before the next frame.
             self.block.erase(self.kind, out);
@@ -163,12 +163,12 @@ impl Screen {
     pub(super) fn settle_areas(&mut self, now: Instant, out: &mut Vec<u8>) {
         let ids: Vec<StreamId> = self.streams_with_progress().map(|(id, _, _)| id).collect();
         for id in ids {
-            let Some(speaker) = self.streams.get_mut(&id) else { continue };
-            let Some(area) = &mut speaker.area else { continue };
+            let Some(stream) = self.streams.get_mut(&id) else { continue };
+            let Some(area) = &mut stream.area else { continue };
             let mut finished = Vec::new();
             area.settle(now, &mut finished);
             if area.is_idle() {
-                speaker.area = None;
+                stream.area = None;
             }
             self.write_rows(id, &finished, out);
             self.write_due_picture(id, now, out);
@@ -176,15 +176,15 @@ impl Screen {
     }
 
     fn write_due_picture(&mut self, id: StreamId, now: Instant, out: &mut Vec<u8>) {
-        let Some(speaker) = self.streams.get_mut(&id) else { return };
-        if picture_due(self.kind, speaker).is_none_or(|due| due > now) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if picture_due(self.kind, stream).is_none_or(|due| due > now) {
             return;
         }
-        speaker.is_undrawn = false;
+        stream.is_undrawn = false;
         let mut pictures = Vec::new();
-        for row in speaker.area.iter_mut().flat_map(|area| area.visible_mut()) {
+        for row in stream.area.iter_mut().flat_map(|area| area.visible_mut()) {
             if let Some(picture) = row.new_picture() {
-                pictures.extend_from_slice(speaker.label.as_deref().unwrap_or_default());
+                pictures.extend_from_slice(stream.label.as_deref().unwrap_or_default());
                 pictures.extend_from_slice(picture);
                 pictures.push(b'\n');
             }
@@ -192,7 +192,7 @@ impl Screen {
         if pictures.is_empty() {
             return;
         }
-        speaker.picture_due = now + PICTURE;
+        stream.picture_due = now + PICTURE;
         self.clear_open_lines(out);
         out.extend_from_slice(&pictures);
         self.redraw(out);
@@ -203,10 +203,10 @@ impl Screen {
             return;
         }
         self.clear_open_lines(out);
-        if let Some(speaker) = self.streams.get(&id) {
+        if let Some(stream) = self.streams.get(&id) {
             for row in rows.iter().filter(|row| !row.is_written()) {
-                let label = speaker.label.as_deref().filter(|_| row.rewritten);
-                out.extend_from_slice(label.unwrap_or(speaker.prefix()));
+                let label = stream.label.as_deref().filter(|_| row.rewritten);
+                out.extend_from_slice(label.unwrap_or(stream.prefix()));
                 row.cells.draw(usize::MAX, out);
                 out.push(b'\n');
             }
@@ -216,7 +216,7 @@ impl Screen {
     }
 
     fn streams_with_progress(&self) -> impl Iterator<Item = (StreamId, &WorkerStream, &ProgressArea)> {
-        self.streams.iter().filter_map(|(&id, speaker)| Some((id, speaker, speaker.area.as_deref()?)))
+        self.streams.iter().filter_map(|(&id, stream)| Some((id, stream, stream.area.as_deref()?)))
     }
 
     /// Draws the block, unless it is too early. After each turn of lines and messages.
@@ -253,12 +253,12 @@ impl Screen {
     fn frame(&self, columns: usize, budget: usize) -> Vec<(Vec<u8>, usize)> {
         let all = || {
             self.streams_with_progress()
-                .flat_map(|(_, speaker, area)| area.visible().map(move |row| (speaker, row)))
+                .flat_map(|(_, stream, area)| area.visible().map(move |row| (stream, row)))
         };
         let count = all().count();
         let shown = if count > budget { budget - 1 } else { count };
-        let draw = |(speaker, row): (&WorkerStream, &ProgressRow)| {
-            let mut text = speaker.label.clone().unwrap_or_default();
+        let draw = |(stream, row): (&WorkerStream, &ProgressRow)| {
+            let mut text = stream.label.clone().unwrap_or_default();
             let mut used = width(&text).filter(|used| used * 2 <= columns).unwrap_or_else(|| {
                 text.clear();
                 0
@@ -277,21 +277,21 @@ impl Screen {
 
     /// A person answers what this stream asks: the block leaves the bottom of the terminal to the prompt.
     pub fn allow_prompts(&mut self, id: StreamId) {
-        if let Some(speaker) = self.streams.get_mut(&id) {
-            speaker.prompt = PromptState::Idle;
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.prompt = PromptState::Idle;
         }
     }
 
     /// A worker that writes to its other stream does not wait for an answer.
     pub(super) fn note_prompt(&mut self, id: StreamId, bytes: &[u8]) {
-        if self.streams.get(&id).is_none_or(|speaker| speaker.prompt == PromptState::Never) {
+        if self.streams.get(&id).is_none_or(|stream| stream.prompt == PromptState::Never) {
             return;
         }
-        for (&other, speaker) in &mut self.streams {
+        for (&other, stream) in &mut self.streams {
             if other == id {
-                speaker.note_prompt(bytes);
-            } else if speaker.prompt == PromptState::MayWait {
-                speaker.prompt = PromptState::Idle;
+                stream.note_prompt(bytes);
+            } else if stream.prompt == PromptState::MayWait {
+                stream.prompt = PromptState::Idle;
             }
         }
     }
@@ -300,7 +300,7 @@ impl Screen {
     /// it may be finished soon.
     fn draws_at(&self) -> Option<Instant> {
         let has_rows = !self.block.is_erased() || self.streams_with_progress().next().is_some();
-        let is_asked = self.streams.values().any(|speaker| speaker.prompt == PromptState::MayWait);
+        let is_asked = self.streams.values().any(|stream| stream.prompt == PromptState::MayWait);
         if !self.block.is_stale || !has_rows || is_asked || self.kind == ScreenKind::Plain {
             return None;
         }
@@ -310,21 +310,21 @@ impl Screen {
             Some(_) | None => now,
         };
         let open = self.open.iter().filter_map(|id| self.streams.get(id));
-        open.map(|speaker| speaker.held.since + PROMPT_AGE).chain([frame]).max()
+        open.map(|stream| stream.pending.since + PROMPT_AGE).chain([frame]).max()
     }
 
     /// When an area or the block changes without a new byte.
     pub(super) fn block_deadline(&self) -> impl Iterator<Item = Instant> {
-        let areas = self.streams_with_progress().flat_map(|(_, speaker, area)| {
-            [area.settles_at(), picture_due(self.kind, speaker)].into_iter().flatten()
+        let areas = self.streams_with_progress().flat_map(|(_, stream, area)| {
+            [area.settles_at(), picture_due(self.kind, stream)].into_iter().flatten()
         });
         areas.chain(self.draws_at())
     }
 }
 
-/// When the next picture of this speaker's lines is written as lines.
-fn picture_due(kind: ScreenKind, speaker: &WorkerStream) -> Option<Instant> {
-    let area = speaker.area.as_deref()?;
-    let is_wanted = kind == ScreenKind::Plain && speaker.is_undrawn && area.visible().next().is_some();
-    is_wanted.then_some(speaker.picture_due)
+/// When the next picture of this stream's lines is written as lines.
+fn picture_due(kind: ScreenKind, stream: &WorkerStream) -> Option<Instant> {
+    let area = stream.area.as_deref()?;
+    let is_wanted = kind == ScreenKind::Plain && stream.is_undrawn && area.visible().next().is_some();
+    is_wanted.then_some(stream.picture_due)
 }

@@ -414,15 +414,15 @@ proptest! {
         for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
             let mut bench = Bench::new(kind);
             let a = bench.bare("[0]:");
-            let mut said = String::new();
+            let mut expected = String::new();
             for (chunk, waits) in &chunks {
                 let chunk = if windows { chunk.replace('\n', "\r\n") } else { chunk.clone() };
-                said.push_str(&chunk);
+                expected.push_str(&chunk);
                 bench.feed(a, &chunk);
                 bench.after(if *waits { 60 } else { 0 });
             }
             bench.end(a);
-            prop_assert_eq!(&bench.written, &said);
+            prop_assert_eq!(&bench.written, &expected);
         }
     }
 

@@ -200,15 +200,15 @@ fn terminal_shows_several_progress_bars() {
     bench.feed(a, "\r30%");
     bench.feed(c, "line\n");
     bench.feed(b, "\r40%");
-    let mut seen = bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["line", "30%", "40%"]);
+    let mut output = bench.take();
+    assert_eq!(shown(output.as_bytes()), ["line", "30%", "40%"]);
     bench.feed(a, "\r100%\nepilogue\n");
-    seen += &bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["line", "100%", "epilogue", "40%"]);
+    output += &bench.take();
+    assert_eq!(shown(output.as_bytes()), ["line", "100%", "epilogue", "40%"]);
     bench.end(b);
     bench.message("all done");
-    seen += &bench.take();
-    assert_eq!(shown(seen.as_bytes()), ["line", "100%", "epilogue", "40%", "all done", ""]);
+    output += &bench.take();
+    assert_eq!(shown(output.as_bytes()), ["line", "100%", "epilogue", "40%", "all done", ""]);
 }
 
 #[test]
@@ -313,11 +313,11 @@ fn progress_behind_open_line_is_held_up_to_progress_limit() {
     bench.at(1_000);
     bench.take();
     let chunk = "\r10%".repeat(BRIM / 5);
-    let held = (0..=PROGRESS_LIMIT / chunk.len()).take_while(|_| {
+    let held_chunks = (0..=PROGRESS_LIMIT / chunk.len()).take_while(|_| {
         bench.feed(a, &chunk);
         bench.out.is_empty()
     });
-    assert_eq!(held.count(), PROGRESS_LIMIT / chunk.len());
+    assert_eq!(held_chunks.count(), PROGRESS_LIMIT / chunk.len());
     assert!(bench.take().starts_with("\n\r10%"));
 }
 
@@ -325,19 +325,19 @@ fn progress_behind_open_line_is_held_up_to_progress_limit() {
 fn line_still_being_written_is_not_ended_by_other_output() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add("[0]:"), bench.add("[1]:"));
-    let brim = "x".repeat(BRIM);
+    let full_line = "x".repeat(BRIM);
     for millis in [0, 4_000, 8_000] {
-        bench.feed(a, &brim);
+        bench.feed(a, &full_line);
         bench.at(millis + 4_000);
         bench.feed(b, "between\n");
         assert_eq!(bench.take(), "[1]:between\n", "its writer waited for room in the pipe");
     }
     bench.feed(a, "y\n");
-    assert_eq!(bench.take(), format!("[0]:{}y\n", brim.repeat(3)));
+    assert_eq!(bench.take(), format!("[0]:{}y\n", full_line.repeat(3)));
 
-    bench.feed(a, &brim);
+    bench.feed(a, &full_line);
     bench.at(17_000);
-    assert_eq!(bench.take(), format!("[0]:{brim}"), "it does not wait for ever");
+    assert_eq!(bench.take(), format!("[0]:{full_line}"), "it does not wait for ever");
 }
 
 #[test]
@@ -354,12 +354,12 @@ fn held_bytes_above_limit_make_longest_line_exclusive() {
     assert_eq!(bench.screen.exclusive_stream(), None);
 }
 
-/// The output of the speakers, in chunks.
+/// The output of the streams, in chunks.
 type Chunks = Vec<Vec<Vec<u8>>>;
-/// The index of the next speaker, and whether time passes then.
+/// The index of the next stream, and whether time passes then.
 type Turns = Vec<(usize, bool)>;
 
-/// Lines of some speakers, cut anywhere.
+/// Lines of some streams, cut anywhere.
 fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
     let chunk = prop::collection::vec(prop_oneof![4 => 97u8..123, 1 => Just(b'\n'), 1 => Just(0xff)], 1..30);
     let chunks = prop::collection::vec(chunk, 0..12);
@@ -371,7 +371,7 @@ fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
 }
 
 proptest! {
-    /// Invariant 2, for one speaker: any bytes, any cuts, any waits, on any screen.
+    /// Invariant 2, for one stream: any bytes, any cuts, any waits, on any screen.
     #[test]
     fn single_stream_without_prefix_is_copied(
         chunks in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..40), 0u64..80), 0..20),
@@ -391,55 +391,49 @@ proptest! {
         prop_assert_eq!(bench.out, expected);
     }
 
-    /// Invariants 1 and 2, in a pipe that never blocks: a speaker's prefixed lines are its lines.
+    /// Invariants 1 and 2, in a pipe that never blocks: a stream's prefixed lines are its lines.
     #[test]
-    fn every_line_is_whole_and_in_order((speakers, turns) in chatter()) {
+    fn every_line_is_whole_and_in_order((streams, turns) in chatter()) {
         let mut bench = Bench::new(ScreenKind::Plain);
-        let ids: Vec<_> = (0..speakers.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
-        play(&mut bench, &speakers, &turns, &ids, false);
-        for (index, chunks) in speakers.iter().enumerate() {
+        let ids: Vec<_> = (0..streams.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
+        play(&mut bench, &streams, &turns, &ids, false);
+        for (index, chunks) in streams.iter().enumerate() {
             let prefix = format!("[{index}]:").into_bytes();
-            let said = chunks.concat();
-            let seen: Vec<&[u8]> =
+            let output = chunks.concat();
+            let actual: Vec<&[u8]> =
                 bench.out.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(&*prefix)).collect();
-            let mut lines: Vec<&[u8]> = said.split(|&byte| byte == b'\n').collect();
+            let mut lines: Vec<&[u8]> = output.split(|&byte| byte == b'\n').collect();
             if lines.last().is_some_and(|last| last.is_empty()) {
                 lines.pop();
             }
-            prop_assert_eq!(seen, lines);
+            prop_assert_eq!(actual, lines);
         }
     }
 
     /// Invariants 1, 2 and 4, on a terminal with any waits: the same is true of what is shown in the end.
     #[test]
-    fn terminal_shows_every_line_whole((speakers, turns) in chatter()) {
+    fn terminal_shows_every_line_whole((streams, turns) in chatter()) {
         let mut bench = Bench::new(ScreenKind::Terminal { columns: 500, rows: 24 });
-        let ids: Vec<_> = (0..speakers.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
-        play(&mut bench, &speakers, &turns, &ids, true);
+        let ids: Vec<_> = (0..streams.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
+        play(&mut bench, &streams, &turns, &ids, true);
         bench.message("end");
         let rows = bench.rows();
-        for (index, chunks) in speakers.iter().enumerate() {
+        for (index, chunks) in streams.iter().enumerate() {
             let prefix = format!("[{index}]:");
-            let said = String::from_utf8_lossy(&chunks.concat()).into_owned();
-            let seen: Vec<&str> = rows.iter().filter_map(|row| row.strip_prefix(&*prefix)).collect();
-            prop_assert_eq!(seen, said.lines().collect::<Vec<_>>());
+            let output = String::from_utf8_lossy(&chunks.concat()).into_owned();
+            let actual: Vec<&str> = rows.iter().filter_map(|row| row.strip_prefix(&*prefix)).collect();
+            prop_assert_eq!(actual, output.lines().collect::<Vec<_>>());
         }
     }
 }
 
-/// Feeds the speakers' chunks in the order of `turns`, then the rest, then ends the speakers.
-fn play(
-    bench: &mut Bench,
-    speakers: &[Vec<Vec<u8>>],
-    turns: &[(usize, bool)],
-    ids: &[StreamId],
-    waits: bool,
-) {
-    let mut left: Vec<_> = speakers.iter().map(|chunks| chunks.iter()).collect();
+/// Feeds the streams' chunks in the order of `turns`, then the rest, then ends the streams.
+fn play(bench: &mut Bench, streams: &[Vec<Vec<u8>>], turns: &[(usize, bool)], ids: &[StreamId], waits: bool) {
+    let mut chunk_iters: Vec<_> = streams.iter().map(|chunks| chunks.iter()).collect();
     let mut millis = 0;
     for &(turn, wait) in turns {
-        let index = turn % left.len();
-        if let Some(bytes) = left[index].next() {
+        let index = turn % chunk_iters.len();
+        if let Some(bytes) = chunk_iters[index].next() {
             bench.screen.feed(ids[index], bytes, bench.now, &mut bench.out);
         }
         if wait && waits {
@@ -447,7 +441,7 @@ fn play(
             bench.at(millis);
         }
     }
-    for (chunks, &id) in left.into_iter().zip(ids) {
+    for (chunks, &id) in chunk_iters.into_iter().zip(ids) {
         for bytes in chunks {
             bench.screen.feed(id, bytes, bench.now, &mut bench.out);
         }

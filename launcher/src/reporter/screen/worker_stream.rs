@@ -11,7 +11,7 @@ use super::progress::ProgressArea;
 /// An escape sequence that comes in two reads is found up to this length.
 const SEAM: usize = 16;
 
-/// Where in its line the speaker is, as far as the prefix is concerned.
+/// Where in its line the stream is, as far as the prefix is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LinePosition {
     Start,
@@ -32,8 +32,8 @@ pub(super) struct WorkerStream {
     prefix: Vec<u8>,
     column: LinePosition,
     /// A read of so many bytes may end in the middle of a write.
-    brim: usize,
-    pub(super) held: PendingLine,
+    max_line: usize,
+    pub(super) pending: PendingLine,
     /// The visible part of its unfinished line.
     pub(super) row: TerminalRow,
     /// The prefix of rewritten lines. Without it lines are passed on unchanged.
@@ -86,12 +86,12 @@ impl PendingLine {
 }
 
 impl WorkerStream {
-    pub(super) fn new(prefix: &str, label: Option<&str>, brim: usize, now: Instant) -> Self {
+    pub(super) fn new(prefix: &str, label: Option<&str>, max_line: usize, now: Instant) -> Self {
         Self {
             prefix: prefix.into(),
             column: LinePosition::Start,
-            brim,
-            held: PendingLine::nothing(now),
+            max_line,
+            pending: PendingLine::nothing(now),
             row: TerminalRow::default(),
             label: label.map(Into::into),
             area: None,
@@ -104,9 +104,9 @@ impl WorkerStream {
     /// Where in `bytes` the first line begins that is rewritten, or the blank lines above it, which nested bars make
     /// for room. 0 too where what is held belongs to it.
     pub(super) fn first_rewritten_line(&self, bytes: &[u8]) -> Option<usize> {
-        let held = &self.held.bytes[self.held.bytes.len().saturating_sub(SEAM)..];
-        let seam = [held, &bytes[..bytes.len().min(SEAM)]].concat();
-        if first_rewrite(&seam).is_some_and(|at| at < held.len()) {
+        let pending = &self.pending.bytes[self.pending.bytes.len().saturating_sub(SEAM)..];
+        let seam = [pending, &bytes[..bytes.len().min(SEAM)]].concat();
+        if first_rewrite(&seam).is_some_and(|at| at < pending.len()) {
             return Some(0);
         }
         let line = memrchr(b'\n', &bytes[..first_rewrite(bytes)?]).map_or(0, |newline| newline + 1);
@@ -116,8 +116,11 @@ impl WorkerStream {
     /// Where the blank lines begin that `lines` end with.
     pub(super) fn blank_lines_before(&self, lines: &[u8]) -> usize {
         let last = lines.iter().rposition(|byte| *byte != b'\n');
-        let is_at_start =
-            if self.held.is_empty() { self.column == LinePosition::Start } else { self.held.is_blank() };
+        let is_at_start = if self.pending.is_empty() {
+            self.column == LinePosition::Start
+        } else {
+            self.pending.is_blank()
+        };
         match last {
             // The first newline ends the line before.
             Some(last) => lines.len().min(last + 2),
@@ -128,22 +131,22 @@ impl WorkerStream {
 
     /// Whether the held bytes can be shown at once: blank lines, or a picture that ends with its carriage return.
     pub(super) fn holds_whole_rows(&self) -> bool {
-        self.label.is_some() && (self.held.is_blank() || self.held.bytes.ends_with(b"\r"))
+        self.label.is_some() && (self.pending.is_blank() || self.pending.bytes.ends_with(b"\r"))
     }
 
     /// How the bytes end that came at once.
     pub(super) const fn end_of(&self, bytes: &[u8]) -> LineEnd {
-        if bytes.len() >= self.brim { LineEnd::Cut } else { LineEnd::Written }
+        if bytes.len() >= self.max_line { LineEnd::Cut } else { LineEnd::Written }
     }
 
     /// Keeps more of an unfinished line.
     pub(super) fn hold(&mut self, bytes: &[u8], end: LineEnd, now: Instant) {
-        if self.held.is_empty() || end == LineEnd::Cut {
-            self.held.since = now;
+        if self.pending.is_empty() || end == LineEnd::Cut {
+            self.pending.since = now;
         }
-        self.held.bytes.extend_from_slice(bytes);
-        self.held.end = end;
-        self.held.has_return |= memchr(b'\r', bytes).is_some();
+        self.pending.bytes.extend_from_slice(bytes);
+        self.pending.end = end;
+        self.pending.has_return |= memchr(b'\r', bytes).is_some();
     }
 
     /// Writes `bytes` with the prefix wherever a line begins.
@@ -163,15 +166,15 @@ impl WorkerStream {
     }
 
     /// Writes the held bytes; nothing is held then.
-    pub(super) fn emit_held(&mut self, out: &mut Vec<u8>) {
-        let held = self.take_held();
-        self.emit(&held, out);
+    pub(super) fn emit_pending(&mut self, out: &mut Vec<u8>) {
+        let line = self.take_pending();
+        self.emit(&line, out);
     }
 
     /// Nothing is held any more: it goes elsewhere.
-    pub(super) fn take_held(&mut self) -> Vec<u8> {
-        let nothing = PendingLine::nothing(self.held.since);
-        std::mem::replace(&mut self.held, nothing).bytes
+    pub(super) fn take_pending(&mut self) -> Vec<u8> {
+        let nothing = PendingLine::nothing(self.pending.since);
+        std::mem::replace(&mut self.pending, nothing).bytes
     }
 
     /// The visible part of an unfinished line, without its prefix.
@@ -188,7 +191,7 @@ impl WorkerStream {
     /// Notes whether these newest bytes may end in a prompt: an unfinished line without a carriage return.
     pub(super) fn note_prompt(&mut self, bytes: &[u8]) {
         let line = &bytes[memrchr(b'\n', bytes).map_or(0, |newline| newline + 1)..];
-        let is_plain = self.area.is_none() && !self.held.has_return && !self.row.is_progress();
+        let is_plain = self.area.is_none() && !self.pending.has_return && !self.row.is_progress();
         let may_wait = !line.is_empty() && memchr(b'\r', line).is_none() && is_plain;
         self.prompt = if may_wait { PromptState::MayWait } else { PromptState::Idle };
     }
