@@ -56,16 +56,10 @@ pub(super) fn page(picture: &MachineSnapshot, kind: Option<DeviceType>) -> Page 
     let title = [("title", &*format!("{}: {}", picture.host, summary(picture, kind)), Tone::Heading)];
     page.line("title", &title);
     let devices = || picture.machine.accelerators.iter().enumerate();
-    if devices().next().is_some() {
-        page.blank();
-        page.table(&STATES, devices().map(|(at, device)| state_row(picture, at, device)).collect());
-    }
+    page.section(&STATES, devices().map(|(at, device)| state_row(picture, at, device)).collect());
     warnings(&mut page, picture);
     processes(&mut page, picture);
-    if devices().next().is_some() {
-        page.blank();
-        page.table(&PLACES, devices().map(|(at, device)| place_row(picture, at, device)).collect());
-    }
+    page.section(&PLACES, devices().map(|(at, device)| place_row(picture, at, device)).collect());
     orders(&mut page, picture);
     if devices().next().is_none() {
         sources(&mut page, &picture.machine);
@@ -106,7 +100,7 @@ fn key(table: &str, device: &Accelerator) -> String {
 
 fn state_row(picture: &MachineSnapshot, at: usize, device: &Accelerator) -> Row {
     let worst =
-        picture.warnings.iter().filter(|warning| warning.device == Some(at)).map(|told| told.severity);
+        picture.warnings.iter().filter(|warning| warning.device == Some(at)).map(|warning| warning.severity);
     let tone = worst.max().map_or(Tone::Plain, tone_of);
     let nothing = DeviceState::default();
     let state = device.state.as_deref().unwrap_or(&nothing);
@@ -161,21 +155,21 @@ const fn tone_of(severity: Severity) -> Tone {
 
 /// Troubles of the probes and of devices. This user's own processes are in the table of processes.
 fn warnings(page: &mut Page, picture: &MachineSnapshot) {
-    let told: Vec<&DeviceWarningLine> =
+    let shown: Vec<&DeviceWarningLine> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
     troubles(page, &picture.machine);
-    if !told.is_empty() && !picture.machine.troubles.iter().any(fact_text::is_serious) {
+    if !shown.is_empty() && !picture.machine.troubles.iter().any(fact_text::is_serious) {
         page.blank();
     }
-    for warning in told {
+    for warning in shown {
         let label = if warning.severity == Severity::Fatal { "error:" } else { "warning:" };
         let subject =
             warning.device.and_then(|at| picture.machine.accelerators.get(at)).map(fact_text::device);
         let subject = subject.map(|subject| format!("{subject}: ")).unwrap_or_default();
         let text = format!(" {subject}{}", warning.text);
         // The same warning with other numbers is the same line, changed.
-        let words = text.replace(|letter: char| letter.is_ascii_digit(), "");
-        let key = format!("warning/{:?}/{words}", warning.device);
+        let text_without_digits = text.replace(|letter: char| letter.is_ascii_digit(), "");
+        let key = format!("warning/{:?}/{text_without_digits}", warning.device);
         page.line(key, &[("label", label, tone_of(warning.severity)), ("text", &text, Tone::Plain)]);
     }
 }
@@ -187,14 +181,11 @@ fn processes(page: &mut Page, picture: &MachineSnapshot) {
             rows.push(process_row(device, process, picture.own_uid));
         }
     }
-    if !rows.is_empty() {
-        page.blank();
-        page.table(&PROCESSES, rows);
-    }
+    page.section(&PROCESSES, rows);
 }
 
 fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> Row {
-    let (whose, tone) = match process.uid {
+    let (owner, tone) = match process.uid {
         Some(uid) if uid == own_uid => ("yours".to_owned(), Tone::Plain),
         Some(uid) => (format!("uid {uid}"), Tone::Warning),
         None => ("not known".to_owned(), Tone::Warning),
@@ -203,7 +194,7 @@ fn process_row(device: &Accelerator, process: &DeviceProcess, own_uid: u32) -> R
         .cell(index(device))
         .cell(process.pid.to_string())
         .cell(process.memory.map_or_else(String::new, format_bytes))
-        .toned(whose, tone)
+        .toned(owner, tone)
         .cell(process.name.clone().unwrap_or_default())
 }
 
@@ -230,10 +221,7 @@ fn orders(page: &mut Page, picture: &MachineSnapshot) {
             Row::new(key).cell(kind).cell(order.order.as_str()).toned(text, tone)
         })
         .collect();
-    if !rows.is_empty() {
-        page.blank();
-        page.table(&ORDERS, rows);
-    }
+    page.section(&ORDERS, rows);
 }
 
 fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
@@ -263,10 +251,7 @@ pub(super) fn sources(page: &mut Page, machine: &Machine) {
             Row::new(key).cell(trouble.kind.as_str()).cell(trouble.to_string())
         })
         .collect();
-    if !rows.is_empty() {
-        page.blank();
-        page.table(&SOURCES, rows);
-    }
+    page.section(&SOURCES, rows);
 }
 
 /// The CPUs, where they are known.

@@ -55,14 +55,14 @@ pub(super) fn busy(index: u32) -> Accelerator {
         uid: Some(OWN),
         memory: Some(60 * GIB),
     };
-    let stranger = DeviceProcess { pid: 99, name: Some("python3".to_owned()), uid: Some(1001), memory: None };
+    let foreign = DeviceProcess { pid: 99, name: Some("python3".to_owned()), uid: Some(1001), memory: None };
     let mut card = card(index);
     card.memory = Some(Memory { total: 80 * GIB, free: Some(11 * GIB) });
     let state = card.state.as_mut().unwrap();
     (state.temperature, state.power, state.clock) = (Some(91), Some(398_000), Some(1275));
     state.utilisation = Some(100);
     state.throttle = vec![Throttle::PowerCap, Throttle::SoftwareThermal];
-    state.processes = vec![own, stranger];
+    state.processes = vec![own, foreign];
     card
 }
 

@@ -48,8 +48,8 @@ pub(super) const fn throttle(reason: Throttle) -> &'static str {
 }
 
 pub(super) fn throttles(reasons: &[Throttle]) -> String {
-    let words: Vec<&str> = reasons.iter().copied().map(throttle).collect();
-    words.join(", ")
+    let names: Vec<&str> = reasons.iter().copied().map(throttle).collect();
+    names.join(", ")
 }
 
 /// The number with its noun: `1 GPU`, `2 GPUs`.
@@ -107,8 +107,8 @@ mod tests {
             (ProbeProblemKind::Hung(10), "NVML did not answer within 10 seconds", true),
             (ProbeProblemKind::Crashed("SIGSEGV".to_owned()), "NVML crashed: SIGSEGV", true),
         ] {
-            let told = of(what);
-            assert_eq!((told.to_string().as_str(), is_serious(&told)), (text, serious));
+            let problem = of(what);
+            assert_eq!((problem.to_string().as_str(), is_serious(&problem)), (text, serious));
         }
     }
 

@@ -53,18 +53,18 @@ pub(super) fn draw(header: &Header, page: &Page, before: Option<&Page>, size: Si
     };
     let painted = |text: &str, tone| paint(&cut(text, size.columns), codes(tone, style, false).as_deref());
     put(&painted(&header.title, Tone::Faint));
-    let mut left = match &header.trouble {
+    let mut rows_left = match &header.trouble {
         Some(trouble) => put(&painted(trouble, Tone::Bad)),
         None => put(""),
     };
     let lines = page.lines.len();
     for (at, line) in page.lines.iter().enumerate() {
-        if left == 1 && at + 1 < lines {
+        if rows_left == 1 && at + 1 < lines {
             let more = format!("… {} more lines: make the window taller", lines - at);
             put(&painted(&more, Tone::Faint));
             break;
         }
-        left = put(&row(line, before, size.columns, style));
+        rows_left = put(&row(line, before, size.columns, style));
     }
     text.push_str(CLEAR_BELOW);
     text.into_bytes()

@@ -84,10 +84,7 @@ pub(crate) fn render_status(status: &JobStatus, style: Style) -> String {
         "state",
         &[("state", status.state.word(), state_tone(status.state)), ("rest", &rest, Tone::Plain)],
     );
-    if !status.ranks.is_empty() {
-        page.blank();
-        page.table(&RANK_COLUMNS, status.ranks.iter().map(rank_row).collect());
-    }
+    page.section(&RANK_COLUMNS, status.ranks.iter().map(rank_row).collect());
     page.render(style)
 }
 

@@ -100,6 +100,14 @@ impl Page {
         self.lines.push(Line { key: String::new(), cells: Vec::new() });
     }
 
+    /// A blank line and a table; neither without rows.
+    pub(super) fn section(&mut self, columns: &[Column], rows: Vec<Row>) {
+        if !rows.is_empty() {
+            self.blank();
+            self.table(columns, rows);
+        }
+    }
+
     /// A table with its headings; a column with only empty cells is left out.
     pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Row>) {
         let is_used_at =
@@ -134,17 +142,17 @@ impl Page {
             for ((text, tone), (&Column(name, align), &widest)) in
                 row.cells.into_iter().zip(columns.iter().zip(&widths))
             {
-                let left = widest.saturating_sub(width(&text));
+                let padding = widest.saturating_sub(width(&text));
                 let before = match align {
                     Align::Left => 0,
-                    Align::Right => left,
-                    Align::Middle => left / 2,
+                    Align::Right => padding,
+                    Align::Middle => padding / 2,
                 };
                 if text.is_empty() {
                     owed += widest + GAP;
                 } else {
                     cells.push(Cell { name, before: owed + before, text, tone });
-                    owed = left - before + GAP;
+                    owed = padding - before + GAP;
                 }
             }
             self.lines.push(Line { key: row.key, cells });

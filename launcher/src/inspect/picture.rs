@@ -119,8 +119,8 @@ impl MachineSnapshot {
             return;
         }
         let visible = match launch_choice(&self.machine, kind, context) {
-            Ok((visible, told)) => {
-                self.warnings.extend(told);
+            Ok((visible, warnings)) => {
+                self.warnings.extend(warnings);
                 visible
             }
             Err(error) => {
@@ -186,8 +186,8 @@ fn launch_choice(
     };
     let positions = || devices.iter().filter_map(|chosen| position(&chosen.accelerator)).collect();
     // Small cards are reported once for the whole machine.
-    let told = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
-    let message = told.map(|warning| DeviceWarningLine {
+    let shown = warnings.into_iter().filter(|warning| !matches!(warning, Remark::SmallMemory { .. }));
+    let message = shown.map(|warning| DeviceWarningLine {
         device: None,
         severity: Severity::Warning,
         text: warning.to_string(),

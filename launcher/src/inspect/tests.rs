@@ -31,10 +31,10 @@ fn devices_and_topo_render_as_text_and_json() {
         (topo(Manner::Text), "GPU1  NV2    X "),
         (topo(Manner::Json), "\"NV2\""),
     ] {
-        let told = run_inspect(two(), question.clone()).unwrap();
-        let text = String::from_utf8(told.text).unwrap();
+        let report = run_inspect(two(), question.clone()).unwrap();
+        let text = String::from_utf8(report.text).unwrap();
         assert!(text.contains(part), "{question:?}: {text}");
-        assert_eq!(told.status, ExitStatus::SUCCESS);
+        assert_eq!(report.status, ExitStatus::SUCCESS);
     }
 }
 
@@ -68,7 +68,7 @@ fn device_ids_filter_devices_and_unknown_id_is_error() {
         let ids = ids.iter().map(|id| (*id).to_owned()).collect();
         let question = Inspect { subject: Subject::Devices { kind: None, ids }, manner, limit: LIMIT };
         run_inspect(machine(vec![card(0), card(1), card(2)], LinkKind::Nvlink(2)), question)
-            .map(|told| String::from_utf8(told.text).unwrap())
+            .map(|report| String::from_utf8(report.text).unwrap())
     };
     let uuid = card(1).uuid.unwrap();
     let address = card(1).pci.unwrap().to_string();

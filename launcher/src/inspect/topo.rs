@@ -154,13 +154,13 @@ fn legend(page: &mut Page, topology: &Topology) {
         let row = |(row, nic): (&String, &String)| Row::new(row.clone()).cell(row.clone()).cell(nic.clone());
         page.bare_table(&[Column("", Align::Left); 2], names.map(row).collect());
     }
-    let is_in = |word: &str| topology.cells.iter().flatten().any(|cell| cell == word);
+    let is_in = |name: &str| topology.cells.iter().flatten().any(|cell| cell == name);
     page.blank();
     page.line("legend", &[("legend", "Legend", Tone::Heading)]);
     let mut rows: Vec<Row> = LEGEND
         .iter()
-        .filter(|(word, _)| *word != "XGMI" || is_in("XGMI"))
-        .map(|(word, meaning)| Row::new((*word).to_owned()).cell(*word).cell(*meaning))
+        .filter(|(name, _)| *name != "XGMI" || is_in("XGMI"))
+        .map(|(name, meaning)| Row::new((*name).to_owned()).cell(*name).cell(*meaning))
         .collect();
     if is_in(UNKNOWN) {
         rows.push(Row::new(UNKNOWN.to_owned()).cell(UNKNOWN).cell("not known"));

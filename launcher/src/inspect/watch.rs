@@ -85,7 +85,7 @@ struct WatchLoop<'a> {
     handled: HandledSignals,
     terminal: Terminal,
     screen: DrawnScreen,
-    look: Option<DeviceLookup>,
+    lookup: Option<DeviceLookup>,
     next: Instant,
     cuda_order: Result<Vec<CudaDevice>, String>,
 }
@@ -119,7 +119,7 @@ pub(super) fn watch(
         handled,
         terminal: Terminal::new()?,
         screen: DrawnScreen::default(),
-        look: None,
+        lookup: None,
         next: Instant::now() + watched.every,
         cuda_order: cuda_order.into_inner().unwrap_or_else(|| Err("it was not asked".to_owned())),
     };
@@ -145,7 +145,7 @@ impl WatchLoop<'_> {
                 Some(WatchInput::Resized) => self.draw(),
                 Some(WatchInput::Suspended) => {
                     // Its time would run out while this process is stopped.
-                    self.look = None;
+                    self.lookup = None;
                     self.terminal.leave();
                     signal::stop_self()?;
                     if let Some(status) = self.wait_for_foreground()? {
@@ -176,9 +176,9 @@ impl WatchLoop<'_> {
     }
 
     fn draw(&self) {
-        let waited = self.look.as_ref().map(|look| (look.since.elapsed(), look));
-        let waiting = waited.filter(|(waited, _)| *waited >= SLOW_PROBE_NOTICE).map(|(waited, look)| {
-            format!("{} has not answered for {} s", look.probes.waiting_for(), waited.as_secs())
+        let waited = self.lookup.as_ref().map(|lookup| (lookup.since.elapsed(), lookup));
+        let waiting = waited.filter(|(waited, _)| *waited >= SLOW_PROBE_NOTICE).map(|(waited, lookup)| {
+            format!("{} has not answered for {} s", lookup.probes.waiting_for(), waited.as_secs())
         });
         let bytes = self.screen.draw(self.watched, waiting, self.terminal.size(), self.style);
         self.terminal.write(&bytes);
@@ -187,21 +187,21 @@ impl WatchLoop<'_> {
     /// Begins a look when it is time, and shows one that has come through.
     fn advance(&mut self) {
         let now = Instant::now();
-        if self.look.is_none() && now >= self.next {
+        if self.lookup.is_none() && now >= self.next {
             let probes = Probes::discovery(EVERYTHING, self.watched.limit, now);
-            self.look = Some(DeviceLookup { probes, since: now, first: None });
+            self.lookup = Some(DeviceLookup { probes, since: now, first: None });
         }
-        let Some(mut look) = self.look.take() else { return };
-        if look.probes.advance(now) {
-            let found = look.probes.into_machine();
-            let machine = match look.first {
+        let Some(mut lookup) = self.lookup.take() else { return };
+        if lookup.probes.advance(now) {
+            let found = lookup.probes.into_machine();
+            let machine = match lookup.first {
                 None if second_probe::needs_retry(&found, EVERYTHING) => {
                     let (ask, limit) = (
                         second_probe::reduced_scope(EVERYTHING),
                         second_probe::retry_limit(self.watched.limit),
                     );
                     let probes = Probes::discovery(ask, limit, now);
-                    self.look = Some(DeviceLookup { probes, since: look.since, first: Some(found) });
+                    self.lookup = Some(DeviceLookup { probes, since: lookup.since, first: Some(found) });
                     return;
                 }
                 None => found,
@@ -215,8 +215,8 @@ impl WatchLoop<'_> {
             self.next = now + self.watched.every;
             self.draw();
         } else {
-            let is_slow = now.duration_since(look.since) >= SLOW_PROBE_NOTICE;
-            self.look = Some(look);
+            let is_slow = now.duration_since(lookup.since) >= SLOW_PROBE_NOTICE;
+            self.lookup = Some(lookup);
             if is_slow {
                 self.draw();
             }
@@ -228,16 +228,16 @@ impl WatchLoop<'_> {
         let now = Instant::now();
         let mut fds = vec![PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.terminal.keys().map(|keys| PollFd::new(keys, PollFlags::POLLIN)));
-        let until = match &self.look {
-            Some(look) => {
-                fds.extend(look.probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-                look.probes.deadline().into_iter().chain([now + SLOW_PROBE_NOTICE]).min()
+        let until = match &self.lookup {
+            Some(lookup) => {
+                fds.extend(lookup.probes.as_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+                lookup.probes.deadline().into_iter().chain([now + SLOW_PROBE_NOTICE]).min()
             }
             None => Some(self.next),
         };
-        let left = until.map_or(SLOW_PROBE_NOTICE, |until| until.saturating_duration_since(now));
+        let remaining = until.map_or(SLOW_PROBE_NOTICE, |until| until.saturating_duration_since(now));
         // Rounded up: a millisecond too early would be a useless turn.
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        let timeout = PollTimeout::try_from(remaining + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),

@@ -120,9 +120,9 @@ fn devices_of_several_vendors_have_type_column() {
 
 #[test]
 fn hidden_device_names_its_variable() {
-    let mut seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, None);
-    seen.hidden_by[1] = Some("CUDA_VISIBLE_DEVICES".to_owned());
-    let all = page(&seen, None).render(Style::Plain);
+    let mut snapshot = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, None);
+    snapshot.hidden_by[1] = Some("CUDA_VISIBLE_DEVICES".to_owned());
+    let all = page(&snapshot, None).render(Style::Plain);
     assert!(
         all.contains(
             "1  0000:11:00.0     0  8.0      GPU-00000001-1111-2222-3333-444444444444  CUDA_VISIBLE_DEVICES\n"

@@ -19,39 +19,40 @@ fn device_type_filter_keeps_links() {
 #[test]
 fn each_order_is_listed_for_each_type() {
     let rocm = Accelerator { kind: DeviceType::Rocm, ..card(0) };
-    let seen = picture(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
-    let told: Vec<_> = seen.orders.iter().map(|order| (order.kind, order.order)).collect();
+    let snapshot = picture(machine(vec![card(0), card(1), rocm], LinkKind::Sys), None, None);
+    let orders: Vec<_> = snapshot.orders.iter().map(|order| (order.kind, order.order)).collect();
     let all = |kind| DeviceOrder::ALL.into_iter().map(move |order| (kind, order));
-    assert!(told.into_iter().eq(all(DeviceType::Cuda).chain(all(DeviceType::Rocm))));
-    assert_eq!(seen.orders[0].devices, Ok(vec![0, 1]));
-    assert_eq!(seen.orders[5].devices, Ok(vec![2]));
+    assert!(orders.into_iter().eq(all(DeviceType::Cuda).chain(all(DeviceType::Rocm))));
+    assert_eq!(snapshot.orders[0].devices, Ok(vec![0, 1]));
+    assert_eq!(snapshot.orders[5].devices, Ok(vec![2]));
     assert_eq!(picture(machine_without_devices(), None, None).orders, []);
 }
 
 #[test]
 fn single_device_order_skips_driver_query() {
     let inherited = InheritedVariables::default();
-    let seen = MachineSnapshot::of(
+    let snapshot = MachineSnapshot::of(
         machine(vec![card(0)], LinkKind::Sys),
         None,
         &context(&inherited, &|| panic!("the driver was asked")),
     );
-    assert!(seen.orders.iter().all(|order| order.devices == Ok(vec![0])));
+    assert!(snapshot.orders.iter().all(|order| order.devices == Ok(vec![0])));
 }
 
 #[test]
 fn findings_and_small_cards_give_warnings() {
     let mut small = card(1);
     small.memory = Some(crate::device::Memory { total: 24 << 30, free: Some(24 << 30) });
-    let seen = picture(machine(vec![busy(0), small], LinkKind::Sys), None, None);
-    let told: Vec<_> = seen.warnings.iter().map(|warning| (warning.device, warning.severity)).collect();
+    let snapshot = picture(machine(vec![busy(0), small], LinkKind::Sys), None, None);
+    let warnings: Vec<_> =
+        snapshot.warnings.iter().map(|warning| (warning.device, warning.severity)).collect();
     let (warning, note) = (Severity::Warning, Severity::Note);
     assert_eq!(
-        told,
+        warnings,
         [(Some(0), warning), (Some(0), warning), (Some(0), warning), (Some(0), note), (Some(1), warning)]
     );
-    assert_eq!(seen.warnings[4].text, "24.0 GiB of memory, less than half of the largest's 80.0 GiB");
-    assert_eq!(seen.own_uid, OWN);
+    assert_eq!(snapshot.warnings[4].text, "24.0 GiB of memory, less than half of the largest's 80.0 GiB");
+    assert_eq!(snapshot.own_uid, OWN);
 }
 
 #[test]
@@ -73,9 +74,9 @@ fn hiding_variables_are_listed_per_device_type() {
 #[test]
 fn devices_invisible_to_launch_are_marked_hidden() {
     let hidden = |cuda: &str| {
-        let seen = picture(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
-        let hidden: Vec<usize> = (0..4).filter(|at| seen.hidden_by[*at].is_some()).collect();
-        let listed = seen.orders.iter().find(|order| order.order == DeviceOrder::AsListed);
+        let snapshot = picture(machine((0..4).map(card).collect(), LinkKind::Sys), None, Some(cuda));
+        let hidden: Vec<usize> = (0..4).filter(|at| snapshot.hidden_by[*at].is_some()).collect();
+        let listed = snapshot.orders.iter().find(|order| order.order == DeviceOrder::AsListed);
         (hidden, listed.and_then(|order| order.devices.clone().ok()))
     };
     assert_eq!(hidden("3,1"), (vec![0, 2], Some(vec![3, 1])));
@@ -86,7 +87,7 @@ fn devices_invisible_to_launch_are_marked_hidden() {
 
 #[test]
 fn dropped_variable_entries_give_warning() {
-    let seen = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
-    let message: Vec<&str> = seen.warnings.iter().map(|warning| warning.text.as_str()).collect();
+    let snapshot = picture(machine(vec![card(0), card(1)], LinkKind::Sys), None, Some("0,7"));
+    let message: Vec<&str> = snapshot.warnings.iter().map(|warning| warning.text.as_str()).collect();
     assert!(message.iter().any(|text| text.contains("`CUDA_VISIBLE_DEVICES=0,7`")), "{message:?}");
 }

@@ -44,10 +44,10 @@ fn eight_cards_on_switch_show_nv18_for_all_pairs() {
     let lines = above(&machine((0..8).map(card).collect(), LinkKind::Nvlink(18)));
     assert_eq!(lines.len(), 9);
     for (at, line) in lines[1..].iter().enumerate() {
-        let words: Vec<&str> = line.split_whitespace().collect();
+        let columns: Vec<&str> = line.split_whitespace().collect();
         let expected = (0..8).map(|other| if at == other { "X" } else { "NV18" });
-        assert!(words[1..9].iter().copied().eq(expected), "{line}");
-        assert_eq!(words[9..], if at < 4 { ["0-3", "0"] } else { ["4-7", "1"] }, "{line}");
+        assert!(columns[1..9].iter().copied().eq(expected), "{line}");
+        assert_eq!(columns[9..], if at < 4 { ["0-3", "0"] } else { ["4-7", "1"] }, "{line}");
     }
 }
 
