@@ -203,12 +203,12 @@ mod tests {
 
     #[test]
     fn hanging_call_says_its_step_and_is_left_behind() {
-        let (release, held) = mpsc::channel::<()>();
+        let (release, released) = mpsc::channel::<()>();
         let (entered, reached) = mpsc::channel();
         let call = BlockingCall::start("test", move |step| {
             step.set("a server".to_owned());
             entered.send(()).unwrap();
-            held.recv()
+            released.recv()
         });
         let call = call.unwrap();
         reached.recv().unwrap();
@@ -249,11 +249,11 @@ mod tests {
 
     #[test]
     fn silent_file_system_delays_once() {
-        let (release, held) = mpsc::channel::<()>();
-        let (files, held) = (FileCalls::default(), Arc::new(Mutex::new(held)));
+        let (release, released) = mpsc::channel::<()>();
+        let (files, released) = (FileCalls::default(), Arc::new(Mutex::new(released)));
         let folder = Path::new("/folder");
         assert_eq!(files.run(folder, || 1), Some(1));
-        let wait = move || held.lock().is_ok_and(|held| held.recv().is_ok());
+        let wait = move || released.lock().is_ok_and(|released| released.recv().is_ok());
         assert_eq!(files.run(folder, wait), None);
         assert_eq!(files.run(folder, || 2), None, "not asked again");
         files.retry();

@@ -280,8 +280,8 @@ impl Facts {
     /// The accelerators; asked of the machine once, and again only for another question.
     #[must_use]
     pub fn discover(&self, ask: ProbeScope, limit: Duration) -> Machine {
-        if let Some((asked, machine)) = &*self.discovered.borrow()
-            && *asked == ask
+        if let Some((cached_scope, machine)) = &*self.discovered.borrow()
+            && *cached_scope == ask
         {
             return machine.clone();
         }

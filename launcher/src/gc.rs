@@ -121,7 +121,7 @@ pub fn find_leftovers(records: &[ProcessRecord], own_pid: i32) -> Vec<(&ProcessR
     };
     let running: HashSet<Uuid> = records.iter().filter(runs).filter_map(inherited_job).collect();
     let mine: Vec<i32> = with_ancestors(own_pid).map(|process| process.pid).collect();
-    let mut left: Vec<_> = records
+    let mut leftovers: Vec<_> = records
         .iter()
         .filter_map(|process| {
             let ProcessRelation::Marked { job, .. } = process.standing else { return None };
@@ -139,8 +139,8 @@ pub fn find_leftovers(records: &[ProcessRecord], own_pid: i32) -> Vec<(&ProcessR
             (!is_spared && !mine.contains(&process.pid)).then_some((process, job, evidence))
         })
         .collect();
-    left.sort_by_key(|(process, ..)| process.pid);
-    left
+    leftovers.sort_by_key(|(process, ..)| process.pid);
+    leftovers
 }
 
 /// The job that a process has inherited.
@@ -264,9 +264,9 @@ fn table(shown: &[&Leftover]) -> String {
     text
 }
 
-fn summary(certain: &[&Leftover], deed: GcMode) -> String {
+fn summary(certain: &[&Leftover], mode: GcMode) -> String {
     let count = |fate| certain.iter().filter(|process| process.fate == fate).count();
-    let mut text = match deed {
+    let mut text = match mode {
         GcMode::List => format!("{} left; `rankrun gc` ends them\n", processes(certain.len())),
         GcMode::End | GcMode::EndAll => {
             let ended = processes(certain.len() - count(GcOutcome::Alive));

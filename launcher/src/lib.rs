@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
         return probe::run_probe(question);
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
-    let is_attach = first.is_some_and(|word| word.as_bytes().starts_with(cli::ATTACH.as_bytes()));
+    let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(cli::ATTACH.as_bytes()));
     let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
     let argv: Vec<OsString> = std::env::args_os().collect();
     let facts = Facts::gather(wait_announcer(&argv));
@@ -104,7 +104,7 @@ pub fn main() -> ExitCode {
         Ok(Command::Attach(attach)) => run_attached(&attach, &facts),
         Ok(Command::Control(command)) => run_control(&command, &facts),
         Ok(Command::Print(text)) => reporter::print(text.as_bytes()),
-        Ok(Command::Shim(words)) => run_shim(&words, &argv[0], &facts),
+        Ok(Command::Shim(arguments)) => run_shim(&arguments, &argv[0], &facts),
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
@@ -144,9 +144,9 @@ fn wait_announcer(argv: &[OsString]) -> TellOfWait {
     }
 }
 
-fn run_shim(words: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
+fn run_shim(arguments: &[OsString], argv0: &OsStr, facts: &Facts) -> ExitCode {
     let program = std::env::current_exe().unwrap_or_else(|_| argv0.into());
-    match shim::run(words, argv0, program, facts) {
+    match shim::run(arguments, argv0, program, facts) {
         Ok(text) => reporter::print(text.as_bytes()),
         Err(error) => reporter::report_shim_error(&error),
     }
@@ -275,12 +275,12 @@ impl AgentStart<'_> {
             voice.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
-        let words =
+        let argv =
             Invocation { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
         let (spec, foreign_python, watch) = (self.launch.spec, self.foreign_python, self.watch);
         let setup = AgentSetup {
             spec,
-            invocation: words,
+            invocation: argv,
             environment,
             job,
             inherited: original,
@@ -324,9 +324,9 @@ fn supervise_agent(guard: Guard, spec: &LaunchSpec, (job, facts): (&JobId, &Fact
     let parent_file = spec.parent_error_file.as_deref();
     match guard.supervise() {
         Ok(GuardEnd::AgentFinished(status)) => status,
-        Ok(GuardEnd::AgentLost { exit, killed_for, leftover: left }) => {
+        Ok(GuardEnd::AgentLost { exit, killed_for, leftover: leftovers }) => {
             RuntimeFolders::of_environment(facts.environment()).remove_job(job);
-            reporter::report_agent_lost((exit, killed_for), left.as_deref(), parent_file);
+            reporter::report_agent_lost((exit, killed_for), leftovers.as_deref(), parent_file);
             match (spec.cli_flavor, killed_for) {
                 (CliFlavor::Rankrun, Some(signal)) => ExitStatus::of_signal(signal),
                 (CliFlavor::Rankrun | CliFlavor::Torchrun, _) => ExitStatus::Code(LAUNCHER_FAILED),

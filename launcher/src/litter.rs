@@ -18,10 +18,10 @@ use crate::shim;
 /// Removes the found paths unless the request is only to list.
 #[must_use]
 pub(crate) fn collect_left_paths(mode: GcMode, argv0: &OsStr, facts: &Facts) -> Vec<LeftPath> {
-    let mut left = collect_error_folders(mode, &cli::parents_of_error_files(facts));
-    left.extend(collect_control_folders(mode, facts));
-    left.extend(collect_shim_files(mode, argv0, facts));
-    left
+    let mut paths = collect_error_folders(mode, &cli::parents_of_error_files(facts));
+    paths.extend(collect_control_folders(mode, facts));
+    paths.extend(collect_shim_files(mode, argv0, facts));
+    paths
 }
 
 fn collect_error_folders(mode: GcMode, parents: &BTreeSet<PathBuf>) -> Vec<LeftPath> {

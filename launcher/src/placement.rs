@@ -109,14 +109,14 @@ pub struct WorkerId {
 
 /// The placements of one node's workers in a round, in local rank order.
 #[must_use]
-pub fn assign_ranks(seats: &[WorkerDevice], round: &Round) -> Vec<Placement> {
+pub fn assign_ranks(worker_devices: &[WorkerDevice], round: &Round) -> Vec<Placement> {
     (0..)
-        .zip(seats)
-        .map(|(index, seat)| Placement {
+        .zip(worker_devices)
+        .map(|(index, worker_device)| Placement {
             rank: Rank(round.base_rank.0.saturating_add(index)),
             role_rank: Rank(round.base_role_rank.0.saturating_add(index)),
             local_rank: LocalRank(index),
-            device: seat.device.clone(),
+            device: worker_device.device.clone(),
         })
         .collect()
 }
@@ -133,9 +133,9 @@ mod tests {
     fn each_device_type_is_known_to_worker_runtime() {
         for kind in DeviceType::ALL {
             let device = Device { kind, ordinal: 3, identity: None, is_known_to_runtime: true };
-            let told = device.contract_device().unwrap();
-            assert_eq!(told.to_string(), device.to_string());
-            assert!(!matches!(told, contract::Device::Other { .. }), "{told}");
+            let known = device.contract_device().unwrap();
+            assert_eq!(known.to_string(), device.to_string());
+            assert!(!matches!(known, contract::Device::Other { .. }), "{known}");
             assert_eq!(Device { is_known_to_runtime: false, ..device }.contract_device(), None);
         }
     }
@@ -173,11 +173,11 @@ mod tests {
     fn single_node_ranks_are_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
             let alone = Round::alone(LocalWorldSize::new(workers).unwrap(), master());
-            let seats = assign_ranks(&seats(workers), &alone);
-            let ranks: Vec<u32> = seats.iter().map(|seat| seat.rank.0).collect();
+            let placements = assign_ranks(&seats(workers), &alone);
+            let ranks: Vec<u32> = placements.iter().map(|placement| placement.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());
-            assert!(seats.iter().all(|seat| seat.local_rank.0 == seat.rank.0));
-            assert!(seats.iter().all(|seat| seat.role_rank == seat.rank));
+            assert!(placements.iter().all(|placement| placement.local_rank.0 == placement.rank.0));
+            assert!(placements.iter().all(|placement| placement.role_rank == placement.rank));
         }
     }
 
@@ -191,10 +191,10 @@ mod tests {
             let mut of_roles = [Vec::new(), Vec::new()];
             for (round, (workers, role)) in rounds(&nodes).iter().zip(&nodes) {
                 let placements = assign_ranks(&seats(*workers), round);
-                let local: Vec<u32> = placements.iter().map(|seat| seat.local_rank.0).collect();
+                let local: Vec<u32> = placements.iter().map(|placement| placement.local_rank.0).collect();
                 prop_assert_eq!(local, (0..*workers).collect::<Vec<_>>());
-                ranks.extend(placements.iter().map(|seat| seat.rank.0));
-                of_roles[usize::from(*role)].extend(placements.iter().map(|seat| seat.role_rank.0));
+                ranks.extend(placements.iter().map(|placement| placement.rank.0));
+                of_roles[usize::from(*role)].extend(placements.iter().map(|placement| placement.role_rank.0));
             }
             let world: u32 = nodes.iter().map(|(workers, _)| workers).sum();
             prop_assert_eq!(ranks, (0..world).collect::<Vec<_>>(), "in the order of the nodes");

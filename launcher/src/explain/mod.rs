@@ -272,8 +272,8 @@ pub fn explain(
         attempt: Attempt::planned(&spec.logs.dir, known_run_id, spec.workers),
         run_id: request.run_id,
     };
-    let seats = placement::assign_ranks(&spec.worker_devices, &plan.life.round);
-    let ranks = seats.iter().map(|seat| plan.worker(seat)).collect::<Result<_, _>>()?;
+    let placements = placement::assign_ranks(&spec.worker_devices, &plan.life.round);
+    let ranks = placements.iter().map(|placement| plan.worker(placement)).collect::<Result<_, _>>()?;
     Ok(Explanation {
         version: VERSION,
         name: match spec.cli_flavor {
@@ -296,8 +296,8 @@ pub fn explain(
 
 /// All notices but the device assignment, which is shown at each rank.
 fn warnings(notices: &[Notice]) -> Vec<String> {
-    let said = notices.iter().filter(|notice| !matches!(notice, Notice::Seat { .. }));
-    said.map(ToString::to_string).collect()
+    let warnings = notices.iter().filter(|notice| !matches!(notice, Notice::Seat { .. }));
+    warnings.map(ToString::to_string).collect()
 }
 
 /// The answer, in the form that was asked for.

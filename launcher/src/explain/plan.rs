@@ -32,19 +32,20 @@ pub(super) struct LaunchPlan<'a> {
 }
 
 impl LaunchPlan<'_> {
-    pub(super) fn worker(&self, seat: &Placement) -> Result<WorkerPlan, LaunchError> {
-        let Placement { rank, local_rank, device, .. } = seat;
+    pub(super) fn worker(&self, placement: &Placement) -> Result<WorkerPlan, LaunchError> {
+        let Placement { rank, local_rank, device, .. } = placement;
         let (rank, local_rank) = (*rank, *local_rank);
         let error_file = self.attempt.as_ref().map(|attempt| attempt.error_file(local_rank));
         let inherited = self.facts.environment();
-        let command = command::worker_command(self.spec, &self.life, seat, inherited, error_file.as_deref())
-            .map_err(|source| LaunchError::Command { rank, source })?;
-        let variables = command::worker_environment(self.spec, &self.life, seat, error_file.as_deref());
+        let command =
+            command::worker_command(self.spec, &self.life, placement, inherited, error_file.as_deref())
+                .map_err(|source| LaunchError::Command { rank, source })?;
+        let variables = command::worker_environment(self.spec, &self.life, placement, error_file.as_deref());
         let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let speaker = StreamOwner { persona: cli_flavor, role, rank, local_rank, local_world, hostname };
+        let owner = StreamOwner { persona: cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
-        let routes = routes(&self.spec.logs, speaker, folder.as_deref());
+        let routes = routes(&self.spec.logs, owner, folder.as_deref());
         let by_hand = self.spec.external_worker == Some(local_rank);
         Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
@@ -80,8 +81,8 @@ impl LaunchPlan<'_> {
     }
 
     fn unset(&self, local_rank: LocalRank) -> Vec<&'static str> {
-        let seat = self.spec.worker_devices.get(local_rank.index());
-        let variables = seat.into_iter().flat_map(|seat| &seat.variables);
+        let assigned = self.spec.worker_devices.get(local_rank.index());
+        let variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
         let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());
         taken.map(|(name, _)| *name).collect()
     }

@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 /// The word as any POSIX shell reads it back, byte for byte.
 #[must_use]
-pub fn for_shell(word: &OsStr) -> Vec<u8> {
-    let bytes = word.as_bytes();
+pub fn for_shell(argument: &OsStr) -> Vec<u8> {
+    let bytes = argument.as_bytes();
     // `=` makes an assignment of a first word, and zsh looks up the command behind a leading `=`.
     let is_plain = |(at, byte): (usize, &u8)| is_plain(*byte) || (*byte == b'=' && at > 0);
     if !bytes.is_empty() && bytes.iter().enumerate().all(is_plain) {
@@ -26,14 +26,14 @@ pub fn for_shell(word: &OsStr) -> Vec<u8> {
 
 /// The word on one line, such that nothing of it commands a terminal. Bash and zsh read it back.
 #[must_use]
-pub fn for_people(word: &OsStr) -> String {
-    if let Some(text) = word.to_str()
+pub fn for_people(argument: &OsStr) -> String {
+    if let Some(text) = argument.to_str()
         && !text.chars().any(char::is_control)
     {
-        return String::from_utf8(for_shell(word)).unwrap_or_else(|_| text.to_owned());
+        return String::from_utf8(for_shell(argument)).unwrap_or_else(|_| text.to_owned());
     }
     let mut shown = "$'".to_owned();
-    for chunk in word.as_bytes().utf8_chunks() {
+    for chunk in argument.as_bytes().utf8_chunks() {
         for letter in chunk.valid().chars() {
             match letter {
                 '\'' | '\\' => shown.extend(['\\', letter]),

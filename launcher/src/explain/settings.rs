@@ -240,8 +240,8 @@ impl SettingOrigins<'_> {
             ("progress-dir", progress.map(|limit| limit.folder.display().to_string())),
             ("progress-restarts", progress.map(|limit| limit.restarts.to_string())),
         ];
-        let said = values.into_iter().filter(|(_, value)| value.is_some());
-        said.map(|(name, value)| setting(name, value, self.origin_of(&[name], &[]))).collect()
+        let given = values.into_iter().filter(|(_, value)| value.is_some());
+        given.map(|(name, value)| setting(name, value, self.origin_of(&[name], &[]))).collect()
     }
 
     fn prefix(&self) -> SettingOrigin {
@@ -270,15 +270,15 @@ impl SettingOrigins<'_> {
             LeftoverPolicy::End { grace } => Some(time(grace)),
         };
         let of_grace = self.origin_of(&["grace", "shutdown-timeout"], &["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]);
-        let said = |name, value| setting(name, value, self.origin_of(&[name], &[]));
-        let option = |name, value| said(name, Some(value));
+        let setting_of = |name, value| setting(name, value, self.origin_of(&[name], &[]));
+        let option = |name, value| setting_of(name, Some(value));
         let warning = spec.time_limit.and_then(|limit| limit.warning);
         [
             setting("grace", Some(grace), of_grace),
             setting("leftover-grace", leftovers, self.origin_of(&["leftover-grace"], &[])),
-            said("start-timeout", spec.start_timeout.map(time)),
-            said("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
-            said("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
+            setting_of("start-timeout", spec.start_timeout.map(time)),
+            setting_of("time-limit", spec.time_limit.map(|limit| time(limit.limit))),
+            setting_of("warn-signal", warning.map(|w| format!("{}@{}", w.signal, time(w.before)))),
             setting("stuck-limit", limit, stuck),
             option("signals-to-handle", spec.signals.text.clone()),
             option("event-log-handler", events.to_owned()),
@@ -296,11 +296,13 @@ impl SettingOrigins<'_> {
 
     /// The requested devices; the chosen ones are shown at each rank.
     fn device_settings(&self) -> [SettingLine; 6] {
-        let LaunchSpec { worker_devices: seats, devices, visibility, .. } = self.spec;
-        let cards: Vec<&str> =
-            seats.iter().filter_map(|seat| Some(seat.device.identity.as_ref()?.index.as_str())).collect();
+        let LaunchSpec { worker_devices, devices, visibility, .. } = self.spec;
+        let cards: Vec<&str> = worker_devices
+            .iter()
+            .filter_map(|assigned| Some(assigned.device.identity.as_ref()?.index.as_str()))
+            .collect();
         let listed = devices.device_list.clone().or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
-        let kind = seats.first().map(|seat| seat.device.kind.to_string());
+        let kind = worker_devices.first().map(|assigned| assigned.device.kind.to_string());
         let visible = match visibility {
             Visibility::Whole => "all",
             Visibility::Own => "own",
@@ -325,7 +327,7 @@ impl SettingOrigins<'_> {
 
     /// The visibility variables for a job like this one.
     fn visibility_variables(&self) -> Vec<&'static str> {
-        match self.spec.worker_devices.first().map(|seat| seat.device.kind) {
+        match self.spec.worker_devices.first().map(|assigned| assigned.device.kind) {
             Some(DeviceType::Cuda) => vec!["CUDA_VISIBLE_DEVICES"],
             Some(DeviceType::Rocm) => {
                 vec!["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]

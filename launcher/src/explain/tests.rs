@@ -77,7 +77,7 @@ fn each_value_names_its_source() {
 /// The table lists the options that decide; here the launch itself is asked.
 #[test]
 fn setting_source_is_the_deciding_one() {
-    for (name, words, environment, value, source) in [
+    for (name, options, environment, value, source) in [
         ("grace", "--grace 1.5", None, "1s 500ms", option("--grace")),
         ("grace", "--grace 1 --shutdown-timeout 2", None, "2s", option("--shutdown-timeout")),
         ("grace", "", Some(("RANKRUN_GRACE", "3")), "3s", by_variable("RANKRUN_GRACE")),
@@ -123,7 +123,7 @@ fn setting_source_is_the_deciding_one() {
         ("python", "", None, "/usr/bin/python3", SettingOrigin::Default),
         ("leave-out", "--leave-out 0", None, "0", option("--leave-out")),
     ] {
-        let line = format!("rankrun explain {words} x.py").replace("  ", " ");
+        let line = format!("rankrun explain {options} x.py").replace("  ", " ");
         let environment: Vec<_> = environment.into_iter().collect();
         let explanation = explained(&line, &environment);
         let setting = explanation.settings.iter().find(|setting| setting.name == name).unwrap();
@@ -281,8 +281,8 @@ fn devices_and_cpus_are_listed_per_rank() {
         "  numa-binding node command line",
         "  check-devices - default",
     ] {
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        assert!(text.lines().any(|found| words(found) == words(line)), "no `{line}` in\n{text}");
+        let split = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert!(text.lines().any(|found| split(found) == split(line)), "no `{line}` in\n{text}");
     }
     assert!(!text.contains("warning: rank"), "{text}");
     let visible = variable(&explanation, "CUDA_VISIBLE_DEVICES");

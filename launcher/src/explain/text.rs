@@ -127,7 +127,7 @@ fn node_rows(nodes: &NodesSection) -> Vec<(&'static str, String)> {
 
 fn worker_rows(worker: &WorkerPlan) -> Vec<[String; 3]> {
     let plain = |name: &str, value: String| [name.to_owned(), value, String::new()];
-    let words: Vec<String> = worker.argv.iter().map(|word| for_people(&word.0)).collect();
+    let arguments: Vec<String> = worker.argv.iter().map(|argument| for_people(&argument.0)).collect();
     let mut rows = Vec::new();
     if let Some(card) = &worker.card {
         let node = card.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
@@ -136,7 +136,7 @@ fn worker_rows(worker: &WorkerPlan) -> Vec<[String; 3]> {
     if let Some(cpus) = &worker.cpus {
         rows.push(plain("CPUs", format_ranges(cpus)));
     }
-    rows.push(plain("runs", words.join(" ")));
+    rows.push(plain("runs", arguments.join(" ")));
     if worker.argv.first() != Some(&worker.program) {
         rows.push(plain("program", for_people(&worker.program.0)));
     }
@@ -173,11 +173,11 @@ fn stream(stream: &StreamTarget) -> String {
 
 /// The variables that are the same for all workers; empty for a single worker.
 fn common_variables(workers: &[WorkerPlan]) -> Vec<&Variable> {
-    let [first, others @ ..] = workers else { return Vec::new() };
-    if others.is_empty() {
+    let [first, rest @ ..] = workers else { return Vec::new() };
+    if rest.is_empty() {
         return Vec::new();
     }
-    let is_common = |variable: &&Variable| others.iter().all(|other| other.variables.contains(variable));
+    let is_common = |variable: &&Variable| rest.iter().all(|other| other.variables.contains(variable));
     first.variables.iter().filter(is_common).collect()
 }
 

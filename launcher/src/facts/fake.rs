@@ -24,12 +24,12 @@ pub(crate) struct FakeWorld {
     allowed: Option<Vec<u32>>,
     machine: Machine,
     cuda_order: Result<Vec<CudaDevice>, String>,
-    asked: Asked,
+    queries: QueryLog,
     is_inside: bool,
 }
 
 /// What was asked of the hardware, in order; clones of a world write into one list.
-pub(crate) type Asked = Rc<RefCell<Vec<Question>>>;
+pub(crate) type QueryLog = Rc<RefCell<Vec<Question>>>;
 
 /// One look at the hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl FakeWorld {
             allowed: None,
             machine: Machine::default(),
             cuda_order: Err("there is no driver".to_owned()),
-            asked: Asked::default(),
+            queries: QueryLog::default(),
             is_inside: true,
         };
         nothing.folder("/job").folder("/tmp")
@@ -119,8 +119,8 @@ impl FakeWorld {
     }
 
     /// What will have been asked of the hardware.
-    pub(crate) fn asked(&self) -> Asked {
-        Rc::clone(&self.asked)
+    pub(crate) fn asked(&self) -> QueryLog {
+        Rc::clone(&self.queries)
     }
 
     /// What discovery finds.
@@ -212,12 +212,12 @@ impl World for FakeWorld {
     }
 
     fn probe_devices(&self, ask: ProbeScope, limit: Duration) -> Machine {
-        self.asked.borrow_mut().push(Question::Discover(ask, limit));
+        self.queries.borrow_mut().push(Question::Discover(ask, limit));
         self.machine.clone()
     }
 
     fn cuda_order(&self, limit: Duration) -> Result<Vec<CudaDevice>, String> {
-        self.asked.borrow_mut().push(Question::CudaOrder(limit));
+        self.queries.borrow_mut().push(Question::CudaOrder(limit));
         self.cuda_order.clone()
     }
 

@@ -54,7 +54,7 @@ fn as_shown<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S
 }
 
 /// The table and its summary; empty without paths.
-pub(super) fn describe_paths(paths: &[LeftPath], deed: GcMode) -> String {
+pub(super) fn describe_paths(paths: &[LeftPath], mode: GcMode) -> String {
     if paths.is_empty() {
         return String::new();
     }
@@ -68,7 +68,7 @@ pub(super) fn describe_paths(paths: &[LeftPath], deed: GcMode) -> String {
         text.push_str(&format!("{:>8}  {kind:24}  {path}\n", format_age(*age)));
     }
     let count = |fate: &PathOutcome| paths.iter().filter(|path| path.fate == *fate).count();
-    text.push_str(&match (deed, count(&PathOutcome::PutBack)) {
+    text.push_str(&match (mode, count(&PathOutcome::PutBack)) {
         (GcMode::List, _) => format!("{} left; `rankrun gc` clears them away\n", count_paths(paths.len())),
         (_, 0) => format!("{} removed\n", count_paths(count(&PathOutcome::Removed))),
         (_, back) => format!(

@@ -15,7 +15,7 @@ fn left(processes: &[(i32, i32, ProcessRelation)], me: i32) -> Vec<i32> {
 }
 
 fn left_with_evidence(processes: &[(i32, i32, ProcessRelation)], me: i32) -> Vec<(i32, MarkEvidence)> {
-    let seen: Vec<ProcessRecord> = processes
+    let records: Vec<ProcessRecord> = processes
         .iter()
         .map(|(pid, parent, standing)| ProcessRecord {
             pid: *pid,
@@ -24,7 +24,7 @@ fn left_with_evidence(processes: &[(i32, i32, ProcessRelation)], me: i32) -> Vec
             standing: standing.clone(),
         })
         .collect();
-    super::find_leftovers(&seen, me)
+    super::find_leftovers(&records, me)
         .into_iter()
         .map(|(process, _, evidence)| (process.pid, evidence))
         .collect()
@@ -103,9 +103,9 @@ fn mark_evidence_extends_to_descendants_of_same_job() {
 
 #[test]
 fn process_without_evidence_is_ended_only_by_force() {
-    let ends = |deed| {
+    let ends = |mode| {
         [SURE, MarkEvidence::Environment]
-            .map(|evidence| GcRequest { mode: deed, format: OutputFormat::Text }.ends_process(evidence))
+            .map(|evidence| GcRequest { mode, format: OutputFormat::Text }.ends_process(evidence))
     };
     assert_eq!(
         [GcMode::List, GcMode::End, GcMode::EndAll].map(ends),
@@ -126,15 +126,12 @@ fn leftover(pid: i32, age: u64, fate: GcOutcome) -> Leftover {
 
 #[test]
 fn text_report_has_table_and_summary() {
-    let told = |processes, deed| {
-        render(
-            &GcReport { processes, paths: Vec::new() },
-            &GcRequest { mode: deed, format: OutputFormat::Text },
-        )
+    let report = |processes, mode| {
+        render(&GcReport { processes, paths: Vec::new() }, &GcRequest { mode, format: OutputFormat::Text })
     };
-    assert_eq!(told(Vec::new(), GcMode::End), "nothing is left of jobs without a launcher\n");
+    assert_eq!(report(Vec::new(), GcMode::End), "nothing is left of jobs without a launcher\n");
     assert_eq!(
-        told(vec![leftover(7, 11_530, GcOutcome::Listed)], GcMode::List),
+        report(vec![leftover(7, 11_530, GcOutcome::Listed)], GcMode::List),
         "     PID  JOB                                        AGE  COMMAND\n       7  \
          00000000-0000-0000-0000-000000000001     3h12m  train.py --fast\n1 process left; `rankrun gc` ends them\n"
     );
@@ -143,7 +140,7 @@ fn text_report_has_table_and_summary() {
         leftover(8, 61, GcOutcome::Killed),
         leftover(9, 90_000, GcOutcome::Alive),
     ];
-    let text = told(mixed, GcMode::End);
+    let text = report(mixed, GcMode::End);
     assert!(text.ends_with(
         "2 processes ended, 1 by SIGKILL\npid 9 survived SIGKILL for 5 s, probably stuck in the kernel\n"
     ));
@@ -153,20 +150,17 @@ fn text_report_has_table_and_summary() {
 #[test]
 fn uncertain_process_is_listed_separately_until_ended() {
     let doubtful = |fate| Leftover { evidence: MarkEvidence::Environment, ..leftover(8, 1, fate) };
-    let told = |processes, deed| {
-        render(
-            &GcReport { processes, paths: Vec::new() },
-            &GcRequest { mode: deed, format: OutputFormat::Text },
-        )
+    let report = |processes, mode| {
+        render(&GcReport { processes, paths: Vec::new() }, &GcRequest { mode, format: OutputFormat::Text })
     };
-    let text = told(vec![leftover(7, 1, GcOutcome::Ended), doubtful(GcOutcome::Listed)], GcMode::End);
+    let text = report(vec![leftover(7, 1, GcOutcome::Ended), doubtful(GcOutcome::Listed)], GcMode::End);
     let [first, second] =
         ["1 process ended\n     PID", "1 process carries the mark"].map(|part| text.find(part));
     assert!(first.is_some() && first < second, "{text}");
     assert!(text.ends_with("`rankrun gc --force` ends it too\n"), "{text}");
-    let text = told(vec![doubtful(GcOutcome::Ended)], GcMode::EndAll);
+    let text = report(vec![doubtful(GcOutcome::Ended)], GcMode::EndAll);
     assert!(text.ends_with("train.py --fast\n1 process ended\n"), "{text}");
-    let text = told(vec![doubtful(GcOutcome::Listed), doubtful(GcOutcome::Listed)], GcMode::List);
+    let text = report(vec![doubtful(GcOutcome::Listed), doubtful(GcOutcome::Listed)], GcMode::List);
     assert!(text.contains("2 processes carry the mark") && !text.contains(" left"), "{text}");
 }
 
@@ -181,19 +175,16 @@ fn folder(fate: PathOutcome) -> LeftPath {
 
 #[test]
 fn paths_have_separate_table_and_summary() {
-    let told = |fates: &[PathOutcome], deed| {
-        let paths = fates.iter().cloned().map(folder).collect();
-        render(
-            &GcReport { processes: Vec::new(), paths },
-            &GcRequest { mode: deed, format: OutputFormat::Text },
-        )
+    let report = |outcomes: &[PathOutcome], mode| {
+        let paths = outcomes.iter().cloned().map(folder).collect();
+        render(&GcReport { processes: Vec::new(), paths }, &GcRequest { mode, format: OutputFormat::Text })
     };
     assert_eq!(
-        told(&[PathOutcome::Listed], GcMode::List),
+        report(&[PathOutcome::Listed], GcMode::List),
         "     AGE  LEFT BY                   PATH\n   1m01s  a dead job                /dev/shm/t\n\
          1 path left; `rankrun gc` clears them away\n"
     );
-    let text = told(
+    let text = report(
         &[PathOutcome::Removed, PathOutcome::PutBack, PathOutcome::Failed("busy".to_owned())],
         GcMode::End,
     );

@@ -307,9 +307,9 @@ mod tests {
     }
 
     /// Connects, and returns the agent's answer.
-    fn connect_client(door: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
+    fn connect_client(listener: &mut AttachListener, name: &str) -> (OwnedFd, AttachMessage) {
         let wrapper = connect_to_agent(name).unwrap();
-        assert_eq!(door.receive(), []);
+        assert_eq!(listener.receive(), []);
         let answer = receive(wrapper.as_fd());
         (wrapper, answer)
     }
@@ -318,53 +318,53 @@ mod tests {
 
     #[test]
     fn attached_worker_reports_start_and_exit() {
-        let (mut door, name) = open_listener(0);
-        let (wrapper, answer) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(0);
+        let (wrapper, answer) = connect_client(&mut listener, &name);
         assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
         send_record(&wrapper, b'b', "");
         send_record(&wrapper, b's', "42");
         send_exit(&wrapper, Exit::Code(3));
         let ended = AttachReport::Ended { pid: PID, exit: Exit::Code(3) };
-        assert_eq!(door.receive(), [AttachReport::Started(PID), ended]);
+        assert_eq!(listener.receive(), [AttachReport::Started(PID), ended]);
         assert!(
-            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("has run"))
+            matches!(connect_client(&mut listener, &name).1, AttachMessage::Record(b'r', text) if text.contains("has run"))
         );
     }
 
     #[test]
     fn wrapper_killed_after_start_is_reported_as_exit() {
-        let (mut door, name) = open_listener(1);
-        let (wrapper, _) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(1);
+        let (wrapper, _) = connect_client(&mut listener, &name);
         send_record(&wrapper, b'b', "");
         send_record(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
+        assert_eq!(listener.receive(), [AttachReport::Started(PID)]);
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
-        assert_eq!(door.receive(), [AttachReport::Ended { pid: PID, exit }]);
-        assert_eq!(door.receive(), []);
+        assert_eq!(listener.receive(), [AttachReport::Ended { pid: PID, exit }]);
+        assert_eq!(listener.receive(), []);
     }
 
     #[test]
     fn failed_attach_can_be_repeated() {
-        let (mut door, name) = open_listener(2);
-        let (gone_before, _) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(2);
+        let (gone_before, _) = connect_client(&mut listener, &name);
         drop(gone_before);
-        let (wrapper, answer) = connect_client(&mut door, &name);
+        let (wrapper, answer) = connect_client(&mut listener, &name);
         assert_eq!(answer, AttachMessage::Record(b'w', String::new()));
         send_record(&wrapper, b'b', "");
         send_record(&wrapper, b'n', "");
-        assert_eq!(connect_client(&mut door, &name).1, AttachMessage::Record(b'w', String::new()));
+        assert_eq!(connect_client(&mut listener, &name).1, AttachMessage::Record(b'w', String::new()));
     }
 
     #[test]
     fn wrapper_killed_during_start_is_reported_as_exit() {
-        let (mut door, name) = open_listener(5);
-        let (wrapper, _) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(5);
+        let (wrapper, _) = connect_client(&mut listener, &name);
         send_record(&wrapper, b'b', "");
         drop(wrapper);
         let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
         let pid = nix::unistd::getpid();
-        assert_eq!(door.receive(), [AttachReport::Ended { pid, exit }]);
+        assert_eq!(listener.receive(), [AttachReport::Ended { pid, exit }]);
     }
 
     #[test]
@@ -376,34 +376,34 @@ mod tests {
 
     #[test]
     fn second_attach_is_refused() {
-        let (mut door, name) = open_listener(3);
-        let (wrapper, _) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(3);
+        let (wrapper, _) = connect_client(&mut listener, &name);
         assert!(
-            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("another process"))
+            matches!(connect_client(&mut listener, &name).1, AttachMessage::Record(b'r', text) if text.contains("another process"))
         );
         send_record(&wrapper, b'b', "");
         send_record(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
+        assert_eq!(listener.receive(), [AttachReport::Started(PID)]);
         assert!(
-            matches!(connect_client(&mut door, &name).1, AttachMessage::Record(b'r', text) if text.contains("pid 42"))
+            matches!(connect_client(&mut listener, &name).1, AttachMessage::Record(b'r', text) if text.contains("pid 42"))
         );
     }
 
     #[test]
     fn released_wrapper_gets_reason_and_can_still_report_exit() {
-        let (mut door, name) = open_listener(4);
-        let (wrapper, _) = connect_client(&mut door, &name);
+        let (mut listener, name) = open_listener(4);
+        let (wrapper, _) = connect_client(&mut listener, &name);
         send_record(&wrapper, b'b', "");
         send_record(&wrapper, b's', "42");
-        assert_eq!(door.receive(), [AttachReport::Started(PID)]);
-        door.release_worker("rank 0 failed");
+        assert_eq!(listener.receive(), [AttachReport::Started(PID)]);
+        listener.release_worker("rank 0 failed");
         assert_eq!(receive(wrapper.as_fd()), AttachMessage::Record(b'x', "rank 0 failed".to_owned()));
         let exit = Exit::Signal { number: libc::SIGSEGV, core_dumped: true };
         send_exit(&wrapper, exit);
-        assert_eq!(door.receive(), [AttachReport::Ended { pid: PID, exit }]);
+        assert_eq!(listener.receive(), [AttachReport::Ended { pid: PID, exit }]);
         let refused = AttachMessage::Record(b'r', "rank 0 failed".to_owned());
-        assert_eq!(connect_client(&mut door, &name).1, refused);
-        drop(door);
+        assert_eq!(connect_client(&mut listener, &name).1, refused);
+        drop(listener);
         assert!(connect_to_agent(&name).is_err());
     }
 }

@@ -79,8 +79,8 @@ pub fn worker_command(
 ) -> Result<WorkerCommand, NulByte> {
     let (path, argv) = worker_command_line(spec, placement);
     let vars = worker_environment(spec, context, placement, error_file);
-    let seat = spec.worker_devices.get(placement.local_rank.index());
-    let of_seat = seat.into_iter().flat_map(|seat| &seat.variables);
+    let assigned = spec.worker_devices.get(placement.local_rank.index());
+    let of_seat = assigned.into_iter().flat_map(|assigned| &assigned.variables);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
@@ -97,7 +97,7 @@ pub fn worker_command(
         .map(|(name, value)| c_string([name.as_bytes(), b"=", value.as_bytes()].concat()))
         .collect::<Result<_, _>>()?;
     let argv = argv.into_iter().map(|argument| c_string(argument.into_vec())).collect::<Result<_, _>>()?;
-    let cpus = seat.and_then(|seat| seat.cpus.clone());
+    let cpus = assigned.and_then(|assigned| assigned.cpus.clone());
     Ok(WorkerCommand { path: c_string(path.into_vec())?, argv, envp, cpus })
 }
 
@@ -194,8 +194,8 @@ pub fn worker_environment(
         vars.extend(spec.defaults.connection_interfaces.iter().map(|name| (*name, interface.into())));
     }
     vars.extend(spec.defaults.nccl_library.iter().map(|path| (env::NCCL_LIBRARY, path.into())));
-    let seat = spec.worker_devices.get(placement.local_rank.index());
-    for (name, value) in seat.into_iter().flat_map(|seat| &seat.variables) {
+    let assigned = spec.worker_devices.get(placement.local_rank.index());
+    for (name, value) in assigned.into_iter().flat_map(|assigned| &assigned.variables) {
         if let Some(value) = value {
             vars.push((name, value.clone()));
         }

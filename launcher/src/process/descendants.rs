@@ -57,17 +57,17 @@ pub fn kill_descendants(scope: &KillScope) -> Result<Vec<Pid>, ProcessScanError>
     let give_up = now() + REAP_LIMIT;
     loop {
         while let Reaped::Child { .. } = wait_for_any() {}
-        let left = with_reserve(|| {
-            let left = kill_targets(scope)?;
-            left.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
-            Ok(left)
+        let survivors = with_reserve(|| {
+            let survivors = kill_targets(scope)?;
+            survivors.iter().for_each(|found| found.signal_if_same(Signal::SIGKILL));
+            Ok(survivors)
         });
         let remaining = give_up.saturating_duration_since(now());
-        if left.as_ref().is_ok_and(Vec::is_empty) || remaining.is_zero() {
-            return left.map(|left| left.into_iter().map(|found| found.pid).collect());
+        if survivors.as_ref().is_ok_and(Vec::is_empty) || remaining.is_zero() {
+            return survivors.map(|survivors| survivors.into_iter().map(|found| found.pid).collect());
         }
         // Others may have freed something by then.
-        let remaining = if left.is_ok() { remaining } else { remaining.min(WAIT_WITHOUT_SIGCHLD) };
+        let remaining = if survivors.is_ok() { remaining } else { remaining.min(WAIT_WITHOUT_SIGCHLD) };
         wait_for_child_signal(inbox.as_ref(), remaining);
     }
 }
@@ -107,13 +107,13 @@ fn kill_targets(scope: &KillScope) -> Result<Vec<FoundProcess>, ProcessScanError
 pub fn leftover_processes() -> Result<Vec<FoundProcess>, ProcessScanError> {
     let is_kept = |pid| Ok(ProcessEnvironment::of(pid)?.value(KEEP) == Some(b"1"));
     with_reserve(|| {
-        let mut living = Vec::new();
+        let mut live = Vec::new();
         for found in filter_descendants(getpid(), true, &|pid, parent_is| Ok(parent_is && !is_kept(pid)?))? {
             if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
-                living.push(found);
+                live.push(found);
             }
         }
-        Ok(living)
+        Ok(live)
     })
 }
 
@@ -140,13 +140,13 @@ pub fn kill_unreaped() -> Result<(), ProcessScanError> {
 /// No descriptor or memory is left to read `/proc`.
 pub(super) fn live_descendants(root: Pid) -> Result<Vec<FoundProcess>, ProcessScanError> {
     with_reserve(|| {
-        let mut living = Vec::new();
+        let mut live = Vec::new();
         for found in filter_descendants(root, true, &|_, parent_is| Ok(parent_is))? {
             if ProcessStat::of(found.pid)?.is_some_and(|stat| !stat.has_ended()) {
-                living.push(found);
+                live.push(found);
             }
         }
-        Ok(living)
+        Ok(live)
     })
 }
 

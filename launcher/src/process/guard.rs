@@ -94,9 +94,9 @@ pub enum GuardEnd {
 pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide> {
     let inbox = SignalInbox::open(handled)?;
     // Before the fork: blocked in the agent too, which only the kernel's own SIGSTOP stops.
-    let halts = JobControl::open(handled)?;
+    let job_control = JobControl::open(handled)?;
     let (guard_end, agent_end) = link::pair()?;
-    let (watched, held) = link::lifeline()?;
+    let (watched, lifeline) = link::lifeline()?;
     let watch = Watchdog::open(Instant::now())?;
     let had_children = wait_for_any() != Reaped::NoChildren;
     let scope =
@@ -105,14 +105,14 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
     // SAFETY: no other thread exists, so the child may go on as a normal process.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => {
-            drop((agent_end, held));
+            drop((agent_end, lifeline));
             Ok(ForkSide::Guard(Guard {
                 agent: child,
                 link: guard_end,
                 inbox,
                 handled: handled.clone(),
                 scope,
-                job_control: halts,
+                job_control,
                 watch,
                 unanswered_since: None,
                 last_signal: None,
@@ -122,7 +122,7 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
             }))
         }
         ForkResult::Child => {
-            drop((guard_end, inbox, halts, watched));
+            drop((guard_end, inbox, job_control, watched));
             // None of this is inherited through fork. The group of its own keeps the terminal's Ctrl-C away.
             prctl::set_child_subreaper(true)?;
             setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
@@ -131,7 +131,7 @@ pub fn fork_guard(handled: &HandledSignals, job: &JobId) -> io::Result<ForkSide>
             prctl::set_pdeathsig(Signal::SIGCONT)?;
             let _ = prctl::set_name(AGENT_NAME);
             job_limit::set_job_mark(job);
-            Ok(ForkSide::Agent(agent_end.with(held), watch))
+            Ok(ForkSide::Agent(agent_end.with(lifeline), watch))
         }
     }
 }
@@ -159,14 +159,14 @@ impl Guard {
                     return Ok(self.end(exit));
                 }
             }
-            if let Some(halts) = &mut self.job_control
+            if let Some(job_control) = &mut self.job_control
                 && agent_speaks
             {
-                halts.advance(&self.link)?;
+                job_control.advance(&self.link)?;
             }
-            let halts = self.job_control.as_ref().filter(|_| agent_speaks);
+            let job_control = self.job_control.as_ref().filter(|_| agent_speaks);
             let watched_until = self.watch.kill_if_overdue(self.agent, Instant::now());
-            let deadline = halts.and_then(JobControl::deadline).into_iter().chain(watched_until).min();
+            let deadline = job_control.and_then(JobControl::deadline).into_iter().chain(watched_until).min();
             let mut inputs = vec![
                 PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.watch.as_fd(), PollFlags::POLLIN),
@@ -175,7 +175,8 @@ impl Guard {
             if agent_speaks {
                 inputs.push(PollFd::new(self.link.as_fd(), PollFlags::POLLIN));
             }
-            inputs.extend(halts.and_then(JobControl::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            inputs
+                .extend(job_control.and_then(JobControl::as_fd).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
             match poll(&mut inputs, timeout_until(deadline)) {
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
@@ -190,8 +191,8 @@ impl Guard {
                 LinkMessage::Message(ToGuard::Handled) => self.unanswered_since = None,
                 LinkMessage::Message(ToGuard::Finish(status)) => self.status = Some(status),
                 LinkMessage::Message(ToGuard::Suspended) => {
-                    if let Some(halts) = &mut self.job_control {
-                        halts.on_acknowledged();
+                    if let Some(job_control) = &mut self.job_control {
+                        job_control.on_acknowledged();
                     }
                 }
                 LinkMessage::Empty => return true,
@@ -247,9 +248,9 @@ impl Guard {
 
 fn timeout_until(deadline: Option<Instant>) -> PollTimeout {
     deadline.map_or(PollTimeout::NONE, |deadline| {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         // Rounded up, as in any wait.
-        PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
+        PollTimeout::try_from(remaining + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
     })
 }
 

@@ -157,7 +157,7 @@ impl GuardLink {
 /// # Errors
 /// The kernel's refusal.
 pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (watched, held) = pipe2(OFlag::O_CLOEXEC)?;
+    let (watched, lifeline) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: both take a number and change only the owner and the flags of this pipe.
     let is_set = unsafe {
         libc::fcntl(watched.as_raw_fd(), F_SETSIG, libc::SIGCONT) == 0
@@ -167,7 +167,7 @@ pub fn lifeline() -> io::Result<(OwnedFd, OwnedFd)> {
         return Err(io::Error::last_os_error());
     }
     fcntl(&watched, FcntlArg::F_SETFL(OFlag::O_ASYNC))?;
-    Ok((watched, held))
+    Ok((watched, lifeline))
 }
 
 impl AsFd for GuardLink {

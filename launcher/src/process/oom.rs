@@ -258,19 +258,19 @@ impl OomLedger {
     fn explain_with_kills(&mut self, kills: OomKills, deaths: &SigkillDeaths, now: Instant) -> OomEvidence {
         let in_cgroup = kills.cgroup.unwrap_or_default();
         self.record_sample(in_cgroup, now);
-        let left = in_cgroup.saturating_sub(self.explained_kills);
-        let fresh = left.saturating_sub(self.other_kills);
+        let unexplained = in_cgroup.saturating_sub(self.explained_kills);
+        let fresh = unexplained.saturating_sub(self.other_kills);
         let count = deaths.workers.len() as u64;
         let may_be_victim = |peak: &Option<PeakMemory>| {
             let least = kills.limit.unwrap_or_default() / MIN_VICTIM_DIVISOR;
             peak.is_some_and(|peak| peak.is_own && peak.bytes >= least)
         };
         let is_certain = fresh >= count + deaths.orphans && deaths.workers.iter().all(may_be_victim);
-        self.explained_kills += left.min(count);
-        let rest = left - left.min(count);
+        self.explained_kills += unexplained.min(count);
+        let rest = unexplained - unexplained.min(count);
         self.other_kills = self.other_kills.saturating_add(deaths.orphans).min(rest);
         let elsewhere = kills.machine.map(|all| all.saturating_sub(in_cgroup));
-        match (left, elsewhere) {
+        match (unexplained, elsewhere) {
             (1.., _) => OomEvidence::InCgroup { limit: kills.limit, is_certain },
             (0, Some(count @ 1..)) => OomEvidence::OnMachine { count },
             (0, Some(0)) => OomEvidence::NoKill,

@@ -25,7 +25,7 @@ impl From<ProcessScanError> for io::Error {
 /// After any other refusal of the kernel the process counts as absent.
 pub(super) fn absent_if_not_found<T>(result: io::Result<T>) -> Result<Option<T>, ProcessScanError> {
     match result {
-        Ok(seen) => Ok(Some(seen)),
+        Ok(value) => Ok(Some(value)),
         Err(error) => match error.raw_os_error().map(Errno::from_raw) {
             Some(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(ProcessScanError(errno)),
             _ => Ok(None),
@@ -156,7 +156,7 @@ impl ProcessEnvironment {
 /// The command line of a process, in one line; its name in brackets if it has no arguments, as `ps` does.
 pub(super) fn displayed_command(pid: Pid) -> String {
     let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let args: Vec<_> = raw.split(|byte| *byte == 0).filter(|word| !word.is_empty()).collect();
+    let args: Vec<_> = raw.split(|byte| *byte == 0).filter(|argument| !argument.is_empty()).collect();
     if args.is_empty() {
         let stat = ProcessStat::of(pid).ok().flatten();
         return stat
@@ -213,12 +213,12 @@ mod tests {
 
     #[test]
     fn lack_of_descriptors_or_memory_does_not_mean_process_gone() {
-        let look = |errno: Errno| absent_if_not_found::<()>(Err(errno.into()));
+        let read_error = |errno: Errno| absent_if_not_found::<()>(Err(errno.into()));
         for errno in [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM] {
-            assert_eq!(look(errno), Err(ProcessScanError(errno)));
+            assert_eq!(read_error(errno), Err(ProcessScanError(errno)));
         }
         for errno in [Errno::ENOENT, Errno::ESRCH, Errno::EACCES] {
-            assert_eq!(look(errno), Ok(None));
+            assert_eq!(read_error(errno), Ok(None));
         }
     }
 

@@ -122,11 +122,11 @@ fn pointers(strings: &[std::ffi::CString]) -> Vec<*const libc::c_char> {
 fn mask_of(cpus: &[u32]) -> Vec<libc::c_ulong> {
     let mut mask = Vec::new();
     for &cpu in cpus {
-        let (word, bit) = ((cpu / libc::c_ulong::BITS) as usize, cpu % libc::c_ulong::BITS);
-        if mask.len() <= word {
-            mask.resize(word + 1, 0);
+        let (index, bit) = ((cpu / libc::c_ulong::BITS) as usize, cpu % libc::c_ulong::BITS);
+        if mask.len() <= index {
+            mask.resize(index + 1, 0);
         }
-        mask[word] |= 1 << bit;
+        mask[index] |= 1 << bit;
     }
     mask
 }
@@ -232,11 +232,11 @@ mod tests {
         let stdio = Stdio { stdout: Some(write.as_fd()), ..Stdio::default() };
         let spawned = spawn(&command, stdio, &original)?;
         drop(write);
-        let mut said = String::new();
-        File::from(read).read_to_string(&mut said)?;
+        let mut output = String::new();
+        File::from(read).read_to_string(&mut output)?;
         // Another test may reap every child of this process.
         let _ = nix::sys::wait::waitpid(spawned.pid, None);
-        Ok(said.trim().trim_start_matches("Cpus_allowed_list:").trim().to_owned())
+        Ok(output.trim().trim_start_matches("Cpus_allowed_list:").trim().to_owned())
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Watchdog {
     /// # Errors
     /// The kernel's refusal.
     pub fn open(now: Instant) -> io::Result<Self> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let wake_event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, at a place of the kernel's choice.
@@ -94,7 +94,7 @@ impl Watchdog {
         }
         // SAFETY: the page is never unmapped, begins with zeros, is aligned for anything, and is used as atomics alone.
         let deadlines = unsafe { &*page.cast::<SharedDeadlines>() };
-        Ok(Self { deadlines, origin: now, wake_event: Arc::new(bell) })
+        Ok(Self { deadlines, origin: now, wake_event: Arc::new(wake_event) })
     }
 
     /// Agent's side: workers may live until `kill_by`. `None` without workers, or if no other node goes on without
@@ -122,8 +122,8 @@ impl Watchdog {
             WatchdogAction::Wait => None,
             WatchdogAction::KillAt(at) => Some(at),
             WatchdogAction::KillNow(kill_by) => match live_descendants(agent) {
-                Ok(living) => {
-                    self.kill_unless_postponed(agent, kill_by, &living);
+                Ok(processes) => {
+                    self.kill_unless_postponed(agent, kill_by, &processes);
                     // Whatever the agent has put it off to since then rings the bell.
                     None
                 }
@@ -139,10 +139,10 @@ impl Watchdog {
 
     /// `living` was collected before the instant was taken, so it holds no process of a later round: a resumed agent
     /// postpones the instant before it starts workers.
-    fn kill_unless_postponed(&self, agent: Pid, kill_by: Instant, living: &[FoundProcess]) {
+    fn kill_unless_postponed(&self, agent: Pid, kill_by: Instant, processes: &[FoundProcess]) {
         let stamp = Stamp::of(Some(kill_by), self.origin).0;
         // Published before any of these deaths can be seen.
-        if !living.is_empty() {
+        if !processes.is_empty() {
             self.deadlines.killed_for.store(stamp, Ordering::SeqCst);
         }
         let deadlines = &self.deadlines;
@@ -152,7 +152,7 @@ impl Watchdog {
             let _ = self.wake_event.write(1);
             return;
         }
-        kill_descendants_of(agent, living, &|| self.kill_by().is_none());
+        kill_descendants_of(agent, processes, &|| self.kill_by().is_none());
     }
 }
 
@@ -223,10 +223,10 @@ mod tests {
     #[test]
     fn deadline_moved_before_kill_spares_processes() {
         let (watch, at) = watch();
-        let living = [FoundProcess::of(nix::unistd::getpid()).unwrap()];
+        let processes = [FoundProcess::of(nix::unistd::getpid()).unwrap()];
         watch.set_kill_deadline(Some(at(200)));
         // This process would be killed here.
-        watch.kill_unless_postponed(NO_SUCH_PID, at(100), &living);
+        watch.kill_unless_postponed(NO_SUCH_PID, at(100), &processes);
         assert_eq!(watch.take_killed_deadline(), None);
         assert!(is_guard_woken(&watch));
         assert_eq!(watch.kill_if_overdue(NO_SUCH_PID, at(120)), Some(at(220)));

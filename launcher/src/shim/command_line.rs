@@ -33,20 +33,21 @@ pub(super) enum Format {
 ///
 /// # Errors
 /// A word is unknown or missing.
-pub(super) fn parse(words: &[OsString]) -> Result<ShimRequest, ShimError> {
+pub(super) fn parse(arguments: &[OsString]) -> Result<ShimRequest, ShimError> {
     let (mut verb, mut python, mut json) = (None, None, false);
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let named = word.as_bytes().strip_prefix(b"--python=").map(|path| OsString::from_vec(path.to_vec()));
-        match word.to_str() {
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        let named =
+            argument.as_bytes().strip_prefix(b"--python=").map(|path| OsString::from_vec(path.to_vec()));
+        match argument.to_str() {
             Some("-h" | "--help") => return Ok(ShimRequest::Help),
             Some("--json") => json = true,
             Some("--python") => {
-                python = Some(words.next().cloned().ok_or(ShimError::PythonMissing)?);
+                python = Some(arguments.next().cloned().ok_or(ShimError::PythonMissing)?);
             }
             _ if named.is_some() => python = named,
             Some(name @ ("on" | "off" | "status")) if verb.is_none() => verb = Some(name),
-            _ => return Err(ShimError::UnknownWord { word: shown(word) }),
+            _ => return Err(ShimError::UnknownWord { word: shown(argument) }),
         }
     }
     let verb = match (verb, json) {
@@ -60,8 +61,8 @@ pub(super) fn parse(words: &[OsString]) -> Result<ShimRequest, ShimError> {
     Ok(ShimRequest::Act { verb, python })
 }
 
-fn shown(word: &OsStr) -> String {
-    word.to_string_lossy().into_owned()
+fn shown(argument: &OsStr) -> String {
+    argument.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -69,8 +70,8 @@ mod tests {
     use super::*;
 
     fn read(line: &str) -> Result<ShimRequest, String> {
-        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        parse(&words).map_err(|error| error.to_string())
+        let arguments: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        parse(&arguments).map_err(|error| error.to_string())
     }
 
     fn act(verb: ShimCommand, python: Option<&str>) -> Result<ShimRequest, String> {

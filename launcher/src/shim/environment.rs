@@ -54,44 +54,44 @@ pub(super) fn choose_python(
         let prefix = facts.filled_variable(name)?;
         Some((facts.absolute(Path::new(prefix)).join("bin"), &["python", "python3"][..]))
     });
-    let mut looked = Vec::new();
+    let mut folders = Vec::new();
     for (folder, names) in beside.into_iter().chain(active) {
         let mut pythons = names.iter().map(|name| folder.join(name));
         if let Some(python) = pythons.find(|python| facts.is_executable(python)) {
             return Ok(python);
         }
-        looked.push(folder);
+        folders.push(folder);
     }
-    Err(ShimError::NoEnvironment { looked })
+    Err(ShimError::NoEnvironment { folders })
 }
 
 /// Parses Python's answer.
 ///
 /// # Errors
 /// The Python is too old, or the answer is invalid.
-pub(super) fn parse(asked: &Path, answer: &[u8]) -> Result<PythonEnvironment, ShimError> {
-    let words: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
-    match words[..] {
+pub(super) fn parse(python_path: &Path, answer: &[u8]) -> Result<PythonEnvironment, ShimError> {
+    let fields: Vec<&OsStr> = answer.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+    match fields[..] {
         [_, _, version] => {
-            Err(ShimError::PythonTooOld { python: asked.to_owned(), version: display_word(version) })
+            Err(ShimError::PythonTooOld { python: python_path.to_owned(), version: display_word(version) })
         }
         [python, prefix, _, scripts, packages, torch, version] => {
             // An interpreter that does not know its own path is called by the one that we know.
-            let python = if python.is_empty() { asked } else { Path::new(python) };
+            let python = if python.is_empty() { python_path } else { Path::new(python) };
             let torch = (!torch.is_empty())
                 .then(|| TorchInstall { folder: torch.into(), version: display_word(version) });
             let [prefix, scripts, packages] = [prefix, scripts, packages].map(PathBuf::from);
             Ok(PythonEnvironment { python: python.to_owned(), prefix, scripts, packages, torch })
         }
         _ => Err(ShimError::PythonSilent {
-            python: asked.to_owned(),
-            said: String::from_utf8_lossy(answer).into_owned(),
+            python: python_path.to_owned(),
+            answer: String::from_utf8_lossy(answer).into_owned(),
         }),
     }
 }
 
-fn display_word(word: &OsStr) -> String {
-    word.to_string_lossy().into_owned()
+fn display_word(text: &OsStr) -> String {
+    text.to_string_lossy().into_owned()
 }
 
 /// A path that a shell script and a Python source can hold between single quotes.
@@ -157,16 +157,16 @@ mod tests {
 
     #[test]
     fn python_probe_output_is_parsed() {
-        let asked = Path::new("/env/bin/python");
+        let python_path = Path::new("/env/bin/python");
         let answer = b"/env/bin/python\0/env\x003.11\0/env/bin\0/env/lib/\xff\0/else/torch\x002.15.0";
-        let environment = parse(asked, answer).unwrap();
+        let environment = parse(python_path, answer).unwrap();
         assert_eq!(environment.packages.as_os_str().as_bytes(), b"/env/lib/\xff");
         assert_eq!(environment.torch.map(|torch| torch.version).as_deref(), Some("2.15.0"));
-        let environment = parse(asked, b"\0/env\x003.11\0/env/bin\0/env/lib\0\0").unwrap();
-        assert_eq!((environment.python.as_path(), environment.torch), (asked, None));
-        let error = parse(asked, b"/env/bin/python\0/env\x003.6").unwrap_err().to_string();
+        let environment = parse(python_path, b"\0/env\x003.11\0/env/bin\0/env/lib\0\0").unwrap();
+        assert_eq!((environment.python.as_path(), environment.torch), (python_path, None));
+        let error = parse(python_path, b"/env/bin/python\0/env\x003.6").unwrap_err().to_string();
         assert!(error.contains("is Python 3.6"), "{error}");
-        let error = parse(asked, b"hello").unwrap_err().to_string();
+        let error = parse(python_path, b"hello").unwrap_err().to_string();
         assert!(error.contains("hello"), "{error}");
     }
 

@@ -30,10 +30,10 @@ pub enum ShimError {
         problem: EntrypointProblem,
     },
     /// There is no Python beside rankrun, and no active environment.
-    #[error("no Python environment is found; looked in {}", join_places(looked))]
+    #[error("no Python environment is found; looked in {}", join_places(folders))]
     NoEnvironment {
         /// The places that were searched for a Python.
-        looked: Vec<PathBuf>,
+        folders: Vec<PathBuf>,
     },
     /// The Python interpreter cannot be started.
     #[error("cannot start `{}`", python.display())]
@@ -44,12 +44,12 @@ pub enum ShimError {
         source: io::Error,
     },
     /// The Python did not report where its packages are.
-    #[error("`{}` does not say where its packages are: {said}", python.display())]
+    #[error("`{}` does not say where its packages are: {answer}", python.display())]
     PythonSilent {
         /// The path of the Python interpreter.
         python: PathBuf,
         /// The output that it printed instead.
-        said: String,
+        answer: String,
     },
     /// A Python that PyTorch and we do not know.
     #[error("`{}` is Python {version}; the shim needs 3.8 or later", python.display())]
@@ -147,9 +147,9 @@ fn describe_lost_file(lost: Option<&(PathBuf, PathBuf)>) -> String {
     }
 }
 
-fn join_places(looked: &[PathBuf]) -> String {
-    if looked.is_empty() {
+fn join_places(folders: &[PathBuf]) -> String {
+    if folders.is_empty() {
         return "no folder".to_owned();
     }
-    looked.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
+    folders.iter().map(|folder| format!("`{}`", folder.display())).collect::<Vec<_>>().join(", ")
 }

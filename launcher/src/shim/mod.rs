@@ -52,8 +52,13 @@ pub const BYPASS_HINT: &str = "      `RANKRUN_SHIM=off` in front of the command 
 ///
 /// # Errors
 /// The command failed; then nothing was changed.
-pub fn run(words: &[OsString], argv0: &OsStr, program: PathBuf, facts: &Facts) -> Result<String, ShimError> {
-    let (verb, python) = match command_line::parse(words)? {
+pub fn run(
+    arguments: &[OsString],
+    argv0: &OsStr,
+    program: PathBuf,
+    facts: &Facts,
+) -> Result<String, ShimError> {
+    let (verb, python) = match command_line::parse(arguments)? {
         ShimRequest::Help => return Ok(include_str!("help.txt").to_owned()),
         ShimRequest::Act { verb, python } => (verb, python),
     };

@@ -22,5 +22,5 @@ pub(super) fn run_python_probe(python: &Path) -> Result<Vec<u8>, ShimError> {
         .lines()
         .rfind(|line| !line.trim().is_empty())
         .map_or_else(|| output.status.to_string(), |line| line.trim().to_owned());
-    Err(ShimError::PythonSilent { python: python.to_owned(), said: message })
+    Err(ShimError::PythonSilent { python: python.to_owned(), answer: message })
 }

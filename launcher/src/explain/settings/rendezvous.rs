@@ -47,7 +47,7 @@ impl SettingOrigins<'_> {
     }
 
     pub(super) fn store_settings(&self) -> [SettingLine; 4] {
-        let (kind, said) = match &self.spec.rendezvous {
+        let (kind, origin) = match &self.spec.rendezvous {
             RendezvousSpec::Standalone { .. } => ("standalone", self.origin_of(&["standalone"], &[])),
             RendezvousSpec::C10d { .. } => ("c10d", self.origin_of(&["rdzv-backend"], &[])),
             RendezvousSpec::Static { .. } => ("static", self.static_endpoint_origin("master-port")),
@@ -66,7 +66,7 @@ impl SettingOrigins<'_> {
             }
         };
         [
-            setting("rendezvous", Some(kind.to_owned()), said),
+            setting("rendezvous", Some(kind.to_owned()), origin),
             place("master-addr", MASTER_ADDR, LaunchValue::Known(store.addr.into()), self.address()),
             place("master-port", MASTER_PORT, port(store.port), self.port()),
             setting("store", Some(opened_by.to_owned()), self.store_host()),
@@ -105,8 +105,8 @@ impl SettingOrigins<'_> {
             ("port-range", network.ports.map(|ports| ports.to_string())),
             ("store-limit", network.store_limit.map(|size| size.to_string())),
         ];
-        let said = network.into_iter().filter(|(_, value)| value.is_some());
-        settings.extend(said.map(|(name, value)| option(name, value)));
+        let given = network.into_iter().filter(|(_, value)| value.is_some());
+        settings.extend(given.map(|(name, value)| option(name, value)));
         settings
     }
 }

@@ -127,15 +127,15 @@ fn each_node_setting_names_its_source() {
 #[test]
 fn store_host_is_described_without_dns_lookup() {
     let host = |line: &str| explained(line, &[]).nodes.map(|nodes| nodes.store_opened_by);
-    for (words, text) in [
+    for (options, text) in [
         ("--rdzv-endpoint h:7", "the first launcher on the machine `h`"),
         ("--rdzv-endpoint localhost:7", "the first launcher on this machine"),
         ("--rdzv-endpoint [::1]:7", "the first launcher on this machine"),
         ("--rdzv-endpoint h:7 --rdzv-conf is_host=1", "this node"),
         ("--rdzv-endpoint localhost:7 --rdzv-conf is_host=0", "another node"),
     ] {
-        let line = format!("rankrun explain --rdzv-backend c10d {words} x.py");
-        assert_eq!(host(&line).as_deref(), Some(text), "{words}");
+        let line = format!("rankrun explain --rdzv-backend c10d {options} x.py");
+        assert_eq!(host(&line).as_deref(), Some(text), "{options}");
     }
     assert_eq!(host(FIXED).as_deref(), Some("the node with rank 0"));
     assert_eq!(host(&FIXED.replace("rank 1", "rank 0")).as_deref(), Some("this node"));

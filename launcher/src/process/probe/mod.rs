@@ -179,12 +179,12 @@ impl Probes {
     }
 
     /// Until one of these is readable, or `left` is over; less where the end of a probe is not heard.
-    fn wait_for_events<'fd>(&self, left: Duration, fds: impl Iterator<Item = BorrowedFd<'fd>>) {
+    fn wait_for_events<'fd>(&self, remaining: Duration, fds: impl Iterator<Item = BorrowedFd<'fd>>) {
         let unheard = self.running().any(ProbeRun::has_no_pidfd);
-        let left = if unheard { left.min(POLL_INTERVAL) } else { left };
+        let remaining = if unheard { remaining.min(POLL_INTERVAL) } else { remaining };
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         // Rounded up: a millisecond too early would be a useless turn.
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        let timeout = PollTimeout::try_from(remaining + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
         if poll(&mut fds, timeout).is_err() {
             // Interrupted, or without memory: the next check is cheap.
             std::thread::yield_now();
@@ -228,11 +228,11 @@ impl Drop for Probes {
                 ProbeProgress::Running(run) => !run.reap(),
                 ProbeProgress::Answered(_) => false,
             });
-            let left = until.saturating_duration_since(Instant::now());
-            if self.probes.is_empty() || left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if self.probes.is_empty() || remaining.is_zero() {
                 return;
             }
-            self.wait_for_events(left, self.running().filter_map(ProbeRun::exit_fd));
+            self.wait_for_events(remaining, self.running().filter_map(ProbeRun::exit_fd));
         }
     }
 }
@@ -275,8 +275,8 @@ fn wait_for_all(probes: &mut Probes, limit: Duration, tell_of_wait: TellOfWait) 
             tell_of_wait(&probes.waiting_for(), limit);
         }
         let until = probes.deadline().into_iter().chain(say_at).min();
-        let left = until.map_or(POLL_INTERVAL, |until| until.saturating_duration_since(now));
-        probes.wait_for_events(left, probes.as_fds().chain(inbox.as_ref().map(AsFd::as_fd)));
+        let remaining = until.map_or(POLL_INTERVAL, |until| until.saturating_duration_since(now));
+        probes.wait_for_events(remaining, probes.as_fds().chain(inbox.as_ref().map(AsFd::as_fd)));
     }
 }
 
@@ -321,8 +321,8 @@ fn probe_command(probe: Probe) -> io::Result<WorkerCommand> {
 
 /// The question, if this word makes the process a probe; the first on its command line.
 #[must_use]
-pub fn parse_probe_argument(word: &OsStr) -> Option<&[u8]> {
-    word.as_bytes().strip_prefix(PROBE_ARGUMENT.as_bytes())
+pub fn parse_probe_argument(argument: &OsStr) -> Option<&[u8]> {
+    argument.as_bytes().strip_prefix(PROBE_ARGUMENT.as_bytes())
 }
 
 /// The main function of a probe: inspects, writes the answer to standard output, and ends.

@@ -289,9 +289,9 @@ impl ProbeRun {
 
     fn read(&mut self) {
         read_all(&mut self.stdout, &mut self.answer, |answer| answer.len() <= ANSWER_LIMIT);
-        read_all(&mut self.stderr, &mut self.stderr_tail, |words| {
-            let too_many = words.len().saturating_sub(STDERR_TAIL_LEN);
-            words.drain(..too_many);
+        read_all(&mut self.stderr, &mut self.stderr_tail, |tail| {
+            let too_many = tail.len().saturating_sub(STDERR_TAIL_LEN);
+            tail.drain(..too_many);
             true
         });
     }

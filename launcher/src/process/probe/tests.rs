@@ -10,7 +10,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A shell that is asked for the order of the CUDA devices.
 fn shell(script: &str, limit: Duration) -> Probes {
-    let argv = ["sh", "-c", script].map(|word| CString::new(word).unwrap()).to_vec();
+    let argv = ["sh", "-c", script].map(|argument| CString::new(argument).unwrap()).to_vec();
     let envp = vec![c"PATH=/usr/bin:/bin".to_owned()];
     let command = WorkerCommand { path: c"/bin/sh".to_owned(), argv, envp, cpus: None };
     let run = ProbeRun::start(&command, limit, Instant::now()).unwrap();
@@ -144,9 +144,9 @@ fn only_cuda_order_probe_changes_environment() {
     let ask = probe_command(Probe::Kernel(ProbeScope::default())).unwrap();
     assert_eq!(ask.envp.len(), std::env::vars_os().count());
     assert_eq!(ask.path.as_c_str(), OWN_PROGRAM);
-    let word = OsStr::from_bytes(ask.argv[1].as_bytes());
-    let asked: Probe = serde_json::from_slice(parse_probe_argument(word).unwrap()).unwrap();
-    assert_eq!(asked, Probe::Kernel(ProbeScope::default()));
+    let argument = OsStr::from_bytes(ask.argv[1].as_bytes());
+    let probe: Probe = serde_json::from_slice(parse_probe_argument(argument).unwrap()).unwrap();
+    assert_eq!(probe, Probe::Kernel(ProbeScope::default()));
 
     let ask = probe_command(Probe::CudaOrder).unwrap();
     let of_cuda: Vec<&str> = ask

@@ -25,8 +25,9 @@ fn templates_have_no_unfilled_placeholder() {
     let texts = texts(OsStr::new("/env")).unwrap();
     for text in [&texts.torchrun, &texts.hook, &texts.guard] {
         let text = String::from_utf8_lossy(text);
-        let left = text.split('@').skip(1).find(|part| part.starts_with(|c: char| c.is_ascii_uppercase()));
-        assert_eq!(left, None, "{text}");
+        let placeholder =
+            text.split('@').skip(1).find(|part| part.starts_with(|c: char| c.is_ascii_uppercase()));
+        assert_eq!(placeholder, None, "{text}");
     }
     assert!(
         String::from_utf8_lossy(&texts.torchrun).contains("exec '/env/lib/_rankrun_shim/torchrun' \"$@\"")

@@ -9,7 +9,7 @@ RANKRUN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torchrun")
 
 
 def take_over():
-    """Becomes rankrun if this interpreter was started as torchrun and nobody wants PyTorch's own."""
+    """Becomes rankrun if this interpreter was started as torchrun and the user does not want PyTorch's own."""
     switched_off = os.environ.get("RANKRUN_SHIM") == "off"
     # An environment that is built on this one (`--system-site-packages`) has a torchrun of its own.
     if switched_off or sys.flags.inspect or not is_same(sys.prefix, PREFIX) or not is_torchrun():
@@ -45,7 +45,7 @@ def words_of_command_line():
 
 
 def is_script_of_torch(path):
-    """Whether it is this environment's `bin/torchrun`, and neither replaced by somebody's own program."""
+    """Whether it is this environment's `bin/torchrun`, and not replaced by another program."""
     if not is_same(path, TORCHRUN):
         return False
     with open(path, "rb") as script:
