@@ -20,10 +20,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Runtime(Scratch);
 
 impl Runtime {
-    fn new() -> Self {
-        let scratch = Scratch::new();
+    /// `None` under another launcher, which has no control socket.
+    fn new() -> Option<Self> {
+        let scratch = is_rankrun().then(Scratch::new)?;
         assert!(scratch.folder("runtime", 0o700).ends_with("runtime"));
-        Self(scratch)
+        Some(Self(scratch))
     }
 
     fn path(&self) -> PathBuf {
@@ -38,18 +39,33 @@ impl Runtime {
     fn job(&self, options: &[&str]) -> Job {
         let launch = Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path());
         let launch = launch.args(["--nproc-per-node", "2"]).args(options.iter().copied());
-        let job = launch.shell("echo ready; exec sleep 1000").start();
-        job.wait_for_lines("ready", 2);
+        self.start_until_ready(launch.shell("echo ready; exec sleep 1000"), 2)
+    }
+
+    /// Starts a job, and waits until its workers say `ready` and its socket exists.
+    fn start_until_ready(&self, launch: Launch, workers: usize) -> Job {
+        let job = launch.start();
+        job.wait_for_lines("ready", workers);
         job.wait_until("the job has a socket", || self.socket().is_some());
         job
     }
 
-    fn ask(&self, words: &[&str]) -> Outcome {
-        Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(words.iter().copied()).run()
+    /// Stops a job over its socket; nothing of it may be left.
+    #[track_caller]
+    fn stop(&self, job: Job, id: &str) -> Outcome {
+        self.ask(&["stop", id]).expect_exit_code(0);
+        let outcome = job.wait();
+        outcome.expect_exit_code(143);
+        self.expect_empty();
+        outcome
     }
 
-    fn status(&self, words: &[&str]) -> Value {
-        let outcome = self.ask(words);
+    fn ask(&self, arguments: &[&str]) -> Outcome {
+        Launch::new(Name::Rankrun).env("XDG_RUNTIME_DIR", self.path()).args(arguments.iter().copied()).run()
+    }
+
+    fn status(&self, arguments: &[&str]) -> Value {
+        let outcome = self.ask(arguments);
         outcome.expect_exit_code(0);
         serde_json::from_str(&outcome.stdout()).unwrap_or_else(|error| panic!("{error}: {outcome}"))
     }
@@ -80,8 +96,8 @@ impl Runtime {
     #[track_caller]
     fn expect_empty(&self) {
         let entries = fs::read_dir(self.path()).expect("the test made the folder");
-        let left: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        assert!(left.is_empty(), "{left:?}");
+        let entries_left: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        assert!(entries_left.is_empty(), "{entries_left:?}");
     }
 }
 
@@ -91,10 +107,7 @@ fn request(name: &str) -> String {
 
 #[test]
 fn status_shows_each_worker_and_list_shows_each_job() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&["--rdzv-id", "my-run", "--max-restarts", "3"]);
     let id = runtime.job_id();
     let status = runtime.status(&["status", "--json"]);
@@ -130,10 +143,7 @@ fn status_shows_each_worker_and_list_shows_each_job() {
 
 #[test]
 fn stop_ends_job_as_sigterm_does_without_restart() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&["--max-restarts", "3"]);
     let stopped = runtime.ask(&["stop", &runtime.job_id(), "--wait"]);
     stopped.expect_exit_code(0).expect_stdout("has ended");
@@ -145,32 +155,23 @@ fn stop_ends_job_as_sigterm_does_without_restart() {
 
 #[test]
 fn second_stop_over_socket_kills_at_once() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let launch = runtime.launch(1).args(["--grace", "600"]);
-    let job = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done").start();
-    job.wait_for_line("ready");
-    job.wait_until("the job has a socket", || runtime.socket().is_some());
+    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
+    let job = runtime.start_until_ready(launch, 1);
     let id = runtime.job_id();
     runtime.ask(&["stop", &id]).expect_exit_code(0);
     job.wait_for_line("told");
     runtime.ask(&["status", &id, "--check"]).expect_exit_code(1);
     let refused = runtime.ask(&["restart", &id]);
     refused.expect_exit_code(1).expect_stderr("the job is being stopped");
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    job.wait().expect_exit_code(143);
-    runtime.expect_empty();
+    runtime.stop(job, &id);
 }
 
 /// The workers have succeeded, and the agent waits for what they have left.
 #[test]
 fn stop_ends_wait_for_leftovers() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let launch = runtime.launch(1).env("RANKRUN_LEFTOVER_GRACE", "600");
     let job = launch.shell("setsid sleep 1000 > /dev/null 2>&1 & echo ready").start();
     job.wait_for_line("waiting up to 600 s");
@@ -183,17 +184,11 @@ fn stop_ends_wait_for_leftovers() {
 
 #[test]
 fn requested_restart_uses_no_budget_and_counts_for_workers() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
-    let job = runtime
-        .launch(2)
-        .args(["--max-restarts", "0"])
-        .shell("echo life $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000")
-        .start();
+    let Some(runtime) = Runtime::new() else { return };
+    let launch = runtime.launch(2).args(["--max-restarts", "0"]);
+    let launch = launch.shell("echo ready; echo life $$TORCHELASTIC_RESTART_COUNT; exec sleep 1000");
+    let job = runtime.start_until_ready(launch, 2);
     job.wait_for_lines("life 0", 2);
-    job.wait_until("the job has a socket", || runtime.socket().is_some());
     let id = runtime.job_id();
     for life in 1..3 {
         runtime.ask(&["restart", &id]).expect_exit_code(0).expect_stdout("starts its workers again");
@@ -201,16 +196,12 @@ fn requested_restart_uses_no_budget_and_counts_for_workers() {
     }
     let status = runtime.status(&["status", &id, "--json"]);
     assert_eq!((&status["generation"], &status["restarts"]), (&2.into(), &0.into()));
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    job.wait().expect_exit_code(143).expect_stderr("no restart of the budget is used");
+    runtime.stop(job, &id).expect_stderr("no restart of the budget is used");
 }
 
 #[test]
 fn events_are_streamed_until_job_ends() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&["--max-restarts", "1"]);
     let mut client = runtime.connect();
     client.write_all(request("events").as_bytes()).unwrap();
@@ -231,17 +222,14 @@ fn events_are_streamed_until_job_ends() {
         .collect();
     let expected =
         ["worker_failed", "group_failed", "restarting", "workers_started", "stopping", "job_finished"];
-    let seen: Vec<&str> = names.iter().map(String::as_str).filter(|name| expected.contains(name)).collect();
-    assert_eq!(seen, expected, "{text}");
+    let actual: Vec<&str> = names.iter().map(String::as_str).filter(|name| expected.contains(name)).collect();
+    assert_eq!(actual, expected, "{text}");
     assert!(text.contains("ends with exit status 143"), "{text}");
 }
 
 #[test]
 fn job_under_torchrun_name_leaves_nothing_in_runtime_folder() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let launch = Launch::standalone(Name::Torchrun, 1).env("XDG_RUNTIME_DIR", runtime.path());
     let temporary = launch.temporary();
     let job = launch.shell("echo ready; exec sleep 1000").start();
@@ -256,10 +244,7 @@ fn job_under_torchrun_name_leaves_nothing_in_runtime_folder() {
 
 #[test]
 fn folder_is_removed_at_every_end_of_the_job() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     runtime.launch(2).shell("true").run().expect_exit_code(0);
     runtime.expect_empty();
     runtime.launch(2).shell("exit 3").run().expect_exit_code(3);
@@ -298,10 +283,7 @@ fn leave_dead_folder(runtime: &Runtime) -> PathBuf {
 
 #[test]
 fn folder_of_dead_job_is_removed_by_list_and_gc() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let folder = leave_dead_folder(&runtime);
     runtime.ask(&["ls"]).expect_exit_code(0).expect_absent("11111111");
     runtime.expect_empty();
@@ -318,10 +300,7 @@ fn folder_of_dead_job_is_removed_by_list_and_gc() {
 
 #[test]
 fn abuse_of_the_socket_does_not_reach_the_job() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&[]);
     let mut garbage = runtime.connect();
     garbage.write_all(b"GET / HTTP/1.1\r\n\r\n\xff\0\n").unwrap();
@@ -344,9 +323,7 @@ fn abuse_of_the_socket_does_not_reach_the_job() {
                 && line.contains("\"status\"")
         })
     });
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    job.wait().expect_exit_code(143).expect_absent("panic");
-    runtime.expect_empty();
+    runtime.stop(job, &id).expect_absent("panic");
 }
 
 const CONNECT: &str = "import socket, sys
@@ -362,10 +339,7 @@ print(client.makefile().readline())";
 /// The folders keep others out. If their modes are opened, the peer's credentials do.
 #[test]
 fn other_user_is_refused_by_mode_and_by_credentials() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&[]);
     let socket = runtime.socket().unwrap();
     let connect = || {
@@ -381,10 +355,10 @@ fn other_user_is_refused_by_mode_and_by_credentials() {
     let answer = connect();
     assert!(answer.contains("the job is another user's"), "{answer}");
     fs::set_permissions(runtime.path().join("rankrun"), fs::Permissions::from_mode(0o700)).unwrap();
-    let words = ["status", "--check"];
+    let status_check = ["status", "--check"];
     let other = Launch::new(Name::Rankrun).user(54_321).cwd("/").env("XDG_RUNTIME_DIR", runtime.path());
-    other.args(words).run().expect_exit_code(3).expect_stderr("no job of this user runs");
-    runtime.ask(&words).expect_exit_code(0);
+    other.args(status_check).run().expect_exit_code(3).expect_stderr("no job of this user runs");
+    runtime.ask(&status_check).expect_exit_code(0);
     job.signal(Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }
@@ -409,10 +383,7 @@ fn socket_is_below_temporary_folder_without_runtime_folder() {
 
 #[test]
 fn job_with_long_runtime_path_is_reached() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let deep = runtime.0.folder(&"x".repeat(150), 0o700);
     let launch = Launch::standalone(Name::Rankrun, 1).env("XDG_RUNTIME_DIR", &deep);
     let job = launch.shell("echo ready; exec sleep 1000").start();
@@ -444,10 +415,7 @@ fn job_without_place_for_socket_runs_and_says_so_with_v() {
 /// As by Ctrl-Z: the agent itself goes on.
 #[test]
 fn suspended_job_answers_and_is_stopped() {
-    if !is_rankrun() {
-        return;
-    }
-    let runtime = Runtime::new();
+    let Some(runtime) = Runtime::new() else { return };
     let job = runtime.job(&[]);
     let id = runtime.job_id();
     let pid = runtime.status(&["status", &id, "--json"])["ranks"][0]["pid"].as_i64().unwrap();
@@ -455,7 +423,5 @@ fn suspended_job_answers_and_is_stopped() {
     job.signal(Signal::SIGTSTP);
     job.wait_until("the worker is suspended", || is_stopped(worker));
     assert_eq!(runtime.status(&["status", &id, "--json"])["ranks"][0]["state"], "stopped");
-    runtime.ask(&["stop", &id]).expect_exit_code(0);
-    job.wait().expect_exit_code(143);
-    runtime.expect_empty();
+    runtime.stop(job, &id);
 }

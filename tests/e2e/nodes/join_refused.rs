@@ -2,7 +2,7 @@
 
 use harness::{Fleet, Gate, Job, Launch, Name, is_rankrun, is_soak};
 
-use super::{ENDPOINT, assert_all_succeed, c10d, static_launch};
+use super::{ENDPOINT, assert_all_succeed, assert_two_nodes_succeed, c10d, static_launch};
 
 /// A job of two of three hosts. The second one starts after the agent with other settings has been refused.
 #[track_caller]
@@ -18,12 +18,7 @@ fn assert_refused(right: impl Fn(usize) -> Launch, wrong: impl Fn(&Gate) -> Laun
         outcome.expect_stderr(value);
     }
     let second = own(2);
-    let jobs = [first, second];
-    for job in &jobs {
-        job.wait_for_line("world=2 total=3");
-    }
-    gate.open(2);
-    assert_all_succeed(jobs);
+    assert_two_nodes_succeed([first, second], &gate);
     fleet.is_empty();
 }
 
@@ -115,9 +110,9 @@ fn different_max_restarts_is_reported_on_every_node() {
             fleet.on(host, launch.worker(["seat", "sum"])).start()
         };
         let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
-        for (outcome, own, theirs, host) in [(&outcomes[0], 1, 2, "th2"), (&outcomes[1], 2, 1, "th1")] {
-            let said = format!("`--max-restarts` is {own} on this node and {theirs} on ");
-            let lines = outcome.lines_with(&said);
+        for (outcome, own, other, host) in [(&outcomes[0], 1, 2, "th2"), (&outcomes[1], 2, 1, "th1")] {
+            let message = format!("`--max-restarts` is {own} on this node and {other} on ");
+            let lines = outcome.lines_with(&message);
             assert!(matches!(&lines[..], [line] if line.contains(host)), "{outcome}");
         }
         fleet.is_empty();

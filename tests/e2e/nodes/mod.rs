@@ -53,14 +53,14 @@ pub(crate) fn static_launch(name: Name, master: &str, nodes: usize, node_rank: u
 /// `rank of world, node of nodes` of each worker of these jobs, sorted.
 pub(crate) fn seats(outcomes: &[Outcome]) -> Vec<String> {
     let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
-    let mut seats: Vec<_> = lines
+    let mut placements: Vec<_> = lines
         .map(|line| {
             let of = |key| field(&line, key).unwrap_or("?").to_owned();
             format!("{} of {}, node {} of {}", of("rank"), of("world"), of("node"), of("nodes"))
         })
         .collect();
-    seats.sort();
-    seats
+    placements.sort();
+    placements
 }
 
 /// Waits for all ends; each must be a success.
@@ -71,6 +71,16 @@ pub(crate) fn assert_all_succeed(jobs: impl IntoIterator<Item = Job>) -> Vec<Out
         outcome.expect_exit_code(0).expect_absent("panicked");
     }
     outcomes
+}
+
+/// Waits until the workers of both hosts have met, and lets them go on to success.
+#[track_caller]
+pub(crate) fn assert_two_nodes_succeed(jobs: [Job; 2], gate: &Gate) {
+    for job in &jobs {
+        job.wait_for_line("world=2 total=3");
+    }
+    gate.open(2);
+    assert_all_succeed(jobs);
 }
 
 /// A running job of our own agents with one worker each, which wait at the gate; a short lease. Its hosts come up with

@@ -3,7 +3,7 @@
 
 use harness::{Fleet, Gate, Job, Launch, Name, Scratch, is_soak};
 
-use super::{ENDPOINT, TIMES, assert_all_succeed, c10d, seats};
+use super::{ENDPOINT, TIMES, assert_all_succeed, assert_two_nodes_succeed, c10d, seats};
 
 /// The roles of the hosts; the numbers are hosts.
 struct Mix {
@@ -60,12 +60,7 @@ fn join_second_node(kinds: [Name; 2]) {
     let first = start(1);
     first.wait_for_line("world=1 total=1");
     let second = start(2);
-    let jobs = [first, second];
-    for job in &jobs {
-        job.wait_for_line("world=2 total=3");
-    }
-    gate.open(2);
-    assert_all_succeed(jobs);
+    assert_two_nodes_succeed([first, second], &gate);
     fleet.is_empty();
 }
 
