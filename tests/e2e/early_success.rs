@@ -1,8 +1,11 @@
 //! A rank that exits with 0 while others go on: the report lists it, and names it where another rank lost it.
 
 use std::fs;
+use std::time::Duration;
 
-use harness::{Fleet, Gate, Job, Launch, Name, Outcome, Scratch, free_port, is_rankrun, library};
+use harness::{
+    Fleet, Gate, Job, Launch, Name, Outcome, Process, Scratch, field, free_port, is_rankrun, library,
+};
 use nix::sys::signal::Signal;
 
 use crate::nodes::{ENDPOINT, c10d};
@@ -13,14 +16,14 @@ fn run_failure_after_success(launch: Launch, scratch: &Scratch, message: &str) -
     launch.shell(&failing_line(scratch, message)).run()
 }
 
-fn failing_line(scratch: &Scratch, words: &str) -> String {
+fn failing_line(scratch: &Scratch, message: &str) -> String {
     let pid = scratch.at("pid");
     format!(
         "if [ $$RANK = 1 ]; then echo $$$$ > {pid}.new; mv {pid}.new {pid}; exit 0; fi; \
          if [ $$RANK != 0 ]; then exec sleep 1000; fi; \
          until [ -e {pid} ]; do sleep 0.01; done; \
          while kill -0 $$(cat {pid}) 2>/dev/null; do sleep 0.01; done; \
-         echo '{words}' >&2; exit 3"
+         echo '{message}' >&2; exit 3"
     )
 }
 
@@ -42,9 +45,9 @@ fn early_success_of_rust_rank_is_named_as_probable_cause() {
         outcome.expect_stderr(
             "hint: all ranks make the same collective calls: see why rank 1 ended before rank ",
         );
-        let others = outcome.lines_with("  others    ").concat();
+        let other_ranks = outcome.lines_with("  others    ").concat();
         let listed =
-            ["rank 0", "rank 1: exit code 0", "rank 2"].iter().filter(|rank| others.contains(**rank));
+            ["rank 0", "rank 1: exit code 0", "rank 2"].iter().filter(|rank| other_ranks.contains(**rank));
         assert_eq!(listed.count(), 2, "the other two ranks\n{outcome}");
     }
 }
@@ -54,9 +57,9 @@ fn lost_peer_in_last_lines_names_early_success_as_cause() {
     if !is_rankrun() {
         return;
     }
-    let words =
+    let message =
         "RuntimeError: [/x/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:4468.";
-    let outcome = run_failure_after_success(Launch::standalone(Name::Rankrun, 4), &Scratch::new(), words);
+    let outcome = run_failure_after_success(Launch::standalone(Name::Rankrun, 4), &Scratch::new(), message);
     outcome.expect_exit_code(3).expect_stderr("error: rank 0 failed first: exit code 3\n");
     outcome.expect_stderr("\n  cause     probably an early end: rank 1 had exited with 0, ");
     outcome.expect_stderr(" s before; rank 0 reports a lost peer (`Connection closed by peer`)\n");
@@ -86,11 +89,12 @@ fn unrelated_error_lists_early_success_without_blaming_it() {
 /// torchrun's report knows failures alone.
 #[test]
 fn torchrun_report_omits_early_success() {
-    let words = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer";
-    let text =
-        assert_same_report(|name| run_failure_after_success(worker_launch(name, 2), &Scratch::new(), words));
+    let message = "[gloo/transport/tcp/pair.cc:561] Connection closed by peer";
+    let text = assert_same_report(|name| {
+        run_failure_after_success(worker_launch(name, 2), &Scratch::new(), message)
+    });
     assert!(text.contains("\n  <NO_OTHER_FAILURES>\n"), "{text}");
-    let outcome = run_failure_after_success(worker_launch(Name::Torchrun, 2), &Scratch::new(), words);
+    let outcome = run_failure_after_success(worker_launch(Name::Torchrun, 2), &Scratch::new(), message);
     assert_eq!(torchrun_report(&outcome), text, "{outcome}");
     outcome.expect_absent("probably");
 }
@@ -135,12 +139,20 @@ fn early_success_on_node_is_listed_with_global_rank() {
         return;
     }
     let Some(fleet) = Fleet::start(2) else { return };
-    let steps = ["seat", "rank3:exit=0", "rank2:sleep-ms=300", "rank2:exit=7", "forever"];
+    let gate = Gate::closed();
+    let steps = ["seat", "rank3:exit=0", &format!("rank2:{}", gate.step()), "rank2:exit=7", "forever"];
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2").args(["--nproc-per-node", "2"]).worker(steps);
         fleet.on(host, launch).start()
     };
-    let outcomes: Vec<_> = fleet.hosts().map(start).collect::<Vec<_>>().into_iter().map(Job::wait).collect();
+    let jobs: Vec<Job> = fleet.hosts().map(start).collect();
+    let lines = jobs.iter().flat_map(|job| job.wait_for_lines("seat rank=", 2)).collect::<Vec<_>>();
+    let pid = lines.iter().find(|line| field(line, "rank") == Some("3")).and_then(|line| field(line, "pid"));
+    let pid = pid.and_then(|pid| pid.parse().ok()).expect("rank 3 says its pid");
+    // Rank 2 fails once rank 3 is reaped.
+    assert!(Process::open(pid).is_none_or(|process| process.reaped_within(Duration::from_secs(30))));
+    gate.open(1);
+    let outcomes: Vec<_> = jobs.into_iter().map(Job::wait).collect();
     let failed =
         outcomes.iter().find(|outcome| outcome.status.code() == Some(7)).expect("one node has the failure");
     failed

@@ -23,8 +23,9 @@ fn run_failing_job(launch: Launch, [first, second, third]: [&str; 3]) -> Outcome
     let write = |rank: u32, text: &str| format!("rank{rank}:error-file={text}");
     let steps = ["catch", "alive", "rank1:read"].map(str::to_owned).into_iter();
     let fails = [write(1, second), "rank1:exit=3".to_owned(), "signal".to_owned()];
-    let others = [write(0, first), write(2, third), "exit=1".to_owned()];
-    let mut job = launch.stdin_open().args(["--stdin", "1"]).worker(steps.chain(fails).chain(others)).start();
+    let other_steps = [write(0, first), write(2, third), "exit=1".to_owned()];
+    let mut job =
+        launch.stdin_open().args(["--stdin", "1"]).worker(steps.chain(fails).chain(other_steps)).start();
     job.wait_for_lines("alive rank=", 3);
     job.type_text("\n");
     job.wait()
@@ -164,10 +165,12 @@ fn error_files_are_kept_if_report_reader_is_gone() {
     if !is_rankrun() {
         return;
     }
-    let deaf = "exec 3>&2; { \"$@\" 2>&1 >&3; echo status=$? >&3; } | :";
-    let launch = Launch::standalone(Name::Rankrun, 1).under(["sh", "-c", deaf, "sh"]);
+    // The reader ends at once; a write that fails says so.
+    let closed_reader = "exec 3>&2; { (trap '' PIPE; while echo; do :; done) 2> /dev/null; \
+                         \"$@\" 2>&1 >&3; echo status=$? >&3; } | :";
+    let launch = Launch::standalone(Name::Rankrun, 1).under(["sh", "-c", closed_reader, "sh"]);
     let text = format!("error-file={}", error_report_json("bad batch"));
-    let outcome = launch.worker(["sleep-ms=300".to_owned(), text, "exit=3".to_owned()]).run();
+    let outcome = launch.worker([text, "exit=3".to_owned()]).run();
     outcome.expect_stderr("status=3\n");
     assert_eq!(files_below(&outcome.temporary()).len(), 1, "{outcome}");
 }
@@ -213,16 +216,16 @@ fn gc_removes_folder_of_dead_job_and_keeps_live_ones() {
     let live =
         [launch(), launch().under(container)].map(|launch| launch.worker(["alive", "forever"]).start());
     live.iter().for_each(|job| drop(job.wait_for_line("alive rank=0")));
-    let living: Vec<_> =
+    let live_folders: Vec<_> =
         fs::read_dir(&place).expect("it exists").map(|entry| entry.expect("listed").path()).collect();
     drop(run_job_with_killed_agent(launch()));
     let all = || fs::read_dir(&place).expect("it exists").map(|entry| entry.expect("listed").path());
-    let dead = all().find(|path| !living.contains(path)).expect("the killed job leaves its folder");
+    let dead = all().find(|path| !live_folders.contains(path)).expect("the killed job leaves its folder");
     let kept = elsewhere.file("kept", "", 0o644);
     symlink(elsewhere.path(), dead.join("link")).expect("the folder is ours");
     // Names of others: torch's own, a link, and a file.
     fs::create_dir(place.join("torchelastic_abcdefgh")).expect("the place is ours");
-    symlink(&living[0], place.join("torchelastic_rankrun_link1234")).expect("the place is ours");
+    symlink(&live_folders[0], place.join("torchelastic_rankrun_link1234")).expect("the place is ours");
     fs::write(place.join("torchelastic_rankrun_file1234"), "").expect("the place is ours");
     run_gc(&place, &["--dry-run"])
         .expect_exit_code(0)
@@ -234,8 +237,8 @@ fn gc_removes_folder_of_dead_job_and_keeps_live_ones() {
         .expect_stdout("\"kind\": \"error_files\"")
         .expect_stdout("\"fate\": \"removed\"");
     assert!(outcome.stdout().contains(&dead.display().to_string()), "{outcome}");
-    assert!(!dead.exists() && Path::new(&kept).exists() && living.iter().all(|path| path.is_dir()));
-    assert_eq!(all().count(), living.len() + 3, "{:?}", all().collect::<Vec<_>>());
+    assert!(!dead.exists() && Path::new(&kept).exists() && live_folders.iter().all(|path| path.is_dir()));
+    assert_eq!(all().count(), live_folders.len() + 3, "{:?}", all().collect::<Vec<_>>());
 }
 
 /// Root may remove anything, and does not.
