@@ -77,7 +77,7 @@ fn elf_header(bits: u8, machine: u16, loader: &str) -> Vec<u8> {
     let mut file = vec![0x7f, b'E', b'L', b'F', if wide { 2 } else { 1 }, 1, 1];
     file.resize(16, 0);
     let half = |file: &mut Vec<u8>, value: u16| file.extend(value.to_le_bytes());
-    let word = |file: &mut Vec<u8>, value: u32| file.extend(value.to_le_bytes());
+    let write_u32 = |file: &mut Vec<u8>, value: u32| file.extend(value.to_le_bytes());
     // An address or offset.
     let long = |file: &mut Vec<u8>, value: u32| {
         file.extend(value.to_le_bytes());
@@ -87,22 +87,22 @@ fn elf_header(bits: u8, machine: u16, loader: &str) -> Vec<u8> {
     let entry: u16 = if wide { 56 } else { 32 };
     half(&mut file, 2);
     half(&mut file, machine);
-    word(&mut file, 1);
+    write_u32(&mut file, 1);
     [0, u32::from(header), 0].into_iter().for_each(|value| long(&mut file, value));
-    word(&mut file, 0);
+    write_u32(&mut file, 0);
     [header, entry, 1, 0, 0, 0].into_iter().for_each(|value| half(&mut file, value));
     assert_eq!(file.len(), usize::from(header));
     // PT_INTERP, readable.
-    word(&mut file, 3);
+    write_u32(&mut file, 3);
     if wide {
-        word(&mut file, 4);
+        write_u32(&mut file, 4);
     }
     let length = u32::try_from(loader.len()).expect("a short path") + 1;
     for value in [u32::from(header) + u32::from(entry), 0, 0, length, length] {
         long(&mut file, value);
     }
     if !wide {
-        word(&mut file, 4);
+        write_u32(&mut file, 4);
     }
     long(&mut file, 1);
     assert_eq!(file.len(), usize::from(header) + usize::from(entry));

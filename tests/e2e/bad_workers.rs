@@ -57,8 +57,8 @@ fn odd_process_name_does_not_hide_process() {
     }
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", "1"]).stdin_open();
     let mut job = launch.worker(odd.into_iter().chain(["read", "exit=3"])).start();
-    let first = process_from_line(&job.wait_for_line("who=worker"));
-    let daemon = process_from_line(&job.wait_for_line("who=odd-daemon"));
+    let first = process_from_line(&job.wait_for_line("process=worker"));
+    let daemon = process_from_line(&job.wait_for_line("process=odd-daemon"));
     job.type_text("\n");
     job.wait_for_lines("life=1", 2);
     job.expect_processes_gone(&[first, daemon], Duration::ZERO);
@@ -86,8 +86,8 @@ fn process_that_left_its_group_is_stopped_with_the_generation() {
     let steps = ["helper=group", "alive", "rank0:life<1:read", "rank0:life<1:exit=4", "life0:forever"];
     let mut job = launch.worker(steps).start();
     let helpers: Vec<_> =
-        job.wait_for_lines("who=group", 2).iter().map(|line| process_from_line(line)).collect();
-    job.wait_for_lines("who=worker", 2);
+        job.wait_for_lines("process=group", 2).iter().map(|line| process_from_line(line)).collect();
+    job.wait_for_lines("process=worker", 2);
     job.type_text("\n");
     job.wait_for_lines("life=1", 4);
     job.expect_processes_gone(&helpers, Duration::ZERO);

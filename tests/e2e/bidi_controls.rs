@@ -28,11 +28,11 @@ fn run_failing_worker(launch: Launch) -> Outcome {
 }
 
 #[track_caller]
-fn assert_controls_escaped(outcome: &Outcome, said: &str) {
+fn assert_controls_escaped(outcome: &Outcome, text: &str) {
     for control in CONTROLS {
-        assert!(!said.contains(control), "{:?} reached the terminal\n{outcome}", control.escape_unicode());
+        assert!(!text.contains(control), "{:?} reached the terminal\n{outcome}", control.escape_unicode());
         let escape = format!("is{}admin", control.escape_unicode());
-        assert!(said.contains(&escape), "no `{escape}`\n{outcome}");
+        assert!(text.contains(&escape), "no `{escape}`\n{outcome}");
     }
 }
 

@@ -109,13 +109,13 @@ fn explain_names_config_file_and_line() {
     for (options, found) in [(&[][..], vec![format!("1m {path}:6")]), (&["--grace", "2"], vec![])] {
         let launch = Launch::new(Name::Rankrun).args(["explain", "--config", &path, "--nproc-per-node", "1"]);
         let outcome = launch.args(options.iter().copied()).worker(["alive"]).run();
-        let told: Vec<String> = outcome
+        let actual: Vec<String> = outcome
             .expect_exit_code(0)
             .lines_with("grace-for.signal")
             .iter()
             .map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>().join(" "))
             .collect();
-        assert_eq!(told, found, "{outcome}");
+        assert_eq!(actual, found, "{outcome}");
     }
 }
 
@@ -323,12 +323,12 @@ const INVALID_CONFIGS: [(&str, &str, &str); 51] = [
 fn invalid_config_is_reported_with_its_line() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {
         let scratch = Scratch::new();
-        for (text, said, hint) in INVALID_CONFIGS {
+        for (text, problem, hint) in INVALID_CONFIGS {
             let outcome = launch_with_config(*name, &scratch, text)
                 .args(["--nproc-per-node", "1"])
                 .worker(["alive"])
                 .run();
-            let place = format!("error: `{}`, line {said}", scratch.at("rankrun.toml"));
+            let place = format!("error: `{}`, line {problem}", scratch.at("rankrun.toml"));
             assert_refused(&outcome, &[&place, hint]);
         }
     }
@@ -355,12 +355,12 @@ fn unreadable_config_file_is_reported() {
             (at("huge"), "it has more than 1048576 bytes", read),
             ("/dev/zero".to_owned(), "a device is not a regular file", write),
         ] {
-            let said = format!("error: the configuration file `{path}` cannot be read: {why}");
-            assert_refused(&run(launch_with_config_path(*name, &path)), &[&said, hint]);
+            let message = format!("error: the configuration file `{path}` cannot be read: {why}");
+            assert_refused(&run(launch_with_config_path(*name, &path)), &[&message, hint]);
         }
         let outcome = run(launch_with_config(*name, &scratch, b"[launch]\n# caf\xe9\nrole = \"x\"\n"));
-        let said = format!("error: `{}`, line 2: this is not valid UTF-8", at("rankrun.toml"));
-        assert_refused(&outcome, &[&said, "save it as UTF-8"]);
+        let message = format!("error: `{}`, line 2: this is not valid UTF-8", at("rankrun.toml"));
+        assert_refused(&outcome, &[&message, "save it as UTF-8"]);
         // Deeper than any stack.
         let deep = format!("[launch]\nrole = {}\n", "[".repeat(500_000));
         assert_refused(&run(launch_with_config(*name, &scratch, deep)), &["line 2: "]);
@@ -381,7 +381,7 @@ fn deeply_nested_config_is_refused_in_one_sentence() {
     let list = |depth| format!("[launch]\nrole = {}{}\n", "[".repeat(depth), "]".repeat(depth));
     let path = |depth: usize, open: &str, close: &str| format!("{open}{}{close}", vec!["a"; depth].join("."));
     let deep = "tables or lists are nested too deeply";
-    for (name, text, said) in [
+    for (name, text, message) in [
         ("lists", list(100_000), deep),
         ("tables", format!("[launch]\nrole = {}1{}\n", "{a=".repeat(5_000), "}".repeat(5_000)), deep),
         ("header", path(5_000, "[", "]\n"), deep),
@@ -391,7 +391,11 @@ fn deeply_nested_config_is_refused_in_one_sentence() {
         let file = scratch.file(name, &text, 0o644);
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--config", &*file]);
         let outcome = launch.worker(["print=started"]).run();
-        outcome.expect_exit_code(1).expect_stderr(said).expect_stderr("\n\nhint: ").expect_absent("started");
+        outcome
+            .expect_exit_code(1)
+            .expect_stderr(message)
+            .expect_stderr("\n\nhint: ")
+            .expect_absent("started");
         assert!(outcome.stderr().len() < 500, "{name}: {outcome}");
     }
 }

@@ -135,8 +135,8 @@ fn single_node_store_listens_on_loopback_only() {
         found
     };
     let everywhere = ["0".repeat(8), "0".repeat(32)];
-    let theirs = listening(Name::Reference);
-    assert!(theirs.iter().any(|address| everywhere.contains(address)), "{theirs:?}");
+    let torchrun_addresses = listening(Name::Reference);
+    assert!(torchrun_addresses.iter().any(|address| everywhere.contains(address)), "{torchrun_addresses:?}");
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         assert_eq!(listening(*name), ["0100007F".to_owned()].into());
     }
@@ -178,9 +178,9 @@ fn entry_names(folder: &Path) -> Vec<String> {
 #[test]
 fn empty_log_tree_is_removed() {
     let launch = |name| Launch::standalone(name, 1);
-    let theirs = run_reference(launch, &["alive"]);
-    let left = entry_names(&theirs.temporary());
-    assert!(left.iter().any(|name| name.starts_with("torchelastic_")), "{left:?}");
+    let torchrun_outcome = run_reference(launch, &["alive"]);
+    let entries = entry_names(&torchrun_outcome.temporary());
+    assert!(entries.iter().any(|name| name.starts_with("torchelastic_")), "{entries:?}");
     for name in Name::both().iter().filter(|_| is_rankrun()) {
         let outcome = launch(*name).worker(["alive"]).run();
         outcome.expect_exit_code(0);
@@ -209,9 +209,9 @@ fn error_files_without_log_dir_are_kept_in_memory() {
 
 /// The words in backticks that are paths of tests.
 fn quoted_test_paths(text: &str) -> BTreeSet<&str> {
-    let is_path = |word: &&str| {
-        let mut letters = word.chars();
-        word.contains("::") && letters.all(|letter| letter.is_ascii_alphanumeric() || "_:".contains(letter))
+    let is_path = |token: &&str| {
+        let mut letters = token.chars();
+        token.contains("::") && letters.all(|letter| letter.is_ascii_alphanumeric() || "_:".contains(letter))
     };
     text.split('`').skip(1).step_by(2).filter(is_path).collect()
 }

@@ -49,12 +49,12 @@ fn words_with<'a>(text: &'a str, beginning: &'a str, goes_on: fn(char) -> bool) 
         before(*at).is_none_or(|letter| !letter.is_alphanumeric() && !"-_/".contains(letter))
     };
     let starts = text.match_indices(beginning).map(|(at, _)| at).filter(is_start);
-    let word = |at: usize| {
+    let word_at = |at: usize| {
         let rest = &text[at + beginning.len()..];
         let length = rest.find(|letter| !goes_on(letter)).unwrap_or(rest.len());
         text[at..at + beginning.len() + length].trim_end_matches(['-', '_'])
     };
-    starts.map(word).filter(|word| word.len() > beginning.len()).collect()
+    starts.map(word_at).filter(|word| word.len() > beginning.len()).collect()
 }
 
 fn option_names(text: &str) -> BTreeSet<&str> {
@@ -64,10 +64,10 @@ fn option_names(text: &str) -> BTreeSet<&str> {
 /// What the launcher, its subcommands and the examples print as help.
 fn help_texts() -> String {
     let mut text = String::new();
-    for words in
+    for arguments in
         [&["--help"][..], &["devices", "--help"], &["topo", "--help"], &["gc", "--help"], &["shim", "--help"]]
     {
-        let outcome = Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+        let outcome = Launch::new(Name::Rankrun).args(arguments.iter().copied()).run();
         text.push_str(&outcome.expect_exit_code(0).stdout());
     }
     for program in ["data_parallel", "ddp_training", "allreduce_bench"] {

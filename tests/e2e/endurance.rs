@@ -46,23 +46,24 @@ fn many_restarts_leak_no_memory_descriptors_or_children() {
         return;
     }
     let last = if is_soak() { 1_000 } else { 500 };
-    let lives = [10, last / 4, last / 2, last * 3 / 4, last];
+    let sampled_lives = [10, last / 4, last / 2, last * 3 / 4, last];
     let launch = Launch::standalone(Name::Rankrun, 1).args(["--max-restarts", &last.to_string()]);
-    let pauses = lives.iter().flat_map(|life| [format!("life{life}:alive"), format!("life{life}:read")]);
+    let pauses =
+        sampled_lives.iter().flat_map(|life| [format!("life{life}:alive"), format!("life{life}:read")]);
     let mut job = launch.stdin_open().worker(pauses.chain(["helper=daemon".into(), "exit=3".into()])).start();
-    let samples = lives.map(|life| {
+    let samples = sampled_lives.map(|life| {
         job.wait_for_line(&format!("alive rank=0 life={life} "));
-        let held = [job.pid(), job.only_child_of(job.pid())].map(|pid| resource_usage(&job, pid));
+        let usage = [job.pid(), job.only_child_of(job.pid())].map(|pid| resource_usage(&job, pid));
         job.type_text("\n");
-        held
+        usage
     });
     job.wait().expect_exit_code(3);
     for process in 0..2 {
-        let [early, .., late] = samples.each_ref().map(|look| &look[process]);
+        let [early, .., late] = samples.each_ref().map(|sample| &sample[process]);
         print_notice(&format!("after 10 restarts {early:?}, after {last} {late:?}"));
         let limits = (early.descriptors + PEAK_GROWTH_COUNT, early.children + PEAK_GROWTH_COUNT);
         assert!(late.descriptors <= limits.0 && late.children <= limits.1, "{early:?}, {late:?}");
-        let memory = samples.each_ref().map(|look| look[process].own_memory_kb);
+        let memory = samples.each_ref().map(|sample| sample[process].own_memory_kb);
         let is_steady =
             memory[4] <= memory[1] + STEADY_GROWTH_KB || memory.windows(2).any(|pair| pair[1] <= pair[0]);
         assert!(is_steady && late.own_memory_kb <= early.own_memory_kb + PEAK_GROWTH_KB, "{memory:?} KiB");

@@ -54,11 +54,11 @@ fn run_rankrun_and_torchrun(run: impl Fn(Launch) -> Outcome) -> [Vec<Value>; 2] 
 
 #[track_caller]
 fn event_states(events: &[Value]) -> Vec<String> {
-    let words = |event: &Value| {
+    let state = |event: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         format!("{} {}", text(&event["source"]), text(&event["metadata"]["state"]))
     };
-    events.iter().map(words).collect()
+    events.iter().map(state).collect()
 }
 
 const START_STATES: [&str; 4] =

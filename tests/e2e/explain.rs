@@ -246,9 +246,9 @@ fn script_passes_arguments_byte_for_byte() {
         let output = run_script(shell, &script, &[("LANG", "C.UTF-8")]);
         // A script cannot say `argv[0]`: it is the program's path.
         let argv0 = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0).unwrap_or_default();
-        let (given, expected) = (&output.stdout[argv0(&output.stdout)..], &real.stdout_bytes()[2..]);
-        assert_eq!(String::from_utf8_lossy(given), String::from_utf8_lossy(expected), "{shell}: {output:?}");
-        assert_eq!(given, expected);
+        let (actual, expected) = (&output.stdout[argv0(&output.stdout)..], &real.stdout_bytes()[2..]);
+        assert_eq!(String::from_utf8_lossy(actual), String::from_utf8_lossy(expected), "{shell}: {output:?}");
+        assert_eq!(actual, expected);
     }
 }
 

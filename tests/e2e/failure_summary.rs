@@ -16,12 +16,12 @@ fn summary_names_rank_device_code_last_lines_and_log() {
     let scratch = Scratch::new();
     let outcome = failing_launch(Name::Rankrun, &scratch, "exit=3").run();
     outcome.expect_exit_code(3).expect_stderr("rank 1").expect_stderr("cpu:1").expect_stderr("3");
-    let told = outcome.stderr().lines().filter(|line| line.contains("loss is nan at step 7")).count();
-    assert!(told >= 2, "the last lines are not in the summary\n{outcome}");
+    let times_shown = outcome.stderr().lines().filter(|line| line.contains("loss is nan at step 7")).count();
+    assert!(times_shown >= 2, "the last lines are not in the summary\n{outcome}");
     let log = outcome
         .stderr()
         .split([' ', '`', '\n'])
-        .find(|word| word.ends_with("/stderr.log"))
+        .find(|token| token.ends_with("/stderr.log"))
         .map(str::to_owned);
     let log = log.unwrap_or_else(|| panic!("no log file is named\n{outcome}"));
     assert!(Path::new(&log).is_file(), "{log} does not exist\n{outcome}");

@@ -43,9 +43,9 @@ fn log_dir_without_free_inodes_is_named() {
         return;
     }
     let Some((outcome, folder)) = run_on_disk(Name::Rankrun, FEW_FILES, "--redirects") else { return };
-    let words =
+    let message =
         format!("disk      the log folder `{folder}` has no room for another file (0 inodes free of ");
-    outcome.expect_exit_code(3).expect_stderr(&words);
+    outcome.expect_exit_code(3).expect_stderr(&message);
 }
 
 #[test]

@@ -65,9 +65,9 @@ fn process_with_leaked_mark_is_ended_only_with_force() {
     if should_skip() {
         return;
     }
-    let left = "echo still: $(ps -o args= -C sleep | sort)";
+    let list_sleeps = "echo still: $(ps -o args= -C sleep | sort)";
     let then = format!(
-        r#"{CRASH_SCRIPT}; {LEAK_SCRIPT} "$1" gc; echo status=$?; {left}; "$1" gc --dry-run --json; {left}; "$1" gc --force; {left}"#
+        r#"{CRASH_SCRIPT}; {LEAK_SCRIPT} "$1" gc; echo status=$?; {list_sleeps}; "$1" gc --dry-run --json; {list_sleeps}; "$1" gc --force; {list_sleeps}"#
     );
     let outcome = continue_when_ready(start_in_container(
         &then,

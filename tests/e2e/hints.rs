@@ -70,8 +70,8 @@ fn hints_are_given_under_torchrun_name() {
     ] {
         let outcome = Launch::standalone(Name::Torchrun, 1).shell(line).run();
         outcome.expect_exit_code(1);
-        let said = hint_of(&outcome);
-        assert!(said.starts_with(hint), "{said}");
+        let actual = hint_of(&outcome);
+        assert!(actual.starts_with(hint), "{actual}");
     }
 }
 

@@ -73,14 +73,14 @@ fn shim_leaves_other_python_programs_alone() {
     environment.out("rankrun shim on");
     let _ = environment.file("look.py", "import sys; print('_rankrun_shim' in sys.modules, sys.argv)", 0o644);
     let _ = environment.file("torchrun", "import sys; print(sys.argv)", 0o644);
-    let look = "import sys; print('_rankrun_shim' in sys.modules)";
+    let print_loaded = "import sys; print('_rankrun_shim' in sys.modules)";
     assert_eq!(
         environment.out("python -u look.py -m torch.distributed.run"),
         "False ['look.py', '-m', 'torch.distributed.run']\n"
     );
     assert_eq!(environment.out("python -m look torch.distributed.run").split(' ').next(), Some("False"));
-    assert_eq!(environment.out(&format!("python -c \"{look}\" -m torch.distributed.run")), "False\n");
-    assert_eq!(environment.out(&format!("echo \"{look}\" | python")), "False\n");
+    assert_eq!(environment.out(&format!("python -c \"{print_loaded}\" -m torch.distributed.run")), "False\n");
+    assert_eq!(environment.out(&format!("echo \"{print_loaded}\" | python")), "False\n");
     // A script of that name that is not the environment's.
     assert_eq!(environment.out("python torchrun -x"), "['torchrun', '-x']\n");
     // A user's interactive interpreter (`-i`) is not replaced by the launcher.
@@ -131,22 +131,22 @@ fn unsupported_option_under_shim_names_shim_off_variable() {
     let environment = Environment::with_fake_torch();
     environment.out("rankrun shim on");
     for call in ["torchrun", "python -m torch.distributed.run"] {
-        let said = environment.run(&format!("{call} --logs-specs some worker.py"));
-        assert_eq!(said.code, Some(1), "{said:#?}");
-        assert!(said.err.contains("RANKRUN_SHIM=off"), "{said:#?}");
+        let output = environment.run(&format!("{call} --logs-specs some worker.py"));
+        assert_eq!(output.code, Some(1), "{output:#?}");
+        assert!(output.err.contains("RANKRUN_SHIM=off"), "{output:#?}");
     }
-    let said = environment.run("rankrun --logs-specs some worker.py");
-    assert!(said.code == Some(1) && !said.err.contains("RANKRUN_SHIM"), "{said:#?}");
+    let output = environment.run("rankrun --logs-specs some worker.py");
+    assert!(output.code == Some(1) && !output.err.contains("RANKRUN_SHIM"), "{output:#?}");
 }
 
 /// Fails unless the shim refuses with these words and leaves everything as it was.
 #[track_caller]
 fn assert_shim_refused(environment: &Environment, line: &str, messages: &[&str]) {
     let before = environment.files();
-    let said = environment.run(line);
-    assert_eq!(said.code, Some(1), "{said:#?}");
-    for word in messages {
-        assert!(said.err.contains(word), "no `{word}` in {said:#?}");
+    let output = environment.run(line);
+    assert_eq!(output.code, Some(1), "{output:#?}");
+    for message in messages {
+        assert!(output.err.contains(message), "no `{message}` in {output:#?}");
     }
     assert_eq!(environment.files(), before);
 }
@@ -303,8 +303,8 @@ fn interrupted_shim_files_are_restored_or_removed_by_gc() {
     }
     let environment = Environment::with_fake_torch();
     // In a container: `gc` looks at every process of the user and at `/dev/shm`.
-    let gc = |words: &str| {
-        let line = format!("mount -t tmpfs tmpfs /dev/shm && exec rankrun gc {words}");
+    let gc = |options: &str| {
+        let line = format!("mount -t tmpfs tmpfs /dev/shm && exec rankrun gc {options}");
         environment.out(&format!("unshare --pid --mount --fork --mount-proc sh -c '{line}'"))
     };
     let before = environment.files();

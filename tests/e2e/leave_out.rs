@@ -24,9 +24,9 @@ fn wait_for_script_path(job: &Job, count: usize) -> String {
 }
 
 /// Runs the script as a user does, with these words behind it.
-fn launch_script(script: &str, words: &str) -> Launch {
+fn launch_script(script: &str, arguments: &str) -> Launch {
     // What the harness adds, the launcher's own path, is nothing to the script.
-    Launch::new(Name::Rankrun).under(["sh", "-c", &format!("exec sh \"$0\" {words}"), script])
+    Launch::new(Name::Rankrun).under(["sh", "-c", &format!("exec sh \"$0\" {arguments}"), script])
 }
 
 /// The variable as the rank printed it.

@@ -123,9 +123,9 @@ fn fourth_nested_launch_of_same_entrypoint_is_refused() {
     if !is_rankrun() {
         return;
     }
-    for (name, word) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
+    for (name, program) in [(Name::Rankrun, "rankrun"), (Name::Torchrun, "torchrun")] {
         let stand_in = StandIn::new();
-        let script = recursive_script(&stand_in, word);
+        let script = recursive_script(&stand_in, program);
         let outcome = stand_in.launch(name).args(["--no-python", script.as_str()]).run();
         outcome.expect_exit_code(1).expect_stderr("error: ").expect_stderr("again").expect_stderr("hint: ");
         outcome.expect_stderr("RANKRUN_NESTING");

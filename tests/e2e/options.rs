@@ -253,7 +253,7 @@ fn unlisted_signals_are_forwarded_under_rankrun_name() {
 fn forwarded_signal_does_not_reach_worker_children() {
     let signals = ["catch=SIGUSR1", "helper=plain", "alive", "signal=SIGUSR1", "read", "exit=3"];
     let mut job = Launch::standalone(Name::Rankrun, 1).stdin_open().worker(signals).start();
-    let line = job.wait_for_line("who=plain");
+    let line = job.wait_for_line("process=plain");
     let helper = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid");
     job.wait_for_line("alive rank=0");
     job.signal(Signal::SIGUSR1);

@@ -11,8 +11,8 @@ const LIMIT: u64 = 96;
 #[track_caller]
 fn reported_peak_mib(outcome: &Outcome) -> u64 {
     let line = outcome.lines_with("failed first: killed by the kernel").remove(0);
-    let words = line.split_once(", rank 1 had ").and_then(|(_, rest)| rest.split_once(" MiB)"));
-    words.and_then(|(number, _)| number.parse().ok()).unwrap_or_else(|| panic!("no peak in `{line}`"))
+    let peak = line.split_once(", rank 1 had ").and_then(|(_, rest)| rest.split_once(" MiB)"));
+    peak.and_then(|(number, _)| number.parse().ok()).unwrap_or_else(|| panic!("no peak in `{line}`"))
 }
 
 #[test]

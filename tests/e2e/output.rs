@@ -153,8 +153,9 @@ fn raw_bytes_are_unchanged_on_console() {
         outcome.expect_exit_code(0);
         // Of a line that goes back to its start, the name rankrun shows the last picture.
         let rest: &[u8] = if *name == Name::Rankrun { b"\nc\nlast" } else { b"\na\xffb\rc\r\nlast" };
-        let said = [&*forward_blob(0, MEGABYTE), rest].concat();
-        let expected: Vec<&[u8]> = split_lines(&said).into_iter().flat_map(|line| [b"<0>", line]).collect();
+        let written = [&*forward_blob(0, MEGABYTE), rest].concat();
+        let expected: Vec<&[u8]> =
+            split_lines(&written).into_iter().flat_map(|line| [b"<0>", line]).collect();
         assert!(outcome.stdout_bytes() == expected.concat(), "{name:?}");
     }
 }

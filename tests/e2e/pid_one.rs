@@ -123,13 +123,13 @@ fn start_stranger(job: &Job) -> Process {
     let mut line = String::new();
     let stdout = entrance.stdout.take().expect("stdout is a pipe");
     BufReader::new(stdout).read_line(&mut line).expect("the stranger speaks");
-    assert!(line.contains("who=stranger"), "{line}");
+    assert!(line.contains("process=stranger"), "{line}");
     entrance.wait().expect("nsenter ends");
     let process = job.children_of(container_init_pid(job)).into_iter().filter_map(Process::open);
-    let mut strangers: Vec<_> =
+    let mut unrelated: Vec<_> =
         process.filter(|process| process.command.contains("alive=stranger")).collect();
-    assert_eq!(strangers.len(), 1, "{strangers:?}");
-    strangers.remove(0)
+    assert_eq!(unrelated.len(), 1, "{unrelated:?}");
+    unrelated.remove(0)
 }
 
 #[test]
@@ -141,10 +141,10 @@ fn unrelated_process_survives_restart() {
         in_container(Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open());
     let mut job = launch.worker(["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "forever"]).start();
     job.wait_for_lines("life=0", 2);
-    let stranger = start_stranger(&job);
+    let unrelated = start_stranger(&job);
     job.type_text("\n");
     job.wait_for_lines("life=1", 2);
-    assert!(!harness::is_zombie_or_gone(stranger.pid), "the stranger was ended\n{job}");
+    assert!(!harness::is_zombie_or_gone(unrelated.pid), "the stranger was ended\n{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }
@@ -156,9 +156,9 @@ fn unrelated_process_is_reaped() {
     }
     let job = in_container(Launch::standalone(Name::Rankrun, 1)).worker(["alive", "forever"]).start();
     job.wait_for_line("alive rank=0");
-    let stranger = start_stranger(&job);
-    job.signal_to(stranger.pid, Signal::SIGKILL);
-    assert!(stranger.reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
+    let unrelated = start_stranger(&job);
+    job.signal_to(unrelated.pid, Signal::SIGKILL);
+    assert!(unrelated.reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }
@@ -218,14 +218,17 @@ fn unrelated_process_gets_no_signal() {
     let launch = in_container(Launch::standalone(Name::Rankrun, 1).args(["--grace", "3600"]).stdin_open());
     let mut job = launch.shell("echo alive; read line; trap '' TERM; setsid --fork sleep 1111").start();
     job.wait_for_line("alive");
-    let stranger = start_stranger(&job);
-    let nothing = pending_signals(&stranger);
-    assert!(!nothing.is_empty() && nothing.bytes().all(|byte| !matches!(byte, b'1'..=b'9')), "{nothing}");
+    let unrelated = start_stranger(&job);
+    let pending_before = pending_signals(&unrelated);
+    assert!(
+        !pending_before.is_empty() && pending_before.bytes().all(|byte| !matches!(byte, b'1'..=b'9')),
+        "{pending_before}"
+    );
     job.type_text("\n");
     job.wait_for_line("waiting up to 30 s");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait_for_line("SIGTERM: ending pid ");
-    assert_eq!(pending_signals(&stranger), nothing, "{job}");
+    assert_eq!(pending_signals(&unrelated), pending_before, "{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
     job.wait().expect_exit_code(143);
 }

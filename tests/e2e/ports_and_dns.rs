@@ -102,11 +102,11 @@ fn launch_without_endpoint_sends_no_dns_query() {
     assert_no_dns_query(&server, Launch::standalone(Name::Rankrun, 2).worker(["rank1:exit=3"]))
         .expect_exit_code(3);
     // The trap works: the server sees a query.
-    let asking = with_unresolvable_hostname(Launch::new(Name::Rankrun))
+    let job = with_unresolvable_hostname(Launch::new(Name::Rankrun))
         .args(["--no-python", "getent", "hosts", "nowhere"])
         .start();
-    assert!(server.received_query(Duration::from_secs(60)), "the name server hears nothing\n{asking}");
-    asking.signal(nix::sys::signal::Signal::SIGKILL);
+    assert!(server.received_query(Duration::from_secs(60)), "the name server hears nothing\n{job}");
+    job.signal(nix::sys::signal::Signal::SIGKILL);
 }
 
 /// A socket that holds a free port of every address of this machine, and does not listen.
@@ -148,9 +148,9 @@ fn port_held_by_a_connection_is_refused_at_once() {
         return;
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("the machine has a free port");
-    let (held, port) = bind_unused_port();
+    let (bound, port) = bind_unused_port();
     let target = listener.local_addr().expect("a bound socket has an address");
-    connect(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, target.port())).expect("it listens");
+    connect(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, target.port())).expect("it listens");
     let endpoint = format!("127.0.0.1:{port}");
     let options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", &endpoint];
     let outcome = Launch::new(Name::Rankrun).args(options).worker(["exit=0"]).run();

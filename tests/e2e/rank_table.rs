@@ -114,7 +114,7 @@ fn time_limit_of_hung_job_shows_all_ranks() {
     if !is_rankrun() {
         return;
     }
-    for (steps, joined, said) in [
+    for (steps, joined, message) in [
         (["rank0:join", "rank1:alive", "forever"], 1, "rank 1 has not joined the store"),
         (["join", "rank1:alive", "forever"], 2, "all ranks that run have joined the store"),
     ] {
@@ -126,7 +126,7 @@ fn time_limit_of_hung_job_shows_all_ranks() {
         let outcome = exceed_time_limit(job, &leap);
         outcome
             .expect_exit_code(124)
-            .expect_stderr(&format!("rankrun: {said}; the ranks when the time limit was over:\n"));
+            .expect_stderr(&format!("rankrun: {message}; the ranks when the time limit was over:\n"));
         assert_row_has(&outcome, "0", &["alive, ", " yes ", "before: joined rank=0"]);
         assert_row_has(
             &outcome,

@@ -37,7 +37,7 @@ fn restart_rule_decides_matching_failures() {
         "exit=3:fail,exit=5:succeed,exit=7:restart,signal=KILL:restart,exit=8:requeue,exit=9:no-requeue";
     let conditions =
         "exit=10-12/42:requeue,signal=9+rank=1:no-requeue,rank=1:succeed,exit=7+node=0:fail,any:requeue";
-    for (rules, rank, end, status, lived, said) in [
+    for (rules, rank, end, status, lived, message) in [
         (actions, 0, "exit=3", 3, 1, "no restart, by the rule `exit=3:fail`"),
         (actions, 0, "exit=5", 0, 1, "the job is done, by the rule `exit=5:succeed`"),
         (actions, 0, "exit=7", 0, 2, ""),
@@ -56,8 +56,8 @@ fn restart_rule_decides_matching_failures() {
             let job = launch_with_options(*name, 2, "2", &[("restart-rules", rules)]);
             let ends = format!("rank{rank}:life0:{end}");
             let outcome = job.worker(["alive", &ends, "life0:forever"]).run();
-            let status = if said.ends_with("fail`") { name.code(status) } else { status };
-            outcome.expect_exit_code(status).expect_stderr(said);
+            let status = if message.ends_with("fail`") { name.code(status) } else { status };
+            outcome.expect_exit_code(status).expect_stderr(message);
             let last = field_values::<u32>(&outcome, "alive rank=", "life").into_iter().max();
             assert_eq!(last, Some(lived - 1), "{name:?} {end}\n{outcome}");
         }
@@ -89,8 +89,8 @@ fn restart_delay_grows_exponentially() {
         let outcome = job.wait();
         outcome.expect_exit_code(name.code(4));
         for (restart, wait) in [(1, 1), (2, 2), (3, 4)] {
-            let said = format!("in {wait}.0 s (restart {restart} of 3); a signal ends the wait");
-            outcome.expect_stderr(&said);
+            let message = format!("in {wait}.0 s (restart {restart} of 3); a signal ends the wait");
+            outcome.expect_stderr(&message);
         }
         let starts: Vec<f64> = field_values(&outcome, "clock rank=0", "seconds");
         let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();

@@ -129,7 +129,7 @@ fn children_of_previous_attempt_are_killed_before_restart() {
         let mut job = launch.worker(steps).start();
         let helpers: Vec<_> = ["daemon", "plain"]
             .iter()
-            .map(|who| job.wait_for_line(&format!("who={who}")))
+            .map(|process| job.wait_for_line(&format!("process={process}")))
             .map(|line| field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("a pid"))
             .collect();
         job.type_text("go\n");
@@ -154,8 +154,9 @@ fn restart_keeps_run_id_and_master_port() {
             assert!(different.len() <= 1, "{different:?}\n{outcome}");
         }
         // The first life may have been stopped before it could speak.
-        let lives = field_values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
-        assert_eq!(lives.last().map(String::as_str), Some("1"), "{outcome}");
+        let restart_counts =
+            field_values(&outcome, "env0 TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT");
+        assert_eq!(restart_counts.last().map(String::as_str), Some("1"), "{outcome}");
     }
 }
 
@@ -190,8 +191,8 @@ fn temporary_folder_is_empty_after_success() {
     let temporary = launch.temporary();
     let outcome = launch.worker(["alive"]).run();
     outcome.expect_exit_code(0);
-    let left: Vec<_> = list_folder(&temporary);
-    assert!(left.is_empty(), "{left:?}\n{outcome}");
+    let entries: Vec<_> = list_folder(&temporary);
+    assert!(entries.is_empty(), "{entries:?}\n{outcome}");
 }
 
 fn list_folder(folder: &Path) -> Vec<PathBuf> {

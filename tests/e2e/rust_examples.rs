@@ -30,8 +30,8 @@ fn demo_splits_each_batch_over_the_workers() {
             assert_eq!(outcome.lines_with(&text).len(), expected, "{text}\n{outcome}");
         }
         for rank in 0..workers {
-            let seat = format!("(rank {rank}, device cpu:{rank}, pid ");
-            assert_eq!(outcome.lines_with(&seat).len(), steps, "{seat}\n{outcome}");
+            let place = format!("(rank {rank}, device cpu:{rank}, pid ");
+            assert_eq!(outcome.lines_with(&place).len(), steps, "{place}\n{outcome}");
         }
     }
 }
@@ -165,8 +165,8 @@ fn bench_on_nccl_without_cuda_names_cuda() {
 }
 
 /// The number behind a word, as in `pid 12` or `pid=12`.
-fn number_after(line: &str, word: &str) -> Option<i32> {
-    let rest = line.split(word).nth(1)?.trim_start_matches([' ', '=', ':']);
+fn number_after(line: &str, key: &str) -> Option<i32> {
+    let rest = line.split(key).nth(1)?.trim_start_matches([' ', '=', ':']);
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
@@ -183,7 +183,7 @@ fn training_launch(workers: usize, scratch: &Scratch) -> Launch {
 #[track_caller]
 fn read_weights(scratch: &Scratch) -> Vec<f64> {
     let text = std::fs::read_to_string(scratch.at("weights")).expect("the weights were written");
-    let weights: Vec<f64> = text.split_whitespace().map(|word| word.parse().expect("a weight")).collect();
+    let weights: Vec<f64> = text.split_whitespace().map(|number| number.parse().expect("a weight")).collect();
     assert!(weights.len() > 10, "{text}");
     weights
 }
@@ -198,10 +198,10 @@ fn run_training(workers: usize, options: &[&str]) -> (Outcome, Vec<f64>) {
 }
 
 #[track_caller]
-fn assert_close(left: &[f64], right: &[f64]) {
-    assert_eq!(left.len(), right.len());
-    for (left, right) in left.iter().zip(right) {
-        assert!((left - right).abs() <= 1e-9 * left.abs().max(1.0), "{left} is not {right}");
+fn assert_close(actual: &[f64], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len());
+    for (actual, expected) in actual.iter().zip(expected) {
+        assert!((actual - expected).abs() <= 1e-9 * actual.abs().max(1.0), "{actual} is not {expected}");
     }
 }
 

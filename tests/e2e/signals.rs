@@ -46,11 +46,11 @@ fn nohup_ignores_sighup() {
 fn worker_ignoring_signal_is_killed_after_grace() {
     for name in Name::for_shared_behaviour() {
         let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "1"]));
-        let told = job.elapsed();
+        let signal_time = job.elapsed();
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
         outcome.expect_exit_code(name.code(143));
-        let took = outcome.took - told;
+        let took = outcome.took - signal_time;
         assert!(took >= Duration::from_millis(950), "the grace was only {took:?}\n{outcome}");
         assert!(took < PROMPT, "the kill came after {took:?}\n{outcome}");
     }
@@ -60,11 +60,11 @@ fn worker_ignoring_signal_is_killed_after_grace() {
 fn zero_grace_kills_at_once() {
     for name in Name::for_shared_behaviour() {
         let job = start_stubborn_workers(Launch::standalone(*name, 2).args(["--shutdown-timeout", "0"]));
-        let told = job.elapsed();
+        let signal_time = job.elapsed();
         job.signal(Signal::SIGTERM);
         let outcome = job.wait();
         outcome.expect_exit_code(name.code(143));
-        assert!(outcome.took - told < PROMPT, "{outcome}");
+        assert!(outcome.took - signal_time < PROMPT, "{outcome}");
     }
 }
 
@@ -73,9 +73,9 @@ fn grace_is_read_from_environment() {
     for name in Name::both() {
         let job =
             start_stubborn_workers(Launch::standalone(*name, 2).env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0"));
-        let told = job.elapsed();
+        let signal_time = job.elapsed();
         job.signal(Signal::SIGTERM);
-        assert!(job.wait().took - told < PROMPT);
+        assert!(job.wait().took - signal_time < PROMPT);
     }
 }
 
@@ -109,7 +109,7 @@ fn signal_reaches_worker_children() {
     for name in Name::for_shared_behaviour() {
         let launch = Launch::standalone(*name, 1);
         let job = launch.worker(["catch", "helper=listener", "signal", "forever"]).start();
-        job.wait_for_line("who=listener");
+        job.wait_for_line("process=listener");
         job.signal(Signal::SIGTERM);
         // The worker says it, and its child, which is in its process group.
         job.wait_for_lines("got SIGTERM", 2);

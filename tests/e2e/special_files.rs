@@ -53,9 +53,9 @@ fn config_fifo_or_device_is_refused_at_once() {
             let launch = Launch::standalone(*name, 1).env("RANKRUN_CONFIG", &*path).limit(LIMIT);
             let outcome = launch.worker(["print=started"]).run();
             outcome.expect_exit_code(1).expect_absent("started");
-            let said =
+            let message =
                 format!("the configuration file `{path}` cannot be read: {kind} is not a regular file");
-            outcome.expect_stderr(&said).expect_stderr("hint: ");
+            outcome.expect_stderr(&message).expect_stderr("hint: ");
         }
     }
 }

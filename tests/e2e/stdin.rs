@@ -32,7 +32,7 @@ fn stdin_rank_reads_and_other_ranks_get_eof() {
 
 #[test]
 fn stdin_none_gives_all_ranks_eof() {
-    let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "none"]).stdin("for nobody\n");
+    let launch = Launch::standalone(Name::Rankrun, 2).args(["--stdin", "none"]).stdin("unread\n");
     let outcome = launch.worker(["read"]).run();
     outcome.expect_exit_code(0).expect_stdout("read rank=0 text=<>").expect_stdout("read rank=1 text=<>");
 }

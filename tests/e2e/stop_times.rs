@@ -130,7 +130,7 @@ fn time_leftover_stop(name: Name, grace: u32) -> Times {
     let launch = Launch::standalone(name, 1).args(["--shutdown-timeout", &grace.to_string()]);
     let launch = launch.env("RANKRUN_LEFTOVER_GRACE", "0").stdin_open();
     let mut job = launch.worker(["helper=daemon", "read"]).start();
-    let line = job.wait_for_line("who=daemon");
+    let line = job.wait_for_line("process=daemon");
     let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("it says its pid");
     let stubborn = Process::open(pid).expect("it lives");
     job.type_text("\n");
@@ -164,7 +164,8 @@ fn worker_ignoring_signals_is_killed_after_grace_for_every_cause() {
             stops.into_iter().map(|stop| stop.join().expect("the job was stopped")).collect()
         })
     };
-    let mut table = format!("a grace of {grace} s, and who ignores the signal: SIGKILL after, over after\n");
+    let mut table =
+        format!("a grace of {grace} s, with a worker that ignores the signal: SIGKILL after, over after\n");
     let grace = Duration::from_secs(grace.into());
     for ((cause, name), times) in cases().zip(times) {
         let cause = cause.map_or_else(|| "Leftover".to_owned(), |cause| format!("{cause:?}"));
@@ -201,11 +202,11 @@ fn second_signal_kills_for_every_stop_cause() {
             interrupt(&mut job);
             job.wait_for_line("got SIGINT rank=1");
         }
-        let asked = job.elapsed();
+        let signal_time = job.elapsed();
         interrupt(&mut job);
         let outcome = job.wait();
         assert!(!outcome.status.success(), "{outcome}");
-        assert!(outcome.took - asked < PROMPT, "{cause:?} under {name:?}\n{outcome}");
+        assert!(outcome.took - signal_time < PROMPT, "{cause:?} under {name:?}\n{outcome}");
         outcome.expect_absent("life=1");
     }
 }

@@ -127,8 +127,8 @@ fn clients_that_do_not_read_keep_store_within_limit() {
             Launch::standalone(*name, 1).stdin_open().env("RANKRUN_STORE_LIMIT", format!("{limit}MiB"));
         let mut job =
             launch.limit(Duration::from_secs(300)).worker(["seat", "read", "sum", "print=trained"]).start();
-        let seat = job.wait_for_line("seat rank=");
-        let of = |key| field(&seat, key).expect("the worker says where the store is").to_owned();
+        let place = job.wait_for_line("seat rank=");
+        let of = |key| field(&place, key).expect("the worker says where the store is").to_owned();
         let address = format!("{}:{}", of("addr"), of("port"));
         let greedy: Vec<_> = (0..clients).map(|_| ask_without_reading(&address)).collect();
         crate::store_foreign_clients::assert_store_serves(&address);

@@ -3,10 +3,10 @@
 use harness::{Launch, Name, Scratch, can_use_namespaces, fixture, is_rankrun, is_torchrun};
 
 /// Our answer to a command line that cannot be read: status, and what is told.
-fn run_refused(words: &[&str]) -> (i32, String) {
+fn run_refused(arguments: &[&str]) -> (i32, String) {
     let scratch = Scratch::new();
     let folder = scratch.folder("empty", 0o755);
-    let outcome = Launch::new(Name::Rankrun).cwd(folder).args(words.iter().copied()).run();
+    let outcome = Launch::new(Name::Rankrun).cwd(folder).args(arguments.iter().copied()).run();
     let code = if outcome.stderr().contains("unknown option") { 2 } else { 1 };
     outcome.expect_exit_code(code).expect_absent("started");
     (code, outcome.stderr())
@@ -14,7 +14,7 @@ fn run_refused(words: &[&str]) -> (i32, String) {
 
 #[test]
 fn unknown_option_is_answered_with_did_you_mean() {
-    for (words, part) in [
+    for (arguments, part) in [
         (&["--nproc_per-node", "2", "train.py"][..], "did you mean `--nproc-per-node`?"),
         (&["--device", "0", "train.py"], "did you mean `--devices`?"),
         (&["-master_addr", "a", "train.py"], "did you mean `--master-addr`?"),
@@ -22,14 +22,17 @@ fn unknown_option_is_answered_with_did_you_mean() {
         (&["--nnnodes", "--tea", "train.py"], "`--tea`: did you mean `--tee`?"),
         (&["--max-restart-s=1"], "did you mean `--max-restarts`?"),
     ] {
-        let (code, said) = run_refused(words);
-        assert!(code == 2 && said.contains("\n\nhint: ") && said.contains(part), "{words:?}: {said}");
+        let (code, stderr) = run_refused(arguments);
+        assert!(
+            code == 2 && stderr.contains("\n\nhint: ") && stderr.contains(part),
+            "{arguments:?}: {stderr}"
+        );
     }
 }
 
 #[test]
 fn option_of_other_launcher_is_answered_with_our_option() {
-    for (words, part) in [
+    for (arguments, part) in [
         (&["--num_processes", "4", "train.py"][..], "hint: `--nproc-per-node N`"),
         (&["--num_gpus", "4", "train.py"], "hint: `--nproc-per-node N`"),
         (&["-np", "4", "train.py"], "hint: `--nproc-per-node N`"),
@@ -37,8 +40,8 @@ fn option_of_other_launcher_is_answered_with_our_option() {
         (&["--include", "localhost:0,1", "train.py"], "hint: `--devices LIST`"),
         (&["--hostfile", "hosts", "train.py"], "--rdzv-endpoint HOST:PORT`"),
     ] {
-        let (code, said) = run_refused(words);
-        assert!(code == 2 && said.contains(part), "{words:?}: {said}");
+        let (code, stderr) = run_refused(arguments);
+        assert!(code == 2 && stderr.contains(part), "{arguments:?}: {stderr}");
     }
 }
 
@@ -82,15 +85,15 @@ fn worker_variables_do_not_warn_in_nested_launcher() {
 
 #[test]
 fn help_and_version_are_subcommands() {
-    for (words, text) in [
+    for (arguments, text) in [
         (&["help"][..], "Usage: rankrun [OPTIONS] ENTRYPOINT"),
         (&["help", "devices"], "usage: rankrun devices"),
         (&["help", "gc"], "usage: rankrun gc"),
         (&["version"], "rankrun "),
     ] {
-        let outcome = Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+        let outcome = Launch::new(Name::Rankrun).args(arguments.iter().copied()).run();
         outcome.expect_exit_code(0).expect_stdout(text);
-        assert_eq!(outcome.stderr(), "", "{words:?}");
+        assert_eq!(outcome.stderr(), "", "{arguments:?}");
     }
     let scratch = Scratch::new();
     let script = scratch.file("help", "#!/bin/sh\necho a script of that name\n", 0o755);
@@ -105,7 +108,7 @@ fn help_and_version_are_subcommands() {
 
 #[test]
 fn missing_entrypoint_gets_suggestion() {
-    for (words, part) in [
+    for (arguments, part) in [
         (&["device"][..], "hint: did you mean `rankrun devices`?"),
         (&["explian", "train.py"], "hint: did you mean `rankrun explain`?"),
         (&["terminate"], "hint: `rankrun stop JOB`"),
@@ -113,8 +116,8 @@ fn missing_entrypoint_gets_suggestion() {
         (&["--devices", "none", "2", "train.py"], "hint: `2` stands in the place of the program"),
         (&["train.py --lr 1"], "hint: it has a space in it: leave out the quotes"),
     ] {
-        let (_, said) = run_refused(words);
-        assert!(said.contains(part) && !said.contains("looked in"), "{words:?}: {said}");
+        let (_, stderr) = run_refused(arguments);
+        assert!(stderr.contains(part) && !stderr.contains("looked in"), "{arguments:?}: {stderr}");
     }
 }
 
@@ -193,8 +196,8 @@ fn silent_failure_hint_omits_given_options() {
         let text = outcome.stderr();
         let hint = text.lines().find(|line| line.starts_with("hint: ")).unwrap_or_default();
         assert!(hint.contains(advised), "{options:?}: {outcome}");
-        let given = options.iter().filter(|word| word.starts_with("--") && **word != "--log-dir");
-        assert!(given.into_iter().all(|option| !hint.contains(option)), "{options:?}: {hint}");
+        let option_names = options.iter().filter(|word| word.starts_with("--") && **word != "--log-dir");
+        assert!(option_names.into_iter().all(|option| !hint.contains(option)), "{options:?}: {hint}");
     }
 }
 
@@ -266,20 +269,20 @@ fn launcher_options_after_script_are_reported_and_passed_to_it() {
     let scratch = Scratch::new();
     let script = scratch.file("train.py", "import sys; print('args', *sys.argv[1:])\n", 0o644);
     let script = &*script;
-    let launch = |words: &[&str]| Launch::new(Name::Rankrun).args(words.iter().copied()).run();
+    let launch = |arguments: &[&str]| Launch::new(Name::Rankrun).args(arguments.iter().copied()).run();
     let outcome = launch(&[script, "--lr", "1", "--nproc-per-node", "4"]);
     outcome.expect_exit_code(0).expect_stdout("args --lr 1 --nproc-per-node 4");
     let notice = format!(
         "rankrun: `--nproc-per-node 4` stands behind `{script}` and goes to it; if it should reach the launcher"
     );
     outcome.expect_stderr(&notice);
-    for words in [
+    for arguments in [
         &[script, "--", "--nproc-per-node", "4"][..],
         &["--", script, "--nproc-per-node", "4"],
         &["--nproc-per-node", "1", script, "--nproc-per-node", "4"],
         &[script, "--devices", "2", "--local-rank", "0", "--config", "a", "--tee", "3"],
     ] {
-        launch(words).expect_exit_code(0).expect_stdout("args --").expect_absent("stand");
+        launch(arguments).expect_exit_code(0).expect_stdout("args --").expect_absent("stand");
     }
 }
 
@@ -293,29 +296,33 @@ fn options_after_script_under_torchrun_name_are_not_reported() {
 
 #[test]
 fn device_list_in_several_arguments_is_suggested_as_one() {
-    for (words, list) in [
+    for (arguments, list) in [
         (&["--devices", "0", "2", "train.py"][..], "0,2"),
         (&["--nproc-per-node", "2", "--devices", "0", "2", "3", "train.py"], "0,2,3"),
         (&["--devices", "0,", "1,", "2", "train.py"], "0,1,2"),
     ] {
-        let (code, said) = run_refused(words);
-        assert_eq!(code, 1, "{said}");
+        let (code, stderr) = run_refused(arguments);
+        assert_eq!(code, 1, "{stderr}");
         assert!(
-            said.contains("error: the entrypoint `") && said.contains("like more of the list of `--devices`"),
-            "{said}"
+            stderr.contains("error: the entrypoint `")
+                && stderr.contains("like more of the list of `--devices`"),
+            "{stderr}"
         );
-        assert!(said.contains(&format!("hint: write the list as one word: `--devices {list}`\n")), "{said}");
+        assert!(
+            stderr.contains(&format!("hint: write the list as one word: `--devices {list}`\n")),
+            "{stderr}"
+        );
     }
 }
 
 #[test]
 fn quotes_around_all_arguments_get_hint() {
-    for words in [
+    for arguments in [
         &["train.py --lr 1"][..],
         &["--nproc-per-node 2 train.py"],
         &["--nproc-per-node", "2", "python train.py"],
     ] {
-        let (_, said) = run_refused(words);
-        assert!(said.contains("hint: it has a space in it: leave out the quotes"), "{said}");
+        let (_, stderr) = run_refused(arguments);
+        assert!(stderr.contains("hint: it has a space in it: leave out the quotes"), "{stderr}");
     }
 }

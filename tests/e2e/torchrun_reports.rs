@@ -30,11 +30,11 @@ pub(crate) fn torchrun_report(outcome: &Outcome) -> String {
 
 fn mask_pids(line: &str) -> String {
     let mut line = line.to_owned();
-    for word in PID_MARKERS {
-        if let Some((before, after)) = line.split_once(word) {
+    for marker in PID_MARKERS {
+        if let Some((before, after)) = line.split_once(marker) {
             let rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
             let pid = if rest.len() < after.len() { "N" } else { "" };
-            line = format!("{before}{word}{pid}{rest}");
+            line = format!("{before}{marker}{pid}{rest}");
         }
     }
     line
@@ -186,8 +186,8 @@ pub(crate) fn torch_log_lines(outcome: &Outcome) -> Vec<String> {
     let lines = outcome.stderr();
     let lines = lines.split('\n').filter_map(|line| {
         let (stamp, text) = line.split_once(" torch/")?;
-        let words: Vec<&str> = stamp.split(' ').collect();
-        let [date, time, pid] = words[..] else { return None };
+        let fields: Vec<&str> = stamp.split(' ').collect();
+        let [date, time, pid] = fields[..] else { return None };
         let is_date = date.len() == 5 && date.as_bytes()[1..].iter().all(u8::is_ascii_digit);
         let is_time = time.len() == 15 && time.ends_with("000") && time.matches(':').count() == 2;
         let looks_right = is_date && is_time && pid.parse::<u32>().is_ok();
@@ -275,12 +275,12 @@ fn parent_error_file_names_signal() {
         let launcher = job.pid();
         job.signal(Signal::SIGTERM);
         job.wait().expect_exit_code(name.code(143));
-        let told = read_json(&path);
+        let error_file = read_json(&path);
         let expected = format!("SignalException: Process {launcher} got signal: 15");
-        assert_eq!(told["message"]["message"], expected.as_str(), "{told}");
-        let extra = &told["message"]["extraInfo"];
-        assert!(extra["py_callstack"].is_string(), "{told}");
-        assert!(extra["timestamp"].as_str().is_some_and(|time| time.parse::<u64>().is_ok()), "{told}");
+        assert_eq!(error_file["message"]["message"], expected.as_str(), "{error_file}");
+        let extra = &error_file["message"]["extraInfo"];
+        assert!(extra["py_callstack"].is_string(), "{error_file}");
+        assert!(extra["timestamp"].as_str().is_some_and(|time| time.parse::<u64>().is_ok()), "{error_file}");
     }
 }
 
@@ -293,9 +293,9 @@ fn parent_error_file_names_launcher_failure() {
             let path = scratch.at("parent.json");
             let launch = Launch::standalone(*name, 1).env("TORCHELASTIC_ERROR_FILE", path.as_str());
             launch.args(["--no-python", what]).run().expect_exit_code(1);
-            let told = read_json(&path);
-            let message = told["message"]["message"].as_str().unwrap_or_default();
-            assert!(message.contains("Error: ") && message.contains(what), "{told}");
+            let error_file = read_json(&path);
+            let message = error_file["message"]["message"].as_str().unwrap_or_default();
+            assert!(message.contains("Error: ") && message.contains(what), "{error_file}");
         }
     }
 }
@@ -309,9 +309,9 @@ fn parent_error_file_names_killed_agent() {
     job.wait_for_line("alive rank=0");
     job.signal_to(job.only_child_of(job.pid()), Signal::SIGKILL);
     job.wait().expect_exit_code(1);
-    let told = read_json(&path);
-    let message = told["message"]["message"].as_str().unwrap_or_default();
-    assert!(message.contains("agent") && message.contains("SIGKILL"), "{told}");
+    let error_file = read_json(&path);
+    let message = error_file["message"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("agent") && message.contains("SIGKILL"), "{error_file}");
 }
 
 #[test]
@@ -377,7 +377,7 @@ options timeout:30 attempts:5' > "$TMPDIR/resolv.conf"
         if [ ! -e "/etc/$file" ]; then continue; fi
         mount --bind "$TMPDIR/$file" "/etc/$file" || exit 97
     done
-    hostname nobody-knows-me || exit 97
+    hostname unresolvable-host || exit 97
     exec "$PYTHON" -c '
 import os, socket, sys
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -396,6 +396,6 @@ fn unanswered_hostname_lookup_does_not_delay_report() {
     let unshare = ["unshare", "--net", "--uts", "--mount", "--propagation", "private"];
     let launch = launch.under(unshare).under(["sh", "-c", SILENT_NAME_SERVER, "sh"]);
     let outcome = launch.worker(["exit=3"]).run();
-    outcome.expect_exit_code(1).expect_stderr("  host      : nobody-knows-me\n");
+    outcome.expect_exit_code(1).expect_stderr("  host      : unresolvable-host\n");
     assert!(outcome.took < Duration::from_secs(29), "{outcome}");
 }

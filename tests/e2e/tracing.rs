@@ -28,9 +28,9 @@ fn documented_trace_shows_inputs_and_actions_with_times() {
     let script = scratch.file("train.sh", code_block(&document, "sh"), 0o600);
     let (command, lines) =
         code_block(&document, "console").split_once('\n').expect("a command and its output");
-    let words = command.strip_prefix("$ rankrun ").expect("the command is ours").split(' ');
-    let words = words.map(|word| if word == "train.sh" { script.as_str() } else { word });
-    let outcome = Launch::new(Name::Rankrun).args(words).run();
+    let arguments = command.strip_prefix("$ rankrun ").expect("the command is ours").split(' ');
+    let arguments = arguments.map(|argument| if argument == "train.sh" { script.as_str() } else { argument });
+    let outcome = Launch::new(Name::Rankrun).args(arguments).run();
     outcome.expect_exit_code(0);
     let stderr = outcome.stderr();
     let mut shown = stderr.lines().map(without_numbers);

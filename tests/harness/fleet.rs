@@ -211,8 +211,9 @@ impl Fleet {
             while !processes.is_empty() && processes.iter().all(|process| process.ended_by(until)) {
                 processes = self.processes(host);
             }
-            let left: Vec<_> = processes.iter().map(|one| format!("{} `{}`", one.pid, one.command)).collect();
-            assert!(left.is_empty(), "left on host {host}: {}", left.join(", "));
+            let names: Vec<_> =
+                processes.iter().map(|one| format!("{} `{}`", one.pid, one.command)).collect();
+            assert!(names.is_empty(), "left on host {host}: {}", names.join(", "));
         }
     }
 
@@ -224,10 +225,10 @@ impl Fleet {
             .stdin(Stdio::null())
             .output()
             .expect("the script of the hosts starts");
-        let said = String::from_utf8_lossy(&stderr);
+        let message = String::from_utf8_lossy(&stderr);
         assert!(
             status.success(),
-            "`hosts.sh {}` failed, {status}: {said}\nRANKRUN_E2E_NO_NAMESPACES=1 skips what needs hosts",
+            "`hosts.sh {}` failed, {status}: {message}\nRANKRUN_E2E_NO_NAMESPACES=1 skips what needs hosts",
             line.join(" ")
         );
         String::from_utf8_lossy(&stdout).into_owned()

@@ -137,10 +137,10 @@ impl Job {
     /// # Panics
     /// As [`Job::wait_for_lines`].
     #[track_caller]
-    pub fn wait_for_screen(&self, size: Size, look: impl Fn(&[String]) -> bool) -> Vec<String> {
+    pub fn wait_for_screen(&self, size: Size, is_expected: impl Fn(&[String]) -> bool) -> Vec<String> {
         let found = self.transcript.find(self.ends, |all| {
             let rows = size.rows_after(&all.out);
-            look(&rows).then_some(rows)
+            is_expected(&rows).then_some(rows)
         });
         found.unwrap_or_else(|| {
             let rows = size.rows_after(&self.transcript.snapshot().out).join("\n");
@@ -235,11 +235,11 @@ impl Job {
     /// With the list of those that are left.
     #[track_caller]
     pub fn expect_no_processes_within(&self, limit: Duration) -> Duration {
-        let asked = Instant::now();
-        if let Err(left) = processes::wait_for_none(&self.mark, asked + limit) {
-            panic!("left after {limit:?}: {}\n{self}", list_processes(&left));
+        let start = Instant::now();
+        if let Err(running) = processes::wait_for_none(&self.mark, start + limit) {
+            panic!("left after {limit:?}: {}\n{self}", list_processes(&running));
         }
-        asked.elapsed()
+        start.elapsed()
     }
 
     /// Fails unless the process that the test started ends within the time; gives how long it took. The fixture
@@ -249,13 +249,13 @@ impl Job {
     /// With the list of those below it, which are killed.
     #[track_caller]
     pub fn ends_within(&self, limit: Duration) -> Duration {
-        let asked = Instant::now();
-        if !processes::readable_by(&self.handle, asked + limit) {
-            let left = processes::descendants(self.pid());
-            left.iter().for_each(|process| process.signal(Signal::SIGKILL));
-            panic!("left after {limit:?}: {}\n{self}", list_processes(&left));
+        let start = Instant::now();
+        if !processes::readable_by(&self.handle, start + limit) {
+            let descendants = processes::descendants(self.pid());
+            descendants.iter().for_each(|process| process.signal(Signal::SIGKILL));
+            panic!("left after {limit:?}: {}\n{self}", list_processes(&descendants));
         }
-        asked.elapsed()
+        start.elapsed()
     }
 
     /// Fails unless these processes have ended within the time.
@@ -263,9 +263,9 @@ impl Job {
     /// # Panics
     /// With the one that lives.
     #[track_caller]
-    pub fn expect_processes_gone(&self, others: &[Process], limit: Duration) {
+    pub fn expect_processes_gone(&self, gone: &[Process], limit: Duration) {
         let until = Instant::now() + limit;
-        for process in others {
+        for process in gone {
             assert!(process.ended_by(until), "{} ({}) lives\n{self}", process.pid, process.command);
         }
     }
@@ -277,7 +277,8 @@ impl Job {
     /// See above.
     #[track_caller]
     pub fn wait(self) -> Outcome {
-        self.wait_or_kill().unwrap_or_else(|told| panic!("the launcher has not ended in time\n{told}"))
+        self.wait_or_kill()
+            .unwrap_or_else(|transcript| panic!("the launcher has not ended in time\n{transcript}"))
     }
 
     /// As [`Job::wait`], but a launcher that does not end in time is killed: then the error is all that it said.
@@ -306,11 +307,11 @@ impl Job {
     fn kill_all(&self) {
         let until = Instant::now() + LEFT_LIMIT;
         while Instant::now() < until {
-            let left = self.processes();
-            if left.is_empty() {
+            let running = self.processes();
+            if running.is_empty() {
                 break;
             }
-            for process in &left {
+            for process in &running {
                 // It may have ended in between.
                 let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
                 let _ = process.ended_by(until);

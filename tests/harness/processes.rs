@@ -74,14 +74,14 @@ pub(crate) fn wait_for_none(mark: &str, until: Instant) -> Result<(), Vec<Proces
     let mut empty_looks = 0;
     // A process has no environment to read for an instant within `execve`: one empty look proves nothing.
     while empty_looks < 2 {
-        let left = processes_with_mark(mark);
-        if left.is_empty() {
+        let running = processes_with_mark(mark);
+        if running.is_empty() {
             empty_looks += 1;
             continue;
         }
         empty_looks = 0;
-        if !left.iter().all(|process| process.ended_by(until)) {
-            return Err(left.into_iter().filter(|process| !process.ended_by(until)).collect());
+        if !running.iter().all(|process| process.ended_by(until)) {
+            return Err(running.into_iter().filter(|process| !process.ended_by(until)).collect());
         }
     }
     Ok(())
@@ -160,13 +160,13 @@ pub(crate) fn readable_by(fd: &impl AsFd, until: Instant) -> bool {
 fn poll_until(fd: &impl AsFd, flags: PollFlags, until: Instant) -> bool {
     loop {
         #[expect(clippy::disallowed_methods, reason = "a wait reads the clock")]
-        let left = until.saturating_duration_since(Instant::now());
+        let remaining = until.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(fd.as_fd(), flags)];
         // Rounded up, so that a rest below a millisecond does not spin.
-        let left_ms = (left + Duration::from_micros(999)).as_millis();
+        let left_ms = (remaining + Duration::from_micros(999)).as_millis();
         let timeout = PollTimeout::try_from(left_ms).unwrap_or(PollTimeout::MAX);
         match nix::poll::poll(&mut fds, timeout) {
-            Ok(0) if left.is_zero() => return false,
+            Ok(0) if remaining.is_zero() => return false,
             Ok(0) | Err(nix::Error::EINTR) => {}
             Ok(_) => return true,
             Err(error) => panic!("poll failed: {error}"),

@@ -16,10 +16,10 @@ impl Random {
     #[expect(clippy::disallowed_methods, reason = "the seed comes from outside")]
     #[must_use]
     pub fn seeded() -> Self {
-        let given = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
+        let from_environment = std::env::var("RANKRUN_SEED").ok().and_then(|seed| seed.parse().ok());
         let clock =
             || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |age| u64::from(age.subsec_nanos()));
-        let seed = given.unwrap_or_else(|| if is_soak() { clock() } else { SEED });
+        let seed = from_environment.unwrap_or_else(|| if is_soak() { clock() } else { SEED });
         print_notice(&format!("RANKRUN_SEED={seed}"));
         Self(seed | 1)
     }

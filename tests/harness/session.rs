@@ -100,8 +100,9 @@ fn in_reading_order(answer: &str) -> String {
     let Some(at) = answer.find("\nerror: ").map(|at| at + 1) else { return answer.to_owned() };
     let (above, report) = answer.split_at(at);
     let is_failure = |line: &&str| line.starts_with("rankrun: local rank ");
-    let (failures, others): (Vec<&str>, Vec<&str>) = above.split_inclusive('\n').partition(is_failure);
-    others.concat() + &failures.concat() + report
+    let (failures, before_failures): (Vec<&str>, Vec<&str>) =
+        above.split_inclusive('\n').partition(is_failure);
+    before_failures.concat() + &failures.concat() + report
 }
 
 fn starts_launcher(line: &str) -> bool {
@@ -238,85 +239,86 @@ fn pythons_masked(line: &str) -> String {
 
 fn masked_line(line: &str) -> String {
     let line = pythons_masked(line);
-    let mut words: Vec<String> = line.split(' ').map(run_masked).collect();
-    for at in 0..words.len() {
-        let follows = |before: &str| at > 0 && words[at - 1].ends_with(before);
-        if is_time(words[at].trim_end_matches(',')) {
-            words[at] = if words[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
-        } else if words[at].ends_with("ms") && words[at].starts_with(|letter: char| letter.is_ascii_digit()) {
-            words[at] = "N ms".to_owned();
-        } else if follows("pid")
-            || (follows("had") && words.get(at + 1).is_some_and(|unit| unit == "MiB"))
-            || (is_seconds(&words, at) && (follows("after") || is_before(&words, at)))
+    let mut tokens: Vec<String> = line.split(' ').map(run_masked).collect();
+    for at in 0..tokens.len() {
+        let follows = |before: &str| at > 0 && tokens[at - 1].ends_with(before);
+        if is_time(tokens[at].trim_end_matches(',')) {
+            tokens[at] = if tokens[at].ends_with(',') { "TIME,".to_owned() } else { "TIME".to_owned() };
+        } else if tokens[at].ends_with("ms") && tokens[at].starts_with(|letter: char| letter.is_ascii_digit())
         {
-            words[at] = digits_masked(&words[at]);
-        } else if words.get(at + 1).is_some_and(|next| next == "left") && is_duration(&words[at]) {
+            tokens[at] = "N ms".to_owned();
+        } else if follows("pid")
+            || (follows("had") && tokens.get(at + 1).is_some_and(|unit| unit == "MiB"))
+            || (is_seconds(&tokens, at) && (follows("after") || is_before(&tokens, at)))
+        {
+            tokens[at] = digits_masked(&tokens[at]);
+        } else if tokens.get(at + 1).is_some_and(|next| next == "left") && is_duration(&tokens[at]) {
             // `14m 57s left`
-            words[at] = "N".to_owned();
-            if at > 0 && words[at - 1].ends_with('m') {
-                words[at - 1] = String::new();
+            tokens[at] = "N".to_owned();
+            if at > 0 && tokens[at - 1].ends_with('m') {
+                tokens[at - 1] = String::new();
             }
         }
     }
-    words.retain({
+    tokens.retain({
         let mut before_left = false;
-        move |word| {
-            let drop = word.is_empty() && before_left;
-            before_left = word.ends_with(';');
+        move |token| {
+            let drop = token.is_empty() && before_left;
+            before_left = token.ends_with(';');
             !drop
         }
     });
-    words.join(" ")
+    tokens.join(" ")
 }
 
 /// The folder of a run in a log path: a run id, `_` and eight letters.
-fn run_masked(word: &str) -> String {
+fn run_masked(token: &str) -> String {
     let is_run = |part: &&str| {
         let id = part.split_once('_').filter(|(id, rest)| id.len() == 36 && rest.len() == 8);
         id.is_some_and(|(id, _)| id.split('-').count() == 5)
     };
-    let parts: Vec<&str> = word.split('/').map(|part| if is_run(&part) { "RUN" } else { part }).collect();
+    let parts: Vec<&str> = token.split('/').map(|part| if is_run(&part) { "RUN" } else { part }).collect();
     parts.join("/")
 }
 
 /// Whether a unit follows.
-fn is_seconds(words: &[String], at: usize) -> bool {
-    words.get(at + 1).is_some_and(|unit| unit == "s")
+fn is_seconds(tokens: &[String], at: usize) -> bool {
+    tokens.get(at + 1).is_some_and(|unit| unit == "s")
 }
 
 /// `57s`
-fn is_duration(word: &str) -> bool {
-    word.strip_suffix('s').is_some_and(|number| number.parse::<f64>().is_ok())
+fn is_duration(token: &str) -> bool {
+    token.strip_suffix('s').is_some_and(|number| number.parse::<f64>().is_ok())
 }
 
 /// `0.2 s before`
-fn is_before(words: &[String], at: usize) -> bool {
-    words.get(at + 2).is_some_and(|word| word.starts_with("before"))
+fn is_before(tokens: &[String], at: usize) -> bool {
+    tokens.get(at + 2).is_some_and(|word| word.starts_with("before"))
 }
 
 /// `12.5` and `1234` are `N`, with what stands around.
-fn digits_masked(word: &str) -> String {
-    let start = word.find(|letter: char| letter.is_ascii_digit()).unwrap_or(word.len());
-    let rest = word[start..].trim_start_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
-    if start == word.len() { word.to_owned() } else { format!("{}N{rest}", &word[..start]) }
+fn digits_masked(token: &str) -> String {
+    let start = token.find(|letter: char| letter.is_ascii_digit()).unwrap_or(token.len());
+    let rest = token[start..].trim_start_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
+    if start == token.len() { token.to_owned() } else { format!("{}N{rest}", &token[..start]) }
 }
 
 /// `2026-11-23T06:44:12.232Z`
-fn is_time(word: &str) -> bool {
-    word.len() >= 20 && word.ends_with('Z') && word.as_bytes()[4] == b'-' && word.as_bytes()[10] == b'T'
+fn is_time(token: &str) -> bool {
+    token.len() >= 20 && token.ends_with('Z') && token.as_bytes()[4] == b'-' && token.as_bytes()[10] == b'T'
 }
 
 /// Replaces the word where no letter or digit stands beside it.
-fn replaced_words(text: &str, word: &str, by: &str) -> String {
+fn replaced_words(text: &str, target: &str, by: &str) -> String {
     let is_part = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '_' | '/');
     let mut result = String::new();
     let mut rest = text;
-    while let Some(at) = rest.find(word) {
-        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+    while let Some(at) = rest.find(target) {
+        let (before, after) = (&rest[..at], &rest[at + target.len()..]);
         let inside = before.chars().next_back().or_else(|| result.chars().next_back()).is_some_and(is_part)
             || after.chars().next().is_some_and(is_part);
         result.push_str(before);
-        result.push_str(if inside { word } else { by });
+        result.push_str(if inside { target } else { by });
         rest = after;
     }
     result + rest

@@ -54,7 +54,7 @@ impl fmt::Display for Text {
 /// The value of `key=value` in a line of blank-separated words.
 #[must_use]
 pub fn field<'line>(line: &'line str, key: &str) -> Option<&'line str> {
-    line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    line.split_whitespace().find_map(|token| token.strip_prefix(key)?.strip_prefix('='))
 }
 
 /// Shared by the reader threads and the waiting test.
@@ -101,17 +101,17 @@ impl Transcript {
     }
 
     /// Waits until `look` finds something, the output has ended, or the time is over.
-    pub(crate) fn find<T>(&self, until: Instant, mut look: impl FnMut(&Text) -> Option<T>) -> Option<T> {
+    pub(crate) fn find<T>(&self, until: Instant, mut search: impl FnMut(&Text) -> Option<T>) -> Option<T> {
         let mut text = self.lock();
         loop {
-            if let Some(found) = look(&text) {
+            if let Some(found) = search(&text) {
                 return Some(found);
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if text.open == 0 || left.is_zero() {
+            let remaining = until.saturating_duration_since(Instant::now());
+            if text.open == 0 || remaining.is_zero() {
                 return None;
             }
-            text = self.changed.wait_timeout(text, left).unwrap_or_else(PoisonError::into_inner).0;
+            text = self.changed.wait_timeout(text, remaining).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -21,9 +21,9 @@ pub(crate) fn ddp(name: Name, workers: usize) -> Launch {
 #[test]
 fn ddp_loss_equals_torchrun() {
     let steps = ["--steps", "50", "--seed", "7"];
-    let theirs = loss(&ddp(Name::Reference, 4).args(steps).run());
-    let ours = loss(&ddp(Name::Rankrun, 4).args(steps).run());
-    assert_eq!(ours, theirs);
+    let torchrun_loss = loss(&ddp(Name::Reference, 4).args(steps).run());
+    let our_loss = loss(&ddp(Name::Rankrun, 4).args(steps).run());
+    assert_eq!(our_loss, torchrun_loss);
     // It begins near ln 4 = 1.39: equal losses of untrained models would prove nothing.
-    assert!(ours.parse::<f64>().is_ok_and(|loss| loss < 0.3), "the loss is still {ours}");
+    assert!(our_loss.parse::<f64>().is_ok_and(|loss| loss < 0.3), "the loss is still {our_loss}");
 }

@@ -54,6 +54,7 @@ fn gloo_on_loopback_of_two_hosts_names_interface() {
     let outcomes: Vec<Outcome> = jobs.into_iter().map(harness::Job::wait).collect();
     // Of two ranks that cannot connect one fails first, and its node tells why.
     let stderr = outcomes.iter().find(|outcome| outcome.stderr().contains("Gloo connectFullMesh failed"));
-    let told = stderr.unwrap_or_else(|| panic!("gloo has not failed\n{}\n{}", outcomes[0], outcomes[1]));
-    hints(told, &["gloo uses the loopback", "`GLOO_SOCKET_IFNAME` is `lo` here", "`--iface`"]);
+    let stderr_text =
+        stderr.unwrap_or_else(|| panic!("gloo has not failed\n{}\n{}", outcomes[0], outcomes[1]));
+    hints(stderr_text, &["gloo uses the loopback", "`GLOO_SOCKET_IFNAME` is `lo` here", "`--iface`"]);
 }

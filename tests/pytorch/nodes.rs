@@ -159,8 +159,8 @@ fn hosts_with_ipv6_only_train() {
 }
 
 /// The script that fails on these hosts, one after the other, each time in a life of its own.
-fn failing(launch: Launch, hosts: &[&str], lives: &str) -> Launch {
-    let launch = launch.args(["--max-restarts", "3"]).args([source("meet.py")]).args(["--lives", lives]);
+fn failing(launch: Launch, hosts: &[&str], folder: &str) -> Launch {
+    let launch = launch.args(["--max-restarts", "3"]).args([source("meet.py")]).args(["--lives", folder]);
     hosts.iter().fold(launch, |launch, host| launch.args(["--fail", host]))
 }
 
@@ -179,13 +179,13 @@ fn lived(outcomes: &[Outcome], times: usize) {
 fn both_kinds(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
     let Some(fleet) = Fleet::start(4) else { return };
     let scratch = Scratch::new();
-    let lives = scratch.folder("lives", 0o777);
+    let folder = scratch.folder("lives", 0o777);
     let endpoint = format!("{store}:29400");
     let outcomes = meet(&fleet, |host| {
         let name = if torchruns.contains(&host) { Name::Reference } else { ours() };
         // Ranks follow the addresses as text: host 1 has rank 0.
         let launch = dynamic(name, 4, &endpoint).args(["--local-addr", &Fleet::address(host)]);
-        failing(launch, &fail, &lives)
+        failing(launch, &fail, &folder)
     });
     lived(&outcomes, 3);
 }
@@ -218,8 +218,8 @@ fn gloo_failure_on_remote_node_restarts_job() {
         for (job, last) in jobs.into_iter().zip(["0", "1"]) {
             let outcome = job.wait();
             outcome.expect_exit_code(0).expect_stdout("finished rank=").expect_absent("panicked");
-            let lives = outcome.lines_with("life rank=");
-            let counts: Vec<_> = lives.iter().filter_map(|line| line.rsplit('=').next()).collect();
+            let life_lines = outcome.lines_with("life rank=");
+            let counts: Vec<_> = life_lines.iter().filter_map(|line| line.rsplit('=').next()).collect();
             assert_eq!(counts, ["0", last], "{outcome}");
         }
         fleet.is_empty();
@@ -233,8 +233,8 @@ fn rank_0_worker_hosts_store() {
     const SWITCH: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
     let Some(fleet) = Fleet::start(2) else { return };
     let scratch = Scratch::new();
-    let lives = scratch.folder("dynamic", 0o777);
-    let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &lives);
+    let folder = scratch.folder("dynamic", 0o777);
+    let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &folder);
     let outcomes = meet(&fleet, own);
     lived(&outcomes, 3);
     for outcome in &outcomes {
@@ -244,8 +244,8 @@ fn rank_0_worker_hosts_store() {
         // A restart of its static jobs is that of one node alone.
         return;
     }
-    let lives = scratch.folder("static", 0o777);
-    let own = |host| failing(fixed(ours(), 2, host - 1, "th1").env(SWITCH, "1"), &["th2"], &lives);
+    let folder = scratch.folder("static", 0o777);
+    let own = |host| failing(fixed(ours(), 2, host - 1, "th1").env(SWITCH, "1"), &["th2"], &folder);
     let outcomes = meet(&fleet, own);
     lived(&outcomes, 2);
     for outcome in &outcomes {
@@ -262,11 +262,11 @@ fn rank_0_worker_hosts_store_for_mixed_launchers() {
         }
         let Some(fleet) = Fleet::start(2) else { return };
         let scratch = Scratch::new();
-        let lives = scratch.folder("lives", 0o777);
+        let folder = scratch.folder("lives", 0o777);
         let outcomes = meet(&fleet, |host| {
             let name = if host == torchrun { Name::Reference } else { ours() };
             let launch = dynamic(name, 2, "th1:29400").args(["--local-addr", &Fleet::address(host)]);
-            failing(launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), &["th2", "th1"], &lives)
+            failing(launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), &["th2", "th1"], &folder)
         });
         lived(&outcomes, 3);
     }

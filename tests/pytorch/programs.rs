@@ -29,10 +29,10 @@ pub(crate) fn script(name: Name, script: &str) -> Launch {
 
 /// Runs it under each name and gives the lines with that word, sorted: the same ones from every launcher.
 #[track_caller]
-pub(crate) fn told_alike(word: &str, launch: impl Fn(Name) -> Launch) -> Vec<String> {
+pub(crate) fn told_alike(key: &str, launch: impl Fn(Name) -> Launch) -> Vec<String> {
     let outcomes: Vec<Outcome> = names().into_iter().map(|name| launch(name).run()).collect();
     let output = |outcome: &Outcome| {
-        let mut lines = outcome.expect_exit_code(0).lines_with(word);
+        let mut lines = outcome.expect_exit_code(0).lines_with(key);
         lines.sort();
         lines
     };
@@ -44,9 +44,9 @@ pub(crate) fn told_alike(word: &str, launch: impl Fn(Name) -> Launch) -> Vec<Str
 
 /// The number that follows this word in a line.
 #[track_caller]
-pub(crate) fn number_after(line: &str, word: &str) -> f64 {
-    let text = line.split(word).nth(1).and_then(|rest| rest.split(',').next());
-    text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no number after `{word}` in `{line}`"))
+pub(crate) fn number_after(line: &str, key: &str) -> f64 {
+    let text = line.split(key).nth(1).and_then(|rest| rest.split(',').next());
+    text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no number after `{key}` in `{line}`"))
 }
 
 /// The error files below a log folder, with what they say, by rank.
@@ -144,7 +144,7 @@ fn rust_and_python_ranks_share_store() {
 /// Four ranks say so, with the same values.
 #[track_caller]
 fn agreed(lines: &[String]) {
-    let output = |line: &String| line.split_once("winner=").map(|(_, told)| told.to_owned());
+    let output = |line: &String| line.split_once("winner=").map(|(_, winner)| winner.to_owned());
     assert_eq!(lines.len(), 4, "{lines:#?}");
     assert!(
         output(&lines[0]).is_some() && lines.iter().all(|line| output(line) == output(&lines[0])),

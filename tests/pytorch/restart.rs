@@ -32,17 +32,17 @@ fn every_restart_succeeds(workers: usize) {
         );
     }
     if is_soak() {
-        let theirs = (0..rounds).filter(|_| torchrun_succeeds(workers)).count();
+        let torchrun_successes = (0..rounds).filter(|_| torchrun_succeeds(workers)).count();
         print_notice(&format!(
-            "{workers} gloo workers, one dies once: rankrun {rounds} of {rounds}, torchrun {theirs} of {rounds}"
+            "{workers} gloo workers, one dies once: rankrun {rounds} of {rounds}, torchrun {torchrun_successes} of {rounds}"
         ));
     }
 }
 
 /// Equal up to rounding: DDP lays out its first step's buckets in another way, so that sums are ordered otherwise.
-fn same(left: &str, right: &str) -> bool {
+fn same(first: &str, second: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().expect("a loss is a number");
-    (number(left) - number(right)).abs() < 1e-5
+    (number(first) - number(second)).abs() < 1e-5
 }
 
 fn torchrun_succeeds(workers: usize) -> bool {

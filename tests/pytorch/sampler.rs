@@ -43,18 +43,18 @@ fn rank_samples_equal_torch_samples() {
     let mut random = Random::seeded();
     let mut cases: Vec<_> = (0..if is_soak() { 2000 } else { 200 }).map(|_| case(&mut random)).collect();
     cases[0].length = 70_000;
-    let mut asked = String::new();
+    let mut queries = String::new();
     for Case { length, world, epoch, options } in &cases {
         let SamplerOptions { seed, shuffle, drop_last } = options;
         let flags = (u8::from(*shuffle), u8::from(*drop_last));
-        writeln!(asked, "{length} {world} {seed} {epoch} {} {}", flags.0, flags.1)
+        writeln!(queries, "{length} {world} {seed} {epoch} {} {}", flags.0, flags.1)
             .expect("a text takes more");
     }
     let script =
         crate::python_script("sampler_torch.py").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut torch = script.expect("Python starts");
     let mut stdin = torch.stdin.take().expect("it is piped");
-    let writer = std::thread::spawn(move || stdin.write_all(asked.as_bytes()));
+    let writer = std::thread::spawn(move || stdin.write_all(queries.as_bytes()));
     let output = torch.wait_with_output().expect("it is our child");
     assert!(output.status.success());
     writer.join().expect("it does not panic").expect("torch reads everything");
@@ -63,7 +63,7 @@ fn rank_samples_equal_torch_samples() {
     for Case { length, world, epoch, options } in cases {
         for rank in 0..world.get() {
             let torchs = answers.next().expect("a line for each rank").split_ascii_whitespace();
-            let torchs: Vec<usize> = torchs.map(|word| word.parse().expect("a number")).collect();
+            let torchs: Vec<usize> = torchs.map(|number| number.parse().expect("a number")).collect();
             let sampler =
                 DistributedSampler::new(length, Rank(rank), world, options).expect("it is possible");
             let name = format!("rank {rank} of {world}, {length} samples, epoch {epoch}, {options:?}");

@@ -154,15 +154,15 @@ fn rust_and_python_ranks_share_torch_or_rankrun_store() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a rank starts")
         };
         let ranks: Vec<Child> = (0..4).map(start).collect();
-        let mut told = Vec::new();
+        let mut values_by_rank = Vec::new();
         for (rank, process) in ranks.into_iter().enumerate() {
             let output = process.wait_with_output().expect("it is our child");
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "rank {rank}:\n{errors}");
             let stdout = String::from_utf8_lossy(&output.stdout).trim().to_owned();
             let values = stdout.strip_prefix(&format!("agreed rank={rank} ")).map(str::to_owned);
-            told.push(values.unwrap_or_else(|| panic!("rank {rank} said `{stdout}`")));
+            values_by_rank.push(values.unwrap_or_else(|| panic!("rank {rank} said `{stdout}`")));
         }
-        assert!(told.iter().all(|values| *values == told[0]), "{told:#?}");
+        assert!(values_by_rank.iter().all(|values| *values == values_by_rank[0]), "{values_by_rank:#?}");
     }
 }

@@ -15,10 +15,10 @@ use super::pair::{Pair, status_and_last_error, status_and_out};
 
 /// The options in a help text, in the spelling with hyphens.
 fn options_in(text: &str) -> BTreeSet<String> {
-    let words =
+    let tokens =
         text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-' || letter == '_'));
-    words
-        .filter(|word| word.starts_with("--") && word.len() > 2 && !word.contains('_'))
+    tokens
+        .filter(|token| token.starts_with("--") && token.len() > 2 && !token.contains('_'))
         .map(str::to_owned)
         .collect()
 }
@@ -32,11 +32,11 @@ fn help() {
         assert_eq!(outcome.stderr(), "", "{outcome}");
     }
     // The descriptions break words, and name an option that there is not.
-    let theirs = pair.theirs.stdout();
-    let synopsis = theirs.split("\n\n").next().unwrap_or_default();
-    let (ours, theirs) = (options_in(&pair.ours.stdout()), options_in(synopsis));
-    assert!(theirs.len() > 25, "the synopsis of torchrun has only {theirs:?}");
-    let missing: Vec<&String> = theirs.difference(&ours).collect();
+    let torchrun_help = pair.theirs.stdout();
+    let synopsis = torchrun_help.split("\n\n").next().unwrap_or_default();
+    let (ours, torchrun_help) = (options_in(&pair.ours.stdout()), options_in(synopsis));
+    assert!(torchrun_help.len() > 25, "the synopsis of torchrun has only {torchrun_help:?}");
+    let missing: Vec<&String> = torchrun_help.difference(&ours).collect();
     assert!(missing.is_empty(), "our help lacks {missing:?}");
 }
 
@@ -186,10 +186,10 @@ fn torchrun_statuses() -> &'static [i32] {
 fn assert_both_refuse(option: &str) {
     let cases = REFUSED.iter().zip(torchrun_statuses()).filter(|(options, _)| options[0] == option);
     let mut count = 0;
-    for (options, theirs) in cases {
+    for (options, torchrun_code) in cases {
         let outcome = run_with_options(Name::Torchrun, options);
         outcome.expect_exit_code(1).expect_absent("started");
-        assert_eq!(*theirs, 1, "PyTorch's torchrun with {options:?}");
+        assert_eq!(*torchrun_code, 1, "PyTorch's torchrun with {options:?}");
         count += 1;
     }
     assert!(count > 0, "no case has {option}");

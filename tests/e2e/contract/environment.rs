@@ -46,10 +46,12 @@ fn launcher_variables(outcome: &Outcome, rank: usize) -> Variables {
     let prefix = format!("env{rank} ");
     let lines = outcome.stdout_lines();
     let all = lines.iter().filter_map(|line| line.strip_prefix(&prefix)?.split_once('='));
-    let laid = all.filter(|(name, _)| !HARNESS_VARIABLES.contains(name) && !name.starts_with("RANKRUN_"));
-    let laid: Variables = laid.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    assert!(!laid.is_empty(), "rank {rank} said nothing\n{outcome}");
-    laid
+    let set_by_launcher =
+        all.filter(|(name, _)| !HARNESS_VARIABLES.contains(name) && !name.starts_with("RANKRUN_"));
+    let set_by_launcher: Variables =
+        set_by_launcher.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    assert!(!set_by_launcher.is_empty(), "rank {rank} said nothing\n{outcome}");
+    set_by_launcher
 }
 
 /// The variables with a word for each value that is another one in each run. The address is a name of the machine
@@ -152,14 +154,14 @@ fn has_omp_warning(outcome: &Outcome) -> bool {
 
 #[test]
 fn omp_default() {
-    let seen = two_workers_pair().expect_equal(|outcome| {
+    let values = two_workers_pair().expect_equal(|outcome| {
         (launcher_variables(outcome, 1)["OMP_NUM_THREADS"].clone(), has_omp_warning(outcome))
     });
-    assert_eq!(seen, ("1".to_owned(), true));
-    let seen = no_option_pair().expect_equal(|outcome| {
+    assert_eq!(values, ("1".to_owned(), true));
+    let values = no_option_pair().expect_equal(|outcome| {
         (launcher_variables(outcome, 0).contains_key("OMP_NUM_THREADS"), has_omp_warning(outcome))
     });
-    assert_eq!(seen, (false, false));
+    assert_eq!(values, (false, false));
 }
 
 #[test]

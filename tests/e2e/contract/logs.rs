@@ -295,10 +295,10 @@ fn normalized_event(line: &str) -> Value {
         *pid = json!("PID");
     }
     data["metadata"] = inner;
-    for (key, word) in [("run_id", "ID"), ("worker_id", "PID"), ("hostname", "HOST"), ("duration_ms", "TIME")]
+    for (key, mask) in [("run_id", "ID"), ("worker_id", "PID"), ("hostname", "HOST"), ("duration_ms", "TIME")]
     {
         if !data[key].is_null() {
-            data[key] = json!(word);
+            data[key] = json!(mask);
         }
     }
     assert!(data["total_run_time"].is_u64(), "{line}");

@@ -19,10 +19,10 @@ impl Pair {
     pub(super) fn run_both(run: impl Fn(Name) -> Outcome + Sync) -> Self {
         thread::scope(|scope| {
             let ours = scope.spawn(|| run(Name::Torchrun));
-            let theirs = scope.spawn(|| run(Name::Reference));
-            let [ours, theirs] =
-                [ours.join(), theirs.join()].map(|end| end.unwrap_or_else(|why| resume_unwind(why)));
-            Self { ours, theirs }
+            let torchrun_outcome = scope.spawn(|| run(Name::Reference));
+            let [ours, torchrun_outcome] = [ours.join(), torchrun_outcome.join()]
+                .map(|end| end.unwrap_or_else(|why| resume_unwind(why)));
+            Self { ours, theirs: torchrun_outcome }
         })
     }
 

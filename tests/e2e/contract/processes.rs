@@ -259,11 +259,11 @@ fn group_of_dead() {
         for helper in ["plain", "daemon"] {
             let launch = Launch::standalone(*name, 1).stdin_open();
             let mut job = launch.worker([&format!("helper={helper}"), "read", "exit=3"]).start();
-            let line = job.wait_for_line(&format!("who={helper}"));
+            let line = job.wait_for_line(&format!("process={helper}"));
             let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the helper said its pid");
-            let left = Process::open(pid).expect("the helper lives");
+            let process = Process::open(pid).expect("the helper lives");
             job.close_stdin();
-            job.expect_processes_gone(&[left], Duration::from_secs(30));
+            job.expect_processes_gone(&[process], Duration::from_secs(30));
             job.wait().expect_exit_code(name.code(3));
         }
     }
@@ -281,10 +281,10 @@ fn missing_program() {
 /// The `alive` lines without the pids.
 fn alive_lines(outcome: &Outcome) -> Vec<String> {
     let lines = outcome.lines_with("alive rank=");
-    let mut lives: Vec<_> =
+    let mut alive: Vec<_> =
         lines.iter().filter_map(|line| line.split_once(" pid=")).map(|(life, _)| life.to_owned()).collect();
-    lives.sort();
-    lives
+    alive.sort();
+    alive
 }
 
 #[test]
@@ -320,9 +320,9 @@ fn restart_exhausted() {
     let pair = Pair::run_both(|name| {
         Launch::standalone(name, 1).args(["--max-restarts", "1"]).worker(["alive", "exit=4"]).run()
     });
-    let (code, lives, report) =
+    let (code, alive, report) =
         pair.expect_equal(|outcome| (outcome.status.code(), alive_lines(outcome), report_lines(outcome)));
-    assert_eq!((code, lives), (Some(1), vec!["alive rank=0 life=0".into(), "alive rank=0 life=1".into()]));
+    assert_eq!((code, alive), (Some(1), vec!["alive rank=0 life=0".into(), "alive rank=0 life=1".into()]));
     assert!(report.contains(&"  exitcode  : 4 (pid: PID) ".to_owned()), "{report:#?}");
 }
 

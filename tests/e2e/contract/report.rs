@@ -43,10 +43,10 @@ fn normalize_line(line: &str) -> String {
     if is_any_rule(line) {
         return line[..3].to_owned();
     }
-    for (field, word) in [("  time      : ", "TIME"), ("  host      : ", "HOST")] {
+    for (field, mask) in [("  time      : ", "TIME"), ("  host      : ", "HOST")] {
         if let Some(value) = line.strip_prefix(field) {
             assert!(!value.is_empty(), "{field} is empty");
-            return format!("{field}{word}");
+            return format!("{field}{mask}");
         }
     }
     let field = "  error_file: ";

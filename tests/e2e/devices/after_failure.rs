@@ -90,8 +90,8 @@ fn restart_replaces_dead_device_with_spare() {
     let outcome = Failing::start(line, &machine, 2).finish_on(&machine.clone().lost(2, Lost::Calls));
     outcome.expect_exit_code(0).expect_stderr("GPU 2").expect_stderr("going on with 2 workers");
     assert_eq!(second_attempt(&outcome, 2), cards(&machine, &[0, 1]), "{outcome}");
-    let said = outcome.lines_with("→");
-    assert_eq!(said.len(), 4, "the devices of the ranks are told for each life\n{outcome}");
+    let device_lines = outcome.lines_with("→");
+    assert_eq!(device_lines.len(), 4, "the devices of the ranks are told for each life\n{outcome}");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn too_few_devices_for_nproc_prevents_restart() {
 /// The restart goes on as without the option.
 #[test]
 fn failing_library_does_not_prevent_restart() {
-    for (fault, words) in [
+    for (fault, expected) in [
         (Fault::Error(9), "NVML"),
         (Fault::Hang, "NVML did not answer within 1 second"),
         (Fault::Crash, "NVML crashed: killed by SIGABRT"),
@@ -155,7 +155,10 @@ fn failing_library_does_not_prevent_restart() {
         let line = "rankrun --check-devices --max-restarts 1 --probe-timeout 1";
         let failing = Failing::start(line, &machine, 2);
         let outcome = failing.finish_on(&machine.clone().with_fault("nvmlInit_v2", fault));
-        outcome.expect_exit_code(0).expect_stderr("not every device could be checked").expect_stderr(words);
+        outcome
+            .expect_exit_code(0)
+            .expect_stderr("not every device could be checked")
+            .expect_stderr(expected);
         outcome.expect_stdout("rank=1 life=1");
     }
 }

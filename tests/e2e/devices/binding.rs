@@ -80,8 +80,8 @@ fn exclusive_binding_gives_distinct_cpus() {
     let different: BTreeSet<&str> = lists.iter().copied().collect();
     assert_eq!((lists.len(), different.len()), (2, 2), "{outcome}");
     for line in assignment_lines(&outcome, 2) {
-        let told = line.rsplit_once(' ').map(|(_, cpus)| cpus).unwrap_or_default();
-        assert!(line.contains(", CPU") && different.contains(told), "`{told}` is not so\n{outcome}");
+        let cpus = line.rsplit_once(' ').map(|(_, cpus)| cpus).unwrap_or_default();
+        assert!(line.contains(", CPU") && different.contains(cpus), "`{cpus}` is not bound\n{outcome}");
     }
 }
 

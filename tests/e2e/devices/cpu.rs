@@ -28,7 +28,7 @@ fn device_variable_without_driver_is_named_with_cause() {
     if !can_use_namespaces() {
         return;
     }
-    for (asking, cause) in [
+    for (variables, cause) in [
         ("CUDA_VISIBLE_DEVICES=0,1", "the NVIDIA driver is missing: no `/dev/nvidiactl`"),
         ("HIP_VISIBLE_DEVICES=0,1", "the AMD driver is missing: no `/dev/kfd`"),
         ("ROCR_VISIBLE_DEVICES=GPU-1c2d000000000030", "the AMD driver is missing: no `/dev/kfd`"),
@@ -39,11 +39,11 @@ fn device_variable_without_driver_is_named_with_cause() {
         ("NVIDIA_VISIBLE_DEVICES=all", "the NVIDIA driver is missing: no `/dev/nvidiactl`"),
         ("CUDA_VISIBLE_DEVICES=NoDevFiles", "Slurm gave this task no GPU"),
     ] {
-        let asked = format!("`{asking}`");
+        let quoted = format!("`{variables}`");
         // A probe has looked, and none has.
-        cpu_line(&on_bare_machine(&format!("{asking} rankrun")), "rank 0", &[&asked, cause]);
-        let counted = format!("{asking} rankrun --nproc-per-node 2");
-        cpu_line(&on_bare_machine(&counted), "ranks 0-1", &[&asked, cause]);
+        cpu_line(&on_bare_machine(&format!("{variables} rankrun")), "rank 0", &[&quoted, cause]);
+        let counted = format!("{variables} rankrun --nproc-per-node 2");
+        cpu_line(&on_bare_machine(&counted), "ranks 0-1", &[&quoted, cause]);
     }
     cpu_line(&on_bare_machine("CUDA_VISIBLE_DEVICES=0 rankrun"), "rank 0", &["libnvidia-ml.so.1"]);
 }
@@ -54,8 +54,8 @@ fn device_list_without_valid_entry_is_named_with_entry() {
         let launch = launch_from_line(&format!("CUDA_VISIBLE_DEVICES={list} rankrun")).on(&Machine::gpus(4));
         let outcome = launch.worker(["device=cuda"]).run();
         outcome.expect_exit_code(0).expect_stdout("sees=0 is=none");
-        let asked = format!("`CUDA_VISIBLE_DEVICES={list}` leaves no device: ");
-        cpu_line(&outcome, "rank 0", &[&asked, entry]);
+        let expected = format!("`CUDA_VISIBLE_DEVICES={list}` leaves no device: ");
+        cpu_line(&outcome, "rank 0", &[&expected, entry]);
         assert_eq!(outcome.lines_with("CUDA_VISIBLE_DEVICES").len(), 1, "it is said once\n{outcome}");
     }
 }
@@ -143,7 +143,7 @@ fn hidden_gpus_use_cpus_without_message() {
 
 #[test]
 fn requested_devices_without_gpu_are_refused() {
-    for (asking, said) in [
+    for (option, message) in [
         ("--devices 0", "`--devices` is `0`: there is no "),
         ("--devices 0,1 --nproc-per-node 2", "`--devices` is `0,1`: there is no "),
         ("--devices all", "`--devices` is `all`: there is no "),
@@ -157,17 +157,17 @@ fn requested_devices_without_gpu_are_refused() {
         ("--nproc-per-node gpu", "`--nproc-per-node` is `gpu`: there is no cuda device"),
         ("--nproc-per-node xpu", "`--nproc-per-node` is `xpu`: there is no xpu device"),
     ] {
-        let said = format!("error: {said}");
-        assert_refused(&format!("rankrun {asking}"), &Machine::empty(), &[&said, "hint: "]);
-        let with_variable = format!("CUDA_VISIBLE_DEVICES=0,1 rankrun {asking}");
-        assert_refused(&with_variable, &Machine::empty(), &[&said, "hint: "]);
+        let message = format!("error: {message}");
+        assert_refused(&format!("rankrun {option}"), &Machine::empty(), &[&message, "hint: "]);
+        let with_variable = format!("CUDA_VISIBLE_DEVICES=0,1 rankrun {option}");
+        assert_refused(&with_variable, &Machine::empty(), &[&message, "hint: "]);
     }
-    for (variable, said) in [
+    for (variable, message) in [
         ("RANKRUN_DEVICES=0", "error: `RANKRUN_DEVICES` is `0`: there is no "),
         ("RANKRUN_DEVICE_TYPE=cuda", "error: `RANKRUN_DEVICE_TYPE` is `cuda`: there is no cuda device"),
     ] {
         for name in ["rankrun", "torchrun"] {
-            assert_refused(&format!("{variable} {name}"), &Machine::empty(), &[said, "hint: "]);
+            assert_refused(&format!("{variable} {name}"), &Machine::empty(), &[message, "hint: "]);
         }
     }
 }

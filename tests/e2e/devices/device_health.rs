@@ -45,8 +45,8 @@ fn uncorrected_ecc_errors_make_gpu_unhealthy() {
 #[test]
 fn heat_other_processes_and_retired_pages_only_warn() {
     // In no process table of Linux: a process in another container.
-    let stranger = 4_194_305;
-    let mut machine = Machine::gpus(4).hot(0).busy(1, stranger);
+    let foreign_pid = 4_194_305;
+    let mut machine = Machine::gpus(4).hot(0).busy(1, foreign_pid);
     machine.card(2).retired = Some(2);
     let outcome = assert_devices("rankrun --check-devices", &machine, &[0, 1, 2, 3]);
     outcome.expect_stderr("91").expect_stderr("busy").expect_stderr("retired");

@@ -37,7 +37,9 @@ fn devices_table_shows_each_order() {
     let of = |order: &str| {
         let line = outcome.stdout_lines().into_iter().find(|line| line.trim_start().starts_with(order));
         let line = line.unwrap_or_else(|| panic!("no order `{order}`\n{outcome}"));
-        line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect::<Vec<u32>>()
+        line.split(|c: char| !c.is_ascii_digit())
+            .filter_map(|digits| digits.parse().ok())
+            .collect::<Vec<u32>>()
     };
     assert_eq!(of("pci"), [0, 1, 2], "{outcome}");
     assert_eq!(of("fastest"), [1, 2, 0], "{outcome}");
@@ -67,10 +69,10 @@ fn devices_json_has_identity_and_state() {
 /// A question too many costs its answer, and not the cards.
 #[test]
 fn failed_state_query_keeps_gpu_in_table() {
-    for (fault, words) in [(Fault::Crash, "SIGABRT"), (Fault::Hang, "did not answer")] {
+    for (fault, expected) in [(Fault::Crash, "SIGABRT"), (Fault::Hang, "did not answer")] {
         let machine = Machine::gpus(4).with_fault("nvmlDeviceGetTemperature", fault);
         let outcome = run_devices("RANKRUN_PROBE_TIMEOUT=1 rankrun devices", &machine);
-        assert!(!outcome.lines_with(words).is_empty(), "no `{words}`\n{outcome}");
+        assert!(!outcome.lines_with(expected).is_empty(), "no `{expected}`\n{outcome}");
         for card in 0..4 {
             outcome.expect_stdout(&machine.pci(card)).expect_stdout(machine.uuid(card));
         }
@@ -113,12 +115,12 @@ fn devices_without_gpu_succeeds() {
 
 #[test]
 fn devices_with_hanging_library_names_timeout() {
-    for (fault, words) in
+    for (fault, expected) in
         [(Fault::Hang, "did not answer"), (Fault::Crash, "SIGABRT"), (Fault::Error(9), "Driver Not")]
     {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
         let outcome = launch_from_line("RANKRUN_PROBE_TIMEOUT=1 rankrun devices").on(&machine).run();
         assert!(outcome.status.code().is_some(), "{outcome}");
-        assert!(!outcome.lines_with(words).is_empty(), "no `{words}`\n{outcome}");
+        assert!(!outcome.lines_with(expected).is_empty(), "no `{expected}`\n{outcome}");
     }
 }

@@ -17,20 +17,24 @@ const FAULTS: [(Fault, &str); 3] = [
 /// Where the answer is needed.
 #[test]
 fn failed_library_refuses_launch_that_needs_devices() {
-    for (fault, words) in FAULTS {
+    for (fault, expected) in FAULTS {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
         // Without the driver as the second source.
         let machine = machine.without_library("libcuda.so.1").without_library("libcuda.so");
-        assert_refused("rankrun --devices 1 --probe-timeout 1", &machine, &["NVML", words]);
+        assert_refused("rankrun --devices 1 --probe-timeout 1", &machine, &["NVML", expected]);
         if is_rankrun() {
             let torchrun = "RANKRUN_PROBE_TIMEOUT=1 torchrun --nproc-per-node gpu";
-            assert_refused(torchrun, &machine, &["NVML", words]);
+            assert_refused(torchrun, &machine, &["NVML", expected]);
         }
         if can_use_namespaces() {
             let tree = MachineTree::new().file("dev/nvidiactl", "").file("dev/nvidia0", "");
             let launch = launch_from_line("rankrun --probe-timeout 1").under(tree.stage()).on(&machine);
             let outcome = launch.worker(["print=started"]).run();
-            outcome.expect_exit_code(1).expect_absent("started").expect_stderr("NVML").expect_stderr(words);
+            outcome
+                .expect_exit_code(1)
+                .expect_absent("started")
+                .expect_stderr("NVML")
+                .expect_stderr(expected);
         }
     }
 }
@@ -63,14 +67,14 @@ fn failed_library_warns_launch_with_known_count() {
     if !can_use_namespaces() {
         return;
     }
-    for (fault, words) in FAULTS {
+    for (fault, expected) in FAULTS {
         let machine = Machine::gpus(2).with_fault("nvmlInit_v2", fault);
         let machine = machine.without_library("libcuda.so.1").without_library("libcuda.so");
         let tree = MachineTree::new().file("dev/nvidiactl", "").file("dev/nvidia0", "");
         let launch =
             launch_from_line("rankrun --nproc-per-node 2 --probe-timeout 1").under(tree.stage()).on(&machine);
         let outcome = launch.worker(["alive"]).run();
-        outcome.expect_exit_code(0).expect_stderr(words).expect_stdout("alive rank=1");
+        outcome.expect_exit_code(0).expect_stderr(expected).expect_stdout("alive rank=1");
     }
 }
 

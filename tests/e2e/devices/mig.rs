@@ -56,8 +56,8 @@ fn nproc_gpu_on_mig_counts_cards_under_torchrun_name() {
     }
     let machine = Machine::mig_cards(1);
     let (first, second) = (machine.mig_uuid(0, 0).to_owned(), machine.mig_uuid(0, 1).to_owned());
-    for word in ["gpu", "auto"] {
-        let line = format!("torchrun --nproc-per-node {word}");
+    for count in ["gpu", "auto"] {
+        let line = format!("torchrun --nproc-per-node {count}");
         assert_mig_devices_on(&machine, &line, &[(0, 0)]);
         assert_mig_devices_on(&machine, &format!("CUDA_VISIBLE_DEVICES=0 {line}"), &[(0, 0)]);
         assert_mig_devices_on(&machine, &format!("CUDA_VISIBLE_DEVICES={second},{first} {line}"), &[(0, 1)]);

@@ -22,28 +22,28 @@ use harness::{Launch, Machine, Name, Outcome, field};
 
 /// A launch as one types it: `NAME=value …`, the launcher's name, its options. On one node, with no fixed port.
 fn launch_from_line(line: &str) -> Launch {
-    let mut words = line.split_whitespace();
+    let mut tokens = line.split_whitespace();
     let mut environment = Vec::new();
     let name = loop {
-        match words.next().expect("the line names a launcher") {
+        match tokens.next().expect("the line names a launcher") {
             "torchrun" => break Name::Torchrun,
             "rankrun" => break Name::Rankrun,
             variable => environment.push(variable.split_once('=').expect("a variable has a value")),
         }
     };
-    let words: Vec<&str> = words.collect();
-    let launch = match words.first() {
+    let tokens: Vec<&str> = tokens.collect();
+    let launch = match tokens.first() {
         // Commands of their own.
         Some(&("devices" | "topo" | "explain")) => Launch::new(name),
         _ => Launch::new(name).args(["--standalone"]),
     };
-    let launch = launch.args(words);
+    let launch = launch.args(tokens);
     environment.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value))
 }
 
 /// What a worker found.
 #[derive(Debug, PartialEq, Eq)]
-struct Got {
+struct WorkerDevice {
     local_rank: usize,
     /// How many devices it sees, or the library's error.
     visible: String,
@@ -53,14 +53,14 @@ struct Got {
 
 /// What the workers found, by rank.
 #[track_caller]
-fn worker_devices(outcome: &Outcome) -> Vec<Got> {
-    let mut all: Vec<(usize, Got)> = outcome
+fn worker_devices(outcome: &Outcome) -> Vec<WorkerDevice> {
+    let mut all: Vec<(usize, WorkerDevice)> = outcome
         .lines_with("device rank=")
         .iter()
         .map(|line| {
             let of = |key| field(line, key).unwrap_or_else(|| panic!("`{line}` lacks `{key}`\n{outcome}"));
             let number = |key| of(key).parse().unwrap_or_else(|_| panic!("`{line}`\n{outcome}"));
-            let got = Got {
+            let got = WorkerDevice {
                 local_rank: number("local_rank"),
                 visible: of("sees").into(),
                 identity: of("is").into(),
@@ -69,7 +69,10 @@ fn worker_devices(outcome: &Outcome) -> Vec<Got> {
         })
         .collect();
     all.sort_by_key(|(rank, _)| *rank);
-    assert!((0..).zip(&all).all(|(rank, (said, _))| rank == *said), "not each rank once\n{outcome}");
+    assert!(
+        (0..).zip(&all).all(|(rank, (rank_in_line, _))| rank == *rank_in_line),
+        "not each rank once\n{outcome}"
+    );
     all.into_iter().map(|(_, got)| got).collect()
 }
 

@@ -66,8 +66,8 @@ fn topo_legend_explains_shown_links() {
     let outcome = topo(&Machine::linked_pair());
     let after = outcome.stdout();
     let legend = after.split("Legend").nth(1).unwrap_or_else(|| panic!("no legend\n{outcome}"));
-    for word in ["X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"] {
-        assert!(legend.contains(word), "no `{word}`\n{outcome}");
+    for link in ["X", "NV#", "PIX", "PXB", "PHB", "NODE", "SYS"] {
+        assert!(legend.contains(link), "no `{link}`\n{outcome}");
     }
 }
 

@@ -35,18 +35,18 @@ fn nproc_gpu_or_auto_counts_gpus() {
     }
     for name in ["rankrun", "torchrun"] {
         let machine = Machine::gpus(4);
-        for word in ["gpu", "auto", "cuda"] {
-            if (name, word) == ("torchrun", "cuda") {
+        for count in ["gpu", "auto", "cuda"] {
+            if (name, count) == ("torchrun", "cuda") {
                 continue;
             }
-            assert_devices(&format!("{name} --nproc-per-node {word}"), &machine, &[0, 1, 2, 3]);
+            assert_devices(&format!("{name} --nproc-per-node {count}"), &machine, &[0, 1, 2, 3]);
             assert_devices(
-                &format!("CUDA_VISIBLE_DEVICES=2,1 {name} --nproc-per-node {word}"),
+                &format!("CUDA_VISIBLE_DEVICES=2,1 {name} --nproc-per-node {count}"),
                 &machine,
                 &[2, 1],
             );
             assert_devices(
-                &format!("CUDA_VISIBLE_DEVICES=2,9,1 {name} --nproc-per-node {word}"),
+                &format!("CUDA_VISIBLE_DEVICES=2,9,1 {name} --nproc-per-node {count}"),
                 &machine,
                 &[2],
             );

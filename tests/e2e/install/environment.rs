@@ -39,7 +39,7 @@ pub(crate) struct Environment {
 
 /// The exit code and streams of one command line.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -123,7 +123,7 @@ impl Environment {
 
     /// Runs a line of a shell in the scratch folder, which has `worker.py`; the environment's commands are the
     /// first of `PATH`.
-    pub(crate) fn run(&self, line: &str) -> Said {
+    pub(crate) fn run(&self, line: &str) -> CommandOutput {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", LIMIT, "sh", "-c", line]).current_dir(self.scratch.path());
@@ -132,15 +132,15 @@ impl Environment {
         command.env("RES_OPTIONS", "timeout:1 attempts:1").env("OMP_NUM_THREADS", "1");
         let output = command.output().expect("`timeout` is installed");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
     /// As [`Environment::run`], and it must succeed; gives its standard output.
     #[track_caller]
     pub(crate) fn out(&self, line: &str) -> String {
-        let said = self.run(line);
-        assert_eq!(said.code, Some(0), "`{line}`: {said:#?}");
-        said.out
+        let output = self.run(line);
+        assert_eq!(output.code, Some(0), "`{line}`: {output:#?}");
+        output.out
     }
 
     /// Every file where installed things go, with its inode, size and permissions; Python's caches are left out.

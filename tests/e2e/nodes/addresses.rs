@@ -193,13 +193,13 @@ fn single_node_workers_use_listening_address() {
     }
     let Some(fleet) = Fleet::start(1) else { return };
     let address = Fleet::address(1);
-    let told: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 4] = [
         (&[], "127.0.0.1"),
         (&["--local-addr", &address], &address),
         (&["--local-addr", "th1"], "th1"),
         (&["--iface", "eth0"], "127.0.0.1"),
     ];
-    for (more, addr) in told {
+    for (more, addr) in cases {
         let launch = c10d(Name::Rankrun, "th1:29400", "1").args(more).worker(["seat", "sum"]);
         let outcome = fleet.on(1, launch).run();
         assert_eq!(

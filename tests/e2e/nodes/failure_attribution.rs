@@ -111,8 +111,8 @@ fn final_failure_on_far_node_is_named_on_every_node() {
 
 /// The lives of the workers of a host, by their restart counts.
 fn attempts(outcome: &Outcome) -> Vec<String> {
-    let seats = outcome.lines_with("seat rank=");
-    seats.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect()
+    let placements = outcome.lines_with("seat rank=");
+    placements.iter().filter_map(|line| field(line, "life").map(str::to_owned)).collect()
 }
 
 /// Each is charged, as under torchrun, and for the job it is one restart. The hosts are so far from each other that no node
@@ -253,12 +253,12 @@ fn worker_with_closed_connection_blames_failed_peer() {
     }
     let Some(fleet) = fleet_with_delay(2, 100) else { return };
     let gate = Gate::closed();
-    let words =
+    let message =
         "rank0:eprint=RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1";
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "2");
         let gated = format!("rank0:{}", gate.step());
-        let steps = ["seat", "sum", "rank1:print=gone", "rank1:exit=5", &gated, words, "exit=1"];
+        let steps = ["seat", "sum", "rank1:print=gone", "rank1:exit=5", &gated, message, "exit=1"];
         fleet.on(host, launch.worker(steps)).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();

@@ -182,14 +182,14 @@ fn lifespan(scratch: &Scratch, pid: i32) -> (u64, u64) {
 }
 
 /// Three agents with one worker each, which notes when it lives; those of the third stop for nothing but SIGKILL.
-struct Lives {
+struct ThreeNodeJob {
     jobs: [Job; 3],
     gate: Gate,
     scratch: Scratch,
     fleet: Fleet,
 }
 
-impl Lives {
+impl ThreeNodeJob {
     #[track_caller]
     fn start() -> Option<Self> {
         let fleet = Fleet::start(3)?;
@@ -197,10 +197,10 @@ impl Lives {
         let gate = Gate::new(&scratch, "gate");
         let lifespan_step = format!("lifespan={}", scratch.folder("lifespans", 0o777));
         let jobs = [1, 2, 3].map(|host| {
-            let deaf = (host == 3).then(|| "deaf".to_owned());
+            let ignores_sigterm = (host == 3).then(|| "deaf".to_owned());
             let common = [lifespan_step.clone(), "seat".to_owned(), "sum".to_owned(), gate.step()];
             let launch = c10d(Name::Rankrun, ENDPOINT, "2:3").args(["--lease", super::LEASE]);
-            fleet.on(host, launch.worker(deaf.into_iter().chain(common))).start()
+            fleet.on(host, launch.worker(ignores_sigterm.into_iter().chain(common))).start()
         });
         jobs.iter().for_each(|job| drop(job.wait_for_line("world=3 total=6")));
         Some(Self { jobs, gate, scratch, fleet })
@@ -237,9 +237,9 @@ fn silent_node_ends_workers_before_next_round() {
         return;
     }
     for _ in 0..times() {
-        let Some(lives) = Lives::start() else { return };
+        let Some(lives) = ThreeNodeJob::start() else { return };
         lives.partition_third_node(|lives| lives.fleet.disconnect(3));
-        let Lives { jobs: [one, two, three], gate, fleet, .. } = lives;
+        let ThreeNodeJob { jobs: [one, two, three], gate, fleet, .. } = lives;
         drop(three);
         gate.open(2);
         assert_all_succeed([one, two]);
@@ -255,19 +255,20 @@ fn stopped_agent_ends_workers_before_next_round() {
         return;
     }
     for _ in 0..times() {
-        let Some(lives) = Lives::start() else { return };
+        let Some(lives) = ThreeNodeJob::start() else { return };
         let guard = lives.jobs[2].pid();
         let agent = lives.jobs[2].only_child_of(guard);
         lives.partition_third_node(|lives| lives.jobs[2].signal_to(agent, Signal::SIGSTOP));
         lives.jobs[2].signal_to(agent, Signal::SIGCONT);
         lives.jobs.iter().for_each(|job| drop(job.wait_for_lines("world=3 total=6", 2)));
         assert_eq!(lives.jobs[2].only_child_of(guard), agent, "the same agent");
-        let Lives { jobs, gate, fleet, .. } = lives;
+        let ThreeNodeJob { jobs, gate, fleet, .. } = lives;
         gate.open(3);
         let outcomes = assert_all_succeed(jobs);
         // The first round, and the one in which it is back; the others had one between the two.
-        let lives: Vec<_> = outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
-        assert_eq!(lives, [3, 3, 2]);
+        let round_counts: Vec<_> =
+            outcomes.iter().map(|outcome| outcome.lines_with("seat rank=").len()).collect();
+        assert_eq!(round_counts, [3, 3, 2]);
         outcomes[2].expect_stderr("this launcher was itself stopped for too long").expect_absent("failed");
         fleet.is_empty();
     }

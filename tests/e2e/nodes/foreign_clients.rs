@@ -13,8 +13,8 @@ fn garbage_on_store_port_does_not_disturb_job() {
     }
     let Some(team) = Team::start(2, "2", &[]) else { return };
     let worker = fixture("worker").display().to_string();
-    let said = team.fleet.run(0, &[&worker, "garbage=th1:29400,1000"]);
-    assert_eq!(said, "garbage sent=1000\n");
+    let output = team.fleet.run(0, &[&worker, "garbage=th1:29400,1000"]);
+    assert_eq!(output, "garbage sent=1000\n");
     // No worker was restarted: the workers of the first round finish.
     assert_eq!(team.job(1).wait_for_lines("seat rank=", 1).len(), 1);
     team.finish(&[1, 2]);

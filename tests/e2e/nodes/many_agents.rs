@@ -49,17 +49,17 @@ fn run_agents(agents: u32) -> Times {
     for outcome in &outcomes {
         outcome.expect_stdout(&format!("world={agents} total={total}"));
     }
-    let seats: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank=")).collect();
+    let placements: Vec<_> = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank=")).collect();
     let of = |line: &str, key| field(line, key).unwrap_or_default().to_owned();
-    let mut ranks: Vec<u32> = seats.iter().filter_map(|line| of(line, "rank").parse().ok()).collect();
+    let mut ranks: Vec<u32> = placements.iter().filter_map(|line| of(line, "rank").parse().ok()).collect();
     ranks.sort_unstable();
     assert_eq!(ranks, (0..agents).collect::<Vec<_>>());
-    for line in &seats {
+    for line in &placements {
         // One worker each: its rank is its node's.
         assert_eq!(of(line, "node"), of(line, "rank"), "{line}");
         assert_eq!(of(line, "nodes"), agents.to_string(), "{line}");
     }
-    let masters: BTreeSet<_> = seats.iter().map(|line| (of(line, "addr"), of(line, "port"))).collect();
+    let masters: BTreeSet<_> = placements.iter().map(|line| (of(line, "addr"), of(line, "port"))).collect();
     assert_eq!(masters.len(), 1, "{masters:?}");
     times
 }

@@ -74,16 +74,16 @@ fn ranks_are_kept_and_replacement_gets_free_rank() {
         return;
     }
     let Some(mut team) = Team::start(3, "3", &[]) else { return };
-    let seat = |team: &Team, host: usize| {
+    let placement_of = |team: &Team, host: usize| {
         let line = team.job(host).wait_for_lines("seat rank=", 1).pop().expect("a seat");
         field(&line, "rank").map(str::to_owned).expect("a rank")
     };
-    let before = [1, 2, 3].map(|host| seat(&team, host));
+    let before = [1, 2, 3].map(|host| placement_of(&team, host));
     team.job(2).signal_to(team.agent_pid(2), Signal::SIGKILL);
     let _ = team.take_job(2).wait();
     team.start_agent(2);
     team.wait_for_world(3, &[(1, 2), (3, 2), (2, 1)]);
-    assert_eq!([1, 2, 3].map(|host| seat(&team, host)), before);
+    assert_eq!([1, 2, 3].map(|host| placement_of(&team, host)), before);
     team.finish(&[1, 2, 3]);
 }
 

@@ -8,8 +8,8 @@ use super::{assert_all_succeed, static_launch};
 const LATE: u64 = 5000;
 
 /// Two workers on host 1, and as many as that on the other ones.
-fn launch(fleet: &Fleet, host: usize, others: usize, steps: &[&str]) -> Launch {
-    let workers = if host == 1 { 2 } else { others };
+fn launch(fleet: &Fleet, host: usize, workers_elsewhere: usize, steps: &[&str]) -> Launch {
+    let workers = if host == 1 { 2 } else { workers_elsewhere };
     let launch = static_launch(Name::Rankrun, &Fleet::address(1), fleet.hosts().count(), host - 1);
     let launch = launch.args(["--nproc-per-node", &workers.to_string()]);
     fleet.on(host, launch.worker(steps.iter().copied()))
@@ -21,12 +21,12 @@ fn all_reduce_spans_hosts() {
         return;
     }
     let Some(fleet) = Fleet::start(3) else { return };
-    for others in [2, 3, 1] {
-        let start = |host| launch(&fleet, host, others, &["reduce=20"]).start();
+    for workers_elsewhere in [2, 3, 1] {
+        let start = |host| launch(&fleet, host, workers_elsewhere, &["reduce=20"]).start();
         let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
-        let world = 2 + 2 * others;
-        let said = format!("world={world} times=20 backend=mixed");
-        let reduced: usize = outcomes.iter().map(|outcome| outcome.lines_with(&said).len()).sum();
+        let world = 2 + 2 * workers_elsewhere;
+        let expected = format!("world={world} times=20 backend=mixed");
+        let reduced: usize = outcomes.iter().map(|outcome| outcome.lines_with(&expected).len()).sum();
         assert_eq!(reduced, world, "{outcomes:?}");
         fleet.is_empty();
     }
@@ -40,9 +40,9 @@ fn tcp_backend_uses_no_shared_memory() {
     let Some(fleet) = Fleet::start(2) else { return };
     let start = |host| launch(&fleet, host, 2, &["reduce=20"]).env("RANKRUN_BACKEND", "tcp").start();
     let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
-    let said = "world=4 times=20 backend=tcp";
+    let expected = "world=4 times=20 backend=tcp";
     assert_eq!(
-        outcomes.iter().map(|outcome| outcome.lines_with(said).len()).sum::<usize>(),
+        outcomes.iter().map(|outcome| outcome.lines_with(expected).len()).sum::<usize>(),
         4,
         "{outcomes:?}"
     );

@@ -58,10 +58,10 @@ fn restart_time_of_four_hosts() {
         print_notice(&format!(
             "restart of 4 workers: on 4 hosts {four:?}, on one {alone:?} (medians of {times})"
         ));
-        let theirs = fleet.hosts().map(|host| fleet.on(host, c10d(Name::Reference, ENDPOINT, "4")));
+        let torchrun_jobs = fleet.hosts().map(|host| fleet.on(host, c10d(Name::Reference, ENDPOINT, "4")));
         print_notice(&format!(
             "restart of 4 workers on 4 hosts by torchrun: {:?}",
-            median_restart_time(theirs, 1, 3)
+            median_restart_time(torchrun_jobs, 1, 3)
         ));
     }
 }

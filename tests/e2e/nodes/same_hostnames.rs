@@ -33,10 +33,10 @@ fn failed_worker_on_same_named_hosts_is_named_by_address() {
         let line = first.wait_for_line("1 of 2 is here: ");
         assert!(line.contains("vm") && line.contains("198.18.0.11"), "{line}");
         let second = start(2, &["seat", "sum", "exit=3"]);
-        let whose = "rank 1 (local rank 0) on node 1 (vm, 198.18.0.12) failed first: exit code 3";
+        let first_failure = "rank 1 (local rank 0) on node 1 (vm, 198.18.0.12) failed first: exit code 3";
         let row = "  node      1, vm, 198.18.0.12";
         for outcome in [first.wait(), second.wait()] {
-            outcome.expect_stderr(whose).expect_stderr(row).expect_absent("panicked");
+            outcome.expect_stderr(first_failure).expect_stderr(row).expect_absent("panicked");
         }
         fleet.is_empty();
     }

@@ -282,10 +282,10 @@ fn second_launcher_with_node_rank_0_error_names_first() {
     let jobs = [0, 1].map(|rank| static_node(port, rank).worker(steps).start());
     jobs.iter().for_each(|job| drop(job.wait_for_line("world=2 total=3")));
     let outcome = static_node(port, 0).worker(["seat"]).run();
-    let words = "another launcher with node rank 0 already hosts this job";
+    let message = "another launcher with node rank 0 already hosts this job";
     outcome
         .expect_exit_code(1)
-        .expect_stderr(words)
+        .expect_stderr(message)
         .expect_stderr(&format!("port {port}"))
         .expect_stderr("`--node-rank` of its own");
     let other = static_node(port, 0).args(["--rdzv-id", "other"]).worker(["seat"]).run();

@@ -51,8 +51,8 @@ fn grace_longer_than_join_timeout_does_not_end_job() {
     let start = |host| {
         let launch = c10d(Name::Rankrun, ENDPOINT, "3").args(["--rdzv-conf", "join_timeout=5"]);
         let launch = launch.args(["--grace", "8s", "--max-restarts", "1"]);
-        let deaf = (host < 3).then_some("deaf");
-        let steps = deaf.into_iter().chain(["seat", "sum", &first, "print=finished"]);
+        let ignores_sigterm = (host < 3).then_some("deaf");
+        let steps = ignores_sigterm.into_iter().chain(["seat", "sum", &first, "print=finished"]);
         fleet.on(host, launch.worker(steps)).start()
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();

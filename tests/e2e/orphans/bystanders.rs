@@ -108,7 +108,7 @@ fn processes_outside_job_survive_its_end() {
         let wait_for_pid = |what: &str| {
             field(&job.wait_for_line(what), "pid").and_then(|pid| pid.parse().ok()).expect("a pid")
         };
-        let sibling = Process::open(wait_for_pid("who=sibling")).expect("it lives");
+        let sibling = Process::open(wait_for_pid("process=sibling")).expect("it lives");
         let launcher = if becomes_launcher { job.pid() } else { wait_for_pid("launcher pid=") };
         let launcher = Process::open(launcher).expect("it lives");
         random.pause(Duration::from_millis(10));

@@ -158,7 +158,7 @@ fn launcher_killed_after_worker_ended_leaves_no_children() {
         let launch = launch_under_witness(Name::Rankrun, WORKERS);
         let job = launch.worker(family_steps(&["alive", "rank0:exit=0"])).start();
         let lines = job.wait_for_lines("alive rank=", ALIVE_COUNT);
-        let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("who=worker"));
+        let worker = lines.iter().find(|line| line.contains("rank=0") && line.contains("process=worker"));
         let pid = worker.and_then(|line| field(line, "pid")?.parse().ok()).expect("rank 0 said its pid");
         if let Some(worker) = Process::open(pid) {
             assert!(worker.reaped_within(Duration::from_secs(20)), "rank 0 is still there\n{job}");
@@ -192,8 +192,8 @@ fn endlessly_forking_process_is_caught() {
         let job = launch_under_witness(Name::Rankrun, 1)
             .worker(["catch", "helper=hopper", "alive", "forever"])
             .start();
-        job.wait_for_line("who=worker");
-        job.wait_for_line("who=hopper");
+        job.wait_for_line("process=worker");
+        job.wait_for_line("process=hopper");
         victim.find(&job).expect("the job runs").signal(Signal::SIGKILL);
         let took = job.ends_within(Duration::from_secs(10));
         if is_soak() {

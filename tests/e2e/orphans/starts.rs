@@ -60,7 +60,7 @@ fn daemon_holding_all_descriptors_is_ended_on_restart_and_exit() {
         let last = format!("life1:{}", gate.step());
         let steps = ["life0:helper=clinging-daemon", "life0:read", "life0:exit=3", "print=again", &last];
         let mut job = launch.worker(steps.into_iter().chain(["exit=0"])).start();
-        let line = job.wait_for_line("who=clinging-daemon");
+        let line = job.wait_for_line("process=clinging-daemon");
         let pid = field(&line, "pid").and_then(|pid| pid.parse().ok()).expect("the daemon said its pid");
         let daemon = Process::open(pid).expect("the daemon lives");
         job.type_text("\n");

@@ -40,7 +40,7 @@ impl fmt::Display for Citation {
             Self::Code(path) => write!(f, "{path}"),
             Self::Contract(id) => write!(f, "contract {id}"),
             Self::Invariant(id) => write!(f, "invariant {id}"),
-            Self::Unnamed(words) => write!(f, "{words}"),
+            Self::Unnamed(text) => write!(f, "{text}"),
         }
     }
 }

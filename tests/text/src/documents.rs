@@ -51,10 +51,10 @@ impl Document {
 
 /// The number at the beginning of a title or of a line: `3.6`, `R7`, `appendix A`.
 fn number(text: &str) -> Option<String> {
-    let mut words = text.split_whitespace();
-    let first = words.next()?;
+    let mut tokens = text.split_whitespace();
+    let first = tokens.next()?;
     if first.eq_ignore_ascii_case("appendix") {
-        let letter = words.next()?.trim_end_matches(['.', ':', ',']);
+        let letter = tokens.next()?.trim_end_matches(['.', ':', ',']);
         return Some(format!("appendix {letter}"));
     }
     let first = first.trim_matches(['.', ':', '*', '|']);
@@ -113,9 +113,11 @@ impl Documents {
                 let path = resolved(citing, path);
                 self.paths.iter().any(|there| *there == path || there.ends_with(&format!("/{path}")))
             }
-            Citation::Contract(id) => self.documents.get(CONTRACT).is_some_and(|it| it.sections.contains(id)),
+            Citation::Contract(id) => {
+                self.documents.get(CONTRACT).is_some_and(|contract| contract.sections.contains(id))
+            }
             Citation::Invariant(id) => {
-                self.documents.get(ARCHITECTURE).is_some_and(|it| it.invariants.contains(id))
+                self.documents.get(ARCHITECTURE).is_some_and(|page| page.invariants.contains(id))
             }
             Citation::Unnamed(_) => false,
         }
@@ -152,13 +154,13 @@ fn citing_texts(root: &Path, rust: &[RustFile]) -> Vec<(String, String)> {
     // The rules' own tests cite what does not exist.
     let rust = rust.iter().filter(|file| !file.path.starts_with("tests/text/"));
     let mut texts: Vec<_> = rust.map(|file| (file.path.clone(), text_of(file))).collect();
-    let others = files(root, |path| {
+    let other_files = files(root, |path| {
         let is_script = [".py", ".sh", ".toml"].iter().any(|ending| path.ends_with(ending));
         let is_program = ["tests/run", "tests/miri", ".ci/run", "launcher/wheel", "justfile"].contains(&path);
         let is_document = path.ends_with(".md") && path != "CHANGELOG.md";
         is_script || is_program || is_document
     });
-    for path in others {
+    for path in other_files {
         let text = fs::read_to_string(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
         texts.push((path, text));
     }

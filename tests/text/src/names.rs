@@ -88,8 +88,8 @@ pub fn test_only(code: &str) -> TestOnly {
     let tokens = tokens(code);
     let mut found = TestOnly::default();
     for at in 0..tokens.len() {
-        let words = tokens[at..].iter().take(7).map(|(_, token)| *token);
-        if !words.eq(["#", "[", "cfg", "(", "test", ")", "]"]) {
+        let next_tokens = tokens[at..].iter().take(7).map(|(_, token)| *token);
+        if !next_tokens.eq(["#", "[", "cfg", "(", "test", ")", "]"]) {
             continue;
         }
         let item = tokens[at..].iter().take(40).position(|(_, token)| *token == "mod");

@@ -29,9 +29,9 @@ pub(super) fn parse_placement(line: &str) -> String {
 /// All seats of all agents, sorted.
 pub(super) fn sorted_placements(outcomes: &[Outcome]) -> Vec<String> {
     let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
-    let mut seats: Vec<_> = lines.map(|line| parse_placement(&line)).collect();
-    seats.sort();
-    seats
+    let mut placements: Vec<_> = lines.map(|line| parse_placement(&line)).collect();
+    placements.sort();
+    placements
 }
 
 /// The exit statuses.

@@ -110,10 +110,10 @@ fn static_two() {
         let of = |rank| static_node_launch(name, "2", rank, port, "timeout=60").worker(["seat"]);
         let outcomes = run_together(["1", "0"].map(of));
         let master = format!(" addr=127.0.0.1 port={port} ");
-        let given = outcomes.iter().all(|outcome| outcome.lines_with(&master).len() == 1);
+        let has_master = outcomes.iter().all(|outcome| outcome.lines_with(&master).len() == 1);
         let own: Vec<_> =
             outcomes.iter().map(|outcome| sorted_placements(std::slice::from_ref(outcome))).collect();
-        (exit_codes(&outcomes), own, given)
+        (exit_codes(&outcomes), own, has_master)
     });
     let own = [[WORLD_OF_TWO[1].to_owned()].to_vec(), [WORLD_OF_TWO[0].to_owned()].to_vec()];
     assert_eq!(found, (vec![Some(0), Some(0)], own.to_vec(), true));
@@ -206,8 +206,8 @@ fn fail_restarts_all() {
             launch.args(["--max-restarts", "1"]).worker(["seat", &step])
         };
         let outcomes = run_together([own("127.0.0.1"), own("localhost")]);
-        let seats = outcomes[1].lines_with("seat rank=");
-        let lives: Vec<_> = outcomes
+        let placements = outcomes[1].lines_with("seat rank=");
+        let life_counts: Vec<_> = outcomes
             .iter()
             .map(|outcome| {
                 let lines = outcome.lines_with("seat rank=");
@@ -215,8 +215,8 @@ fn fail_restarts_all() {
             })
             .collect();
         let worlds: Vec<_> =
-            seats.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
-        (exit_codes(&outcomes), lives, worlds)
+            placements.iter().filter_map(|line| field(line, "world").map(str::to_owned)).collect();
+        (exit_codes(&outcomes), life_counts, worlds)
     });
     assert_eq!(found.0, [Some(0), Some(0)]);
     // The count is each agent's own.

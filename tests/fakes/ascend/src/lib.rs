@@ -17,10 +17,11 @@ extern "C" fn opened() {
 }
 
 /// The machine and the numbers of the devices that the process sees, settled by the first call.
-static SEEN: LazyLock<(Machine, Vec<usize>)> = LazyLock::new(|| {
+static VISIBLE: LazyLock<(Machine, Vec<usize>)> = LazyLock::new(|| {
     let machine = Machine::of_this_process();
-    let seen = visible(machine.of(Vendor::Ascend).count(), variable("ASCEND_RT_VISIBLE_DEVICES").as_deref());
-    (machine, seen)
+    let devices =
+        visible(machine.of(Vendor::Ascend).count(), variable("ASCEND_RT_VISIBLE_DEVICES").as_deref());
+    (machine, devices)
 });
 
 #[expect(clippy::disallowed_methods, reason = "the runtime reads its variable in the process that opens it")]
@@ -32,35 +33,35 @@ fn variable(name: &str) -> Option<String> {
 fn visible(count: usize, list: Option<&str>) -> Vec<usize> {
     let Some(list) = list else { return (0..count).collect() };
     let end = list.find(|c: char| !c.is_ascii_digit() && c != ',').unwrap_or(list.len());
-    let mut seen: Vec<usize> = Vec::new();
+    let mut numbers: Vec<usize> = Vec::new();
     for entry in list[..end].split(',') {
         match entry.parse() {
-            Ok(number) if number < count && seen.last().is_none_or(|last| *last < number) => {
-                seen.push(number);
+            Ok(number) if number < count && numbers.last().is_none_or(|last| *last < number) => {
+                numbers.push(number);
             }
             _ => break,
         }
     }
-    seen
+    numbers
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn aclInit(_configuration: *const c_char) -> c_int {
-    enter(&SEEN.0, "aclInit").unwrap_or(0)
+    enter(&VISIBLE.0, "aclInit").unwrap_or(0)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn aclrtGetDeviceCount(count: *mut c_uint) -> c_int {
     // SAFETY: the caller gives a place for one number.
-    unsafe { count.write(c_uint::try_from(SEEN.1.len()).unwrap_or(0)) };
+    unsafe { count.write(c_uint::try_from(VISIBLE.1.len()).unwrap_or(0)) };
     0
 }
 
 /// The number of the device on the machine.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn aclrtGetPhyDevIdByLogicDevId(logical: c_int, physical: *mut c_int) -> c_int {
-    let seen = usize::try_from(logical).ok().and_then(|logical| SEEN.1.get(logical));
-    let Some(number) = seen.and_then(|number| c_int::try_from(*number).ok()) else { return INVALID_DEVICE };
+    let number = usize::try_from(logical).ok().and_then(|logical| VISIBLE.1.get(logical));
+    let Some(number) = number.and_then(|number| c_int::try_from(*number).ok()) else { return INVALID_DEVICE };
     // SAFETY: the caller gives a place for one number.
     unsafe { physical.write(number) };
     0

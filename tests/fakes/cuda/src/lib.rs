@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::OnceLock;
 
 use fake_machine::{Machine, announce, enter};
-use visible::{Seen, visible};
+use visible::{VisibleDevice, visible};
 
 const INVALID_VALUE: c_int = 1;
 const NOT_INITIALIZED: c_int = 3;
@@ -26,7 +26,7 @@ extern "C" fn opened() {
 /// What the process sees, settled by `cuInit`.
 struct Driver {
     machine: Machine,
-    seen: Vec<Seen>,
+    devices: Vec<VisibleDevice>,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -43,28 +43,28 @@ extern "C" fn cuInit(flags: c_uint) -> c_int {
         return code;
     }
     let (list, order) = (variable("CUDA_VISIBLE_DEVICES"), variable("CUDA_DEVICE_ORDER"));
-    let seen = visible(&machine, list.as_deref(), order.as_deref());
+    let devices = visible(&machine, list.as_deref(), order.as_deref());
     if flags != 0 {
         INVALID_VALUE
-    } else if seen.is_empty() {
+    } else if devices.is_empty() {
         NO_DEVICE
-    } else if seen.iter().any(|seen| machine.cards[seen.card].lost.is_some()) {
+    } else if devices.iter().any(|device| machine.cards[device.card].lost.is_some()) {
         // A card that fell off the bus takes the whole process with it, unless it is hidden.
         UNKNOWN
     } else {
-        let _ = DRIVER.set(Driver { machine, seen });
+        let _ = DRIVER.set(Driver { machine, devices });
         0
     }
 }
 
 /// The answer of one function about one device.
-fn device(function: &str, ordinal: c_int, write: impl FnOnce(&Driver, &Seen) -> c_int) -> c_int {
+fn device(function: &str, ordinal: c_int, write: impl FnOnce(&Driver, &VisibleDevice) -> c_int) -> c_int {
     let Some(driver) = DRIVER.get() else { return NOT_INITIALIZED };
     if let Some(code) = enter(&driver.machine, function) {
         return code;
     }
-    match usize::try_from(ordinal).ok().and_then(|ordinal| driver.seen.get(ordinal)) {
-        Some(seen) => write(driver, seen),
+    match usize::try_from(ordinal).ok().and_then(|ordinal| driver.devices.get(ordinal)) {
+        Some(device) => write(driver, device),
         None => INVALID_DEVICE,
     }
 }
@@ -104,7 +104,7 @@ unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
         return code;
     }
     // SAFETY: the caller gives a place for one number.
-    unsafe { count.write(c_int::try_from(driver.seen.len()).unwrap_or(0)) };
+    unsafe { count.write(c_int::try_from(driver.devices.len()).unwrap_or(0)) };
     0
 }
 
@@ -119,9 +119,9 @@ unsafe extern "C" fn cuDeviceGet(handle: *mut c_int, ordinal: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, handle: c_int) -> c_int {
-    device("cuDeviceGetName", handle, |driver, seen| {
-        let card = &driver.machine.cards[seen.card];
-        let full = seen.mig.map_or_else(|| card.name.clone(), |_| format!("{} MIG", card.name));
+    device("cuDeviceGetName", handle, |driver, device| {
+        let card = &driver.machine.cards[device.card];
+        let full = device.mig.map_or_else(|| card.name.clone(), |_| format!("{} MIG", card.name));
         // SAFETY: the caller gives `room` bytes.
         unsafe { text(&full, name, room) }
     })
@@ -129,18 +129,18 @@ unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, room: c_int, handle: c_i
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetPCIBusId(address: *mut c_char, room: c_int, handle: c_int) -> c_int {
-    device("cuDeviceGetPCIBusId", handle, |driver, seen| {
+    device("cuDeviceGetPCIBusId", handle, |driver, device| {
         // SAFETY: the caller gives `room` bytes.
-        unsafe { text(&driver.machine.cards[seen.card].pci.to_string(), address, room) }
+        unsafe { text(&driver.machine.cards[device.card].pci.to_string(), address, room) }
     })
 }
 
 /// The UUID of the card.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], handle: c_int) -> c_int {
-    device("cuDeviceGetUuid", handle, |driver, seen| {
+    device("cuDeviceGetUuid", handle, |driver, device| {
         // SAFETY: the caller gives a place for a UUID.
-        unsafe { uuid.write(uuid_bytes(&driver.machine.cards[seen.card].uuid)) };
+        unsafe { uuid.write(uuid_bytes(&driver.machine.cards[device.card].uuid)) };
         0
     })
 }
@@ -148,9 +148,9 @@ unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], handle: c_int) -> c_in
 /// The UUID of the MIG device, where it is one.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], handle: c_int) -> c_int {
-    device("cuDeviceGetUuid_v2", handle, |driver, seen| {
-        let card = &driver.machine.cards[seen.card];
-        let text = seen.mig.map_or(&card.uuid, |mig| &card.mig[mig].uuid);
+    device("cuDeviceGetUuid_v2", handle, |driver, device| {
+        let card = &driver.machine.cards[device.card];
+        let text = device.mig.map_or(&card.uuid, |mig| &card.mig[mig].uuid);
         // SAFETY: the caller gives a place for a UUID.
         unsafe { uuid.write(uuid_bytes(text)) };
         0
@@ -168,8 +168,8 @@ fn uuid_bytes(text: &str) -> [u8; 16] {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, handle: c_int) -> c_int {
-    device("cuDeviceGetAttribute", handle, |driver, seen| {
-        let card = &driver.machine.cards[seen.card];
+    device("cuDeviceGetAttribute", handle, |driver, device| {
+        let card = &driver.machine.cards[device.card];
         let found = match attribute {
             33 => Some(card.pci.bus),
             34 => Some(card.pci.device),
@@ -187,9 +187,9 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, h
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, handle: c_int) -> c_int {
-    device("cuDeviceTotalMem_v2", handle, |driver, seen| {
-        let card = &driver.machine.cards[seen.card];
-        let memory = seen.mig.map_or(card.memory, |mig| card.mig[mig].memory);
+    device("cuDeviceTotalMem_v2", handle, |driver, device| {
+        let card = &driver.machine.cards[device.card];
+        let memory = device.mig.map_or(card.memory, |mig| card.mig[mig].memory);
         // SAFETY: the caller gives a place for one number.
         unsafe { bytes.write(usize::try_from(memory).unwrap_or(usize::MAX)) };
         0

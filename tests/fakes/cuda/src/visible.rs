@@ -5,7 +5,7 @@ use fake_machine::{Card, Machine, Vendor};
 
 /// What a process sees as a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleDevice {
     /// The card's position in the machine.
     pub(crate) card: usize,
     /// The MIG device on it.
@@ -13,7 +13,7 @@ pub(crate) struct Seen {
 }
 
 /// The devices in the order of their ordinals.
-pub(crate) fn visible(machine: &Machine, list: Option<&str>, order: Option<&str>) -> Vec<Seen> {
+pub(crate) fn visible(machine: &Machine, list: Option<&str>, order: Option<&str>) -> Vec<VisibleDevice> {
     let cards = in_order(machine, order);
     let chosen = match list {
         None => cards.iter().flat_map(|card| devices_of(machine, *card)).collect(),
@@ -23,7 +23,7 @@ pub(crate) fn visible(machine: &Machine, list: Option<&str>, order: Option<&str>
         Some(list) => by_index(machine, &cards, list),
     };
     // A process enumerates one compute instance, and then no whole card.
-    match chosen.iter().find(|seen| seen.mig.is_some()) {
+    match chosen.iter().find(|device| device.mig.is_some()) {
         Some(mig) => vec![mig.clone()],
         None => chosen,
     }
@@ -38,16 +38,16 @@ fn in_order(machine: &Machine, order: Option<&str>) -> Vec<usize> {
 }
 
 /// A card is one device; in MIG mode it is its instances.
-fn devices_of(machine: &Machine, card: usize) -> Vec<Seen> {
+fn devices_of(machine: &Machine, card: usize) -> Vec<VisibleDevice> {
     let Card { mig, mig_mode, .. } = &machine.cards[card];
     if *mig_mode || !mig.is_empty() {
-        (0..mig.len()).map(|mig| Seen { card, mig: Some(mig) }).collect()
+        (0..mig.len()).map(|mig| VisibleDevice { card, mig: Some(mig) }).collect()
     } else {
-        vec![Seen { card, mig: None }]
+        vec![VisibleDevice { card, mig: None }]
     }
 }
 
-fn by_index(machine: &Machine, cards: &[usize], list: &str) -> Vec<Seen> {
+fn by_index(machine: &Machine, cards: &[usize], list: &str) -> Vec<VisibleDevice> {
     let mut named = Vec::new();
     for entry in list.split(',') {
         let Some(card) = strtoul(entry).and_then(|index| cards.get(index)) else { break };
@@ -67,28 +67,30 @@ fn strtoul(text: &str) -> Option<usize> {
     digits.parse().ok()
 }
 
-fn by_uuid(machine: &Machine, cards: &[usize], list: &str, form: &str) -> Vec<Seen> {
-    let mut everything: Vec<(&str, Seen)> = Vec::new();
+fn by_uuid(machine: &Machine, cards: &[usize], list: &str, form: &str) -> Vec<VisibleDevice> {
+    let mut everything: Vec<(&str, VisibleDevice)> = Vec::new();
     for card in cards {
         for (mig, instance) in machine.cards[*card].mig.iter().enumerate() {
-            everything.push((&instance.uuid, Seen { card: *card, mig: Some(mig) }));
+            everything.push((&instance.uuid, VisibleDevice { card: *card, mig: Some(mig) }));
         }
         let first = devices_of(machine, *card).into_iter().next();
-        everything.extend(first.map(|seen| (machine.cards[*card].uuid.as_str(), seen)));
+        everything.extend(first.map(|device| (machine.cards[*card].uuid.as_str(), device)));
     }
     let mut named = Vec::new();
     for entry in list.split(',') {
         // The beginning of a UUID is enough for a card.
-        let fits = |(uuid, _): &&(&str, Seen)| *uuid == entry || (form == "GPU-" && uuid.starts_with(entry));
+        let fits = |(uuid, _): &&(&str, VisibleDevice)| {
+            *uuid == entry || (form == "GPU-" && uuid.starts_with(entry))
+        };
         let fits: Vec<_> = everything.iter().filter(fits).collect();
-        let [(_, seen)] = fits[..] else { break };
+        let [(_, device)] = fits[..] else { break };
         if !entry.starts_with(form) {
             break;
         }
-        if named.contains(seen) {
+        if named.contains(device) {
             return Vec::new();
         }
-        named.push(seen.clone());
+        named.push(device.clone());
     }
     named
 }
@@ -107,7 +109,7 @@ mod tests {
     }
 
     fn cards(list: Option<&str>, order: Option<&str>) -> Vec<usize> {
-        visible(&machine(), list, order).into_iter().map(|seen| seen.card).collect()
+        visible(&machine(), list, order).into_iter().map(|device| device.card).collect()
     }
 
     #[test]
@@ -147,8 +149,8 @@ mod tests {
         machine.cards[1].mig =
             ["MIG-a", "MIG-b"].map(|uuid| fake_machine::Mig { uuid: uuid.to_owned(), memory: 1 }).into();
         let one = |list| visible(&machine, list, Some("PCI_BUS_ID"));
-        assert_eq!(one(None), [Seen { card: 1, mig: Some(0) }]);
-        assert_eq!(one(Some("MIG-b,MIG-a")), [Seen { card: 1, mig: Some(1) }]);
+        assert_eq!(one(None), [VisibleDevice { card: 1, mig: Some(0) }]);
+        assert_eq!(one(Some("MIG-b,MIG-a")), [VisibleDevice { card: 1, mig: Some(1) }]);
         assert_eq!(one(Some("0,2")).len(), 2);
     }
 }

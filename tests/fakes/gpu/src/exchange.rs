@@ -143,7 +143,7 @@ pub(crate) fn put(comm: &'static Comm, order: Order) -> c_int {
 
 /// Makes calls that advance together.
 fn run(mut works: Vec<Work>) -> c_int {
-    let mut looks = 0_u32;
+    let mut polls = 0_u32;
     loop {
         works.retain(|work| work.done < work.bytes);
         if works.is_empty() {
@@ -159,10 +159,10 @@ fn run(mut works: Vec<Work>) -> c_int {
                 has_moved |= rest[0].advance();
             }
         }
-        looks = if has_moved { 0 } else { looks.saturating_add(1) };
-        if looks > EAGER_LOOKS {
+        polls = if has_moved { 0 } else { polls.saturating_add(1) };
+        if polls > EAGER_LOOKS {
             std::thread::sleep(PAUSE);
-        } else if looks > 0 {
+        } else if polls > 0 {
             std::thread::yield_now();
         }
     }
@@ -224,10 +224,10 @@ impl Work {
     /// One piece of a call of all ranks.
     fn exchange(&mut self, wire: &Wire) -> bool {
         let (rank, number) = (self.comm.rank(), self.comm.pieces() + 1);
-        let (seats, own) = (wire.seats(), &wire.seats()[rank]);
+        let (slots, own) = (wire.seats(), &wire.seats()[rank]);
         let bytes = (self.bytes - self.done).min(SLOT);
         if !self.is_shown {
-            if seats.iter().any(|seat| seat.read.load(Ordering::Acquire) < number - 1) {
+            if slots.iter().any(|seat| seat.read.load(Ordering::Acquire) < number - 1) {
                 return false;
             }
             if !matches!(self.order.kind, Kind::Broadcast(root) if root != rank) {
@@ -238,10 +238,10 @@ impl Work {
             own.written.store(number, Ordering::Release);
             self.is_shown = true;
         }
-        if seats.iter().any(|seat| seat.written.load(Ordering::Acquire) < number) {
+        if slots.iter().any(|seat| seat.written.load(Ordering::Acquire) < number) {
             return false;
         }
-        if seats.iter().any(|seat| seat.call.load(Ordering::Relaxed) != self.order.mark()) {
+        if slots.iter().any(|seat| seat.call.load(Ordering::Relaxed) != self.order.mark()) {
             return false;
         }
         self.take(wire, bytes);

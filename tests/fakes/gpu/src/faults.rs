@@ -14,16 +14,16 @@ fn requested_faults() -> String {
     std::env::var("FAKE_GPU").unwrap_or_default()
 }
 
-/// All values of `what`.
-fn values(what: &str) -> Vec<String> {
+/// All values of this fault.
+fn values(fault: &str) -> Vec<String> {
     let pairs = requested_faults();
-    let pairs = pairs.split_whitespace().filter_map(|word| word.split_once('='));
-    pairs.filter(|(name, _)| *name == what).map(|(_, value)| value.to_owned()).collect()
+    let pairs = pairs.split_whitespace().filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(name, _)| *name == fault).map(|(_, value)| value.to_owned()).collect()
 }
 
-/// The value of `what`.
-pub(crate) fn value(what: &str) -> Option<String> {
-    values(what).pop()
+/// The value of this fault.
+pub(crate) fn value(fault: &str) -> Option<String> {
+    values(fault).pop()
 }
 
 /// Begins a function: the code with which it fails, if it is to; does not return while it hangs.
@@ -44,8 +44,8 @@ pub(crate) fn enter(function: &str, comm: Option<&Comm>) -> Option<c_int> {
         // As a call that was interrupted.
         return Some(3);
     }
-    values("fail").iter().find_map(|wish| {
-        let mut parts = wish.split(':');
+    values("fail").iter().find_map(|fault| {
+        let mut parts = fault.split(':');
         let is_ours = parts.next() == Some(function);
         let code = parts.next()?.parse().ok()?;
         let from: u32 = parts.next().map_or(Some(1), |number| number.parse().ok())?;

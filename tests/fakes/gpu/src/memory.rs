@@ -74,7 +74,7 @@ pub(crate) fn limit() -> usize {
 }
 
 fn used(tables: &Tables, device: Device) -> usize {
-    tables.memory.values().filter(|it| it.device == device).map(|it| it.bytes).sum()
+    tables.memory.values().filter(|block| block.device == device).map(|block| block.bytes).sum()
 }
 
 fn allocate(device: Device, bytes: usize) -> Answer<u64> {

@@ -52,9 +52,9 @@ unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
     if let Some(code) = enter("ncclGetVersion", None) {
         return code;
     }
-    let said = faults::value("version").and_then(|value| value.parse().ok()).unwrap_or(23_007);
+    let number = faults::value("version").and_then(|value| value.parse().ok()).unwrap_or(23_007);
     // SAFETY: the caller gives a place for one number.
-    unsafe { version.write(said) };
+    unsafe { version.write(number) };
     SUCCESS
 }
 
@@ -172,7 +172,7 @@ unsafe extern "C" fn ncclCommUserRank(comm: *const Comm, rank: *mut c_int) -> c_
     }
 }
 
-/// Every rank is alone in what comes of it.
+/// Every rank is alone in the resulting communicator.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommSplit(
     comm: *const Comm,

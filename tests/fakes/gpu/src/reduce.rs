@@ -83,13 +83,13 @@ fn fold<T: Copy, const N: usize>(
     with: impl Fn(T, T) -> T,
     to: impl Fn(T) -> [u8; N],
 ) -> Vec<u8> {
-    let Some((first, others)) = parts.split_first() else { return Vec::new() };
+    let Some((first, rest)) = parts.split_first() else { return Vec::new() };
     let element = |part: &[u8], at: usize| {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&part[at * N..][..N]);
         from(bytes)
     };
-    let all = |at| others.iter().fold(element(first, at), |all, part| with(all, element(part, at)));
+    let all = |at| rest.iter().fold(element(first, at), |all, part| with(all, element(part, at)));
     (0..first.len() / N).flat_map(|at| to(all(at))).collect()
 }
 

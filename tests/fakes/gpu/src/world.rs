@@ -141,9 +141,9 @@ impl Comm {
 
     /// What a call that may take long returns.
     pub(crate) fn answer(&self) -> c_int {
-        let looks = value("slow").and_then(|looks| looks.parse().ok()).unwrap_or(0);
-        self.looks.store(looks, Ordering::SeqCst);
-        if looks > 0 || value("busy").is_some() { IN_PROGRESS } else { SUCCESS }
+        let polls = value("slow").and_then(|polls| polls.parse().ok()).unwrap_or(0);
+        self.looks.store(polls, Ordering::SeqCst);
+        if polls > 0 || value("busy").is_some() { IN_PROGRESS } else { SUCCESS }
     }
 
     /// What `ncclCommGetAsyncError` reports.

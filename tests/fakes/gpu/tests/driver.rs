@@ -167,9 +167,9 @@ fn memory() {
     assert_is(read(address, 1), CUresult::CUDA_ERROR_INVALID_VALUE);
 
     // From device to device, and by a pinned copy on the host.
-    let given = on_one.clone_htod(&[1_u32, 2, 3]).unwrap();
+    let source = on_one.clone_htod(&[1_u32, 2, 3]).unwrap();
     let mut copy = on_other.alloc_zeros::<u32>(3).unwrap();
-    on_other.memcpy_dtod(&given, &mut copy).unwrap();
+    on_other.memcpy_dtod(&source, &mut copy).unwrap();
     // SAFETY: it is filled before it is read.
     let mut pinned = unsafe { other.alloc_pinned::<u32>(3) }.unwrap();
     on_other.memcpy_dtoh(&copy, &mut pinned).unwrap();

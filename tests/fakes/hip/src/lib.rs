@@ -22,13 +22,13 @@ extern "C" fn opened() {
 }
 
 /// The machine and what the process sees of it, settled by the first call.
-static SEEN: LazyLock<(Machine, Vec<usize>)> = LazyLock::new(|| {
+static VISIBLE: LazyLock<(Machine, Vec<usize>)> = LazyLock::new(|| {
     let machine = Machine::of_this_process();
     let [rocr, hip, cuda] =
         ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"].map(variable);
     let variables = Variables { rocr: rocr.as_deref(), hip: hip.as_deref(), cuda: cuda.as_deref() };
-    let seen = visible(&machine, variables);
-    (machine, seen)
+    let devices = visible(&machine, variables);
+    (machine, devices)
 });
 
 #[expect(clippy::disallowed_methods, reason = "the runtime reads its variables in the process that opens it")]
@@ -38,19 +38,19 @@ fn variable(name: &str) -> Option<String> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
-    let (machine, seen) = &*SEEN;
+    let (machine, nodes) = &*VISIBLE;
     if let Some(code) = enter(machine, "hipGetDeviceCount") {
         return code;
     }
     // SAFETY: the caller gives a place for one number.
-    unsafe { count.write(c_int::try_from(seen.len()).unwrap_or(0)) };
-    if seen.is_empty() { NO_DEVICE } else { 0 }
+    unsafe { count.write(c_int::try_from(nodes.len()).unwrap_or(0)) };
+    if nodes.is_empty() { NO_DEVICE } else { 0 }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hipDeviceGetPCIBusId(address: *mut c_char, room: c_int, device: c_int) -> c_int {
-    let (machine, seen) = &*SEEN;
-    let Some(position) = usize::try_from(device).ok().and_then(|device| seen.get(device)) else {
+    let (machine, nodes) = &*VISIBLE;
+    let Some(position) = usize::try_from(device).ok().and_then(|device| nodes.get(device)) else {
         return INVALID_DEVICE;
     };
     let text = machine.cards[*position].pci.to_string();

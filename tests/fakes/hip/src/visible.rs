@@ -17,14 +17,14 @@ pub(crate) struct Variables<'a> {
 /// The positions of the cards, in the order of HIP's numbers.
 pub(crate) fn visible(machine: &Machine, variables: Variables<'_>) -> Vec<usize> {
     let nodes: Vec<usize> = machine.of(Vendor::Amd).map(|(position, _)| position).collect();
-    let left = match variables.rocr {
+    let visible_nodes = match variables.rocr {
         None => nodes,
         Some(list) => rocr(machine, &nodes, list),
     };
     let list = [variables.hip, variables.cuda].into_iter().flatten().find(|list| !list.is_empty());
     match list {
-        None => left,
-        Some(list) => hip(machine, &left, list),
+        None => visible_nodes,
+        Some(list) => hip(machine, &visible_nodes, list),
     }
 }
 
@@ -56,12 +56,12 @@ fn strtol(text: &str) -> Option<usize> {
     }
 }
 
-fn hip(machine: &Machine, left: &[usize], list: &str) -> Vec<usize> {
+fn hip(machine: &Machine, nodes: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for entry in list.split(',') {
         let by_index = entry.parse().ok().filter(|index: &usize| index.to_string() == entry);
-        let by_uuid = || left.iter().position(|node| machine.cards[*node].uuid == entry);
-        let Some(node) = by_index.or_else(by_uuid).and_then(|index| left.get(index)) else { break };
+        let by_uuid = || nodes.iter().position(|node| machine.cards[*node].uuid == entry);
+        let Some(node) = by_index.or_else(by_uuid).and_then(|index| nodes.get(index)) else { break };
         if !chosen.contains(node) {
             chosen.push(*node);
         }

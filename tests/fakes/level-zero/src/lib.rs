@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
 
 use fake_machine::{Machine, announce, enter};
-use visible::{Seen, Variables, visible};
+use visible::{Variables, VisibleDevice, visible};
 
 const INVALID_ARGUMENT: c_int = 0x7800_0004;
 
@@ -20,14 +20,14 @@ extern "C" fn opened() {
 }
 
 /// The machine and what the process sees of it, settled by the first call.
-static SEEN: LazyLock<(Machine, Vec<Seen>)> = LazyLock::new(|| {
+static VISIBLE: LazyLock<(Machine, Vec<VisibleDevice>)> = LazyLock::new(|| {
     let machine = Machine::of_this_process();
     let [mask, hierarchy, pci_order] =
         ["ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY", "ZE_ENABLE_PCI_ID_DEVICE_ORDER"].map(variable);
     let variables =
         Variables { mask: mask.as_deref(), hierarchy: hierarchy.as_deref(), pci_order: pci_order.as_deref() };
-    let seen = visible(&machine, variables);
-    (machine, seen)
+    let devices = visible(&machine, variables);
+    (machine, devices)
 });
 
 #[expect(clippy::disallowed_methods, reason = "the driver reads its variables in the process that opens it")]
@@ -37,7 +37,7 @@ fn variable(name: &str) -> Option<String> {
 
 #[unsafe(no_mangle)]
 extern "C" fn zeInit(_flags: c_uint) -> c_int {
-    enter(&SEEN.0, "zeInit").unwrap_or(0)
+    enter(&VISIBLE.0, "zeInit").unwrap_or(0)
 }
 
 /// Writes how many there are, or as many handles as there is room for.
@@ -65,7 +65,7 @@ unsafe extern "C" fn zeDriverGet(count: *mut c_uint, handles: *mut usize) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn zeDeviceGet(_driver: usize, count: *mut c_uint, handles: *mut usize) -> c_int {
     // SAFETY: the caller gives both places.
-    unsafe { list(SEEN.1.len(), count, handles) }
+    unsafe { list(VISIBLE.1.len(), count, handles) }
 }
 
 /// The beginning of `ze_pci_ext_properties_t`.
@@ -81,8 +81,8 @@ struct PciProperties {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn zeDevicePciGetPropertiesExt(device: usize, properties: *mut PciProperties) -> c_int {
-    let Some(seen) = SEEN.1.get(device.wrapping_sub(1)) else { return INVALID_ARGUMENT };
-    let pci = SEEN.0.cards[seen.card].pci;
+    let Some(listed) = VISIBLE.1.get(device.wrapping_sub(1)) else { return INVALID_ARGUMENT };
+    let pci = VISIBLE.0.cards[listed.card].pci;
     // SAFETY: the caller gives the structure.
     unsafe {
         (*properties).domain = pci.domain;
@@ -108,8 +108,8 @@ struct DeviceProperties {
 /// A tile says its number on the card.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn zeDeviceGetProperties(device: usize, properties: *mut DeviceProperties) -> c_int {
-    let Some(seen) = SEEN.1.get(device.wrapping_sub(1)) else { return INVALID_ARGUMENT };
+    let Some(listed) = VISIBLE.1.get(device.wrapping_sub(1)) else { return INVALID_ARGUMENT };
     // SAFETY: the caller gives the structure.
-    unsafe { (*properties).subdevice = seen.tile.unwrap_or(0) };
+    unsafe { (*properties).subdevice = listed.tile.unwrap_or(0) };
     0
 }

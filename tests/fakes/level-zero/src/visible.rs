@@ -4,7 +4,7 @@ use fake_machine::{Machine, Vendor};
 
 /// A device as a process sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleDevice {
     /// The card's position in the machine.
     pub(crate) card: usize,
     /// The tile, where it is not the whole card.
@@ -23,18 +23,19 @@ pub(crate) struct Variables<'a> {
 }
 
 /// The devices in the order of the driver, which no mask changes.
-pub(crate) fn visible(machine: &Machine, variables: Variables<'_>) -> Vec<Seen> {
+pub(crate) fn visible(machine: &Machine, variables: Variables<'_>) -> Vec<VisibleDevice> {
     let cards: Vec<usize> = match variables.pci_order {
         Some("1") => machine.by_pci(Vendor::Intel),
         _ => machine.of(Vendor::Intel).map(|(position, _)| position).collect(),
     };
     let composite = variables.hierarchy == Some("COMPOSITE");
-    let devices: Vec<Seen> = cards
+    let devices: Vec<VisibleDevice> = cards
         .into_iter()
         .flat_map(|card| {
             let tiles = machine.cards[card].tiles;
             let whole = composite || tiles < 2;
-            (0..if whole { 1 } else { tiles }).map(move |tile| Seen { card, tile: (!whole).then_some(tile) })
+            (0..if whole { 1 } else { tiles })
+                .map(move |tile| VisibleDevice { card, tile: (!whole).then_some(tile) })
         })
         .collect();
     match variables.mask {
@@ -43,7 +44,7 @@ pub(crate) fn visible(machine: &Machine, variables: Variables<'_>) -> Vec<Seen> 
     }
 }
 
-fn masked(devices: &[Seen], mask: &str, composite: bool) -> Vec<Seen> {
+fn masked(devices: &[VisibleDevice], mask: &str, composite: bool) -> Vec<VisibleDevice> {
     let entries: Vec<(usize, Option<u32>)> = mask
         .split(',')
         .filter_map(|entry| match entry.split_once('.') {
@@ -52,12 +53,12 @@ fn masked(devices: &[Seen], mask: &str, composite: bool) -> Vec<Seen> {
             Some(_) => None,
         })
         .collect();
-    let named = |(ordinal, device): (usize, &Seen)| {
+    let named = |(ordinal, device): (usize, &VisibleDevice)| {
         let mut tiles = entries.iter().filter(|(named, _)| *named == ordinal).map(|(_, tile)| *tile);
         let first = tiles.next()?;
         // Several tiles of a card are the card, with only these on it.
         let only = first.filter(|_| tiles.next().is_none());
-        Some(Seen { card: device.card, tile: only.or(device.tile) })
+        Some(VisibleDevice { card: device.card, tile: only.or(device.tile) })
     };
     devices.iter().enumerate().filter_map(named).collect()
 }
@@ -71,9 +72,9 @@ mod tests {
         let text: String = [3, 1, 2]
             .map(|bus| format!("card\n vendor intel\n pci 0000:{bus:02x}:00.0\n tiles {tiles}\n"))
             .concat();
-        let seen = visible(&text.parse().expect("the format is right"), variables);
-        let seen: Vec<_> = seen.into_iter().map(|seen| (seen.card, seen.tile)).collect();
-        assert_eq!(seen, expected, "{variables:?}");
+        let devices = visible(&text.parse().expect("the format is right"), variables);
+        let devices: Vec<_> = devices.into_iter().map(|device| (device.card, device.tile)).collect();
+        assert_eq!(devices, expected, "{variables:?}");
     }
 
     #[test]

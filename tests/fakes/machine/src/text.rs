@@ -14,12 +14,12 @@ const PATHS: [(Path, &str); 5] =
 const LOSSES: [(Lost, &str); 2] = [(Lost::Handle, "handle"), (Lost::Calls, "calls")];
 
 fn word_of<T: Copy + PartialEq>(table: &[(T, &'static str)], value: T) -> &'static str {
-    table.iter().find(|(each, _)| *each == value).map_or("", |(_, word)| word)
+    table.iter().find(|(each, _)| *each == value).map_or("", |(_, name)| name)
 }
 
-fn value_of<T: Copy>(table: &[(T, &str)], word: &str) -> Result<T, String> {
-    let found = table.iter().find(|(_, each)| *each == word);
-    found.map(|(value, _)| *value).ok_or_else(|| format!("unknown word: `{word}`"))
+fn value_of<T: Copy>(table: &[(T, &str)], name: &str) -> Result<T, String> {
+    let found = table.iter().find(|(_, each)| *each == name);
+    found.map(|(value, _)| *value).ok_or_else(|| format!("unknown word: `{name}`"))
 }
 
 impl Display for Machine {
@@ -41,8 +41,8 @@ impl Display for Machine {
 
 impl Display for Card {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fn known(f: &mut fmt::Formatter<'_>, word: &str, value: Option<impl Display>) -> fmt::Result {
-            value.map_or(Ok(()), |value| writeln!(f, "  {word} {value}"))
+        fn known(f: &mut fmt::Formatter<'_>, key: &str, value: Option<impl Display>) -> fmt::Result {
+            value.map_or(Ok(()), |value| writeln!(f, "  {key} {value}"))
         }
         writeln!(f, "  vendor {}", word_of(&VENDORS, self.vendor))?;
         writeln!(f, "  name {}\n  uuid {}\n  pci {}", self.name, self.uuid, self.pci)?;
@@ -82,14 +82,14 @@ impl FromStr for Machine {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut machine = Self::default();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let (word, value) = line.split_once(' ').unwrap_or((line, ""));
-            let read = match (word, machine.cards.last_mut()) {
+            let (key, value) = line.split_once(' ').unwrap_or((line, ""));
+            let read = match (key, machine.cards.last_mut()) {
                 ("card", _) => {
                     machine.cards.push(Card::default());
                     Ok(())
                 }
-                (_, Some(card)) => card.read(word, value),
-                (_, None) => machine.read(word, value),
+                (_, Some(card)) => card.read(key, value),
+                (_, None) => machine.read(key, value),
             };
             read.map_err(|error| format!("line `{line}`: {error}"))?;
         }
@@ -106,8 +106,8 @@ fn pair(text: &str) -> Result<(&str, &str), String> {
 }
 
 impl Machine {
-    fn read(&mut self, word: &str, value: &str) -> Result<(), String> {
-        match word {
+    fn read(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
             "driver" => value.clone_into(&mut self.driver),
             "cuda" => self.cuda = number(value)?,
             "on" => {
@@ -132,8 +132,8 @@ impl Machine {
 }
 
 impl Card {
-    fn read(&mut self, word: &str, value: &str) -> Result<(), String> {
-        match word {
+    fn read(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
             "vendor" => self.vendor = value_of(&VENDORS, value)?,
             "name" => value.clone_into(&mut self.name),
             "uuid" => value.clone_into(&mut self.uuid),
@@ -157,13 +157,13 @@ impl Card {
                 let to = if to == "switch" { None } else { Some(number(to)?) };
                 self.nvlinks.push(NvLink { to, count: number(count)? });
             }
-            _ => return self.read_state(word, value),
+            _ => return self.read_state(key, value),
         }
         Ok(())
     }
 
-    fn read_state(&mut self, word: &str, value: &str) -> Result<(), String> {
-        let place = match word {
+    fn read_state(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let place = match key {
             "numa" => &mut self.numa,
             "temperature" => &mut self.temperature,
             "slowdown" => &mut self.slowdown,
@@ -176,14 +176,14 @@ impl Card {
             "utilisation" => &mut self.utilisation,
             "retired" => &mut self.retired,
             "remapped" => &mut self.remapped,
-            _ => return self.read_others(word, value),
+            _ => return self.read_others(key, value),
         };
         *place = Some(number(value)?);
         Ok(())
     }
 
-    fn read_others(&mut self, word: &str, value: &str) -> Result<(), String> {
-        match word {
+    fn read_others(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
             "cpus" => self.cpus = Some(value.to_owned()),
             "ecc" => self.ecc = Some(number(value)?),
             "retirement" => self.retirement_pending = true,

@@ -223,10 +223,10 @@ unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
 ) -> c_int {
     of_device("nvmlDeviceGetMemoryAffinity", device, |about| {
         let node = about.card.numa.ok_or(NOT_SUPPORTED)?;
-        for word in 0..words {
-            let bit = if node / c_ulong::BITS == word { 1 << (node % c_ulong::BITS) } else { 0 };
+        for index in 0..words {
+            let bit = if node / c_ulong::BITS == index { 1 << (node % c_ulong::BITS) } else { 0 };
             // SAFETY: the caller gives so many words.
-            unsafe { set.add(word as usize).write(bit) };
+            unsafe { set.add(index as usize).write(bit) };
         }
         Ok(())
     })
@@ -272,7 +272,7 @@ unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
-    let words: &CStr = match code {
+    let text: &CStr = match code {
         0 => c"Success",
         UNINITIALIZED => c"Uninitialized",
         INVALID_ARGUMENT => c"Invalid Argument",
@@ -286,5 +286,5 @@ extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
         18 => c"Driver/library version mismatch",
         _ => c"Unknown Error",
     };
-    words.as_ptr()
+    text.as_ptr()
 }
