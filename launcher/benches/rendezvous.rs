@@ -132,7 +132,7 @@ fn join(agents: &[Rendezvous]) {
 
 fn joined(agent: &Rendezvous) -> Round {
     match news(agent) {
-        RendezvousEvent::Joined(round) => *round,
+        RendezvousEvent::Joined { round, .. } => *round,
         news => panic!("{news:?}"),
     }
 }
@@ -179,7 +179,7 @@ fn job(count: u32) -> Times {
         // An agent that sees its peers before its own request is told that they wait.
         let round = loop {
             match news(agent) {
-                RendezvousEvent::Joined(round) => break round,
+                RendezvousEvent::Joined { round, .. } => break round,
                 RendezvousEvent::Changed(_) => {}
                 news => panic!("{news:?}"),
             }

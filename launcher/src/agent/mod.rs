@@ -20,7 +20,6 @@ mod halt;
 mod host;
 mod inputs;
 pub mod leftovers;
-mod local_store;
 pub mod message;
 mod opening;
 mod others;

@@ -4,19 +4,19 @@
 use std::io;
 
 use crate::agent::host;
-use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::others::Others;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::CallStep;
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
 use crate::process::watchdog::Watchdog;
+use crate::rendezvous::training_store::TrainingStore;
 use crate::spec::{EventLog, LaunchSpec};
 
 /// What outlives every generation.
 pub(super) struct OpenedResources {
     pub(super) rendezvous: Option<Others>,
-    pub(super) local_store: Option<LocalTrainingStore>,
+    pub(super) local_store: Option<TrainingStore>,
     pub(super) log_tree: Option<LogTree>,
     /// The full name of this node, where events need it.
     pub(super) full_name: Option<String>,
@@ -45,8 +45,7 @@ fn open_resources(
     let local_store = if spec.rendezvous.is_shared() {
         None
     } else {
-        let store = LocalTrainingStore::open(&spec.rendezvous, spec.network.ports)?;
-        Some(store.with_limit(spec.network.store_limit)?)
+        Some(TrainingStore::open_local(&spec.rendezvous, &spec.network)?)
     };
     if let Some(folder) = spec.logs.dir.folder() {
         step.set(format!("the file system of the log folder `{}`", folder.display()));

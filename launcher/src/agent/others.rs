@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,11 +33,14 @@ use crate::reporter::nodes;
 use crate::reporter::user_log::UserLog;
 use crate::spec::stop::StopReason;
 use crate::spec::{Entrypoint, LaunchSpec};
+use crate::store::StoreServer;
 
 /// The other nodes of the job, as the agent's shell has them.
 #[derive(Debug)]
 pub(super) struct Others {
     rendezvous: Rendezvous,
+    /// The server of the round's training store, if it is this agent's.
+    training_server: Option<Arc<StoreServer>>,
     /// When the agent last wanted to take part.
     asked: Instant,
     /// Why the rendezvous failed.
@@ -76,6 +80,7 @@ impl Others {
         let is_many = spec.rendezvous.nodes().max > NodeCount::ONE;
         Ok(Some(Self {
             rendezvous,
+            training_server: None,
             asked: Instant::now(),
             failed: None,
             not_started: None,
@@ -103,7 +108,7 @@ impl Others {
 
     /// Who has greeted the workers' store in this round, where that store is ours.
     pub(super) fn greeted(&self) -> Option<BTreeSet<u32>> {
-        self.rendezvous.greeted()
+        self.training_server.as_ref()?.client_ids().ok()
     }
 
     /// What has happened, as inputs; what is only for people is told.
@@ -117,8 +122,9 @@ impl Others {
 
     fn input(&mut self, news: RendezvousEvent, voice: &UserLog) -> Option<Input> {
         Some(match news {
-            RendezvousEvent::Joined(round) => {
+            RendezvousEvent::Joined { round, training_server } => {
                 tell_of(&round);
+                self.training_server = training_server;
                 Input::Joined(round)
             }
             RendezvousEvent::Changed(change) => Input::Changed(change),

@@ -30,7 +30,6 @@ use rankrun_contract::report::ErrorFile;
 use crate::agent::AgentSetup;
 use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
-use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::{Input, JobEnd};
 use crate::agent::opening::OpenedResources;
 use crate::agent::others::Others;
@@ -49,6 +48,7 @@ use crate::process::command::{self, GenerationContext};
 use crate::process::oom::OomLedger;
 use crate::process::spawn::{InheritedState, Stdio};
 use crate::rendezvous::Round;
+use crate::rendezvous::training_store::TrainingStore;
 use crate::reporter::console::Console;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
@@ -67,7 +67,7 @@ pub(super) struct WorkerGroup {
     /// The device assignment from the next generation on, if it changes.
     pending_assignment: Option<DeviceAssignment>,
     /// The training store of a job without rendezvous.
-    local_store: Option<LocalTrainingStore>,
+    local_store: Option<TrainingStore>,
     children: Children,
     console: Console,
     logs: Logs,
@@ -283,8 +283,11 @@ impl WorkerGroup {
 
     /// The round of a job of one node.
     fn single_node_round(&mut self, generation: Generation) -> Result<Round, LaunchError> {
-        let meeting = self.local_store.as_mut().expect("a job of one node opens its store at the start");
-        let master = meeting.next_generation(generation == Generation(0))?;
+        let store = self.local_store.as_mut().expect("a job of one node opens its store at the start");
+        let master = store.open()?;
+        if generation != Generation(0) {
+            store.reset()?;
+        }
         Ok(Round::alone(self.spec.workers, master))
     }
 

@@ -20,6 +20,7 @@ use super::error::RendezvousError;
 use super::keys::{RendezvousKeys, RoundKeys};
 use super::roles::{RankAssignment, RoleInfo, assign};
 use super::torchrun_compat::{MasterAddressCache, Members};
+use super::training_store::TrainingStore;
 use super::{Member, NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
@@ -40,41 +41,12 @@ pub struct Exchange<'a> {
     pub node_rank: NodeRank,
     /// All members by node rank.
     pub members: &'a Members,
-    /// Where the workers meet.
-    pub meeting: Meeting,
     /// How long each wait may take.
     pub read_timeout: Duration,
     /// The number in this agent's greetings.
     pub nonce: u32,
     /// Looks up the address of another member's store; bounded in time.
     pub resolve: &'a dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
-}
-
-/// How it is decided where the workers meet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Meeting {
-    /// Rank 0 decides and publishes it: in a store of an agent, or in one that worker rank 0 opens.
-    Published {
-        /// Whether it is an agent's.
-        agent_store: bool,
-    },
-    /// Every node was told at its start, and rank 0 has the store.
-    Told(Master),
-}
-
-/// The workers' store where this node is rank 0.
-pub trait AgentStore {
-    /// Where the workers of the next generation meet: opens the store where it is not open yet.
-    ///
-    /// # Errors
-    /// It cannot be opened.
-    fn open(&mut self) -> Result<Master, RendezvousError>;
-
-    /// Every member has joined: begins an empty keyspace, and closes the connections of the round before.
-    ///
-    /// # Errors
-    /// That cannot be done.
-    fn reset(&mut self) -> Result<(), RendezvousError>;
 }
 
 /// The caller ends the exchange: its round cannot come about any more.
@@ -104,20 +76,20 @@ impl From<Aborted> for ExchangeError {
     }
 }
 
-/// Takes part in the exchange of one round. `agent_store` is this node's, for the rounds in which it is rank 0; `memory`
-/// is the same for all rounds of a job.
+/// Takes part in the exchange of one round. Node rank 0 opens and resets the `training_store`; the other members read
+/// from its variant how they learn the address. `memory` is the same for all rounds of a job.
 ///
 /// # Errors
 /// See [`ExchangeError`]. After [`ExchangeError::Failed`] no later round can do better.
 pub fn exchange(
     store: &mut Client,
     plan: &Exchange<'_>,
-    agent_store: &mut dyn AgentStore,
+    training_store: &mut TrainingStore,
     memory: &mut MasterAddressCache,
     between: &mut Between<'_>,
 ) -> Result<Round, ExchangeError> {
     let mut talk = Talk { store, between };
-    let (master, refresh) = master::agree(plan, &mut talk, agent_store, memory)?;
+    let (master, refresh) = master::agree(plan, &mut talk, training_store, memory)?;
     let round_keys = plan.keys.round(plan.round);
     let seats = Seats {
         keys: &round_keys,
@@ -128,7 +100,7 @@ pub fn exchange(
         limit: plan.read_timeout,
     };
     let mut refreshed =
-        |talk: &mut Talk<'_, '_>| refresh.perform(plan, talk, agent_store).map(|()| Ready::Yes);
+        |talk: &mut Talk<'_, '_>| refresh.perform(plan, talk, training_store).map(|()| Ready::Yes);
     let (assigned, told) = seats.take(&mut talk, &mut refreshed)?;
     Ok(round(plan.round, &seats, assigned, Told { master, workers: told }))
 }

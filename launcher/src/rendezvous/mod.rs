@@ -26,18 +26,21 @@ pub mod static_rdzv;
 pub mod text;
 pub mod thread;
 pub mod torchrun_compat;
+pub mod training_store;
 pub mod unreached;
-pub mod worker_store;
 
 pub(crate) use keys::checksum;
 pub use membership::{LossRole, LostNode, MembershipChange};
 pub use node_name::NodeName;
 pub use note::{FailureNote, PeerLoss, WorkerFailure};
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
+
+use crate::store::StoreServer;
 
 /// One completed rendezvous, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,7 +150,12 @@ pub enum ShutdownKind {
 #[derive(Debug)]
 pub enum RendezvousEvent {
     /// A round is complete, and this node is in it.
-    Joined(Box<Round>),
+    Joined {
+        /// The members and their ranks.
+        round: Box<Round>,
+        /// The server of the round's training store, if it is this agent's.
+        training_server: Option<Arc<StoreServer>>,
+    },
     /// The round ended for a reason on another node: stop the workers, then send [`RendezvousCommand::Join`].
     Changed(MembershipChange),
     /// The answer to [`RendezvousCommand::FindLostNode`]: the lost node, if any.

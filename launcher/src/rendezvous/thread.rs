@@ -20,9 +20,7 @@ mod tests;
 mod turns;
 mod unreached;
 pub(crate) mod watch;
-mod workers_store;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc;
@@ -42,7 +40,6 @@ pub use fence::Fence;
 use fence::{Fencepost, Heard};
 use inbox::{Command, Mailbox, channels};
 use plan::Plan;
-use workers_store::Greeted;
 
 /// Without an answer of the store for so long, whoever leaves goes without a word: its connections end with it, which says
 /// enough.
@@ -71,7 +68,6 @@ pub struct Setup {
 #[derive(Debug)]
 pub struct Rendezvous {
     mailbox: Mailbox,
-    greeted: Greeted,
     fencepost: Fencepost,
     heard: Heard,
     /// Whether the store is this node's own, which others have to hear from before it goes.
@@ -97,8 +93,8 @@ impl Rendezvous {
         let (mailbox, outlet) = channels().map_err(failed)?;
         let mut driver = Driver::open(setup, outlet)?;
         limits(&mut driver.plan);
-        let (greeted, fencepost) = (driver.greeted.clone(), driver.fencepost.clone());
-        let (heard, is_host) = (driver.heard.clone(), driver.store.is_some());
+        let (fencepost, heard) = (driver.fencepost.clone(), driver.heard.clone());
+        let is_host = driver.store.is_some();
         let (over, ended) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("rendezvous".to_owned())
@@ -108,7 +104,7 @@ impl Rendezvous {
                 let _ = over.send(());
             })
             .map_err(failed)?;
-        Ok(Self { mailbox, greeted, fencepost, heard, is_host, ended, thread: Some(thread) })
+        Ok(Self { mailbox, fencepost, heard, is_host, ended, thread: Some(thread) })
     }
 
     /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
@@ -120,12 +116,6 @@ impl Rendezvous {
     #[must_use]
     pub fn receive(&self) -> Option<RendezvousEvent> {
         self.mailbox.receive()
-    }
-
-    /// The numbers by which clients of the workers' store have greeted in this round, where that store is ours.
-    #[must_use]
-    pub fn greeted(&self) -> Option<BTreeSet<u32>> {
-        self.greeted.ask()
     }
 
     /// The round trip to the store, as the newest connection has measured it.

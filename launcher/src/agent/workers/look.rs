@@ -8,7 +8,6 @@ use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
 use crate::agent::dstate::UninterruptibleWorker;
-use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::NotJoined;
 use crate::process::descendants::{descendants_of, is_in_dstate};
 
@@ -30,7 +29,7 @@ impl WorkerGroup {
         local_ranks: &[LocalRank],
         greeted: Option<Option<BTreeSet<u32>>>,
     ) -> Vec<NotJoined> {
-        let of_meeting = || self.local_store.as_ref().and_then(LocalTrainingStore::client_pids);
+        let of_meeting = || self.local_store.as_ref()?.server()?.client_ids().ok();
         let Some(greeted) = greeted.unwrap_or_else(of_meeting) else { return Vec::new() };
         let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));

@@ -10,7 +10,6 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::{Generation, LocalRank};
 
 use super::WorkerGroup;
-use crate::agent::local_store::LocalTrainingStore;
 use crate::agent::message::rank_table::{EndedRank, JoinState, ProcessState, RankRow, RankTable};
 use crate::logs::last_output::LastOutput;
 use crate::placement::WorkerId;
@@ -65,7 +64,7 @@ impl WorkerGroup {
     }
 
     fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
-        let of_meeting = || self.local_store.as_ref().and_then(LocalTrainingStore::client_pids);
+        let of_meeting = || self.local_store.as_ref()?.server()?.client_ids().ok();
         let greeted = greeted.unwrap_or_else(of_meeting);
         let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
         let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();

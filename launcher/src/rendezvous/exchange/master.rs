@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::NodeRank;
 
-use super::{AgentStore, Exchange, ExchangeError, Meeting, SLICE, Talk, name};
+use super::{Exchange, ExchangeError, SLICE, Talk, name};
 use crate::rendezvous::NodeName;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::keys::RoundKeys;
 use crate::rendezvous::torchrun_compat::{
     MasterAddressCache, MasterChoice, PublishedAddress, StaleMasterAddress, delegate,
 };
+use crate::rendezvous::training_store::TrainingStore;
 use crate::store::client::{Client, ClientError, ClientSettings};
 
 /// Rounds before this one in which an address is looked for.
@@ -44,11 +45,11 @@ impl Refresh {
         &self,
         plan: &Exchange<'_>,
         talk: &mut Talk<'_, '_>,
-        agent_store: &mut dyn AgentStore,
+        training_store: &TrainingStore,
     ) -> Result<(), ExchangeError> {
         match self {
             Self::No => Ok(()),
-            Self::Own => Ok(agent_store.reset()?),
+            Self::Own => Ok(training_store.reset()?),
             Self::Of(place) => empty(plan, talk, place),
         }
     }
@@ -58,31 +59,31 @@ impl Refresh {
 pub(super) fn agree(
     plan: &Exchange<'_>,
     talk: &mut Talk<'_, '_>,
-    agent_store: &mut dyn AgentStore,
+    training_store: &mut TrainingStore,
     memory: &mut MasterAddressCache,
 ) -> Result<(Master, Refresh), ExchangeError> {
     let is_rank_zero = plan.node_rank == NodeRank(0);
-    let shared = match &plan.meeting {
-        Meeting::Told(master) => {
-            return Ok((master.clone(), if is_rank_zero { Refresh::Own } else { Refresh::No }));
-        }
-        Meeting::Published { agent_store } => *agent_store,
-    };
     let keys = plan.keys.round(plan.round);
-    // torchrun reads the address of a store that workers open in every round.
-    if !shared {
-        let master = if is_rank_zero { agent_store.open()? } else { read(plan, talk, &keys)?.master(false) };
-        if is_rank_zero {
+    match training_store {
+        TrainingStore::OwnServer(_) => {}
+        // torchrun reads the address of a store that workers open in every round.
+        TrainingStore::WorkerRank0(_) if is_rank_zero => {
+            let master = training_store.open()?;
             publish(talk, &keys, &PublishedAddress::from(&master))?;
+            return Ok((master, Refresh::No));
         }
-        return Ok((master, Refresh::No));
+        TrainingStore::WorkerRank0(_) => return Ok((read(plan, talk, &keys)?.master(false), Refresh::No)),
+        TrainingStore::Shared(_) => {
+            let refresh = if is_rank_zero { Refresh::Own } else { Refresh::No };
+            return Ok((training_store.open()?, refresh));
+        }
     }
     if memory.needs_history(plan.round, plan.members) {
         memory.learn_history(plan.round, &history(plan, talk)?);
     }
     let rank_zero = &plan.members[0];
     let (place, refresh, host) = if is_rank_zero {
-        let (place, refresh) = decide(plan, agent_store, memory)?;
+        let (place, refresh) = decide(plan, training_store, memory)?;
         publish(talk, &keys, &place)?;
         let host = matches!(refresh, Refresh::Own).then_some(&rank_zero.0);
         (place, refresh, host)
@@ -107,13 +108,13 @@ pub(super) fn agree(
 /// As rank 0.
 fn decide(
     plan: &Exchange<'_>,
-    agent_store: &mut dyn AgentStore,
+    training_store: &mut TrainingStore,
     memory: &MasterAddressCache,
 ) -> Result<(PublishedAddress, Refresh), ExchangeError> {
     let here = || name(plan.members, 0);
     match memory.choose(&plan.members[0].0, plan.members) {
         Ok(MasterChoice::Own) => {
-            let place = PublishedAddress::from(&agent_store.open()?);
+            let place = PublishedAddress::from(&training_store.open()?);
             // Before anybody reads it.
             memory
                 .check(plan.members, &place)

@@ -5,7 +5,7 @@ mod deputy;
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::sync::Mutex;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use rankrun_contract::rank::RunId;
@@ -14,7 +14,8 @@ use super::*;
 use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
 use crate::rendezvous::state::Node;
 use crate::rendezvous::torchrun_compat::PublishedAddress;
-use crate::spec::rendezvous::NodeRange;
+use crate::spec::StoreHost;
+use crate::spec::rendezvous::{NetworkSpec, NodeRange};
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
 
@@ -29,8 +30,12 @@ fn serve() -> StoreServer {
 }
 
 fn connect(store: &StoreServer) -> Client {
+    connect_to(store.local_addr())
+}
+
+fn connect_to(address: SocketAddr) -> Client {
     let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
-    Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
+    Client::connect(&[address], settings, Instant::now() + LIMIT).unwrap()
 }
 
 fn node(name: &str) -> Node {
@@ -55,73 +60,61 @@ fn members(names: &str) -> Vec<(Node, Option<AgentDescriptor>)> {
     names.split(' ').map(|name| (node(name), is_ours(name).then(|| descriptor(name)))).collect()
 }
 
-/// A store of a node on the loopback, published under the node's name.
-struct OwnStore {
+/// A training store of a node on the loopback, published under the node's name.
+struct NodeStore {
     name: String,
-    server: StoreServer,
-    /// A key whose presence is noted at each reset.
-    watched: Option<(Client, Vec<String>)>,
-    /// Whether all watched keys were there, for each reset.
-    resets: Vec<bool>,
+    server: Arc<StoreServer>,
+    store: TrainingStore,
 }
 
-impl OwnStore {
+impl NodeStore {
     fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), server: serve(), watched: None, resets: Vec::new() }
+        let mut store = TrainingStore::unopened(StoreHost::Agent, &NetworkSpec::default());
+        store.set_address(name, None);
+        store.open().unwrap();
+        Self { name: name.to_owned(), server: Arc::clone(store.server().unwrap()), store }
     }
 
     fn place(&self) -> PublishedAddress {
         PublishedAddress { addr: self.name.clone(), port: self.server.local_addr().port() }
     }
 
-    /// A worker's keys of some round.
-    fn is_used(&self) {
-        let mut worker = connect(&self.server);
+    fn use_by_worker(&self) {
+        let port = self.server.local_addr().port();
+        let mut worker = connect_to((Ipv4Addr::LOCALHOST, port).into());
         worker.set("init/", b"2").unwrap();
         worker.set("/default_pg/0//cpu//0/0", b"blob").unwrap();
         assert!(worker.check(&["init/"]).unwrap());
     }
 
     fn keys(&self) -> usize {
-        connect(&self.server).list_keys().unwrap().len()
+        count_keys(&self.server)
     }
 }
 
-impl AgentStore for OwnStore {
-    fn open(&mut self) -> Result<Master, RendezvousError> {
-        Ok(self.place().master(true))
-    }
-
-    fn reset(&mut self) -> Result<(), RendezvousError> {
-        let complete = self.watched.as_mut().is_none_or(|(store, keys)| {
-            store.check(&keys.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
-        });
-        self.resets.push(complete);
-        Ok(self.server.reset()?)
-    }
+fn count_keys(server: &StoreServer) -> usize {
+    connect_to((Ipv4Addr::LOCALHOST, server.local_addr().port()).into()).list_keys().unwrap().len()
 }
 
 /// One agent of ours.
 struct Agent {
     name: String,
-    store: OwnStore,
+    store: NodeStore,
     memory: MasterAddressCache,
     workers: u32,
     role: &'static str,
     read_timeout: Duration,
-    meeting: Meeting,
 }
 
 impl Agent {
     fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            store: OwnStore::new(name),
+            store: NodeStore::new(name),
             memory: MasterAddressCache::default(),
             workers: 1,
             role: "default",
             read_timeout: LIMIT,
-            meeting: Meeting::Published { agent_store: true },
         }
     }
 
@@ -141,12 +134,11 @@ impl Agent {
             workers: LocalWorldSize::new(self.workers).unwrap(),
             node_rank: NodeRank(u32::try_from(index).unwrap()),
             members,
-            meeting: self.meeting.clone(),
             read_timeout: self.read_timeout,
             nonce: 7,
             resolve: &|_, port| Ok(vec![(Ipv4Addr::LOCALHOST, port).into()]),
         };
-        exchange(&mut connect(meeting), &plan, &mut self.store, &mut self.memory, between)
+        exchange(&mut connect(meeting), &plan, &mut self.store.store, &mut self.memory, between)
     }
 }
 
@@ -210,16 +202,27 @@ fn members_agree_on_ranks_and_master_address() {
 fn rank_zero_resets_store_after_all_joined_before_start() {
     let store = serve();
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
-    for round in 0..3 {
-        let watched = [0, 1].map(|rank| keys().round(round).role_info(NodeRank(rank)));
-        a.store.watched = Some((connect(&store), watched.into()));
-        a.store.is_used();
-        for joined in join_all(&mut [&mut a, &mut b], &store, round, "a b") {
-            assert_eq!(joined.unwrap().master, a.store.place().master(true));
-        }
-        assert_eq!(a.store.keys(), 0);
+    let (server, place, all) = (Arc::clone(&a.store.server), a.store.place(), members("a b"));
+    b.store.use_by_worker();
+    for round in 0..2 {
+        a.store.use_by_worker();
+        let (waiting, waited) = mpsc::channel();
+        thread::scope(|scope| {
+            let (a, store, all, server) = (&mut a, &store, &all, &server);
+            let first = scope.spawn(move || {
+                a.join(store, round, all, &mut |_| {
+                    assert_eq!(count_keys(server), 2, "the other node may still stop its workers");
+                    waiting.send(()).map_err(|_| Aborted)
+                })
+            });
+            waited.recv().unwrap();
+            let joined = b.join(store, round, all, &mut |_| Ok(())).unwrap();
+            assert_eq!(count_keys(server), 0, "this node starts its workers now");
+            assert_eq!(joined.master, place.master(true));
+            first.join().unwrap().unwrap();
+        });
     }
-    assert_eq!((a.store.resets, b.store.resets), (vec![true; 3], vec![]));
+    assert_eq!(b.store.keys(), 2, "rank 0 alone resets its store");
 }
 
 #[test]
@@ -304,10 +307,13 @@ fn given_master_address_is_not_published() {
     let store = serve();
     let master = Master { addr: "th1".to_owned(), port: 29500, uses_agent_store: true };
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
-    (a.meeting, b.meeting) = (Meeting::Told(master.clone()), Meeting::Told(master.clone()));
+    let shared = |server| TrainingStore::shared(server, &RunId("job".to_owned()), master.clone());
+    a.store.store = shared(Some(Arc::clone(&a.store.server)));
+    b.store.store = shared(None);
+    a.store.use_by_worker();
     for joined in join_all(&mut [&mut a, &mut b], &store, 3, "a b") {
         assert_eq!(joined.unwrap().master, master);
     }
-    assert_eq!((a.store.resets.len(), b.store.resets.len()), (1, 0));
+    assert_eq!(a.store.keys(), 0, "node rank 0 hosts it");
     assert!(!connect(&store).check(&[&keys().round(3).master_addr()]).unwrap());
 }

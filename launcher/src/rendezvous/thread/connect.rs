@@ -361,9 +361,9 @@ impl Driver {
             self.outlet.tell(RendezvousEvent::Note(hint));
         }
         let addr = chosen.addr;
-        if let Some(store) = &mut self.workers_store {
+        if let Some(store) = &mut self.training_store {
             let is_of_interface = matches!(chosen.why, AddressReason::OfGivenInterface { .. });
-            store.at(&addr, is_of_interface.then(|| addr.parse().ok()).flatten());
+            store.set_address(&addr, is_of_interface.then(|| addr.parse().ok()).flatten());
         }
         let (pid, local_id) = (i64::from(std::process::id()), COUNT.fetch_add(1, Ordering::Relaxed));
         Ok(LocalNode {

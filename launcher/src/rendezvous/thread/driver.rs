@@ -22,6 +22,7 @@ use crate::rendezvous::host::{self, AllowedClients};
 use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::{Node, Timestamp};
 use crate::rendezvous::torchrun_compat::MasterAddressCache;
+use crate::rendezvous::training_store::TrainingStore;
 use crate::rendezvous::{RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind};
 use crate::store::StoreServer;
 
@@ -36,7 +37,6 @@ use super::joining::Joining;
 use super::member::Membership;
 use super::plan::Plan;
 use super::pulse::Pulse;
-use super::workers_store::{Greeted, WorkersStore};
 
 /// Where nothing is to be done.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -72,9 +72,8 @@ pub(super) struct Driver {
     pub(super) store: Option<Arc<StoreServer>>,
     /// How far a job with given ranks has come.
     pub(super) begun: Begun,
-    /// The workers' store, but while it is lent to an exchange.
-    pub(super) workers_store: Option<WorkersStore>,
-    pub(super) greeted: Greeted,
+    /// The training store, unless it is lent to an exchange.
+    pub(super) training_store: Option<TrainingStore>,
     /// What torchrun's agents believe.
     pub(super) memory: MasterAddressCache,
     pub(super) backend: Option<C10dBackend>,
@@ -105,7 +104,7 @@ impl Driver {
     /// # Errors
     /// The store's port cannot be had, or `--iface` is not there.
     pub(super) fn open(setup: Setup, outlet: Outlet) -> Result<Self, LaunchError> {
-        let (plan, is_host) = Plan::of(setup);
+        let (mut plan, is_host) = Plan::of(setup);
         let may_host = host::may_host(&plan.endpoint, is_host);
         let guests = guests(&plan, may_host)?;
         let open = || host::open_store(&plan.endpoint, is_host, (guests, plan.network.ports));
@@ -114,15 +113,14 @@ impl Driver {
         if let (Some(store), Some(limit)) = (&store, plan.network.store_limit) {
             store.limit(limit)?;
         }
-        let greeted = Greeted::default();
-        let ports = plan.network.ports;
-        let workers_store = if let (Some(fixed), Some(store)) = (&plan.fixed, &store) {
-            greeted.is(store);
-            WorkersStore::shared(Arc::clone(store), fixed)
-        } else if plan.agent_store {
-            WorkersStore::of_agent(greeted.clone(), ports).limited(plan.network.store_limit)
-        } else {
-            WorkersStore::of_worker(ports)
+        let training_store = match &mut plan.fixed {
+            Some(fixed) => {
+                if let Some(store) = &store {
+                    fixed.master.port = store.local_addr().port();
+                }
+                TrainingStore::shared(store.clone(), &fixed.run_id, fixed.master.clone())
+            }
+            None => TrainingStore::unopened(plan.training_store_host, &plan.network),
         };
         let now = Instant::now();
         Ok(Self {
@@ -135,8 +133,7 @@ impl Driver {
             outlet,
             store,
             begun: Begun::NotYet,
-            workers_store: Some(workers_store),
-            greeted,
+            training_store: Some(training_store),
             memory: MasterAddressCache::default(),
             backend: None,
             worn: None,

@@ -3,9 +3,8 @@
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
-
-use rankrun_contract::env::Master;
 
 use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::exchange::{Aborted, ExchangeError};
@@ -14,13 +13,14 @@ use crate::rendezvous::state::Node;
 use crate::rendezvous::static_rdzv::{
     FirstRound, JoinProgress, StaticSetup, first_round, read_join_progress, withdraw_claims,
 };
+use crate::rendezvous::training_store::TrainingStore;
 use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent, Round, WaitReason, WaitStatus};
+use crate::store::StoreServer;
 use crate::store::client::Client;
 
 use super::book::{by_rank, ranks_of};
 use super::driver::{Driver, Phase, wall};
 use super::member::Membership;
-use super::plan::Fixed;
 
 /// How far a job with given ranks has come.
 #[derive(Debug, Clone)]
@@ -34,12 +34,6 @@ pub(super) enum Begun {
 }
 
 impl Driver {
-    /// Where the workers meet, where every node was told.
-    pub(super) fn told_master(&self, fixed: &Fixed) -> Master {
-        let port = self.own_store().map_or(fixed.master.port, |store| store.port());
-        Master { port, ..fixed.master.clone() }
-    }
-
     /// Takes part in the first round of a job with given ranks.
     pub(super) fn begin(&mut self) -> Result<Instant, StoreFailure> {
         let (Phase::Joining(joining), Some(me), Some(fixed), Some(backend)) =
@@ -50,7 +44,6 @@ impl Driver {
         let (workers, node) = (joining.workers, me.node.clone());
         let descriptor = self.plan.descriptor(workers);
         let Some(mut bell) = backend.take_notifier()? else { return Ok(Instant::now()) };
-        let master = self.told_master(&fixed);
         let role = self.plan.role.clone();
         let setup = StaticSetup {
             run_id: &fixed.run_id,
@@ -60,7 +53,7 @@ impl Driver {
             nodes: self.plan.nodes.max,
             role: &role,
             workers,
-            master: &master,
+            master: &fixed.master,
             timeout: self.plan.times.join,
             lease: self.plan.times.lease,
             wall: wall(),
@@ -115,11 +108,12 @@ impl Driver {
     /// The workers may start.
     pub(super) fn starts(&mut self, mut round: Round, nodes: Vec<Node>) {
         round.interface.clone_from(&self.interface);
-        let own_port = self.greeted.server().map(|store| store.local_addr().port());
-        self.greeted.used(round.node_rank.0 == 0 && own_port == Some(round.master.port));
+        let server = self.training_store.as_ref().and_then(TrainingStore::server);
+        let serves = |server: &&Arc<StoreServer>| server.local_addr().port() == round.master.port;
+        let training_server = server.filter(|_| round.node_rank.0 == 0).filter(serves).cloned();
         self.phase =
             Phase::Member(Box::new(Membership::new(round.number, nodes, round.nodes.get() as usize)));
-        self.outlet.tell(RendezvousEvent::Joined(Box::new(round)));
+        self.outlet.tell(RendezvousEvent::Joined { round: Box::new(round), training_server });
     }
 
     /// What goes on while it is waited for the others of the first round.

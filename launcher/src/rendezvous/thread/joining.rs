@@ -7,7 +7,7 @@ use rankrun_contract::rank::{LocalWorldSize, NodeRank};
 
 use crate::rendezvous::c10d::{C10dBackend, SnapshotQuery, StoreFailure, StoreSnapshot};
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, Meeting, exchange};
+use crate::rendezvous::exchange::{Aborted, Exchange, ExchangeError, exchange};
 use crate::rendezvous::host::StoreEndpoint;
 use crate::rendezvous::round::{RoundGoal, RoundStep, has_time_to_rejoin, next};
 use crate::rendezvous::state::{Node, RendezvousState};
@@ -233,10 +233,6 @@ impl Driver {
         let node_rank = nodes.iter().position(|member| *member == node).unwrap_or_default();
         let resolve = |host: &str, port: u16| StoreEndpoint { host: host.to_owned(), port }.resolve(RESOLVE);
         let (keys, role) = (self.plan.keys.clone(), self.plan.role.clone());
-        let meeting = match &self.plan.fixed {
-            Some(fixed) => Meeting::Told(self.told_master(fixed)),
-            None => Meeting::Published { agent_store: self.plan.agent_store },
-        };
         let plan = Exchange {
             keys: &keys,
             round: number,
@@ -244,14 +240,13 @@ impl Driver {
             workers,
             node_rank: NodeRank(u32::try_from(node_rank).unwrap_or(u32::MAX)),
             members: &members,
-            meeting,
             read_timeout: self.plan.times.read,
             nonce: self.plan.nonce,
             resolve: &resolve,
         };
         let mut memory = std::mem::take(&mut self.memory);
-        let Some(mut workers_store) = self.workers_store.take() else { return Ok(Instant::now()) };
-        workers_store.agents(self.book.agents.values().map(|agent| agent.nonce));
+        let Some(mut training_store) = self.training_store.take() else { return Ok(Instant::now()) };
+        training_store.set_agent_ids(self.book.agents.values().map(|agent| agent.nonce));
         let mut trouble = None;
         let mut between = |_: &mut Client| {
             self.between(number, &nodes).map_err(|why| {
@@ -259,8 +254,8 @@ impl Driver {
                 Aborted
             })
         };
-        let result = exchange(&mut bell, &plan, &mut workers_store, &mut memory, &mut between);
-        (self.memory, self.workers_store) = (memory, Some(workers_store));
+        let result = exchange(&mut bell, &plan, &mut training_store, &mut memory, &mut between);
+        (self.memory, self.training_store) = (memory, Some(training_store));
         if let Some(trouble) = trouble {
             return Err(trouble);
         }

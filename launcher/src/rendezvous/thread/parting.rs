@@ -9,6 +9,7 @@ use crate::rendezvous::c10d::StoreFailure;
 use crate::rendezvous::note::ClosingNote;
 use crate::rendezvous::round::{LocalNode, RoundGoal, RoundStep, next};
 use crate::rendezvous::state::{Node, RendezvousState};
+use crate::rendezvous::training_store::TrainingStore;
 use crate::rendezvous::{FailureNote, NodeName, ShutdownKind};
 
 use super::driver::{Driver, Phase, Standing, wall};
@@ -146,7 +147,8 @@ impl Driver {
     }
 
     fn has_guests(&self) -> bool {
-        let stores = self.store.as_deref().into_iter().chain(self.greeted.server());
+        let training_server = self.training_store.as_ref().and_then(TrainingStore::server);
+        let stores = self.store.iter().chain(training_server);
         stores.into_iter().any(|store| store.connections().is_ok_and(|count| count > 0))
     }
 }

@@ -10,8 +10,8 @@ use crate::rendezvous::address::loopback;
 use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
 use crate::rendezvous::host::StoreEndpoint;
 use crate::rendezvous::keys::RendezvousKeys;
-use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
+use crate::spec::{RendezvousSpec, StoreHost};
 
 use super::Setup;
 use super::driver::random;
@@ -44,8 +44,8 @@ pub(super) struct Plan {
     pub(super) host: String,
     pub(super) nonce: u32,
     pub(super) max_restarts: RestartCount,
-    /// Whether the agent of rank 0 opens the workers' store, and not its first worker.
-    pub(super) agent_store: bool,
+    /// The process on node rank 0 that opens the training store.
+    pub(super) training_store_host: StoreHost,
     /// How long it is waited for others that say nothing.
     pub(super) exit_barrier: Duration,
     /// Where every node was told at its start which rank it has.
@@ -83,7 +83,7 @@ impl Plan {
             host: short_hostname(),
             nonce,
             max_restarts,
-            agent_store: true,
+            training_store_host: spec.store().host,
             exit_barrier: EXIT_BARRIER,
             fixed: None,
         };
@@ -94,7 +94,7 @@ impl Plan {
                 port,
                 named_by,
                 local_addr,
-                worker_store,
+                worker_store: _,
                 nodes,
                 is_host,
                 node_rank,
@@ -102,7 +102,7 @@ impl Plan {
             } => {
                 (plan.endpoint, plan.named_by) = (StoreEndpoint { host, port }, named_by);
                 (plan.nodes, plan.node_rank, plan.times) = (nodes, node_rank, times);
-                (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+                plan.local_addr = local_addr;
                 is_host
             }
             RendezvousSpec::Static { run_id, addr, port, named_by, local_addr, nodes, node_rank, times } => {
@@ -114,8 +114,8 @@ impl Plan {
                 plan.fixed = Some(Fixed { run_id, node_rank, master });
                 Some(node_rank == NodeRank(0))
             }
-            RendezvousSpec::Standalone { run_id: _, local_addr, worker_store } => {
-                (plan.local_addr, plan.agent_store) = (local_addr, !worker_store);
+            RendezvousSpec::Standalone { run_id: _, local_addr, worker_store: _ } => {
+                plan.local_addr = local_addr;
                 Some(true)
             }
         };

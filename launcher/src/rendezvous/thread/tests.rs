@@ -40,7 +40,7 @@ fn two_and_four_nodes_form_a_round() {
             agent.workers = LocalWorldSize::new(workers).unwrap();
             agent.join();
         }
-        let rounds: Vec<_> = agents.iter().map(Agent::joined).collect();
+        let (rounds, stores): (Vec<_>, Vec<_>) = agents.iter().map(Agent::joined_with_store).unzip();
         let world = count * (count + 1) / 2;
         let mut by_rank: Vec<_> =
             rounds.iter().zip(1..).map(|(round, workers)| (round.node_rank, workers, round)).collect();
@@ -57,8 +57,9 @@ fn two_and_four_nodes_form_a_round() {
             assert_eq!(round.members.len(), count as usize);
             base += workers;
         }
-        let greeted: Vec<_> = agents.iter().filter_map(|agent| agent.rendezvous.greeted()).collect();
-        assert_eq!(greeted.len(), 1, "only rank 0 has the workers' store");
+        let hosts: Vec<_> = rounds.iter().zip(stores).filter(|(_, has_store)| *has_store).collect();
+        assert_eq!(hosts.len(), 1, "only one agent has the training store");
+        assert_eq!(hosts[0].0.node_rank, NodeRank(0));
     }
 }
 

@@ -8,7 +8,7 @@ fn torchrun(
     round: u64,
     (rank, nodes): (u32, u32),
     believed: &mut Option<PublishedAddress>,
-    own: Option<&OwnStore>,
+    own: Option<&NodeStore>,
 ) -> [u32; 4] {
     let keys = keys().round(round);
     let mut client = connect(store);
@@ -54,7 +54,7 @@ fn torchrun_reads_address_of_rankrun_rank_zero() {
     let store = serve();
     let (mut a, mut believed) = (Agent::new("a"), None);
     for round in 0..2 {
-        a.store.is_used();
+        a.store.use_by_worker();
         let ranks = thread::scope(|scope| {
             let theirs = scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
             let ours = join_all(&mut [&mut a], &store, round, "a T").remove(0).unwrap();
@@ -70,10 +70,12 @@ fn torchrun_reads_address_of_rankrun_rank_zero() {
 #[test]
 fn torchrun_rank_zero_publishes_address_and_empties_store() {
     let store = serve();
-    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    let (theirs, mut believed) = (NodeStore::new("T"), None);
     let (mut a, mut b, mut newcomer) = (Agent::new("a"), Agent::new("b"), None);
+    a.store.use_by_worker();
+    b.store.use_by_worker();
     for (round, names) in [(0, "T a b"), (1, "T a b U"), (2, "T a b U")] {
-        theirs.is_used();
+        theirs.use_by_worker();
         let nodes = members(names).len() as u32;
         thread::scope(|scope| {
             scope.spawn(|| torchrun(&store, round, (0, nodes), &mut believed, Some(&theirs)));
@@ -87,17 +89,17 @@ fn torchrun_rank_zero_publishes_address_and_empties_store() {
         assert_eq!(theirs.keys(), 0);
     }
     assert_eq!(newcomer, Some(theirs.place()));
-    assert!(a.store.resets.is_empty() && b.store.resets.is_empty());
+    assert_eq!([&a, &b].map(|agent| agent.store.keys()), [2; 2], "no other store is reset");
 }
 
 #[test]
 fn new_rankrun_agent_finds_store_of_torchrun_rank_zero() {
     let store = serve();
-    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    let (theirs, mut believed) = (NodeStore::new("T"), None);
     torchrun(&store, 0, (0, 1), &mut believed, Some(&theirs));
     torchrun(&store, 1, (0, 1), &mut believed, Some(&theirs));
     let mut a = Agent::new("a");
-    theirs.is_used();
+    theirs.use_by_worker();
     thread::scope(|scope| {
         scope.spawn(|| torchrun(&store, 2, (0, 2), &mut believed, Some(&theirs)));
         let joined = join_all(&mut [&mut a], &store, 2, "T a").remove(0).unwrap();
@@ -108,13 +110,13 @@ fn new_rankrun_agent_finds_store_of_torchrun_rank_zero() {
 #[test]
 fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
     let store = serve();
-    let (theirs, mut believed) = (OwnStore::new("T"), None);
+    let (theirs, mut believed) = (NodeStore::new("T"), None);
     let mut a = Agent::new("a");
     thread::scope(|scope| {
         scope.spawn(|| torchrun(&store, 0, (0, 2), &mut believed, Some(&theirs)));
         join_all(&mut [&mut a], &store, 0, "T a").remove(0).unwrap();
     });
-    theirs.is_used();
+    theirs.use_by_worker();
     let mut b = Agent::new("b");
     // As an agent that has seen the round before joins it.
     let participants = [(node("T"), 0), (node("a"), 1)].into_iter().collect();
@@ -162,7 +164,8 @@ fn worker_hosted_store_has_new_port_in_every_round() {
     let store = serve();
     let keys = keys();
     let mut ports = BTreeSet::new();
-    let given = Mutex::new(crate::rendezvous::worker_store::WorkerHostedStore::new("th1".to_owned(), None));
+    let mut given = TrainingStore::unopened(StoreHost::Worker, &NetworkSpec::default());
+    given.set_address("th1", None);
     let (all, mut memory) = (members("a T"), MasterAddressCache::default());
     for round in 0..2 {
         // It reads the address in every round.
@@ -174,15 +177,13 @@ fn worker_hosted_store_has_new_port_in_every_round() {
             workers: LocalWorldSize::ONE,
             node_rank: NodeRank(0),
             members: &all,
-            meeting: Meeting::Published { agent_store: false },
             read_timeout: LIMIT,
             nonce: 7,
             resolve: &|_, _| unreachable!(),
         };
         let joined = thread::scope(|scope| {
             scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
-            let mut given = given.lock().unwrap();
-            exchange(&mut connect(&store), &plan, &mut *given, &mut memory, &mut |_| Ok(())).unwrap()
+            exchange(&mut connect(&store), &plan, &mut given, &mut memory, &mut |_| Ok(())).unwrap()
         });
         assert!(!joined.master.uses_agent_store);
         assert_eq!(believed, Some(PublishedAddress::from(&joined.master)));

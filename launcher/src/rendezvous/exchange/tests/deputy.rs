@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::*;
 
 /// What a rank 0 of torchrun has written for a round with one member of ours.
-fn written(store: &StoreServer, theirs: &OwnStore) {
+fn written(store: &StoreServer, theirs: &NodeStore) {
     let (mut client, round) = (connect(store), keys().round(0));
     let place = theirs.place();
     for (key, text) in [
@@ -32,12 +32,12 @@ fn stand_in(
         workers: LocalWorldSize::ONE,
         node_rank: NodeRank(1),
         members: &members,
-        meeting: Meeting::Published { agent_store: true },
         read_timeout: LIMIT,
         nonce: 7,
         resolve,
     };
-    exchange(&mut connect(store), &plan, &mut OwnStore::new("a"), &mut MasterAddressCache::default(), between)
+    let mut own = NodeStore::new("a").store;
+    exchange(&mut connect(store), &plan, &mut own, &mut MasterAddressCache::default(), between)
 }
 
 fn at(port: u16) -> Vec<SocketAddr> {
@@ -46,9 +46,9 @@ fn at(port: u16) -> Vec<SocketAddr> {
 
 #[test]
 fn failed_reset_of_torchrun_store_is_retried() {
-    let (store, theirs) = (serve(), OwnStore::new("T"));
+    let (store, theirs) = (serve(), NodeStore::new("T"));
     written(&store, &theirs);
-    theirs.is_used();
+    theirs.use_by_worker();
     // Nobody listens there any more.
     let gone = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let gone_port = gone.local_addr().unwrap().port();
@@ -68,7 +68,7 @@ fn failed_reset_of_torchrun_store_is_retried() {
 
 #[test]
 fn dead_torchrun_rank_zero_ends_round_not_job() {
-    let (store, theirs) = (serve(), OwnStore::new("T"));
+    let (store, theirs) = (serve(), NodeStore::new("T"));
     written(&store, &theirs);
     let resolve = |_: &str, _| Err(io::ErrorKind::NotFound.into());
     let looks = Cell::new(0);

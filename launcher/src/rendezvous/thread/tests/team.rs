@@ -170,7 +170,15 @@ impl Agent {
 
     pub(super) fn joined(&self) -> Round {
         match self.news() {
-            RendezvousEvent::Joined(round) => *round,
+            RendezvousEvent::Joined { round, .. } => *round,
+            news => panic!("{news:?}"),
+        }
+    }
+
+    /// The round, and whether this agent has its training store.
+    pub(super) fn joined_with_store(&self) -> (Round, bool) {
+        match self.news() {
+            RendezvousEvent::Joined { round, training_server } => (*round, training_server.is_some()),
             news => panic!("{news:?}"),
         }
     }
@@ -179,7 +187,7 @@ impl Agent {
     pub(super) fn rejoined(&self) -> Round {
         loop {
             match self.news() {
-                RendezvousEvent::Joined(round) => return *round,
+                RendezvousEvent::Joined { round, .. } => return *round,
                 RendezvousEvent::Changed(_) => {}
                 news => panic!("{news:?}"),
             }
