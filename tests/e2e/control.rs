@@ -422,6 +422,7 @@ fn suspended_job_answers_and_is_stopped() {
     let worker = i32::try_from(pid).unwrap();
     job.signal(Signal::SIGTSTP);
     job.wait_until("the worker is suspended", || is_stopped(worker));
-    assert_eq!(runtime.status(&["status", &id, "--json"])["ranks"][0]["state"], "stopped");
+    let status = runtime.status(&["status", &id, "--json"]);
+    assert_eq!((&status["state"], &status["ranks"][0]["state"]), (&"suspended".into(), &"stopped".into()));
     runtime.stop(job, &id);
 }

@@ -36,10 +36,8 @@ impl Agent<'_> {
 
     /// Answers the clients; their wishes are inputs of the state.
     pub(super) fn answer_control_requests(&mut self) -> Vec<Input> {
-        let kept = std::mem::take(&mut self.halts.from_clients);
         let requests = self.control.as_mut().map(ControlEndpoint::take_requests).unwrap_or_default();
-        let inputs = requests.into_iter().filter_map(|request| self.answer_control_request(request));
-        kept.into_iter().chain(inputs).collect()
+        requests.into_iter().filter_map(|request| self.answer_control_request(request)).collect()
     }
 
     fn answer_control_request(&mut self, request: ControlRequest) -> Option<Input> {

@@ -51,11 +51,6 @@ impl DeviceCheckRun {
         }
     }
 
-    /// True while a probe runs.
-    pub(super) const fn is_running(&self) -> bool {
-        self.probes.is_some()
-    }
-
     /// The descriptors that become readable when [`Self::advance`] has something to do.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.probes.iter().flat_map(|(_, probes)| probes.as_fds())

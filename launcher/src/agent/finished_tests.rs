@@ -60,7 +60,8 @@ fn suspended_time_does_not_count_towards_finished_report() {
     let mut job = new_job(2, 0, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(0), exited(0, 1, Exit::Code(0)));
-    let _ = job.handle(at(50), Input::Resumed { suspended_for: Duration::from_secs(40) });
+    let _ = job.handle(at(10), Input::SuspendRequested);
+    let _ = job.handle(at(50), Input::ResumeRequested);
     assert_eq!(job.deadline(), Some(at(100)));
     assert_eq!(finished_reports(&job.handle(at(100), Input::DeadlinePassed)), [(vec![1], vec![0], 60)]);
     let actions = job.handle(at(101), exited(0, 0, Exit::Code(1)));

@@ -22,24 +22,22 @@ impl Agent<'_> {
     pub(super) fn collect_inputs(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
         inputs.extend(self.workers.external_worker_inputs(SystemTime::now()));
         self.workers.poll_oom_kills(Instant::now());
-        while let Some(signal) = self.own_signal()? {
+        while let Some(signal) = self.inbox.next().map_err(AgentAbort::Blind)? {
             if signal == libc::SIGCHLD {
                 self.reap_workers(inputs);
             } else if let Ok(signal) = Signal::try_from(signal)
                 && signal != Signal::SIGWINCH
             {
                 // A signal sent to the agent itself counts, but never as the second one.
-                inputs.push_back(self.signal_input(signal, false));
+                self.push_signal(signal, false, inputs);
             }
         }
-        while let Some(signal) = self.signal_from_guard()? {
-            let again = self.has_stop_signal;
-            self.has_stop_signal |= self.handled_signals.is_stop_signal(signal as i32);
-            inputs.push_back(self.signal_input(signal, again));
-        }
+        self.read_guard_messages(inputs)?;
         inputs.extend(self.answer_control_requests());
-        // After the signals: a job that is told to stop starts no worker.
-        if inputs.iter().all(|input| !matches!(input, Input::StopRequested { .. })) {
+        // After the signals: a job that is told to stop starts no worker. A suspended job starts none either.
+        let is_stopping =
+            |input: &Input| matches!(input, Input::StopRequested { .. } | Input::SuspendRequested);
+        if !self.state.is_suspended() && !inputs.iter().any(is_stopping) {
             self.advance_opening(inputs)?;
             inputs.extend(self.advance_start());
         }
@@ -62,12 +60,8 @@ impl Agent<'_> {
                 if let Some(killed) = others.killed() {
                     inputs.push_front(killed);
                 }
-                inputs.extend(others.cut_off(Instant::now()));
+                inputs.extend(others.cut_off(Instant::now(), self.state.is_suspended()));
             }
-        }
-        // First, so that the other inputs meet deadlines that are already put off.
-        if let Some(lasted) = self.halts.take() {
-            inputs.push_front(Input::Resumed { suspended_for: lasted });
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);
@@ -94,7 +88,7 @@ impl Agent<'_> {
                 check.on_reaped(pid, exit);
             }
         }
-        if has_other {
+        if has_other && !inputs.contains(&Input::DescendantReaped) {
             inputs.push_back(Input::DescendantReaped);
         }
         let kills = self.workers.foreign_kills(&reaped.workers, orphans as u64);
@@ -111,28 +105,35 @@ impl Agent<'_> {
         }));
     }
 
-    fn signal_input(&self, signal: Signal, again: bool) -> Input {
+    fn push_signal(&self, signal: Signal, is_second: bool, inputs: &mut VecDeque<Input>) {
         if self.handled_signals.is_stop_signal(signal as i32) {
-            Input::StopRequested { signal, is_second: again }
-        } else {
-            Input::SignalForwarded { signal }
+            inputs.push_back(Input::StopRequested { signal, is_second });
+            return;
+        }
+        let input = Input::SignalForwarded { signal };
+        // As for a stopped process, many signals of a kind are one.
+        if !self.state.is_suspended() || !inputs.contains(&input) {
+            inputs.push_back(input);
         }
     }
 
-    pub(super) fn signal_from_guard(&mut self) -> Result<Option<Signal>, AgentAbort> {
+    fn read_guard_messages(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
         loop {
-            match self.word_of_guard() {
+            match self.link.receive_from_guard() {
                 LinkMessage::Message(ToAgent::Signal(number)) => {
+                    let is_second = self.has_stop_signal;
                     if self.handled_signals.is_stop_signal(number) {
                         self.link.send_to_guard(ToGuard::Handled).map_err(|_| AgentAbort::GuardGone)?;
+                        self.has_stop_signal = true;
                     }
-                    return Ok(Signal::try_from(number).ok());
+                    if let Ok(signal) = Signal::try_from(number) {
+                        self.push_signal(signal, is_second, inputs);
+                    }
                 }
                 LinkMessage::Message(ToAgent::Resized) => self.workers.resize_console(),
-                LinkMessage::Message(ToAgent::Suspend) => self.halt()?,
-                // Not awaited: a signal had already ended the suspension.
-                LinkMessage::Message(ToAgent::Resume) => {}
-                LinkMessage::Empty => return Ok(None),
+                LinkMessage::Message(ToAgent::Suspend) => inputs.push_back(Input::SuspendRequested),
+                LinkMessage::Message(ToAgent::Resume) => inputs.push_back(Input::ResumeRequested),
+                LinkMessage::Empty => return Ok(()),
                 LinkMessage::Closed => return Err(AgentAbort::GuardGone),
             }
         }

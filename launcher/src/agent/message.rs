@@ -114,11 +114,14 @@ pub enum Input {
         /// Fingerprint of the checkpoint folder; `None` where the folder could not be read.
         fingerprint: Option<CheckpointFingerprint>,
     },
-    /// All processes of the job were suspended (Ctrl-Z) and run again.
-    Resumed {
-        /// How long the suspension lasted.
-        suspended_for: Duration,
-    },
+    /// The user suspends the job (Ctrl-Z). The guard waits for [`Action::Suspend`].
+    SuspendRequested,
+    /// The suspended job goes on: the user wants it to, or another input has to be handled
+    /// ([`State::next_input`](super::state::State::next_input)).
+    ResumeRequested,
+    /// The other nodes take this node for dead while its workers are suspended: an
+    /// [`Input::Changed`] with [`MembershipChange::CutOff`] waits.
+    SuspendedTooLong,
     /// A round is complete, and this node is in it.
     Joined(Box<Round>),
     /// The round is over because of another node or the store.
@@ -365,6 +368,20 @@ pub enum Action {
     },
     /// Print a message for the user.
     Emit(JobEvent),
+    /// Stop the processes of the job, and tell the guard that the job is suspended.
+    Suspend {
+        /// False if only probes run, which have deadlines and are not stopped.
+        has_processes: bool,
+    },
+    /// Continue the processes of the job.
+    Resume {
+        /// False if none was stopped.
+        has_processes: bool,
+        /// How long the suspension lasted.
+        suspended_for: Duration,
+    },
+    /// Kill the suspended processes of the job.
+    KillSuspended,
     /// The job has this outcome; the other nodes are told.
     Finish(JobEnd),
     /// List the processes that the workers left running, and do this to them.

@@ -16,7 +16,6 @@ mod external_worker;
 pub mod failure;
 mod failure_context;
 mod final_report;
-mod halt;
 mod host;
 mod inputs;
 pub mod leftovers;
@@ -31,6 +30,7 @@ pub mod rules;
 mod starting;
 pub mod state;
 mod surroundings;
+mod suspend;
 mod sweep;
 mod watched_call;
 mod workers;
@@ -49,7 +49,6 @@ use rankrun_contract::report::ErrorReport;
 use crate::agent::device_check::DeviceCheckRun;
 use crate::agent::drain::Ending;
 use crate::agent::final_report::FinalReport;
-use crate::agent::halt::Halts;
 use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::rank_table::EndedRank;
 use crate::agent::message::{Action, Input, JobEvent};
@@ -172,7 +171,6 @@ struct Agent<'a> {
     device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
     progress_probe: Option<ProgressProbe>,
-    halts: Halts,
     launcher_error: Option<ErrorReport>,
     /// Why it is unknown whether a process of the job is left.
     scan_error: Option<ProcessScanError>,
@@ -213,7 +211,6 @@ impl<'a> Agent<'a> {
             invocation: words,
             device_check: None,
             progress_probe: None,
-            halts: Halts::default(),
             launcher_error: None,
             scan_error: None,
             control: None,
@@ -230,7 +227,7 @@ impl<'a> Agent<'a> {
         let mut inputs = VecDeque::new();
         self.collect_inputs(&mut inputs)?;
         loop {
-            while let Some(input) = inputs.pop_front() {
+            while let Some(input) = self.state.next_input(Instant::now(), &mut inputs) {
                 let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
@@ -247,14 +244,17 @@ impl<'a> Agent<'a> {
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
             readers.extend(self.rendezvous.iter().map(Others::as_fd));
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
-            readers.extend(self.opening.iter().map(AsFd::as_fd));
-            readers.extend(self.pending_start.iter().map(|start| start.call.as_fd()));
+            readers.extend(self.call_fds());
             readers.extend(self.drained.iter().map(Drained::as_fd));
             readers.extend(self.departure.iter().map(Departure::as_fd));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
             let others = self.rendezvous.as_ref().filter(|_| self.state.has_workers());
-            let deadlines = [self.state.deadline(), check_deadline, others.and_then(Others::deadline)];
+            let deadlines = [
+                self.state.deadline(),
+                check_deadline,
+                others.and_then(|others| others.deadline(self.state.is_suspended())),
+            ];
             let deadlines = deadlines.into_iter().chain(self.call_deadlines());
             wait_for_inputs(&readers, deadlines.flatten().min())?;
             self.collect_inputs(&mut inputs)?;
@@ -314,6 +314,9 @@ impl<'a> Agent<'a> {
                 return self.device_check.as_mut()?.reassign(&self.invocation, &mut self.workers, None);
             }
             Action::Emit(event) => self.emit(&event),
+            Action::Suspend { has_processes } => self.suspend_job(has_processes),
+            Action::Resume { has_processes, suspended_for } => self.resume_job(has_processes, suspended_for),
+            Action::KillSuspended => self.kill_suspended_job(),
             Action::Finish(_)
             | Action::SweepLeftovers { .. }
             | Action::DrainOutput

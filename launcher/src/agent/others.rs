@@ -53,8 +53,6 @@ pub(super) struct Others {
     watch: Watchdog,
     /// Whether it was told that there may be workers.
     is_watched: bool,
-    /// Why the workers were killed past the state, which is to hear of that before it hears of their ends.
-    killed: Option<MembershipChange>,
     /// Whether there is more than one node, and so people want to know which is which.
     is_many: bool,
 }
@@ -87,7 +85,6 @@ impl Others {
             kill_by: None,
             watch: watch.clone(),
             is_watched: false,
-            killed: None,
             is_many,
         }))
     }
@@ -163,31 +160,18 @@ impl Others {
     }
 
     /// The same as an input, where the time has come.
-    pub(super) fn cut_off(&mut self, now: Instant) -> Option<Input> {
-        let kill_by = self.fence().filter(|fence| fence.stop_at <= now)?.kill_by;
+    pub(super) fn cut_off(&mut self, now: Instant, is_suspended: bool) -> Option<Input> {
+        self.deadline(is_suspended).filter(|at| *at <= now)?;
+        let kill_by = self.fence()?.kill_by;
         self.kill_by = Some(kill_by);
         Some(Input::Changed(MembershipChange::CutOff { kill_by }))
     }
 
     /// What the state has to hear of before it hears of any end: the workers were killed while it could not be asked.
     pub(super) fn killed(&mut self) -> Option<Input> {
-        let struck = self.watch.take_killed_deadline().filter(|kill_by| self.kill_by != Some(*kill_by));
-        if let Some(kill_by) = struck {
-            self.kill_by = Some(kill_by);
-            self.killed.get_or_insert(MembershipChange::StoodStill);
-        }
-        self.killed.take().map(Input::Changed)
-    }
-
-    /// Until when the workers of a job that is halted may live.
-    pub(super) fn halted_until(&self) -> Option<Instant> {
-        self.fence().filter(|_| self.is_many).map(|fence| fence.kill_by)
-    }
-
-    /// They were killed since that has passed.
-    pub(super) fn killed_halted(&mut self, kill_by: Instant) {
+        let kill_by = self.watch.take_killed_deadline().filter(|kill_by| self.kill_by != Some(*kill_by))?;
         self.kill_by = Some(kill_by);
-        self.killed = Some(MembershipChange::CutOff { kill_by });
+        Some(Input::Changed(MembershipChange::StoodStill))
     }
 
     /// Whether there may be workers, which the guard is to end if this process cannot.
@@ -198,9 +182,10 @@ impl Others {
         }
     }
 
-    /// When that is to be asked next.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.fence().map(|fence| fence.stop_at)
+    /// When that is to be asked next. Suspended workers cannot stop by themselves: they are killed at the end.
+    pub(super) fn deadline(&self, is_suspended: bool) -> Option<Instant> {
+        let fence = self.fence()?;
+        if is_suspended { self.is_many.then_some(fence.kill_by) } else { Some(fence.stop_at) }
     }
 
     /// Why the rendezvous failed, if it did.

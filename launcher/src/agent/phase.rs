@@ -77,6 +77,16 @@ pub(super) enum ShutdownStep {
     Leaving { until: Instant, report_at: Option<Instant> },
 }
 
+/// All processes of the job are stopped by Ctrl-Z, in whatever phase it is. Inputs wait meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Suspension {
+    pub(super) since: Instant,
+    /// False if only probes run, which are not stopped.
+    pub(super) has_processes: bool,
+    /// The other nodes take this node for dead, so the suspended processes were killed.
+    pub(super) is_killed: bool,
+}
+
 /// The question that a check answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CheckStep {

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the agent's shell says when the workers start")]
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime};
 
 use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
@@ -15,10 +16,20 @@ use crate::blocking::CallProgress;
 use crate::error::LaunchError;
 
 impl Agent<'_> {
-    /// When a call that is under way has something to say.
+    /// When a call that is under way has something to say. A suspended job starts nothing.
     pub(super) fn call_deadlines(&self) -> [Option<Instant>; 2] {
+        if self.state.is_suspended() {
+            return [None; 2];
+        }
         let start = self.pending_start.as_ref();
         [self.opening.as_ref().and_then(WatchedCall::deadline), start.and_then(|start| start.call.deadline())]
+    }
+
+    /// Readable when such a call has ended.
+    pub(super) fn call_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let opening = self.opening.iter().map(AsFd::as_fd);
+        let calls = opening.chain(self.pending_start.iter().map(|start| start.call.as_fd()));
+        calls.filter(|_| !self.state.is_suspended())
     }
 
     /// [`Input::Ready`] once the stores and the log folder are open.

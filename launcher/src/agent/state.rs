@@ -37,7 +37,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use crate::agent::dstate::{DStateWatch, UninterruptibleWorker};
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::message::{Action, Input, JobEvent, WorkerEnd};
-use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage};
+use crate::agent::phase::{GIVE_UP_AFTER_KILL, JobPhase, StopStage, Suspension};
 use crate::agent::policy::History;
 use crate::agent::rules::JobRules;
 use crate::process::Exit;
@@ -61,6 +61,7 @@ pub struct State {
     /// The stop signals that this generation got.
     sent_signals: Vec<Signal>,
     phase: JobPhase,
+    suspension: Option<Suspension>,
     history: History,
     /// Watches the running generation for uninterruptible workers, if enabled.
     dstate_watch: Option<DStateWatch>,
@@ -87,6 +88,7 @@ impl State {
             stopped_by: None,
             sent_signals: Vec::new(),
             phase: JobPhase::Starting,
+            suspension: None,
             history: History::new(),
             dstate_watch: None,
             join_by: None,
@@ -107,6 +109,9 @@ impl State {
     /// When [`Input::DeadlinePassed`] is due, if nothing else happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
+        if self.is_suspended() {
+            return self.time_limit_deadline();
+        }
         let limits = self.next_time_limit_event().into_iter().chain(self.start_timeout_at());
         self.phase_deadline().into_iter().chain(limits).chain(self.finished_report_at()).min()
     }
@@ -146,7 +151,9 @@ impl State {
 
     fn apply_input(&mut self, now: Instant, input: Input) -> Vec<Action> {
         match input {
-            Input::Resumed { suspended_for: lasted } => self.on_resumed(lasted),
+            Input::SuspendRequested => self.suspend(now),
+            Input::ResumeRequested => self.resume(now),
+            Input::SuspendedTooLong => self.kill_suspended(),
             input if matches!(self.phase, JobPhase::ShuttingDown(_)) => self.on_shutdown_input(now, &input),
             Input::Ready => self.on_ready(now),
             Input::StartFailed { generation, failed } => self.on_start_failed(now, generation, failed),

@@ -25,8 +25,6 @@ mod checking;
 mod finished_tests;
 #[path = "grace_tests.rs"]
 mod grace_tests;
-#[path = "halt_tests.rs"]
-mod halts;
 #[path = "left_out_tests.rs"]
 mod left_out;
 #[path = "limit_tests.rs"]
@@ -43,6 +41,8 @@ mod several_nodes;
 mod siblings_tests;
 #[path = "start_tests.rs"]
 mod starts;
+#[path = "suspend_tests.rs"]
+mod suspensions;
 #[path = "waiting_tests.rs"]
 mod waiting;
 #[path = "window_tests.rs"]

@@ -151,6 +151,8 @@ pub enum JobState {
     Settling,
     /// The job is over, and its last output is written.
     Ending,
+    /// All processes of the job are stopped (Ctrl-Z).
+    Suspended,
 }
 
 impl JobState {
@@ -171,6 +173,7 @@ impl JobState {
             Self::Restarting => "restarting",
             Self::Settling => "settling",
             Self::Ending => "ending",
+            Self::Suspended => "suspended",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-Z, `fg` and `bg`: the guard's side. The agent's is in `agent/halt.rs`.
+//! Ctrl-Z, `fg` and `bg`: the guard's side. The agent's is in `agent/suspend.rs` and `agent/state/suspend.rs`.
 //!
 //! The shell sees one process, the guard, and the terminal's SIGTSTP reaches it alone: workers lead sessions of their
 //! own. So the guard asks the agent to stop the processes of the job, and stops itself once that is done. The agent

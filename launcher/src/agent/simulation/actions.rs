@@ -75,6 +75,11 @@ impl<M: Machine> World<'_, M> {
             Action::DrainOutput if self.setup.is_output_read => self.queue.push_back(Input::OutputDrained),
             Action::DrainOutput => {}
             Action::SweepLeftovers { step } => self.sweep(*step),
+            Action::Suspend { .. } | Action::Resume { .. } => {}
+            Action::KillSuspended => {
+                let ended = self.node.kill_all(self.now);
+                self.push_exits(ended);
+            }
         }
     }
 

@@ -94,6 +94,14 @@ pub(super) enum Fault {
     ForgetsToRequeue,
     /// Counts suspended time as run time of the workers.
     ForgetsTheHalt,
+    /// Lets a stop wait until the suspended job goes on.
+    StaysSuspended,
+    /// Lets the time limit wait until the suspended job goes on.
+    SuspendsPastTheLimit,
+    /// Lets suspended workers live that the other nodes take for dead.
+    SparesTheSuspended,
+    ActsWhileSuspended,
+    LeavesThemSuspended,
     /// Swaps the grace periods of a failure and of the user's signal.
     TakesAnothersGrace,
     /// Takes any second request for an impatient one.
@@ -129,7 +137,7 @@ pub(super) enum Fault {
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 78] = [
+pub(super) const FAULTS: [(Fault, &str); 83] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -189,6 +197,11 @@ pub(super) const FAULTS: [(Fault, &str); 78] = [
     (Fault::IgnoresMissingProgress, "7"),
     (Fault::ForgetsToRequeue, "8"),
     (Fault::ForgetsTheHalt, "window"),
+    (Fault::StaysSuspended, "10"),
+    (Fault::SuspendsPastTheLimit, "suspended"),
+    (Fault::SparesTheSuspended, "suspended"),
+    (Fault::ActsWhileSuspended, "suspended"),
+    (Fault::LeavesThemSuspended, "suspended"),
     (Fault::TakesAnothersGrace, "4"),
     (Fault::KillsEarly, "4"),
     (Fault::StartsWithoutARound, "2"),

@@ -68,6 +68,10 @@ pub(super) enum What {
     Stop { signal: Signal, by: Way },
     /// The whole job is suspended for this many milliseconds (Ctrl-Z).
     Halts(u32),
+    /// The whole job is suspended until it goes on or is told to stop.
+    Suspends,
+    /// The suspended job goes on.
+    Resumes,
     /// The user wants all workers to start again.
     RequestRestart,
     /// The launcher gets a signal that is for the workers.
@@ -152,7 +156,10 @@ impl What {
                 launcher: random.pick(&[-600, -50, 0, 50, 499, 600]),
             },
             32..38 => Self::Elsewhere(Elsewhere::random(random)),
-            31 => Self::Halts(random.pick(&[40, 600, 20_000])),
+            31 => {
+                let lasted = random.pick(&[40, 600, 20_000]);
+                random.pick(&[Self::Halts(lasted), Self::Halts(lasted), Self::Suspends, Self::Resumes])
+            }
             38 => Self::RequestRestart,
             _ => Self::Stale(random.pick(&[
                 Stale::Exited,

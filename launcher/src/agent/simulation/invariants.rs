@@ -22,6 +22,7 @@ use super::oracle::{Book, Cause, LENIENCY, Question};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
+use super::suspension::suspension_is_kept;
 use crate::agent::message::{Action, Input, JobEnd, JobEvent};
 use crate::agent::rules::Interrupt;
 
@@ -77,7 +78,7 @@ impl PartialEq for Invariant {
 
 impl Eq for Invariant {}
 
-pub(super) static INVARIANTS: [Invariant; 17] = [
+pub(super) static INVARIANTS: [Invariant; 18] = [
     Invariant {
         number: "1",
         description: "At most one generation has living workers.",
@@ -182,6 +183,13 @@ pub(super) static INVARIANTS: [Invariant; 17] = [
         holds: requested_restarts_happen,
     },
     Invariant {
+        number: "suspended",
+        description: "A suspended job does nothing until it goes on, is told to stop or its time limit is over, but its \
+                workers are killed before the other nodes start their round again (`state/suspend.rs`).",
+        of: Of::Silence,
+        holds: suspension_is_kept,
+    },
+    Invariant {
         number: "granted",
         description: "A restart that the policy grants is made (`policy.rs`).",
         of: Of::Words,
@@ -190,6 +198,11 @@ pub(super) static INVARIANTS: [Invariant; 17] = [
 ];
 
 impl Broken {
+    pub(super) fn by_number(number: &str, why: String) -> Self {
+        let invariant = INVARIANTS.iter().find(|invariant| invariant.number == number);
+        Self { invariant: invariant.expect("a numbered invariant"), why }
+    }
+
     /// The machine and its deadline do not come to an end.
     pub(super) fn by_the_deadline(why: String) -> Self {
         Self { invariant: &INVARIANTS[3], why: format!("the deadline: {why}") }
@@ -202,6 +215,7 @@ pub(super) fn check_invariants(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let broken: Vec<Broken> = INVARIANTS
         .iter()
         .filter(|invariant| !is_silent || invariant.of == Of::Silence)
+        .filter(|invariant| turn.book.suspended_at.is_none() || invariant.number == "suspended")
         .filter_map(|invariant| (invariant.holds)(turn).err().map(|why| Broken { invariant, why }))
         .collect();
     if broken.is_empty() { Ok(()) } else { Err(broken) }

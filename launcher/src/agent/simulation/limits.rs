@@ -24,6 +24,9 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
     let until = turn.book.time_limit_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
         Action::ForwardSignal { .. }
+        | Action::Suspend { .. }
+        | Action::Resume { .. }
+        | Action::KillSuspended
         | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => false,
         Action::Emit(_)
         | Action::Start { .. }

@@ -22,6 +22,7 @@ mod others;
 mod report;
 mod setup;
 mod status;
+mod suspension;
 mod world;
 
 use std::time::{SystemTime, UNIX_EPOCH};

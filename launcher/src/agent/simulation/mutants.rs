@@ -1,5 +1,6 @@
 //! Machines that break one invariant each: the real machine with a fault in its inputs or in its actions.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::sys::signal::Signal;
@@ -22,12 +23,17 @@ use crate::spec::stop::StopReason;
 /// What the virtual node talks to.
 pub(super) trait Machine {
     fn deadline(&self) -> Option<Instant>;
+    fn next_input(&self, now: Instant, queue: &mut VecDeque<Input>) -> Option<Input>;
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action>;
 }
 
 impl Machine for State {
     fn deadline(&self) -> Option<Instant> {
         self.deadline()
+    }
+
+    fn next_input(&self, now: Instant, queue: &mut VecDeque<Input>) -> Option<Input> {
+        self.next_input(now, queue)
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
@@ -80,8 +86,7 @@ impl Mutant {
                 Vec::new()
             }
             (fault, _, Input::StopRequested { .. }) if self.ignores_in_shutdown(fault) => Vec::new(),
-            (Fault::ForgetsTheHalt, _, Input::Resumed { .. })
-            | (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
+            (Fault::IgnoresARestartRequest, _, Input::RestartRequested) => Vec::new(),
             (Fault::KillsEarly, Doing::Stopping, Input::StopRequested { signal, .. }) => {
                 vec![Input::StopRequested { signal, is_second: true }]
             }
@@ -224,6 +229,7 @@ impl Mutant {
             {
                 actions.push(Action::Emit(JobEvent::CheckingDevices));
             }
+            Fault::LeavesThemSuspended => actions.retain(|action| !matches!(action, Action::Resume { .. })),
             Fault::SignalsThePerson => self.signal_external_worker(&mut actions),
             _ => {}
         }
@@ -369,12 +375,32 @@ impl Machine for Mutant {
                 deadline.map(|at| at + Duration::from_millis(200))
             }
             (Fault::WaitsForTheFolder, _) if self.is_probing() => None,
+            (Fault::SuspendsPastTheLimit, _) if self.real.is_suspended() => None,
             (Fault::OversleepsTheWait, _) if matches!(self.real.phase, JobPhase::Waiting { .. }) => None,
             _ => deadline,
         }
     }
 
+    fn next_input(&self, now: Instant, queue: &mut VecDeque<Input>) -> Option<Input> {
+        let input = self.real.next_input(now, queue);
+        let is_wanted = queue.contains(&Input::ResumeRequested);
+        let is_stop = |input: &Input| matches!(input, Input::StopRequested { .. });
+        match (self.fault, &input) {
+            _ if !self.real.is_suspended() => input,
+            (Fault::ActsWhileSuspended, None) => queue.pop_front(),
+            (Fault::SparesTheSuspended, Some(Input::SuspendedTooLong)) => None,
+            (Fault::StaysSuspended, Some(Input::ResumeRequested)) if !is_wanted => None,
+            (Fault::SuspendsPastTheLimit, _) if !is_wanted && !queue.iter().any(is_stop) => None,
+            _ => input,
+        }
+    }
+
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        if let (Fault::ForgetsTheHalt, Input::ResumeRequested, Some(suspension)) =
+            (self.fault, &input, &mut self.real.suspension)
+        {
+            suspension.since = now;
+        }
         let (now, heard) = (self.alter_time(now), self.alter_input(input.clone()));
         let mut actions: Vec<Action> =
             heard.into_iter().flat_map(|heard| self.real.handle(now, heard)).collect();

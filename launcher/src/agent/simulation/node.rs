@@ -142,6 +142,22 @@ impl Node {
         awake.map(|process| process.end(exit, Wrote::Nothing)).collect()
     }
 
+    /// Kills all workers that were not started by hand; an uninterruptible one ends later.
+    pub(super) fn kill_all(&mut self, now: Instant) -> Vec<Ended> {
+        let exit = Exit::Signal { number: libc::SIGKILL, core_dumped: false };
+        let launched = self.processes.iter_mut().filter(|process| process.is_alive() && !process.is_external);
+        let mut ended = Vec::new();
+        for process in launched {
+            process.signals.push(Signal::SIGKILL);
+            if process.is_uninterruptible() {
+                process.planned_end = Some(Due { at: now, exit, wrote: Wrote::Nothing });
+            } else {
+                ended.push(process.end(exit, Wrote::Nothing));
+            }
+        }
+        ended
+    }
+
     pub(super) fn by_pid(&self, pid: Pid) -> Option<&Process> {
         self.processes.iter().find(|process| process.pid == pid)
     }

@@ -33,6 +33,10 @@ pub(super) struct Book {
     pub(super) began: Option<Instant>,
     /// How often the workers got the warning of the time limit.
     pub(super) warnings: u32,
+    /// Since when the job is suspended.
+    pub(super) suspended_at: Option<Instant>,
+    /// The suspension ends in this turn.
+    pub(super) resumes: bool,
     /// When the job resumed after a suspension: nothing was done before that.
     pub(super) resumed_at: Option<Instant>,
     pub(super) starts: u32,
@@ -165,6 +169,8 @@ impl Book {
             ready: false,
             began: None,
             warnings: 0,
+            suspended_at: None,
+            resumes: false,
             resumed_at: None,
             starts: 0,
             generation: Generation(0),
@@ -203,7 +209,9 @@ impl Book {
             | Input::LostNodeFound(_)
             | Input::AllSucceeded
             | Input::Over(_)
-            | Input::Resumed { .. }
+            | Input::SuspendRequested
+            | Input::ResumeRequested
+            | Input::SuspendedTooLong
             | Input::DescendantReaped
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
@@ -244,7 +252,8 @@ impl Book {
                 }
                 self.life.ends.push(*end);
             }
-            Input::Resumed { suspended_for: lasted } => self.record_suspension(*lasted, now),
+            Input::SuspendRequested => self.record_suspension(now),
+            Input::ResumeRequested => self.record_resumption(now),
             Input::StopRequested { signal, .. } => self.record_stop_request(*signal, now),
             Input::RestartRequested => self.record_restart_request(node, now),
             Input::DevicesProbed { report: checkup, .. } if self.record_answer(Question::Devices, now) => {
@@ -269,7 +278,16 @@ impl Book {
         }
     }
 
-    fn record_suspension(&mut self, lasted: Duration, now: Instant) {
+    fn record_suspension(&mut self, now: Instant) {
+        if !self.has_exited {
+            self.suspended_at.get_or_insert(now);
+        }
+    }
+
+    fn record_resumption(&mut self, now: Instant) {
+        let Some(since) = self.suspended_at.take() else { return };
+        let lasted = now - since;
+        self.resumes = true;
         self.resumed_at = Some(now);
         if let Some(asked_at) = &mut self.asked_at {
             *asked_at += lasted;
@@ -349,8 +367,11 @@ impl Book {
             Action::SweepLeftovers { step } => self.sweep.record_step(*step),
             Action::DrainOutput => self.sweep.is_over = true,
             Action::ReportOutcome => self.is_reported = true,
-            Action::Notify(_) => {}
-            Action::Emit(_) => {}
+            Action::Emit(_)
+            | Action::Notify(_)
+            | Action::Suspend { .. }
+            | Action::Resume { .. }
+            | Action::KillSuspended => {}
             Action::Join { .. } => self.peers.is_joining = true,
             Action::TellFailure { .. } => self.life.is_failure_reported = true,
             Action::FindLostNode => {
@@ -380,6 +401,7 @@ impl Book {
 
     /// Records the end of a turn, after all its actions.
     pub(super) fn close_turn(&mut self) {
+        self.resumes = false;
         let life = &mut self.life;
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
             let by_cause = asked_at + self.setup.grace_of(cause);

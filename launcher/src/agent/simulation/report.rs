@@ -166,6 +166,8 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         }
         What::NextMoment
         | What::Halts(_)
+        | What::Suspends
+        | What::Resumes
         | What::HitsAll { .. }
         | What::Stop { .. }
         | What::Pass(_)

@@ -18,6 +18,7 @@ use super::node::{Being, Ended, Node};
 use super::oracle::{Book, Question};
 use super::others::{ELSEWHERE, Elsewhere, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
+use super::suspension::check_waiting_inputs;
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
 use crate::agent::message::rank_table::RankTable;
@@ -112,8 +113,13 @@ impl<M: Machine> World<'_, M> {
             }
             What::Halts(lasted) => {
                 self.run_turn()?;
-                self.suspend(millis(lasted));
+                self.queue.push_back(Input::SuspendRequested);
+                self.run_turn()?;
+                self.wait_until(self.now + millis(lasted))?;
+                self.queue.push_back(Input::ResumeRequested);
             }
+            What::Suspends => self.queue.push_back(Input::SuspendRequested),
+            What::Resumes => self.queue.push_back(Input::ResumeRequested),
             What::HitsAll { signal, code, launcher } => return self.signal_all((signal, code), launcher),
             What::Stop { signal, by } => {
                 let again = by == Way::Guard && self.has_stop_signal;
@@ -138,12 +144,6 @@ impl<M: Machine> World<'_, M> {
             What::Stale(kind) => self.send_stale_input(kind),
         }
         Ok(())
-    }
-
-    fn suspend(&mut self, lasted: Duration) {
-        self.now += lasted;
-        self.node.add_suspended_time(lasted);
-        self.queue.push_back(Input::Resumed { suspended_for: lasted });
     }
 
     fn signal_all(
@@ -255,7 +255,7 @@ impl<M: Machine> World<'_, M> {
         SystemTime::UNIX_EPOCH + (self.now - origin())
     }
 
-    fn push_exits(&mut self, ended: impl IntoIterator<Item = Ended>) {
+    pub(super) fn push_exits(&mut self, ended: impl IntoIterator<Item = Ended>) {
         let at = self.wall_clock();
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
             let by_hand = self.node.by_pid(pid).is_some_and(|process| process.is_external);
@@ -279,7 +279,8 @@ impl<M: Machine> World<'_, M> {
 
     fn next_moment(&self) -> Option<Instant> {
         let wake = self.machine.deadline().map(|deadline| deadline + millis(self.setup.late));
-        wake.into_iter().chain(self.node.next_end()).min()
+        let ends = self.node.next_end().filter(|_| self.book.suspended_at.is_none());
+        wake.into_iter().chain(ends).min()
     }
 
     /// Time passes, and everything that is due on the way happens.
@@ -299,15 +300,20 @@ impl<M: Machine> World<'_, M> {
 
     /// One turn of the agent's loop.
     fn run_turn(&mut self) -> Result<(), Vec<Broken>> {
-        let ended = self.node.end_due_processes(self.now);
-        self.push_exits(ended);
-        if self.node.end_due_leftover(self.now) {
-            self.queue.push_back(Input::DescendantReaped);
+        if self.book.suspended_at.is_none() {
+            let ended = self.node.end_due_processes(self.now);
+            self.push_exits(ended);
+            if self.node.end_due_leftover(self.now) {
+                self.queue.push_back(Input::DescendantReaped);
+            }
         }
         if self.machine.deadline().is_some_and(|deadline| deadline + millis(self.setup.late) <= self.now) {
             self.queue.push_back(Input::DeadlinePassed);
         }
-        while let Some(input) = self.queue.pop_front() {
+        while let Some(input) = self.machine.next_input(self.now, &mut self.queue) {
+            if let (Input::ResumeRequested, Some(since)) = (&input, self.book.suspended_at) {
+                self.node.add_suspended_time(self.now - since);
+            }
             self.book.record_input(&input, &mut self.node, self.now);
             let shown = self.transcript.is_some().then(|| format!("{input:?}"));
             let is_stale = self.book.is_stale(&input);
@@ -328,7 +334,7 @@ impl<M: Machine> World<'_, M> {
                 self.queue.clear();
             }
         }
-        Ok(())
+        check_waiting_inputs(&self.queue, &self.turn_of(None, &[]))
     }
 
     fn append_transcript(&mut self, input: Option<String>, actions: &[Action]) {

@@ -29,6 +29,7 @@ impl State {
     #[must_use]
     pub const fn summary(&self) -> StateSummary {
         let state = match self.phase {
+            _ if self.is_suspended() => JobState::Suspended,
             JobPhase::Starting => JobState::Starting,
             JobPhase::Joining { .. } => JobState::Joining,
             JobPhase::Running { .. } | JobPhase::Undecided { .. } => JobState::Running,

@@ -6,15 +6,71 @@
 //! put off: like that of timeout(1) it is wall-clock time, after which another user owns the machine. The
 //! wait before a restart is not put off either: it only lets the surroundings change.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
 
 use super::State;
-use crate::agent::message::Action;
-use crate::agent::phase::{JobPhase, StopStage};
+use crate::agent::message::{Action, Input};
+use crate::agent::phase::{CheckStep, JobPhase, StopStage, Suspension};
+use crate::rendezvous::MembershipChange;
 
 impl State {
-    /// All processes of the job were suspended for this long, until now.
-    pub(super) fn on_resumed(&mut self, lasted: Duration) -> Vec<Action> {
+    /// True if all processes of the job are stopped by Ctrl-Z.
+    #[must_use]
+    pub const fn is_suspended(&self) -> bool {
+        self.suspension.is_some()
+    }
+
+    /// Takes the next input to handle from the queue. While the job is suspended, inputs wait there in their
+    /// order. The suspension ends before the first one of them if the user wants it, the launcher is told to
+    /// stop, or the time limit is over.
+    pub fn next_input(&self, now: Instant, inputs: &mut VecDeque<Input>) -> Option<Input> {
+        let Some(suspension) = &self.suspension else { return inputs.pop_front() };
+        let is_end = |input: &Input| matches!(input, Input::ResumeRequested | Input::StopRequested { .. });
+        let is_time_over = self.time_limit_deadline().is_some_and(|at| at <= now);
+        if is_time_over || inputs.iter().any(is_end) {
+            return Some(Input::ResumeRequested);
+        }
+        let is_cut_off = |input: &Input| matches!(input, Input::Changed(MembershipChange::CutOff { .. }));
+        let is_too_long = !suspension.is_killed && self.has_workers() && inputs.iter().any(is_cut_off);
+        is_too_long.then_some(Input::SuspendedTooLong)
+    }
+
+    pub(super) fn suspend(&mut self, now: Instant) -> Vec<Action> {
+        // While devices are checked, only probes run.
+        let is_probing = matches!(
+            self.phase,
+            JobPhase::Checking { step: CheckStep::Condition | CheckStep::Seats { .. }, .. }
+        );
+        if self.is_suspended() || self.phase == JobPhase::Finished {
+            return Vec::new();
+        }
+        let has_processes = !is_probing;
+        self.suspension = Some(Suspension { since: now, has_processes, is_killed: false });
+        vec![Action::Suspend { has_processes }]
+    }
+
+    /// Kills the suspended workers, as the other nodes may start their round again. Why they are killed is
+    /// in the queue, before their exits.
+    pub(super) fn kill_suspended(&mut self) -> Vec<Action> {
+        let Some(suspension) = &mut self.suspension else { return Vec::new() };
+        suspension.is_killed = true;
+        if !self.sent_signals.contains(&Signal::SIGKILL) {
+            self.sent_signals.push(Signal::SIGKILL);
+        }
+        vec![Action::KillSuspended]
+    }
+
+    pub(super) fn resume(&mut self, now: Instant) -> Vec<Action> {
+        let Some(Suspension { since, has_processes, .. }) = self.suspension.take() else { return Vec::new() };
+        let suspended_for = now.saturating_duration_since(since);
+        self.put_off_deadlines(suspended_for);
+        vec![Action::Resume { has_processes, suspended_for }]
+    }
+
+    fn put_off_deadlines(&mut self, lasted: Duration) {
         match &mut self.phase {
             JobPhase::Undecided { until: at, .. }
             | JobPhase::Observing { until: at, .. }
@@ -45,6 +101,5 @@ impl State {
         if let Some(join_by) = &mut self.join_by {
             *join_by += lasted;
         }
-        Vec::new()
     }
 }
