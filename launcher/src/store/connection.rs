@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::epoll::EpollFlags;
-use rankrun_contract::store::keyspace::{KeyspaceError, OVERHEAD};
+use rankrun_contract::store::keyspace::{KeyListing, KeyspaceError, OVERHEAD};
 use rankrun_contract::store::protocol::{
     Key, ProtocolError, Reply, ReplyWriter, Request, RequestDecoder, Value,
 };
@@ -34,6 +34,9 @@ const MAX_KEPT_CAPACITY: usize = 4 * 1024;
 /// A reply shares its values with the keyspace, but not for long: a value that is replaced, appended to or
 /// popped lives on in the replies alone, where no limit of the keyspace reaches it.
 pub(super) const MAX_UNSENT: u64 = 16 * 1024 * 1024;
+
+/// Bytes that are written to one client before other clients have their turn.
+const MAX_WRITTEN: u64 = 512 * 1024;
 
 /// After so long without an acknowledgement by the other machine its connection is lost: as long as torch's agents take to
 /// give up a node.
@@ -102,6 +105,10 @@ pub(super) struct Connection {
     /// The encoded part of `replies`, sent up to `sent`.
     outgoing: Vec<u8>,
     sent: usize,
+    /// Bytes that were written in this turn.
+    written_in_turn: u64,
+    /// The keys found so far for a `LIST_KEYS`. The requests after it wait.
+    listing: Option<KeyListing>,
     has_ended: bool,
     interest: EpollFlags,
 }
@@ -128,9 +135,18 @@ impl Connection {
             is_paused: false,
             outgoing: Vec::new(),
             sent: 0,
+            written_in_turn: 0,
+            listing: None,
             has_ended: false,
             interest: EpollFlags::EPOLLIN,
         })
+    }
+
+    /// Lets the connection write another [`MAX_WRITTEN`]. The answers that the client has not read may be as large as
+    /// `allowed`, or one alone may wait.
+    pub(super) fn begin_turn(&mut self, allowed: u64) {
+        self.written_in_turn = 0;
+        self.allowed = allowed;
     }
 
     /// Reads once. A client that sends no more has `has_ended`.
@@ -152,11 +168,42 @@ impl Connection {
     /// Queues a reply; [`flush`](Self::flush) sends it.
     pub(super) fn reply(&mut self, reply: Reply) {
         let (weight, own) = (weight(&reply), own_weight(&reply));
+        self.queue(reply, weight, own);
+    }
+
+    /// The keys found so far for a `LIST_KEYS`, if the client has asked for one.
+    pub(super) fn listing(&mut self) -> Option<&mut KeyListing> {
+        self.listing.as_mut()
+    }
+
+    /// Queues the keys that were found as the reply of the `LIST_KEYS`.
+    pub(super) fn reply_listing(&mut self) {
+        // Counted as they were found: there may be millions of them.
+        let own = self.listing_weight();
+        let Some(KeyListing { keys, bytes }) = self.listing.take() else { return };
+        let weight = bytes + (keys.len() as u64 + 1) * OVERHEAD;
+        self.queue(Reply::Keys(keys), weight, own);
+    }
+
+    /// The memory of the keys found so far, in bytes.
+    fn listing_weight(&self) -> u64 {
+        self.listing.as_ref().map_or(0, |listing| own_weight_of_keys(listing.keys.len(), listing.bytes))
+    }
+
+    /// Takes the keys of all listings that are not sent, to be freed in steps.
+    pub(super) fn take_listed_keys(&mut self) -> impl Iterator<Item = std::vec::IntoIter<Key>> {
+        let found = self.listing.take().map(|listing| listing.keys.into_iter());
+        let unsent = self.replies.drain(..).map(|reply| reply.writer.into_keys());
+        found.into_iter().chain(unsent).filter(|keys| keys.len() > 0)
+    }
+
+    fn queue(&mut self, reply: Reply, weight: u64, own: u64) {
         self.unsent += weight;
         self.own_unsent += own;
         self.replies.push_back(PendingReply { writer: ReplyWriter::new(reply), weight, own });
     }
 
+    /// Writes what the socket takes, up to the end of the turn.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         loop {
             if self.sent == self.outgoing.len() {
@@ -168,10 +215,14 @@ impl Connection {
                 shrink_buffer(&mut self.outgoing);
                 return Ok(());
             }
+            if self.is_turn_over() {
+                return Ok(());
+            }
             match (&self.stream).write(&self.outgoing[self.sent..]) {
                 Ok(length) => {
                     self.sent += length;
                     self.taken += length as u64;
+                    self.written_in_turn += length as u64;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -196,17 +247,15 @@ impl Connection {
     /// Bytes that this connection alone holds: requests that are not complete yet or wait for the client to read, and
     /// answers without their values.
     pub(super) fn held(&self) -> u64 {
-        self.decoder.held_bytes() + (self.incoming.len() + self.outgoing.len()) as u64 + self.own_unsent
+        self.decoder.held_bytes()
+            + (self.incoming.len() + self.outgoing.len()) as u64
+            + self.own_unsent
+            + self.listing_weight()
     }
 
     /// Bytes that may be free when this connection is closed, at most.
     pub(super) fn load(&self) -> u64 {
         self.held() - self.own_unsent + self.unsent
-    }
-
-    /// Whether the answers that the client has not read may be as large as [`MAX_UNSENT`], or one alone may wait.
-    pub(super) fn allow(&mut self, unsent: u64) {
-        self.allowed = unsent;
     }
 
     /// Counts a tick; for how many the client has taken nothing although something was there.
@@ -237,11 +286,15 @@ impl Connection {
 
     /// Whether more may be read from the client.
     pub(super) fn takes_input(&self) -> bool {
-        !self.has_ended && !self.is_full()
+        !self.has_ended && !self.is_full() && self.listing.is_none()
     }
 
     fn is_full(&self) -> bool {
         self.unsent > self.allowed
+    }
+
+    fn is_turn_over(&self) -> bool {
+        self.written_in_turn >= MAX_WRITTEN
     }
 
     /// The events to wait for, if they changed.
@@ -271,8 +324,8 @@ impl Requests<'_> {
         if connection.is_full() {
             connection.flush()?;
         }
-        connection.is_paused = connection.is_full();
-        if connection.is_paused {
+        connection.is_paused = connection.is_full() || connection.is_turn_over();
+        if connection.is_paused || connection.listing.is_some() {
             return Ok(None);
         }
         let (consumed, request) = connection.decoder.decode(&connection.incoming[self.decoded..])?;
@@ -282,6 +335,11 @@ impl Requests<'_> {
 
     pub(super) fn reply(&mut self, reply: Reply) {
         self.connection.reply(reply);
+    }
+
+    /// Begins to collect keys. The requests after this one wait for [`Connection::reply_listing`].
+    pub(super) fn begin_listing(&mut self) {
+        self.connection.listing = Some(KeyListing::default());
     }
 }
 
@@ -311,12 +369,16 @@ fn weight(reply: &Reply) -> u64 {
 
 /// The memory of a reply beside the bytes of values, which it shares with the keyspace and other replies.
 fn own_weight(reply: &Reply) -> u64 {
-    let elements = match reply {
-        Reply::Values(values) => values.len() * size_of::<Value>(),
-        Reply::Keys(keys) => keys.iter().map(|key| size_of::<Key>() + key.len()).sum(),
-        _ => 0,
-    };
-    size_of::<PendingReply>() as u64 + elements as u64
+    match reply {
+        Reply::Values(values) => (size_of::<PendingReply>() + values.len() * size_of::<Value>()) as u64,
+        Reply::Keys(keys) => own_weight_of_keys(keys.len(), keys.iter().map(|key| key.len() as u64).sum()),
+        _ => size_of::<PendingReply>() as u64,
+    }
+}
+
+/// As [`own_weight`], for keys with so many bytes together.
+fn own_weight_of_keys(count: usize, bytes: u64) -> u64 {
+    (size_of::<PendingReply>() + count * size_of::<Key>()) as u64 + bytes
 }
 
 /// Frees an empty buffer that has grown large.

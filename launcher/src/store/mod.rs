@@ -4,9 +4,8 @@
 //! [`rankrun_contract::store::protocol`] defines the bytes, [`rankrun_contract::store::keyspace`] the effect of a
 //! request; this room only moves bytes between them and sockets.
 //!
-//! The server is one thread with one owner of all state, waiting in one `epoll`. No async runtime: with one
-//! task per connection the keyspace would be shared or a channel away from every request, and the loop that
-//! replaces the tasks is shorter than either. It never looks up a name, and never waits for a client.
+//! The server is one thread with one owner of all state, waiting in one `epoll`. It is not a set of tokio tasks: these took
+//! more processor time for each request (docs/dev/decisions.md). It never looks up a name, and never waits for a client.
 
 pub mod client;
 mod connection;
@@ -21,7 +20,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -83,6 +83,12 @@ pub enum StoreError {
     /// The store's thread has ended already.
     #[error("the store has stopped")]
     Stopped,
+    /// The store's thread lives and does not answer.
+    #[error("the store has not answered the launcher for {} s", limit.as_secs())]
+    Unresponsive {
+        /// The time that it had.
+        limit: Duration,
+    },
 }
 
 impl StoreError {
@@ -103,6 +109,11 @@ impl StoreError {
                  one that only holds it: end that program, or choose another port",
             );
         }
+        if let Self::Unresponsive { .. } = self {
+            return Some(
+                "the machine may be short of processor time or memory: `uptime` and `free -h` show it",
+            );
+        }
         let (Self::Bind { source, .. } | Self::Start { source } | Self::Reset { source }) = self else {
             return None;
         };
@@ -119,14 +130,19 @@ impl StoreError {
     }
 }
 
-/// A running store. Dropping it ends its thread and closes all its connections.
+/// The time that the store's thread has for an answer. Its longest step takes a fraction of a second.
+const REPLY_LIMIT: Duration = Duration::from_secs(10);
+
+/// Intervals of [`REPLY_LIMIT`]: a process that was stopped meanwhile goes on waiting.
+const REPLY_TICKS: u32 = 100;
+
+/// A running store. Dropping it closes its listener and all its connections, and ends its thread.
 #[derive(Debug)]
 pub struct StoreServer {
     local_addr: SocketAddr,
     commands: mpsc::Sender<ServerCommand>,
     waker: Arc<EventFd>,
     departures: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl StoreServer {
@@ -159,11 +175,8 @@ impl StoreServer {
         let ends =
             ServerChannels { waker: Arc::clone(&waker), commands, departures: Arc::clone(&departures) };
         let server = Server::new(listener, ends, limits).map_err(error)?;
-        let thread = thread::Builder::new()
-            .name("rankrun-store".to_owned())
-            .spawn(move || server.run())
-            .map_err(error)?;
-        Ok(Self { local_addr, commands: sender, waker, departures, thread: Some(thread) })
+        thread::Builder::new().name("rankrun-store".to_owned()).spawn(move || server.run()).map_err(error)?;
+        Ok(Self { local_addr, commands: sender, waker, departures })
     }
 
     /// Where it listens, with the port that was found.
@@ -198,32 +211,33 @@ impl StoreServer {
     /// Holds at most so many bytes of values from now on, and as many of requests and answers that are under way.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn limit(&self, size: ByteSize) -> Result<(), StoreError> {
-        self.send(ServerCommand::Limit(size.0))
+        self.send(ServerCommand::SetLimit(size.0))
     }
 
     /// Keeps some room, beyond the limit, for keys that begin with one of the prefixes.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn reserve(&self, prefixes: &[String]) -> Result<(), StoreError> {
-        self.send(ServerCommand::Reserve(prefixes.iter().map(|prefix| prefix.clone().into_bytes()).collect()))
+        let prefixes = prefixes.iter().map(|prefix| prefix.clone().into_bytes()).collect();
+        self.send(ServerCommand::SetReserved(prefixes))
     }
 
     /// The numbers by which clients have greeted (the store's PING) since the last reset. torch's clients and ours send
     /// their pid.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn client_ids(&self) -> Result<BTreeSet<u32>, StoreError> {
-        self.ask(ServerCommand::Greeted)
+        self.ask(ServerCommand::ClientIds)
     }
 
     /// Client ids of the connections that are open now.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn connected(&self) -> Result<BTreeSet<u32>, StoreError> {
         self.ask(ServerCommand::Connected)
     }
@@ -231,7 +245,7 @@ impl StoreServer {
     /// Number of open connections of clients that have sent their id.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn connections(&self) -> Result<usize, StoreError> {
         self.ask(ServerCommand::Connections)
     }
@@ -246,7 +260,7 @@ impl StoreServer {
     /// out, and so are connections that a reset closed.
     ///
     /// # Errors
-    /// The thread has ended.
+    /// The thread has ended, or does not answer.
     pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
         // Cleared before the question: a client that departs in between is in the answer, and the event stays readable.
         let _ = self.departures.read();
@@ -256,7 +270,7 @@ impl StoreServer {
     fn ask<T>(&self, command: impl FnOnce(mpsc::Sender<T>) -> ServerCommand) -> Result<T, StoreError> {
         let (answer, answered) = mpsc::channel();
         self.send(command(answer))?;
-        answered.recv().map_err(|mpsc::RecvError| StoreError::Stopped)
+        await_answer(&answered, REPLY_LIMIT)
     }
 
     fn send(&self, command: ServerCommand) -> Result<(), StoreError> {
@@ -269,11 +283,19 @@ impl StoreServer {
 
 impl Drop for StoreServer {
     fn drop(&mut self) {
-        if self.send(ServerCommand::Stop).is_ok()
-            && let Some(thread) = self.thread.take()
-        {
-            // A panic of the thread was printed when it happened, and its connections are closed.
-            let _ = thread.join();
+        // A store that has ended already has closed everything, and one that hangs ends with the process.
+        let _ = self.ask(ServerCommand::Stop);
+    }
+}
+
+/// Waits for the thread's answer in ticks.
+fn await_answer<T>(answer: &mpsc::Receiver<T>, limit: Duration) -> Result<T, StoreError> {
+    for _ in 0..REPLY_TICKS {
+        match answer.recv_timeout(limit / REPLY_TICKS) {
+            Ok(answer) => return Ok(answer),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(StoreError::Stopped),
         }
     }
+    Err(StoreError::Unresponsive { limit })
 }

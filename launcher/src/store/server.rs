@@ -5,65 +5,36 @@
 
 #![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
 
+mod accept;
+mod command;
 mod memory;
 mod registry;
+mod serve;
 mod warnings;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::TcpListener;
+use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::EventFd;
-use rankrun_contract::store::keyspace::{ClientId, Keyspace, KeyspaceError, MAX_BYTES};
-use rankrun_contract::store::protocol::{Reply, Request};
+use rankrun_contract::store::keyspace::{ClientId, Keyspace, MAX_BYTES};
+use rankrun_contract::store::protocol::Reply;
 
-use crate::process::reserve::open_keeping_reserve;
-
-use super::connection::{CloseReason, Connection, READ_CHUNK, is_of_one_connection};
+use super::connection::{CloseReason, Connection, READ_CHUNK};
+pub(super) use command::ServerCommand;
 use memory::SlowReaders;
 pub(super) use registry::RetainedClients;
 use registry::{ClientIdentity, ClientRegistry};
 use warnings::Warnings;
 
-/// A request of the agent to the thread.
-#[derive(Debug)]
-pub(super) enum ServerCommand {
-    /// Begin a generation: without the keys and connections of the last, except the kept ones.
-    Reset {
-        kept: RetainedClients,
-        done: mpsc::Sender<io::Result<()>>,
-    },
-    /// Hold at most so many bytes of values, and of connections.
-    Limit(u64),
-    /// Keep some room for the keys that begin with one of these.
-    Reserve(Vec<Vec<u8>>),
-    /// Answer with the client ids seen since the last reset.
-    Greeted(mpsc::Sender<BTreeSet<u32>>),
-    /// Answer with the client ids of open connections.
-    Connected(mpsc::Sender<BTreeSet<u32>>),
-    /// Say how many connections have greeted and are open.
-    Connections(mpsc::Sender<usize>),
-    /// Answer with the client ids that lost their last connection since the previous question.
-    Departed(mpsc::Sender<BTreeSet<u32>>),
-    Stop,
-}
-
 const WAKER: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CLIENT: u64 = 2;
-
-/// Connections accepted in a row before clients are served.
-const ACCEPT_BATCH: usize = 128;
-
-/// Where descriptors are scarce, a connection that was idle for so long is closed.
-const CROWDED: Duration = Duration::from_secs(1);
-
-/// The delay before the next accept, after few descriptors were left: other threads may have closed some.
-const ACCEPT_RETRY_MS: u16 = 100;
 
 /// Limits for connections without a request, and for incomplete requests.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +51,8 @@ pub(super) struct ClientLimits {
     pub(super) tick: Duration,
     /// A paused client that has read nothing for so many ticks is closed.
     pub(super) unread_ticks: u32,
+    /// Keys that are listed for one client before other clients have their turn.
+    pub(super) listed_keys: usize,
 }
 
 impl Default for ClientLimits {
@@ -92,6 +65,7 @@ impl Default for ClientLimits {
             max_held_bytes: MAX_BYTES,
             tick: Duration::from_secs(1),
             unread_ticks: 60,
+            listed_keys: 8192,
         }
     }
 }
@@ -115,8 +89,8 @@ struct ClientConnection {
 pub(super) struct Server {
     epoll: Epoll,
     listener: TcpListener,
-    /// Too few descriptors were left for the next connection.
-    accept_paused: bool,
+    /// When to accept again, after too few descriptors were left.
+    accept_retry: Option<Instant>,
     channels: ServerChannels,
     limits: ClientLimits,
     keyspace: Keyspace,
@@ -127,10 +101,13 @@ pub(super) struct Server {
     slow_readers: SlowReaders,
     warnings: Warnings,
     next_client: u64,
-    piece: Box<[u8]>,
+    read_buffer: Box<[u8]>,
+    /// The replies of one request.
     replies: Vec<(ClientId, Reply)>,
-    /// Replies for clients other than the one being served.
-    woken: Vec<(ClientId, Reply)>,
+    /// Replies to clients whose wait another client's request has ended.
+    released: Vec<(ClientId, Reply)>,
+    /// Clients whose `LIST_KEYS` is not answered yet. Some of them may have gone.
+    listing_clients: VecDeque<ClientId>,
 }
 
 impl Server {
@@ -142,7 +119,7 @@ impl Server {
         Ok(Self {
             epoll,
             listener,
-            accept_paused: false,
+            accept_retry: None,
             channels: ends,
             limits,
             keyspace: Keyspace::default(),
@@ -152,9 +129,10 @@ impl Server {
             slow_readers: SlowReaders::default(),
             warnings: Warnings::default(),
             next_client: FIRST_CLIENT,
-            piece: vec![0; READ_CHUNK].into_boxed_slice(),
+            read_buffer: vec![0; READ_CHUNK].into_boxed_slice(),
             replies: Vec::new(),
-            woken: Vec::new(),
+            released: Vec::new(),
+            listing_clients: VecDeque::new(),
         })
     }
 
@@ -172,31 +150,41 @@ impl Server {
             };
             for event in &events[..ready] {
                 match event.data() {
-                    WAKER if self.drain_commands().is_break() => return,
-                    WAKER => {}
+                    WAKER => {
+                        if let ControlFlow::Break(stopped) = self.drain_commands() {
+                            return self.stop(&stopped);
+                        }
+                    }
                     LISTENER => self.accept(),
                     client => self.serve(ClientId(client), event.events()),
                 }
             }
-            if self.accept_paused {
-                self.accept();
-            }
+            self.accept_after_pause();
+            self.take_step();
             self.close_idle_connections();
             self.tick_if_due();
         }
     }
 
-    /// How long nothing has to be done of our own accord.
+    /// Closes everything, and answers before the memory is freed: the agent does not wait for that.
+    fn stop(self, stopped: &mpsc::Sender<()>) {
+        drop((self.listener, self.clients));
+        let _ = stopped.send(());
+    }
+
+    /// How long to wait for clients: until the next deadline.
     fn timeout(&self) -> EpollTimeout {
-        if self.accept_paused {
-            return ACCEPT_RETRY_MS.into();
+        if self.has_steps_left() {
+            return EpollTimeout::ZERO;
         }
         let oldest = self
             .registry
             .oldest_idle_connection()
             .filter(|_| self.registry.idle_connections() > self.limits.allowed_idle);
         let dismissal = oldest.map(|(_, since)| since + self.limits.idle_timeout);
-        let Some(next) = dismissal.into_iter().chain(self.slow_readers.next_tick()).min() else {
+        let Some(next) =
+            dismissal.into_iter().chain(self.slow_readers.next_tick()).chain(self.accept_retry).min()
+        else {
             return EpollTimeout::NONE;
         };
         let left = next.saturating_duration_since(Instant::now());
@@ -214,190 +202,6 @@ impl Server {
         }
     }
 
-    /// Closes one idle connection that had time for a request. Returns whether there was one.
-    fn close_oldest_idle(&mut self) -> bool {
-        let Some((client, since)) = self.registry.oldest_idle_connection() else { return false };
-        let is_old = since.elapsed() >= CROWDED;
-        if is_old {
-            self.close(client, &CloseReason::Silent);
-        }
-        is_old
-    }
-
-    fn drain_commands(&mut self) -> std::ops::ControlFlow<()> {
-        // Only clears the counter: the commands are in the channel.
-        let _ = self.channels.waker.read();
-        while let Ok(command) = self.channels.commands.try_recv() {
-            // A caller that did not wait needs no answer.
-            match command {
-                ServerCommand::Stop => return std::ops::ControlFlow::Break(()),
-                ServerCommand::Reset { kept, done } => drop(done.send(self.reset(&kept))),
-                ServerCommand::Limit(bytes) => self.set_limit(bytes),
-                ServerCommand::Reserve(prefixes) => self.keyspace.reserve(prefixes),
-                ServerCommand::Greeted(answer) => drop(answer.send(self.registry.client_ids())),
-                ServerCommand::Connected(answer) => drop(answer.send(self.registry.connected())),
-                ServerCommand::Connections(answer) => drop(answer.send(self.registry.connections())),
-                ServerCommand::Departed(answer) => drop(answer.send(self.registry.take_departed())),
-            }
-        }
-        std::ops::ControlFlow::Continue(())
-    }
-
-    /// Connections are closed first: that frees the descriptors with which the backlog is emptied.
-    fn reset(&mut self, kept: &RetainedClients) -> io::Result<()> {
-        let old = self.clients.iter().filter(|(_, guest)| !kept.connection(&guest.identity));
-        for client in old.map(|(client, _)| *client).collect::<Vec<_>>() {
-            if let Some(guest) = self.remove(client) {
-                self.registry.close_client(client, &guest.identity);
-            }
-        }
-        self.keyspace.retain(|key| kept.key(key));
-        self.registry.next_generation();
-        self.warnings = Warnings::default();
-        loop {
-            match self.listener.accept() {
-                Ok(old) => drop(old),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..ACCEPT_BATCH {
-            match open_keeping_reserve(|| self.listener.accept()) {
-                Ok((stream, _)) => {
-                    let client = ClientId(self.next_client);
-                    self.next_client += 1;
-                    if let Err(error) = self.admit(client, stream) {
-                        tracing::debug!(%error, "a connection to the store failed at once");
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.pause_accept(false),
-                Err(error) if is_of_one_connection(&error) => {}
-                Err(_) if self.close_oldest_idle() => {}
-                Err(error) => {
-                    if !self.accept_paused {
-                        tracing::warn!(%error, "the store cannot accept connections for now");
-                    }
-                    return self.pause_accept(true);
-                }
-            }
-        }
-    }
-
-    /// A listener with a backlog that cannot be accepted is always ready: not watching it keeps the thread
-    /// from spinning.
-    fn pause_accept(&mut self, pause: bool) {
-        if self.accept_paused == pause {
-            return;
-        }
-        self.accept_paused = pause;
-        let flags = if pause { EpollFlags::empty() } else { EpollFlags::EPOLLIN };
-        if let Err(errno) = self.epoll.modify(&self.listener, &mut EpollEvent::new(flags, LISTENER)) {
-            tracing::error!(%errno, "the store cannot watch its listener");
-        }
-    }
-
-    fn admit(&mut self, client: ClientId, stream: std::net::TcpStream) -> io::Result<()> {
-        let connection = Connection::new(stream)?;
-        self.epoll.add(&connection, EpollEvent::new(EpollFlags::EPOLLIN, client.0))?;
-        self.registry.admit(client, Instant::now());
-        self.clients
-            .insert(client, ClientConnection { connection, identity: ClientIdentity::default(), held: 0 });
-        Ok(())
-    }
-
-    fn serve(&mut self, client: ClientId, ready: EpollFlags) {
-        if let Err(reason) = self.exchange(client, ready) {
-            self.close(client, &reason);
-        }
-        self.close_until_within_limit();
-        // Woken clients wait in a call: they come before the next client.
-        let mut woken = std::mem::take(&mut self.woken);
-        for (client, reply) in woken.drain(..) {
-            if let Err(reason) = self.wake(client, reply) {
-                self.close(client, &reason);
-            }
-        }
-        self.woken = woken;
-    }
-
-    /// Everything that one client's readiness makes possible, up to one piece of input.
-    fn exchange(&mut self, client: ClientId, ready: EpollFlags) -> Result<(), CloseReason> {
-        let allowed = self.allowed_unsent();
-        // A client that was closed by an event before this one is not there any more.
-        let Some(ClientConnection { connection, identity, .. }) = self.clients.get_mut(&client) else {
-            return Ok(());
-        };
-        connection.allow(allowed);
-        connection.flush()?;
-        let mut readable = ready != EpollFlags::EPOLLOUT;
-        loop {
-            let mut requests = connection.requests();
-            while let Some(request) = requests.next()? {
-                self.registry.record_request(client, identity, &request);
-                let (name, waits) = (request.name(), is_wait(&request));
-                let handled = self.keyspace.handle(client, request, &mut self.replies);
-                // Also after a failure: a request may wake other clients before the part of it that fails.
-                for (to, reply) in self.replies.drain(..) {
-                    if to == client {
-                        requests.reply(reply);
-                    } else {
-                        self.woken.push((to, reply));
-                    }
-                }
-                match handled {
-                    Ok(()) => {}
-                    Err(error) => {
-                        if let Some(text) = self.warnings.of_full(&error, name) {
-                            tracing::warn!("{text}");
-                        }
-                        if !(waits && matches!(error, KeyspaceError::Full { .. })) {
-                            return Err(error.into());
-                        }
-                        // The only refusal that the protocol has a word for.
-                        requests.reply(Reply::Cancelled);
-                    }
-                }
-            }
-            drop(requests);
-            if !(readable && connection.takes_input()) {
-                break;
-            }
-            connection.receive(&mut self.piece)?;
-            readable = false;
-        }
-        connection.flush()?;
-        if connection.has_ended() {
-            self.keyspace.disconnect(client);
-        }
-        self.update_client_load(client);
-        self.update_interest(client)
-    }
-
-    fn wake(&mut self, client: ClientId, reply: Reply) -> Result<(), CloseReason> {
-        let Some(ClientConnection { connection, .. }) = self.clients.get_mut(&client) else { return Ok(()) };
-        connection.reply(reply);
-        connection.flush()?;
-        self.update_client_load(client);
-        self.update_interest(client)
-    }
-
-    /// Waits for the events that the connection needs next, if any.
-    fn update_interest(&mut self, client: ClientId) -> Result<(), CloseReason> {
-        let Some(ClientConnection { connection, .. }) = self.clients.get_mut(&client) else { return Ok(()) };
-        if connection.has_ended() && !connection.has_output() {
-            return Err(CloseReason::ByClient);
-        }
-        if let Some(interest) = connection.changed_interest() {
-            let mut event = EpollEvent::new(interest, client.0);
-            self.epoll.modify(&*connection, &mut event).map_err(io::Error::from)?;
-        }
-        Ok(())
-    }
-
     fn close(&mut self, client: ClientId, reason: &CloseReason) {
         if let Some(text) = self.warnings.of_close(reason, self.limits.max_held_bytes) {
             tracing::warn!("{text}");
@@ -411,12 +215,12 @@ impl Server {
                 "the store closes a connection"
             ),
         }
-        let Some(mut guest) = self.remove(client) else { return };
         // Answers before the request that ends the connection still belong to the client, if the socket takes them.
-        let _ = guest.connection.flush();
+        let _ = self.clients.get_mut(&client).map(|closed| closed.connection.flush());
+        let Some(closed) = self.remove(client) else { return };
         if !reason.is_by_peer() {
-            self.registry.close_client(client, &guest.identity);
-        } else if self.registry.remove_connection(client, &guest.identity) {
+            self.registry.close_client(client, &closed.identity);
+        } else if self.registry.remove_connection(client, &closed.identity) {
             // The only failure is a counter at its maximum, and then the reader is awake already.
             let _ = self.channels.departures.write(1);
         }
@@ -424,17 +228,13 @@ impl Server {
 
     fn remove(&mut self, client: ClientId) -> Option<ClientConnection> {
         self.keyspace.disconnect(client);
-        let guest = self.clients.remove(&client)?;
-        self.held -= guest.held;
+        let mut removed = self.clients.remove(&client)?;
+        self.held -= removed.held;
         self.slow_readers.remove(client);
         // Closing would not do: a worker between fork and exec has the descriptor too, and as long as it does, the set
         // reports it.
-        let _ = self.epoll.delete(&guest.connection);
-        Some(guest)
+        let _ = self.epoll.delete(&removed.connection);
+        removed.connection.take_listed_keys().for_each(|keys| self.keyspace.discard_keys(keys));
+        Some(removed)
     }
-}
-
-/// Whether the answer ends a wait, which it also can without success.
-fn is_wait(request: &Request) -> bool {
-    matches!(request, Request::Wait { .. } | Request::Barrier { .. })
 }

@@ -41,6 +41,7 @@ impl Served {
     /// Serves all requests that may be served now; returns the most unsent bytes meanwhile.
     fn serve(&mut self) -> u64 {
         let (mut most, mut replies) = (0, Vec::new());
+        self.connection.begin_turn(MAX_UNSENT);
         let mut requests = self.connection.requests();
         while let Some(request) = requests.next().unwrap() {
             self.keyspace.handle(CLIENT, request, &mut replies).unwrap();
@@ -117,6 +118,7 @@ fn paused_requests_are_served_after_client_reads() {
     // Also when all answers are sent, the connection asks to be written to: nothing comes from a client that waits.
     while served.connection.has_output() {
         await_event(&served.connection, PollFlags::POLLOUT);
+        served.connection.begin_turn(MAX_UNSENT);
         served.connection.flush().unwrap();
         if !served.connection.has_output() || served.connection.unsent == 0 {
             served.serve();

@@ -102,10 +102,10 @@ impl Server {
         }
         // Some room is made at once, so that the next request is not the next to come here.
         while self.memory() > self.limits.max_held_bytes / 8 * 7 {
-            let load = |(client, guest): (&ClientId, &ClientConnection)| ConnectionLoad {
+            let load = |(client, closed): (&ClientId, &ClientConnection)| ConnectionLoad {
                 client: *client,
-                bytes: guest.connection.load(),
-                unread_ticks: guest.connection.unread_ticks(),
+                bytes: closed.connection.load(),
+                unread_ticks: closed.connection.unread_ticks(),
             };
             let Some(client) = first_to_close(self.clients.iter().map(load)) else { return };
             self.close(client, &CloseReason::TooMuch);

@@ -34,10 +34,6 @@ pub(in crate::store) struct RetainedClients {
 }
 
 impl RetainedClients {
-    pub(super) fn key(&self, key: &[u8]) -> bool {
-        self.prefixes.iter().any(|prefix| key.starts_with(prefix))
-    }
-
     pub(super) fn connection(&self, identity: &ClientIdentity) -> bool {
         let greeted = identity.nonce.is_some_and(|nonce| self.nonces.contains(&nonce));
         greeted

@@ -1,7 +1,9 @@
 //! The server's own life: bind, generations, end.
 
 use std::error::Error;
+use std::sync::mpsc;
 
+use super::super::{REPLY_LIMIT, StoreError, await_answer};
 use super::*;
 
 #[test]
@@ -87,4 +89,17 @@ fn client_ids_are_kept_until_reset() {
     assert_eq!(server.client_ids().unwrap(), [7, 9].into(), "also of clients that have gone");
     server.reset().unwrap();
     assert!(server.client_ids().unwrap().is_empty());
+}
+
+#[test]
+fn missing_answer_of_store_is_an_error_after_a_limit() {
+    let limit = Duration::from_millis(20);
+    let (sender, answer) = mpsc::channel::<()>();
+    let error = await_answer(&answer, limit).expect_err("the sender lives and sends nothing");
+    assert!(matches!(error, StoreError::Unresponsive { limit: waited } if waited == limit), "{error:?}");
+    assert!(error.hint().is_some());
+    let late = StoreError::Unresponsive { limit: REPLY_LIMIT };
+    assert_eq!(late.to_string(), "the store has not answered the launcher for 10 s");
+    drop(sender);
+    assert!(matches!(await_answer(&answer, LIMIT), Err(StoreError::Stopped)));
 }

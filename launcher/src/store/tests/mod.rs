@@ -6,6 +6,7 @@ mod idle_connections;
 mod life;
 mod memory;
 mod presence;
+mod steps;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -13,19 +13,23 @@
 //!   net growth, and a counter that exists always counts, so heartbeats go on in a full store.
 //!
 //! This module owns the state. It knows neither sockets nor bytes, and never blocks: a reply that must wait is
-//! returned by the call that fulfils it.
+//! returned by the call that fulfils it. Work on all keys is done in steps: [`Keyspace::list_keys`],
+//! [`Keyspace::free_some`].
 
 mod detached;
+mod discarded;
 mod number;
 #[cfg(test)]
 mod tests;
 mod waiters;
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use detached::Detached;
+use discarded::DiscardedEntries;
 pub use number::NumberError;
 use waiters::Waiters;
 
@@ -82,16 +86,40 @@ pub enum KeyspaceError {
 /// The state of one store.
 #[derive(Debug)]
 pub struct Keyspace {
-    values: HashMap<Key, Value>,
-    queues: HashMap<Key, VecDeque<Value>>,
+    entries: Entries,
     waiters: Waiters,
-    /// Bytes of `values` and `queues`, with overhead.
+    discarded: DiscardedEntries,
+    /// Bytes of `entries`, with overhead.
     used: u64,
     limit: u64,
     /// Prefixes of the keys that may use [`RESERVE`].
     reserved: Vec<Vec<u8>>,
     /// Values that answers alone hold.
     detached: Detached,
+}
+
+/// Values and queues. Trees, since a large hash table grows in one long step, and has no place to go on from.
+#[derive(Debug, Default)]
+struct Entries {
+    values: BTreeMap<Key, Value>,
+    queues: BTreeMap<Key, Queue>,
+}
+
+/// The values of a queue.
+#[derive(Debug, Default)]
+struct Queue {
+    values: VecDeque<Value>,
+    /// Bytes of keys and values, with overhead.
+    used: u64,
+}
+
+/// The keys found so far for a `LIST_KEYS`, in their order.
+#[derive(Debug, Default)]
+pub struct KeyListing {
+    /// The keys.
+    pub keys: Vec<Key>,
+    /// Their bytes, without overhead.
+    pub bytes: u64,
 }
 
 impl Default for Keyspace {
@@ -121,9 +149,9 @@ impl Keyspace {
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self {
-            values: HashMap::new(),
-            queues: HashMap::new(),
+            entries: Entries::default(),
             waiters: Waiters::default(),
+            discarded: DiscardedEntries::default(),
             used: 0,
             limit,
             reserved: Vec::new(),
@@ -185,11 +213,13 @@ impl Keyspace {
             Request::Get { key } => Reply::Value(self.get(&key)),
             Request::MultiGet { keys } => Reply::Values(keys.iter().map(|key| self.get(key)).collect()),
             Request::Check { keys } => Reply::AllPresent(keys.iter().all(|key| self.is_present(key))),
-            Request::GetNumKeys => number(self.values.len()),
-            Request::ListKeys => Reply::Keys(self.values.keys().cloned().collect()),
+            Request::GetNumKeys => number(self.entries.values.len()),
+            Request::ListKeys => Reply::Keys(self.entries.values.keys().cloned().collect()),
             Request::DeleteKey { key } => number(usize::from(self.delete(&key))),
             Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
-            Request::QueueLen { key } => number(self.queues.get(&key[..]).map_or(0, VecDeque::len)),
+            Request::QueueLen { key } => {
+                number(self.entries.queues.get(&key[..]).map_or(0, |queue| queue.values.len()))
+            }
             Request::Ping { nonce } => Reply::Pong(nonce),
             Request::CancelWait => {
                 self.waiters.forget(client);
@@ -205,29 +235,59 @@ impl Keyspace {
         self.waiters.forget(client);
     }
 
-    /// Removes every key and queue that is not to be kept. No client is woken; waiting clients keep waiting.
-    pub fn retain(&mut self, mut keeps: impl FnMut(&[u8]) -> bool) {
-        let detached = &mut self.detached;
-        self.values.retain(|key, value| {
-            let is_kept = keeps(key);
-            if !is_kept {
-                detached.let_go(value);
+    /// Lists up to `most` further keys. Returns whether the listing is complete.
+    ///
+    /// Requests may come between two calls: a key that exists meanwhile is listed once, one that comes or goes perhaps.
+    pub fn list_keys(&self, listing: &mut KeyListing, most: usize) -> bool {
+        let after = listing.keys.last().map_or(Bound::Unbounded, |key| Bound::Excluded(Key::clone(key)));
+        let mut rest = self.entries.values.range((after, Bound::Unbounded)).map(|(key, _)| key);
+        for key in rest.by_ref().take(most) {
+            listing.bytes += key.len() as u64;
+            listing.keys.push(Key::clone(key));
+        }
+        rest.next().is_none()
+    }
+
+    /// Begins a generation with the keys and queues that have one of the prefixes. No client is woken; waiting clients keep
+    /// waiting. The other keys are gone at once; their memory is for [`free_some`](Self::free_some).
+    pub fn begin_generation(&mut self, kept: &[Vec<u8>]) {
+        let mut previous = std::mem::take(&mut self.entries);
+        self.used = 0;
+        for prefix in kept {
+            while let Some((key, value)) = take_first(&mut previous.values, prefix) {
+                self.used += (key.len() + value.len()) as u64 + OVERHEAD;
+                self.entries.values.insert(key, value);
             }
-            is_kept
-        });
-        self.queues.retain(|key, _| keeps(key));
-        let of = |length: usize| length as u64 + OVERHEAD;
-        let values: u64 = self.values.iter().map(|(key, value)| of(key.len() + value.len())).sum();
-        let queued = self.queues.iter().flat_map(|(key, queue)| queue.iter().map(move |value| (key, value)));
-        self.used = values + queued.map(|(key, value)| of(key.len() + value.len())).sum::<u64>();
+            while let Some((key, queue)) = take_first(&mut previous.queues, prefix) {
+                self.used += queue.used;
+                self.entries.queues.insert(key, queue);
+            }
+        }
+        self.discarded.add_entries(previous);
+    }
+
+    /// Whether entries wait to be freed.
+    #[must_use]
+    pub fn has_discarded(&self) -> bool {
+        !self.discarded.is_empty()
+    }
+
+    /// Frees some of what was discarded: about `most` entries, or as many pages.
+    pub fn free_some(&mut self, most: usize) {
+        self.discarded.free_some(most, &mut self.detached);
+    }
+
+    /// Leaves keys of a listing to [`free_some`](Self::free_some).
+    pub fn discard_keys(&mut self, keys: std::vec::IntoIter<Key>) {
+        self.discarded.add_keys(keys);
     }
 
     fn get(&self, key: &[u8]) -> Value {
-        self.values.get(key).cloned().unwrap_or_default()
+        self.entries.values.get(key).cloned().unwrap_or_default()
     }
 
     fn is_present(&self, key: &[u8]) -> bool {
-        self.values.contains_key(key) || self.queues.contains_key(key)
+        self.entries.values.contains_key(key) || self.entries.queues.contains_key(key)
     }
 
     /// Refuses `more` bytes for `key` where they do not fit.
@@ -256,9 +316,9 @@ impl Keyspace {
 
     /// Stores a value and wakes no waiting client. A value that takes another one's place is charged by what it is longer.
     fn store(&mut self, key: &[u8], value: Value) -> Result<(), KeyspaceError> {
-        let Some(present) = self.values.get(key) else {
+        let Some(present) = self.entries.values.get(key) else {
             self.grow(key, key.len() + value.len())?;
-            self.values.insert(Key::from(key), value);
+            self.entries.values.insert(Key::from(key), value);
             return Ok(());
         };
         let (before, after) = (present.len() as u64, value.len() as u64);
@@ -271,7 +331,7 @@ impl Keyspace {
 
     /// Puts a value in the place of one that is there, whatever the limit says.
     fn replace(&mut self, key: &[u8], value: Value) {
-        let Some(present) = self.values.get_mut(key) else { return };
+        let Some(present) = self.entries.values.get_mut(key) else { return };
         self.used = self.used - present.len() as u64 + value.len() as u64;
         self.detached.let_go(present);
         *present = value;
@@ -296,7 +356,7 @@ impl Keyspace {
         desired: Vec<u8>,
         answers: &mut Answers<'_>,
     ) -> Result<Value, KeyspaceError> {
-        match self.values.get(key) {
+        match self.entries.values.get(key) {
             Some(present) if **present != expected => return Ok(Arc::clone(present)),
             None if !expected.is_empty() => return Ok(Arc::new(expected)),
             _ => {}
@@ -308,12 +368,12 @@ impl Keyspace {
     }
 
     fn append(&mut self, key: &[u8], value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
-        if !self.values.contains_key(key) {
+        if !self.entries.values.contains_key(key) {
             return self.set(key, value, answers);
         }
         self.admit(key, value.len() as u64)?;
         self.used += value.len() as u64;
-        if let Some(present) = self.values.get_mut(key) {
+        if let Some(present) = self.entries.values.get_mut(key) {
             self.detached.let_go(present);
             Arc::make_mut(present).extend_from_slice(&value);
         }
@@ -323,7 +383,7 @@ impl Keyspace {
 
     /// Adds to the number of a key and wakes no client.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, KeyspaceError> {
-        let present = match self.values.get(key) {
+        let present = match self.entries.values.get(key) {
             None => 0,
             Some(text) => number::parse(text)
                 .map_err(|source| KeyspaceError::NotANumber { key: key.to_vec(), source })?,
@@ -331,7 +391,7 @@ impl Keyspace {
         let sum = present.wrapping_add(delta);
         let text = Arc::new(sum.to_string().into_bytes());
         // A counter grows by 19 bytes at most, far less than its entry: it is not refused where nothing else fits.
-        if self.values.contains_key(key) {
+        if self.entries.values.contains_key(key) {
             self.replace(key, text);
         } else {
             self.store(key, text)?;
@@ -340,7 +400,7 @@ impl Keyspace {
     }
 
     fn delete(&mut self, key: &[u8]) -> bool {
-        let removed = self.values.remove(key);
+        let removed = self.entries.values.remove(key);
         if let Some(value) = &removed {
             self.detached.let_go(value);
             self.shrink(key.len() + value.len());
@@ -349,19 +409,23 @@ impl Keyspace {
     }
 
     fn push(&mut self, key: Vec<u8>, value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
-        self.grow(&key, key.len() + value.len())?;
+        let length = key.len() + value.len();
+        self.grow(&key, length)?;
         let released = self.waiters.pushed(&key);
-        self.queues.entry(Key::from(key)).or_default().push_back(Arc::new(value));
+        let queue = self.entries.queues.entry(Key::from(key)).or_default();
+        queue.used += length as u64 + OVERHEAD;
+        queue.values.push_back(Arc::new(value));
         answers.release(released);
         Ok(())
     }
 
     /// The length before the pop, and the value; a queue that becomes empty is forgotten.
     fn pop(&mut self, key: &[u8]) -> Option<(i64, Value)> {
-        let Entry::Occupied(mut queue) = self.queues.entry(Key::from(key)) else { return None };
-        let length = i64::try_from(queue.get().len()).unwrap_or(i64::MAX);
-        let value = queue.get_mut().pop_front()?;
-        if queue.get().is_empty() {
+        let Entry::Occupied(mut queue) = self.entries.queues.entry(Key::from(key)) else { return None };
+        let length = i64::try_from(queue.get().values.len()).unwrap_or(i64::MAX);
+        let value = queue.get_mut().values.pop_front()?;
+        queue.get_mut().used -= (key.len() + value.len()) as u64 + OVERHEAD;
+        if queue.get().values.is_empty() {
             queue.remove();
         }
         self.shrink(key.len() + value.len());
@@ -405,6 +469,16 @@ impl Keyspace {
         // All keys of one request are of the same client: the first one says whose reserve it may use.
         self.admit(keys.first().copied().unwrap_or_default(), waiters::cost(keys))
     }
+}
+
+/// Takes the first entry whose key begins with `prefix`.
+fn take_first<T>(entries: &mut BTreeMap<Key, T>, prefix: &[u8]) -> Option<(Key, T)> {
+    let (key, _) = entries.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded)).next()?;
+    if !key.starts_with(prefix) {
+        return None;
+    }
+    let key = Key::clone(key);
+    entries.remove_entry(&key)
 }
 
 fn number(count: usize) -> Reply {

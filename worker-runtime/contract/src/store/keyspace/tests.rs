@@ -448,21 +448,91 @@ fn reserved_keys_have_room_in_a_full_store() {
 }
 
 #[test]
-fn retain_keeps_matching_keys_and_removes_rest() {
+fn new_generation_keeps_matching_keys_and_removes_rest() {
     let mut store = Store::default();
     for request in [set("/job/a", "1"), set("/other/a", "22"), push("/job/q", "3"), push("/other/q", "44")] {
         assert_eq!(store.ask(A, request), nothing());
     }
     assert_eq!(store.ask(B, wait(&["/job/late", "/other/a"])), nothing());
-    store.keyspace.retain(|key| key.starts_with(b"/job/"));
+    begin_generation(&mut store, &["/job/", "/none/"]);
     assert_eq!((store.get("/job/a"), store.get("/other/a")), ("1".to_owned(), String::new()));
     assert_eq!(store.ask(A, queue_len("/job/q")), [(A, Reply::Number(1))]);
     assert_eq!(store.ask(A, queue_len("/other/q")), [(A, Reply::Number(0))]);
     assert_eq!(store.keyspace.used, 2 * OVERHEAD + 6 + 1 + 6 + 1);
     // It was there when the wait began: what counts is that a key has been there.
     assert_eq!(store.ask(A, set("/job/late", "")), [(B, Reply::Arrived)]);
-    store.keyspace.retain(|_| false);
+    begin_generation(&mut store, &[]);
     assert_eq!((store.keyspace.used, store.get("/job/a")), (0, String::new()));
+}
+
+fn begin_generation(store: &mut Store, kept: &[&str]) {
+    let kept: Vec<_> = kept.iter().map(|prefix| prefix.as_bytes().to_vec()).collect();
+    store.keyspace.begin_generation(&kept);
+}
+
+/// Frees all discarded entries, `most` at a time. Returns the number of steps.
+fn free_all(store: &mut Store, most: usize) -> usize {
+    (0..10_000)
+        .take_while(|_| {
+            let has_discarded = store.keyspace.has_discarded();
+            store.keyspace.free_some(most);
+            has_discarded
+        })
+        .count()
+}
+
+#[test]
+fn old_generation_is_freed_in_bounded_steps() {
+    let mut store = Store::default();
+    for number in 0..100 {
+        store.ask(A, set(&format!("/job/{number}"), "1"));
+        store.ask(A, push(&format!("/other/{}", number % 3), "1"));
+        store.ask(A, set(&format!("/other/{number}"), "1"));
+    }
+    assert!(!store.keyspace.has_discarded());
+    begin_generation(&mut store, &["/job/"]);
+    // 100 values, 3 queues with 100 values, and the ends of five parts.
+    assert_eq!(free_all(&mut store, 10), (100 + 3 + 100 + 5_usize).div_ceil(10));
+    assert_eq!(store.ask(A, Request::GetNumKeys), [(A, Reply::Number(100))]);
+}
+
+#[test]
+fn large_discarded_values_count_by_pages() {
+    let mut store = Store::default();
+    let large = "x".repeat(100 * 4096);
+    for key in ["a", "b", "c"] {
+        store.ask(A, set(key, &large));
+    }
+    let held = store.ask(A, Request::Get { key: b"c".to_vec() });
+    begin_generation(&mut store, &[]);
+    assert_eq!(free_all(&mut store, 10), 4, "each value takes a step, and so do the ends of both parts");
+    store.keyspace.sweep_detached();
+    assert_eq!(store.keyspace.detached_bytes(), OVERHEAD + 100 * 4096, "an answer holds one of them");
+    drop(held);
+}
+
+#[test]
+fn key_listing_in_steps_has_each_lasting_key_once() {
+    let mut store = Store::default();
+    let name = |number: usize| format!("{number:03}");
+    (0..100).for_each(|number| drop(store.ask(A, set(&name(number), "v"))));
+    let (mut listing, mut steps) = (KeyListing::default(), 0);
+    while !store.keyspace.list_keys(&mut listing, 7) {
+        steps += 1;
+        assert_eq!(listing.keys.len(), 7 * steps);
+        // A listed key goes, one comes before it, and one at the end.
+        store.ask(A, delete(&name(7 * steps - 1)));
+        store.ask(A, set(&format!("!{steps:03}"), "v"));
+        store.ask(A, set("~", "v"));
+    }
+    let listed: Vec<String> =
+        listing.keys.iter().map(|key| String::from_utf8(key.to_vec()).unwrap()).collect();
+    assert!(listed.is_sorted());
+    assert!((0..100).all(|number| listed.iter().filter(|key| **key == name(number)).count() == 1));
+    assert_eq!(listing.bytes, listed.iter().map(|key| key.len() as u64).sum::<u64>());
+    store.keyspace.discard_keys(listing.keys.into_iter());
+    assert_eq!(free_all(&mut store, 10), listed.len() / 10 + 1);
+    assert!(Keyspace::default().list_keys(&mut KeyListing::default(), 1));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Waiting clients and their keys, indexed both ways, so that a write costs what it wakes and a disconnect what the
 //! client waited for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::{ClientId, Key, OVERHEAD};
 
@@ -9,8 +9,8 @@ use super::{ClientId, Key, OVERHEAD};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Ticket(u64);
 
-/// Key → waiting clients, the longest waiting first.
-type Index = HashMap<Key, Vec<(Ticket, ClientId)>>;
+/// Key → waiting clients, the longest waiting first. A tree, since a large hash table grows in one long step.
+type Index = BTreeMap<Key, Vec<(Ticket, ClientId)>>;
 
 /// What one client waits for.
 #[derive(Debug)]

@@ -55,11 +55,10 @@ impl Reply {
         ReplyWriter::new(self.clone()).fill(out, usize::MAX);
     }
 
-    /// What comes before the elements.
+    /// What comes before the elements, but for the count of keys.
     fn put_head(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Value(_) | Self::Values(_) => {}
-            Self::Keys(keys) => out.extend_from_slice(&(keys.len() as u64).to_le_bytes()),
+            Self::Value(_) | Self::Values(_) | Self::Keys(_) => {}
             Self::Number(number) => out.extend_from_slice(&number.to_le_bytes()),
             Self::Popped(popped) => {
                 let length = popped.as_ref().map_or(0, |(length, _)| *length);
@@ -75,7 +74,6 @@ impl Reply {
         match self {
             Self::Value(value) | Self::Popped(Some((_, value))) => (index == 0).then_some(value.as_slice()),
             Self::Values(values) => values.get(index).map(|value| value.as_slice()),
-            Self::Keys(keys) => keys.get(index).map(AsRef::as_ref),
             _ => None,
         }
     }
@@ -85,6 +83,8 @@ impl Reply {
 #[derive(Debug)]
 pub struct ReplyWriter {
     reply: Reply,
+    /// The keys that are not written yet. Each is let go of once it is written: to free millions at once takes long.
+    keys: std::vec::IntoIter<Key>,
     head_done: bool,
     index: usize,
     /// How much of the element at `index` is written; `None` before its length.
@@ -94,17 +94,34 @@ pub struct ReplyWriter {
 impl ReplyWriter {
     /// A writer at the beginning of `reply`.
     #[must_use]
-    pub const fn new(reply: Reply) -> Self {
-        Self { reply, head_done: false, index: 0, offset: None }
+    pub fn new(mut reply: Reply) -> Self {
+        let keys = if let Reply::Keys(keys) = &mut reply { std::mem::take(keys) } else { Vec::new() };
+        Self { reply, keys: keys.into_iter(), head_done: false, index: 0, offset: None }
+    }
+
+    /// The keys that are not written yet.
+    #[must_use]
+    pub fn into_keys(self) -> std::vec::IntoIter<Key> {
+        self.keys
+    }
+
+    fn element(&self) -> Option<&[u8]> {
+        match &self.reply {
+            Reply::Keys(_) => self.keys.as_slice().first().map(AsRef::as_ref),
+            reply => reply.element(self.index),
+        }
     }
 
     /// Appends bytes to `out` until it holds about `limit`, or the answer ends: then `true`.
     pub fn fill(&mut self, out: &mut Vec<u8>, limit: usize) -> bool {
         if !self.head_done {
+            if let Reply::Keys(_) = &self.reply {
+                out.extend_from_slice(&(self.keys.len() as u64).to_le_bytes());
+            }
             self.reply.put_head(out);
             self.head_done = true;
         }
-        while let Some(element) = self.reply.element(self.index) {
+        while let Some(element) = self.element() {
             if out.len() >= limit {
                 return false;
             }
@@ -115,6 +132,7 @@ impl ReplyWriter {
             let end = start.saturating_add(limit.saturating_sub(out.len())).min(element.len());
             out.extend_from_slice(&element[start..end]);
             if end == element.len() {
+                self.keys.next();
                 self.index += 1;
                 self.offset = None;
             } else {
