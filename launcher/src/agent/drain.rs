@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use rankrun_contract::report::ErrorReport;
 
-use crate::agent::message::{Input, JobEnd};
+use crate::agent::message::{Input, JobOutcome};
 use crate::agent::others::Others;
 use crate::agent::{Agent, FLUSH_TIMEOUT, error_report, final_report};
 use crate::error::LaunchError;
@@ -18,7 +18,7 @@ use crate::reporter::parent_file;
 
 /// The outcome of the job, until it is reported.
 pub(super) struct Ending {
-    outcome: JobEnd,
+    outcome: JobOutcome,
     rendezvous_error: Option<RendezvousError>,
     time_limit_error: Option<LaunchError>,
     /// The launcher's own error, for the process that started it.
@@ -27,7 +27,7 @@ pub(super) struct Ending {
 
 impl Agent<'_> {
     /// Tells the other nodes, and keeps what the report needs.
-    pub(super) fn announce_outcome(&mut self, outcome: JobEnd) -> Option<Input> {
+    pub(super) fn announce_outcome(&mut self, outcome: JobOutcome) -> Option<Input> {
         // Kills the probes that have not answered.
         self.device_check = None;
         if let Some(opening) = self.opening.take() {

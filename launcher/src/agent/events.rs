@@ -8,7 +8,7 @@ use rankrun_contract::rank::{LocalRank, RestartCount};
 use rankrun_contract::report::ErrorFile;
 use rankrun_contract::report::cut::MAX_CUT_TEXT;
 
-use crate::agent::message::{JobEnd, WorkerEnd};
+use crate::agent::message::{JobOutcome, WorkerEnd};
 use crate::process::Exit;
 use crate::rendezvous::Round;
 use crate::reporter::console::{Console, OutputStream};
@@ -66,7 +66,7 @@ impl EventSink {
 
 /// The last events of a job: one per worker and one of the agent. Pure.
 pub(super) fn end_events(
-    end: &JobEnd,
+    outcome: &JobOutcome,
     died_of: Option<String>,
     seats: &[EventWorker],
     error_files: &BTreeMap<LocalRank, ErrorFile>,
@@ -74,7 +74,7 @@ pub(super) fn end_events(
     if let Some(raw_error) = died_of {
         return vec![TorchEvent::AgentFailed { raw_error }];
     }
-    let failure = end.failure.as_ref();
+    let failure = outcome.failure.as_ref();
     let bad_end = |seat: &EventWorker| {
         let failure = failure?;
         let others = failure.following_ends.iter().map(|other| other.end);

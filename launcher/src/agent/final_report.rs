@@ -1,5 +1,5 @@
 //! The final report: text for the user on the console, and the error file for the process that started the
-//! launcher. It reads the job's end and the worker group; it changes neither.
+//! launcher. It reads the job's outcome and the worker group; it changes neither.
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
 use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::failure::Failure;
-use crate::agent::message::{JobEnd, RemoteEnd};
+use crate::agent::message::{JobOutcome, RemoteEnd};
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
@@ -54,17 +54,17 @@ impl FinalReport {
 
     /// Prints the cause of the failure for the user. Where torchrun prints a stack trace of its own source,
     /// rankrun prints its failure report. Returns the texts of error files that were shown.
-    pub(super) fn report(&self, end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
+    pub(super) fn report(&self, outcome: &JobOutcome, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
         let mut shown = ShownTexts::default();
-        match (&end.failure, end.stopped_by, self.persona) {
+        match (&outcome.failure, outcome.stopped_by, self.persona) {
             (Some(failure), ..) => shown = self.report_failure(failure, workers, voice),
-            (None, Some(signal), CliFlavor::Torchrun) if matches!(end.status, ExitStatus::Code(_)) => {
+            (None, Some(signal), CliFlavor::Torchrun) if matches!(outcome.status, ExitStatus::Code(_)) => {
                 voice.print(&torch_report::of_signal(signal, self.launcher));
             }
             (None, ..) => {}
         }
-        report_remote_failure(end, workers, voice);
-        if end.failure.is_none() {
+        report_remote_failure(outcome, workers, voice);
+        if outcome.failure.is_none() {
             let reports = workers.peer_reports(&mut shown);
             if !reports.is_empty() {
                 voice.print_line(&peers::render(&reports));
@@ -96,14 +96,13 @@ impl FinalReport {
     /// same.
     pub(super) fn write_parent_file(
         &self,
-        end: &JobEnd,
+        outcome: &JobOutcome,
         died_of: Option<&ErrorReport>,
         workers: &WorkerGroup,
         (link, voice): (&GuardLink, &UserLog),
     ) {
-        let is_told = end.stopped_by.is_some() || end.time_limit.is_some();
-        let limit = if is_told { FLUSH_TIMEOUT } else { PARENT_FILE_TIMEOUT };
-        let cause = end.failure.as_ref().map(|failure| failure.first);
+        let limit = if outcome.stop_reason().is_some() { FLUSH_TIMEOUT } else { PARENT_FILE_TIMEOUT };
+        let cause = outcome.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
         if let Some(((file, path), _)) = &told
             && file.form == MessageForm::Text
@@ -133,8 +132,8 @@ impl FinalReport {
 }
 
 /// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
-fn report_remote_failure(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
-    let first = end.failure.as_ref().map(|failure| failure.first);
+fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, voice: &UserLog) {
+    let first = outcome.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| match note {
         FailureNote::Worker(failed) => {
             first.is_some_and(|first| first.pid.as_raw() == failed.pid)
@@ -145,11 +144,11 @@ fn report_remote_failure(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
         }
     };
     // Where all nodes were stopped alike, each has its own reason.
-    let is_stopped = end.stopped_by.is_some() || end.time_limit.is_some();
-    if let Some(ending @ RemoteEnd::ByRule { .. }) = &end.remote_end {
+    let is_stopped = outcome.stop_reason().is_some();
+    if let Some(ending @ RemoteEnd::ByRule { .. }) = &outcome.remote_end {
         voice.print_line(&nodes::remote_end_text(ending));
     }
-    match (&end.first_cause, &end.remote_end) {
+    match (&outcome.first_cause, &outcome.remote_end) {
         (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
         (None, Some(ending @ RemoteEnd::NotNeeded)) => voice.print_line(&nodes::remote_end_text(ending)),
@@ -161,11 +160,14 @@ fn report_remote_failure(end: &JobEnd, workers: &WorkerGroup, voice: &UserLog) {
 }
 
 /// The error of this node, where the job ended elsewhere.
-pub(super) fn remote_error_report(end: &JobEnd, failed: Option<&RendezvousError>) -> Option<ErrorReport> {
+pub(super) fn remote_error_report(
+    outcome: &JobOutcome,
+    failed: Option<&RendezvousError>,
+) -> Option<ErrorReport> {
     // A failure of this node's own workers is reported by the workers.
-    let ending = end.remote_end.as_ref().filter(|_| end.failure.is_none())?;
+    let ending = outcome.remote_end.as_ref().filter(|_| outcome.failure.is_none())?;
     let now = SystemTime::now();
-    match (failed, &end.first_cause, ending) {
+    match (failed, &outcome.first_cause, ending) {
         (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
         (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
         (None, None, RemoteEnd::NotNeeded) => None,

@@ -383,7 +383,7 @@ pub enum Action {
     /// Kill the suspended processes of the job.
     KillSuspended,
     /// The job has this outcome; the other nodes are told.
-    Finish(JobEnd),
+    Finish(JobOutcome),
     /// List the processes that the workers left running, and do this to them.
     SweepLeftovers {
         /// What to do, if a process is left.
@@ -404,7 +404,7 @@ pub enum Action {
 
 /// How the job ended on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobEnd {
+pub struct JobOutcome {
     /// The exit status of the launcher.
     pub status: ExitStatus,
     /// The settled failure of the last generation.
@@ -421,4 +421,27 @@ pub struct JobEnd {
     pub remote_end: Option<RemoteEnd>,
     /// The failure of another node that was the first cause, where it was reported.
     pub first_cause: Option<Box<FailureNote>>,
+}
+
+impl JobOutcome {
+    /// Of a job that was not told to end and had no failure.
+    pub(super) const fn new(status: ExitStatus, peer_notice: PeerNotice) -> Self {
+        Self {
+            status,
+            failure: None,
+            stopped_by: None,
+            time_limit: None,
+            peer_notice,
+            rule: None,
+            remote_end: None,
+            first_cause: None,
+        }
+    }
+
+    /// Why the job was told to end, if it was. After the time limit a signal counts no more.
+    #[must_use]
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        let by_signal = self.stopped_by.map(StopReason::Signal);
+        self.time_limit.map(|_| StopReason::TimeLimit).or(by_signal)
+    }
 }

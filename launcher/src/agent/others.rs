@@ -20,7 +20,7 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Input, JobEnd, PeerNotice, RemoteEnd};
+use crate::agent::message::{Action, Input, JobOutcome, PeerNotice, RemoteEnd};
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
@@ -273,28 +273,32 @@ impl Agent<'_> {
     }
 
     /// The other nodes hear of the end while the last output and the last words go out.
-    pub(super) fn part(&mut self, end: &JobEnd, failed: Option<&RendezvousError>) -> Option<Departure> {
+    pub(super) fn part(
+        &mut self,
+        outcome: &JobOutcome,
+        failed: Option<&RendezvousError>,
+    ) -> Option<Departure> {
         let mut others = self.rendezvous.take()?;
         if let Some(source) = self.scan_error {
             others.cannot_start(&LaunchError::Unswept { source });
         }
         let own = || self.workers.launcher_failure_note(others.not_started.take()?);
-        let parting = match end.peer_notice {
+        let parting = match outcome.peer_notice {
             PeerNotice::Succeeded => {
-                ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }
+                ShutdownKind::Close { succeeded: true, failure: None, rule: outcome.rule.clone() }
             }
             PeerNotice::Failed => {
-                let failure = self.own_failure(end).or_else(own);
-                ShutdownKind::Close { succeeded: false, failure, rule: end.rule.clone() }
+                let failure = self.own_failure(outcome).or_else(own);
+                ShutdownKind::Close { succeeded: false, failure, rule: outcome.rule.clone() }
             }
-            PeerNotice::Left => ShutdownKind::Leave { why: why(end, failed) },
+            PeerNotice::Left => ShutdownKind::Leave { why: why(outcome, failed) },
         };
-        let departure = others.part(end.peer_notice, parting);
+        let departure = others.part(outcome.peer_notice, parting);
         departure.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
     }
 
-    fn own_failure(&self, end: &JobEnd) -> Option<FailureNote> {
-        end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
+    fn own_failure(&self, outcome: &JobOutcome) -> Option<FailureNote> {
+        outcome.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
     }
 }
 
@@ -310,8 +314,8 @@ const fn limit_of(farewell: PeerNotice) -> Duration {
     }
 }
 
-fn why(end: &JobEnd, failed: Option<&RendezvousError>) -> String {
-    match (end.stopped_by, end.time_limit, failed, &end.remote_end) {
+fn why(outcome: &JobOutcome, failed: Option<&RendezvousError>) -> String {
+    match (outcome.stopped_by, outcome.time_limit, failed, &outcome.remote_end) {
         (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
         (None, Some(_), ..) => stop_text(StopReason::TimeLimit),
         (None, None, Some(error), _) => format_chain(error),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::agent::failure::{ErrorFileInfo, LostPeer};
-use crate::agent::message::JobEnd;
+use crate::agent::message::JobOutcome;
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
@@ -128,7 +128,7 @@ fn signals(actions: &[Action]) -> Vec<(Vec<u32>, Signal)> {
         .collect()
 }
 
-fn end(actions: &[Action]) -> Option<&JobEnd> {
+fn end(actions: &[Action]) -> Option<&JobOutcome> {
     actions.iter().find_map(|action| match action {
         Action::Finish(end) => Some(end),
         _ => None,

@@ -30,7 +30,7 @@ use rankrun_contract::report::ErrorFile;
 use crate::agent::AgentSetup;
 use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
-use crate::agent::message::{Input, JobEnd};
+use crate::agent::message::{Input, JobOutcome};
 use crate::agent::opening::OpenedResources;
 use crate::agent::others::Others;
 use crate::agent::reassign::DeviceAssignment;
@@ -380,10 +380,10 @@ impl WorkerGroup {
     }
 
     /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
-    pub(super) fn emit_end_events(&mut self, end: &JobEnd, died_of: Option<String>) {
+    pub(super) fn emit_end_events(&mut self, outcome: &JobOutcome, died_of: Option<String>) {
         let seats = self.event_workers();
         if let Some(events) = &mut self.events {
-            events.emit_ended(&events::end_events(end, died_of, &seats, &self.error_files));
+            events.emit_ended(&events::end_events(outcome, died_of, &seats, &self.error_files));
         }
     }
 

@@ -23,7 +23,7 @@ use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
 use super::suspension::suspension_is_kept;
-use crate::agent::message::{Action, Input, JobEnd, JobEvent};
+use crate::agent::message::{Action, Input, JobEvent, JobOutcome};
 use crate::agent::rules::Interrupt;
 
 /// From SIGKILL until the report that it did not help.
@@ -241,7 +241,7 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn finish(&self) -> Option<&JobEnd> {
+    pub(super) fn finish(&self) -> Option<&JobOutcome> {
         self.actions.iter().find_map(|action| match action {
             Action::Finish(end) => Some(end),
             _ => None,

@@ -12,7 +12,7 @@ use super::faults::{Fault, faulty_state};
 use super::oracle::WINDOW;
 use super::others::{lost_node, note_with_loss};
 use super::setup::{MOST_WORKERS, Setup};
-use crate::agent::message::{Action, Input, JobEnd, JobEvent, PeerNotice, WorkerEnd};
+use crate::agent::message::{Action, Input, JobEvent, JobOutcome, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep};
 use crate::agent::state::State;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, REQUEUE};
@@ -239,7 +239,7 @@ impl Mutant {
             Action::Start { restart_count, .. } if self.fault == Fault::ForgetsItsRestarts => {
                 *restart_count = RestartCount(0);
             }
-            Action::Finish(end) => self.alter_job_end(end),
+            Action::Finish(end) => self.alter_outcome(end),
             _ => {}
         });
         let blamed = actions.iter().find_map(|action| match action {
@@ -315,7 +315,7 @@ impl Mutant {
         }
     }
 
-    fn alter_job_end(&self, end: &mut JobEnd) {
+    fn alter_outcome(&self, end: &mut JobOutcome) {
         match (self.fault, &mut end.failure) {
             (Fault::HidesTheTimeLimit, _) if end.time_limit.is_some() => {
                 end.status = ExitStatus::Code(LAUNCHER_FAILED);

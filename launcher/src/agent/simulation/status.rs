@@ -7,7 +7,7 @@ use super::invariants::{Turn, Verdict, require};
 use super::oracle::Cause;
 use super::setup::{Setup, millis};
 use crate::agent::failure::FailureKind;
-use crate::agent::message::{Input, JobEnd, RemoteEnd};
+use crate::agent::message::{Input, JobOutcome, RemoteEnd};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
@@ -28,7 +28,7 @@ pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
 }
 
 /// The table of `exit_code.rs`. Where jitter decides about a wait, there is a second valid status.
-fn status(turn: &Turn<'_>, end: &JobEnd) -> (ExitStatus, ExitStatus) {
+fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
     let (setup, cause) = (turn.setup, turn.cause());
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
     let of_limit = if setup.persona == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
@@ -78,7 +78,7 @@ const fn due_by(rule: RuleEnd) -> ExitStatus {
 }
 
 /// The status by a worker's exit, or by the signal that told the launcher to stop.
-fn plain_status(setup: &Setup, has_started: bool, end: &JobEnd) -> ExitStatus {
+fn plain_status(setup: &Setup, has_started: bool, end: &JobOutcome) -> ExitStatus {
     let of_worker = || match end.failure.as_ref().map(|failure| (failure.kind, failure.first.exit)) {
         Some((FailureKind::Ended, Exit::Code(code))) => u8::try_from(code).unwrap_or(LAUNCHER_FAILED),
         Some((FailureKind::Ended, Exit::Signal { number, .. })) => {

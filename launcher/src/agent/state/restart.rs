@@ -9,7 +9,7 @@ use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
 use super::State;
 use crate::agent::device_report::DeviceReport;
 use crate::agent::failure::Failure;
-use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
+use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice};
 use crate::agent::phase::{CheckStep, JobPhase};
 use crate::agent::policy::{CheckpointFingerprint, Decision, NoRestart};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, TIME_LIMIT};
@@ -298,7 +298,7 @@ impl State {
         let (elsewhere, first_cause) = self.remote_end_and_cause();
         let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
-        Action::Finish(JobEnd {
+        Action::Finish(JobOutcome {
             status,
             failure,
             stopped_by,
@@ -313,15 +313,7 @@ impl State {
     /// The success of the job, by this rule if not all workers have succeeded.
     pub(super) fn succeed(&mut self, rule: Option<RuleNote>) -> Action {
         self.phase = JobPhase::Finished;
-        Action::Finish(JobEnd {
-            status: ExitStatus::SUCCESS,
-            failure: None,
-            stopped_by: None,
-            time_limit: None,
-            peer_notice: PeerNotice::Succeeded,
-            rule,
-            remote_end: None,
-            first_cause: None,
-        })
+        let outcome = JobOutcome::new(ExitStatus::SUCCESS, PeerNotice::Succeeded);
+        Action::Finish(JobOutcome { rule, ..outcome })
     }
 }

@@ -8,23 +8,18 @@ use std::time::{Duration, Instant};
 use super::State;
 use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
-use crate::agent::message::{Action, Input, JobEnd, ShutdownNotice, SweepResult};
+use crate::agent::message::{Action, Input, JobOutcome, ShutdownNotice, SweepResult};
 use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
-use crate::spec::stop::{AfterStop, LeftoverPolicy, StopPolicy, StopReason};
+use crate::spec::stop::{AfterStop, LeftoverPolicy, StopPolicy};
 
 /// A longer wait is reported.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
 
 impl State {
     /// The first action of the shutdown. Only a success lets processes outlive the workers.
-    pub(super) fn start_shutdown(&mut self, now: Instant, outcome: &JobEnd) -> Action {
-        let reason = match (outcome.time_limit, outcome.stopped_by) {
-            (Some(_), _) => Some(StopReason::TimeLimit),
-            (None, Some(signal)) => Some(StopReason::Signal(signal)),
-            (None, None) => None,
-        };
+    pub(super) fn start_shutdown(&mut self, now: Instant, outcome: &JobOutcome) -> Action {
         let leftover_wait = match self.rules.leftovers {
             LeftoverPolicy::End { grace } if outcome.status == ExitStatus::SUCCESS => Some(grace),
             LeftoverPolicy::End { .. } | LeftoverPolicy::Keep => None,
@@ -33,7 +28,13 @@ impl State {
         let time_limit = self.time_limit_timer.expires_at();
         let limits = LeftoverLimits { wait: leftover_wait.unwrap_or_default(), stop, time_limit };
         let step = ShutdownStep::Sweeping(LeftoverWait::new(now, limits));
-        let mut shutdown = Shutdown { status: outcome.status, signal: None, reason, peers_until: None, step };
+        let mut shutdown = Shutdown {
+            status: outcome.status,
+            signal: None,
+            reason: outcome.stop_reason(),
+            peers_until: None,
+            step,
+        };
         let action = match leftover_wait {
             Some(_) => Action::SweepLeftovers { step: LeftoverStep::Wait },
             None => self.start_drain(now, &mut shutdown),

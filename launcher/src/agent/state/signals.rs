@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
-use crate::agent::message::{Action, JobEnd, JobEvent, PeerNotice};
+use crate::agent::message::{Action, JobEvent, JobOutcome, PeerNotice};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::exit_code::ExitStatus;
 use crate::spec::CliFlavor;
@@ -88,16 +88,8 @@ impl State {
             CliFlavor::Torchrun => ExitStatus::Signal(signal as i32),
             CliFlavor::Rankrun => ExitStatus::of_signal(signal as i32),
         };
-        Action::Finish(JobEnd {
-            status,
-            failure: None,
-            stopped_by: Some(signal),
-            time_limit: None,
-            peer_notice: PeerNotice::Left,
-            rule: None,
-            remote_end: None,
-            first_cause: None,
-        })
+        let outcome = JobOutcome::new(status, PeerNotice::Left);
+        Action::Finish(JobOutcome { stopped_by: Some(signal), ..outcome })
     }
 
     fn stopping_event(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
