@@ -17,7 +17,7 @@ const GRACES: [(GraceCause, u64); 5] = [
 fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
     let mut job = new_job(2, max_restarts, CliFlavor::Rankrun);
     for (cause, seconds) in GRACES.iter().filter(|(cause, _)| causes.contains(cause)) {
-        job.rules.grace_for.set(*cause, Duration::from_secs(*seconds));
+        job.rules.stop.grace_for.set(*cause, Duration::from_secs(*seconds));
     }
     let limit = Duration::from_secs(100);
     job.rules.time_limit = Some(TimeLimit { limit, warning: None });
@@ -121,8 +121,8 @@ fn signal_shortens_running_grace_period_and_never_extends_it() {
     let at = clock();
     for (graces, kill_at, left) in [((60, 5), 15, 3), ((2, 60), 14, 2)] {
         let mut job = running(&[], 0, &at);
-        job.rules.grace_for.set(GraceCause::Signal, Duration::from_secs(graces.0));
-        job.rules.grace_for.set(GraceCause::Failure, Duration::from_secs(graces.1));
+        job.rules.stop.grace_for.set(GraceCause::Signal, Duration::from_secs(graces.0));
+        job.rules.stop.grace_for.set(GraceCause::Failure, Duration::from_secs(graces.1));
         let _ = job.handle(at(10), exited(0, 0, Exit::Code(3)));
         let actions = job.handle(at(12), stop(Signal::SIGINT, false));
         assert_eq!(reported_grace(&actions), Some(left), "what is left is told");

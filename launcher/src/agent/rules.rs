@@ -10,7 +10,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use crate::exit_code::SIGNAL_BASE;
 use crate::process::Exit;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::{GraceFor, LeftoverPolicy, TimeLimit};
+use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
 use crate::spec::{CliFlavor, LaunchSpec, Unhealthy};
 
 /// The settings of one launch, as the state needs them.
@@ -20,10 +20,7 @@ pub struct JobRules {
     pub(super) workers: LocalWorldSize,
     pub(super) max_restarts: RestartCount,
     pub(super) restart: RestartPolicy,
-    /// Time from the stop signal to SIGKILL, unless `grace_for` names the cause of the stop.
-    pub(super) grace: Duration,
-    /// Grace periods for single causes.
-    pub(super) grace_for: GraceFor,
+    pub(super) stop: StopPolicy,
     /// What becomes of processes that outlive the workers of a success.
     pub(super) leftovers: LeftoverPolicy,
     /// Limit on the run time of the whole job.
@@ -62,8 +59,7 @@ impl JobRules {
             workers: spec.workers,
             max_restarts: spec.max_restarts,
             restart: spec.restart.clone(),
-            grace: spec.stop.grace,
-            grace_for: spec.stop.grace_for,
+            stop: spec.stop,
             leftovers: spec.leftovers,
             start_timeout: spec.start_timeout,
             time_limit: spec.time_limit,

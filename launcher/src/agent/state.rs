@@ -452,7 +452,7 @@ impl State {
         };
         let signal_action = self.signal_workers(&live, signal);
         let after = self.expected_after_stop(now, reason, failure.as_ref());
-        let stage = StopStage::Asked { signal, kill_at: now + self.grace_period(reason, after) };
+        let stage = StopStage::Asked { signal, kill_at: now + self.rules.stop.grace_period(reason, after) };
         self.phase = JobPhase::Stopping { live, reason, failure, stage };
         [signal_action].into_iter().chain(released).collect()
     }

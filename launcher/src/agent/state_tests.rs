@@ -14,7 +14,7 @@ use crate::agent::rules::Interrupt;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
-use crate::spec::stop::{GraceFor, LeftoverPolicy};
+use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "blame_tests.rs"]
@@ -65,8 +65,7 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobR
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         restart: RestartPolicy::default(),
-        grace: GRACE,
-        grace_for: GraceFor::default(),
+        stop: StopPolicy { grace: GRACE, grace_for: GraceFor::default() },
         leftovers: LeftoverPolicy::Keep,
         start_timeout: None,
         time_limit: None,

@@ -119,8 +119,7 @@ impl StopPolicy {
 impl GraceFor {
     /// The grace period set for a stop with this reason. A reason for which none can be set counts as a failure, but
     /// for processes that the workers left running.
-    #[must_use]
-    pub fn resolve(&self, reason: StopReason, after: AfterStop) -> Option<Duration> {
+    fn resolve(&self, reason: StopReason, after: AfterStop) -> Option<Duration> {
         let failure = match after {
             AfterStop::Restart => self.restart.or(self.failure),
             AfterStop::End => self.failure,

@@ -14,7 +14,7 @@ use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, TimeLimit};
+use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
@@ -209,8 +209,7 @@ impl Setup {
         };
         JobRules {
             restart: self.policy.restart_policy(),
-            grace: millis(self.grace),
-            grace_for: self.grace_for(),
+            stop: StopPolicy { grace: millis(self.grace), grace_for: self.grace_for() },
             leftovers: self
                 .leftover_wait
                 .map_or(LeftoverPolicy::Keep, |wait| LeftoverPolicy::End { grace: millis(wait) }),

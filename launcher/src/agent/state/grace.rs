@@ -9,10 +9,6 @@ use crate::agent::policy::Decision;
 use crate::spec::stop::{AfterStop, StopReason};
 
 impl State {
-    pub(super) fn grace_period(&self, reason: StopReason, after: AfterStop) -> Duration {
-        self.rules.grace_for.resolve(reason, after).unwrap_or(self.rules.grace)
-    }
-
     pub(super) fn expected_after_stop(
         &self,
         now: Instant,
@@ -41,7 +37,7 @@ impl State {
 
     /// The user or the time limit wants the job to end.
     pub(super) fn limit_output_wait(&mut self, now: Instant, reason: StopReason) {
-        let until = now + self.grace_period(reason, AfterStop::End);
+        let until = now + self.rules.stop.grace_period(reason, AfterStop::End);
         self.output_deadline = Some(self.output_deadline.map_or(until, |before| before.min(until)));
     }
 

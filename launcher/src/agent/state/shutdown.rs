@@ -12,7 +12,7 @@ use crate::agent::message::{Action, Input, JobOutcome, ShutdownNotice, SweepResu
 use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
-use crate::spec::stop::{AfterStop, LeftoverPolicy, StopPolicy};
+use crate::spec::stop::{AfterStop, LeftoverPolicy};
 
 /// A longer wait is reported.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
@@ -24,9 +24,9 @@ impl State {
             LeftoverPolicy::End { grace } if outcome.status == ExitStatus::SUCCESS => Some(grace),
             LeftoverPolicy::End { .. } | LeftoverPolicy::Keep => None,
         };
-        let stop = StopPolicy { grace: self.rules.grace, grace_for: self.rules.grace_for };
         let time_limit = self.time_limit_timer.expires_at();
-        let limits = LeftoverLimits { wait: leftover_wait.unwrap_or_default(), stop, time_limit };
+        let limits =
+            LeftoverLimits { wait: leftover_wait.unwrap_or_default(), stop: self.rules.stop, time_limit };
         let step = ShutdownStep::Sweeping(LeftoverWait::new(now, limits));
         let mut shutdown = Shutdown {
             status: outcome.status,
@@ -48,9 +48,10 @@ impl State {
     fn start_drain(&self, now: Instant, shutdown: &mut Shutdown) -> Action {
         let earliest = now + FLUSH_TIMEOUT;
         let give_up_at = match shutdown.reason {
-            Some(reason) => {
-                Some(self.output_deadline.unwrap_or_else(|| now + self.grace_period(reason, AfterStop::End)))
-            }
+            Some(reason) => Some(
+                self.output_deadline
+                    .unwrap_or_else(|| now + self.rules.stop.grace_period(reason, AfterStop::End)),
+            ),
             None => shutdown.signal.map(|_| now),
         };
         let give_up_at = give_up_at.map(|at| at.max(earliest));

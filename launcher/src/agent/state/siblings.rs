@@ -69,7 +69,7 @@ impl State {
         signal: Signal,
         (live, failure): (BTreeSet<LocalRank>, Failure),
     ) -> Vec<Action> {
-        let kill_by = now + self.grace_period(StopReason::WorkerFailed, AfterStop::End);
+        let kill_by = now + self.rules.stop.grace_period(StopReason::WorkerFailed, AfterStop::End);
         let mut actions = self.stop_workers(now, live, StopReason::Signal(signal), Some(failure));
         self.limit_kill_time(Some(kill_by));
         actions.extend(self.report_stop_to_peers(StopReason::Signal(signal)));

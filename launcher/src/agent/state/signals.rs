@@ -43,7 +43,7 @@ impl State {
                     return self.kill_workers(now, None);
                 }
                 self.limit_kill_time(Some(
-                    now + self.grace_period(StopReason::Signal(signal), AfterStop::End),
+                    now + self.rules.stop.grace_period(StopReason::Signal(signal), AfterStop::End),
                 ));
                 // One request may come twice: a scheduler signals guard and agent alike.
                 if is_same_signal { Vec::new() } else { self.change_stop_signal(now, signal) }
