@@ -61,12 +61,7 @@ fn is_released_by(reason: StopReason, failed: Option<WorkerEnd>, cause: Option<C
             Some(Cause::Failed(first) | Cause::Stuck(first)),
             failed,
         ) => failed == Some(first),
-        (StopReason::Signal(_), Some(Cause::User), None)
-        | (StopReason::NotStarted, Some(Cause::NotStarted), None)
-        | (StopReason::TimeLimit, Some(Cause::TimeLimit), None)
-        | (StopReason::RestartRequest, Some(Cause::RestartRequest), None)
-        | (StopReason::Membership, Some(Cause::Others), None)
-        | (StopReason::EndedElsewhere, Some(Cause::Over), None) => true,
+        (reason, Some(Cause::Stop(cause)), None) => reason == cause,
         _ => false,
     }
 }
@@ -79,17 +74,7 @@ fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<C
         (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
             | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
             | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
-            | (
-                Some(
-                    Cause::User
-                        | Cause::TimeLimit
-                        | Cause::NotStarted
-                        | Cause::RestartRequest
-                        | Cause::Others
-                        | Cause::Over
-                ) | None,
-                None
-            )
+            | (Some(Cause::Stop(_)) | None, None)
     );
     require(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
     let seen_before =
@@ -124,15 +109,7 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
         Some(Cause::Stuck(rank) | Cause::NotJoined(rank)) => {
             require(end.local_rank == rank, || format!("it was {rank:?}, not {end:?}"))
         }
-        Some(
-            Cause::User
-            | Cause::TimeLimit
-            | Cause::NotStarted
-            | Cause::RestartRequest
-            | Cause::Others
-            | Cause::Over,
-        )
-        | None => Err(format!("{cause:?} was first, and {end:?} is blamed")),
+        Some(Cause::Stop(_)) | None => Err(format!("{cause:?} was first, and {end:?} is blamed")),
     }
 }
 

@@ -25,6 +25,7 @@ use super::status::invariant_8;
 use super::suspension::suspension_is_kept;
 use crate::agent::message::{Action, Input, JobEvent, JobOutcome};
 use crate::agent::rules::Interrupt;
+use crate::spec::stop::StopReason;
 
 /// From SIGKILL until the report that it did not help.
 const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
@@ -447,7 +448,7 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
 }
 
 fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
-    if turn.cause() != Some(Cause::RestartRequest) || turn.book.finished {
+    if turn.cause() != Some(Cause::Stop(StopReason::RestartRequest)) || turn.book.finished {
         return Ok(());
     }
     let runs_on =

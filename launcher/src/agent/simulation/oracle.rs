@@ -135,15 +135,8 @@ pub(super) enum Cause {
     Failed(LocalRank),
     Stuck(LocalRank),
     NotJoined(LocalRank),
-    User,
-    TimeLimit,
-    NotStarted,
-    /// The user wants all workers to start again.
-    RestartRequest,
-    /// Another node ended the round.
-    Others,
-    /// Another node ended the job.
-    Over,
+    /// No worker of this node failed.
+    Stop(StopReason),
 }
 
 /// What was done to the processes that the workers left running.
@@ -231,7 +224,7 @@ impl Book {
             Input::Ready => self.ready = true,
             Input::StartFailed { .. } => {
                 self.life.start_pending = false;
-                self.life.set_cause(Cause::NotStarted, now);
+                self.life.set_cause(Cause::Stop(StopReason::NotStarted), now);
             }
             Input::Exited { end, .. } => {
                 node.mark_known(end.pid);
@@ -246,7 +239,7 @@ impl Book {
                 }
                 let is_free = self.life.cause.is_none() && self.life.suspect.is_none();
                 if is_free && self.life.warned_at.is_some() && self.setup.is_exit_by_warning(end.exit) {
-                    self.life.set_cause(Cause::TimeLimit, now);
+                    self.life.set_cause(Cause::Stop(StopReason::TimeLimit), now);
                 } else if !end.exit.is_success() {
                     self.life.record_failure(end, self.setup.may_be_group_signal(end.exit), now);
                 }
@@ -302,10 +295,11 @@ impl Book {
         self.stop_signal.get_or_insert(signal);
         self.life.stop_requested_at.get_or_insert(now);
         // The stop never extends a running grace period.
-        let kill_by = now + self.setup.grace_of(Cause::User);
+        let stop = Cause::Stop(StopReason::Signal(signal));
+        let kill_by = now + self.setup.grace_of(stop);
         self.life.kill_by = self.life.kill_by.map(|before| before.min(kill_by));
         if self.starts > 0 {
-            self.life.set_cause(Cause::User, now);
+            self.life.set_cause(stop, now);
         }
     }
 
@@ -315,7 +309,7 @@ impl Book {
         let is_free = self.life.suspect.is_none() && self.life.swept_at.is_none();
         let may_run = runs || self.life.start_pending || self.setup.left_out.is_some();
         if self.starts > 0 && !self.setup.others && may_run && is_free && self.stop_signal.is_none() {
-            self.life.set_cause(Cause::RestartRequest, now);
+            self.life.set_cause(Cause::Stop(StopReason::RestartRequest), now);
         }
     }
 
@@ -333,7 +327,7 @@ impl Book {
         match action {
             Action::Start { generation, .. } => {
                 if self.starts > 0 && !self.setup.others {
-                    let counts = self.life.cause != Some(Cause::RestartRequest);
+                    let counts = self.life.cause != Some(Cause::Stop(StopReason::RestartRequest));
                     self.record.record_restart(&self.life, now, counts);
                 }
                 self.starts += 1;
@@ -406,9 +400,10 @@ impl Book {
         if let (Some(asked_at), Some(cause), None) = (life.asked_at, life.cause, life.kill_by) {
             let by_cause = asked_at + self.setup.grace_of(cause);
             // A signal may come before the siblings of a failed worker are told to stop.
-            let by_wish =
-                life.stop_requested_at.map(|wished_at| wished_at + self.setup.grace_of(Cause::User));
-            life.kill_by = life.cut_off.into_iter().chain(by_wish).chain([by_cause]).min();
+            let by_request = life.stop_requested_at.zip(self.stop_signal).map(|(requested_at, signal)| {
+                requested_at + self.setup.grace_of(Cause::Stop(StopReason::Signal(signal)))
+            });
+            life.kill_by = life.cut_off.into_iter().chain(by_request).chain([by_cause]).min();
         }
     }
 }
@@ -465,7 +460,7 @@ impl Life {
             Action::Emit(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
             }
-            Action::Emit(JobEvent::TimeIsUp { .. }) => Some(Cause::TimeLimit),
+            Action::Emit(JobEvent::TimeIsUp { .. }) => Some(Cause::Stop(StopReason::TimeLimit)),
             Action::Emit(JobEvent::WorkerFailed { .. }) => {
                 self.suspect.map(|suspect| Cause::Failed(suspect.local_rank))
             }

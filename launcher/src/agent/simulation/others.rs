@@ -20,6 +20,7 @@ use crate::rendezvous::{
     FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, Round, WorkerFailure,
 };
 use crate::spec::CliFlavor;
+use crate::spec::stop::StopReason;
 
 /// A rank of another node.
 pub(super) const ELSEWHERE: u32 = 7;
@@ -241,7 +242,7 @@ impl Book {
                     }
                     _ => {}
                 }
-                self.life.set_cause(Cause::Others, now);
+                self.life.set_cause(Cause::Stop(StopReason::Membership), now);
             }
             Input::LostNodeFound(node) if self.record_answer(Question::LostNode, now) => {
                 self.life.is_blamed_elsewhere |= node.is_some();
@@ -250,7 +251,7 @@ impl Book {
             Input::Over(ending) if self.peers.over.is_none() => {
                 self.peers.over = Some(ending.clone());
                 if is_in_a_round {
-                    self.life.set_cause(Cause::Over, now);
+                    self.life.set_cause(Cause::Stop(StopReason::EndedElsewhere), now);
                 }
             }
             _ => {}
@@ -269,7 +270,7 @@ impl Book {
         let has_written = end.error_file_info.is_some_and(|it| it.lost_peer.is_none());
         let lost_another =
             end.error_file_info.is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))));
-        self.life.cause == Some(Cause::Others)
+        self.life.cause == Some(Cause::Stop(StopReason::Membership))
             && self.life.peer == Some(PeerFailure::Lost(Rank(end.local_rank.0)))
             && self.peers.over.is_none()
             && self.stop_signal.is_none()
@@ -290,13 +291,11 @@ impl Turn<'_> {
         let life = &self.book.life;
         self.setup.others
             && match self.cause() {
-                Some(Cause::Others | Cause::Over) => true,
+                Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
                 Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
                     self.is_told_elsewhere() || life.is_blamed_elsewhere
                 }
-                Some(Cause::User | Cause::TimeLimit | Cause::NotStarted | Cause::RestartRequest) | None => {
-                    false
-                }
+                Some(Cause::Stop(_)) | None => false,
             }
     }
 
@@ -352,7 +351,7 @@ impl Turn<'_> {
 
     /// The user wants all workers to start again.
     fn is_requested(&self) -> bool {
-        self.cause() == Some(Cause::RestartRequest)
+        self.cause() == Some(Cause::Stop(StopReason::RestartRequest))
     }
 
     /// The machine starts or joins the next generation.
@@ -426,7 +425,7 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
         let is_left = end.stopped_by.is_some()
             || end.time_limit.is_some()
             || end.remote_end.is_some()
-            || end.failure.is_none() && !matches!(turn.cause(), Some(Cause::NotStarted));
+            || end.failure.is_none() && !matches!(turn.cause(), Some(Cause::Stop(StopReason::NotStarted)));
         let due = match end.status {
             ExitStatus::SUCCESS if end.remote_end.is_none() => PeerNotice::Succeeded,
             _ if is_left => PeerNotice::Left,

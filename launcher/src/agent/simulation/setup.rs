@@ -14,7 +14,7 @@ use crate::agent::rules::{Interrupt, JobRules};
 use crate::agent::state::tests::rules;
 use crate::process::Exit;
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartPolicy, RestartRule, RuleAction};
-use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, TimeLimit};
+use crate::spec::stop::{EarlyWarning, GraceFor, LeftoverPolicy, StopPolicy, StopReason, TimeLimit};
 use crate::spec::{CliFlavor, Unhealthy};
 
 pub(super) const MOST_WORKERS: u32 = 4;
@@ -235,14 +235,9 @@ impl Setup {
         let [signal, failure, time_limit, start] = self.graces;
         millis(
             match cause {
-                Cause::User => signal,
-                Cause::Failed(_)
-                | Cause::Stuck(_)
-                | Cause::NotStarted
-                | Cause::RestartRequest
-                | Cause::Others
-                | Cause::Over => failure,
-                Cause::TimeLimit => time_limit,
+                Cause::Stop(StopReason::Signal(_)) => signal,
+                Cause::Stop(StopReason::TimeLimit) => time_limit,
+                Cause::Failed(_) | Cause::Stuck(_) | Cause::Stop(_) => failure,
                 Cause::NotJoined(_) => start.or(failure),
             }
             .unwrap_or(self.grace),

@@ -14,6 +14,7 @@ use crate::process::Exit;
 use crate::rendezvous::note::RuleEnd;
 use crate::spec::CliFlavor;
 use crate::spec::restart::RuleAction;
+use crate::spec::stop::StopReason;
 
 pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
@@ -36,7 +37,7 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
     let is_up = turn.book.time_limit_at().is_some_and(|up| up <= turn.now);
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
     match (&turn.book.peers.over, end.stopped_by) {
-        _ if cause == Some(Cause::TimeLimit) => return both(of_limit),
+        _ if cause == Some(Cause::Stop(StopReason::TimeLimit)) => return both(of_limit),
         (Some(RemoteEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
         (Some(RemoteEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
@@ -51,9 +52,9 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
         _ => {}
     }
     match (cause, end.stopped_by) {
-        (Some(Cause::TimeLimit), _) => both(of_limit),
+        (Some(Cause::Stop(StopReason::TimeLimit)), _) => both(of_limit),
         (None, None) => both(0),
-        (Some(Cause::RestartRequest), None) => or_of_limit(plain),
+        (Some(Cause::Stop(StopReason::RestartRequest)), None) => or_of_limit(plain),
         (Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)), None) => match turn.due_decision() {
             Some(Due::End(Why::Rule(RuleAction::Succeed))) => both(0),
             Some(Due::End(Why::Rule(RuleAction::Requeue))) => both(REQUEUE),
