@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::gettid;
+use tokio::sync::oneshot;
 
 /// A call on a thread of its own.
 #[derive(Debug)]
@@ -114,6 +115,23 @@ impl<T: Send + 'static> BlockingCall<T> {
             }
         }
     }
+}
+
+/// Calls `call` on a thread of its own, and returns its result to a task. If the task is dropped, the call goes on and
+/// its result is dropped. The runtime's own pool is not used: a call that hangs would hold up the end of the runtime.
+///
+/// # Errors
+/// No thread is left, or the call has panicked.
+pub async fn call_on_thread<T: Send + 'static>(
+    name: &str,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (sender, result) = oneshot::channel();
+    thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // The task may be gone.
+        let _ = sender.send(call());
+    })?;
+    result.await.map_err(|_| io::Error::other("its thread has ended"))
 }
 
 /// CPU time of a thread of this process (`schedstat`, proc(5)).

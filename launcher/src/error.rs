@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use rankrun_contract::rank::Rank;
 
+use crate::io_thread::IoThreadError;
 use crate::logs::LogError;
 use crate::process::command::NulByte;
 use crate::process::exec_problem::ExecProblem;
@@ -28,6 +29,9 @@ pub enum LaunchError {
         /// The kernel's error for the step.
         source: io::Error,
     },
+    /// A thread for sockets could not be started.
+    #[error(transparent)]
+    IoThread(#[from] IoThreadError),
     /// The workers' store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -154,6 +158,7 @@ impl LaunchError {
 
     fn fixed_hint(&self) -> Option<&'static str> {
         match self {
+            Self::IoThread(error) => error.hint(),
             Self::Store(error) => error.hint(),
             Self::Rendezvous(error) => error.hint(),
             Self::Logs(error) => Some(error.hint()),

@@ -15,6 +15,7 @@
 //! | [`process`] | the only place that forks, signals and waits |
 //! | [`agent`] | the only owner of the job's state |
 //! | `blocking` | calls that may never return, off the loops |
+//! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
@@ -31,6 +32,7 @@ pub mod explain;
 pub mod facts;
 pub mod gc;
 pub mod inspect;
+pub mod io_thread;
 mod litter;
 pub mod logs;
 pub mod placement;

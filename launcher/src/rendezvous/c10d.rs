@@ -12,7 +12,6 @@ pub use tell::FailureAuthor;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use crate::rendezvous::FailureNote;
@@ -55,8 +54,7 @@ pub enum StoreFailure {
 pub struct C10dBackend {
     keys: RendezvousKeys,
     request_client: Client,
-    /// `None` while it is lent out for an exchange of ranks.
-    change_notifier: Option<Client>,
+    change_notifier: Client,
     /// What the notification connection waits for.
     armed: Option<StoreChange>,
     /// torch's keys of the only round, if the job has only one.
@@ -111,19 +109,20 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The first connection gets no valid answer within `limit`, or the second within another `limit`.
-    pub fn connect(
+    pub async fn connect(
         addresses: &[SocketAddr],
         settings: &ClientSettings,
         keys: RendezvousKeys,
         limit: Duration,
     ) -> Result<Self, ClientError> {
-        let mut calls = Client::connect_within(addresses, settings.clone(), limit)?;
-        let wake_event = Client::connect_within(&[calls.peer_addr()?], settings.clone(), limit)?;
-        calls.compare_set(keys.state(), b"", SENTINEL)?;
+        let mut request_client = Client::connect_within(addresses, settings.clone(), limit).await?;
+        let notifier = [request_client.peer_addr()?];
+        let change_notifier = Client::connect_within(&notifier, settings.clone(), limit).await?;
+        request_client.compare_set(keys.state(), b"", SENTINEL).await?;
         Ok(Self {
             keys,
-            request_client: calls,
-            change_notifier: Some(wake_event),
+            request_client,
+            change_notifier,
             armed: None,
             only: None,
             version: 0,
@@ -158,9 +157,9 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
+    pub async fn identity(&mut self, fresh: &str) -> Result<String, ClientError> {
         let key = self.keys.store_identity();
-        let found = self.request_client.compare_set(&key, b"", fresh.as_bytes())?;
+        let found = self.request_client.compare_set(&key, b"", fresh.as_bytes()).await?;
         Ok(escape_bytes_for_terminal(&found, MAX_IDENTITY))
     }
 
@@ -168,8 +167,8 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn known_identity(&mut self) -> Result<String, ClientError> {
-        known_identity(&mut self.request_client, &self.keys)
+    pub async fn known_identity(&mut self) -> Result<String, ClientError> {
+        known_identity(&mut self.request_client, &self.keys).await
     }
 
     /// The state as of the last read or write.
@@ -197,14 +196,14 @@ impl C10dBackend {
     /// The oldest unanswered request on either connection.
     #[must_use]
     pub fn unanswered(&self) -> Option<&Unanswered> {
-        self.request_client.unanswered().or_else(|| self.change_notifier.as_ref()?.unanswered())
+        self.request_client.unanswered().or_else(|| self.change_notifier.unanswered())
     }
 
     /// Reads the store in one request.
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub fn read_snapshot(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
+    pub async fn read_snapshot(&mut self, wants: &SnapshotQuery<'_>) -> Result<StoreSnapshot, StoreFailure> {
         let keys = &self.keys;
         let mut names = vec![keys.version(), keys.state().to_owned(), keys.end(), keys.ranks()];
         if let Some(round) = wants.round {
@@ -214,7 +213,7 @@ impl C10dBackend {
         }
         names.extend(wants.heartbeats.iter().map(|node| keys.heartbeat(node)));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.request_client.multi_get(&names)?.into_iter();
+        let mut values = self.request_client.multi_get(&names).await?.into_iter();
         let mut next = || values.next().unwrap_or_default();
         self.version = parse_i64(&next()).unwrap_or(0);
         let text = next();
@@ -252,9 +251,9 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
+    pub async fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
         let text = pickle::encode(state);
-        let found = self.request_client.compare_set(self.keys.state(), &self.text, &text)?;
+        let found = self.request_client.compare_set(self.keys.state(), &self.text, &text).await?;
         if found != text {
             self.store_state_text(found)?;
             return Ok(false);
@@ -262,7 +261,7 @@ impl C10dBackend {
         self.text = text;
         self.state.clone_from(state);
         if rings {
-            self.notify_change()?;
+            self.notify_change().await?;
         }
         Ok(true)
     }
@@ -271,15 +270,15 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn notify_change(&mut self) -> Result<(), ClientError> {
-        let version = self.request_client.add(&self.keys.version(), 1)?;
+    pub async fn notify_change(&mut self) -> Result<(), ClientError> {
+        let version = self.request_client.add(&self.keys.version(), 1).await?;
         // Our own notification is skipped, unless another agent sent one before it.
         if version == self.version.wrapping_add(1) {
             self.version = version;
         }
-        self.request_client.set(&self.keys.change_key(version), b"1")?;
+        self.request_client.set(&self.keys.change_key(version), b"1").await?;
         if version > MAX_CHANGE_KEYS {
-            self.request_client.delete(&self.keys.change_key(version - MAX_CHANGE_KEYS))?;
+            self.request_client.delete(&self.keys.change_key(version - MAX_CHANGE_KEYS)).await?;
         }
         Ok(())
     }
@@ -288,19 +287,17 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
-        let Some(wake_event) = &mut self.change_notifier else { return Ok(()) };
+    pub async fn subscribe_changes(&mut self, success_of: Option<u64>) -> Result<(), ClientError> {
         let next = success_of.map_or(StoreChange::Ring(self.version.wrapping_add(1)), StoreChange::Success);
         if self.armed != Some(next) {
             if self.armed.take().is_some() {
-                wake_event.end_wait(true)?;
+                self.change_notifier.end_wait(true).await?;
             }
             let key = match next {
                 StoreChange::Ring(version) => self.keys.change_key(version),
                 StoreChange::Success(round) => self.torch_keys(round).last_member(),
             };
-            let Some(wake_event) = &mut self.change_notifier else { return Ok(()) };
-            wake_event.begin_wait(&[&key])?;
+            self.change_notifier.begin_wait(&[&key]).await?;
             self.armed = Some(next);
         }
         Ok(())
@@ -310,43 +307,25 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
-        let (Some(wake_event), Some(awaited)) = (&mut self.change_notifier, self.armed) else {
-            return Ok(None);
-        };
-        if !wake_event.end_wait(false)? {
+    pub async fn poll_change(&mut self) -> Result<Option<StoreChange>, ClientError> {
+        let Some(awaited) = self.armed else { return Ok(None) };
+        if !self.change_notifier.end_wait(false).await? {
             return Ok(None);
         }
         self.armed = None;
         Ok(Some(awaited))
     }
 
+    /// Returns when [`Self::poll_change`] has something to do. May be dropped at any time.
+    pub async fn changed(&self) {
+        match self.armed {
+            Some(_) => self.change_notifier.readable().await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn torch_keys(&self, round: u64) -> RoundKeys {
         self.only.clone().unwrap_or_else(|| self.keys.round(round))
-    }
-
-    /// Descriptor that becomes readable when a notification arrives.
-    #[must_use]
-    pub fn notifier_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.change_notifier.as_ref().filter(|_| self.armed.is_some()).map(AsFd::as_fd)
-    }
-
-    /// Lends out the notification connection. No notification is received until it is given back.
-    ///
-    /// # Errors
-    /// See [`Client`].
-    pub fn take_notifier(&mut self) -> Result<Option<Client>, ClientError> {
-        if self.armed.take().is_some()
-            && let Some(wake_event) = &mut self.change_notifier
-        {
-            wake_event.end_wait(true)?;
-        }
-        Ok(self.change_notifier.take())
-    }
-
-    /// Takes back the connection that was lent out.
-    pub fn give_back(&mut self, wake_event: Client) {
-        self.change_notifier = Some(wake_event);
     }
 }
 
@@ -354,8 +333,8 @@ impl C10dBackend {
 ///
 /// # Errors
 /// See [`Client`].
-pub fn known_identity(client: &mut Client, keys: &RendezvousKeys) -> Result<String, ClientError> {
-    Ok(escape_bytes_for_terminal(&client.get(&keys.store_identity())?, MAX_IDENTITY))
+pub async fn known_identity(client: &mut Client, keys: &RendezvousKeys) -> Result<String, ClientError> {
+    Ok(escape_bytes_for_terminal(&client.get(&keys.store_identity()).await?, MAX_IDENTITY))
 }
 
 /// Parses a counter as the store keeps it.

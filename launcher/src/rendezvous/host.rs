@@ -8,8 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use tokio::time::timeout;
 
-use crate::blocking::{BlockingCall, CallStep};
+use crate::blocking::{BlockingCall, CallStep, call_on_thread};
 use crate::error::LaunchError;
 use crate::facts::short_hostname;
 use crate::rendezvous::address::{self, interfaces};
@@ -20,6 +21,8 @@ use crate::store::{StoreError, StoreServer};
 
 /// Time limit of the name lookup by which a node guesses whether it hosts.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// Name of a thread that asks the resolver.
+const RESOLVER_THREAD: &str = "endpoint-name";
 /// Time limit for an answer of another socket of this machine.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -61,6 +64,20 @@ impl StoreEndpoint {
         self.address().map(|address| vec![SocketAddr::new(address, self.port)])
     }
 
+    /// As [`Self::resolve`], for a task.
+    ///
+    /// # Errors
+    /// See [`Self::resolve`].
+    pub async fn look_up(&self, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+        if let Some(addresses) = self.parse_without_resolver() {
+            return Ok(addresses);
+        }
+        let (name, port) = (self.host.clone(), self.port);
+        let found = call_on_thread(RESOLVER_THREAD, move || addresses_of(&name, port));
+        let found = timeout(limit, found).await.map_err(|_| no_answer())???;
+        if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+    }
+
     /// Returns the addresses of the endpoint.
     ///
     /// # Errors
@@ -82,12 +99,17 @@ fn loopback(port: u16) -> [SocketAddr; 2] {
 /// `limit`.
 fn resolve_host(name: &str, port: u16, limit: Duration) -> io::Result<Vec<SocketAddr>> {
     let asked = name.to_owned();
-    let look_up =
-        move |_: &CallStep| (asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
-    let found = BlockingCall::start("endpoint-name", look_up)?.wait(limit);
-    let found =
-        found.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "no name server has answered"))??;
+    let look_up = move |_: &CallStep| addresses_of(&asked, port);
+    let found = BlockingCall::start(RESOLVER_THREAD, look_up)?.wait(limit).ok_or_else(no_answer)??;
     if found.is_empty() { Err(io::ErrorKind::NotFound.into()) } else { Ok(found) }
+}
+
+fn addresses_of(name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    (name, port).to_socket_addrs().map(Iterator::collect)
+}
+
+fn no_answer() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, "no name server has answered")
 }
 
 /// Whether this node hosts, by the endpoint's text alone; `None` if the endpoint is another name. Pure.
@@ -238,11 +260,13 @@ fn is_in_use(error: &io::Error) -> bool {
 
 /// Where this node connects to its own store. With the endpoint's address, the local end is an address that other nodes
 /// know. Otherwise the loopback.
-#[must_use]
-pub fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
+pub async fn own_addresses(endpoint: &StoreEndpoint, store: SocketAddr) -> Vec<SocketAddr> {
     let at = StoreEndpoint { host: endpoint.host.clone(), port: store.port() };
-    let mut addresses =
-        if store.ip().is_unspecified() { at.resolve(RESOLVE_LIMIT).unwrap_or_default() } else { vec![store] };
+    let mut addresses = if store.ip().is_unspecified() {
+        at.look_up(RESOLVE_LIMIT).await.unwrap_or_default()
+    } else {
+        vec![store]
+    };
     addresses.extend(loopback(store.port()));
     addresses
 }
@@ -349,7 +373,10 @@ mod tests {
         assert_eq!(at("::1", 7).to_string(), "[::1]:7");
         assert_eq!(at("node0", 7).to_string(), "node0:7");
         let store = "[::]:9".parse().unwrap();
-        assert_eq!(own_addresses(&at("::1", 0), store)[0], "[::1]:9".parse().unwrap());
-        assert_eq!(own_addresses(&at("localhost", 0), store)[0], "127.0.0.1:9".parse().unwrap());
+        let runtime = crate::store::client::blocking::runtime();
+        for (host, expected) in [("::1", "[::1]:9"), ("localhost", "127.0.0.1:9")] {
+            let addresses = runtime.block_on(own_addresses(&at(host, 0), store));
+            assert_eq!(addresses[0], expected.parse().unwrap());
+        }
     }
 }

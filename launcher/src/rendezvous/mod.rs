@@ -6,9 +6,9 @@
 //! not start or stop workers.
 
 pub mod address;
+pub mod assign_ranks;
 pub mod c10d;
 pub mod descriptor;
-pub mod exchange;
 pub mod failure_detector;
 pub mod host;
 pub mod keys;

@@ -12,23 +12,24 @@ mod claim;
 #[cfg(test)]
 mod tests;
 
-pub use claim::{claim_name, withdraw_claims};
+pub use authority::AuthorityCheck;
+pub use claim::{claim_name, release_ranks, withdraw_claims};
 
 use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, RunId};
 
+use super::assign_ranks::{AssignRanksError, RoleExchange, completed_round};
 use super::descriptor::AgentDescriptor;
 use super::error::RendezvousError;
-use super::exchange::{Aborted, Between, ExchangeError, Ready, Seats, Talk, Told, round};
 use super::keys::{RendezvousKeys, RoundKeys};
 use super::pickle;
+use super::roles::RankAssignment;
 use super::state::{Node, RendezvousState, Timestamp};
 use super::{NodeName, Round};
 use crate::store::client::{Client, ClientError};
 
-use authority::Authority;
 use claim::Claim;
 
 /// Counter of the agents that have joined, incremented by torch's clients (contract 5.9).
@@ -36,23 +37,23 @@ const INIT: &str = "init/";
 
 /// This node's parameters of a static job.
 #[derive(Debug, Clone)]
-pub struct StaticSetup<'a> {
+pub struct StaticSetup {
     /// Run id of the job, part of all keys.
-    pub run_id: &'a RunId,
+    pub run_id: RunId,
     /// Name of this agent in the shared state.
-    pub node: &'a Node,
+    pub node: Node,
     /// The descriptor that this agent publishes.
-    pub descriptor: &'a AgentDescriptor,
+    pub descriptor: AgentDescriptor,
     /// This node's rank, from `--node-rank`.
     pub node_rank: NodeRank,
     /// Number of nodes of the job.
     pub nodes: NodeCount,
     /// Role of this node's workers, from `--role`.
-    pub role: &'a str,
+    pub role: String,
     /// Number of workers on this node.
     pub workers: LocalWorldSize,
     /// Master address of the workers, as given to this node.
-    pub master: &'a Master,
+    pub master: Master,
     /// How long to wait for the other nodes.
     pub timeout: Duration,
     /// An agent without a heartbeat for this long is dead.
@@ -78,89 +79,28 @@ pub enum FirstRound {
     Running,
 }
 
-/// Takes part in the first round. `store` is connected to the endpoint. The callback runs between waits; it also sends
-/// this agent's heartbeats under [`RendezvousKeys::static_keys`].
+/// Takes part in the first round, over a connection to the endpoint that has no other user. Meanwhile the caller sends
+/// this agent's heartbeats under [`RendezvousKeys::static_keys`], and repeats an [`AuthorityCheck`] over another
+/// connection.
 ///
 /// # Errors
-/// See [`ExchangeError`]: not all nodes joined in time, or some do not belong to the job.
-pub fn first_round(
-    store: &mut Client,
-    setup: &StaticSetup<'_>,
-    between: &mut Between<'_>,
-) -> Result<FirstRound, ExchangeError> {
-    let job = StaticJob {
-        keys: RendezvousKeys::static_keys(setup.run_id),
-        round: RoundKeys::first_of_static(setup.run_id),
-        setup,
-    };
-    let mut authority = Authority::of(&job);
-    let mut refusal = None;
-    let mut watched = |store: &mut Client| {
-        between(store)?;
-        authority.check(&job, store).map_err(|error| {
-            refusal = Some(error);
-            Aborted
-        })
-    };
-    let first = run_first_round(&job, &mut Talk { store, between: &mut watched });
-    match refusal {
-        Some(error) => Err(error),
-        None => {
-            let first = first?;
-            authority.check(&job, store)?;
-            Ok(first)
-        }
-    }
-}
-
-fn run_first_round(job: &StaticJob<'_>, talk: &mut Talk<'_, '_>) -> Result<FirstRound, ExchangeError> {
-    let setup = job.setup;
-    job.refuse_torchrun(talk)?;
-    job.claim(talk)?;
-    if talk.store.check(&[&job.keys.rankrun_only()])? {
+/// See [`AssignRanksError`]: not all nodes joined in time, or some do not belong to the job.
+pub async fn first_round(store: &mut Client, setup: &StaticSetup) -> Result<FirstRound, AssignRanksError> {
+    let job = StaticJob::of(setup);
+    job.refuse_torchrun(store).await?;
+    job.claim(store).await?;
+    if store.check(&[&job.keys.rankrun_only()]).await? {
         return Ok(FirstRound::Running);
     }
     // torch's host stops waiting too early if an agent is counted twice. This agent may have been counted before a
     // reconnect, or as the dead agent that it replaces.
-    if talk.store.get(&job.round.role_info(setup.node_rank))?.is_empty() {
-        talk.store.add(INIT, 1)?;
+    if store.get(&job.round.role_info(setup.node_rank)).await?.is_empty() {
+        store.add(INIT, 1).await?;
     }
-    // The other nodes' names are known after all have joined.
-    let unknown: Vec<_> = job.ranks().map(|rank| member(rank, None)).collect();
-    let seats = Seats {
-        keys: &job.round,
-        role: setup.role,
-        workers: setup.workers,
-        node_rank: setup.node_rank,
-        members: &unknown,
-        limit: setup.timeout,
-    };
-    let mut misfit_since = None;
-    let taken = seats.take(talk, &mut |talk| job.begin(talk, &mut misfit_since));
-    let (assigned, workers) = match taken {
-        Err(ExchangeError::Failed(RendezvousError::NoAnswer { .. })) => {
-            return Err(job.too_few(talk)?.into());
-        }
-        taken => taken?,
-    };
-    let begun = talk.store.get(&job.keys.rankrun_only())?;
-    let claims = job.claims(talk)?;
-    let seen: Vec<_> = job.ranks().zip(claims).map(|(rank, claim)| member(rank, claim)).collect();
-    let told = Told { master: setup.master.clone(), workers };
-    if begun.is_empty() {
-        return Ok(FirstRound::Mixed(round(0, &Seats { members: &seen, ..seats }, assigned, told)));
-    }
-    let unreadable =
-        || RendezvousError::Unreadable { what: "the list of nodes", node: NodeName::of_rank(NodeRank(0)) };
-    let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
-    if nodes.get(setup.node_rank.index()) != Some(setup.node) {
-        // This agent replaced an agent that died after it had published its part.
-        return Ok(FirstRound::Running);
-    }
-    let state = alone::state(nodes.iter(), wall);
-    let members: Vec<_> = nodes.into_iter().zip(seen).map(|(node, (_, agent))| (node, agent)).collect();
-    let round = round(0, &Seats { members: &members, ..seats }, assigned, told);
-    Ok(FirstRound::Alone { round: Box::new(round), state })
+    let first = job.exchange_ranks(store).await?;
+    // Node rank 0 may have claimed its rank since the last check.
+    AuthorityCheck::of(setup).perform(setup, store).await?;
+    Ok(first)
 }
 
 /// The nodes that have joined a static job, for the user's waiting line.
@@ -178,7 +118,7 @@ pub struct JoinProgress {
 ///
 /// # Errors
 /// See [`Client`].
-pub fn read_join_progress(
+pub async fn read_join_progress(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     (own_rank, own): (NodeRank, &Node),
@@ -187,7 +127,7 @@ pub fn read_join_progress(
     let (keys, round) = (RendezvousKeys::static_keys(run_id), RoundKeys::first_of_static(run_id));
     let ranks = || (0..nodes.get()).map(NodeRank);
     let names: Vec<String> = ranks().flat_map(|rank| [keys.claim(rank), round.role_info(rank)]).collect();
-    let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let values = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let mut roll = JoinProgress::default();
     for (rank, pair) in ranks().zip(values.chunks_exact(2)) {
         let claim = Claim::from_json(&pair[0]);
@@ -208,24 +148,32 @@ pub fn read_join_progress(
 struct StaticJob<'a> {
     keys: RendezvousKeys,
     round: RoundKeys,
-    setup: &'a StaticSetup<'a>,
+    setup: &'a StaticSetup,
 }
 
-impl StaticJob<'_> {
-    fn ranks(&self) -> impl Iterator<Item = NodeRank> {
+impl<'a> StaticJob<'a> {
+    fn of(setup: &'a StaticSetup) -> Self {
+        Self {
+            keys: RendezvousKeys::static_keys(&setup.run_id),
+            round: RoundKeys::first_of_static(&setup.run_id),
+            setup,
+        }
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = NodeRank> + use<> {
         (0..self.setup.nodes.get()).map(NodeRank)
     }
 
     /// Fails if a torchrun agent holds this node rank. An agent with a published role but no claim for its rank is
     /// torchrun's. It waits in the rank exchange until ranks are assigned.
-    fn refuse_torchrun(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
+    async fn refuse_torchrun(&self, store: &mut Client) -> Result<(), AssignRanksError> {
         let node_rank = self.setup.node_rank;
         let keys = [
             self.keys.claim(node_rank),
             self.round.role_info(node_rank),
             self.round.assigned_ranks(node_rank),
         ];
-        let values = talk.store.multi_get(&keys.each_ref().map(String::as_str))?;
+        let values = store.multi_get(&keys.each_ref().map(String::as_str)).await?;
         let is_there: Vec<bool> = values.iter().map(|value| !value.is_empty()).collect();
         if is_there != [false, true, false] {
             return Ok(());
@@ -234,58 +182,116 @@ impl StaticJob<'_> {
         Err(RendezvousError::SameNodeRank { node_rank, ours: Box::new(self.name()), theirs }.into())
     }
 
-    /// The readable claims by node rank; `None` for missing or unreadable ones.
-    fn claims(&self, talk: &mut Talk<'_, '_>) -> Result<Vec<Option<Claim>>, ExchangeError> {
-        Ok(self.claim_texts(talk.store)?.iter().map(|text| Claim::from_json(text)).collect())
+    /// The exchange of roles and ranks, and the state with which the job goes on.
+    async fn exchange_ranks(&self, store: &mut Client) -> Result<FirstRound, AssignRanksError> {
+        let setup = self.setup;
+        // The other nodes' names are known after all have joined.
+        let unknown: Vec<_> = self.ranks().map(|rank| member(rank, None)).collect();
+        let roles = RoleExchange {
+            keys: &self.round,
+            role: &setup.role,
+            workers: setup.workers,
+            node_rank: setup.node_rank,
+            members: &unknown,
+            limit: setup.timeout,
+        };
+        roles.publish_own(store).await?;
+        let (assigned, workers) = match self.assign_ranks(store, &roles).await {
+            Err(AssignRanksError::Failed(RendezvousError::NoAnswer { .. })) => {
+                return Err(self.too_few(store).await?.into());
+            }
+            assigned => assigned?,
+        };
+        let begun = store.get(&self.keys.rankrun_only()).await?;
+        let claims = self.claim_texts(store).await?;
+        let claims = claims.iter().map(|text| Claim::from_json(text));
+        let seen: Vec<_> = self.ranks().zip(claims).map(|(rank, claim)| member(rank, claim)).collect();
+        let agreed = (setup.master.clone(), workers);
+        if begun.is_empty() {
+            let roles = RoleExchange { members: &seen, ..roles };
+            return Ok(FirstRound::Mixed(completed_round(0, &roles, assigned, agreed)));
+        }
+        let unreadable = || RendezvousError::Unreadable {
+            what: "the list of nodes",
+            node: NodeName::of_rank(NodeRank(0)),
+        };
+        let (nodes, wall) = alone::from_json(&begun, seen.len()).ok_or_else(unreadable)?;
+        if nodes.get(setup.node_rank.index()) != Some(&setup.node) {
+            // This agent replaced an agent that died after it had published its part.
+            return Ok(FirstRound::Running);
+        }
+        let state = alone::state(nodes.iter(), wall);
+        let members: Vec<_> = nodes.into_iter().zip(seen).map(|(node, (_, agent))| (node, agent)).collect();
+        let round = completed_round(0, &RoleExchange { members: &members, ..roles }, assigned, agreed);
+        Ok(FirstRound::Alone { round: Box::new(round), state })
     }
 
-    fn claim_texts(&self, store: &mut Client) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    /// The own ranks, and as node rank 0 the number of workers of each node.
+    async fn assign_ranks(
+        &self,
+        store: &mut Client,
+        roles: &RoleExchange<'_>,
+    ) -> Result<(RankAssignment, Vec<LocalWorldSize>), AssignRanksError> {
+        if self.setup.node_rank != NodeRank(0) {
+            return Ok((roles.read_own_ranks(store).await?, Vec::new()));
+        }
+        let mut misfit_since = None;
+        loop {
+            let infos = roles.read_all(store).await?;
+            if self.begin(store, &mut misfit_since).await? == JoinedNodes::BelongToJob {
+                return roles.publish_ranks(store, &infos).await;
+            }
+        }
+    }
+
+    async fn claim_texts(&self, store: &mut Client) -> Result<Vec<Vec<u8>>, ClientError> {
         let keys: Vec<String> = self.ranks().map(|rank| self.keys.claim(rank)).collect();
-        Ok(store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?)
+        store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
     /// Node rank 0 starts the job, before any agent starts a worker. If all agents are rankrun's, the job can have more
     /// rounds.
-    fn begin(
+    async fn begin(
         &self,
-        talk: &mut Talk<'_, '_>,
+        store: &mut Client,
         misfit_since: &mut Option<Instant>,
-    ) -> Result<Ready, ExchangeError> {
-        let [claims, infos] = self.claims_and_infos(talk.store)?;
+    ) -> Result<JoinedNodes, AssignRanksError> {
+        let [claims, infos] = self.claims_and_infos(store).await?;
         let misfit = self.first_mismatch(&claims);
         let is_leaving = |(claim, info): (&Vec<u8>, &Vec<u8>)| {
             claim == claim::WITHDRAWN_CLAIM || (claim.is_empty() && info.is_empty())
         };
         if misfit.is_some() || claims.iter().zip(&infos).any(is_leaving) {
-            return self.wait_for_rank(talk, misfit, misfit_since);
+            return self.wait_for_rank(store, misfit, misfit_since).await;
         }
         // An agent writes its claim before its role_info.
         let claims = claims.iter().map(|text| Claim::from_json(text));
         let Some(claims) = claims.collect::<Option<Vec<_>>>() else {
-            return Ok(Ready::Yes);
+            return Ok(JoinedNodes::BelongToJob);
         };
         let nodes = claims.iter().map(|claim| &claim.node);
         let state = alone::state(nodes.clone(), self.setup.wall);
-        talk.store.set(self.keys.state(), &pickle::encode(&state))?;
-        talk.store.set(&self.keys.rankrun_only(), &alone::to_json(nodes, self.setup.wall))?;
-        Ok(Ready::Yes)
+        let note = alone::to_json(nodes, self.setup.wall);
+        store.set(self.keys.state(), &pickle::encode(&state)).await?;
+        store.set(&self.keys.rankrun_only(), &note).await?;
+        Ok(JoinedNodes::BelongToJob)
     }
 
     /// Claims and role_infos of all nodes, read in one request so that they are consistent.
-    fn claims_and_infos(&self, store: &mut Client) -> Result<[Vec<Vec<u8>>; 2], ExchangeError> {
+    async fn claims_and_infos(&self, store: &mut Client) -> Result<[Vec<Vec<u8>>; 2], ClientError> {
         let claims = self.ranks().map(|rank| self.keys.claim(rank));
         let keys: Vec<String> = claims.chain(self.ranks().map(|rank| self.round.role_info(rank))).collect();
-        let mut claims = store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let mut claims = store.multi_get(&keys.iter().map(String::as_str).collect::<Vec<_>>()).await?;
         let infos = claims.split_off(keys.len() / 2);
         Ok([claims, infos])
     }
 
     /// The error for agents that have not published their part: too few nodes joined.
-    fn too_few(&self, talk: &mut Talk<'_, '_>) -> Result<RendezvousError, ExchangeError> {
+    async fn too_few(&self, store: &mut Client) -> Result<RendezvousError, AssignRanksError> {
         let setup = self.setup;
-        let job = (setup.run_id, setup.nodes);
+        let job = (&setup.run_id, setup.nodes);
         let JoinProgress { here, missing, .. } =
-            read_join_progress(talk.store, job, (setup.node_rank, setup.node), self.name())?;
+            read_join_progress(store, job, (setup.node_rank, &setup.node), self.name()).await?;
         let waited = setup.timeout;
         if missing.is_empty() {
             let nodes = vec![NodeName::of_rank(NodeRank(0))];
@@ -301,8 +307,17 @@ impl StaticJob<'_> {
 
     /// Name of this node for messages that print its rank elsewhere.
     fn name(&self) -> NodeName {
-        NodeName::of_node(self.setup.node, Some(&self.setup.descriptor.host), None)
+        NodeName::of_node(&self.setup.node, Some(&self.setup.descriptor.host), None)
     }
+}
+
+/// Whether the ranks may be assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JoinedNodes {
+    /// All nodes that have joined belong to the job.
+    BelongToJob,
+    /// One did not belong to the job and has left, or one leaves. The roles must be read again.
+    HaveChanged,
 }
 
 fn member(rank: NodeRank, claim: Option<Claim>) -> (Node, Option<AgentDescriptor>) {

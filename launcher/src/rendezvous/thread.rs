@@ -1,54 +1,55 @@
-//! The agent's end of the rendezvous: a handle that never blocks, and the thread behind it, which owns every connection
-//! to other agents, but the one that only gives signs of life.
+//! The agent's end of the rendezvous: a handle that never waits. Behind it a task on a thread of its own owns every
+//! connection to other agents.
 
+mod assigning;
 mod attempt;
-mod book;
-mod connect;
-mod driver;
-mod fence;
-mod first;
+mod channel;
+mod connection;
+mod heartbeat;
 mod hosted;
-mod inbox;
 mod joining;
+mod lease;
+mod leaving;
 mod member;
-mod parting;
+mod peer_directory;
 mod plan;
-mod pulse;
 mod refusals;
+mod static_start;
+mod task;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod unreached;
 pub(crate) mod watch;
+mod write_tickets;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc;
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{LocalWorldSize, RestartCount};
 
 use crate::error::LaunchError;
+use crate::io_thread::IoThread;
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::{RendezvousCommand, RendezvousEvent, ShutdownKind};
 use crate::spec::RendezvousSpec;
 use crate::spec::rendezvous::NetworkSpec;
+use crate::store::StoreServer;
 
-use driver::Driver;
-pub use fence::Fence;
-use fence::{Fencepost, Heard};
-use inbox::{Command, Mailbox, channels};
+use channel::{AgentChannel, TaskCommand, channels};
+pub use lease::LeaseDeadlines as Fence;
+use lease::{LeaseState, StoreContact};
 use plan::Plan;
+use task::RendezvousTask;
 
-/// Without an answer of the store for so long, whoever leaves goes without a word: its connections end with it, which says
-/// enough.
-const HASTE: Duration = Duration::from_millis(500);
+/// A node that leaves a store without an answer for so long publishes nothing: the end of its connections says enough.
+const MIN_LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a rendezvous is told at its start.
+/// The settings of a rendezvous.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// How the workers find each other; not [`RendezvousSpec::Standalone`], and static with more than one node.
+    /// How the nodes find each other; not [`RendezvousSpec::Standalone`], and static with more than one node.
     pub spec: RendezvousSpec,
     /// How this node is reached, and where it may listen.
     pub network: NetworkSpec,
@@ -56,7 +57,7 @@ pub struct Setup {
     pub role: String,
     /// Workers of this node in the first round.
     pub workers: LocalWorldSize,
-    /// What the workers run, by its name: the same on all nodes of a job ([`crate::rendezvous::descriptor::display_entrypoint`]).
+    /// Name of the workers' program: the same on all nodes of a job ([`crate::rendezvous::descriptor::display_entrypoint`]).
     pub entrypoint: String,
     /// This launcher's version.
     pub version: String,
@@ -64,20 +65,22 @@ pub struct Setup {
     pub max_restarts: RestartCount,
 }
 
-/// The rendezvous, as the agent has it. Nothing but [`Self::open`] and [`Self::end`] waits for anything.
+/// The rendezvous, as the agent has it. Only [`Self::open`] and [`Self::end`] wait.
 #[derive(Debug)]
 pub struct Rendezvous {
-    mailbox: Mailbox,
-    fencepost: Fencepost,
-    heard: Heard,
-    /// Whether the store is this node's own, which others have to hear from before it goes.
-    is_host: bool,
-    ended: mpsc::Receiver<()>,
-    thread: Option<JoinHandle<()>>,
+    /// Ends before the stores: its tasks still use them.
+    io_thread: IoThread,
+    channel: AgentChannel,
+    lease: LeaseState,
+    contact: StoreContact,
+    /// The rendezvous store, if this node hosts it. The others must read how this node leaves before it ends.
+    store: Option<Arc<StoreServer>>,
+    task_ended: mpsc::Receiver<()>,
 }
 
 impl Rendezvous {
-    /// Opens the store where this node hosts it, and starts the thread that reaches it. No wish is made yet.
+    /// Opens the store if this node hosts it, and starts the task that reaches it. It takes part from the first
+    /// [`RendezvousCommand::Join`] on.
     ///
     /// The thread inherits the caller's signal mask.
     ///
@@ -90,82 +93,76 @@ impl Rendezvous {
     /// The same with other limits.
     fn open_with(setup: Setup, limits: impl FnOnce(&mut Plan)) -> Result<Self, LaunchError> {
         let failed = |source: io::Error| LaunchError::Setup { what: "start the rendezvous", source };
-        let (mailbox, outlet) = channels().map_err(failed)?;
-        let mut driver = Driver::open(setup, outlet)?;
-        limits(&mut driver.plan);
-        let (fencepost, heard) = (driver.fencepost.clone(), driver.heard.clone());
-        let is_host = driver.store.is_some();
-        let (over, ended) = mpsc::channel();
-        let thread = thread::Builder::new()
-            .name("rendezvous".to_owned())
-            .spawn(move || {
-                driver.run();
-                // Whoever does not wait for the end need not be told.
-                let _ = over.send(());
-            })
-            .map_err(failed)?;
-        Ok(Self { mailbox, fencepost, heard, is_host, ended, thread: Some(thread) })
+        let (channel, commands, events) = channels().map_err(failed)?;
+        let io_thread = IoThread::start("rankrun-io")?;
+        let mut task = RendezvousTask::open(setup, commands, events, &io_thread)?;
+        limits(&mut task.plan);
+        let (lease, contact, store) = (task.lease.clone(), task.contact.clone(), task.store.clone());
+        let (ended, task_ended) = mpsc::channel();
+        io_thread.spawn(async move {
+            task.run().await;
+            // The handle may be gone.
+            let _ = ended.send(());
+        });
+        Ok(Self { io_thread, channel, lease, contact, store, task_ended })
     }
 
-    /// Tells the thread what the agent wants. It is obeyed in order, within milliseconds.
-    pub fn wish(&self, wish: RendezvousCommand) {
-        self.mailbox.send(Command::Wish(wish));
+    /// Sends a command. It is handled in order, within milliseconds.
+    pub fn wish(&self, command: RendezvousCommand) {
+        self.channel.send(TaskCommand::Command(command));
     }
 
-    /// The next news, if there are any; [`Self::as_fd`] is readable as long as there are.
+    /// The next event, if there is one; [`Self::as_fd`] is readable as long as there is.
     #[must_use]
     pub fn receive(&self) -> Option<RendezvousEvent> {
-        self.mailbox.receive()
+        self.channel.receive()
     }
 
     /// The round trip to the store, as the newest connection has measured it.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
-        self.heard.round_trip()
+        self.contact.round_trip()
     }
 
-    /// Until when the others do not take this node for dead, where they might and would go on without it. It says nothing
-    /// of whether workers run.
+    /// Until when the others take this node for alive, if they might go on without it. Workers need not run.
     #[must_use]
     pub fn fence(&self) -> Option<Fence> {
-        self.fencepost.get()
+        self.lease.deadlines()
     }
 
-    /// Workers may run, and that one ends them at the end of the fence if this process cannot; or none do.
-    pub fn watched_by(&self, watch: Option<Watchdog>) {
-        self.fencepost.watched_by(watch);
+    /// Workers may run, and the watchdog ends them at the end of the lease if this process cannot. `None`: no workers run.
+    pub fn watched_by(&self, watchdog: Option<Watchdog>) {
+        self.lease.set_watchdog(watchdog);
     }
 
-    /// Says how this node goes, keeps the stores that it hosts for the others for a while, and ends the thread. Returns
-    /// within `limit`, and where this node leaves a store that does not answer, sooner: a user waits for that.
-    pub fn end(mut self, parting: ShutdownKind, limit: Duration) {
+    /// Publishes how this node leaves, keeps the stores that it hosts for the others for a while, and ends the task.
+    /// Returns within `limit`. A node that leaves a store without answers returns sooner: a user waits for that.
+    pub fn end(self, kind: ShutdownKind, limit: Duration) {
         #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
         let until = Instant::now() + limit;
-        let haste = HASTE.max(self.heard.round_trip() * 2);
-        let haste = (matches!(parting, ShutdownKind::Leave { .. }) && !self.is_host).then_some(haste);
-        // Where no store has ever heard of us there is nobody to tell.
-        let is_unknown = matches!(parting, ShutdownKind::Leave { .. }) && !self.fencepost.is_known();
+        let leaves = matches!(kind, ShutdownKind::Leave { .. });
+        let patience = MIN_LEAVE_PATIENCE.max(self.contact.round_trip() * 2);
+        let patience = (leaves && self.store.is_none()).then_some(patience);
+        // A node that no store knows has nothing to publish.
+        let is_unknown = leaves && !self.lease.is_known();
         let wait_until = if is_unknown { until - limit } else { until };
-        self.mailbox.send(Command::End { parting, until });
-        // A thread that is late is left behind: the process ends, and takes it along.
-        if self.ends_by(wait_until, haste)
-            && let Some(thread) = self.thread.take()
-        {
-            let _ = thread.join();
-        }
+        self.channel.send(TaskCommand::ShutDown { kind, until });
+        self.wait_for_end(wait_until, patience);
+        // The thread ends with this, and drops a task that is late.
+        drop(self.io_thread);
     }
 
-    /// Waits for the end of the thread, with `haste` only as long as the store goes on to answer it; whether it has ended.
+    /// Waits for the end of the task; with `patience` only as long as the store goes on to answer.
     #[expect(clippy::disallowed_methods, reason = "the handle's own limit")]
-    fn ends_by(&self, until: Instant, haste: Option<Duration>) -> bool {
+    fn wait_for_end(&self, until: Instant, patience: Option<Duration>) {
         let asked = Instant::now();
         loop {
-            let until = haste.map_or(until, |haste| until.min(self.heard.last().max(asked) + haste));
+            let last_answer = self.contact.last_answer().max(asked);
+            let until = patience.map_or(until, |patience| until.min(last_answer + patience));
             let left = until.saturating_duration_since(Instant::now());
-            match self.ended.recv_timeout(left) {
-                Ok(()) => return true,
+            match self.task_ended.recv_timeout(left) {
                 Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => {}
-                Err(_) => return false,
+                Ok(()) | Err(_) => return,
             }
         }
     }
@@ -173,6 +170,6 @@ impl Rendezvous {
 
 impl AsFd for Rendezvous {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mailbox.as_fd()
+        self.channel.as_fd()
     }
 }

@@ -112,11 +112,17 @@ impl Unreached {
         }
     }
 
+    /// Whether another program than a store listens at the endpoint.
+    #[must_use]
+    pub const fn is_another_program(&self) -> bool {
+        matches!(self, Self::AnotherProgram { .. })
+    }
+
     /// Adds the process that listens on the port, if it runs on this machine.
     #[must_use]
-    pub fn with_owner(self, owner: impl FnOnce() -> Option<PortOwner>) -> Self {
+    pub fn with_owner(self, owner: Option<PortOwner>) -> Self {
         match self {
-            Self::AnotherProgram { program } => match owner() {
+            Self::AnotherProgram { program } => match owner {
                 Some(owner) => Self::AnotherProgram { program: format!("{owner}, {program}") },
                 None => Self::AnotherProgram { program },
             },
@@ -174,6 +180,13 @@ impl WaitingLines {
     #[must_use]
     pub fn may_be_due(&self, waited: Duration) -> bool {
         waited >= FIRST_LINE
+    }
+
+    /// When a line can be due next for the present reason.
+    #[must_use]
+    pub fn next_line(&self, waited: Duration) -> Duration {
+        let next = self.said_at.map_or(FIRST_LINE_WITHOUT_REASON, |said| said + REMINDER);
+        [FIRST_LINE, next].into_iter().filter(|at| *at > waited).min().unwrap_or(waited + REMINDER)
     }
 
     /// The line that is due after this wait, with the time left. Each reason is told once, and the present reason again
@@ -306,7 +319,7 @@ mod tests {
 
     #[test]
     fn waiting_line_for_other_program_has_a_hint() {
-        let owner = || Some(PortOwner { pid: 7, name: "python3".to_owned() });
+        let owner = Some(PortOwner { pid: 7, name: "python3".to_owned() });
         let reason =
             Unreached::AnotherProgram { program: describe_program(b"HTTP/1.0 200 OK\r\n") }.with_owner(owner);
         let line = WaitingLines::default().line(FIRST_LINE, Some(reason), (Duration::from_secs(9), true));

@@ -1,9 +1,11 @@
 //! A client of a store: one connection, one request at a time, and no call without an end.
 //!
-//! Keys are raw, as they are on the wire: the `/` that torch's clients put before theirs is the caller's.
+//! Keys are raw, as they are on the wire: the caller adds the `/` that torch's clients put before theirs.
 
-#![expect(clippy::disallowed_methods, reason = "the limit of a call to the store is this shell's own")]
+#![expect(clippy::disallowed_methods, reason = "a shell: the limit of a call is by the clock")]
 
+#[cfg(test)]
+pub(crate) mod blocking;
 mod open;
 pub mod stranger;
 #[cfg(test)]
@@ -12,17 +14,16 @@ mod wire;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rankrun_contract::store::protocol::{Reply, ReplyKind, Request};
 
 use wire::Wire;
 
-/// The pauses between two rounds of tries to connect: the first, and the longest.
+/// The pauses between two rounds of connection attempts: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
-/// An answer may take so many round trips of its connection: a packet that was lost is sent again after about two.
+/// An answer may take so many round trips of its connection: a lost packet is sent again after about two.
 pub const ROUND_TRIPS: u32 = 4;
 
 /// How long the store may take to answer over a connection with this round trip.
@@ -36,24 +37,25 @@ pub fn answer_limit(answer: Duration, round_trip: Duration) -> Duration {
 pub struct ClientSettings {
     /// The number in our greeting (the store's PING).
     pub nonce: u32,
-    /// How long the store may take to answer what it can answer at once; longer where the round trip is long
+    /// How long the store may take to answer what it can answer at once; longer if the round trip is long
     /// ([`answer_limit`]).
     pub answer: Duration,
-    /// A connection on which the other machine has acknowledged nothing for so long is lost, also where nobody waits for an
-    /// answer. The store's host hears of it, and takes it for our end.
+    /// A connection on which the other machine has acknowledged nothing for so long is lost, also while no call waits
+    /// for an answer. The store's host then sees the connection closed, and takes this client for dead.
     pub silence: Duration,
 }
 
 /// A connection to a store. Every call ends: with its answer, or with an error once [`ClientSettings::answer`] is over.
-/// After an error other than [`ClientError::Limit`] the connection cannot be used any more.
+/// After an error other than [`ClientError::Limit`], and after a call that was dropped before its end, the connection
+/// cannot be used any more.
 ///
-/// Calls without an answer of the store ([`set`](Self::set), [`multi_set`](Self::multi_set)) say that the kernel has
-/// taken them; whether the store has is known when the next call is answered.
+/// Calls without an answer of the store ([`set`](Self::set), [`multi_set`](Self::multi_set)) return when the kernel has
+/// taken them. The answer of the next call shows that the store has them too.
 #[derive(Debug)]
 pub struct Client {
     settings: ClientSettings,
     wire: Wire,
-    /// Set while a call is under way, so that one that fails half-way leaves it set.
+    /// Set during a call, and left set if the call fails or is dropped.
     broken: bool,
     /// A wait was begun and has not ended.
     waiting: bool,
@@ -71,12 +73,12 @@ pub struct Unanswered {
 }
 
 impl Client {
-    /// Tries the addresses in turn, again and again (torch's delays are too long for us), until one is answered or
+    /// Tries the addresses in turn, again and again (torch's delays are too long for us), until one answers or
     /// `deadline` has come. An address that is connected by then has a few round trips more to answer.
     ///
     /// # Errors
-    /// Nothing that speaks the protocol answered in time.
-    pub fn connect(
+    /// No store has answered in time.
+    pub async fn connect(
         addresses: &[SocketAddr],
         settings: ClientSettings,
         deadline: Instant,
@@ -84,19 +86,19 @@ impl Client {
         let mut pause = PAUSES.0;
         let mut failure: Option<ClientError> = None;
         loop {
-            let mut told = None;
+            let mut best = None;
             for (untried, address) in (1..=addresses.len()).rev().zip(addresses) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 // A silent address leaves the others their part of the time.
                 let part = left / u32::try_from(untried).unwrap_or(u32::MAX);
-                match Self::try_connect(*address, &settings, Instant::now() + part) {
+                match Self::try_connect(*address, &settings, Instant::now() + part).await {
                     Ok(client) => return Ok(client),
-                    Err(error) => told = Some(error.or_better(told)),
+                    Err(error) => best = Some(error.or_better(best)),
                 }
             }
             // A round that ran out of time says less than one that did not.
-            if failure.is_none() || told.as_ref().is_some_and(|told| !told.is_timeout()) {
-                failure = told;
+            if failure.is_none() || best.as_ref().is_some_and(|best| !best.is_timeout()) {
+                failure = best;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || addresses.is_empty() {
@@ -104,8 +106,8 @@ impl Client {
                     io::Error::new(io::ErrorKind::NotFound, "there is no address to connect to").into()
                 }));
             }
-            // A listener that comes up tells nobody: trying again is the only way to notice.
-            std::thread::sleep(pause.min(left));
+            // A new listener is noticed only by another attempt.
+            tokio::time::sleep(pause.min(left)).await;
             pause = (pause * 3 / 2).min(PAUSES.1);
         }
     }
@@ -114,24 +116,24 @@ impl Client {
     ///
     /// # Errors
     /// See [`Self::connect`].
-    pub fn connect_within(
+    pub async fn connect_within(
         addresses: &[SocketAddr],
         settings: ClientSettings,
         limit: Duration,
     ) -> Result<Self, ClientError> {
-        Self::connect(addresses, settings, Instant::now() + limit)
+        Self::connect(addresses, settings, Instant::now() + limit).await
     }
 
-    fn try_connect(
+    async fn try_connect(
         address: SocketAddr,
         settings: &ClientSettings,
         deadline: Instant,
     ) -> Result<Self, ClientError> {
-        let wire = Wire::connect(address, settings, deadline)?;
+        let wire = Wire::connect(address, settings, deadline).await?;
         Ok(Self { settings: settings.clone(), wire, broken: false, waiting: false, unanswered: None })
     }
 
-    /// Our end. An IPv4 address in IPv6's clothes is told as IPv4.
+    /// Our end. An IPv4-mapped address is returned as IPv4.
     ///
     /// # Errors
     /// The connection is gone.
@@ -145,7 +147,7 @@ impl Client {
         })
     }
 
-    /// The first request that nothing has answered yet. Where the connection was closed, it is the likely reason.
+    /// The first request without an answer. If the connection was closed, it is the likely reason.
     #[must_use]
     pub const fn unanswered(&self) -> Option<&Unanswered> {
         self.unanswered.as_ref()
@@ -167,16 +169,16 @@ impl Client {
 
     /// # Errors
     /// See [`Client`].
-    pub fn set(&mut self, key: &str, value: &[u8]) -> Result<(), ClientError> {
-        self.tell(&Request::Set { key: key.into(), value: value.into() })
+    pub async fn set(&mut self, key: &str, value: &[u8]) -> Result<(), ClientError> {
+        self.tell(&Request::Set { key: key.into(), value: value.into() }).await
     }
 
     /// Empty where the key is absent.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn get(&mut self, key: &str) -> Result<Vec<u8>, ClientError> {
-        self.ask(&Request::Get { key: key.into() }).and_then(value)
+    pub async fn get(&mut self, key: &str) -> Result<Vec<u8>, ClientError> {
+        self.ask(&Request::Get { key: key.into() }).await.and_then(value)
     }
 
     /// The value after it: `desired` where it was written. Where the key is absent and `expected` is not empty, that
@@ -184,30 +186,30 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn compare_set(
+    pub async fn compare_set(
         &mut self,
         key: &str,
         expected: &[u8],
         desired: &[u8],
     ) -> Result<Vec<u8>, ClientError> {
         let (expected, desired) = (expected.into(), desired.into());
-        self.ask(&Request::CompareSet { key: key.into(), expected, desired }).and_then(value)
+        self.ask(&Request::CompareSet { key: key.into(), expected, desired }).await.and_then(value)
     }
 
     /// The sum.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn add(&mut self, key: &str, delta: i64) -> Result<i64, ClientError> {
-        self.ask(&Request::Add { key: key.into(), delta }).and_then(number)
+    pub async fn add(&mut self, key: &str, delta: i64) -> Result<i64, ClientError> {
+        self.ask(&Request::Add { key: key.into(), delta }).await.and_then(number)
     }
 
     /// Whether all are there.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn check(&mut self, keys: &[&str]) -> Result<bool, ClientError> {
-        match self.ask(&Request::Check { keys: owned(keys) })? {
+    pub async fn check(&mut self, keys: &[&str]) -> Result<bool, ClientError> {
+        match self.ask(&Request::Check { keys: owned(keys) }).await? {
             Reply::AllPresent(all) => Ok(all),
             _ => Err(ClientError::NoStore),
         }
@@ -217,16 +219,16 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn delete(&mut self, key: &str) -> Result<bool, ClientError> {
-        Ok(self.ask(&Request::DeleteKey { key: key.into() }).and_then(number)? > 0)
+    pub async fn delete(&mut self, key: &str) -> Result<bool, ClientError> {
+        Ok(self.ask(&Request::DeleteKey { key: key.into() }).await.and_then(number)? > 0)
     }
 
     /// One value for each key, empty where it is absent.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn multi_get(&mut self, keys: &[&str]) -> Result<Vec<Vec<u8>>, ClientError> {
-        match self.ask(&Request::MultiGet { keys: owned(keys) })? {
+    pub async fn multi_get(&mut self, keys: &[&str]) -> Result<Vec<Vec<u8>>, ClientError> {
+        match self.ask(&Request::MultiGet { keys: owned(keys) }).await? {
             Reply::Values(values) => Ok(values.into_iter().map(std::sync::Arc::unwrap_or_clone).collect()),
             _ => Err(ClientError::NoStore),
         }
@@ -234,64 +236,65 @@ impl Client {
 
     /// # Errors
     /// See [`Client`].
-    pub fn multi_set(&mut self, pairs: &[(&str, &[u8])]) -> Result<(), ClientError> {
+    pub async fn multi_set(&mut self, pairs: &[(&str, &[u8])]) -> Result<(), ClientError> {
         let pairs = pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
-        self.tell(&Request::MultiSet { pairs })
+        self.tell(&Request::MultiSet { pairs }).await
     }
 
     /// All keys of the store.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn list_keys(&mut self) -> Result<Vec<Vec<u8>>, ClientError> {
-        match self.ask(&Request::ListKeys)? {
+    pub async fn list_keys(&mut self) -> Result<Vec<Vec<u8>>, ClientError> {
+        match self.ask(&Request::ListKeys).await? {
             Reply::Keys(keys) => Ok(keys.iter().map(|key| key.to_vec()).collect()),
             _ => Err(ClientError::NoStore),
         }
     }
 
-    /// Until all keys are there; `false` where `deadline` came before (the wait is then taken back).
+    /// Waits until all keys exist; `false` if `deadline` comes before (the wait is then cancelled).
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<bool, ClientError> {
-        self.begin_wait(keys)?;
-        self.end_wait_by(Some(deadline), true)
+    pub async fn wait(&mut self, keys: &[&str], deadline: Instant) -> Result<bool, ClientError> {
+        self.begin_wait(keys).await?;
+        self.end_wait_by(Some(deadline), true).await
     }
 
-    /// Begins to wait: [`Self::as_fd`] becomes readable when the answer is there, which [`Self::end_wait`] takes. No other
-    /// call meanwhile: it is refused, and the connection goes on.
+    /// Begins to wait: [`Self::readable`] returns when the answer is there, and [`Self::end_wait`] takes it. Any other
+    /// call meanwhile is refused, and the connection stays usable.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn begin_wait(&mut self, keys: &[&str]) -> Result<(), ClientError> {
-        self.tell(&Request::Wait { keys: owned(keys) })?;
+    pub async fn begin_wait(&mut self, keys: &[&str]) -> Result<(), ClientError> {
+        self.tell(&Request::Wait { keys: owned(keys) }).await?;
         self.waiting = true;
         Ok(())
     }
 
-    /// Whether the wait that was begun is answered; where it is not, it is taken back if `take_back`. `false` also
-    /// where none was begun.
+    /// Returns when the answer of a wait has arrived, or the connection has ended. May be dropped at any time.
+    pub async fn readable(&self) {
+        // An error of the connection is the result of the next call.
+        let _ = self.wire.readable().await;
+    }
+
+    /// Whether the wait that was begun is answered. If it is not, it is cancelled if `take_back`. `false` also if no
+    /// wait was begun.
     ///
     /// # Errors
     /// See [`Client`].
-    pub fn end_wait(&mut self, take_back: bool) -> Result<bool, ClientError> {
-        self.end_wait_by(None, take_back)
+    pub async fn end_wait(&mut self, take_back: bool) -> Result<bool, ClientError> {
+        self.end_wait_by(None, take_back).await
     }
 
-    /// Waits until then, if at all, for the answer of the wait that was begun.
-    fn end_wait_by(&mut self, deadline: Option<Instant>, take_back: bool) -> Result<bool, ClientError> {
+    /// Waits until `deadline`, if there is one, for the answer of the wait that was begun.
+    async fn end_wait_by(&mut self, deadline: Option<Instant>, take_back: bool) -> Result<bool, ClientError> {
         if !std::mem::replace(&mut self.waiting, false) {
             return Ok(false);
         }
-        let (arrived, waiting) = self.attempt(|client| {
-            match client.wire.read(ReplyKind::Wait, deadline.unwrap_or_else(Instant::now))? {
-                Some(Reply::Arrived) => Ok((true, false)),
-                Some(_) => Err(ClientError::NoStore),
-                None if take_back => Ok((client.take_back()?, false)),
-                None => Ok((false, true)),
-            }
-        })?;
+        self.begin_call()?;
+        let ended = self.read_wait(deadline.unwrap_or_else(Instant::now), take_back).await;
+        let (arrived, waiting) = self.end_call(ended)?;
         self.waiting = waiting;
         if !waiting {
             self.unanswered = None;
@@ -299,12 +302,22 @@ impl Client {
         Ok(arrived)
     }
 
-    /// Ceases to wait; whether the wait was answered meanwhile.
-    fn take_back(&mut self) -> Result<bool, ClientError> {
-        match self.exchange(&Request::CancelWait)? {
+    /// Whether the wait is answered, and whether it goes on.
+    async fn read_wait(&mut self, deadline: Instant, take_back: bool) -> Result<(bool, bool), ClientError> {
+        match self.wire.read(ReplyKind::Wait, deadline).await? {
+            Some(Reply::Arrived) => Ok((true, false)),
+            Some(_) => Err(ClientError::NoStore),
+            None if take_back => Ok((self.cancel_wait().await?, false)),
+            None => Ok((false, true)),
+        }
+    }
+
+    /// Cancels the wait; whether it was answered meanwhile.
+    async fn cancel_wait(&mut self) -> Result<bool, ClientError> {
+        match self.exchange(&Request::CancelWait).await? {
             Reply::Cancelled => Ok(false),
             // The answer of the wait crossed with the cancellation, whose own answer follows.
-            Reply::Arrived => match self.wire.next(ReplyKind::Wait, self.limit())? {
+            Reply::Arrived => match self.wire.next(ReplyKind::Wait, self.limit()).await? {
                 Some(Reply::Cancelled) => Ok(true),
                 Some(_) => Err(ClientError::NoStore),
                 None => Err(self.silent()),
@@ -314,46 +327,50 @@ impl Client {
     }
 
     /// A request without an answer.
-    fn tell(&mut self, request: &Request) -> Result<(), ClientError> {
-        self.attempt(|client| client.send(request))
+    async fn tell(&mut self, request: &Request) -> Result<(), ClientError> {
+        self.begin_call()?;
+        let sent = self.send(request).await;
+        self.end_call(sent)
     }
 
     /// A request that is answered at once.
-    fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        self.attempt(|client| client.exchange(request))
+    async fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.begin_call()?;
+        let answered = self.exchange(request).await;
+        self.end_call(answered)
     }
 
-    fn attempt<T>(
-        &mut self,
-        body: impl FnOnce(&mut Self) -> Result<T, ClientError>,
-    ) -> Result<T, ClientError> {
+    fn begin_call(&mut self) -> Result<(), ClientError> {
         if self.waiting {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the connection waits").into());
         }
         if std::mem::replace(&mut self.broken, true) {
-            let words = "the connection has failed before";
-            return Err(io::Error::new(io::ErrorKind::NotConnected, words).into());
+            let text = "the connection has failed before";
+            return Err(io::Error::new(io::ErrorKind::NotConnected, text).into());
         }
-        let result = body(self);
+        Ok(())
+    }
+
+    fn end_call<T>(&mut self, result: Result<T, ClientError>) -> Result<T, ClientError> {
         // A request above a limit is refused before a byte of it is sent.
         self.broken = !matches!(result, Ok(_) | Err(ClientError::Limit));
         result
     }
 
-    fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        self.send(request)?;
+    async fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        self.send(request).await?;
         let kind = request.reply_kind().ok_or(ClientError::NoStore)?;
-        let reply = self.wire.answer(kind, self.limit())?.ok_or_else(|| self.silent())?;
+        let reply = self.wire.answer(kind, self.limit()).await?.ok_or_else(|| self.silent())?;
         self.unanswered = None;
         Ok(reply)
     }
 
-    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+    async fn send(&mut self, request: &Request) -> Result<(), ClientError> {
         if let (None, Some(key)) = (&self.unanswered, request.first_key()) {
             let key = String::from_utf8_lossy(key).into_owned();
             self.unanswered = Some(Unanswered { request: request.name(), key });
         }
-        if self.wire.send(request, self.limit())? { Ok(()) } else { Err(self.silent()) }
+        if self.wire.send(request, self.limit()).await? { Ok(()) } else { Err(self.silent()) }
     }
 
     fn limit(&self) -> Instant {
@@ -368,12 +385,6 @@ impl Client {
     fn silent(&self) -> ClientError {
         let millis = u64::try_from(self.answer().as_millis()).unwrap_or(u64::MAX);
         ClientError::Silent { limit: Duration::from_millis(millis) }
-    }
-}
-
-impl AsFd for Client {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.wire.as_fd()
     }
 }
 
@@ -404,13 +415,13 @@ pub enum ClientError {
     /// The store did not answer in time.
     #[error("the store has not answered within {}", humantime::format_duration(*limit))]
     Silent {
-        /// How long it was waited for.
+        /// The time limit of the answer.
         limit: Duration,
     },
-    /// What answers is no store.
+    /// The other end is not a store.
     #[error("what answers does not speak the store's protocol")]
     NoStore,
-    /// What answers the first request is no store.
+    /// The other end answers the first request and is not a store.
     #[error("what answers does not speak the store's protocol")]
     Stranger {
         /// Its first bytes, not fit for a terminal.
@@ -422,7 +433,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether it took too long, and nothing else is known.
+    /// Whether the call ran out of time, and nothing else is known.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         match self {
@@ -432,13 +443,13 @@ impl ClientError {
         }
     }
 
-    /// How much a failed try to connect says about what is there: a program that accepts the connection in silence is
-    /// there, while the other addresses of its name may be of no machine.
+    /// How much a failed attempt says about the other end: a program that accepts the connection in silence exists, while
+    /// the other addresses of its name may belong to no machine.
     fn says(&self) -> u8 {
         match self {
             Self::NoStore | Self::Stranger { .. } => 4,
             Self::Silent { .. } => 3,
-            // Of a machine that is there; others may be of an address that nobody has.
+            // A refusal comes from a machine; the other errors may come from an unused address.
             Self::Io(error) => match error.kind() {
                 io::ErrorKind::TimedOut => 0,
                 io::ErrorKind::ConnectionRefused
@@ -462,7 +473,7 @@ impl ClientError {
         ))
     }
 
-    /// Whichever says more, the one before if both say as much.
+    /// The error that says more; the earlier one if both say as much.
     fn or_better(self, before: Option<Self>) -> Self {
         match before {
             Some(before) if before.says() >= self.says() => before,

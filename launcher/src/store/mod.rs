@@ -18,12 +18,12 @@ mod tests;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::sync::Notify;
 
 use crate::spec::rendezvous::PortRange;
 use bytesize::ByteSize;
@@ -142,7 +142,7 @@ pub struct StoreServer {
     local_addr: SocketAddr,
     commands: mpsc::Sender<ServerCommand>,
     waker: Arc<EventFd>,
-    departures: Arc<EventFd>,
+    departures: Arc<Notify>,
 }
 
 impl StoreServer {
@@ -167,9 +167,9 @@ impl StoreServer {
 
     fn start(listener: TcpListener, limits: ClientLimits) -> Result<Self, StoreError> {
         let error = |source| StoreError::Start { source };
-        let event = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let event = || event().map(Arc::new).map_err(|errno| error(errno.into()));
-        let (waker, departures) = (event()?, event()?);
+        let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let waker = waker.map(Arc::new).map_err(|errno| error(errno.into()))?;
+        let departures = Arc::new(Notify::new());
         let local_addr = listener.local_addr().map_err(error)?;
         let (sender, commands) = mpsc::channel();
         let ends =
@@ -250,10 +250,9 @@ impl StoreServer {
         self.ask(ServerCommand::Connections)
     }
 
-    /// Readable when there is something for [`departed`](Self::departed).
-    #[must_use]
-    pub fn departures(&self) -> BorrowedFd<'_> {
-        self.departures.as_fd()
+    /// Returns when there may be something for [`departed`](Self::departed). May be dropped at any time.
+    pub async fn client_departed(&self) {
+        self.departures.notified().await;
     }
 
     /// Client ids that lost their last connection since the previous call. A client that has connected again is left
@@ -262,8 +261,6 @@ impl StoreServer {
     /// # Errors
     /// The thread has ended, or does not answer.
     pub fn departed(&self) -> Result<BTreeSet<u32>, StoreError> {
-        // Cleared before the question: a client that departs in between is in the answer, and the event stays readable.
-        let _ = self.departures.read();
         self.ask(ServerCommand::Departed)
     }
 

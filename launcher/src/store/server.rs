@@ -24,6 +24,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::EventFd;
 use rankrun_contract::store::keyspace::{ClientId, Keyspace, MAX_BYTES};
 use rankrun_contract::store::protocol::Reply;
+use tokio::sync::Notify;
 
 use super::connection::{CloseReason, Connection, READ_CHUNK};
 pub(super) use command::ServerCommand;
@@ -75,7 +76,7 @@ impl Default for ClientLimits {
 pub(super) struct ServerChannels {
     pub(super) waker: Arc<EventFd>,
     pub(super) commands: mpsc::Receiver<ServerCommand>,
-    pub(super) departures: Arc<EventFd>,
+    pub(super) departures: Arc<Notify>,
 }
 
 /// A connection and the server's data about it.
@@ -222,7 +223,7 @@ impl Server {
             self.registry.close_client(client, &closed.identity);
         } else if self.registry.remove_connection(client, &closed.identity) {
             // The only failure is a counter at its maximum, and then the reader is awake already.
-            let _ = self.channels.departures.write(1);
+            self.channels.departures.notify_one();
         }
     }
 

@@ -1,7 +1,7 @@
 //! Socket options of both ends of a store connection: no delay, early retransmission, and an end of the connection to
 //! a silent peer.
 
-use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
@@ -28,7 +28,7 @@ sockopt_impl!(
 );
 
 /// The kernel's smoothed round-trip time (RFC 6298); zero where it has measured none.
-pub(super) fn round_trip(stream: &TcpStream) -> Duration {
+pub(super) fn round_trip(stream: &impl AsFd) -> Duration {
     getsockopt(stream, ConnectionInfo)
         .map_or(Duration::ZERO, |info| Duration::from_micros(info.tcpi_rtt.into()))
 }
@@ -39,7 +39,7 @@ const KEEPALIVE_PROBES: u32 = 6;
 
 /// Sends at once, and makes a connection fail on which the peer's kernel has acknowledged nothing for `silence`, whether
 /// something is being sent (`TCP_USER_TIMEOUT`) or not (keep-alive).
-pub(super) fn set_peer_timeout(stream: &TcpStream, silence: Duration) -> nix::Result<()> {
+pub(super) fn set_peer_timeout(stream: &impl AsFd, silence: Duration) -> nix::Result<()> {
     // A request and its answer are a few bytes each way: waiting to fill a packet would cost 40 ms.
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     // Of a request and its answer no later packet tells that one was lost: only time does, and that would double with
@@ -58,7 +58,7 @@ pub(super) fn set_peer_timeout(stream: &TcpStream, silence: Duration) -> nix::Re
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 

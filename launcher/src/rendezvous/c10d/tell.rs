@@ -36,35 +36,35 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn send_heartbeat(&mut self, node: &Node) -> Result<(), ClientError> {
-        self.request_client.add(&self.keys.heartbeat(node), 1).map(drop)
+    pub async fn send_heartbeat(&mut self, node: &Node) -> Result<(), ClientError> {
+        self.request_client.add(&self.keys.heartbeat(node), 1).await.map(drop)
     }
 
     /// As the host of the store: announces that closed connections are reported at once.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn mark_watched(&mut self) -> Result<(), ClientError> {
-        self.request_client.set(&self.keys.watched(), b"1")
+    pub async fn mark_watched(&mut self) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.watched(), b"1").await
     }
 
     /// Whether the host of the store reports closed connections.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn is_watched(&mut self) -> Result<bool, ClientError> {
-        self.request_client.check(&[&self.keys.watched()])
+    pub async fn is_watched(&mut self) -> Result<bool, ClientError> {
+        self.request_client.check(&[&self.keys.watched()]).await
     }
 
     /// Reads descriptors and heartbeats of nodes.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<Introduction>, ClientError> {
+    pub async fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<Introduction>, ClientError> {
         let names: Vec<String> =
             nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.heartbeat(node)]).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut values = self.request_client.multi_get(&names)?.into_iter();
+        let mut values = self.request_client.multi_get(&names).await?.into_iter();
         let mut next = || values.next().unwrap_or_default();
         Ok(nodes.iter().map(|_| Introduction { text: next(), beat: parse_i64(&next()) }).collect())
     }
@@ -73,9 +73,9 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
-        self.request_client.set(&self.keys.agent(node), descriptor)?;
-        self.send_heartbeat(node)
+    pub async fn introduce(&mut self, node: &Node, descriptor: &[u8]) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.agent(node), descriptor).await?;
+        self.send_heartbeat(node).await
     }
 
     /// Reports the failure that ends a round, or replaces `before`, this node's earlier report. A failure without a
@@ -83,7 +83,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn publish_failure(
+    pub async fn publish_failure(
         &mut self,
         round: u64,
         note: &FailureNote,
@@ -91,7 +91,7 @@ impl C10dBackend {
     ) -> Result<(FailureNote, FailureAuthor), ClientError> {
         let (key, ours) = (self.keys.failure(round), note.to_json());
         let mut expected = before.map(FailureNote::to_json).unwrap_or_default();
-        let mut found = self.request_client.compare_set(&key, &expected, &ours)?;
+        let mut found = self.request_client.compare_set(&key, &expected, &ours).await?;
         for _ in 0..MOST_TRIES {
             let is_absent = found == expected;
             let yields = FailureNote::from_json(&found).is_some_and(|told| note.overrides(&told));
@@ -100,9 +100,9 @@ impl C10dBackend {
                 break;
             }
             expected = if is_absent { Vec::new() } else { found };
-            found = self.request_client.compare_set(&key, &expected, &ours)?;
+            found = self.request_client.compare_set(&key, &expected, &ours).await?;
         }
-        self.notify_change()?;
+        self.notify_change().await?;
         let by = if found == ours { FailureAuthor::Us } else { FailureAuthor::Another };
         Ok((FailureNote::from_json(&found).unwrap_or_else(|| note.clone()), by))
     }
@@ -111,46 +111,46 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn correct_failure(
+    pub async fn correct_failure(
         &mut self,
         round: u64,
         ours: &FailureNote,
         cause: &FailureNote,
     ) -> Result<(), ClientError> {
-        self.request_client.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json())?;
-        self.notify_change()
+        self.request_client.compare_set(&self.keys.failure(round), &ours.to_json(), &cause.to_json()).await?;
+        self.notify_change().await
     }
 
     /// Writes the closing note, unless the job has one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn publish_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
-        self.request_client.compare_set(&self.keys.end(), b"", &note.to_json()).map(drop)
+    pub async fn publish_end(&mut self, note: &ClosingNote) -> Result<(), ClientError> {
+        self.request_client.compare_set(&self.keys.end(), b"", &note.to_json()).await.map(drop)
     }
 
     /// Publishes why this node leaves the job.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn publish_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
-        self.request_client.set(&self.keys.left(node), why.as_bytes())
+    pub async fn publish_left(&mut self, node: &Node, why: &str) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.left(node), why.as_bytes()).await
     }
 
     /// The reason that a node gave when it left.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
-        self.request_client.get(&self.keys.left(node))
+    pub async fn why_left(&mut self, node: &Node) -> Result<Vec<u8>, ClientError> {
+        self.request_client.get(&self.keys.left(node)).await
     }
 
     /// The first failure of a round; `None` if no node reported one.
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
-        Ok(FailureNote::from_json(&self.request_client.get(&self.keys.failure(round))?))
+    pub async fn failure(&mut self, round: u64) -> Result<Option<FailureNote>, ClientError> {
+        Ok(FailureNote::from_json(&self.request_client.get(&self.keys.failure(round)).await?))
     }
 
     /// Reports that all workers of this node have succeeded, with a key of this node. `beside_torch` is the number of
@@ -161,7 +161,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn publish_success(
+    pub async fn publish_success(
         &mut self,
         round: u64,
         node: &Node,
@@ -170,13 +170,13 @@ impl C10dBackend {
     ) -> Result<(), ClientError> {
         let done = self.keys.succeeded(round, node);
         if let Some(nodes) = beside_torch {
-            self.count_success(&done, round, nodes)?;
+            self.count_success(&done, round, nodes).await?;
         }
-        self.request_client.set(&done, COUNTED)?;
+        self.request_client.set(&done, COUNTED).await?;
         let all: Vec<String> = members.iter().map(|member| self.keys.succeeded(round, member)).collect();
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        if beside_torch.is_some() || self.request_client.check(&all)? {
-            self.notify_change()?;
+        if beside_torch.is_some() || self.request_client.check(&all).await? {
+            self.notify_change().await?;
         }
         Ok(())
     }
@@ -184,15 +184,16 @@ impl C10dBackend {
     /// Counts this node once in torch's counter. Counted twice, the node would end the round too early for the others.
     /// The first try may have lost its connection before the answer. The counter only grows: if it is unchanged since
     /// before that try, the try did nothing. If it has grown, the try may have succeeded, and is not repeated.
-    fn count_success(&mut self, done: &str, round: u64, nodes: usize) -> Result<(), ClientError> {
+    async fn count_success(&mut self, done: &str, round: u64, nodes: usize) -> Result<(), ClientError> {
         let torch = self.torch_keys(round);
-        let before = parse_i64(&self.request_client.get(&torch.num_members())?).unwrap_or(0);
+        let before = parse_i64(&self.request_client.get(&torch.num_members()).await?).unwrap_or(0);
         let tries = format!("{before}");
-        let found = self.request_client.compare_set(done, b"", tries.as_bytes())?;
+        let found = self.request_client.compare_set(done, b"", tries.as_bytes()).await?;
         let is_counted = found != tries.as_bytes();
-        let members = if is_counted { before } else { self.request_client.add(&torch.num_members(), 1)? };
+        let members =
+            if is_counted { before } else { self.request_client.add(&torch.num_members(), 1).await? };
         if usize::try_from(members).is_ok_and(|members| members >= nodes) {
-            self.request_client.set(&torch.last_member(), b"<val_ignored>")?;
+            self.request_client.set(&torch.last_member(), b"<val_ignored>").await?;
         }
         Ok(())
     }
@@ -201,8 +202,8 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub fn publish_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
-        self.request_client.set(&self.keys.ranks(), ranks)
+    pub async fn publish_ranks(&mut self, ranks: &[u8]) -> Result<(), ClientError> {
+        self.request_client.set(&self.keys.ranks(), ranks).await
     }
 }
 
@@ -215,13 +216,16 @@ mod tests {
     use super::*;
     use crate::rendezvous::keys::RendezvousKeys;
     use crate::store::StoreServer;
-    use crate::store::client::{Client, ClientSettings};
+    use crate::store::client::ClientSettings;
+    use crate::store::client::blocking::{Client, runtime};
+    use tokio::runtime::Runtime;
 
     const NODES: usize = 3;
 
     struct Seen {
         _store: StoreServer,
         other: Client,
+        runtime: Runtime,
         backend: C10dBackend,
         node: Node,
     }
@@ -235,10 +239,12 @@ mod tests {
             let deadline = Instant::now() + settings.answer;
             let addresses = [store.local_addr()];
             let keys = RendezvousKeys::dynamic(&RunId("job".to_owned()));
-            let backend = C10dBackend::connect(&addresses, &settings, keys, answer).unwrap();
+            let runtime = runtime();
+            let backend = C10dBackend::connect(&addresses, &settings, keys, answer);
+            let backend = runtime.block_on(backend).unwrap();
             let other = Client::connect(&addresses, settings, deadline).unwrap();
             let node = Node { addr: "th1".to_owned(), pid: 1, local_id: 0 };
-            Self { _store: store, other, backend, node }
+            Self { _store: store, other, runtime, backend, node }
         }
 
         fn count(&mut self) -> i64 {
@@ -259,7 +265,12 @@ mod tests {
         }
 
         fn tell(&mut self) {
-            self.backend.publish_success(0, &self.node, &[], Some(NODES)).unwrap();
+            self.publish_as(&self.node.clone(), &[], Some(NODES));
+        }
+
+        fn publish_as(&mut self, node: &Node, members: &[Node], beside_torch: Option<usize>) {
+            let published = self.backend.publish_success(0, node, members, beside_torch);
+            self.runtime.block_on(published).unwrap();
         }
 
         fn all(&mut self) -> bool {
@@ -308,7 +319,7 @@ mod tests {
     #[test]
     fn rankrun_only_job_does_not_use_the_counter() {
         let mut seen = Seen::new();
-        seen.backend.publish_success(0, &seen.node, &[], None).unwrap();
+        seen.publish_as(&seen.node.clone(), &[], None);
         assert_eq!(seen.count(), 0);
         let key = seen.backend.keys().succeeded(0, &seen.node);
         assert!(seen.other.check(&[&key]).unwrap());
@@ -323,12 +334,12 @@ mod tests {
             let version = seen.other.get(&seen.backend.keys().version()).unwrap();
             parse_i64(&version).unwrap_or(0)
         };
-        seen.backend.publish_success(0, &members[0], &members, None).unwrap();
+        seen.publish_as(&members[0], &members, None);
         assert_eq!(rings(&mut seen), 0);
-        seen.backend.publish_success(0, &members[1], &members, None).unwrap();
+        seen.publish_as(&members[1], &members, None);
         assert_eq!(rings(&mut seen), 1);
         // After a reconnect the success is reported again.
-        seen.backend.publish_success(0, &members[0], &members, None).unwrap();
+        seen.publish_as(&members[0], &members, None);
         assert_eq!(rings(&mut seen), 2);
     }
 }

@@ -15,11 +15,11 @@ use rankrun_contract::rank::{NodeCount, NodeRank, RunId};
 use serde::{Deserialize, Serialize};
 
 use super::StaticJob;
-use super::authority::Authority;
+use super::authority::AuthorityCheck;
 use crate::rendezvous::NodeName;
+use crate::rendezvous::assign_ranks::AssignRanksError;
 use crate::rendezvous::descriptor::AgentDescriptor;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::exchange::{ExchangeError, Talk};
 use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
 use crate::rendezvous::pickle;
 use crate::rendezvous::state::Node;
@@ -34,6 +34,11 @@ const MAX_NAME: usize = 255;
 
 /// Value while a claim is being taken back: the rank has no owner, and is not free yet.
 pub(super) const WITHDRAWN_CLAIM: &[u8] = b"taken back";
+
+/// Pause until a claim that is being withdrawn is read again.
+const RELEASE: Duration = Duration::from_millis(5);
+/// Claim and heartbeat of another agent are read again after this time.
+const REREAD: Duration = Duration::from_millis(250);
 
 /// The result of watching another agent's claim to this node's rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,15 +123,15 @@ pub(super) fn parse_claim_header(text: &[u8]) -> (NodeName, String) {
 
 impl StaticJob<'_> {
     /// Writes this node's claim if the rank is free, or if the agent that holds it is dead.
-    pub(super) fn claim(&self, talk: &mut Talk<'_, '_>) -> Result<(), ExchangeError> {
+    pub(super) async fn claim(&self, store: &mut Client) -> Result<(), AssignRanksError> {
         let setup = self.setup;
         // If node rank 0 is here already, a node of another job writes nothing.
-        Authority::of(self).check(self, talk.store)?;
+        AuthorityCheck::of(setup).perform(setup, store).await?;
         let ours = Claim { node: setup.node.clone(), agent: setup.descriptor.clone() }.to_json();
         let key = self.keys.claim(setup.node_rank);
         let mut expected = Vec::new();
         loop {
-            let found = talk.store.compare_set(&key, &expected, &ours)?;
+            let found = store.compare_set(&key, &expected, &ours).await?;
             if found == ours {
                 return Ok(());
             }
@@ -135,7 +140,7 @@ impl StaticJob<'_> {
                 expected.clear();
                 continue;
             }
-            match self.watch_claim_holder(talk, (&key, &found))? {
+            match self.watch_claim_holder(store, (&key, &found)).await? {
                 ClaimOutcome::Falls => expected = found,
                 ClaimOutcome::Changed => expected.clear(),
                 ClaimOutcome::Stands => {
@@ -151,26 +156,27 @@ impl StaticJob<'_> {
     }
 
     /// Watches a claim until it changes, its agent sends a heartbeat, or the heartbeat is missing for too long.
-    fn watch_claim_holder(
+    async fn watch_claim_holder(
         &self,
-        talk: &mut Talk<'_, '_>,
+        store: &mut Client,
         (key, claim): (&str, &[u8]),
-    ) -> Result<ClaimOutcome, ExchangeError> {
+    ) -> Result<ClaimOutcome, AssignRanksError> {
         if claim == WITHDRAWN_CLAIM {
-            // The pause is no longer than the host needs for two requests.
-            talk.pause()?;
+            // The host needs two requests to release the rank.
+            tokio::time::sleep(RELEASE).await;
             return Ok(ClaimOutcome::Changed);
         }
         // An unreadable claim is never taken over.
         let Some(Claim { node, .. }) = Claim::from_json(claim) else { return Ok(ClaimOutcome::Stands) };
         let (heartbeat, left) = (self.keys.heartbeat(&node), self.keys.left(&node));
-        let first = talk.store.get(&heartbeat)?;
+        let first = store.get(&heartbeat).await?;
         let started = Instant::now();
         loop {
-            if talk.wait_slice(&left, started + self.setup.lease)? {
+            let until = (started + self.setup.lease).min(Instant::now() + REREAD);
+            if store.wait(&[&left], until).await? {
                 return Ok(ClaimOutcome::Falls);
             }
-            let values = talk.store.multi_get(&[key, &heartbeat, self.keys.state()])?;
+            let values = store.multi_get(&[key, &heartbeat, self.keys.state()]).await?;
             let [now, heartbeat, state] = &values[..] else { return Err(ClientError::NoStore.into()) };
             if now != claim {
                 return Ok(ClaimOutcome::Changed);
@@ -178,40 +184,68 @@ impl StaticJob<'_> {
             // Before the first round the store has no state.
             let is_out = pickle::decode(state).is_ok_and(|state| !state.lists(&node));
             match claim_outcome(self.setup.lease, started.elapsed(), *heartbeat != first, is_out) {
-                Some(is_dead) => return Ok(if is_dead { ClaimOutcome::Falls } else { ClaimOutcome::Stands }),
-                None => talk.pause()?,
+                Some(true) => return Ok(ClaimOutcome::Falls),
+                Some(false) => return Ok(ClaimOutcome::Stands),
+                None => {}
             }
         }
     }
 }
 
-/// Takes back the claims of agents that have lost all connections. A nonce identifies an agent. Only the host of the
-/// store sees closed connections. `is_back` tells whether an agent has reconnected since.
+/// A claim whose key has [`WITHDRAWN_CLAIM`]: no agent can take the rank, and the published worker count still belongs
+/// to the agent of the claim.
+#[derive(Debug)]
+pub struct WithdrawnClaim {
+    rank: NodeRank,
+    text: Vec<u8>,
+    /// The nonce of the agent.
+    nonce: u32,
+}
+
+/// Withdraws the claims of agents that have lost all connections. A nonce identifies an agent. Only the host of the
+/// store sees closed connections. [`release_ranks`] must follow.
 ///
 /// # Errors
 /// See [`Client`].
-pub fn withdraw_claims(
+pub async fn withdraw_claims(
     store: &mut Client,
     (run_id, nodes): (&RunId, NodeCount),
     departed: &BTreeSet<u32>,
-    is_back: impl Fn(u32) -> bool,
-) -> Result<(), ClientError> {
-    let (keys, round) = (RendezvousKeys::static_keys(run_id), RoundKeys::first_of_static(run_id));
+) -> Result<Vec<WithdrawnClaim>, ClientError> {
+    let keys = RendezvousKeys::static_keys(run_id);
     let names: Vec<String> = (0..nodes.get()).map(|rank| keys.claim(NodeRank(rank))).collect();
-    let texts = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let texts = store.multi_get(&names.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    let mut withdrawn = Vec::new();
     for (rank, (name, text)) in (0..).map(NodeRank).zip(names.iter().zip(texts)) {
         let nonce = Claim::from_json(&text).map(|claim| claim.agent.nonce);
         let Some(nonce) = nonce.filter(|nonce| departed.contains(nonce)) else { continue };
-        if store.compare_set(name, &text, WITHDRAWN_CLAIM)? != WITHDRAWN_CLAIM {
+        if store.compare_set(name, &text, WITHDRAWN_CLAIM).await? == WITHDRAWN_CLAIM {
+            withdrawn.push(WithdrawnClaim { rank, text, nonce });
+        }
+    }
+    Ok(withdrawn)
+}
+
+/// Frees the ranks of withdrawn claims, for other agents. An agent that is connected again, by the nonces in
+/// `connected`, gets its claim back.
+///
+/// # Errors
+/// See [`Client`].
+pub async fn release_ranks(
+    store: &mut Client,
+    run_id: &RunId,
+    withdrawn: Vec<WithdrawnClaim>,
+    connected: &BTreeSet<u32>,
+) -> Result<(), ClientError> {
+    let (keys, round) = (RendezvousKeys::static_keys(run_id), RoundKeys::first_of_static(run_id));
+    for WithdrawnClaim { rank, text, nonce } in withdrawn {
+        let name = keys.claim(rank);
+        if connected.contains(&nonce) {
+            store.set(&name, &text).await?;
             continue;
         }
-        // From now on no agent can take the rank, so the published worker count still belongs to the dead agent.
-        if is_back(nonce) {
-            store.set(name, &text)?;
-            continue;
-        }
-        store.delete(&round.role_info(rank))?;
-        store.delete(name)?;
+        store.delete(&round.role_info(rank)).await?;
+        store.delete(&name).await?;
     }
     Ok(())
 }

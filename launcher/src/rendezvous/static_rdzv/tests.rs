@@ -3,18 +3,20 @@
 
 mod claims;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
+use tokio::sync::oneshot;
+
 use super::*;
 use crate::rendezvous::descriptor::PROTOCOL;
-use crate::rendezvous::exchange::Aborted;
 use crate::rendezvous::roles::{RankAssignment, RoleInfo, assign};
 use crate::spec::rendezvous::NodeRange;
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
+use crate::store::client::blocking::{Client, runtime};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const WALL: Timestamp = Timestamp(1_700_000_000_000_000);
@@ -23,9 +25,14 @@ fn serve() -> StoreServer {
     StoreServer::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap()
 }
 
+const SETTINGS: ClientSettings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
+
 fn connect(store: &StoreServer) -> Client {
-    let settings = ClientSettings { nonce: 1, answer: LIMIT, silence: LIMIT };
-    Client::connect(&[store.local_addr()], settings, Instant::now() + LIMIT).unwrap()
+    Client::connect(&[store.local_addr()], SETTINGS, Instant::now() + LIMIT).unwrap()
+}
+
+async fn open(store: SocketAddr) -> super::Client {
+    super::Client::connect_within(&[store], SETTINGS, LIMIT).await.unwrap()
 }
 
 fn keys() -> (RendezvousKeys, RoundKeys) {
@@ -79,28 +86,62 @@ impl Agent {
         other
     }
 
-    fn join(&self, store: &StoreServer, between: &mut Between<'_>) -> Result<FirstRound, ExchangeError> {
-        let setup = StaticSetup {
-            run_id: &self.run_id,
-            node: &self.node,
-            descriptor: &self.descriptor,
+    fn setup(&self) -> StaticSetup {
+        StaticSetup {
+            run_id: self.run_id.clone(),
+            node: self.node.clone(),
+            descriptor: self.descriptor.clone(),
             node_rank: self.descriptor.node_rank.unwrap(),
             nodes: self.nodes,
-            role: "default",
+            role: "default".to_owned(),
             workers: self.descriptor.workers,
-            master: &self.master,
+            master: self.master.clone(),
             timeout: self.timeout,
             lease: self.lease,
             wall: WALL,
+        }
+    }
+
+    fn join(&self, store: &StoreServer) -> FirstRoundResult {
+        runtime().block_on(self.take_part(store.local_addr()))
+    }
+
+    /// Joins, and is gone when the keys exist.
+    fn join_until(&self, store: &StoreServer, keys: &[&str]) {
+        let store = store.local_addr();
+        runtime().block_on(async {
+            let mut other = open(store).await;
+            tokio::select! {
+                result = self.take_part(store) => panic!("{result:?}"),
+                written = other.wait(keys, Instant::now() + LIMIT) => assert!(written.unwrap()),
+            }
+        });
+    }
+
+    /// As the rendezvous does it: with checks over another connection.
+    async fn take_part(&self, store: SocketAddr) -> FirstRoundResult {
+        let (setup, mut client, mut checks) = (self.setup(), open(store).await, open(store).await);
+        let mut authority = AuthorityCheck::of(&setup);
+        let mismatch = async {
+            loop {
+                if let Err(error) = authority.perform(&setup, &mut checks).await {
+                    return error;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
         };
-        first_round(&mut connect(store), &setup, between)
+        tokio::select! {
+            result = first_round(&mut client, &setup) => result,
+            error = mismatch => Err(error),
+        }
     }
 }
 
-fn join_all(agents: &[Agent], store: &StoreServer) -> Vec<Result<FirstRound, ExchangeError>> {
+type FirstRoundResult = Result<FirstRound, AssignRanksError>;
+
+fn join_all(agents: &[Agent], store: &StoreServer) -> Vec<FirstRoundResult> {
     thread::scope(|scope| {
-        let joins: Vec<_> =
-            agents.iter().map(|agent| scope.spawn(|| agent.join(store, &mut |_| Ok(())))).collect();
+        let joins: Vec<_> = agents.iter().map(|agent| scope.spawn(|| agent.join(store))).collect();
         joins.into_iter().map(|join| join.join().unwrap()).collect()
     })
 }
@@ -130,9 +171,9 @@ fn torchrun(store: &StoreServer, (rank, nodes): (u32, u32)) -> RankAssignment {
     RankAssignment::from_json(&client.get(&own).unwrap(), LocalWorldSize::ONE).unwrap()
 }
 
-fn failure(result: Result<FirstRound, ExchangeError>) -> String {
+fn failure(result: FirstRoundResult) -> String {
     match result.unwrap_err() {
-        ExchangeError::Failed(error) => {
+        AssignRanksError::Failed(error) => {
             assert!(error.hint().is_some(), "{error}");
             error.to_string()
         }
@@ -175,7 +216,7 @@ fn mixed_job_with_torchrun_has_one_round() {
         let agent = Agent::new(1 - theirs, 2);
         thread::scope(|scope| {
             let assigned = scope.spawn(|| torchrun(&store, (theirs, 2)));
-            let joined = agent.join(&store, &mut |_| Ok(()));
+            let joined = agent.join(&store);
             let Ok(FirstRound::Mixed(round)) = joined else { panic!("{joined:?}") };
             assert_eq!(round.members[theirs as usize].name.to_string(), format!("node {theirs}"));
             assert_eq!(round.world_size, assigned.join().unwrap().world_size);
@@ -188,10 +229,9 @@ fn mixed_job_with_torchrun_has_one_round() {
 #[test]
 fn reconnecting_agent_is_counted_once() {
     let store = serve();
-    let agent = Agent::new(1, 2);
+    let agent = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
     for _ in 0..2 {
-        let result = agent.join(&store, &mut |_| Err(Aborted));
-        assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+        failure(agent.join(&store));
     }
     assert_eq!(connect(&store).get("init/").unwrap(), b"1");
 }
@@ -204,7 +244,7 @@ fn missing_nodes_are_named_at_timeout() {
         // The other agent has joined: its claim and its role_info stay.
         let missing = if rank == 0 { "node 1, node 2, node 3, node 4" } else { "node 1, node 3, node 4" };
         assert_eq!(
-            failure(agent.join(&store, &mut |_| Ok(()))),
+            failure(agent.join(&store)),
             format!("only {} of 5 nodes came within 20ms: {missing} missing", if rank == 0 { 1 } else { 2 })
         );
     }
@@ -217,25 +257,35 @@ fn missing_nodes_are_named_at_timeout() {
 fn roll_of(agent: &Agent, store: &StoreServer) -> JoinProgress {
     let own = (agent.descriptor.node_rank.unwrap(), &agent.node);
     let own_name = NodeName::of_host(agent.descriptor.host.clone());
-    read_join_progress(&mut connect(store), (&agent.run_id, agent.nodes), own, own_name).unwrap()
+    let mut client = connect(store);
+    let progress = read_join_progress(&mut client.client, (&agent.run_id, agent.nodes), own, own_name);
+    client.runtime.block_on(progress).unwrap()
 }
 
 fn hosts(roll: &JoinProgress) -> Vec<&str> {
     roll.here.iter().filter_map(|name| name.host.as_deref()).collect()
 }
 
-/// Runs an agent that reports when it waits, and lives until the test ends it.
-fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: &mpsc::Receiver<()>) {
-    let heartbeat = keys().0.heartbeat(&agent.node);
-    let result = agent.join(store, &mut |client| {
-        client.add(&heartbeat, 1).unwrap();
-        let _ = waiting.send(());
-        match end.try_recv() {
-            Err(mpsc::TryRecvError::Empty) => Ok(()),
-            _ => Err(Aborted),
+/// Runs an agent that sends heartbeats, reports each, and lives until the test ends it.
+fn waits(agent: &Agent, store: &StoreServer, waiting: &mpsc::Sender<()>, end: oneshot::Receiver<()>) {
+    let (key, store) = (keys().0.heartbeat(&agent.node), store.local_addr());
+    let claim = keys().0.claim(agent.descriptor.node_rank.unwrap());
+    runtime().block_on(async {
+        let mut client = open(store).await;
+        let heartbeats = async {
+            assert!(client.wait(&[&claim], Instant::now() + LIMIT).await.unwrap());
+            loop {
+                client.add(&key, 1).await.unwrap();
+                let _ = waiting.send(());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            result = agent.take_part(store) => panic!("{result:?}"),
+            () = heartbeats => {}
+            _ = end => {}
         }
     });
-    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
 }
 
 #[test]
@@ -243,12 +293,12 @@ fn duplicate_node_rank_is_refused_with_both_hosts() {
     let store = serve();
     let first = Agent::new(1, 2);
     let (waiting, is_waiting) = mpsc::channel();
-    let (end, ended) = mpsc::channel();
+    let (end, ended) = oneshot::channel();
     thread::scope(|scope| {
         let (first, store) = (&first, &store);
-        scope.spawn(move || waits(first, store, &waiting, &ended));
+        scope.spawn(move || waits(first, store, &waiting, ended));
         is_waiting.recv().unwrap();
-        let error = failure(first.other_process("th9").join(store, &mut |_| Ok(())));
+        let error = failure(first.other_process("th9").join(store));
         assert_eq!(error, "node rank 1 is given twice: to this agent on th9, and to the one on th1");
         drop(end);
     });
@@ -261,7 +311,7 @@ fn node_rank_of_torchrun_agent_is_refused() {
     let mut client = connect(&store);
     client.set(&keys().1.role_info(NodeRank(1)), text.as_bytes()).unwrap();
     assert!(client.check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
-    let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
+    let error = failure(Agent::new(1, 2).join(&store));
     assert_eq!(
         error,
         "node rank 1 is given twice: to this agent on th1, and to the one on another node, which runs torchrun"
@@ -272,7 +322,7 @@ fn node_rank_of_torchrun_agent_is_refused() {
 fn mismatched_agent_refuses_itself() {
     let store = serve();
     let (waiting, is_waiting) = mpsc::channel();
-    let (end, ended) = mpsc::channel();
+    let (end, ended) = oneshot::channel();
     let first = Agent::new(0, 2);
     let mut nodes = Agent::new(1, 3);
     nodes.nodes = NodeCount::new(3).unwrap();
@@ -282,14 +332,14 @@ fn mismatched_agent_refuses_itself() {
     (protocol.descriptor.protocol, protocol.descriptor.version) = (PROTOCOL + 1, "0.9.0".to_owned());
     thread::scope(|scope| {
         let (first, store) = (&first, &store);
-        scope.spawn(move || waits(first, store, &waiting, &ended));
+        scope.spawn(move || waits(first, store, &waiting, ended));
         is_waiting.recv().unwrap();
         for (agent, words) in [
             (nodes, "this agent was started with `--nnodes 3`, that one with `--nnodes 2`"),
             (program, "this agent runs `eval.py`, that one `train.py`"),
             (protocol, "this agent is rankrun 0.9.0 (protocol 3), that one 0.1.0 (protocol 2)"),
         ] {
-            let error = failure(agent.join(store, &mut |_| Ok(())));
+            let error = failure(agent.join(store));
             assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));
         }
         // No misfit has left a claim.

@@ -1,40 +1,86 @@
-//! Tries to reach the store, each on a thread of its own: the driver takes commands while a slow network answers.
+//! Attempts to reach the store, each as a task of its own: the rendezvous takes commands while a slow network answers.
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokio::task::JoinHandle;
+
+use crate::rendezvous::address;
 use crate::rendezvous::c10d::C10dBackend;
+use crate::rendezvous::host::{self, StoreEndpoint};
 use crate::rendezvous::keys::RendezvousKeys;
 use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, stranger};
 
-/// How long the driver waits for a try before it looks for commands again.
-const SLICE: Duration = Duration::from_millis(200);
-/// How long a first try takes at most.
+use super::connection::ConnectFailure;
+use super::task::interfaces;
+
+/// Time limit of the first attempt.
 const FIRST: Duration = Duration::from_secs(1);
 /// How long a silent program may take to answer in another protocol.
 const ASK: Duration = Duration::from_millis(500);
-/// Bounds of the longest try; between the two it is the lease. Each try looks up the host's name again.
+/// Bounds of the longest attempt; between the two it is the lease.
 const LONGEST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
+/// Time limit for a name server, and the time after which it is asked again.
+const RESOLVE: Duration = Duration::from_secs(2);
 
-type Outcome = Result<C10dBackend, ClientError>;
-
-/// The try that runs, and how long the next one may take.
+/// What one attempt needs.
 #[derive(Debug)]
-pub(super) struct Attempts {
-    running: Option<mpsc::Receiver<Outcome>>,
+pub(super) struct AttemptSetup {
+    pub(super) addresses: AddressSource,
+    pub(super) settings: ClientSettings,
+    pub(super) keys: RendezvousKeys,
+    /// A program that accepts the connection in silence is asked what it is.
+    pub(super) asks_stranger: bool,
+}
+
+/// How an attempt learns the addresses of the store.
+#[derive(Debug)]
+pub(super) enum AddressSource {
+    /// They are known.
+    Known(Vec<SocketAddr>),
+    /// This node hosts the store, which listens there.
+    Own(StoreEndpoint, SocketAddr),
+    /// A name server is asked. If it does not answer, the known addresses are used.
+    Name {
+        endpoint: StoreEndpoint,
+        /// `--iface`
+        iface: Option<String>,
+        known: Vec<SocketAddr>,
+    },
+}
+
+/// The result of one attempt.
+#[derive(Debug)]
+pub(super) struct AttemptResult {
+    /// The addresses of the store; empty if they could not be found.
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) outcome: Result<C10dBackend, ConnectFailure>,
+}
+
+/// The attempt that runs, and the time limit of the next one.
+#[derive(Debug)]
+pub(super) struct ConnectAttempts {
+    running: Option<JoinHandle<AttemptResult>>,
     limit: Duration,
     longest: Duration,
     round_trip: Duration,
     has_result: bool,
+    /// When a name server is asked again.
+    resolve_at: Option<Instant>,
 }
 
-impl Attempts {
+impl ConnectAttempts {
     pub(super) fn new(lease: Duration) -> Self {
         let longest = lease.clamp(LONGEST.0, LONGEST.1);
-        Self { running: None, limit: FIRST, longest, round_trip: Duration::ZERO, has_result: false }
+        Self {
+            running: None,
+            limit: FIRST,
+            longest,
+            round_trip: Duration::ZERO,
+            has_result: false,
+            resolve_at: None,
+        }
     }
 
     /// The round trip to the store, as the newest connection has measured it; zero before the first.
@@ -46,55 +92,112 @@ impl Attempts {
         self.running.is_some()
     }
 
-    /// The first try ends before the time that is `left`: its result is the reason that the user reads.
-    pub(super) fn fit_first_try(&mut self, left: Duration) {
+    /// Whether the name server is to be asked by the attempt that begins now.
+    pub(super) fn asks_name_server(&mut self, now: Instant) -> bool {
+        let is_due = self.resolve_at.is_none_or(|at| now >= at);
+        if is_due {
+            self.resolve_at = Some(now + RESOLVE);
+        }
+        is_due
+    }
+
+    /// When the name server is asked again.
+    pub(super) const fn resolve_at(&self) -> Option<Instant> {
+        self.resolve_at
+    }
+
+    /// The first attempt ends before the time that is `left`: its result is the reason that the user reads.
+    pub(super) fn fit_first_attempt(&mut self, left: Duration) {
         if !self.has_result {
             self.limit = self.limit.min(left / 2);
         }
     }
 
-    /// Begins a try. Where `asks`, a program that accepts the connection in silence is asked what it is.
-    pub(super) fn begin(
-        &mut self,
-        addresses: Vec<SocketAddr>,
-        settings: ClientSettings,
-        keys: RendezvousKeys,
-        asks: bool,
-    ) -> Result<(), ClientError> {
-        let (outcome, running) = mpsc::channel();
-        let limit = self.limit;
-        thread::Builder::new().name("store-connect".to_owned()).spawn(move || {
-            let connected = C10dBackend::connect(&addresses, &settings, keys, limit).map_err(|error| {
-                let is_silent = asks && matches!(error, ClientError::Silent { .. });
-                let said = if is_silent { stranger::ask(&addresses, ASK) } else { None };
-                said.unwrap_or(error)
-            });
-            // A driver that has ended drops the connection.
-            let _ = outcome.send(connected);
-        })?;
-        self.running = Some(running);
-        Ok(())
+    /// Begins an attempt.
+    pub(super) fn begin(&mut self, setup: AttemptSetup) {
+        self.running = Some(tokio::spawn(setup.connect(self.limit)));
     }
 
-    /// How the try ended that was begun; nothing where it goes on after a slice.
-    pub(super) fn wait(&mut self) -> Option<Outcome> {
-        let outcome = match self.running.as_ref()?.recv_timeout(SLICE) {
-            Err(RecvTimeoutError::Timeout) => return None,
-            Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("its thread has ended").into()),
-            Ok(outcome) => outcome,
-        };
+    /// The result of the attempt that runs; pending if none runs. May be dropped at any time.
+    pub(super) async fn result(&mut self) -> AttemptResult {
+        let Some(running) = &mut self.running else { return std::future::pending().await };
+        let result = running.await.unwrap_or_else(|error| AttemptResult {
+            addresses: Vec::new(),
+            outcome: Err(ConnectFailure::Store(io::Error::other(error).into())),
+        });
         self.running = None;
         self.has_result = true;
-        if let Ok(backend) = &outcome {
+        if let Ok(backend) = &result.outcome {
             self.round_trip = backend.round_trip();
         }
-        let was_slow = outcome.as_ref().err().map(ClientError::is_timeout);
+        let was_slow = match &result.outcome {
+            Ok(_) => None,
+            Err(ConnectFailure::Store(error)) => Some(error.is_timeout()),
+            Err(ConnectFailure::Name(_)) => Some(false),
+        };
         self.limit = next_limit((self.limit, self.longest), was_slow, self.round_trip);
-        Some(outcome)
+        result
     }
 }
 
-/// How long the next try may take, where `was_slow` says whether the one before failed for lack of time. Pure.
+impl Drop for ConnectAttempts {
+    fn drop(&mut self) {
+        if let Some(running) = &self.running {
+            running.abort();
+        }
+    }
+}
+
+impl AttemptSetup {
+    async fn connect(self, limit: Duration) -> AttemptResult {
+        let addresses = match self.addresses.find().await {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                return AttemptResult { addresses: Vec::new(), outcome: Err(ConnectFailure::Name(error)) };
+            }
+        };
+        let outcome = C10dBackend::connect(&addresses, &self.settings, self.keys, limit).await;
+        let outcome = match outcome {
+            Err(ClientError::Silent { limit }) if self.asks_stranger => {
+                Err(stranger::ask(&addresses, ASK).await.unwrap_or(ClientError::Silent { limit }))
+            }
+            outcome => outcome,
+        };
+        AttemptResult { addresses, outcome: outcome.map_err(ConnectFailure::Store) }
+    }
+}
+
+impl AddressSource {
+    async fn find(self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Self::Known(known) => Ok(known),
+            Self::Own(endpoint, store) => Ok(host::own_addresses(&endpoint, store).await),
+            Self::Name { endpoint, iface, known } => match endpoint.look_up(RESOLVE).await {
+                Ok(mut addresses) => {
+                    addresses.extend(at_named_interface(&endpoint, iface.as_deref(), &addresses));
+                    Ok(addresses)
+                }
+                // They were found a moment ago.
+                Err(_) if !known.is_empty() => Ok(known),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+/// The address of a store that another agent of this machine hosts on the named interface alone, if the endpoint is a
+/// loopback address.
+fn at_named_interface(
+    endpoint: &StoreEndpoint,
+    iface: Option<&str>,
+    addresses: &[SocketAddr],
+) -> Option<SocketAddr> {
+    let first = addresses.first().filter(|_| endpoint.is_loopback())?;
+    let address = address::interface_address(&interfaces().ok()?, iface?, first.is_ipv6()).ok()?;
+    Some(SocketAddr::new(address, first.port()))
+}
+
+/// Time limit of the next attempt. `was_slow` says whether the one before failed for lack of time. Pure.
 fn next_limit(
     (limit, longest): (Duration, Duration),
     was_slow: Option<bool>,
@@ -128,19 +231,19 @@ mod tests {
 
     #[test]
     fn first_attempt_takes_half_of_a_short_timeout() {
-        let mut attempts = Attempts::new(Duration::from_secs(8));
-        attempts.fit_first_try(Duration::from_secs(600));
+        let mut attempts = ConnectAttempts::new(Duration::from_secs(8));
+        attempts.fit_first_attempt(Duration::from_secs(600));
         assert_eq!(attempts.limit, FIRST);
-        attempts.fit_first_try(Duration::from_millis(500));
+        attempts.fit_first_attempt(Duration::from_millis(500));
         assert_eq!(attempts.limit, Duration::from_millis(250));
         (attempts.limit, attempts.has_result) = (FIRST, true);
-        attempts.fit_first_try(Duration::from_millis(500));
-        assert_eq!(attempts.limit, FIRST, "a later try takes its time");
+        attempts.fit_first_attempt(Duration::from_millis(500));
+        assert_eq!(attempts.limit, FIRST, "a later attempt takes its time");
     }
 
     #[test]
     fn long_lease_allows_longer_attempts() {
-        let longest = |lease| Attempts::new(Duration::from_secs(lease)).longest.as_secs();
+        let longest = |lease| ConnectAttempts::new(Duration::from_secs(lease)).longest.as_secs();
         assert_eq!([longest(2), longest(8), longest(60)], [5, 8, 15]);
     }
 }

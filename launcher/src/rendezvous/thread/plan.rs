@@ -1,4 +1,4 @@
-//! What was asked for, as far as it does not change. Pure, but for the names that a node gives itself.
+//! The fixed settings of a rendezvous.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::{RendezvousSpec, StoreHost};
 
 use super::Setup;
-use super::driver::random;
+use super::task::random;
 
-/// Without a ring the store is looked at as often as this: torchrun's agents ring nothing.
-const POLL: Duration = Duration::from_secs(1);
-/// Signs of life are given, and looked for, as often as this part of the lease.
-const BEATS_IN_LEASE: u32 = 5;
+/// The state is read this often without a notification: torchrun agents send none.
+const READ_PERIOD: Duration = Duration::from_secs(1);
+/// Number of heartbeats in a lease.
+const HEARTBEATS_IN_LEASE: u32 = 5;
 
-/// torch's exit barrier: so long a node that is done waits for those of which nobody says whether they live.
+/// torch's exit barrier: a node that has succeeded waits so long for nodes without heartbeats.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);
 
-/// What does not change.
+/// The fixed settings of a rendezvous.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) endpoint: StoreEndpoint,
-    /// What names its host, as messages show it.
+    /// The option, variable or file key that names its host.
     pub(super) named_by: Option<String>,
     pub(super) keys: RendezvousKeys,
     pub(super) nodes: NodeRange,
@@ -39,30 +39,30 @@ pub(super) struct Plan {
     pub(super) role: String,
     pub(super) entrypoint: String,
     pub(super) version: String,
-    /// The protocol that this agent speaks.
+    /// Protocol version of this agent.
     pub(super) protocol: u32,
     pub(super) host: String,
     pub(super) nonce: u32,
     pub(super) max_restarts: RestartCount,
     /// The process on node rank 0 that opens the training store.
     pub(super) training_store_host: StoreHost,
-    /// How long it is waited for others that say nothing.
+    /// How long a node that has succeeded waits for nodes without heartbeats.
     pub(super) exit_barrier: Duration,
-    /// Where every node was told at its start which rank it has.
-    pub(super) fixed: Option<Fixed>,
+    /// Set in a static job.
+    pub(super) static_job: Option<StaticPlan>,
 }
 
-/// What the nodes of a job with given ranks know from the start.
+/// What every node of a static job was given at its start.
 #[derive(Debug, Clone)]
-pub(super) struct Fixed {
+pub(super) struct StaticPlan {
     pub(super) run_id: RunId,
     pub(super) node_rank: NodeRank,
-    /// Where the workers meet: in the one store.
+    /// The master address of the workers: that of the one store.
     pub(super) master: Master,
 }
 
 impl Plan {
-    /// What was asked for, and whether this node was told to host.
+    /// The settings, and whether the user said that this node hosts.
     pub(super) fn of(setup: Setup) -> (Self, Option<bool>) {
         let Setup { spec, network, role, workers: _, entrypoint, version, max_restarts } = setup;
         let standalone = || StoreEndpoint { host: "localhost".to_owned(), port: 0 };
@@ -85,7 +85,7 @@ impl Plan {
             max_restarts,
             training_store_host: spec.store().host,
             exit_barrier: EXIT_BARRIER,
-            fixed: None,
+            static_job: None,
         };
         let is_host = match spec {
             RendezvousSpec::C10d {
@@ -111,7 +111,7 @@ impl Plan {
                 (plan.nodes, plan.node_rank) = (NodeRange { min: nodes, max: nodes }, Some(node_rank));
                 (plan.local_addr, plan.times) = (local_addr, times);
                 let master = Master { addr, port, uses_agent_store: true };
-                plan.fixed = Some(Fixed { run_id, node_rank, master });
+                plan.static_job = Some(StaticPlan { run_id, node_rank, master });
                 Some(node_rank == NodeRank(0))
             }
             RendezvousSpec::Standalone { run_id: _, local_addr, worker_store: _ } => {
@@ -127,7 +127,7 @@ impl Plan {
         !self.nodes.allows_many()
     }
 
-    /// Whether the endpoint says that all nodes are on this machine, and nothing names a way by which others come.
+    /// Whether all nodes are on this machine: the endpoint is a loopback address, and no option names another one.
     pub(super) fn is_on_this_machine(&self) -> bool {
         let is_elsewhere = |addr: &str| loopback(addr).is_none();
         self.network.binds_loopback_only
@@ -136,12 +136,12 @@ impl Plan {
             && !self.local_addr.as_deref().is_some_and(is_elsewhere)
     }
 
-    /// Between two signs of life.
+    /// The time between two heartbeats.
     pub(super) fn tick(&self) -> Duration {
-        POLL.min(self.times.lease / BEATS_IN_LEASE)
+        READ_PERIOD.min(self.times.lease / HEARTBEATS_IN_LEASE)
     }
 
-    /// What this agent says of itself.
+    /// The descriptor of this agent.
     pub(super) fn descriptor(&self, workers: LocalWorldSize) -> AgentDescriptor {
         AgentDescriptor {
             protocol: self.protocol,

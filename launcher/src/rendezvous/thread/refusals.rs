@@ -10,7 +10,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, Unanswered};
 
-use super::driver::{Driver, Phase, Standing};
+use super::task::{Participation, Phase, RendezvousTask};
 
 /// Fewer closed connections in a row say that connections are lost, not that a request is refused.
 const ENOUGH: u32 = 5;
@@ -18,8 +18,8 @@ const ENOUGH: u32 = 5;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// Longest value that is shown, in bytes.
 const MAX_SHOWN: usize = 64;
-/// How long the store may take to show the value of the refused key.
-const LOOK: Duration = Duration::from_millis(500);
+/// Time limit for a connection that reads the value of the refused key.
+const VALUE_LIMIT: Duration = Duration::from_millis(500);
 
 /// Connections that the store has closed on a request, since it has served one for long enough.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ impl Refusals {
         *self = Self::default();
     }
 
-    pub(super) const fn are_there(&self) -> bool {
+    pub(super) const fn exist(&self) -> bool {
         self.count > 0
     }
 
@@ -58,7 +58,7 @@ impl Refusals {
 
     /// Whether the request is given up: after `limit` without an acknowledged heartbeat, the last of which was sent at
     /// `acknowledged`, or without a served request where there was none.
-    pub(super) fn are_enough(&self, now: Instant, acknowledged: Option<Instant>, limit: Duration) -> bool {
+    pub(super) fn exceed(&self, now: Instant, acknowledged: Option<Instant>, limit: Duration) -> bool {
         let Some(since) = self.since else { return false };
         // Heartbeats may go on while another request is refused: then the first refusal counts.
         let silent_since = acknowledged.map_or(since, |sent| sent.min(since));
@@ -66,45 +66,51 @@ impl Refusals {
     }
 }
 
-impl Driver {
-    /// Takes note of a connection that was lost: when the next one is tried.
-    pub(super) fn note_lost_connection(&mut self, error: &ClientError, now: Instant) {
+impl RendezvousTask {
+    /// Records a connection that was lost, and sets the time of the next attempt.
+    pub(super) fn record_lost_connection(&mut self, error: &ClientError, now: Instant) {
         if !error.is_closed_by_store() {
             return;
         }
         let request = self.backend.as_ref().and_then(|backend| backend.unanswered().cloned());
-        let refusals = &mut self.bond.refusals;
+        let refusals = &mut self.connection.refusals;
         refusals.add(now, request);
-        self.bond.retry_at = now + refusals.pause(super::driver::random());
+        self.connection.retry_at = now + refusals.pause(super::task::random());
     }
 
-    /// Ends where the store has refused a request for too long.
-    pub(super) fn give_up_refused(&mut self, now: Instant) {
-        let acknowledged = self.fencepost.acknowledged();
-        if self.is_over() || !self.bond.refusals.are_enough(now, acknowledged, self.refused_after()) {
+    /// Ends the rendezvous if the store has refused a request for too long.
+    pub(super) async fn give_up_refused(&mut self, now: Instant) {
+        let acknowledged = self.lease.acknowledged();
+        if self.is_over() || !self.connection.refusals.exceed(now, acknowledged, self.refused_after()) {
             return;
         }
         match &self.phase {
-            Phase::Member(membership) if membership.is_over() => self.standing = Standing::Over,
+            Phase::Member(membership) if membership.is_over() => {
+                self.participation = Participation::JobIsOver;
+            }
             _ => {
-                let error = self.refusal();
-                self.over(RendezvousEnd::Failed(error));
+                let error = self.refusal().await;
+                self.end_with(RendezvousEnd::Failed(error));
             }
         }
     }
 
-    fn refusal(&mut self) -> RendezvousError {
+    async fn refusal(&mut self) -> RendezvousError {
         let endpoint = self.plan.endpoint.to_string();
-        let recorded = self.bond.refusals.request.take();
+        let recorded = self.connection.refusals.request.take();
         let recorded = recorded.unwrap_or_else(|| Unanswered { request: "PING", key: String::new() });
         let heartbeat = self.me.as_ref().map(|me| self.plan.keys.heartbeat(&me.node));
-        let value_of = |key: &String| self.value_of(key).unwrap_or_default();
-        let heartbeat = heartbeat.map(|key| (value_of(&key), Unanswered { request: "ADD", key }));
-        // A request that has no answer may stand before the heartbeat that is refused.
+        let heartbeat = match heartbeat {
+            Some(key) => Some((self.value_of(&key).await, Unanswered { request: "ADD", key })),
+            None => None,
+        };
+        // The recorded request may have been sent before the refused heartbeat.
         let spoiled = heartbeat.filter(|(value, _)| is_no_counter(value));
         let is_spoiled = spoiled.is_some();
-        let (value, Unanswered { request, key }) =
-            spoiled.unwrap_or_else(|| (value_of(&recorded.key), recorded));
+        let (value, Unanswered { request, key }) = match spoiled {
+            Some(spoiled) => spoiled,
+            None => (self.value_of(&recorded.key).await, recorded),
+        };
         let is_spoiled = is_spoiled || (request == "ADD" && is_no_counter(&value));
         let (key, value) = (
             escape_bytes_for_terminal(key.as_bytes(), MAX_SHOWN * 4),
@@ -113,12 +119,12 @@ impl Driver {
         RendezvousError::Refused { endpoint, request, key, value, is_spoiled }
     }
 
-    /// What the store has under a key; nothing where it does not say.
-    #[expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for its own limit")]
-    fn value_of(&self, key: &str) -> Option<Vec<u8>> {
-        let (addresses, settings) = (self.bond.addresses(), self.client_settings());
-        let mut client = Client::connect(addresses, settings, Instant::now() + LOOK).ok()?;
-        client.get(key).ok()
+    /// The value of a key; empty if the store does not answer.
+    async fn value_of(&self, key: &str) -> Vec<u8> {
+        let (addresses, settings) = (&self.connection.addresses, self.client_settings());
+        let connected = Client::connect_within(addresses, settings, VALUE_LIMIT).await;
+        let Ok(mut client) = connected else { return Vec::new() };
+        client.get(key).await.unwrap_or_default()
     }
 }
 
@@ -158,7 +164,7 @@ mod tests {
         for random in [0, 0xff] {
             let start = Instant::now();
             let (mut refusals, mut now, mut tries) = (Refusals::default(), start, 0);
-            while !refusals.are_enough(now, Some(start), LIMIT) {
+            while !refusals.exceed(now, Some(start), LIMIT) {
                 refusals.add(now, None);
                 now += refusals.pause(random).max(Duration::from_millis(1));
                 tries += 1;
@@ -172,22 +178,22 @@ mod tests {
     fn limit_counts_from_last_acknowledged_heartbeat_or_first_refusal() {
         let start = Instant::now();
         let refusals = refused(ENOUGH, start + LIMIT);
-        assert!(refusals.are_enough(start + LIMIT, Some(start), LIMIT), "nothing acknowledged for that long");
+        assert!(refusals.exceed(start + LIMIT, Some(start), LIMIT), "nothing acknowledged for that long");
         let later = start + LIMIT * 2;
-        assert!(!refusals.are_enough(later - Duration::from_millis(1), None, LIMIT));
-        assert!(refusals.are_enough(later, None, LIMIT));
+        assert!(!refusals.exceed(later - Duration::from_millis(1), None, LIMIT));
+        assert!(refusals.exceed(later, None, LIMIT));
         // Heartbeats are acknowledged, and something else is refused all the time.
-        assert!(refusals.are_enough(later, Some(later), LIMIT));
+        assert!(refusals.exceed(later, Some(later), LIMIT));
     }
 
     #[test]
     fn few_closed_connections_are_not_a_refusal() {
         let start = Instant::now();
         let mut refusals = refused(ENOUGH - 1, start);
-        assert!(!refusals.are_enough(start + LIMIT * 100, None, LIMIT));
+        assert!(!refusals.exceed(start + LIMIT * 100, None, LIMIT));
         refusals.add(start, None);
-        assert!(refusals.are_enough(start + LIMIT, None, LIMIT));
+        assert!(refusals.exceed(start + LIMIT, None, LIMIT));
         refusals.clear();
-        assert!(!refusals.are_there() && !refusals.are_enough(start + LIMIT * 100, None, LIMIT));
+        assert!(!refusals.exist() && !refusals.exceed(start + LIMIT * 100, None, LIMIT));
     }
 }

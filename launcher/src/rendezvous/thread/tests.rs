@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, RunId, WorldSize};
 
+use std::thread;
+
 use super::*;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::{FailureNote, LossRole, LostNode, MembershipChange, RendezvousEnd, WaitReason};
 use crate::spec::rendezvous::RoundTimes;
 use crate::store::StoreServer;
-use crate::store::client::{Client, ClientSettings};
+use crate::store::client::ClientSettings;
+use crate::store::client::blocking::Client;
 
 mod addresses;
 mod ending;

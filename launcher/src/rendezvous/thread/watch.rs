@@ -1,4 +1,4 @@
-//! What is to be said of what was seen. Pure.
+//! Judges what was read of the round that this node is in. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use crate::rendezvous::{FailureNote, NodeName, WaitReason, WaitStatus};
 
 use crate::spec::rendezvous::RoundTimes;
 
-use super::book::Book;
-use super::member::{Past, Stage};
+use super::member::{PastRound, Stage};
+use super::peer_directory::PeerDirectory;
 
 /// How long the answer waits for the notice of a lost node that needs no lease.
 const LOST_NODE_QUERY: Duration = Duration::from_millis(50);
 /// How long the answer waits at most. No failure is held back for longer.
 const LONGEST_LOST_NODE_QUERY: Duration = Duration::from_secs(7);
 
-/// What a look says about the round that this node is in, beside who is in it.
+/// What the keys of a round say about it. The state says which nodes are in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing: the members of the state decide.
@@ -33,26 +33,26 @@ pub(super) enum Verdict {
     Closed(Option<FailureNote>),
     /// There are no more rounds, by a rule of another node.
     ByRule(RuleNote, Option<FailureNote>),
-    /// There are no more rounds, since another node has succeeded: nobody disturbs ours.
+    /// There are no more rounds, since another node has succeeded. This node's workers run on.
     RunOn,
 }
 
-/// What is known of the round beside a look.
+/// What is known of the round besides the keys that were read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Known<'a> {
-    /// What this node's workers do.
+    /// The stage of this node's workers.
     pub(super) stage: Stage,
     /// Its members.
     pub(super) nodes: &'a [Node],
-    /// Its failure, where one is known already.
+    /// Its first failure, if one is known already.
     pub(super) told: Option<&'a FailureNote>,
     /// There are no more rounds.
     pub(super) is_closed: bool,
-    /// Nobody who is not known to have succeeded is there any more.
+    /// Every node that has not reported success is gone.
     pub(super) all_gone: bool,
 }
 
-/// Judges a look.
+/// Judges the keys that were read.
 pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
     let Known { stage, nodes, told, is_closed, all_gone } = *known;
     let is_done = look.all_succeeded || (!nodes.is_empty() && look.done.len() == nodes.len());
@@ -77,8 +77,8 @@ pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
     }
 }
 
-/// Only torchrun's agents close without a word: one that has failed for good, or one that has succeeded and has waited long
-/// enough for the others (contract 3.8, 5.8). Which of both is not said, but those that succeed are counted.
+/// Only torchrun agents close without a note: one that has failed for good, or one that has succeeded and has waited long
+/// enough for the others (contract 3.8, 5.8). The state does not say which of both, but successes are counted.
 fn may_go_on(stage: Stage, look: &StoreSnapshot, all_gone: bool) -> bool {
     match stage {
         Stage::Running => look.successes > look.done.len(),
@@ -95,20 +95,20 @@ pub(super) struct LostNodeQuery {
     pub(super) first_look: Option<(Instant, bool)>,
 }
 
-/// What the others have shown since the question was asked.
+/// What the other agents have shown since the question was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shown {
-    /// All agents of ours that are asked for have given a sign of life.
+    /// Every rankrun agent that may be lost has sent a heartbeat.
     pub(crate) all_live: bool,
-    /// When the last of them is dead whose signs of life are late, where there is one: its workers may have been stopped
-    /// already, and what has failed here may have failed of that.
+    /// When the last agent with late heartbeats will be dead, if there is one. Its workers may be stopped already, and
+    /// that may have caused the failure here.
     pub(crate) doubted_until: Option<Instant>,
-    /// This node's failure is the first that was told, lost a peer, and another node may still tell of the cause.
+    /// This node's failure is the first one in the store and lost a peer, and another node may still report the cause.
     pub(crate) awaits_cause: bool,
 }
 
-/// Until when a lost node has to be noticed, or the failure of a lost peer be told, before what has happened here is our
-/// own doing.
+/// Until when the answer waits for the notice of a lost node, or for the report of a lost peer's failure. Afterwards the
+/// failure counts as this node's own.
 pub(crate) fn lost_node_deadline(
     asked: Instant,
     is_watched: bool,
@@ -116,35 +116,35 @@ pub(crate) fn lost_node_deadline(
     times: &RoundTimes,
 ) -> Instant {
     let Shown { all_live, doubted_until, awaits_cause } = shown;
-    // A last sign may have come just before. A node that says nothing of a lost peer for a lease is lost itself.
+    // A heartbeat may have come just before the loss. A node that reports nothing for a lease is lost itself.
     let unwatched = (awaits_cause || !is_watched && !all_live).then(|| asked + times.lease);
     let dead = unwatched.max(doubted_until);
     dead.map_or(asked, |dead| dead.clamp(asked, asked + LONGEST_LOST_NODE_QUERY - LOST_NODE_QUERY))
         + LOST_NODE_QUERY
 }
 
-/// What people are told while it is waited for nodes.
-pub(super) fn waiting(
+/// The status of a rendezvous that waits for nodes, for the user.
+pub(super) fn wait_status(
     (state, now): (&RendezvousState, Instant),
     me: &LocalNode,
-    book: &Book,
-    before: Option<&Past>,
+    peers: &PeerDirectory,
+    before: Option<&PastRound>,
     left: Duration,
 ) -> WaitStatus {
     let is_spare = is_spare(state, &me.node);
-    let ending = previous_round_members(&book.view(state), &me.node);
+    let ending = previous_round_members(&peers.view(state), &me.node);
     let mut here: Vec<&Node> = match (state.complete, is_spare) {
         (true, true) => state.participants.nodes().collect(),
-        // Who is still in the round before is not here yet.
+        // A node that is still in the round before has not joined yet.
         (true, false) if !state.participants.contains(&me.node) => state.wait_list.iter().collect(),
         _ => state.listed().filter(|node| is_spare || !state.redundancy_list.contains(*node)).collect(),
     };
-    // Who has given up has taken itself out of every list.
+    // A node that has given up has removed itself from every list.
     if !is_spare && !here.contains(&&me.node) {
         here.push(&me.node);
     }
     here.sort();
-    let given = |node: &Node| book.agents.get(node).and_then(|agent| agent.node_rank);
+    let given = |node: &Node| peers.agents.get(node).and_then(|agent| agent.node_rank);
     let known = || here.iter().chain(&ending);
     let ranks: Option<Vec<NodeRank>> = known().map(|node| given(node)).collect();
     let missing = match (before, ranks) {
@@ -155,19 +155,19 @@ pub(super) fn waiting(
             .collect(),
         (Some(past), _) => {
             let is_known = |node: &&Node| known().any(|other| other == node);
-            past.nodes.iter().filter(|node| !is_known(node)).map(|node| book.name(node)).collect()
+            past.nodes.iter().filter(|node| !is_known(node)).map(|node| peers.name(node)).collect()
         }
         (None, _) => Vec::new(),
     };
     let awaited = match (is_spare, ending.is_empty()) {
         (true, _) => WaitReason::Place,
-        (false, true) => awaited(state, me, book, now),
+        (false, true) => wait_reason(state, me, peers, now),
         (false, false) => {
-            WaitReason::Stops { nodes: ending.into_iter().map(|node| book.name(node)).collect() }
+            WaitReason::Stops { nodes: ending.into_iter().map(|node| peers.name(node)).collect() }
         }
     };
-    // Of a spare's nodes the ranks are known.
-    let name = |node: &Node| if is_spare { book.name(node) } else { book.newcomer(node) };
+    // A spare shows the ranks of the running round.
+    let name = |node: &Node| if is_spare { peers.name(node) } else { peers.joining_name(node) };
     WaitStatus {
         here: here.into_iter().map(name).collect(),
         missing,
@@ -178,13 +178,13 @@ pub(super) fn waiting(
     }
 }
 
-/// Of a node that is no spare.
-fn awaited(state: &RendezvousState, me: &LocalNode, book: &Book, now: Instant) -> WaitReason {
+/// The event that a node waits for if it is not a spare.
+fn wait_reason(state: &RendezvousState, me: &LocalNode, peers: &PeerDirectory, now: Instant) -> WaitReason {
     if state.complete && state.participants.contains(&me.node) {
         return WaitReason::Ranks;
     }
     let is_enough = !state.complete && state.participants.len() >= me.nodes.min.get() as usize;
-    match book.sightings.last_call_observed_at(state).filter(|_| is_enough) {
+    match peers.failure_detector.last_call_observed_at(state).filter(|_| is_enough) {
         Some(seen) => {
             let starts_in = (seen + me.times.last_call).saturating_duration_since(now);
             WaitReason::More { starts_in }

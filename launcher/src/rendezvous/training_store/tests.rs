@@ -8,7 +8,8 @@ use rankrun_contract::rank::{NodeCount, NodeRank};
 use super::*;
 use crate::spec::LOOPBACK;
 use crate::spec::rendezvous::RoundTimes;
-use crate::store::client::{Client, ClientSettings};
+use crate::store::client::ClientSettings;
+use crate::store::client::blocking::Client;
 
 fn network(ports: Option<PortRange>) -> NetworkSpec {
     NetworkSpec { ports, ..NetworkSpec::default() }

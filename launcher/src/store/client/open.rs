@@ -1,15 +1,16 @@
 //! Opening a TCP connection over networks that lose packets, and over networks with a long round trip.
 
-#![expect(clippy::disallowed_methods, reason = "how long is left is read from the clock")]
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for the pauses between requests")]
 
+use std::future::poll_fn;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use tokio::net::TcpStream;
+use tokio::time::sleep_until;
 
 /// The pauses between two connection requests: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(1));
@@ -17,75 +18,67 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(300), Duration::from
 /// The most connection requests that wait for an answer at once.
 const MOST_REQUESTS: usize = 16;
 
+/// A connection request that is on its way.
+type ConnectRequest = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+
 /// Connects to an address. The kernel repeats a lost request only after a second, so another request follows earlier.
 /// The first request that is answered wins: a long round trip costs its own time and no more.
 ///
 /// # Errors
 /// The address refuses, cannot be reached, or has not answered by `deadline`.
-pub(super) fn open(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
-    let mut requests = Vec::new();
+pub(super) async fn open(address: SocketAddr, deadline: Instant) -> io::Result<TcpStream> {
+    let mut requests: Vec<ConnectRequest> = Vec::new();
     let (mut next, mut pause) = (Instant::now(), PAUSES.0);
     loop {
-        let now = Instant::now();
-        if now >= next && requests.len() < MOST_REQUESTS {
-            requests.push(request(address)?);
-            next = now + pause;
-            pause = (pause * 2).min(PAUSES.1);
-        }
-        let until = if requests.len() < MOST_REQUESTS { next.min(deadline) } else { deadline };
-        if let Some(answered) = wait(&requests, until)? {
-            let stream = requests.swap_remove(answered);
-            return match stream.take_error()? {
-                None => Ok(stream),
-                Some(error) => Err(error),
-            };
-        }
-        if Instant::now() >= deadline {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to a connection request"));
+        tokio::select! {
+            biased;
+            stream = first_answer(&mut requests) => return stream,
+            () = sleep_until(next.into()), if requests.len() < MOST_REQUESTS && next <= deadline => {
+                requests.push(Box::pin(TcpStream::connect(address)));
+                next = Instant::now() + pause;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+            () = sleep_until(deadline.into()) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to a connection request"));
+            }
         }
     }
 }
 
-/// A socket whose connection request is on its way.
-fn request(address: SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv6() { AddressFamily::Inet6 } else { AddressFamily::Inet };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(family, SockType::Stream, flags, None)?;
-    match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket.into()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The index of a request that has an answer, or has failed; waits for it until then.
-fn wait(requests: &[TcpStream], until: Instant) -> io::Result<Option<usize>> {
-    let mut fds: Vec<PollFd<'_>> =
-        requests.iter().map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLOUT)).collect();
-    let left = until.saturating_duration_since(Instant::now());
-    // Rounded up, so that the last millisecond is not spent in a spin.
-    let millis = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-    match poll(&mut fds, PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX)) {
-        Ok(_) => Ok(fds.iter().position(|fd| fd.any().unwrap_or(false))),
-        Err(Errno::EINTR) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
+/// The result of the first request that has one.
+async fn first_answer(requests: &mut [ConnectRequest]) -> io::Result<TcpStream> {
+    poll_fn(|context| {
+        for request in requests.iter_mut() {
+            if let Poll::Ready(answer) = request.as_mut().poll(context) {
+                return Poll::Ready(answer);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
 
+    use nix::sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, socket,
+    };
+
+    use super::super::blocking::runtime;
     use super::*;
 
     #[test]
     fn open_connects_to_listener_and_closed_port_is_refused() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let within = || Instant::now() + Duration::from_secs(30);
-        let stream = open(address, within()).unwrap();
+        let open = || runtime().block_on(open(address, Instant::now() + Duration::from_secs(30)));
+        let stream = open().unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
         drop(listener);
-        let refused = open(address, within()).unwrap_err();
+        let refused = open().unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
@@ -95,16 +88,18 @@ mod tests {
         let flags = SockFlag::SOCK_CLOEXEC;
         let listener = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(any)).unwrap();
-        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        bind(listener.as_raw_fd(), &SockaddrStorage::from(any)).unwrap();
+        listen(&listener, Backlog::new(0).unwrap()).unwrap();
         let listener = TcpListener::from(listener);
         let address = listener.local_addr().unwrap();
+        let runtime = runtime();
         let mut held = Vec::new();
-        while let Ok(stream) = open(address, Instant::now() + Duration::from_millis(50)) {
+        let soon = || Instant::now() + Duration::from_millis(50);
+        while let Ok(stream) = runtime.block_on(open(address, soon())) {
             held.push(stream);
         }
         let began = Instant::now();
-        let error = open(address, began + Duration::from_millis(400)).unwrap_err();
+        let error = runtime.block_on(open(address, began + Duration::from_millis(400))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() >= Duration::from_millis(400));
     }

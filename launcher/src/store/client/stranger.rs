@@ -1,62 +1,60 @@
-//! What another program at the address of a store says: read for people, within a short time and a few bytes.
+//! Reads what another program at the address of a store says, for the user, within a short time and a few bytes.
 
-#![expect(clippy::disallowed_methods, reason = "how long is left is read from the clock")]
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for its own limits")]
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::io;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout_at;
 
 use super::ClientError;
 use super::open::open;
 
-/// The most bytes that are read of it.
+/// The most bytes that are read.
 const MOST: usize = 160;
-/// How long the rest of its first line may take.
+/// Time limit for the rest of the program's first line.
 const LINE: Duration = Duration::from_millis(200);
-/// The question of the protocol that most other servers speak.
+/// A question in HTTP, the protocol of most other servers.
 const QUESTION: &[u8] = b"HEAD / HTTP/1.0\r\n\r\n";
 
-/// What it has said, with the rest of the line that comes within a short time.
-pub(super) fn first_line(stream: &mut TcpStream, mut said: Vec<u8>) -> Vec<u8> {
+/// The bytes that the program has sent, with the rest of its line that comes within a short time.
+pub(super) async fn first_line(stream: &mut TcpStream, mut said: Vec<u8>) -> Vec<u8> {
     said.truncate(MOST);
-    let _ = read_line(stream, &mut said, Instant::now() + LINE);
+    let _ = read_line(stream, &mut said, Instant::now() + LINE).await;
     said
 }
 
-/// Asks the addresses in the way of HTTP, since such a server may wait for the end of a line that a store's client does
-/// not send. Nothing where no address says a word.
-#[must_use]
-pub fn ask(addresses: &[SocketAddr], limit: Duration) -> Option<ClientError> {
+/// Asks the addresses in HTTP, since such a server may wait for the end of a line, which a store's client does not
+/// send. `None` if no address sends a byte.
+pub async fn ask(addresses: &[SocketAddr], limit: Duration) -> Option<ClientError> {
     let part = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
-    let said = addresses.iter().find_map(|address| answer(*address, Instant::now() + part).ok())?;
-    Some(ClientError::Stranger { said })
+    for address in addresses {
+        if let Ok(said) = answer(*address, Instant::now() + part).await {
+            return Some(ClientError::Stranger { said });
+        }
+    }
+    None
 }
 
-fn answer(address: SocketAddr, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut stream = open(address, deadline)?;
+async fn answer(address: SocketAddr, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut stream = open(address, deadline).await?;
     // The kernel takes so few bytes at once.
-    stream.write_all(QUESTION)?;
+    stream.write_all(QUESTION).await?;
     let mut said = Vec::new();
-    read_line(&mut stream, &mut said, deadline)?;
+    read_line(&mut stream, &mut said, deadline).await?;
     if said.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(said) }
 }
 
-/// Until the end of a line or of the connection, or until that is enough.
-fn read_line(stream: &mut TcpStream, said: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
+/// Reads until the end of a line or of the connection, until the most bytes, or until `deadline`.
+async fn read_line(stream: &mut TcpStream, said: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
     while said.len() < MOST && !said.contains(&b'\n') {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
-        if left.is_zero() || poll(&mut fds, timeout)? == 0 {
-            return Ok(());
-        }
         let mut piece = [0; MOST];
-        match stream.read(&mut piece)? {
-            0 => return Ok(()),
-            read => said.extend_from_slice(&piece[..read]),
+        match timeout_at(deadline.into(), stream.read(&mut piece)).await {
+            Err(_) | Ok(Ok(0)) => return Ok(()),
+            Ok(read) => said.extend_from_slice(&piece[..read?]),
         }
     }
     said.truncate(MOST);

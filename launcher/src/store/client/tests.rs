@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread::{self, JoinHandle};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proptest::prelude::*;
 use rankrun_contract::store::protocol::MAX_KEY;
 
 use super::super::StoreServer;
-use super::*;
+use super::blocking::Client;
+use super::{ClientError, ClientSettings, Duration, Instant, SocketAddr, io};
 
 const LOOPBACK: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -52,10 +52,6 @@ fn greet(stream: &mut TcpStream) {
     stream.write_all(&greeting[6..]).unwrap();
 }
 
-fn is_readable(client: &Client, timeout: PollTimeout) -> bool {
-    poll(&mut [PollFd::new(client.as_fd(), PollFlags::POLLIN)], timeout).unwrap() > 0
-}
-
 #[test]
 fn client_calls_return_expected_results() {
     let server = server();
@@ -79,7 +75,7 @@ fn client_calls_return_expected_results() {
     keys.sort_unstable();
     assert_eq!(keys, [b"/a", b"/b", b"/c", b"/n"]);
     assert_eq!(server.client_ids().unwrap(), [7].into());
-    assert_eq!(client.local_addr().unwrap().ip(), Ipv4Addr::LOCALHOST);
+    assert_eq!(client.client.local_addr().unwrap().ip(), Ipv4Addr::LOCALHOST);
 }
 
 #[test]
@@ -106,7 +102,7 @@ fn wait_ends_when_last_key_is_set() {
     let mut other = client(&server);
     waits.begin_wait(&["/a", "/b", "/c"]).unwrap();
     other.multi_set(&[("/b", b""), ("/c", b"")]).unwrap();
-    assert!(waits.end_wait_by(Some(within(Duration::from_secs(30))), true).unwrap());
+    assert!(waits.is_readable_within(LONG) && waits.end_wait(false).unwrap());
 }
 
 #[test]
@@ -126,7 +122,7 @@ fn begun_wait_can_be_polled() {
     let (mut waits, mut other) = (client(&server), client(&server));
     assert!(!waits.end_wait(true).unwrap(), "none was begun");
     waits.begin_wait(&["/k"]).unwrap();
-    assert!(!is_readable(&waits, PollTimeout::ZERO));
+    assert!(!waits.is_readable_within(Duration::from_millis(20)));
     assert!(!waits.end_wait(false).unwrap());
     let refused = waits.get("/k").unwrap_err();
     assert!(
@@ -134,7 +130,7 @@ fn begun_wait_can_be_polled() {
         "{refused:?}"
     );
     other.set("/k", b"").unwrap();
-    assert!(is_readable(&waits, PollTimeout::NONE));
+    assert!(waits.is_readable_within(LONG));
     assert!(waits.end_wait(false).unwrap());
     assert!(!waits.end_wait(false).unwrap(), "it has ended");
 
@@ -303,7 +299,7 @@ fn store_that_stops_answering_closes_connection() {
     });
     let connect = || {
         let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
-        client.settings = haste();
+        client.client.settings = haste();
         client
     };
     let mut client = connect();
@@ -334,7 +330,7 @@ fn endless_answer_is_an_error() {
         false
     });
     let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
-    client.settings = haste();
+    client.client.settings = haste();
     assert!(matches!(client.get("/k").unwrap_err(), ClientError::Silent { .. }));
 }
 
@@ -359,7 +355,7 @@ fn store_closed_fails_pending_and_next_calls() {
     let (mut asks, mut waits) = (client(&server), client(&server));
     waits.begin_wait(&["/k"]).unwrap();
     drop(server);
-    assert!(is_readable(&waits, PollTimeout::NONE));
+    assert!(waits.is_readable_within(LONG));
     assert!(matches!(waits.end_wait(false).unwrap_err(), ClientError::Io(_)));
     assert!(matches!(asks.get("/k").unwrap_err(), ClientError::Io(_)));
 }
@@ -388,7 +384,7 @@ proptest! {
             false
         });
         let mut client = Client::connect(&[address], patience(), within(Duration::from_secs(30))).unwrap();
-        client.settings = haste();
+        client.client.settings = haste();
         let _ = match call {
             0 => client.get("/k").map(drop),
             1 => client.list_keys().map(drop),

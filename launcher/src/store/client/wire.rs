@@ -1,15 +1,15 @@
-//! The client's socket: whole requests out and whole answers in, each until a moment at the latest.
+//! The client's socket: whole requests out and whole answers in, each until a deadline.
 
-#![expect(clippy::disallowed_methods, reason = "how long is left is read from the clock")]
+#![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for its deadlines")]
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::store::protocol::{HANDSHAKE, Reply, ReplyDecoder, ReplyKind, Request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout_at;
 
 use super::super::socket;
 use super::open::open;
@@ -18,7 +18,7 @@ use super::{ClientError, ClientSettings, ROUND_TRIPS, answer_limit, stranger};
 /// Longest answer, in bytes: a state and everything beside it, or the names of a few hundred thousand keys.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
 
-/// How much is read at once.
+/// Size of one read, in bytes.
 const PIECE: usize = 16 * 1024;
 
 /// How long an answer may be under way before something else is sent.
@@ -27,48 +27,50 @@ const NUDGE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
-    /// What arrived and is not decoded.
+    /// Bytes that have arrived and are not decoded.
     input: Vec<u8>,
-    /// The number in our greeting, and in what is sent only to send something.
+    /// The number in our greeting, and in each nudge.
     nonce: u32,
-    /// So many answers come before the next that is wanted, and mean nothing.
+    /// Number of nudges whose answers come before the next answer that is wanted.
     owed: u32,
 }
 
 /// An answer of which a part may have come.
-struct Reading {
+struct PartialReply {
     decoder: ReplyDecoder,
     taken: usize,
 }
 
-impl Reading {
+impl PartialReply {
     const fn of(kind: ReplyKind) -> Self {
         Self { decoder: ReplyDecoder::new(kind), taken: 0 }
     }
 }
 
 impl Wire {
-    /// Connects to one address by `deadline`, introduces itself and is answered: by `deadline` too, or within a few of the
-    /// round trips that the connection has shown to take.
-    pub(super) fn connect(
+    /// Connects to one address by `deadline`, sends the greeting, and reads its answer: by `deadline` too, or within a
+    /// few of the round trips that the connection has shown to take.
+    pub(super) async fn connect(
         address: SocketAddr,
         settings: &ClientSettings,
         deadline: Instant,
     ) -> Result<Self, ClientError> {
-        let stream = open(address, deadline)?;
+        let stream = open(address, deadline).await?;
         socket::set_peer_timeout(&stream, settings.silence).map_err(io::Error::from)?;
         let nonce = settings.nonce;
         let mut wire = Self { stream, input: Vec::new(), nonce, owed: 0 };
         let (began, round_trip) = (Instant::now(), wire.round_trip());
         let deadline = deadline.max(began + round_trip * ROUND_TRIPS);
         let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
-        let greeted = wire.greet(deadline).map_err(|error| wire.stranger_or(error))?;
-        let answer = if greeted { wire.answer(ReplyKind::Pong, deadline) } else { Ok(None) };
-        match answer.map_err(|error| wire.stranger_or(error))? {
+        let answer = match wire.greet(deadline).await {
+            Ok(answer) => answer,
+            Err(error) => return Err(wire.stranger_or(error).await),
+        };
+        match answer {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
             Some(Reply::Pong(answer)) => {
                 let said = [&answer.to_le_bytes(), wire.input.as_slice()].concat();
-                Err(ClientError::Stranger { said: stranger::first_line(&mut wire.stream, said) })
+                Err(ClientError::Stranger { said: stranger::first_line(&mut wire.stream, said).await })
             }
             Some(_) => Err(ClientError::NoStore),
             None => {
@@ -79,15 +81,17 @@ impl Wire {
     }
 
     /// A greeting that ended after fewer bytes than a store answers was ended by another program.
-    fn stranger_or(&mut self, error: ClientError) -> ClientError {
-        let said = stranger::first_line(&mut self.stream, std::mem::take(&mut self.input));
+    async fn stranger_or(&mut self, error: ClientError) -> ClientError {
+        let said = stranger::first_line(&mut self.stream, std::mem::take(&mut self.input)).await;
         if said.is_empty() { error } else { ClientError::Stranger { said } }
     }
 
-    /// Introduces itself; whether the kernel took it in time.
-    fn greet(&mut self, deadline: Instant) -> Result<bool, ClientError> {
+    /// Sends the greeting; `None` if it is not answered in time.
+    async fn greet(&mut self, deadline: Instant) -> Result<Option<Reply>, ClientError> {
         let nonce = self.nonce;
-        Ok(self.write(&HANDSHAKE, deadline)? && self.send(&Request::Ping { nonce }, deadline)?)
+        let is_sent =
+            self.write(&HANDSHAKE, deadline).await? && self.send(&Request::Ping { nonce }, deadline).await?;
+        if is_sent { self.answer(ReplyKind::Pong, deadline).await } else { Ok(None) }
     }
 
     /// The kernel's smoothed round-trip time of the connection; zero where it knows none.
@@ -103,71 +107,75 @@ impl Wire {
         self.stream.local_addr()
     }
 
+    /// Returns when bytes have arrived that are not read, or the connection has ended. `input` never has a whole answer.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        self.stream.readable().await
+    }
+
     /// Whether the kernel took the request in time; after a `false` the connection is of no use.
-    pub(super) fn send(&mut self, request: &Request, deadline: Instant) -> Result<bool, ClientError> {
+    pub(super) async fn send(&mut self, request: &Request, deadline: Instant) -> Result<bool, ClientError> {
         let mut bytes = Vec::new();
         request.encode(&mut bytes).map_err(|_| ClientError::Limit)?;
-        Ok(self.write(&bytes, deadline)?)
+        Ok(self.write(&bytes, deadline).await?)
     }
 
-    fn write(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<bool> {
-        while !bytes.is_empty() {
-            match self.stream.write(bytes) {
-                Ok(written) => bytes = &bytes[written..],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if left(deadline).is_zero() {
-                        return Ok(false);
-                    }
-                    self.ready(PollFlags::POLLOUT, deadline)?;
-                }
-                Err(error) => return Err(error),
-            }
+    async fn write(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<bool> {
+        match timeout_at(deadline.into(), self.stream.write_all(bytes)).await {
+            Ok(written) => written.map(|()| true),
+            Err(_) => Ok(false),
         }
-        Ok(true)
     }
 
-    /// The answer of a request that can be answered at once; `None` where it has not come whole by then.
+    /// The answer of a request that can be answered at once; `None` if it has not come whole by `deadline`.
     ///
-    /// Where a packet is lost, the kernels learn it from those that come after it, within the time of a way there and
-    /// back; without such only after a time that they guess, which is several times as long. So while nothing comes,
-    /// something is sent that means nothing.
-    pub(super) fn answer(
+    /// If a packet is lost, the kernels learn it from later packets, within a round trip. Without later packets they
+    /// learn it only after a time that they guess, which is several times as long. So pings are sent while no answer
+    /// comes.
+    pub(super) async fn answer(
         &mut self,
         kind: ReplyKind,
         deadline: Instant,
     ) -> Result<Option<Reply>, ClientError> {
-        let mut reading = Reading::of(kind);
+        let mut partial = PartialReply::of(kind);
         let mut nudges = 0;
         loop {
             let until = deadline.min(Instant::now() + NUDGE);
-            let reply = if self.settle(until)? { self.take(&mut reading, until)? } else { None };
+            let reply = if self.settle(until).await? { self.take(&mut partial, until).await? } else { None };
             if reply.is_some() {
                 self.owed += nudges;
                 return Ok(reply);
             }
             let nonce = self.nonce;
-            if left(deadline).is_zero() || !self.send(&Request::Ping { nonce }, deadline)? {
+            if is_past(deadline) || !self.send(&Request::Ping { nonce }, deadline).await? {
                 return Ok(None);
             }
             nudges += 1;
         }
     }
 
-    /// One answer; `None` where it has not come whole by then. What has come already is taken however late it is.
-    pub(super) fn read(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
-        if self.settle(deadline)? { self.next(kind, deadline) } else { Ok(None) }
+    /// One answer; `None` if it has not come whole by `deadline`.
+    pub(super) async fn read(
+        &mut self,
+        kind: ReplyKind,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, ClientError> {
+        if self.settle(deadline).await? { self.next(kind, deadline).await } else { Ok(None) }
     }
 
-    /// As [`Self::read`], for a second answer of the request that [`Self::answer`] was for: it comes before what is owed.
-    pub(super) fn next(&mut self, kind: ReplyKind, deadline: Instant) -> Result<Option<Reply>, ClientError> {
-        self.take(&mut Reading::of(kind), deadline)
+    /// As [`Self::read`], for a second answer of the request that [`Self::answer`] was for. It comes before the answers
+    /// of the nudges.
+    pub(super) async fn next(
+        &mut self,
+        kind: ReplyKind,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, ClientError> {
+        self.take(&mut PartialReply::of(kind), deadline).await
     }
 
-    /// Takes what is owed; whether all of it has come.
-    fn settle(&mut self, deadline: Instant) -> Result<bool, ClientError> {
+    /// Reads the answers of the nudges; whether all have come.
+    async fn settle(&mut self, deadline: Instant) -> Result<bool, ClientError> {
         while self.owed > 0 {
-            match self.next(ReplyKind::Pong, deadline)? {
+            match self.next(ReplyKind::Pong, deadline).await? {
                 Some(Reply::Pong(nonce)) if nonce == self.nonce => self.owed -= 1,
                 Some(_) => return Err(ClientError::NoStore),
                 None => return Ok(false),
@@ -176,66 +184,48 @@ impl Wire {
         Ok(true)
     }
 
-    fn take(&mut self, reading: &mut Reading, deadline: Instant) -> Result<Option<Reply>, ClientError> {
+    async fn take(
+        &mut self,
+        partial: &mut PartialReply,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, ClientError> {
         let mut piece = [0; PIECE];
-        let mut late = false;
+        let mut is_late = false;
         loop {
-            let decoded = reading.decoder.decode(&self.input);
+            let decoded = partial.decoder.decode(&self.input);
             let (consumed, reply) = decoded.map_err(|_| ClientError::NoStore)?;
             self.input.drain(..consumed);
-            reading.taken += consumed;
-            if reading.taken > MAX_ANSWER {
+            partial.taken += consumed;
+            if partial.taken > MAX_ANSWER {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "the answer is too long").into());
             }
-            // A server that sends without end is read once after the deadline. What was read is kept for the next call.
-            if reply.is_some() || late {
+            // A server that sends without end is read once after the deadline. The bytes are kept for the next call.
+            if reply.is_some() || is_late {
                 return Ok(reply);
             }
-            match self.stream.read(&mut piece) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            match timeout_at(deadline.into(), self.stream.read(&mut piece)).await {
+                Err(_) => return Ok(None),
+                Ok(Ok(0)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Ok(read) => {
-                    self.input.extend_from_slice(&piece[..read]);
-                    late = left(deadline).is_zero();
+                    self.input.extend_from_slice(&piece[..read?]);
+                    is_late = is_past(deadline);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if left(deadline).is_zero() {
-                        return Ok(None);
-                    }
-                    self.ready(PollFlags::POLLIN, deadline)?;
-                }
-                Err(error) => return Err(error.into()),
             }
         }
     }
-
-    /// Until the socket is ready or the time is over; may end early.
-    fn ready(&self, flags: PollFlags, deadline: Instant) -> io::Result<()> {
-        // Rounded up, so that the last millisecond is not spent in a spin.
-        let millis = i32::try_from(left(deadline).as_millis() + 1).unwrap_or(i32::MAX);
-        let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(self.stream.as_fd(), flags)], timeout) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
 }
 
-impl AsFd for Wire {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
-fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
+fn is_past(deadline: Instant) -> bool {
+    deadline <= Instant::now()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::TcpListener;
     use std::thread;
 
+    use super::super::blocking::runtime;
     use super::*;
 
     /// Each look ends at once, in the middle of an answer that goes on.
@@ -243,18 +233,21 @@ mod tests {
     fn answer_interrupted_by_deadline_loses_no_byte() {
         let value: Vec<u8> = (0..4_000_000_u32).map(|at| (at % 251) as u8).collect();
         let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a free port");
-        let stream = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("it listens");
-        stream.set_nonblocking(true).expect("a socket can be set");
+        let address = listener.local_addr().expect("it is bound");
         let mut bytes = u64::try_from(value.len()).expect("it fits").to_le_bytes().to_vec();
         bytes.extend(&value);
         let store = thread::spawn(move || listener.accept().expect("a client").0.write_all(&bytes));
-        let mut wire = Wire { stream, input: Vec::new(), nonce: 1, owed: 0 };
-        let mut reading = Reading::of(ReplyKind::Value);
-        let reply = loop {
-            if let Some(reply) = wire.take(&mut reading, Instant::now()).expect("no byte is lost") {
-                break reply;
+        let reply = runtime().block_on(async {
+            let stream = TcpStream::connect(address).await.expect("it listens");
+            let mut wire = Wire { stream, input: Vec::new(), nonce: 1, owed: 0 };
+            let mut partial = PartialReply::of(ReplyKind::Value);
+            loop {
+                if let Some(reply) = wire.take(&mut partial, Instant::now()).await.expect("no byte is lost") {
+                    break reply;
+                }
+                tokio::task::yield_now().await;
             }
-        };
+        });
         store.join().expect("the store has sent").expect("the client reads");
         assert!(matches!(reply, Reply::Value(read) if *read == value), "another value came");
     }

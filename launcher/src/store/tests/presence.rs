@@ -2,22 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
+use super::super::client::blocking::runtime;
 use super::*;
 
-fn departed_within(server: &StoreServer, timeout: PollTimeout) -> BTreeSet<u32> {
-    poll(&mut [PollFd::new(server.departures(), PollFlags::POLLIN)], timeout).unwrap();
-    server.departed().unwrap()
-}
-
 fn departed(server: &StoreServer) -> BTreeSet<u32> {
-    departed_within(server, PollTimeout::NONE)
+    runtime().block_on(server.client_departed());
+    server.departed().unwrap()
 }
 
 /// No client has departed by now.
 fn assert_no_client_departed(server: &StoreServer) {
-    assert_eq!(departed_within(server, PollTimeout::ZERO), BTreeSet::new());
+    assert_eq!(server.departed().unwrap(), BTreeSet::new());
 }
 
 #[test]
@@ -59,7 +54,7 @@ fn second_ping_nonce_is_ignored() {
 fn client_reconnected_before_query_is_not_departed() {
     let server = server();
     drop(Client::greeted(&server, 7));
-    poll(&mut [PollFd::new(server.departures(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+    runtime().block_on(server.client_departed());
     let again = Client::greeted(&server, 7);
     assert_no_client_departed(&server);
     drop(again);

@@ -5,16 +5,27 @@ use super::*;
 /// A store in which this agent has published claim and role_info.
 fn store_with_the_claim_of(agent: &Agent) -> StoreServer {
     let store = serve();
-    let result = agent.join(&store, &mut |_| Err(Aborted));
-    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
-    let names = [keys().0.claim(NodeRank(1)), keys().1.role_info(NodeRank(1))];
-    assert!(connect(&store).check(&names.each_ref().map(String::as_str)).unwrap());
+    agent.join_until(&store, &own_keys().each_ref().map(String::as_str));
     store
 }
 
+/// Claim and role_info of node rank 1.
+fn own_keys() -> [String; 2] {
+    [keys().0.claim(NodeRank(1)), keys().1.role_info(NodeRank(1))]
+}
+
+fn withdraw(store: &StoreServer, agent: &Agent, departed: u32, is_back: bool) {
+    let mut client = connect(store);
+    let connected = is_back.then_some(departed).into_iter().collect();
+    client.runtime.block_on(async {
+        let (store, job) = (&mut client.client, (&agent.run_id, agent.nodes));
+        let withdrawn = withdraw_claims(store, job, &[departed].into()).await.unwrap();
+        release_ranks(store, &agent.run_id, withdrawn, &connected).await.unwrap();
+    });
+}
+
 fn take_back_of(agent: &Agent, store: &StoreServer, is_back: bool) {
-    let departed = [agent.descriptor.nonce].into();
-    withdraw_claims(&mut connect(store), (&agent.run_id, agent.nodes), &departed, |_| is_back).unwrap();
+    withdraw(store, agent, agent.descriptor.nonce, is_back);
 }
 
 /// An agent that waits for another agent's place counts as joined; the other agent does not.
@@ -37,8 +48,7 @@ fn rank_of_disconnected_agent_is_free() {
     // The dead agent's role_info is gone too: rank 0 waits for the replacement.
     assert!(!connect(&store).check(&[&keys().1.role_info(NodeRank(1))]).unwrap());
     let next = dead.other_process("th7");
-    let result = next.join(&store, &mut |_| Err(Aborted));
-    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
+    next.join_until(&store, &own_keys().each_ref().map(String::as_str));
     assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th7"]);
 }
 
@@ -57,18 +67,15 @@ fn waiting_agent_gets_rank_after_reported_death() {
     let dead = Agent::new(1, 2);
     let store = store_with_the_claim_of(&dead);
     let next = dead.other_process("th7");
-    let mut is_known = false;
-    let result = next.join(&store, &mut |_| {
-        if is_known {
-            let is_ours = hosts(&roll_of(&Agent::new(0, 2), &store)) == ["th0", "th7"];
-            return if is_ours { Err(Aborted) } else { Ok(()) };
-        }
+    // The dead agent's role_info is deleted with its claim.
+    let end = thread::scope(|scope| {
+        let joins = scope.spawn(|| Agent { timeout: Duration::from_millis(20), ..next }.join(&store));
+        while store.connections().unwrap() == 0 {}
         take_back_of(&dead, &store, false);
-        is_known = true;
-        Ok(())
+        joins.join().unwrap()
     });
-    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
-    assert!(is_known);
+    assert!(failure(end).contains("only 1 of 2 nodes came"));
+    assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th7"]);
 }
 
 #[test]
@@ -86,7 +93,7 @@ fn rank_of_dead_agent_is_taken_over() {
     let mut client = connect(&store);
     client.set(&keys().0.left(&next.node), b"SIGTERM").unwrap();
     let last = Agent::new(1, 2).other_process("th8");
-    assert_eq!(last.join(&store, &mut |_| Err(Aborted)).unwrap(), FirstRound::Running);
+    assert_eq!(last.join(&store).unwrap(), FirstRound::Running);
     assert_eq!(hosts(&roll_of(&Agent::new(0, 2), &store)), ["th0", "th8"]);
 }
 
@@ -94,13 +101,13 @@ fn rank_of_dead_agent_is_taken_over() {
 fn agent_dead_after_role_info_is_replaced_in_next_round() {
     let store = serve();
     let dead = Agent { timeout: Duration::from_millis(20), ..Agent::new(1, 2) };
-    failure(dead.join(&store, &mut |_| Ok(())));
+    failure(dead.join(&store));
     let next = Agent { lease: Duration::from_millis(20), ..Agent::new(1, 2).other_process("th7") };
     // Rank 0 finds the dead agent's role_info and all claims, and starts with them.
-    let joined = Agent::new(0, 2).join(&store, &mut |_| Ok(()));
+    let joined = Agent::new(0, 2).join(&store);
     let Ok(FirstRound::Alone { state, .. }) = joined else { panic!("{joined:?}") };
     assert!(state.participants.contains(&dead.node));
-    assert_eq!(next.join(&store, &mut |_| Ok(())).unwrap(), FirstRound::Running);
+    assert_eq!(next.join(&store).unwrap(), FirstRound::Running);
 }
 
 #[test]
@@ -111,7 +118,7 @@ fn unreadable_claim_is_not_taken_over() {
     for text in [&b"\xff"[..], b"{}", b"[[[["] {
         client.set(&key, text).unwrap();
         assert!(client.check(&[&key]).unwrap());
-        let error = failure(Agent::new(1, 2).join(&store, &mut |_| Ok(())));
+        let error = failure(Agent::new(1, 2).join(&store));
         let words = "this agent is rankrun 0.1.0, and what that one says of itself cannot be read";
         assert_eq!(error, format!("this agent and the one on another node are not of one job: {words}"));
     }
@@ -121,7 +128,6 @@ fn unreadable_claim_is_not_taken_over() {
 #[test]
 fn misfit_that_claims_before_the_host_refuses_itself() {
     let store = serve();
-    let (waiting, is_waiting) = mpsc::channel();
     let mut misfit = Agent { nodes: NodeCount::new(3).unwrap(), ..Agent::new(1, 3) };
     misfit.descriptor.host = "th9".to_owned();
     misfit.descriptor.nonce = 9;
@@ -129,14 +135,11 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
     let (host, right) = (Agent::new(0, 2), Agent::new(1, 2));
     thread::scope(|scope| {
         let store = &store;
-        let refused = scope.spawn(move || {
-            misfit.join(store, &mut |_| {
-                let _ = waiting.send(());
-                Ok(())
-            })
-        });
-        is_waiting.recv().unwrap();
-        let hosted = scope.spawn(|| host.join(store, &mut |_| Ok(())));
+        let refused = scope.spawn(move || misfit.join(store));
+        let names = own_keys();
+        let deadline = Instant::now() + LIMIT;
+        assert!(connect(store).wait(&names.each_ref().map(String::as_str), deadline).unwrap());
+        let hosted = scope.spawn(|| host.join(store));
         let error = failure(refused.join().unwrap());
         assert_eq!(
             error,
@@ -144,9 +147,8 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
              that one with `--nnodes 2`"
         );
         // The host of the store does this after the connections of the misfit have closed.
-        let job = (&host.run_id, host.nodes);
-        withdraw_claims(&mut connect(store), job, &[9].into(), |_| false).unwrap();
-        let joined = [right.join(store, &mut |_| Ok(())), hosted.join().unwrap()];
+        withdraw(store, &host, 9, false);
+        let joined = [right.join(store), hosted.join().unwrap()];
         assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
     });
 }
@@ -161,19 +163,14 @@ fn host_waits_for_a_rank_whose_claim_is_being_taken_back() {
     let info = RoleInfo { role: "default".to_owned(), workers: LocalWorldSize::new(2).unwrap() };
     client.set(&claim_key, super::claim::WITHDRAWN_CLAIM).unwrap();
     client.set(&info_key, &info.to_json(NodeRank(1))).unwrap();
-    let (waiting, is_waiting) = mpsc::channel();
     thread::scope(|scope| {
         let store = &store;
-        let hosted = scope.spawn(move || {
-            Agent::new(0, 2).join(store, &mut |_| {
-                let _ = waiting.send(());
-                Ok(())
-            })
-        });
-        (0..3).for_each(|_| is_waiting.recv().expect("the host waits"));
+        let hosted = scope.spawn(move || Agent::new(0, 2).join(store));
+        let own = round.role_info(NodeRank(0));
+        assert!(client.wait(&[&own], Instant::now() + LIMIT).unwrap(), "the host has joined");
         client.delete(&info_key).unwrap();
         client.delete(&claim_key).unwrap();
-        let joined = [Agent::new(1, 2).join(store, &mut |_| Ok(())), hosted.join().unwrap()];
+        let joined = [Agent::new(1, 2).join(store), hosted.join().unwrap()];
         assert!(joined.iter().all(|one| matches!(one, Ok(FirstRound::Alone { .. }))), "{joined:?}");
     });
 }

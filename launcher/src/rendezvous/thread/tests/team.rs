@@ -17,7 +17,8 @@ use crate::rendezvous::{
 };
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::store::StoreServer;
-use crate::store::client::{Client, ClientSettings};
+use crate::store::client::ClientSettings;
+use crate::store::client::blocking::Client;
 
 /// Longer than anything here takes, on any machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);

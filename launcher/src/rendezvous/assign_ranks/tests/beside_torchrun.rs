@@ -120,7 +120,7 @@ fn new_rankrun_rank_zero_keeps_address_cached_by_torchrun() {
     let mut b = Agent::new("b");
     // As an agent that has seen the round before joins it.
     let participants = [(node("T"), 0), (node("a"), 1)].into_iter().collect();
-    b.memory.record_state(&crate::rendezvous::state::RendezvousState {
+    b.cache.lock().record_state(&crate::rendezvous::state::RendezvousState {
         complete: true,
         participants,
         ..Default::default()
@@ -162,28 +162,29 @@ fn stale_torchrun_address_is_refused_by_all_members() {
 #[test]
 fn worker_hosted_store_has_new_port_in_every_round() {
     let store = serve();
-    let keys = keys();
     let mut ports = BTreeSet::new();
     let mut given = TrainingStore::unopened(StoreHost::Worker, &NetworkSpec::default());
     given.set_address("th1", None);
-    let (all, mut memory) = (members("a T"), MasterAddressCache::default());
+    let (given, cache) = (shared(given), SharedAddressCache::default());
     for round in 0..2 {
         // It reads the address in every round.
         let mut believed = None;
-        let plan = Exchange {
-            keys: &keys,
+        let exchange = RankExchange {
+            keys: keys(),
             round,
-            role: "default",
+            role: "default".to_owned(),
             workers: LocalWorldSize::ONE,
             node_rank: NodeRank(0),
-            members: &all,
+            members: members("a T"),
             read_timeout: LIMIT,
             nonce: 7,
-            resolve: &|_, _| unreachable!(),
+            resolve: resolve_to(|_, _| unreachable!()),
+            training_store: Arc::clone(&given),
+            address_cache: cache.clone(),
         };
         let joined = thread::scope(|scope| {
             scope.spawn(|| torchrun(&store, round, (1, 2), &mut believed, None));
-            exchange(&mut connect(&store), &plan, &mut given, &mut memory, &mut |_| Ok(())).unwrap()
+            run(&store, &exchange).unwrap()
         });
         assert!(!joined.master.uses_agent_store);
         assert_eq!(believed, Some(PublishedAddress::from(&joined.master)));

@@ -5,19 +5,18 @@ mod deputy;
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, mpsc};
 use std::thread;
 
 use rankrun_contract::rank::RunId;
 
 use super::*;
-use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
-use crate::rendezvous::state::Node;
+use crate::rendezvous::descriptor::PROTOCOL;
 use crate::rendezvous::torchrun_compat::PublishedAddress;
 use crate::spec::StoreHost;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
 use crate::store::StoreServer;
 use crate::store::client::ClientSettings;
+use crate::store::client::blocking::Client;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -64,7 +63,7 @@ fn members(names: &str) -> Vec<(Node, Option<AgentDescriptor>)> {
 struct NodeStore {
     name: String,
     server: Arc<StoreServer>,
-    store: TrainingStore,
+    store: SharedTrainingStore,
 }
 
 impl NodeStore {
@@ -72,7 +71,8 @@ impl NodeStore {
         let mut store = TrainingStore::unopened(StoreHost::Agent, &NetworkSpec::default());
         store.set_address(name, None);
         store.open().unwrap();
-        Self { name: name.to_owned(), server: Arc::clone(store.server().unwrap()), store }
+        let server = Arc::clone(store.server().unwrap());
+        Self { name: name.to_owned(), server, store: shared(store) }
     }
 
     fn place(&self) -> PublishedAddress {
@@ -92,6 +92,10 @@ impl NodeStore {
     }
 }
 
+fn shared(store: TrainingStore) -> SharedTrainingStore {
+    Arc::new(tokio::sync::Mutex::new(store))
+}
+
 fn count_keys(server: &StoreServer) -> usize {
     connect_to((Ipv4Addr::LOCALHOST, server.local_addr().port()).into()).list_keys().unwrap().len()
 }
@@ -100,7 +104,7 @@ fn count_keys(server: &StoreServer) -> usize {
 struct Agent {
     name: String,
     store: NodeStore,
-    memory: MasterAddressCache,
+    cache: SharedAddressCache,
     workers: u32,
     role: &'static str,
     read_timeout: Duration,
@@ -111,60 +115,70 @@ impl Agent {
         Self {
             name: name.to_owned(),
             store: NodeStore::new(name),
-            memory: MasterAddressCache::default(),
+            cache: SharedAddressCache::default(),
             workers: 1,
             role: "default",
             read_timeout: LIMIT,
         }
     }
 
-    fn join(
-        &mut self,
-        meeting: &StoreServer,
-        round: u64,
-        members: &Members,
-        between: &mut Between<'_>,
-    ) -> Result<Round, ExchangeError> {
+    fn join(&mut self, meeting: &StoreServer, round: u64, members: &Members) -> RanksResult {
         let index = members.iter().position(|(node, _)| node.addr == self.name).unwrap();
-        let keys = keys();
-        let plan = Exchange {
-            keys: &keys,
+        let exchange = RankExchange {
+            keys: keys(),
             round,
-            role: self.role,
+            role: self.role.to_owned(),
             workers: LocalWorldSize::new(self.workers).unwrap(),
             node_rank: NodeRank(u32::try_from(index).unwrap()),
-            members,
+            members: members.to_vec(),
             read_timeout: self.read_timeout,
             nonce: 7,
-            resolve: &|_, port| Ok(vec![(Ipv4Addr::LOCALHOST, port).into()]),
+            resolve: resolve_to(|_, port| Ok(at(port))),
+            training_store: Arc::clone(&self.store.store),
+            address_cache: self.cache.clone(),
         };
-        exchange(&mut connect(meeting), &plan, &mut self.store.store, &mut self.memory, between)
+        run(meeting, &exchange)
     }
 }
 
+/// The exchange over a connection of its own.
+fn run(meeting: &StoreServer, exchange: &RankExchange) -> RanksResult {
+    let mut client = connect(meeting);
+    client.runtime.block_on(assign_ranks(&mut client.client, exchange))
+}
+
+type RanksResult = Result<Round, AssignRanksError>;
+
+fn at(port: u16) -> Vec<SocketAddr> {
+    vec![(Ipv4Addr::LOCALHOST, port).into()]
+}
+
+/// A name look-up with this answer.
+fn resolve_to(answer: impl Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Resolve {
+    Arc::new(move |name, port| {
+        let answer = answer(name, port);
+        Box::pin(async move { answer })
+    })
+}
+
 /// All of ours at once; those of torchrun are the caller's.
-fn join_all(
-    agents: &mut [&mut Agent],
-    store: &StoreServer,
-    round: u64,
-    names: &str,
-) -> Vec<Result<Round, ExchangeError>> {
+fn join_all(agents: &mut [&mut Agent], store: &StoreServer, round: u64, names: &str) -> Vec<RanksResult> {
     let members = members(names);
     thread::scope(|scope| {
         let joins: Vec<_> = agents
             .iter_mut()
             .map(|agent| {
                 let members = &members;
-                scope.spawn(move || agent.join(store, round, members, &mut |_| Ok(())))
+                scope.spawn(move || agent.join(store, round, members))
             })
             .collect();
         joins.into_iter().map(|join| join.join().unwrap()).collect()
     })
 }
 
-fn failure(result: Result<Round, ExchangeError>) -> String {
+fn failure(result: RanksResult) -> String {
     match result.unwrap_err() {
-        ExchangeError::Failed(error) => {
+        AssignRanksError::Failed(error) => {
             assert!(error.hint().is_some(), "{error}");
             error.to_string()
         }
@@ -206,18 +220,14 @@ fn rank_zero_resets_store_after_all_joined_before_start() {
     b.store.use_by_worker();
     for round in 0..2 {
         a.store.use_by_worker();
-        let (waiting, waited) = mpsc::channel();
         thread::scope(|scope| {
-            let (a, store, all, server) = (&mut a, &store, &all, &server);
-            let first = scope.spawn(move || {
-                a.join(store, round, all, &mut |_| {
-                    assert_eq!(count_keys(server), 2, "the other node may still stop its workers");
-                    waiting.send(()).map_err(|_| Aborted)
-                })
-            });
-            waited.recv().unwrap();
-            let joined = b.join(store, round, all, &mut |_| Ok(())).unwrap();
-            assert_eq!(count_keys(server), 0, "this node starts its workers now");
+            let (a, store, all) = (&mut a, &store, &all);
+            let first = scope.spawn(move || a.join(store, round, all));
+            let own = keys().round(round).role_info(NodeRank(0));
+            assert!(connect(store).wait(&[&own], Instant::now() + LIMIT).unwrap());
+            assert_eq!(count_keys(&server), 2, "the other node may still stop its workers");
+            let joined = b.join(store, round, all).unwrap();
+            assert_eq!(count_keys(&server), 0, "this node starts its workers now");
             assert_eq!(joined.master, place.master(true));
             first.join().unwrap().unwrap();
         });
@@ -236,29 +246,12 @@ fn rank_zero_may_move_between_rankrun_agents() {
 }
 
 #[test]
-fn wait_ends_when_callback_aborts() {
-    let store = serve();
-    let mut b = Agent::new("b");
-    let mut calls = 0;
-    let result = b.join(&store, 0, &members("a b"), &mut |client| {
-        // The connection is free for other requests meanwhile.
-        assert_eq!(client.add("/calls", 1).unwrap(), calls + 1);
-        calls += 1;
-        if calls == 2 { Err(Aborted) } else { Ok(()) }
-    });
-    assert!(matches!(result, Err(ExchangeError::Aborted)), "{result:?}");
-    assert_eq!(calls, 2);
-}
-
-#[test]
 fn unresponsive_node_is_named_in_timeout_error() {
     let store = serve();
     let short = Duration::from_millis(20);
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
     (a.read_timeout, b.read_timeout) = (short, short);
-    let join = |agent: &mut Agent, round, names: &str| {
-        failure(agent.join(&store, round, &members(names), &mut |_| Ok(())))
-    };
+    let join = |agent: &mut Agent, round, names: &str| failure(agent.join(&store, round, &members(names)));
     assert_eq!(join(&mut a, 0, "a b T"), "no number of workers from node 1 (b), node 2 (T) within 20ms");
     assert_eq!(join(&mut b, 1, "a b T"), "no address of the workers' store from node 0 (a) within 20ms");
     assert_eq!(join(&mut b, 2, "T b"), "no number of workers from node 0 (T) within 20ms");
@@ -275,7 +268,7 @@ fn malformed_value_is_refused_with_its_writer() {
         set.iter().for_each(|(key, text)| client.set(key, text.as_bytes()).unwrap());
         // What was set is there before the agent looks.
         assert!(client.check(&[&set[0].0]).unwrap());
-        failure(agent.join(&store, round, &members("a b"), &mut |_| Ok(())))
+        failure(agent.join(&store, round, &members("a b")))
     };
     let round = keys().round(0);
     let role_info = (round.role_info(NodeRank(1)), r#"{"role": "x", "rank": 1, "local_world_size": 1e9}"#);
@@ -307,9 +300,9 @@ fn given_master_address_is_not_published() {
     let store = serve();
     let master = Master { addr: "th1".to_owned(), port: 29500, uses_agent_store: true };
     let (mut a, mut b) = (Agent::new("a"), Agent::new("b"));
-    let shared = |server| TrainingStore::shared(server, &RunId("job".to_owned()), master.clone());
-    a.store.store = shared(Some(Arc::clone(&a.store.server)));
-    b.store.store = shared(None);
+    let given = |server| shared(TrainingStore::shared(server, &RunId("job".to_owned()), master.clone()));
+    a.store.store = given(Some(Arc::clone(&a.store.server)));
+    b.store.store = given(None);
     a.store.use_by_worker();
     for joined in join_all(&mut [&mut a, &mut b], &store, 3, "a b") {
         assert_eq!(joined.unwrap().master, master);
