@@ -114,7 +114,7 @@ pub enum DdpError {
         parameter: String,
     },
     /// A parameter has no gradient in this pass. It can still be made ready.
-    #[error("{}the gradient of `{parameter}`{} is missing", Details(self), nor_of(*.other_count))]
+    #[error("{}the gradient of `{parameter}`{} is missing", Details(self), other_parameters_text(*.other_count))]
     Missing {
         /// The first parameter without one, in model order.
         parameter: String,
@@ -151,7 +151,7 @@ fn of_type(data_type: Option<DataType>) -> String {
     data_type.map_or_else(String::new, |data_type| format!(" of type {data_type}"))
 }
 
-fn nor_of(other_count: usize) -> String {
+fn other_parameters_text(other_count: usize) -> String {
     match other_count {
         0 => String::new(),
         1 => " and of 1 other parameter".to_owned(),

@@ -276,7 +276,7 @@ impl Ddp {
     pub fn no_sync<R>(&mut self, pass: impl FnOnce(&mut Self) -> R) -> R {
         let was_exchanging = std::mem::replace(&mut self.is_exchanging, false);
         let result = pass(self);
-        self.pass.keep();
+        self.pass.end_accumulated_pass();
         self.is_exchanging = was_exchanging;
         result
     }

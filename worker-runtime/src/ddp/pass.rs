@@ -98,7 +98,7 @@ impl Pass {
     }
 
     /// Ends an accumulated pass; unless a bucket is under way, which only the end of the step can end.
-    pub(crate) fn keep(&mut self) {
+    pub(crate) fn end_accumulated_pass(&mut self) {
         if self.next > 0 {
             return;
         }
@@ -155,7 +155,7 @@ mod tests {
         let mut pass = Pass::new(&plan(2));
         assert!(pass.mark_written(0) && !pass.mark_written(0) && pass.mark_written(1));
         pass.set_ready(0, 1);
-        pass.keep();
+        pass.end_accumulated_pass();
         assert!(pass.is_kept(0) && pass.is_used(0) && !pass.is_ready(0) && !pass.mark_written(0));
         assert!(!pass.is_used(1) && pass.mark_written(1), "what was not ready was nothing");
         pass.reset();

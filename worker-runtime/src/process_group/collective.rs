@@ -195,11 +195,11 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
         if let Some(root) = self.named_rank().filter(|named| named.0 >= world_size.get()) {
             return Err(GroupError::NoSuchRank { operation, root, world_size });
         }
-        let expect = |what, expected: usize, actual: usize| {
+        let expect = |unit, expected: usize, actual: usize| {
             if expected == actual {
                 Ok(())
             } else {
-                Err(GroupError::WrongLength { operation, what, expected, actual })
+                Err(GroupError::WrongLength { operation, unit, expected, actual })
             }
         };
         let size = data_type.size().max(1);
@@ -217,7 +217,7 @@ impl<R: Length, W: Length> Collective<'_, R, W> {
                 expect("counts", world, counts.len())?;
                 let total = total_elements(counts, size).ok_or(GroupError::WrongLength {
                     operation,
-                    what: "elements at most",
+                    unit: "elements at most",
                     expected: usize::MAX,
                     actual: usize::MAX,
                 })?;

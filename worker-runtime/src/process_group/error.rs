@@ -68,12 +68,12 @@ pub enum GroupError {
         rank: Rank,
     },
     /// The length of a buffer or a list is wrong. Nothing was sent.
-    #[error("`{operation}` needs {expected} {what}, but the call passes {actual}")]
+    #[error("`{operation}` needs {expected} {unit}, but the call passes {actual}")]
     WrongLength {
         /// The failed call.
         operation: Operation,
         /// The counted unit, such as `elements`.
-        what: &'static str,
+        unit: &'static str,
         /// The required length.
         expected: usize,
         /// The given length.

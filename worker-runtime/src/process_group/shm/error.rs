@@ -41,10 +41,10 @@ pub enum SegmentError {
     #[error("{}the kernel refuses `memfd_create`, which shared memory needs", Details(self))]
     NoFile(#[source] io::Error),
     /// Rank 0 failed to make the segment.
-    #[error("{}rank 0 cannot create the shared memory: {why}", Details(self))]
+    #[error("{}rank 0 cannot create the shared memory: {reason}", Details(self))]
     NotMade {
         /// The error of rank 0.
-        why: String,
+        reason: String,
     },
     /// The system refuses the socket that passes the segment to other ranks.
     #[error("{}this rank cannot open a socket to pass shared memory", Details(self))]
@@ -82,7 +82,7 @@ impl SegmentError {
         match self {
             Self::Socket(cause) if is_own_shortage(cause) => Some(DESCRIPTOR_HINT),
             Self::NoFile(_) => Some(MEMFD_HINT),
-            Self::NotMade { why } if why.contains(MEMFD_CREATE) => Some(MEMFD_HINT),
+            Self::NotMade { reason } if reason.contains(MEMFD_CREATE) => Some(MEMFD_HINT),
             Self::TooManyRanks { .. } => Some("use the backend `tcp` for larger groups"),
             Self::Memory { .. } => Some("raise the limit, or use the backend `tcp`"),
             Self::OtherVersion { .. } => Some("build all ranks with the same version of rankrun"),

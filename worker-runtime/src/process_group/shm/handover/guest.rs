@@ -43,9 +43,9 @@ impl SegmentGuest {
         }
         let value = store.get(ADDRESS_KEY)?;
         let value = String::from_utf8_lossy(&value).into_owned();
-        if let Some(why) = value.strip_prefix(FAILURE_PREFIX) {
-            let reason = why.chars().filter(|letter| !letter.is_control()).take(MAX_REASON_BYTES).collect();
-            return Err(SegmentError::NotMade { why: reason }.into());
+        if let Some(text) = value.strip_prefix(FAILURE_PREFIX) {
+            let reason = text.chars().filter(|letter| !letter.is_control()).take(MAX_REASON_BYTES).collect();
+            return Err(SegmentError::NotMade { reason }.into());
         }
         let Some((name, token)) = value.split_once(' ').filter(|(_, token)| token.len() == TOKEN_LEN) else {
             return Err(GroupError::unexpected_entry(ADDRESS_KEY, value.as_bytes()));

@@ -75,9 +75,9 @@ fn connect_ranks(store: &TcpStore, membership: &Membership) -> Result<Shm, Group
             Segment::create(membership.world_size).and_then(|segment| enter_segment(segment, membership));
         if let Err(error) = &segment_result {
             // The launcher may stop this rank before its own error is written, so the other ranks can say why.
-            let why = error.to_string();
-            let why = &why[..why.floor_char_boundary(MAX_REASON_BYTES)];
-            drop(store.set(ADDRESS_KEY, format!("{FAILURE_PREFIX}{why}").as_bytes()));
+            let reason = error.to_string();
+            let reason = &reason[..reason.floor_char_boundary(MAX_REASON_BYTES)];
+            drop(store.set(ADDRESS_KEY, format!("{FAILURE_PREFIX}{reason}").as_bytes()));
         }
         let mut shm = segment_result?;
         shm.member.advance_counter();
