@@ -153,15 +153,15 @@ pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
     if (request.devices.is_some() || request.order.is_some()) && !is_by_number {
         refuse_unknown_list(kind, &visible)?;
     }
-    let pool = CandidatePool { kind, machine: input.machine, seen: &visible };
+    let pool = CandidatePool { kind, machine: input.machine, visible: &visible };
     let picked = match &request.devices {
         Some(selector) => pool.take(selector)?,
-        None => pool.everything(),
+        None => pool.all_visible(),
     };
     let mut warnings = visible.warnings.clone();
     if request.kind.is_none() {
-        let elsewhere = kind::lost_elsewhere(input, Some(kind)).into_iter();
-        warnings.extend(elsewhere.filter(|warning| !warning.is_told(&visible.warnings)));
+        let elsewhere = kind::lost_devices_of_other_types(input, Some(kind)).into_iter();
+        warnings.extend(elsewhere.filter(|warning| !warning.is_among(&visible.warnings)));
     }
     let selected_count = picked.len();
     let mut picked = drop_or_refuse_unhealthy(picked, input, &mut warnings)?;
@@ -192,7 +192,7 @@ pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
     };
     let devices: Vec<SelectedDevice> =
         picked.into_iter().zip(names.names).map(|(picked, name)| picked.selected(name)).collect();
-    remarks::about(&devices, input.machine, &mut warnings);
+    remarks::add_remarks(&devices, input.machine, &mut warnings);
     Ok(Choice { kind, devices, is_untouched: untouched, pinned: names.pinned, hidden: Vec::new(), warnings })
 }
 
@@ -257,8 +257,8 @@ fn cpu_choice(question: &ChoiceInput<'_>, wanted: bool) -> Choice {
         remarks::about_hidden(&present, question.machine, &mut warnings);
         present
     } else {
-        warnings.extend(kind::lost_elsewhere(question, None));
-        remarks::about(&[], question.machine, &mut warnings);
+        warnings.extend(kind::lost_devices_of_other_types(question, None));
+        remarks::add_remarks(&[], question.machine, &mut warnings);
         Vec::new()
     };
     let untouched = hidden.is_empty();

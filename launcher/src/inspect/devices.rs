@@ -157,7 +157,7 @@ const fn tone_of(severity: Severity) -> Tone {
 fn warnings(page: &mut Page, picture: &MachineSnapshot) {
     let shown: Vec<&DeviceWarningLine> =
         picture.warnings.iter().filter(|warning| warning.severity > Severity::Note).collect();
-    troubles(page, &picture.machine);
+    add_probe_problems(page, &picture.machine);
     if !shown.is_empty() && !picture.machine.troubles.iter().any(fact_text::is_serious) {
         page.blank();
     }
@@ -229,7 +229,7 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
 }
 
 /// The troubles of the probes.
-pub(super) fn troubles(page: &mut Page, machine: &Machine) {
+pub(super) fn add_probe_problems(page: &mut Page, machine: &Machine) {
     let all = machine.troubles.iter().chain(&machine.made_good);
     let serious: Vec<&ProbeProblem> = all.filter(|trouble| fact_text::is_serious(trouble)).collect();
     if !serious.is_empty() {

@@ -170,7 +170,7 @@ pub(super) fn devices(picture: &MachineSnapshot) -> Vec<u8> {
         cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &picture.affinity)),
         orders: orders.collect(),
         warnings: warnings.collect(),
-        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble_answer).collect(),
     })
 }
 
@@ -225,7 +225,7 @@ pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
         matrix: &topology.cells,
         devices: near.collect(),
         nics: machine.nics.iter().map(nic).collect(),
-        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble_answer).collect(),
     })
 }
 
@@ -328,7 +328,7 @@ fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> CpusAnswer<'a> {
     }
 }
 
-fn trouble(trouble: &ProbeProblem) -> TroubleAnswer<'_> {
+fn trouble_answer(trouble: &ProbeProblem) -> TroubleAnswer<'_> {
     let kind = match trouble.what {
         ProbeProblemKind::Missing(_) => "missing",
         ProbeProblemKind::Failed(_) => "failed",

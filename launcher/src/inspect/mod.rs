@@ -45,12 +45,12 @@ const EVERYTHING: ProbeScope = ProbeScope { state: true, links: true, cpus: true
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// `-i` names a device that is not there.
-    #[error("there is no device `{id}` here, only {}", known_ids_text(there))]
+    #[error("there is no device `{id}` here, only {}", known_ids_text(available))]
     NoSuchDevice {
         /// The device name as it was typed.
         id: String,
         /// The names of the devices that exist.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// Standard output is a file or a pipe.
     #[error("`--watch` needs a terminal, and standard output is none")]
@@ -78,8 +78,8 @@ impl InspectError {
     }
 }
 
-fn known_ids_text(there: &[String]) -> String {
-    if there.is_empty() { "the CPUs".to_owned() } else { there.join(", ") }
+fn known_ids_text(available: &[String]) -> String {
+    if available.is_empty() { "the CPUs".to_owned() } else { available.join(", ") }
 }
 
 /// The output of the command, and its exit status.

@@ -88,8 +88,8 @@ impl MachineSnapshot {
         }
         let devices = &self.machine.accelerators;
         if let Some(id) = ids.iter().find(|id| !devices.iter().any(|device| is_called(device, id))) {
-            let there = devices.iter().map(fact_text::device).collect();
-            return Err(InspectError::NoSuchDevice { id: id.clone(), there });
+            let available = devices.iter().map(fact_text::device).collect();
+            return Err(InspectError::NoSuchDevice { id: id.clone(), available });
         }
         let kept = self.positions(|device| ids.iter().any(|id| is_called(device, id)));
         let place = |at: &usize| kept.iter().position(|kept| kept == at);

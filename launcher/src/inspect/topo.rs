@@ -98,7 +98,7 @@ pub(super) fn page(machine: &Machine, host: &str, affinity: &[u32]) -> Page {
     } else {
         matrix(&mut page, &topology);
     }
-    devices::troubles(&mut page, machine);
+    devices::add_probe_problems(&mut page, machine);
     if topology.neighbours.is_empty() {
         devices::sources(&mut page, machine);
         devices::processors(&mut page, machine, affinity);

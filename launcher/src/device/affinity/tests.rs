@@ -25,7 +25,7 @@ fn layout([sockets, nodes, cores, threads]: [u32; 4], of_cache: u32) -> CpuLayou
 }
 
 /// The CPUs of each device, as ranges, or the error's text.
-fn bound(binding: NumaBinding, layout: &CpuLayout, allowed: &[u32], nodes: &[u32]) -> Vec<String> {
+fn cpu_texts(binding: NumaBinding, layout: &CpuLayout, allowed: &[u32], nodes: &[u32]) -> Vec<String> {
     let bindings = Bindings { layout, allowed, nodes };
     let of = |device| match bindings.cpus(binding, device) {
         Ok(cpus) => format_ranges(&cpus),
@@ -60,7 +60,7 @@ fn four_numa_bindings_on_whole_machine() {
         (CoreComplex, &smt, vec![0, 0], vec!["0-1,4-5", "2-3,6-7"]),
         (CoreComplex, &four_nodes, vec![1, 0, 1], vec!["4-5", "0-1", "6-7"]),
     ] {
-        assert_eq!(bound(binding, layout, &all(layout), &nodes), expected, "{binding:?} {nodes:?}");
+        assert_eq!(cpu_texts(binding, layout, &all(layout), &nodes), expected, "{binding:?} {nodes:?}");
     }
 }
 
@@ -93,7 +93,7 @@ fn binding_uses_only_allowed_cpus() {
         // Nodes of the socket where nothing is permitted are left out.
         (Socket, &four_nodes, vec![0, 1, 6], vec![0, 3], vec!["0-1", "6"]),
     ] {
-        assert_eq!(bound(binding, layout, &allowed, &nodes), expected, "{binding:?} {allowed:?}");
+        assert_eq!(cpu_texts(binding, layout, &allowed, &nodes), expected, "{binding:?} {allowed:?}");
     }
 }
 
@@ -102,7 +102,7 @@ fn binding_to_unknown_node_is_an_error() {
     for binding in NumaBinding::ALL {
         let none = CpuLayout::default();
         assert_eq!(
-            bound(binding, &none, &[0], &[2]),
+            cpu_texts(binding, &none, &[0], &[2]),
             ["the kernel shows no CPUs of NUMA node 2"],
             "{binding:?}"
         );
@@ -112,7 +112,7 @@ fn binding_to_unknown_node_is_an_error() {
         assert_eq!(error, AffinityError::NoDevice { device: 1, devices: 1 });
         // A node with CPUs that have no description: each is a core and a cache.
         let bare = CpuLayout { cpus: Vec::new(), ..one };
-        assert!(!bound(binding, &bare, &[0, 1], &[0])[0].is_empty());
+        assert!(!cpu_texts(binding, &bare, &[0, 1], &[0])[0].is_empty());
     }
 }
 

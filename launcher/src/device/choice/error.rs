@@ -9,7 +9,7 @@ use crate::device::order::OrderError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// An index that is not there.
-    #[error("`--devices {entry}`: no {kind} device has the index {index}{}{}", counted_within(*.within), listed(.there))]
+    #[error("`--devices {entry}`: no {kind} device has the index {index}{}{}", counted_within(*.within), listed(.available))]
     NoSuchIndex {
         /// The entry as it was written.
         entry: String,
@@ -20,20 +20,20 @@ pub enum ChoiceError {
         /// The inherited variable within which it counts.
         within: Option<&'static str>,
         /// The devices that are present, one line each.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// A UUID, PCI address or MIG id that is not there.
-    #[error("`--devices {entry}`: no {kind} device of this machine has this name{}", listed(.there))]
+    #[error("`--devices {entry}`: no {kind} device of this machine has this name{}", listed(.available))]
     NoSuchDevice {
         /// The entry as it was written.
         entry: String,
         /// The device type that the request is about.
         kind: DeviceType,
         /// The devices that are present, one line each.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// A device that an inherited variable hides.
-    #[error("`--devices {entry}`: {device} is hidden by `{variable}={}`{}", .value.to_string_lossy(), listed(.there))]
+    #[error("`--devices {entry}`: {device} is hidden by `{variable}={}`{}", .value.to_string_lossy(), listed(.available))]
     Hidden {
         /// The entry as it was written.
         entry: String,
@@ -44,7 +44,7 @@ pub enum ChoiceError {
         /// The value of the inherited variable.
         value: OsString,
         /// The devices that are visible, one line each.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// The beginning of a UUID that fits several devices.
     #[error("`--devices {entry}` fits {} devices{}", .fits.len(), listed(.fits))]
@@ -111,12 +111,12 @@ pub enum ChoiceError {
         value: OsString,
     },
     /// Devices of several vendors, and no option or variable selects one of them.
-    #[error("this machine has devices of several types{}", listed(.there))]
+    #[error("this machine has devices of several types{}", listed(.available))]
     SeveralTypes {
         /// The device types that are present.
         kinds: Vec<DeviceType>,
         /// How many there are of each, one line each.
-        there: Vec<String>,
+        available: Vec<String>,
     },
     /// A list with devices of several vendors.
     #[error(

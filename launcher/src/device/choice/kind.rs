@@ -26,7 +26,7 @@ pub(super) fn pick(question: &ChoiceInput<'_>) -> Result<DeviceTarget, ChoiceErr
         }
         (Some(kind), _) if present(machine).contains(&kind) => Ok(DeviceTarget::Of(kind)),
         (Some(kind), _) => Err(no_devices(machine, Some(kind))),
-        (None, selector) => by_itself(question, selector.as_ref()),
+        (None, selector) => default_target(question, selector.as_ref()),
     }
 }
 
@@ -39,7 +39,7 @@ pub(super) fn present(machine: &Machine) -> Vec<DeviceType> {
 }
 
 /// The visible devices of a type, in no promised order.
-pub(super) fn glance(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
+pub(super) fn visible_devices_of_type(kind: DeviceType, question: &ChoiceInput<'_>) -> VisibleDevices {
     let query = VisibilityQuery { index_order: IndexOrder::Named, cuda_order: &unavailable_driver };
     visibility::read_visible_devices(kind, question.machine, question.inherited, query)
 }
@@ -65,10 +65,13 @@ fn is_plain_absence(problem: &ProbeProblem) -> bool {
     !is_node && (reason.contains("no such file") || reason.contains("the loader finds no"))
 }
 
-fn by_itself(question: &ChoiceInput<'_>, selector: Option<&Selector>) -> Result<DeviceTarget, ChoiceError> {
+fn default_target(
+    question: &ChoiceInput<'_>,
+    selector: Option<&Selector>,
+) -> Result<DeviceTarget, ChoiceError> {
     let present = present(question.machine);
     let by_kind: Vec<(DeviceType, VisibleDevices)> =
-        present.iter().map(|kind| (*kind, glance(*kind, question))).collect();
+        present.iter().map(|kind| (*kind, visible_devices_of_type(*kind, question))).collect();
     let mut visible: Vec<(DeviceType, &VisibleDevices)> = by_kind
         .iter()
         .filter(|(_, of_kind)| !of_kind.devices.is_empty())
@@ -94,7 +97,7 @@ fn by_itself(question: &ChoiceInput<'_>, selector: Option<&Selector>) -> Result<
             (Some(_), None) => Err(no_devices(question.machine, None)),
         },
         [(kind, _)] => Ok(DeviceTarget::Of(*kind)),
-        several => one_of(several, question, selector),
+        several => select_type(several, question, selector),
     }
 }
 
@@ -124,12 +127,15 @@ fn is_named(kind: DeviceType, question: &ChoiceInput<'_>, selector: Option<&Sele
 
 /// Variables that hide devices of types other than `taken`; each variable is listed once, though several vendors read
 /// it.
-pub(super) fn lost_elsewhere(question: &ChoiceInput<'_>, taken: Option<DeviceType>) -> Vec<ChoiceWarning> {
+pub(super) fn lost_devices_of_other_types(
+    question: &ChoiceInput<'_>,
+    taken: Option<DeviceType>,
+) -> Vec<ChoiceWarning> {
     let mut reported: Vec<ChoiceWarning> = Vec::new();
     for kind in present(question.machine).into_iter().filter(|kind| Some(*kind) != taken) {
-        let visible = glance(kind, question);
+        let visible = visible_devices_of_type(kind, question);
         let new: Vec<ChoiceWarning> =
-            visible.warnings.into_iter().filter(|warning| !warning.is_told(&reported)).collect();
+            visible.warnings.into_iter().filter(|warning| !warning.is_among(&reported)).collect();
         if taken.is_none() || visible.devices.is_empty() {
             reported.extend(new);
         }
@@ -138,7 +144,7 @@ pub(super) fn lost_elsewhere(question: &ChoiceInput<'_>, taken: Option<DeviceTyp
 }
 
 /// Several vendors' devices are visible: the list or a variable must select one type.
-fn one_of(
+fn select_type(
     several: &[(DeviceType, &VisibleDevices)],
     question: &ChoiceInput<'_>,
     selector: Option<&Selector>,
@@ -153,10 +159,10 @@ fn one_of(
     if let [kind] = pointed.as_slice() {
         return Ok(DeviceTarget::Of(*kind));
     }
-    let there = several.iter().map(|(kind, visible)| format!("{} of type {kind}", visible.devices.len()));
+    let available = several.iter().map(|(kind, visible)| format!("{} of type {kind}", visible.devices.len()));
     Err(ChoiceError::SeveralTypes {
         kinds: several.iter().map(|(kind, _)| *kind).collect(),
-        there: there.collect(),
+        available: available.collect(),
     })
 }
 

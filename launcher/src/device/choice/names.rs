@@ -23,17 +23,17 @@ impl DeviceNames {
 
 pub(super) fn of(
     picked: &[Candidate],
-    shelf: &CandidatePool<'_>,
+    pool: &CandidatePool<'_>,
     inherited: &InheritedVariables,
 ) -> Result<DeviceNames, ChoiceError> {
     // The runtime's own order is not known: only the user's own names are right, beside the user's own settings.
-    if shelf.seen.order_unknown.is_some() && shelf.seen.list().is_some() {
+    if pool.visible.order_unknown.is_some() && pool.visible.list().is_some() {
         return Ok(DeviceNames { names: as_written(picked), pinned: Vec::new() });
     }
     let index = |picked: &Candidate| picked.device.accelerator.index.to_string();
-    match shelf.kind {
-        DeviceType::Cuda => cuda(picked, shelf),
-        DeviceType::Xpu => Ok(xpu(picked, shelf, inherited)),
+    match pool.kind {
+        DeviceType::Cuda => cuda(picked, pool),
+        DeviceType::Xpu => Ok(xpu(picked, pool, inherited)),
         DeviceType::Hpu => hpu(picked),
         DeviceType::Rocm | DeviceType::Npu => {
             Ok(DeviceNames { names: picked.iter().map(index).collect(), pinned: Vec::new() })
@@ -51,11 +51,11 @@ fn as_written(picked: &[Candidate]) -> Vec<String> {
 
 /// Indices in PCI order, since many programs read the list with `int()`. UUIDs for MIG devices, if the user wrote
 /// UUIDs, and on a machine with ambiguous indices: no document says whether a card in MIG mode or a lost card counts.
-fn cuda(picked: &[Candidate], shelf: &CandidatePool<'_>) -> Result<DeviceNames, ChoiceError> {
-    let cards = pci_order(shelf.machine);
+fn cuda(picked: &[Candidate], pool: &CandidatePool<'_>) -> Result<DeviceNames, ChoiceError> {
+    let cards = pci_order(pool.machine);
     let doubtful = cards
         .iter()
-        .map(|at| &shelf.machine.accelerators[*at])
+        .map(|at| &pool.machine.accelerators[*at])
         .any(|card| card.part == Part::MigParent || card.condition != Condition::Answers);
     let is_instance = |picked: &Candidate| matches!(picked.device.accelerator.part, Part::MigInstance { .. });
     let uuids: Option<Vec<String>> =
@@ -89,12 +89,12 @@ fn cuda(picked: &[Candidate], shelf: &CandidatePool<'_>) -> Result<DeviceNames, 
     Ok(DeviceNames { names: names.collect(), pinned: vec![("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into())] })
 }
 
-fn xpu(picked: &[Candidate], shelf: &CandidatePool<'_>, inherited: &InheritedVariables) -> DeviceNames {
+fn xpu(picked: &[Candidate], pool: &CandidatePool<'_>, inherited: &InheritedVariables) -> DeviceNames {
     let hierarchy = hierarchy(inherited);
     let name = |picked: &Candidate| match (&picked.device.entry, hierarchy) {
         // Under the inherited mask a card may have lost some of its tiles.
         (Some(entry), Hierarchy::Cards) => entry.text.clone(),
-        _ => mask_entry_of(shelf.machine, hierarchy, picked.device.position),
+        _ => mask_entry_of(pool.machine, hierarchy, picked.device.position),
     };
     let known = |value: &&OsString| matches!(value.to_str(), Some("FLAT" | "COMPOSITE" | "COMBINED"));
     let value = inherited.ze_hierarchy.as_ref().filter(known).cloned();

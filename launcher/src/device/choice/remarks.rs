@@ -6,7 +6,7 @@ use crate::device::{Accelerator, DeviceType, Machine, Part, health};
 /// The modules that Gaudi's documents allow together, beside all.
 const GAUDI_GROUPS: [&[u32]; 6] = [&[0, 1], &[2, 3], &[4, 5], &[6, 7], &[0, 1, 2, 3], &[4, 5, 6, 7]];
 
-pub(super) fn about(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
+pub(super) fn add_remarks(devices: &[SelectedDevice], machine: &Machine, warnings: &mut Vec<ChoiceWarning>) {
     small_memory(devices, warnings);
     gaudi_group(devices, machine, warnings);
     if devices.first().is_none_or(|device| device.accelerator.kind == DeviceType::Cuda) {

@@ -25,12 +25,12 @@ impl Candidate {
 pub(super) struct CandidatePool<'a> {
     pub(super) kind: DeviceType,
     pub(super) machine: &'a Machine,
-    pub(super) seen: &'a VisibleDevices,
+    pub(super) visible: &'a VisibleDevices,
 }
 
 impl CandidatePool<'_> {
-    pub(super) fn everything(&self) -> Vec<Candidate> {
-        self.seen.devices.iter().map(|device| self.pick(device, self.selection_method(device))).collect()
+    pub(super) fn all_visible(&self) -> Vec<Candidate> {
+        self.visible.devices.iter().map(|device| self.pick(device, self.selection_method(device))).collect()
     }
 
     pub(super) fn take(&self, selector: &Selector) -> Result<Vec<Candidate>, ChoiceError> {
@@ -83,7 +83,7 @@ impl CandidatePool<'_> {
                     let device = label(&device.accelerator);
                     return Err(ChoiceError::Repeated { entry: text, device });
                 }
-                let mut one = self.typed(device, &text);
+                let mut one = self.typed_candidate(device, &text);
                 one.by_uuid |= matches!(entry, SelectorEntry::Uuid(_));
                 picked.push(one);
             }
@@ -92,10 +92,10 @@ impl CandidatePool<'_> {
     }
 
     fn all(&self, text: &str) -> Vec<Candidate> {
-        self.seen.devices.iter().map(|device| self.typed(device, text)).collect()
+        self.visible.devices.iter().map(|device| self.typed_candidate(device, text)).collect()
     }
 
-    fn typed(&self, device: &Visible, entry: &str) -> Candidate {
+    fn typed_candidate(&self, device: &Visible, entry: &str) -> Candidate {
         self.pick(device, SelectionMethod::Typed { entry: entry.to_owned(), within: self.list_variable() })
     }
 
@@ -105,7 +105,7 @@ impl CandidatePool<'_> {
     }
 
     fn selection_method(&self, device: &Visible) -> SelectionMethod {
-        match &self.seen.variable {
+        match &self.visible.variable {
             None => SelectionMethod::Default,
             Some((variable, _)) => {
                 let entry = device.entry.as_ref().map(|entry| entry.text.clone());
@@ -116,7 +116,7 @@ impl CandidatePool<'_> {
 
     /// The inherited list; what only orders the devices is none.
     fn list_variable(&self) -> Option<&'static str> {
-        self.seen.list().map(|(variable, _)| *variable)
+        self.visible.list().map(|(variable, _)| *variable)
     }
 
     /// The devices of an exclusion: for a card in MIG mode all of its instances.
@@ -131,7 +131,7 @@ impl CandidatePool<'_> {
 
     /// The devices that a name stands for; several for a range and for a card with several tiles.
     fn named(&self, name: &SelectorEntry, text: &str) -> Result<Vec<&Visible>, ChoiceError> {
-        let devices = &self.seen.devices;
+        let devices = &self.visible.devices;
         match name {
             SelectorEntry::Index(index) => Ok(vec![self.indexed(*index, text)?]),
             SelectorEntry::Range(first, last) if first <= last => {
@@ -157,7 +157,7 @@ impl CandidatePool<'_> {
     }
 
     fn indexed(&self, index: u32, text: &str) -> Result<&Visible, ChoiceError> {
-        let found = self.seen.devices.iter().find(|device| device.index == Some(index));
+        let found = self.visible.devices.iter().find(|device| device.index == Some(index));
         found.ok_or_else(|| match self.card_in_mig_mode(&SelectorEntry::Index(index)) {
             Some((card, instances)) => in_mig_mode(text, card, &instances),
             None => ChoiceError::NoSuchIndex {
@@ -165,7 +165,7 @@ impl CandidatePool<'_> {
                 index,
                 kind: self.kind,
                 within: self.list_variable(),
-                there: self.visible_names(),
+                available: self.visible_names(),
             },
         })
     }
@@ -181,15 +181,15 @@ impl CandidatePool<'_> {
             device.kind == self.kind && names(name, device)
         };
         let hidden = (0..self.machine.accelerators.len()).find(is);
-        match (hidden, &self.seen.variable) {
+        match (hidden, &self.visible.variable) {
             (Some(at), Some((variable, value))) => ChoiceError::Hidden {
                 entry,
                 device: label(&self.machine.accelerators[at]),
                 variable,
                 value: value.clone(),
-                there: self.visible_names(),
+                available: self.visible_names(),
             },
-            _ => ChoiceError::NoSuchDevice { entry, kind: self.kind, there: self.visible_names() },
+            _ => ChoiceError::NoSuchDevice { entry, kind: self.kind, available: self.visible_names() },
         }
     }
 
@@ -205,11 +205,11 @@ impl CandidatePool<'_> {
         };
         let card = self.machine.accelerators.iter().find(is)?;
         let of_card = |device: &&Visible| device.accelerator.part == Part::MigInstance { gpu: card.index };
-        Some((label(card), self.seen.devices.iter().filter(of_card).collect()))
+        Some((label(card), self.visible.devices.iter().filter(of_card).collect()))
     }
 
     fn visible_names(&self) -> Vec<String> {
-        self.seen.devices.iter().map(|device| line(&device.accelerator, device.index)).collect()
+        self.visible.devices.iter().map(|device| line(&device.accelerator, device.index)).collect()
     }
 }
 

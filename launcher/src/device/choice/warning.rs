@@ -70,7 +70,7 @@ pub enum ChoiceWarning {
 
 impl ChoiceWarning {
     /// Whether one of these is about the same inherited variable: several vendors read some.
-    pub(super) fn is_told(&self, reported: &[Self]) -> bool {
+    pub(super) fn is_among(&self, reported: &[Self]) -> bool {
         let variable = |warning: &Self| match warning {
             Self::Dropped { variable, .. } | Self::NoOrder { variable, .. } => Some(*variable),
             _ => None,

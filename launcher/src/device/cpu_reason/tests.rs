@@ -6,7 +6,7 @@ use super::*;
 use crate::device::ProbeProblemKind;
 use crate::device::fake;
 
-fn trouble(kind: DeviceType, source: &str, why: &str) -> ProbeProblem {
+fn probe_problem(kind: DeviceType, source: &str, why: &str) -> ProbeProblem {
     ProbeProblem { kind, source: source.to_owned(), what: ProbeProblemKind::Missing(why.to_owned()) }
 }
 
@@ -69,9 +69,10 @@ fn hidden_devices_mean_cpu_is_requested() {
 #[test]
 fn unmet_list_names_driver_and_first_problem() {
     use DeviceType::{Cuda, Hpu, Rocm, Xpu};
-    let nvml = || trouble(Cuda, "NVML", "libnvidia-ml.so.1: cannot open");
-    let bare = with_troubles(vec![nvml(), trouble(Rocm, "/sys/class/kfd", "no such folder")]);
-    let listed = with_troubles(vec![nvml(), trouble(Cuda, "/dev/nvidia0", "No such file or directory")]);
+    let nvml = || probe_problem(Cuda, "NVML", "libnvidia-ml.so.1: cannot open");
+    let bare = with_troubles(vec![nvml(), probe_problem(Rocm, "/sys/class/kfd", "no such folder")]);
+    let listed =
+        with_troubles(vec![nvml(), probe_problem(Cuda, "/dev/nvidia0", "No such file or directory")]);
     let cuda = "`CUDA_VISIBLE_DEVICES=0,1` asks for devices, and ";
     for (variables, machine, nodes, expected) in [
         ("CUDA_VISIBLE_DEVICES=0,1", None, vec![], "the NVIDIA driver is missing: no `/dev/nvidiactl`"),
@@ -142,7 +143,7 @@ fn dropped_entries_are_named_with_vendor_rule() {
 #[test]
 fn machine_without_usable_device_names_obstacle() {
     use DeviceType::{Cuda, Npu, Rocm, Xpu};
-    let missing = |kind, source: &str| trouble(kind, source, "no such file");
+    let missing = |kind, source: &str| probe_problem(kind, source, "no such file");
     let plain = with_troubles(vec![
         missing(Cuda, "NVML"),
         missing(Xpu, "/dev/dri/renderD128"),

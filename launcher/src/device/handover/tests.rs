@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::choice::tests::properties::{picks, typed, worlds};
+use crate::device::choice::tests::properties::{picked_indices, typed_request, worlds};
 use crate::device::fake::{self, device_numbers, environment, request, with_variables};
 use crate::device::visibility::{self, IndexOrder, VisibilityQuery};
 use crate::device::{Accelerator, Machine};
@@ -215,9 +215,9 @@ fn visible_devices(
 proptest! {
     #[test]
     fn worker_variables_select_assigned_device(
-        world in worlds(), picks in picks(), workers in 1_u32..10, own in any::<bool>(),
+        world in worlds(), picks in picked_indices(), workers in 1_u32..10, own in any::<bool>(),
     ) {
-        let (request, _) = typed(&world, &picks);
+        let (request, _) = typed_request(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         prop_assume!(!choice.devices.is_empty());
         let visibility = if own { Visibility::Own } else { Visibility::Whole };

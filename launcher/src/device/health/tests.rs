@@ -27,7 +27,7 @@ fn process(pid: u32, uid: Option<u32>) -> DeviceProcess {
     DeviceProcess { pid, name: Some("python".to_owned()), uid, memory: Some(12 * GIB + GIB / 2) }
 }
 
-fn hot(temperature: u32, throttle: Vec<Throttle>) -> DeviceState {
+fn state_with_temperature(temperature: u32, throttle: Vec<Throttle>) -> DeviceState {
     DeviceState {
         temperature: Some(temperature),
         slowdown_temperature: Some(92),
@@ -36,7 +36,7 @@ fn hot(temperature: u32, throttle: Vec<Throttle>) -> DeviceState {
     }
 }
 
-fn powered(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> DeviceState {
+fn state_with_power(power: Option<u64>, limit: Option<u64>, throttle: Vec<Throttle>) -> DeviceState {
     DeviceState {
         power,
         power_limit: limit,
@@ -55,7 +55,7 @@ fn finding_texts(accelerator: &Accelerator) -> Vec<String> {
 
 #[test]
 fn healthy_card_has_no_findings() {
-    let mut idle = card(DeviceState { throttle: vec![Throttle::Idle], ..hot(88, Vec::new()) });
+    let mut idle = card(DeviceState { throttle: vec![Throttle::Idle], ..state_with_temperature(88, Vec::new()) });
     assert_eq!(finding_texts(&idle), [""; 0]);
     idle.state = None;
     assert_eq!(finding_texts(&idle), [""; 0]);
@@ -65,14 +65,14 @@ fn healthy_card_has_no_findings() {
 fn each_device_state_gives_its_finding() {
     use Throttle::{HardwareSlowdown, HardwareThermal, PowerBrake, PowerCap, SoftwareThermal};
     for (state, text) in [
-        (hot(89, vec![]), "warning: 89 °C, slows itself down at 92 °C"),
-        (hot(91, vec![]), "warning: 91 °C, slows itself down at 92 °C"),
+        (state_with_temperature(89, vec![]), "warning: 89 °C, slows itself down at 92 °C"),
+        (state_with_temperature(91, vec![]), "warning: 91 °C, slows itself down at 92 °C"),
         (
-            hot(85, vec![SoftwareThermal]),
+            state_with_temperature(85, vec![SoftwareThermal]),
             "warning: 85 °C, slowed down by heat; the hardware steps in at 92 °C",
         ),
         (
-            hot(95, vec![HardwareSlowdown, HardwareThermal]),
+            state_with_temperature(95, vec![HardwareSlowdown, HardwareThermal]),
             "warning: 95 °C, slowed down by heat; the hardware steps in at 92 °C",
         ),
         (
@@ -88,13 +88,16 @@ fn each_device_state_gives_its_finding() {
             "warning: slowed down by the hardware: heat, power brake or a bad supply",
         ),
         (
-            powered(Some(398_700), Some(400_000), vec![PowerCap]),
+            state_with_power(Some(398_700), Some(400_000), vec![PowerCap]),
             "warning: slowed down by its power limit: 399 of 400 W",
         ),
-        (powered(None, Some(400_000), vec![PowerCap]), "warning: slowed down by its power limit of 400 W"),
-        (powered(None, None, vec![PowerCap]), "warning: slowed down by its power limit"),
         (
-            powered(Some(60_000), Some(300_000), vec![]),
+            state_with_power(None, Some(400_000), vec![PowerCap]),
+            "warning: slowed down by its power limit of 400 W",
+        ),
+        (state_with_power(None, None, vec![PowerCap]), "warning: slowed down by its power limit"),
+        (
+            state_with_power(Some(60_000), Some(300_000), vec![]),
             "warning: power limit set to 300 W; it came with 400 W",
         ),
         (
@@ -121,10 +124,13 @@ fn each_device_state_gives_its_finding() {
 #[test]
 fn normal_state_has_no_findings() {
     for state in [
-        hot(88, vec![Throttle::ApplicationClocks, Throttle::SyncBoost, Throttle::DisplayClocks]),
+        state_with_temperature(
+            88,
+            vec![Throttle::ApplicationClocks, Throttle::SyncBoost, Throttle::DisplayClocks],
+        ),
         DeviceState { slowdown_temperature: Some(0), temperature: Some(40), ..DeviceState::default() },
-        powered(Some(120_000), Some(400_000), vec![Throttle::PowerCap]),
-        powered(Some(450_000), Some(450_000), vec![]),
+        state_with_power(Some(120_000), Some(400_000), vec![Throttle::PowerCap]),
+        state_with_power(Some(450_000), Some(450_000), vec![]),
         DeviceState { uncorrected_ecc: Some(0), retired: Some(0), ..DeviceState::default() },
     ] {
         assert_eq!(finding_texts(&card(state.clone())), [""; 0], "{state:?}");
@@ -133,7 +139,7 @@ fn normal_state_has_no_findings() {
 
 #[test]
 fn lost_card_has_single_fatal_finding() {
-    let mut lost = card(hot(95, vec![]));
+    let mut lost = card(state_with_temperature(95, vec![]));
     lost.condition = Condition::Lost { why: "GPU is lost".to_owned() };
     assert_eq!(finding_texts(&lost), ["fatal: does not answer: GPU is lost"]);
 }

@@ -9,7 +9,7 @@ fn list(text: &str) -> Vec<SelectorEntry> {
     }
 }
 
-fn except(entry: SelectorEntry) -> SelectorEntry {
+fn exclusion(entry: SelectorEntry) -> SelectorEntry {
     SelectorEntry::Except(Box::new(entry))
 }
 
@@ -24,15 +24,15 @@ fn every_selector_form_is_parsed() {
     assert_eq!("none".parse(), Ok(Selector::None));
     assert_eq!(list("3,1"), [SelectorEntry::Index(3), SelectorEntry::Index(1)]);
     assert_eq!(list("0-3, 7-5"), [SelectorEntry::Range(0, 3), SelectorEntry::Range(7, 5)]);
-    assert_eq!(list("-2"), [except(SelectorEntry::Index(2))]);
-    assert_eq!(list("-2-4"), [except(SelectorEntry::Range(2, 4))]);
-    assert_eq!(list("0-7,-3"), [SelectorEntry::Range(0, 7), except(SelectorEntry::Index(3))]);
-    assert_eq!(list("1:0,-1:2"), [SelectorEntry::Mig(1, 0), except(SelectorEntry::Mig(1, 2))]);
+    assert_eq!(list("-2"), [exclusion(SelectorEntry::Index(2))]);
+    assert_eq!(list("-2-4"), [exclusion(SelectorEntry::Range(2, 4))]);
+    assert_eq!(list("0-7,-3"), [SelectorEntry::Range(0, 7), exclusion(SelectorEntry::Index(3))]);
+    assert_eq!(list("1:0,-1:2"), [SelectorEntry::Mig(1, 0), exclusion(SelectorEntry::Mig(1, 2))]);
     assert_eq!(
         list("GPU-4f8a,MIG-0c"),
         [SelectorEntry::Uuid("GPU-4f8a".into()), SelectorEntry::Uuid("MIG-0c".into())]
     );
-    assert_eq!(list("-gpu-4F"), [except(SelectorEntry::Uuid("gpu-4F".into()))]);
+    assert_eq!(list("-gpu-4F"), [exclusion(SelectorEntry::Uuid("gpu-4F".into()))]);
     assert_eq!(list("MIG-GPU-4f8a-11/1/0"), [SelectorEntry::Uuid("MIG-GPU-4f8a-11/1/0".into())]);
     for text in ["0000:1b:00.0", "1b:00.0", "00000000:1B:00.0"] {
         assert_eq!(list(text), [pci("0000:1b:00.0")]);

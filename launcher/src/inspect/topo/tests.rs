@@ -10,7 +10,7 @@ fn matrix(machine: &Machine) -> String {
 }
 
 /// The lines above the legend.
-fn above(machine: &Machine) -> Vec<String> {
+fn matrix_lines(machine: &Machine) -> Vec<String> {
     matrix(machine).lines().take_while(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
@@ -35,13 +35,13 @@ NV#   through # NVLinks
 
 #[test]
 fn two_cards_on_one_host_bridge_show_phb() {
-    let lines = above(&machine(vec![card(0), card(1)], LinkKind::Phb));
+    let lines = matrix_lines(&machine(vec![card(0), card(1)], LinkKind::Phb));
     assert_eq!(lines[1], "GPU0   X    PHB   0-3           0");
 }
 
 #[test]
 fn eight_cards_on_switch_show_nv18_for_all_pairs() {
-    let lines = above(&machine((0..8).map(card).collect(), LinkKind::Nvlink(18)));
+    let lines = matrix_lines(&machine((0..8).map(card).collect(), LinkKind::Nvlink(18)));
     assert_eq!(lines.len(), 9);
     for (at, line) in lines[1..].iter().enumerate() {
         let columns: Vec<&str> = line.split_whitespace().collect();
@@ -92,7 +92,7 @@ fn unknown_affinity_is_question_mark() {
     assert!(text.contains("GPU1  XGMI   X    ?             ?\n"), "{text}");
     assert!(text.contains("XGMI  through AMD's own links between GPUs\n"), "{text}");
     machine.links.clear();
-    assert_eq!(above(&machine)[1], "GPU0   X     ?    ?             0");
+    assert_eq!(matrix_lines(&machine)[1], "GPU0   X     ?    ?             0");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn single_numa_node_applies_to_every_card() {
     let mut machine = machine(vec![card(0)], LinkKind::Sys);
     machine.accelerators[0].numa_node = None;
     machine.cpus.as_mut().unwrap().nodes.truncate(1);
-    assert_eq!(above(&machine)[1], "GPU0   X    0-3           0");
+    assert_eq!(matrix_lines(&machine)[1], "GPU0   X    0-3           0");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn mig_instances_are_omitted_and_vendors_have_own_names() {
         ..machine(accelerators, LinkKind::Sys)
     };
     assert_eq!(
-        above(&machine)[..2],
+        matrix_lines(&machine)[..2],
         ["       CUDA0  ROCM0  CPU Affinity  NUMA Affinity", "CUDA0    X    NODE   0-3           0"]
     );
 }

@@ -58,12 +58,12 @@ fn inherited(
 }
 
 /// The typed devices among the visible ones, in order, as numbers modulo the count of the remaining ones.
-pub(crate) fn picks() -> impl Strategy<Value = Vec<usize>> {
+pub(crate) fn picked_indices() -> impl Strategy<Value = Vec<usize>> {
     proptest::collection::vec(any::<usize>(), 0..8)
 }
 
 /// A request for some of the devices that are visible, and the devices in the order of its entries.
-pub(crate) fn typed(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
+pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
     let query = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
@@ -90,10 +90,10 @@ fn chosen(choice: &Choice) -> Vec<Accelerator> {
 
 proptest! {
     #[test]
-    fn choice_is_injective_as_requested_and_within_visible(world in worlds(), picks in picks()) {
+    fn choice_is_injective_as_requested_and_within_visible(world in worlds(), picks in picked_indices()) {
         let all = fake::choose(&world.machine, &world.inherited, &DeviceRequest::default()).unwrap();
         let visible = chosen(&all);
-        let (request, expected) = typed(&world, &picks);
+        let (request, expected) = typed_request(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
         let devices = chosen(&choice);
         prop_assert_eq!(choice.is_untouched, request.devices.is_none() && all.is_untouched);
@@ -107,8 +107,8 @@ proptest! {
     }
 
     #[test]
-    fn device_order_keeps_set_of_devices(world in worlds(), picks in picks()) {
-        let (mut request, _) = typed(&world, &picks);
+    fn device_order_keeps_set_of_devices(world in worlds(), picks in picked_indices()) {
+        let (mut request, _) = typed_request(&world, &picks);
         let listed = chosen(&fake::choose(&world.machine, &world.inherited, &request).unwrap());
         request.order = Some(DeviceOrder::Pci);
         let arranged = chosen(&fake::choose(&world.machine, &world.inherited, &request).unwrap());

@@ -17,7 +17,7 @@ fn cards(folder: &Folder) -> Vec<Accelerator> {
 }
 
 /// The troubles with devices of a type: where, and whether more than a mere absence.
-fn troubles(folder: &Folder, kind: DeviceType) -> Vec<(String, bool)> {
+fn probe_problems(folder: &Folder, kind: DeviceType) -> Vec<(String, bool)> {
     let troubles = probe_kernel(folder.path(), ProbeScope::default()).troubles;
     let of_kind = troubles.into_iter().filter(|trouble| trouble.kind == kind);
     of_kind.map(|trouble| (trouble.source, matches!(trouble.what, ProbeProblemKind::Failed(_)))).collect()
@@ -81,7 +81,7 @@ fn amd_gpus_are_counted_like_rocm_runtime() {
     assert_eq!(cards[0].memory, Some(Memory { total, free: Some(total - 1000) }));
     assert_eq!(cards[1].memory, Some(Memory { total, free: None }));
     assert_eq!(cards[0].state, None);
-    assert_eq!(troubles(&folder, DeviceType::Rocm), [("/dev/dri/renderD131".to_owned(), false)]);
+    assert_eq!(probe_problems(&folder, DeviceType::Rocm), [("/dev/dri/renderD131".to_owned(), false)]);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn amd_gpu_without_kfd_node_is_not_listed() {
     let folder = Folder::new();
     folder.amd(2, 0x0300, "renderD128", "").remove("dev/kfd");
     assert_eq!(cards(&folder), []);
-    assert_eq!(troubles(&folder, DeviceType::Rocm), [("/dev/kfd".to_owned(), false)]);
+    assert_eq!(probe_problems(&folder, DeviceType::Rocm), [("/dev/kfd".to_owned(), false)]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn intel_gpus_are_in_pci_order_discrete_first() {
     assert_eq!(addresses(&cards(&folder)), ["0000:00:02.0"], "the integrated one where there is no other");
     folder.remove("dev/dri/renderD130");
     assert_eq!(cards(&folder), []);
-    let closed = troubles(&folder, DeviceType::Xpu);
+    let closed = probe_problems(&folder, DeviceType::Xpu);
     assert!(closed.iter().any(|(source, _)| source == "/dev/dri/renderD130"), "{closed:?}");
 }
 
@@ -236,7 +236,7 @@ fn nvidia_cards_are_listed_without_nvml() {
     let uuids: Vec<_> = found.iter().map(|card| card.uuid.as_deref()).collect();
     assert_eq!(uuids, [Some("GPU-aaa"), Some("GPU-bbb"), None]);
     assert_eq!(found[0].name, "NVIDIA H100 80GB HBM3");
-    assert_eq!(troubles(&folder, DeviceType::Cuda), [("/dev/nvidia7".to_owned(), false)]);
+    assert_eq!(probe_problems(&folder, DeviceType::Cuda), [("/dev/nvidia7".to_owned(), false)]);
 }
 
 #[test]

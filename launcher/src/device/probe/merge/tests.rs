@@ -20,7 +20,7 @@ fn card(kind: DeviceType, index: u32, pci: &str) -> Accelerator {
     }
 }
 
-fn trouble(kind: DeviceType, source: &str) -> ProbeProblem {
+fn probe_problem(kind: DeviceType, source: &str) -> ProbeProblem {
     ProbeProblem {
         kind,
         source: source.to_owned(),
@@ -61,13 +61,14 @@ fn kernel() -> Machine {
         numa_node: Some(1),
         links: vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Node],
     };
-    let troubles = vec![trouble(DeviceType::Cuda, "/proc/driver"), trouble(DeviceType::Xpu, "/sys/xe")];
+    let troubles =
+        vec![probe_problem(DeviceType::Cuda, "/proc/driver"), probe_problem(DeviceType::Xpu, "/sys/xe")];
     Machine { accelerators, cpus: None, links, nics: vec![nic], troubles, made_good: Vec::new() }
 }
 
 #[test]
 fn missing_nvml_uses_kernel_cards_and_keeps_problem() {
-    let nvidia = Machine { troubles: vec![trouble(DeviceType::Cuda, "NVML")], ..Machine::default() };
+    let nvidia = Machine { troubles: vec![probe_problem(DeviceType::Cuda, "NVML")], ..Machine::default() };
     let merged = merge(nvidia, kernel());
     assert_eq!(listed(&merged), ["cuda 0", "cuda 1", "rocm 0"]);
     assert_eq!((merged.links, merged.nics), (kernel().links, kernel().nics));

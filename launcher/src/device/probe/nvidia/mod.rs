@@ -121,7 +121,7 @@ fn add_from_driver(
         ProbeProblemKind::Failed(message) if !has_nodes => ProbeProblemKind::Missing(message),
         problem => problem,
     };
-    let nvml = |problem| trouble(SOURCE.to_owned(), problem);
+    let nvml = |problem| probe_problem(SOURCE.to_owned(), problem);
     let message = match driver {
         Ok(devices) if devices.is_empty() => "it has no device".to_owned(),
         Ok(devices) => {
@@ -133,7 +133,7 @@ fn add_from_driver(
     };
     machine.troubles.push(nvml(is_nowhere(problem)));
     // With NVML in trouble that is the one to tell; without NVML this is most often a machine without a card.
-    machine.troubles.push(trouble("the CUDA driver".to_owned(), ProbeProblemKind::Missing(message)));
+    machine.troubles.push(probe_problem("the CUDA driver".to_owned(), ProbeProblemKind::Missing(message)));
 }
 
 /// The first library of `paths` that exists, initialised.
@@ -156,11 +156,11 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
         Ok(count) if count <= MOST_CARDS => count,
         Ok(count) => {
             let problem = ProbeProblemKind::Failed(format!("it counts `{count}` GPUs"));
-            return machine.troubles.push(trouble(SOURCE.to_owned(), problem));
+            return machine.troubles.push(probe_problem(SOURCE.to_owned(), problem));
         }
         Err(error) => {
             let problem = ProbeProblemKind::Failed(error_text::error_message(&error));
-            return machine.troubles.push(trouble(SOURCE.to_owned(), problem));
+            return machine.troubles.push(probe_problem(SOURCE.to_owned(), problem));
         }
     };
     let mut handles = Vec::new();
@@ -171,7 +171,7 @@ fn add_cards(machine: &mut Machine, nvml: &Nvml, ask: ProbeScope) {
             // take no index.
             Err(error @ NvmlError::NoPermission) => {
                 let problem = ProbeProblemKind::Missing(error_text::error_message(&error));
-                machine.troubles.push(trouble(format!("{SOURCE}, GPU {number}"), problem));
+                machine.troubles.push(probe_problem(format!("{SOURCE}, GPU {number}"), problem));
                 continue;
             }
             Err(error) => {
@@ -208,7 +208,7 @@ fn instances(device: &Device<'_>, card: &Accelerator, ask: ProbeScope) -> Vec<Ac
         .collect()
 }
 
-fn trouble(source: String, problem: ProbeProblemKind) -> ProbeProblem {
+fn probe_problem(source: String, problem: ProbeProblemKind) -> ProbeProblem {
     ProbeProblem { kind: DeviceType::Cuda, source, what: problem }
 }
 

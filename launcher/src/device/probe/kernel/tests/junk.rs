@@ -116,7 +116,7 @@ fn unreadable_card_is_reported_as_failed() {
     let folder = Folder::new();
     folder.nvidia("0000:01:00.0", 0, "GPU-a").file("proc/driver/nvidia/gpus/0000:01:00.0/information", "?");
     folder.amd(2, 0x0300, "renderD128", "").remove("sys/class/kfd/kfd/topology/nodes/2/properties");
-    let failed = |kind| troubles(&folder, kind).into_iter().any(|(_, failed)| failed);
+    let failed = |kind| probe_problems(&folder, kind).into_iter().any(|(_, failed)| failed);
     assert!(failed(DeviceType::Cuda) && failed(DeviceType::Rocm));
     assert_eq!(cards(&folder), []);
 }
@@ -128,7 +128,7 @@ fn circular_symlinks_end_probe_without_devices() {
     folder.link("a", "sys/class/net/a").link("accel", "sys/class/accel");
     let machine = probe_kernel(folder.path(), everything());
     assert_eq!((machine.accelerators.len(), machine.nics.len()), (0, 0));
-    assert!(troubles(&folder, DeviceType::Rocm)[0].1, "not simply absent");
+    assert!(probe_problems(&folder, DeviceType::Rocm)[0].1, "not simply absent");
 }
 
 proptest! {
