@@ -89,7 +89,7 @@ fn bidi_controls_of_a_replaced_error_file_are_shown_as_escapes() {
     assert!(!outcome.stderr().contains('\x1b'), "an escape sequence reached the terminal\n{outcome}");
 }
 
-/// The last lines in the card; the worker's own stream is a file here.
+/// The last lines in the failure report; the worker's own stream is a file here.
 #[test]
 fn bidi_controls_of_last_lines_are_shown_as_escapes() {
     for name in Name::for_shared_behaviour().iter().filter(|_| is_rankrun()) {

@@ -65,7 +65,7 @@ impl LaunchPlan<'_> {
             stderr: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
             error_file: error_file.as_deref().map(path_pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
-            unset: self.unset(local_rank),
+            unset: self.removed_variables(local_rank),
             environment: self.environment(&command, variables.len()),
         })
     }
@@ -80,7 +80,7 @@ impl LaunchPlan<'_> {
         }
     }
 
-    fn unset(&self, local_rank: LocalRank) -> Vec<&'static str> {
+    fn removed_variables(&self, local_rank: LocalRank) -> Vec<&'static str> {
         let assigned = self.spec.worker_devices.get(local_rank.index());
         let variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
         let taken = variables.filter(|(name, value)| value.is_none() && self.facts.variable(name).is_some());

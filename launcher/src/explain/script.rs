@@ -149,10 +149,10 @@ impl Script {
             push_line(&mut text, format!("${{{name}+\"{name}=${name}\"}}").as_bytes());
         }
         if !self.wrapper.is_empty() {
-            push_line(&mut text, &words(&self.wrapper));
+            push_line(&mut text, &render_command(&self.wrapper));
         }
         push_line(&mut text, b"\"$@\"");
-        push_line(&mut text, &words(&self.command));
+        push_line(&mut text, &render_command(&self.command));
         text.push(b'\n');
         text
     }
@@ -183,7 +183,7 @@ fn assignment(name: &OsStr, value: &ScriptValue) -> Vec<u8> {
 }
 
 /// For `env` a program path with a `=` in it would be a variable.
-fn words(words: &[OsString]) -> Vec<u8> {
+fn render_command(words: &[OsString]) -> Vec<u8> {
     let is_variable = words.first().is_some_and(|program| program.as_bytes().contains(&b'='));
     let shell: &[&str] = if is_variable { &["/bin/sh", "-c", "exec \"$@\"", "sh"] } else { &[] };
     let all = shell.iter().map(OsStr::new).chain(words.iter().map(OsString::as_os_str));

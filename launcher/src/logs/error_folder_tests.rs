@@ -12,7 +12,7 @@ impl Scratch {
         Self(path)
     }
 
-    fn held(&self, end: &str) -> (PathBuf, Option<File>) {
+    fn locked_folder(&self, end: &str) -> (PathBuf, Option<File>) {
         let made = self.0.join(format!("torchelastic_{end}"));
         fs::create_dir(&made).unwrap();
         lock_folder(made, end)
@@ -32,7 +32,7 @@ impl Drop for Scratch {
 #[test]
 fn error_folder_unlocked_is_found_dead() {
     let scratch = Scratch::new("lock");
-    let (path, lock) = scratch.held("abcdefg1");
+    let (path, lock) = scratch.locked_folder("abcdefg1");
     assert_eq!(path, scratch.0.join("torchelastic_rankrun_abcdefg1"));
     assert_eq!(scratch.dead(), [] as [PathBuf; 0]);
     drop(lock);
@@ -42,8 +42,8 @@ fn error_folder_unlocked_is_found_dead() {
 #[test]
 fn error_folder_name_taken_keeps_both_folders() {
     let scratch = Scratch::new("taken");
-    let (first, _lock) = scratch.held("abcdefg1");
-    let (second, lock) = scratch.held("abcdefg1");
+    let (first, _lock) = scratch.locked_folder("abcdefg1");
+    let (second, lock) = scratch.locked_folder("abcdefg1");
     assert_eq!(second, scratch.0.join("torchelastic_abcdefg1"));
     assert!(lock.is_none() && first.is_dir() && second.is_dir());
     assert_eq!(scratch.dead(), [] as [PathBuf; 0]);
@@ -68,7 +68,7 @@ fn symlink_inside_dead_folder_is_not_followed() {
     let kept = scratch.0.join("kept");
     fs::create_dir(&kept).unwrap();
     fs::write(kept.join("file"), "").unwrap();
-    let (path, lock) = scratch.held("abcdefg1");
+    let (path, lock) = scratch.locked_folder("abcdefg1");
     symlink(&kept, path.join("link")).unwrap();
     fs::create_dir_all(path.join("none_x/attempt_0/0")).unwrap();
     drop(lock);

@@ -43,7 +43,7 @@ impl Filter {
         Self { texts, file: Mutex::new(Some(FilterFile { file, path, end: FileEnd::Line })) }
     }
 
-    fn wants(&self, bytes: &[u8]) -> bool {
+    fn matches(&self, bytes: &[u8]) -> bool {
         self.texts.iter().any(|text| text.find(bytes).is_some())
     }
 
@@ -95,7 +95,7 @@ impl LinePicker {
             lines = &lines[first + 1..];
         }
         // Most floods have nothing that is wanted.
-        if self.to.wants(lines) {
+        if self.to.matches(lines) {
             lines.split_inclusive(|&byte| byte == b'\n').for_each(|line| self.pick(line));
         }
         self.line_start.extend_from_slice(rest);
@@ -116,7 +116,7 @@ impl LinePicker {
     }
 
     fn pick(&mut self, line: &[u8]) {
-        if !line.is_empty() && self.to.wants(line) {
+        if !line.is_empty() && self.to.matches(line) {
             self.picked.extend_from_slice(&self.prefix);
             self.picked.extend_from_slice(line);
         }

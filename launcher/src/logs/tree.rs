@@ -39,7 +39,7 @@ pub struct LogTree {
     /// Held as long as the agent lives, where the base is a folder of error files.
     _lock: Option<File>,
     run: PathBuf,
-    made: Option<AttemptCounts>,
+    attempts: Option<AttemptCounts>,
     /// Whether there are further folders, for rounds without a restart.
     has_rounds: bool,
 }
@@ -158,7 +158,7 @@ impl LogTree {
                     temporary: None,
                     _lock: None,
                     run,
-                    made: None,
+                    attempts: None,
                     has_rounds: false,
                 }))
             }
@@ -180,7 +180,7 @@ impl LogTree {
         let (base, lock) =
             if is_held { error_folder::lock_folder(made, &random_suffix()) } else { (made, None) };
         let run = make_unique(&base, name)?;
-        Ok(Self { temporary: Some(base), _lock: lock, run, made: None, has_rounds: false })
+        Ok(Self { temporary: Some(base), _lock: lock, run, attempts: None, has_rounds: false })
     }
 
     /// Makes the folders of one generation, anew if they were there.
@@ -190,9 +190,8 @@ impl LogTree {
     pub fn attempt(&mut self, restarts: RestartCount, workers: LocalWorldSize) -> Result<Attempt, LogError> {
         let attempt = self.attempt_of(restarts, workers);
         attempt.make()?;
-        self.made = Some(self.made.map_or(AttemptCounts { restarts, workers }, |before| AttemptCounts {
-            restarts: before.restarts.max(restarts),
-            workers: before.workers.max(workers),
+        self.attempts = Some(self.attempts.map_or(AttemptCounts { restarts, workers }, |before| {
+            AttemptCounts { restarts: before.restarts.max(restarts), workers: before.workers.max(workers) }
         }));
         Ok(attempt)
     }
@@ -208,7 +207,7 @@ impl LogTree {
         restarts: RestartCount,
         workers: LocalWorldSize,
     ) -> Result<Attempt, LogError> {
-        if self.made.is_none_or(|made| made.restarts < restarts) {
+        if self.attempts.is_none_or(|attempts| attempts.restarts < restarts) {
             return self.attempt(restarts, workers);
         }
         let name = format!("{}{ROUND_INFIX}{round}", attempt_name(restarts));
@@ -220,7 +219,7 @@ impl LogTree {
 
     /// All that were made; some may have had fewer workers.
     fn attempts(&self) -> impl Iterator<Item = Attempt> {
-        let made = self.made.into_iter();
+        let made = self.attempts.into_iter();
         made.flat_map(move |AttemptCounts { restarts, workers }| {
             (0..=restarts.0).map(move |restarts| self.attempt_of(RestartCount(restarts), workers))
         })
@@ -228,7 +227,7 @@ impl LogTree {
 
     /// The further ones; some may have had fewer workers.
     fn rounds(&self) -> Vec<Attempt> {
-        let Some(AttemptCounts { workers, .. }) = self.made.filter(|_| self.has_rounds) else {
+        let Some(AttemptCounts { workers, .. }) = self.attempts.filter(|_| self.has_rounds) else {
             return Vec::new();
         };
         let found = std::fs::read_dir(&self.run).into_iter().flatten().flatten();

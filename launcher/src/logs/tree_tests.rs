@@ -16,7 +16,7 @@ impl Drop for Scratch {
     }
 }
 
-fn made(dir: &LogDir, id: &str) -> LogTree {
+fn make_tree(dir: &LogDir, id: &str) -> LogTree {
     match LogTree::make(dir, &run_id(id)).unwrap() {
         TreeOutcome::Made(tree) => tree,
         other => panic!("{other:?}"),
@@ -27,7 +27,7 @@ fn run_id(text: &str) -> RunId {
     RunId(text.to_owned())
 }
 
-fn two() -> LocalWorldSize {
+fn two_workers() -> LocalWorldSize {
     LocalWorldSize::new(2).unwrap()
 }
 
@@ -35,8 +35,8 @@ fn two() -> LocalWorldSize {
 fn log_tree_layout_is_that_of_torchrun() {
     let scratch = Scratch::new();
     let base = scratch.0.join("a/b");
-    let mut tree = made(&LogDir::At(base.clone()), "x/y");
-    let attempt = tree.attempt(RestartCount(0), two()).unwrap();
+    let mut tree = make_tree(&LogDir::At(base.clone()), "x/y");
+    let attempt = tree.attempt(RestartCount(0), two_workers()).unwrap();
     let name = tree.run_folder().file_name().unwrap().to_str().unwrap().to_owned();
     assert!(name.starts_with("x_y_") && name.len() == 12, "{name}");
     assert_eq!(tree.run_folder().parent(), Some(&*base));
@@ -48,10 +48,10 @@ fn log_tree_layout_is_that_of_torchrun() {
 #[test]
 fn attempt_folder_made_again_is_empty() {
     let scratch = Scratch::new();
-    let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
-    let first = tree.attempt(RestartCount(1), two()).unwrap();
+    let mut tree = make_tree(&LogDir::At(scratch.0.clone()), "j");
+    let first = tree.attempt(RestartCount(1), two_workers()).unwrap();
     std::fs::write(first.error_file(LocalRank(0)), "{}").unwrap();
-    let second = tree.attempt(RestartCount(1), two()).unwrap();
+    let second = tree.attempt(RestartCount(1), two_workers()).unwrap();
     assert_eq!(first, second);
     assert!(!second.error_file(LocalRank(0)).exists());
 }
@@ -59,10 +59,10 @@ fn attempt_folder_made_again_is_empty() {
 #[test]
 fn round_without_restart_gets_new_attempt_folder() {
     let scratch = Scratch::new();
-    let mut tree = made(&LogDir::At(scratch.0.clone()), "j");
+    let mut tree = make_tree(&LogDir::At(scratch.0.clone()), "j");
     let name = |attempt: &Attempt| attempt.folder().file_name().unwrap().to_str().unwrap().to_owned();
     let made = [(0, 0), (2, 0), (3, 1), (4, 1)]
-        .map(|(round, restarts)| tree.attempt_in(round, RestartCount(restarts), two()).unwrap());
+        .map(|(round, restarts)| tree.attempt_in(round, RestartCount(restarts), two_workers()).unwrap());
     let names = ["attempt_0", "attempt_0.round_2", "attempt_1", "attempt_1.round_4"];
     assert_eq!(made.each_ref().map(name), names);
     let [first, second, ..] = &made;
@@ -77,9 +77,9 @@ fn round_without_restart_gets_new_attempt_folder() {
 fn remove_empty_keeps_folders_with_files() {
     let scratch = Scratch::new();
     let dir = LogDir::Temporary(scratch.0.clone());
-    let mut tree = made(&dir, "j");
-    tree.attempt(RestartCount(0), two()).unwrap();
-    let kept = tree.attempt(RestartCount(1), two()).unwrap();
+    let mut tree = make_tree(&dir, "j");
+    tree.attempt(RestartCount(0), two_workers()).unwrap();
+    let kept = tree.attempt(RestartCount(1), two_workers()).unwrap();
     let run = tree.run_folder().to_owned();
     std::fs::write(kept.error_file(LocalRank(1)), "{}").unwrap();
     tree.remove_empty();
@@ -87,7 +87,7 @@ fn remove_empty_keeps_folders_with_files() {
     assert!(!kept.worker(LocalRank(0)).exists());
     assert!(!run.join("attempt_0").exists());
 
-    let mut tree = made(&dir, "j");
+    let mut tree = make_tree(&dir, "j");
     for (restarts, workers) in [(0, 2), (1, 1)] {
         tree.attempt(RestartCount(restarts), LocalWorldSize::new(workers).unwrap()).unwrap();
     }
@@ -100,8 +100,8 @@ fn remove_empty_keeps_folders_with_files() {
 #[test]
 fn error_files_are_found_in_all_attempts_but_not_in_symlinks() {
     let scratch = Scratch::new();
-    let mut tree = made(&LogDir::ErrorFiles(scratch.0.clone()), "j");
-    let attempts = [0, 1].map(|restarts| tree.attempt(RestartCount(restarts), two()).unwrap());
+    let mut tree = make_tree(&LogDir::ErrorFiles(scratch.0.clone()), "j");
+    let attempts = [0, 1].map(|restarts| tree.attempt(RestartCount(restarts), two_workers()).unwrap());
     let files = [attempts[0].error_file(LocalRank(1)), attempts[1].error_file(LocalRank(0))];
     files.iter().for_each(|file| std::fs::write(file, "{}").unwrap());
     let elsewhere = scratch.0.join("elsewhere/0");

@@ -38,10 +38,10 @@ pub enum AttachError {
         source: io::Error,
     },
     /// The launcher refuses the wrapper, with a reason.
-    #[error("the launcher does not wait for this worker: {why}")]
+    #[error("the launcher does not wait for this worker: {reason}")]
     Refused {
         /// The agent's reason, in its words.
-        why: String,
+        reason: String,
     },
     /// The command line names no program to run.
     #[error("there is no command to run")]
@@ -91,9 +91,9 @@ pub fn run_attached(
     let agent = connect_to_agent(socket).map_err(|source| AttachError::NoAttachListener { source })?;
     match receive(agent.as_fd()) {
         AttachMessage::Record(b'w', _) => {}
-        AttachMessage::Record(_, why) => return Err(AttachError::Refused { why }),
+        AttachMessage::Record(_, reason) => return Err(AttachError::Refused { reason }),
         AttachMessage::Empty | AttachMessage::Closed => {
-            return Err(AttachError::Refused { why: "it has just ended".to_owned() });
+            return Err(AttachError::Refused { reason: "it has just ended".to_owned() });
         }
     }
     let handled = HandledSignals::of(&SignalSpec::torchrun(), CliFlavor::Rankrun);

@@ -238,12 +238,12 @@ fn find(errno: Errno, head: &[u8], exists: &dyn Fn(&Path) -> bool) -> Option<Exe
         Errno::ENOENT => {
             let elf = Elf::parse(head)?;
             let loader = elf.loader()?;
-            let narrow = !elf.wide && cfg!(target_pointer_width = "64");
+            let narrow = !elf.is_64_bit && cfg!(target_pointer_width = "64");
             (!exists(Path::new(&loader))).then_some(ExecProblem::NoLoader { loader, narrow })
         }
         Errno::ENOEXEC if head.starts_with(b"\x7fELF") => {
             let Some(elf) = Elf::parse(head) else { return Some(ExecProblem::Damaged) };
-            let machine = machine_name(elf.machine, elf.wide);
+            let machine = machine_name(elf.machine, elf.is_64_bit);
             Some(match elf.number(16, 2) {
                 _ if machine != HERE => ExecProblem::OtherMachine { machine },
                 Some(OBJECT | CORE) => ExecProblem::NotLinked,
@@ -281,9 +281,9 @@ fn of_script(
     }
 }
 
-fn machine_name(machine: u16, wide: bool) -> String {
+fn machine_name(machine: u16, is_64_bit: bool) -> String {
     match MACHINES.iter().find(|(number, _)| *number == machine) {
-        Some((62, _)) if !wide => "x32 (x86_64 with 32-bit pointers)".to_owned(),
+        Some((62, _)) if !is_64_bit => "x32 (x86_64 with 32-bit pointers)".to_owned(),
         Some((_, name)) => (*name).to_owned(),
         None => format!("machine number {machine} of ELF"),
     }
@@ -291,8 +291,8 @@ fn machine_name(machine: u16, wide: bool) -> String {
 
 struct Elf<'a> {
     head: &'a [u8],
-    wide: bool,
-    big: bool,
+    is_64_bit: bool,
+    is_big_endian: bool,
     machine: u16,
 }
 
@@ -301,8 +301,8 @@ impl<'a> Elf<'a> {
         if !head.starts_with(b"\x7fELF") {
             return None;
         }
-        let (wide, big) = (*head.get(4)? == 2, *head.get(5)? == 2);
-        let elf = Self { head, wide, big, machine: 0 };
+        let (is_64_bit, is_big_endian) = (*head.get(4)? == 2, *head.get(5)? == 2);
+        let elf = Self { head, is_64_bit, is_big_endian, machine: 0 };
         Some(Self { machine: u16::try_from(elf.number(18, 2)?).ok()?, ..elf })
     }
 
@@ -310,18 +310,18 @@ impl<'a> Elf<'a> {
     fn number(&self, at: usize, size: usize) -> Option<u64> {
         let bytes = self.head.get(at..at.checked_add(size)?)?;
         let add = |number: u64, byte: &u8| (number << 8) | u64::from(*byte);
-        Some(if self.big { bytes.iter().fold(0, add) } else { bytes.iter().rev().fold(0, add) })
+        Some(if self.is_big_endian { bytes.iter().fold(0, add) } else { bytes.iter().rev().fold(0, add) })
     }
 
     /// An offset or size in the file.
     fn offset(&self, wide: usize, narrow: usize) -> Option<usize> {
-        let (at, size) = if self.wide { (wide, 8) } else { (narrow, 4) };
+        let (at, size) = if self.is_64_bit { (wide, 8) } else { (narrow, 4) };
         usize::try_from(self.number(at, size)?).ok()
     }
 
     /// The program that loads this one and its libraries.
     fn loader(&self) -> Option<String> {
-        let (table, count_at) = (self.offset(32, 28)?, if self.wide { 56 } else { 44 });
+        let (table, count_at) = (self.offset(32, 28)?, if self.is_64_bit { 56 } else { 44 });
         let (size, count) = (self.number(count_at - 2, 2)?, self.number(count_at, 2)?);
         let segments = (0..count).filter_map(|index| table.checked_add(usize::try_from(index * size).ok()?));
         let segment = segments.into_iter().find(|at| self.number(*at, 4) == Some(u64::from(LOADER)))?;

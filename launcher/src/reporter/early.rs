@@ -32,37 +32,37 @@ const MISSING_PEER: [&str; 5] = [
 
 /// The sentence about the early success that probably caused the failure.
 #[must_use]
-pub fn probable_cause(card: &FailureReport) -> Option<String> {
-    if !matches!(card.kind, FailureKind::Ended | FailureKind::EndedByStop) {
+pub fn probable_cause(failure: &FailureReport) -> Option<String> {
+    if !matches!(failure.kind, FailureKind::Ended | FailureKind::EndedByStop) {
         return None;
     }
-    let me = card.rank;
-    if let Some(lost) = card.report.as_ref().and_then(|report| report.lost_rank) {
+    let me = failure.rank;
+    if let Some(lost) = failure.report.as_ref().and_then(|report| report.lost_rank) {
         let is_lost = |end: &&OtherEnd| end.rank == lost && end.exit.is_success();
-        let same_moment = || card.other_ends.iter().find(is_lost).map(|_| Duration::ZERO);
-        let early = card.early.iter().find(|early| early.rank == lost).map(|early| early.before);
+        let same_moment = || failure.other_ends.iter().find(is_lost).map(|_| Duration::ZERO);
+        let early = failure.early.iter().find(|early| early.rank == lost).map(|early| early.before);
         let before = seconds_before(early.or_else(same_moment)?);
         return Some(format!(
             "rank {lost} had exited with 0, {before}; rank {me} reports that it lost rank {lost}"
         ));
     }
-    let phrase = peer_loss_phrase(card)?;
-    let names = early_names(&card.early)?;
+    let phrase = peer_loss_phrase(failure)?;
+    let names = early_names(&failure.early)?;
     Some(format!("{names}; rank {me} reports a lost peer (`{phrase}`)"))
 }
 
 /// The ranks that the hint is about.
 #[must_use]
-pub fn early_ranks(card: &FailureReport) -> String {
-    let lost = card.report.as_ref().and_then(|report| report.lost_rank);
-    let all = card.early.iter().map(|early| early.rank);
+pub fn early_ranks(failure: &FailureReport) -> String {
+    let lost = failure.report.as_ref().and_then(|report| report.lost_rank);
+    let all = failure.early.iter().map(|early| early.rank);
     lost.map_or_else(|| rank_names(all), |lost| rank_names([lost]))
 }
 
-fn peer_loss_phrase(card: &FailureReport) -> Option<&'static str> {
-    let report = card.report.iter();
+fn peer_loss_phrase(failure: &FailureReport) -> Option<&'static str> {
+    let report = failure.report.iter();
     let reported = report.flat_map(|report| [Some(&report.message), report.callstack.as_ref()]).flatten();
-    let texts: Vec<&String> = card.tail.iter().chain(reported).collect();
+    let texts: Vec<&String> = failure.tail.iter().chain(reported).collect();
     let missing = || MISSING_PEER.into_iter().find(|phrase| texts.iter().any(|text| text.contains(phrase)));
     texts.iter().find_map(|text| lost_peer_phrase(text)).or_else(missing)
 }
@@ -87,12 +87,13 @@ fn seconds_before(before: Duration) -> String {
 
 /// How all other ranks of the node ended; equal ends together.
 #[must_use]
-pub fn other_ends_text(card: &FailureReport) -> String {
+pub fn other_ends_text(failure: &FailureReport) -> String {
     let mut groups: Vec<(String, Vec<Rank>)> = Vec::new();
-    if let Some(before) = early_range_text(&card.early) {
-        groups.push((format!("exit code 0, {before}"), card.early.iter().map(|early| early.rank).collect()));
+    if let Some(before) = early_range_text(&failure.early) {
+        groups
+            .push((format!("exit code 0, {before}"), failure.early.iter().map(|early| early.rank).collect()));
     }
-    for other in &card.other_ends {
+    for other in &failure.other_ends {
         let end = other.exit.to_string();
         match groups.iter_mut().find(|(known, _)| *known == end) {
             Some((_, ranks)) => ranks.push(other.rank),
@@ -110,7 +111,7 @@ mod tests {
 
     use super::*;
     use crate::process::Exit;
-    use crate::reporter::summary::tests::card;
+    use crate::reporter::summary::tests::example_failure;
 
     fn early(ranks: &[(u32, u64)]) -> Vec<EarlyRank> {
         let before = Duration::from_millis;
@@ -122,10 +123,16 @@ mod tests {
         Some(ErrorReport { message: message.to_owned(), callstack: None, unix_seconds: None, lost_rank })
     }
 
-    /// The card of rank 0, which ended with a code.
+    /// The report of rank 0, which ended with a code.
     fn of_rank_0(early_ranks: &[(u32, u64)], last_line: &str) -> FailureReport {
         let tail = vec![last_line.to_owned()];
-        FailureReport { rank: Rank(0), exit: Exit::Code(1), early: early(early_ranks), tail, ..card() }
+        FailureReport {
+            rank: Rank(0),
+            exit: Exit::Code(1),
+            early: early(early_ranks),
+            tail,
+            ..example_failure()
+        }
     }
 
     #[test]
@@ -154,8 +161,8 @@ mod tests {
             assert_eq!(probable_cause(&of_rank_0(&[(1, 10)], line)), None, "{line}");
         }
         let stuck = FailureKind::Stuck { stuck_for: Duration::from_secs(2) };
-        let card = FailureReport { kind: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
-        assert_eq!(probable_cause(&card), None);
+        let failure = FailureReport { kind: stuck, ..of_rank_0(&[(1, 10)], "Connection closed by peer") };
+        assert_eq!(probable_cause(&failure), None);
     }
 
     #[test]
@@ -176,10 +183,10 @@ mod tests {
     #[test]
     fn other_ranks_with_equal_exit_are_listed_together() {
         let stopped = Exit::Signal { number: libc::SIGTERM, core_dumped: false };
-        let mut card = of_rank_0(&[(1, 1_240)], "");
-        card.other_ends = (2..40).map(|rank| OtherEnd { rank: Rank(rank), exit: stopped }).collect();
-        card.other_ends.insert(5, OtherEnd { rank: Rank(40), exit: Exit::Code(7) });
+        let mut failure = of_rank_0(&[(1, 1_240)], "");
+        failure.other_ends = (2..40).map(|rank| OtherEnd { rank: Rank(rank), exit: stopped }).collect();
+        failure.other_ends.insert(5, OtherEnd { rank: Rank(40), exit: Exit::Code(7) });
         let text = "rank 1: exit code 0, 1.2 s before; ranks 2-39: killed by SIGTERM; rank 40: exit code 7";
-        assert_eq!(other_ends_text(&card), text);
+        assert_eq!(other_ends_text(&failure), text);
     }
 }

@@ -19,10 +19,10 @@ pub struct LogDisk {
 
 /// A row of a failure report: name and value.
 #[must_use]
-pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
-    let disk = card.log_disk.as_ref()?;
-    let is_named = is_named_in(texts(card));
-    Some(match is_cause(card, disk) {
+pub fn row(failure: &FailureReport) -> Option<(&'static str, String)> {
+    let disk = failure.log_disk.as_ref()?;
+    let is_named = is_named_in(texts(failure));
+    Some(match is_cause(failure, disk) {
         true if is_named => ("cause", format!("a full disk: {}", disk.full)),
         true => ("cause", format!("probably a full disk: {}", disk.full)),
         false => ("disk", disk.full.to_string()),
@@ -31,10 +31,10 @@ pub fn row(card: &FailureReport) -> Option<(&'static str, String)> {
 
 /// The hint for a full log disk, if the worker has probably failed of it or has written nothing.
 #[must_use]
-pub fn hint(card: &FailureReport) -> Option<String> {
-    let disk = card.log_disk.as_ref()?;
-    let is_silent = card.report.is_none() && card.tail.is_empty();
-    (matches!(card.exit, Exit::Code(_)) && (is_cause(card, disk) || is_silent))
+pub fn hint(failure: &FailureReport) -> Option<String> {
+    let disk = failure.log_disk.as_ref()?;
+    let is_silent = failure.report.is_none() && failure.tail.is_empty();
+    (matches!(failure.exit, Exit::Code(_)) && (is_cause(failure, disk) || is_silent))
         .then(|| FREE_SPACE_HINT.to_owned())
 }
 
@@ -47,8 +47,8 @@ pub fn cause_of(disk: &LogDisk, tail: &[String]) -> Option<String> {
 }
 
 /// A visible error of Python that names no full disk has another cause.
-fn is_cause(card: &FailureReport, disk: &LogDisk) -> bool {
-    let has_other_error = card.error_texts().next().is_some() && !is_named_in(texts(card));
+fn is_cause(failure: &FailureReport, disk: &LogDisk) -> bool {
+    let has_other_error = failure.error_texts().next().is_some() && !is_named_in(texts(failure));
     may_be_cause(disk) && !has_other_error
 }
 
@@ -56,9 +56,9 @@ const fn may_be_cause(disk: &LogDisk) -> bool {
     disk.is_written_by_worker && matches!(disk.full.shortage, DiskShortage::Space { .. })
 }
 
-fn texts(card: &FailureReport) -> impl Iterator<Item = &String> {
-    let report = card.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
-    report.flatten().chain(&card.tail)
+fn texts(failure: &FailureReport) -> impl Iterator<Item = &String> {
+    let report = failure.report.iter().flat_map(|report| [Some(&report.message), report.callstack.as_ref()]);
+    report.flatten().chain(&failure.tail)
 }
 
 fn is_named_in<'a>(mut texts: impl Iterator<Item = &'a String>) -> bool {
@@ -70,7 +70,7 @@ mod tests {
     use rankrun_contract::report::ErrorReport;
 
     use super::*;
-    use crate::reporter::summary::tests::card;
+    use crate::reporter::summary::tests::example_failure;
     use crate::reporter::summary::{self, ProgramKind, render};
 
     fn on(shortage: DiskShortage, is_written_by_worker: bool) -> FailureReport {
@@ -81,7 +81,7 @@ mod tests {
             program: ProgramKind::Python,
             log_disk,
             tail: Vec::new(),
-            ..card()
+            ..example_failure()
         }
     }
 

@@ -51,9 +51,9 @@ fn peak_in_words(PeakMemory { bytes, is_own }: PeakMemory, rank: Rank) -> String
 
 /// Rows of a failure report: name and value.
 #[must_use]
-pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
+pub fn rows(failure: &FailureReport) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
-    let on_machine = card.foreign_kill.and_then(|kill| match kill.oom {
+    let on_machine = failure.foreign_kill.and_then(|kill| match kill.oom {
         OomEvidence::OnMachine { count } => Some(count),
         OomEvidence::InCgroup { .. } | OomEvidence::NoKill | OomEvidence::Unknown => None,
     });
@@ -67,12 +67,12 @@ pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
             ),
         ));
     }
-    if let Some(kill) = card.foreign_kill.filter(|kill| !is_by_kernel(kill))
+    if let Some(kill) = failure.foreign_kill.filter(|kill| !is_by_kernel(kill))
         && let Some(peak) = kill.peak
     {
-        rows.push(("memory", peak_in_words(peak, card.rank)));
+        rows.push(("memory", peak_in_words(peak, failure.rank)));
     }
-    if let Some((count, limit)) = kills_beside(card) {
+    if let Some((count, limit)) = kills_beside(failure) {
         let limit = limit.map(|limit| format!(" (cgroup limit {})", memory(limit))).unwrap_or_default();
         let killed = processes(count);
         rows.push((
@@ -85,9 +85,9 @@ pub fn rows(card: &FailureReport) -> Vec<(&'static str, String)> {
 
 /// The hint for a lack of memory, or for a SIGKILL.
 #[must_use]
-pub fn hint(card: &FailureReport) -> Option<String> {
+pub fn hint(failure: &FailureReport) -> Option<String> {
     let of_limit = |limit: Option<u64>| if limit.is_some() { RAISE_LIMIT } else { USE_LESS };
-    let hint = match card.foreign_kill.map(|kill| kill.oom) {
+    let hint = match failure.foreign_kill.map(|kill| kill.oom) {
         Some(OomEvidence::InCgroup { limit, .. }) => of_limit(limit),
         Some(OomEvidence::OnMachine { .. }) => {
             "`dmesg` names the processes that the kernel killed; any other SIGKILL is from a scheduler, a container runtime \
@@ -101,7 +101,7 @@ pub fn hint(card: &FailureReport) -> Option<String> {
             "the kernel's counters cannot be read here: `dmesg` says whether it killed the worker for lack of memory"
         }
         None => {
-            let (_, limit) = kills_beside(card).filter(|_| may_be_of_a_child(card))?;
+            let (_, limit) = kills_beside(failure).filter(|_| may_be_of_a_child(failure))?;
             return Some(format!("perhaps for lack of memory: {}", of_limit(limit)));
         }
     };
@@ -109,9 +109,9 @@ pub fn hint(card: &FailureReport) -> Option<String> {
 }
 
 /// OOM kills beside a worker that ended in another way, with the limit that was reached.
-fn kills_beside(card: &FailureReport) -> Option<(u64, Option<u64>)> {
-    let OomKills { cgroup, limit, .. } = card.oom;
-    let count = cgroup.filter(|count| *count > 0 && card.foreign_kill.is_none())?;
+fn kills_beside(failure: &FailureReport) -> Option<(u64, Option<u64>)> {
+    let OomKills { cgroup, limit, .. } = failure.oom;
+    let count = cgroup.filter(|count| *count > 0 && failure.foreign_kill.is_none())?;
     Some((count, limit))
 }
 
@@ -128,9 +128,9 @@ const LOSS_WORDS: [&str; 7] = [
 ];
 
 /// Whether the worker may have failed for want of a process that was killed: no visible error has another cause.
-fn may_be_of_a_child(card: &FailureReport) -> bool {
-    let mut errors = card.error_texts().peekable();
-    card.exit == Exit::Code(128 + libc::SIGKILL) || errors.peek().is_none() || errors.any(names_loss)
+fn may_be_of_a_child(failure: &FailureReport) -> bool {
+    let mut errors = failure.error_texts().peekable();
+    failure.exit == Exit::Code(128 + libc::SIGKILL) || errors.peek().is_none() || errors.any(names_loss)
 }
 
 fn names_loss(error: &str) -> bool {

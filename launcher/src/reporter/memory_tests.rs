@@ -1,18 +1,18 @@
 //! Texts of reports about out-of-memory kills.
 
 use super::*;
-use crate::reporter::summary::tests::card;
+use crate::reporter::summary::tests::example_failure;
 use crate::reporter::summary::{self, render};
 
 const PEAK: PeakMemory = PeakMemory { bytes: 398 * MIB + 1000, is_own: true };
 const LIMIT: Option<u64> = Some(400 * MIB);
 
 fn killed(oom: OomEvidence) -> FailureReport {
-    FailureReport { foreign_kill: Some(ForeignKill { oom, peak: Some(PEAK) }), ..card() }
+    FailureReport { foreign_kill: Some(ForeignKill { oom, peak: Some(PEAK) }), ..example_failure() }
 }
 
-fn first_line(card: &FailureReport) -> String {
-    render(card).lines().next().unwrap_or_default().to_owned()
+fn first_line(failure: &FailureReport) -> String {
+    render(failure).lines().next().unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -68,14 +68,14 @@ fn sigkill_without_evidence_is_from_outside() {
 
 #[test]
 fn sigkill_by_launcher_is_not_from_outside() {
-    assert_eq!(first_line(&card()), "rank 1 failed first: killed by SIGKILL");
-    assert_eq!(hint(&card()), None);
+    assert_eq!(first_line(&example_failure()), "rank 1 failed first: killed by SIGKILL");
+    assert_eq!(hint(&example_failure()), None);
 }
 
 #[test]
 fn oom_kill_of_child_is_shown_beside_worker_exit() {
     let oom = OomKills { cgroup: Some(1), limit: LIMIT, machine: Some(1) };
-    let failed = FailureReport { exit: Exit::Code(1), oom, ..card() };
+    let failed = FailureReport { exit: Exit::Code(1), oom, ..example_failure() };
     let row = "\n  memory    the kernel killed 1 process of the job's cgroup for lack of memory (cgroup limit 400 MiB)\n";
     assert!(render(&failed).contains(row), "{}", render(&failed));
     assert_eq!(hint(&failed), Some(format!("perhaps for lack of memory: {RAISE_LIMIT}")));

@@ -1,4 +1,4 @@
-//! The first failure card: the rank that failed first, its node, exit, time and last output. Pure; the agent collects
+//! The failure report: the rank that failed first, its node, exit, time and last output. Pure; the agent collects
 //! the facts, the console prints the text.
 
 pub mod peers;
@@ -132,51 +132,51 @@ impl FailureReport {
 /// A call stack that holds so many bytes of the message's start shows the message, in bytes.
 const MESSAGE_START: usize = 1000;
 
-/// The card as text, each line ended.
+/// The report as text, each line ended.
 #[must_use]
-pub fn render(card: &FailureReport) -> String {
-    let worker = match card.node.rank {
-        Some(_) => worker_name_on_node(card.rank, card.local_rank, &card.node),
-        None => format!("rank {}", card.rank),
+pub fn render(failure: &FailureReport) -> String {
+    let worker = match failure.node.rank {
+        Some(_) => worker_name_on_node(failure.rank, failure.local_rank, &failure.node),
+        None => format!("rank {}", failure.rank),
     };
-    let mut lines = vec![format!("{worker} failed first: {}", failure_text(card))];
+    let mut lines = vec![format!("{worker} failed first: {}", failure_text(failure))];
     let mut row = |name: &str, value: String| lines.push(format!("  {name:<9} {value}"));
-    row("worker", format!("rank {}, local rank {}, pid {}", card.rank, card.local_rank, card.pid));
-    if card.device.is_known_to_runtime {
-        row("device", device(&card.device));
+    row("worker", format!("rank {}, local rank {}, pid {}", failure.rank, failure.local_rank, failure.pid));
+    if failure.device.is_known_to_runtime {
+        row("device", device(&failure.device));
     }
-    for dead in &card.dead_devices {
+    for dead in &failure.dead_devices {
         row("dead", plain(&format!("{} of {}: {}", dead.device, ranks(&dead.ranks), dead.why)));
     }
-    if !card.not_joined.is_empty() {
-        row("missing", ranks(&card.not_joined));
+    if !failure.not_joined.is_empty() {
+        row("missing", ranks(&failure.not_joined));
     }
-    row("node", plain(&card.node.as_row()));
-    row("started", timestamp(card.started));
-    let lifetime = card.ended.duration_since(card.started).unwrap_or_default();
-    row("ended", format!("{}, after {:.1} s", timestamp(card.ended), lifetime.as_secs_f64()));
-    let (used, most) = card.restarts;
+    row("node", plain(&failure.node.as_row()));
+    row("started", timestamp(failure.started));
+    let lifetime = failure.ended.duration_since(failure.started).unwrap_or_default();
+    row("ended", format!("{}, after {:.1} s", timestamp(failure.ended), lifetime.as_secs_f64()));
+    let (used, most) = failure.restarts;
     // More than that where the policy gives them back.
     row("restarts", if used > most { format!("{used} used") } else { format!("{used} of {most} used") });
-    for file in &card.files {
+    for file in &failure.files {
         row("log", file.display().to_string());
     }
-    for (name, value) in memory::rows(card).into_iter().chain(log_space::row(card)) {
+    for (name, value) in memory::rows(failure).into_iter().chain(log_space::row(failure)) {
         row(name, plain(&value));
     }
-    if let Some(cause) = early::probable_cause(card) {
+    if let Some(cause) = early::probable_cause(failure) {
         row("cause", format!("probably an early end: {cause}"));
     }
-    let other_ends = early::other_ends_text(card);
+    let other_ends = early::other_ends_text(failure);
     if !other_ends.is_empty() {
         row("others", other_ends);
     }
-    lines.extend(peers::lines(&card.peers));
-    if let Some(report) = &card.report {
+    lines.extend(peers::lines(&failure.peers));
+    if let Some(report) = &failure.report {
         lines.push("  what it reported:".to_owned());
         lines.extend(peers::text_lines(report));
     }
-    let tail = tail_beside_report(card);
+    let tail = tail_beside_report(failure);
     if !tail.is_empty() {
         lines.push("  its last lines:".to_owned());
         lines.extend(tail.iter().map(|line| format!("    | {line}")));
@@ -188,15 +188,17 @@ pub fn render(card: &FailureReport) -> String {
 }
 
 /// The worker's last lines without lines that its report already shows. Empty if only blank lines are left.
-fn tail_beside_report(card: &FailureReport) -> Vec<&str> {
-    let report = card.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
+fn tail_beside_report(failure: &FailureReport) -> Vec<&str> {
+    let report =
+        failure.report.iter().flat_map(|report| [Some(&*report.message), report.callstack.as_deref()]);
     let reported: Vec<&str> =
         report.flatten().flat_map(str::lines).map(str::trim).filter(|line| !line.is_empty()).collect();
-    let prefix = format!("rank {}: ", card.rank);
+    let prefix = format!("rank {}: ", failure.rank);
     let text = |line: &str| line.trim_start_matches(&prefix).trim().to_owned();
-    let mut tail: Vec<&str> = card.tail.iter().map(String::as_str).collect();
+    let mut tail: Vec<&str> = failure.tail.iter().map(String::as_str).collect();
     // A traceback that was printed has a few lines more than the same one in a report.
-    let callstack = card.report.as_ref().and_then(|report| report.callstack.as_deref()).unwrap_or_default();
+    let callstack =
+        failure.report.as_ref().and_then(|report| report.callstack.as_deref()).unwrap_or_default();
     let ends = [callstack.lines().next(), callstack.trim_end().lines().last()];
     let ends = ends.map(|end| tail.iter().rposition(|line| end.is_some_and(|end| text(line) == end.trim())));
     if let [Some(first), Some(last)] = ends
@@ -225,32 +227,32 @@ fn quoted_lines(text: &str) -> Vec<String> {
 
 /// The one thing to do about it, where something can be said.
 #[must_use]
-pub fn hint(card: &FailureReport) -> Option<String> {
-    if matches!(card.kind, FailureKind::Stuck { .. }) {
+pub fn hint(failure: &FailureReport) -> Option<String> {
+    if matches!(failure.kind, FailureKind::Stuck { .. }) {
         return Some("a device or a file server does not answer: see `dmesg`".to_owned());
     }
-    if matches!(card.kind, FailureKind::NotJoined { .. }) {
-        return Some(not_joined_hint(card));
+    if matches!(failure.kind, FailureKind::NotJoined { .. }) {
+        return Some(not_joined_hint(failure));
     }
-    if !card.dead_devices.is_empty() {
+    if !failure.dead_devices.is_empty() {
         return Some(
             "see `dmesg` for what the driver says of it; leave it out until it is repaired".to_owned(),
         );
     }
-    if early::probable_cause(card).is_some() {
+    if early::probable_cause(failure).is_some() {
         return Some(format!(
             "all ranks make the same collective calls: see why {} ended before rank {}",
-            early::early_ranks(card),
-            card.rank
+            early::early_ranks(failure),
+            failure.rank
         ));
     }
-    if let Some(hint) = memory::hint(card).or_else(|| log_space::hint(card)) {
+    if let Some(hint) = memory::hint(failure).or_else(|| log_space::hint(failure)) {
         return Some(hint);
     }
-    if card.cause_hint.is_some() {
-        return card.cause_hint.clone();
+    if failure.cause_hint.is_some() {
+        return failure.cause_hint.clone();
     }
-    match card.exit {
+    match failure.exit {
         Exit::Signal { number: libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE, .. } => {
             Some("it crashed in native code: `PYTHONFAULTHANDLER=1` makes Python print where".to_owned())
         }
@@ -260,16 +262,16 @@ pub fn hint(card: &FailureReport) -> Option<String> {
                 .to_owned(),
         ),
         Exit::Code(127) => Some("exit code 127 is a shell's `command not found`".to_owned()),
-        _ if card.report.is_some() || !card.tail.is_empty() => None,
-        _ => silent_hint(card),
+        _ if failure.report.is_some() || !failure.tail.is_empty() => None,
+        _ => silent_hint(failure),
     }
 }
 
 /// The hint for a worker that was stopped since it had not joined the store.
-fn not_joined_hint(card: &FailureReport) -> String {
-    let output = if !tail_beside_report(card).is_empty() {
+fn not_joined_hint(failure: &FailureReport) -> String {
+    let output = if !tail_beside_report(failure).is_empty() {
         "its last lines say how far it got; "
-    } else if card.tail.is_empty() && card.report.is_none() && card.is_output_captured {
+    } else if failure.tail.is_empty() && failure.report.is_none() && failure.is_output_captured {
         "it has printed nothing; "
     } else {
         ""
@@ -281,12 +283,12 @@ fn not_joined_hint(card: &FailureReport) -> String {
 
 /// The hint for a worker that left no text. Python prints a traceback for all exceptions but `SystemExit`, for which
 /// `record` writes no error file either.
-fn silent_hint(card: &FailureReport) -> Option<String> {
-    let is_python = card.program == ProgramKind::Python;
-    let has_error_file = card.files.iter().any(|file| file.ends_with(ERROR_FILE));
-    match card.exit {
+fn silent_hint(failure: &FailureReport) -> Option<String> {
+    let is_python = failure.program == ProgramKind::Python;
+    let has_error_file = failure.files.iter().any(|file| file.ends_with(ERROR_FILE));
+    match failure.exit {
         _ if has_error_file => None,
-        Exit::Code(code) if card.is_output_captured => {
+        Exit::Code(code) if failure.is_output_captured => {
             let example = if is_python { format!("sys.exit({code})") } else { format!("exit {code}") };
             Some(format!("the worker printed nothing before `{example}`; print the reason to stderr there"))
         }
@@ -295,20 +297,20 @@ fn silent_hint(card: &FailureReport) -> Option<String> {
              shown here"
                 .to_owned(),
         ),
-        _ => (!card.is_output_captured && card.files.is_empty()).then(|| keep_hint(card)),
+        _ => (!failure.is_output_captured && failure.files.is_empty()).then(|| keep_hint(failure)),
     }
 }
 
 /// The hint after a failure without a report, and with output that the launcher did not see.
-fn keep_hint(card: &FailureReport) -> String {
-    match (card.kept.by_streams, card.kept.in_folder) {
+fn keep_hint(failure: &FailureReport) -> String {
+    match (failure.kept.by_streams, failure.kept.in_folder) {
         (false, false) => "run with `--tee 3 --log-dir DIR` to keep what each worker prints".to_owned(),
         (false, true) => "add `--tee 3` to keep what each worker prints in the log folder".to_owned(),
         (true, false) => "give `--log-dir` a folder to keep what each worker prints".to_owned(),
         (true, true) => format!(
             "it printed nothing; `rankrun explain --script {}` in front of the options makes a script that runs it \
              by hand",
-            card.local_rank
+            failure.local_rank
         ),
     }
 }
@@ -316,19 +318,19 @@ fn keep_hint(card: &FailureReport) -> String {
 /// `cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1`
 fn device(device: &Device) -> String {
     let mut text = device.to_string();
-    if let Some(card) = &device.identity {
-        text.push_str(&format!(", {card}"));
-        if let Some(node) = card.numa_node {
+    if let Some(failure) = &device.identity {
+        text.push_str(&format!(", {failure}"));
+        if let Some(node) = failure.numa_node {
             text.push_str(&format!(", NUMA node {node}"));
         }
     }
     text
 }
 
-fn failure_text(card: &FailureReport) -> String {
-    let exit = exit_text(card.exit);
-    match card.kind {
-        FailureKind::Ended => card.foreign_kill.map_or(exit, |kill| kill_in_words(kill, card.rank)),
+fn failure_text(failure: &FailureReport) -> String {
+    let exit = exit_text(failure.exit);
+    match failure.kind {
+        FailureKind::Ended => failure.foreign_kill.map_or(exit, |kill| kill_in_words(kill, failure.rank)),
         FailureKind::EndedByStop => format!("it had reported its failure when the stop ended it ({exit})"),
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())

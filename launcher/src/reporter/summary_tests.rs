@@ -1,11 +1,11 @@
-//! Texts of the first failure card.
+//! Texts of the failure report.
 
 use super::*;
 use crate::device::DeviceType;
 use rankrun_contract::rank::NodeRank;
 use std::time::Duration;
 
-pub(in crate::reporter) fn card() -> FailureReport {
+pub(in crate::reporter) fn example_failure() -> FailureReport {
     FailureReport {
         rank: Rank(1),
         local_rank: LocalRank(1),
@@ -38,7 +38,7 @@ pub(in crate::reporter) fn card() -> FailureReport {
 #[test]
 fn failure_report_shows_rank_device_node_times_and_output() {
     assert_eq!(
-        render(&card()),
+        render(&example_failure()),
         "\
 rank 1 failed first: killed by SIGKILL
   worker    rank 1, local rank 1, pid 77
@@ -54,15 +54,15 @@ rank 1 failed first: killed by SIGKILL
     | step 10
 "
     );
-    assert_eq!(hint(&card()), None);
+    assert_eq!(hint(&example_failure()), None);
 }
 
 #[test]
 fn failure_report_of_multi_node_job_names_node() {
     let addr = Some("10.0.0.2".to_owned());
-    let node = NodeName { rank: Some(NodeRank(1)), addr, ..card().node };
-    let card = FailureReport { rank: Rank(5), node, ..card() };
-    let text = render(&card);
+    let node = NodeName { rank: Some(NodeRank(1)), addr, ..example_failure().node };
+    let failure = FailureReport { rank: Rank(5), node, ..example_failure() };
+    let text = render(&failure);
     let first = "rank 5 (local rank 1) on node 1 (gpu-node-7, 10.0.0.2) failed first: killed by SIGKILL\n";
     assert!(text.starts_with(first), "{text}");
     assert!(text.contains("  node      1, gpu-node-7, 10.0.0.2\n"), "{text}");
@@ -70,7 +70,7 @@ fn failure_report_of_multi_node_job_names_node() {
 
 #[test]
 fn failure_report_identifies_device() {
-    let mut card = card();
+    let mut failure = example_failure();
     let gpu = crate::placement::DeviceIdentity {
         index: "3".to_owned(),
         noun: "GPU",
@@ -80,10 +80,10 @@ fn failure_report_identifies_device() {
         numa_node: Some(1),
         chosen_by: "--devices 3".to_owned(),
     };
-    card.device =
+    failure.device =
         Device { kind: DeviceType::Cuda, ordinal: 0, identity: Some(gpu), is_known_to_runtime: true };
     let row = "  device    cuda:0, GPU 3 NVIDIA H100 (0000:1b:00.0), NUMA node 1\n";
-    assert!(render(&card).contains(row), "{}", render(&card));
+    assert!(render(&failure).contains(row), "{}", render(&failure));
 }
 
 #[test]
@@ -93,22 +93,24 @@ fn dead_device_is_named_with_its_ranks() {
         device: "cuda 3 (Fast\x1b[31m, 0000:1b:00.0)".to_owned(),
         why: "does not answer: GPU is lost".to_owned(),
     };
-    let card = FailureReport { dead_devices: vec![dead], ..card() };
+    let failure = FailureReport { dead_devices: vec![dead], ..example_failure() };
     let line = "  dead      cuda 3 (Fast, 0000:1b:00.0) of ranks 1, 3: does not answer: GPU is lost";
-    assert!(render(&card).lines().any(|found| found == line), "{}", render(&card));
-    assert!(hint(&card).is_some_and(|hint| hint.contains("dmesg")));
+    assert!(render(&failure).lines().any(|found| found == line), "{}", render(&failure));
+    assert!(hint(&failure).is_some_and(|hint| hint.contains("dmesg")));
 }
 
 #[test]
 fn first_line_tells_effect_of_launcher_stop() {
-    let first_line = |card: &FailureReport| render(card).lines().next().unwrap_or_default().to_owned();
-    let stopped = FailureReport { kind: FailureKind::EndedByStop, ..card() };
+    let first_line = |failure: &FailureReport| render(failure).lines().next().unwrap_or_default().to_owned();
+    let stopped = FailureReport { kind: FailureKind::EndedByStop, ..example_failure() };
     assert_eq!(
         first_line(&stopped),
         "rank 1 failed first: it had reported its failure when the stop ended it (killed by SIGKILL)"
     );
-    let stuck =
-        FailureReport { kind: FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) }, ..card() };
+    let stuck = FailureReport {
+        kind: FailureKind::Stuck { stuck_for: Duration::from_millis(2_040) },
+        ..example_failure()
+    };
     assert_eq!(
         first_line(&stuck),
         "rank 1 failed first: stuck in the kernel for 2.0 s and stopped (killed by SIGKILL)"
@@ -116,7 +118,7 @@ fn first_line_tells_effect_of_launcher_stop() {
     let late = FailureReport {
         kind: FailureKind::NotJoined { limit: Duration::from_secs(5) },
         not_joined: vec![Rank(1), Rank(3)],
-        ..card()
+        ..example_failure()
     };
     assert_eq!(
         first_line(&late),
@@ -128,7 +130,7 @@ fn first_line_tells_effect_of_launcher_stop() {
     let silent = FailureReport { tail: Vec::new(), ..late };
     assert_eq!(hint(&silent), Some(format!("it has printed nothing; {advice}")));
     assert_eq!(hint(&FailureReport { is_output_captured: false, ..silent }), Some(advice.to_owned()));
-    let shell = FailureReport { exit: Exit::Code(139), ..card() };
+    let shell = FailureReport { exit: Exit::Code(139), ..example_failure() };
     assert_eq!(first_line(&shell), "rank 1 failed first: exit code 139 (a shell's way to say SIGSEGV)");
 }
 
@@ -139,7 +141,7 @@ fn silent_worker_hint_asks_for_output() {
         tail: Vec::new(),
         files: Vec::new(),
         program: ProgramKind::Python,
-        ..card()
+        ..example_failure()
     };
     let exits = "the worker printed nothing before `sys.exit(1)`; print the reason to stderr there";
     assert_eq!(hint(&silent).as_deref(), Some(exits));
@@ -171,54 +173,54 @@ fn silent_worker_hint_asks_for_output() {
 
 #[test]
 fn reported_message_is_escaped() {
-    let mut card = card();
+    let mut failure = example_failure();
     let message = "\x1b[31mlost\nit\x1b[0m".to_owned();
-    card.report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
-    let text = render(&card);
+    failure.report = Some(ErrorReport { message, callstack: None, unix_seconds: None, lost_rank: None });
+    let text = render(&failure);
     assert!(text.contains("what it reported:\n    | lost\n    | it\n"), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
 }
 
 #[test]
 fn reported_traceback_is_shown_once() {
-    let mut card = card();
-    card.report = Some(ErrorReport {
+    let mut failure = example_failure();
+    failure.report = Some(ErrorReport {
         message: "ValueError: x".to_owned(),
         callstack: Some("Traceback:\n  line 1\nValueError: x\n".to_owned()),
         unix_seconds: None,
         lost_rank: None,
     });
-    let text = render(&card);
+    let text = render(&failure);
     assert_eq!(text.matches("ValueError: x").count(), 1, "{text}");
     assert!(text.contains("    |   line 1\n"), "{text}");
 }
 
 #[test]
 fn reported_lines_are_removed_from_last_lines() {
-    let mut card = card();
-    card.report = Some(ErrorReport {
+    let mut failure = example_failure();
+    failure.report = Some(ErrorReport {
         message: "panic: no data".to_owned(),
         callstack: Some("panic: no data\nat src/main.rs:7:9\n   3: train::step".to_owned()),
         unix_seconds: None,
         lost_rank: None,
     });
     let tail = ["step 9", "", "rank 1: panic: no data", "  at src/main.rs:7:9", "       3: train::step", ""];
-    card.tail = tail.map(str::to_owned).to_vec();
-    assert!(render(&card).ends_with("  its last lines:\n    | step 9\n"), "{}", render(&card));
-    card.tail = tail[1..].iter().map(|line| (*line).to_owned()).collect();
-    assert!(!render(&card).contains("its last lines"), "{}", render(&card));
+    failure.tail = tail.map(str::to_owned).to_vec();
+    assert!(render(&failure).ends_with("  its last lines:\n    | step 9\n"), "{}", render(&failure));
+    failure.tail = tail[1..].iter().map(|line| (*line).to_owned()).collect();
+    assert!(!render(&failure).contains("its last lines"), "{}", render(&failure));
 }
 
 #[test]
 fn printed_traceback_is_removed_from_last_lines() {
-    let mut card = card();
-    card.report = Some(ErrorReport {
+    let mut failure = example_failure();
+    failure.report = Some(ErrorReport {
         message: "ValueError: x".to_owned(),
         callstack: Some("Traceback:\n  line 6\nValueError: x\n".to_owned()),
         unix_seconds: None,
         lost_rank: None,
     });
     let tail = ["line 6", "Traceback:", "  line 7", "  line 6", "ValueError: x", "cleaning up"];
-    card.tail = tail.map(str::to_owned).to_vec();
-    assert!(render(&card).ends_with("  its last lines:\n    | cleaning up\n"), "{}", render(&card));
+    failure.tail = tail.map(str::to_owned).to_vec();
+    assert!(render(&failure).ends_with("  its last lines:\n    | cleaning up\n"), "{}", render(&failure));
 }

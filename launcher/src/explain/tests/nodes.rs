@@ -8,7 +8,10 @@ const DYNAMIC: &str = "rankrun explain --nnodes 2:4 --rdzv-backend c10d --rdzv-e
                        --rdzv-conf last_call_timeout=4 --iface eth0 --port-range 5-9 --store-limit 2GiB x.py";
 
 /// The settings of these names, as text.
-fn said(explanation: &Explanation, names: &[&str]) -> Vec<(Option<LaunchValue>, SettingOrigin)> {
+fn values_and_sources(
+    explanation: &Explanation,
+    names: &[&str],
+) -> Vec<(Option<LaunchValue>, SettingOrigin)> {
     let of = |name: &&str| explanation.settings.iter().find(|setting| setting.name == *name);
     let found = names.iter().map(|name| of(name).unwrap_or_else(|| panic!("no {name}")));
     found.map(|setting| (setting.value.clone(), setting.source.clone())).collect()
@@ -53,7 +56,7 @@ fn values_agreed_by_nodes_are_marked() {
     assert_eq!((interface.value, interface.source), (known("eth0"), option("--iface")));
     assert_eq!(variable(&dynamic, "TP_SOCKET_IFNAME").value, known("eth0"));
     let agreed = (Some(AGREED), SettingOrigin::Default);
-    assert_eq!(said(&dynamic, &["master-addr", "master-port"]), [agreed.clone(), agreed]);
+    assert_eq!(values_and_sources(&dynamic, &["master-addr", "master-port"]), [agreed.clone(), agreed]);
     assert_eq!((&dynamic.store.host, &dynamic.store.port), (&AGREED, &AGREED));
     let same = explained(&DYNAMIC.replace("2:4", "2"), &[]);
     assert_eq!(variable(&same, "GROUP_WORLD_SIZE").value, known("2"));
@@ -94,7 +97,7 @@ fn each_node_setting_names_its_source() {
     };
     let environment = [("RANKRUN_JOIN_TIMEOUT", "1m")];
     assert_eq!(
-        said(&explained(DYNAMIC, &environment), &names),
+        values_and_sources(&explained(DYNAMIC, &environment), &names),
         values([
             (Some("2:4"), option("--nnodes")),
             (None, SettingOrigin::Default),
@@ -107,7 +110,7 @@ fn each_node_setting_names_its_source() {
         ])
     );
     assert_eq!(
-        said(&explained(FIXED, &[]), &names[..5]),
+        values_and_sources(&explained(FIXED, &[]), &names[..5]),
         values([
             (Some("3"), option("--nnodes")),
             (Some("1"), option("--node-rank")),
@@ -120,7 +123,7 @@ fn each_node_setting_names_its_source() {
         ])[..5]
     );
     let alone = explained("rankrun explain x.py", &[]);
-    assert_eq!(said(&alone, &["nnodes"]), [(Some(known("1")), SettingOrigin::Default)]);
+    assert_eq!(values_and_sources(&alone, &["nnodes"]), [(Some(known("1")), SettingOrigin::Default)]);
     assert!(alone.settings.iter().all(|setting| !names[1..].contains(&setting.name)));
 }
 

@@ -32,7 +32,7 @@ fn of(spec: &LogSpec, cli_flavor: CliFlavor, folder: Option<&str>) -> Routes {
     routes(spec, owner, folder.map(Path::new))
 }
 
-fn heard(ranks: &[u32]) -> Option<BTreeSet<LocalRank>> {
+fn console_ranks(ranks: &[u32]) -> Option<BTreeSet<LocalRank>> {
     Some(ranks.iter().copied().map(LocalRank).collect())
 }
 
@@ -91,14 +91,15 @@ fn log_tree_missing_shows_output_on_console() {
 fn rank_filtered_from_console_writes_only_to_files() {
     for cli_flavor in [CliFlavor::Torchrun, CliFlavor::Rankrun] {
         for other_ranks in [&[0, 2][..], &[], &[17]] {
-            let spec = |redirects, tee| LogSpec { console: heard(other_ranks), ..spec(redirects, tee) };
+            let spec =
+                |redirects, tee| LogSpec { console: console_ranks(other_ranks), ..spec(redirects, tee) };
             let teed = of(&spec(NONE, OUT), cli_flavor, Some("/l/1"));
             assert_eq!(teed.stdout, Route::File("/l/1/stdout.log".into()));
             assert_eq!(teed.stderr, Route::File(DEV_NULL.into()));
             let redirected = of(&spec(BOTH, NONE), cli_flavor, Some("/l/1"));
             assert_eq!(redirected.stderr, Route::File("/l/1/stderr.log".into()));
         }
-        let spec = LogSpec { console: heard(&[1]), ..spec(NONE, OUT) };
+        let spec = LogSpec { console: console_ranks(&[1]), ..spec(NONE, OUT) };
         let routes = of(&spec, cli_flavor, Some("/l/1"));
         assert_eq!(routes.stdout, captured(Some("/l/1/stdout.log"), Some("[trn1]:")));
         assert_ne!(routes.stderr, Route::File(DEV_NULL.into()));
@@ -107,14 +108,14 @@ fn rank_filtered_from_console_writes_only_to_files() {
 
 #[test]
 fn log_dir_off_under_torchrun_shows_every_rank() {
-    let spec = LogSpec { dir: LogDir::Off, console: heard(&[0]), ..spec(BOTH, OUT) };
+    let spec = LogSpec { dir: LogDir::Off, console: console_ranks(&[0]), ..spec(BOTH, OUT) };
     assert_eq!(of(&spec, CliFlavor::Torchrun, None).stdout, Route::Inherit);
     assert_eq!(of(&spec, CliFlavor::Rankrun, None).stdout, Route::File(DEV_NULL.into()));
 }
 
 #[test]
 fn log_tree_missing_shows_teed_output_of_filtered_rank() {
-    let spec = LogSpec { console: heard(&[0]), ..spec(NONE, OUT) };
+    let spec = LogSpec { console: console_ranks(&[0]), ..spec(NONE, OUT) };
     let routes = of(&spec, CliFlavor::Torchrun, None);
     assert_eq!(routes.stdout, captured(None, Some("[trn1]:")));
     assert_eq!(routes.stderr, Route::File(DEV_NULL.into()));

@@ -19,7 +19,7 @@ const LIBRARY: &str =
     "ImportError: libfoo.so: cannot open shared object file: No such file or directory: skipping fast path";
 
 #[track_caller]
-fn gets(exit: Exit, tail: &[&str], expected: Gets) {
+fn expect_hint(exit: Exit, tail: &[&str], expected: Gets) {
     let python = Program::Python { python: Path::new("/venv/bin/python") };
     for program in [python, Program::Other { path: Path::new("./run") }] {
         let found = of_program(exit, tail, program, &Fake::default());
@@ -46,26 +46,30 @@ fn survived_problem_is_not_the_cause() {
         GLOO,
     ] {
         for error in ["ValueError: bad shape", "KeyError: 'loss'", "KeyError"] {
-            gets(Exit::Code(1), &[survived, TRACEBACK, FRAME, error], Nothing);
-            gets(Exit::Code(1), &[TRACEBACK, FRAME, survived, TRACEBACK, FRAME, error], Nothing);
-            gets(Exit::Code(1), &[survived, error], Nothing);
-            gets(Exit::Code(1), &[survived, "[rank0]: Traceback (most recent call last):", error], Nothing);
+            expect_hint(Exit::Code(1), &[survived, TRACEBACK, FRAME, error], Nothing);
+            expect_hint(Exit::Code(1), &[TRACEBACK, FRAME, survived, TRACEBACK, FRAME, error], Nothing);
+            expect_hint(Exit::Code(1), &[survived, error], Nothing);
+            expect_hint(
+                Exit::Code(1),
+                &[survived, "[rank0]: Traceback (most recent call last):", error],
+                Nothing,
+            );
         }
-        gets(Exit::Code(1), &[survived, TRACEBACK, FRAME, "torchx.Diverged: loss is nan"], Nothing);
+        expect_hint(Exit::Code(1), &[survived, TRACEBACK, FRAME, "torchx.Diverged: loss is nan"], Nothing);
         let far = [survived, "step 1", "step 2", "step 3"];
-        gets(Exit::Code(3), &far, Nothing);
+        expect_hint(Exit::Code(3), &far, Nothing);
         for number in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1, libc::SIGKILL] {
-            gets(killed(number), &[survived], Nothing);
+            expect_hint(killed(number), &[survived], Nothing);
         }
-        gets(killed(libc::SIGSEGV), &[survived], Row("signal"));
-        gets(killed(libc::SIGBUS), &[survived], Row("bus error"));
+        expect_hint(killed(libc::SIGSEGV), &[survived], Row("signal"));
+        expect_hint(killed(libc::SIGBUS), &[survived], Row("bus error"));
     }
 }
 
 #[test]
 fn optional_missing_module_is_not_the_cause() {
     let module = "ModuleNotFoundError: No module named 'apex'";
-    gets(Exit::Code(3), &[module, "fell back"], Nothing);
+    expect_hint(Exit::Code(3), &[module, "fell back"], Nothing);
     let tail = [TRACEBACK, FRAME, module, "fell back"];
     let (_, hint) = hint_of(Exit::Code(3), &tail, &Fake::default()).unwrap();
     assert!(hint.starts_with("perhaps "), "Python itself would end with 1: {hint}");
@@ -74,9 +78,9 @@ fn optional_missing_module_is_not_the_cause() {
 #[test]
 fn error_before_last_line_gives_only_guess() {
     for line in ["bind: Address already in use", "./a: /lib/libc.so.6: version `GLIBC_2.34' not found"] {
-        gets(Exit::Code(2), &[line, "falling back", "giving up"], Guess);
+        expect_hint(Exit::Code(2), &[line, "falling back", "giving up"], Guess);
     }
-    gets(killed(libc::SIGABRT), &["[Errno 98] Address already in use"], Guess);
+    expect_hint(killed(libc::SIGABRT), &["[Errno 98] Address already in use"], Guess);
 }
 
 #[test]
@@ -87,8 +91,8 @@ fn similar_text_of_other_errors_is_not_the_cause() {
         "RuntimeError: invalid device ordinal in the config",
         "OSError: [Errno 28] No space left on device: '/data/torch_1'",
     ] {
-        gets(Exit::Code(1), &[TRACEBACK, FRAME, line], Nothing);
-        gets(Exit::Code(1), &[line], Nothing);
+        expect_hint(Exit::Code(1), &[TRACEBACK, FRAME, line], Nothing);
+        expect_hint(Exit::Code(1), &[line], Nothing);
     }
 }
 
@@ -100,7 +104,7 @@ fn program_error_is_not_taken_for_shell_error() {
         "cp: cannot open 'x y': Permission denied",
         "open /etc/x: Permission denied",
     ] {
-        gets(Exit::Code(126), &[line], row);
+        expect_hint(Exit::Code(126), &[line], row);
     }
     for line in [
         "GET http://x/y: not found",
@@ -108,15 +112,15 @@ fn program_error_is_not_taken_for_shell_error() {
         "lookup db: host: not found",
         "cat: x: No such file or directory",
     ] {
-        gets(Exit::Code(127), &[line], row);
+        expect_hint(Exit::Code(127), &[line], row);
     }
 }
 
 #[test]
 fn terminate_before_more_output_is_not_abort_at_exit() {
-    gets(killed(libc::SIGABRT), &[TERMINATE, "caught, again", "assertion `x > 0` failed"], Nothing);
+    expect_hint(killed(libc::SIGABRT), &[TERMINATE, "caught, again", "assertion `x > 0` failed"], Nothing);
     for after in ["Fatal Python error: Aborted", "./run.sh: line 3: 70 Aborted (core dumped) python train.py"]
     {
-        gets(killed(libc::SIGABRT), &[TERMINATE, "", after], Row("abort at exit"));
+        expect_hint(killed(libc::SIGABRT), &[TERMINATE, "", after], Row("abort at exit"));
     }
 }

@@ -37,7 +37,7 @@ fn library_name(line: &str) -> Option<&str> {
 pub(super) fn carriage_returns(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let Program::Other { path } = clues.program else { return None };
     // The return may be the last letter of the interpreter's option.
-    let bad_option = || clues.says(&["invalid option", "llegal option", "nknown option"]);
+    let bad_option = || clues.output_contains(&["invalid option", "llegal option", "nknown option"]);
     let is_shells = match clues.exit {
         Exit::Code(CANNOT_EXECUTE | NOT_FOUND) => true,
         Exit::Code(1 | 2) => bad_option(),
@@ -54,7 +54,7 @@ pub(super) fn command_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) -
     let Exit::Code(code @ (CANNOT_EXECUTE | NOT_FOUND)) = clues.exit else { return None };
     let quoted = ["\\r': command not found", "\\r': No such file", "\\r’: No such file"];
     // A shell that quotes nothing writes the return itself, and of the line only its end is left.
-    if clues.says(&quoted) || clues.lines().any(|line| line == ": not found") {
+    if clues.output_contains(&quoted) || clues.lines().any(|line| line == ": not found") {
         return Some(
             "a script has the line ends of Windows (CRLF): `sed -i 's/\\r$//' SCRIPT` removes the carriage returns"
                 .to_owned(),
@@ -177,7 +177,7 @@ pub(super) fn signal_hint(clues: &Clues<'_>, surroundings: &dyn Surroundings) ->
     let Exit::Signal { number, .. } = clues.exit else { return None };
     let where_it_crashed = || {
         let core = "a core file (`ulimit -c unlimited` before the start) shows the rest";
-        if clues.says(&["Fatal Python error: "]) {
+        if clues.output_contains(&["Fatal Python error: "]) {
             return format!("the lines below `Fatal Python error` say where Python was; {core}");
         }
         match surroundings.non_empty_variable("PYTHONFAULTHANDLER") {

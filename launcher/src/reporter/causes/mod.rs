@@ -2,7 +2,7 @@
 //! first. Pure.
 //!
 //! It owns the table `RULES`. A rule reads [`Clues`], asks [`Surroundings`] for further facts of the machine, and
-//! returns one sentence. The failure card prints it.
+//! returns one sentence. The failure report prints it.
 
 mod exits;
 mod network;

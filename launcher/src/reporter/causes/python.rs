@@ -36,7 +36,7 @@ pub(super) fn missing_module(clues: &Clues<'_>, surroundings: &dyn Surroundings)
     let root = name.split('.').next().filter(|root| is_identifier(root))?;
     // Python names only the part that it does not find: it has found what is before the last dot.
     if let Some((parent, child)) = name.rsplit_once('.') {
-        let is_plain_module = clues.says(&["is not a package"]);
+        let is_plain_module = clues.output_contains(&["is not a package"]);
         return Some(missing_submodule(parent, child, is_plain_module));
     }
     let Program::Python { python } = clues.program else {

@@ -15,7 +15,7 @@ impl<'a> Clues<'a> {
     }
 
     /// Whether a line has one of these texts.
-    pub(super) fn says(&self, texts: &[&str]) -> bool {
+    pub(super) fn output_contains(&self, texts: &[&str]) -> bool {
         self.lines().any(|line| texts.iter().any(|text| line.contains(text)))
     }
 

@@ -117,7 +117,7 @@ const MORE_SHARED_MEMORY: &str =
 pub(super) fn shared_memory(clues: &Clues<'_>, surroundings: &dyn Surroundings) -> Option<String> {
     let of_loader = ["out of shared memory", "is killed by signal: Bus error"];
     let is_full = |line: &str| line.contains("</torch_") && line.contains("No space left on device");
-    (clues.says(&of_loader) || clues.lines().any(is_full)).then(|| {
+    (clues.output_contains(&of_loader) || clues.lines().any(is_full)).then(|| {
         let size = size_of_shared_memory(surroundings);
         format!("the shared memory may have been full ({size}): {MORE_SHARED_MEMORY}")
     })

@@ -8,7 +8,7 @@ fn pipe() -> (File, OwnedFd) {
     (reader.into(), writer)
 }
 
-fn rest(mut reader: File) -> String {
+fn read_rest(mut reader: File) -> String {
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
     text
@@ -22,7 +22,7 @@ fn messages_are_whole_lines_on_named_stream() {
     console.message(OutputStream::Stderr, b"for people");
     console.make_writer().write_all(b"an event\n").unwrap();
     drop(console);
-    assert_eq!((rest(out).as_str(), rest(err).as_str()), ("data\n", "for people\nan event\n"));
+    assert_eq!((read_rest(out).as_str(), read_rest(err).as_str()), ("data\n", "for people\nan event\n"));
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn messages_queue_up_to_limit_while_pump_is_attached() {
     output.detach(screen);
     console.message(OutputStream::Stdout, b"last");
     drop((console, output));
-    let lines = rest(out);
+    let lines = read_rest(out);
     assert_eq!(
         lines.lines().collect::<Vec<_>>(),
         ["first", "(1 messages of the launcher were dropped: the terminal was too slow)", "last"]
@@ -59,7 +59,7 @@ fn report_that_exceeds_the_queue_is_not_dropped() {
     let console = Console::new(stdout, stderr, Cursor::Moves);
     let output = Arc::clone(console.output(OutputStream::Stdout));
     let long = "y".repeat(2 * QUEUE_LIMIT);
-    let reader = std::thread::spawn(move || rest(out));
+    let reader = std::thread::spawn(move || read_rest(out));
     let (screen, _) = output.attach(Arc::new(EventFd::new().unwrap())).unwrap();
     console.report(OutputStream::Stdout, long.as_bytes());
     output.detach(screen);
@@ -91,7 +91,7 @@ fn non_blocking_output_is_waited_for() {
     let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
     nix::fcntl::fcntl(&stdout, flags).unwrap();
     let console = Console::new(stdout, stderr, Cursor::Moves);
-    let reader = std::thread::spawn(move || rest(out).len());
+    let reader = std::thread::spawn(move || read_rest(out).len());
     console.output(OutputStream::Stdout).write(&vec![b'x'; 1_000_000]).unwrap();
     drop(console);
     assert_eq!(reader.join().unwrap(), 1_000_000);

@@ -36,7 +36,7 @@ impl Bench {
         self.screen.add(("", Some(label)), 4096, self.now)
     }
 
-    fn teed(&mut self, prefix: &str) -> StreamId {
+    fn add_labelled_stream(&mut self, prefix: &str) -> StreamId {
         self.screen.add((prefix, Some(prefix)), 4096, self.now)
     }
 
@@ -48,10 +48,10 @@ impl Bench {
     fn after(&mut self, millis: u64) {
         self.now += Duration::from_millis(millis);
         self.screen.show_due(self.now, false, &mut self.out);
-        self.turn();
+        self.draw_due();
     }
 
-    fn turn(&mut self) {
+    fn draw_due(&mut self) {
         self.screen.draw_due(self.now, &mut self.out);
         let bytes = std::mem::take(&mut self.out);
         self.written.push_str(&String::from_utf8_lossy(&bytes));
@@ -62,7 +62,7 @@ impl Bench {
 
     fn end(&mut self, id: StreamId) {
         self.screen.end(id, &mut self.out);
-        self.turn();
+        self.draw_due();
     }
 
     /// The visible rows, from the first one on.
@@ -99,7 +99,7 @@ fn progress_bars_of_two_ranks_update_in_place_with_labels() {
 #[test]
 fn bar_wider_than_terminal_is_cut_until_finished() {
     let mut bench = Bench::terminal();
-    let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     let wide = "\u{8a13}\u{7df4}".repeat(20);
     bench.feed(a, &format!("\r{wide}"));
     bench.feed(b, &format!("\r{}", "x".repeat(100)));
@@ -174,7 +174,7 @@ fn bar_at_a_lower_position_takes_one_row_without_blank_lines() {
 fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
     for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
         let mut bench = Bench::new(kind);
-        let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+        let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
         bench.feed(a, "one\n\n");
         bench.after(50);
         bench.feed(a, "two\r");
@@ -187,7 +187,7 @@ fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
 #[test]
 fn plain_output_shows_bar_rarely_and_its_last_state() {
     let mut bench = Bench::new(ScreenKind::Plain);
-    let (a, b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     let tenths = u64::try_from(PICTURE.as_millis()).unwrap() / 10;
     for step in 0..25 {
         bench.feed(a, &format!("\r{step}%"));
@@ -204,7 +204,7 @@ fn plain_output_shows_bar_rarely_and_its_last_state() {
 #[test]
 fn plain_output_does_not_repeat_unchanged_bar() {
     let mut bench = Bench::new(ScreenKind::Plain);
-    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     bench.feed(a, "\r10%\r20%");
     bench.after(1_000);
     assert_eq!(bench.written, "[0]:20%\n");
@@ -219,7 +219,7 @@ fn plain_output_does_not_repeat_unchanged_bar() {
 #[test]
 fn plain_output_shows_text_with_return_once() {
     let mut bench = Bench::new(ScreenKind::Plain);
-    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     bench.feed(a, "Loading model...\r");
     bench.after(60);
     bench.after(1_000);
@@ -233,7 +233,7 @@ fn plain_output_shows_text_with_return_once() {
 #[test]
 fn plain_output_limits_consecutive_bars_to_one_per_10_s() {
     let mut bench = Bench::new(ScreenKind::Plain);
-    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     for epoch in 0..4 {
         for step in 0..3 {
             bench.feed(a, &format!("\r{epoch}: {step}"));
@@ -251,7 +251,7 @@ fn text_without_return_or_cursor_up_keeps_every_byte() {
     for before in ["", "\r9%\r10%\n"] {
         for piece in [1, 100] {
             let mut bench = Bench::new(ScreenKind::Plain);
-            let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+            let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
             bench.feed(a, before);
             for text in "B\x08BO\x08O\n\x1b[2Jx\n\x1b[31mred\x1b[0m\n\x08\n".as_bytes().chunks(piece) {
                 bench.screen.feed(a, text, bench.now, &mut bench.out);
@@ -314,7 +314,7 @@ fn erased_bar_leaves_no_row_and_next_line_is_ordinary() {
 fn ordinary_line_after_bar_keeps_every_byte() {
     for gap in [0, 1] {
         let mut bench = Bench::new(ScreenKind::Plain);
-        let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+        let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
         let mut feed = |bytes: &[u8]| {
             bench.screen.feed(a, bytes, bench.now, &mut bench.out);
             std::mem::take(&mut bench.out)
@@ -330,7 +330,7 @@ fn ordinary_line_after_bar_keeps_every_byte() {
 #[test]
 fn shown_line_that_is_rewritten_keeps_prefix() {
     let mut bench = Bench::terminal();
-    let (a, _b) = (bench.teed("[0]:"), bench.teed("[1]:"));
+    let (a, _b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
     bench.feed(a, "50%");
     bench.after(60);
     assert_eq!(bench.rows(), ["[0]:50%"]);
@@ -433,7 +433,7 @@ proptest! {
         0..40), 0..20)) {
         for kind in [ScreenKind::Plain, ScreenKind::Terminal { columns: COLUMNS, rows: ROWS }] {
             let mut bench = Bench::new(kind);
-            let (a, b) = (bench.teed("[0]:"), bench.bare("[1]:"));
+            let (a, b) = (bench.add_labelled_stream("[0]:"), bench.bare("[1]:"));
             for chunk in &chunks {
                 bench.screen.feed(a, chunk, bench.now, &mut bench.out);
                 bench.feed(b, "line\n");

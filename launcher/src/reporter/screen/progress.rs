@@ -43,7 +43,7 @@ pub(super) struct ProgressArea {
     last: LastMove,
     /// The stream has gone up: it may do so again.
     moved_up: bool,
-    touched: Instant,
+    last_change: Instant,
 }
 
 impl ProgressArea {
@@ -55,14 +55,14 @@ impl ProgressArea {
             decoder: Decoder::default(),
             last: LastMove::Other,
             moved_up: false,
-            touched: now,
+            last_change: now,
         }
     }
 
     /// Follows `bytes` until the area is of no more use; returns how many that took. Rows that are finished by them
     /// are added to `finished`.
     pub(super) fn feed(&mut self, bytes: &[u8], now: Instant, finished: &mut Vec<ProgressRow>) -> usize {
-        self.touched = now;
+        self.last_change = now;
         if self.ends_before(bytes, finished) {
             return 0;
         }
@@ -101,7 +101,7 @@ impl ProgressArea {
 
     /// When [`Self::settle`] has something to do.
     pub(super) fn settles_at(&self) -> Option<Instant> {
-        (self.row > 0).then(|| self.touched + SETTLE)
+        (self.row > 0).then(|| self.last_change + SETTLE)
     }
 
     /// Whether lines can be passed on as they are again.

@@ -360,7 +360,7 @@ type Chunks = Vec<Vec<Vec<u8>>>;
 type Turns = Vec<(usize, bool)>;
 
 /// Lines of some streams, cut anywhere.
-fn chatter() -> impl Strategy<Value = (Chunks, Turns)> {
+fn stream_chunks() -> impl Strategy<Value = (Chunks, Turns)> {
     let chunk = prop::collection::vec(prop_oneof![4 => 97u8..123, 1 => Just(b'\n'), 1 => Just(0xff)], 1..30);
     let chunks = prop::collection::vec(chunk, 0..12);
     (
@@ -393,10 +393,10 @@ proptest! {
 
     /// Invariants 1 and 2, in a pipe that never blocks: a stream's prefixed lines are its lines.
     #[test]
-    fn every_line_is_whole_and_in_order((streams, turns) in chatter()) {
+    fn every_line_is_whole_and_in_order((streams, turns) in stream_chunks()) {
         let mut bench = Bench::new(ScreenKind::Plain);
         let ids: Vec<_> = (0..streams.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
-        play(&mut bench, &streams, &turns, &ids, false);
+        feed_in_turns(&mut bench, &streams, &turns, &ids, false);
         for (index, chunks) in streams.iter().enumerate() {
             let prefix = format!("[{index}]:").into_bytes();
             let output = chunks.concat();
@@ -412,10 +412,10 @@ proptest! {
 
     /// Invariants 1, 2 and 4, on a terminal with any waits: the same is true of what is shown in the end.
     #[test]
-    fn terminal_shows_every_line_whole((streams, turns) in chatter()) {
+    fn terminal_shows_every_line_whole((streams, turns) in stream_chunks()) {
         let mut bench = Bench::new(ScreenKind::Terminal { columns: 500, rows: 24 });
         let ids: Vec<_> = (0..streams.len()).map(|index| bench.add(&format!("[{index}]:"))).collect();
-        play(&mut bench, &streams, &turns, &ids, true);
+        feed_in_turns(&mut bench, &streams, &turns, &ids, true);
         bench.message("end");
         let rows = bench.rows();
         for (index, chunks) in streams.iter().enumerate() {
@@ -428,7 +428,13 @@ proptest! {
 }
 
 /// Feeds the streams' chunks in the order of `turns`, then the rest, then ends the streams.
-fn play(bench: &mut Bench, streams: &[Vec<Vec<u8>>], turns: &[(usize, bool)], ids: &[StreamId], waits: bool) {
+fn feed_in_turns(
+    bench: &mut Bench,
+    streams: &[Vec<Vec<u8>>],
+    turns: &[(usize, bool)],
+    ids: &[StreamId],
+    waits: bool,
+) {
     let mut chunk_iters: Vec<_> = streams.iter().map(|chunks| chunks.iter()).collect();
     let mut millis = 0;
     for &(turn, wait) in turns {

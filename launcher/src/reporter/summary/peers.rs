@@ -110,7 +110,7 @@ pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
     lines
 }
 
-/// A report as the card shows it.
+/// An error file as the failure report shows it.
 pub(super) fn text_lines(report: &ErrorReport) -> Vec<String> {
     let message = &report.message;
     let start = if message.len() <= LONGEST { message.len() } else { MESSAGE_START };
