@@ -29,7 +29,7 @@ pub(super) fn read_files(
     let link = fs::read_link(layout.link()).ok();
     Ok(FoundFiles {
         torchrun: read(&layout.torchrun)?,
-        kept: read(&layout.kept)?,
+        saved_original: read(&layout.saved_original)?,
         guard: read(&layout.guard)?,
         hook: read(&layout.hook())?,
         record: read(&layout.record())?,
@@ -109,16 +109,16 @@ fn stage(change: &PathChange) -> io::Result<()> {
         Content::File(file) => write(&new, &file.bytes, file.mode),
         // Not every file system supports hard links.
         Content::SameAs(path) => fs::hard_link(path, &new).or_else(|_| fs::copy(path, &new).map(|_| ())),
-        Content::Room(room) => stage_room(&new, room),
+        Content::Package(package) => stage_package(&new, package),
     }
 }
 
-fn stage_room(new: &Path, room: &GuardPackage) -> io::Result<()> {
+fn stage_package(new: &Path, package: &GuardPackage) -> io::Result<()> {
     fs::create_dir(new)?;
     fs::set_permissions(new, Permissions::from_mode(0o755))?;
-    write(&new.join("__init__.py"), &room.hook, 0o644)?;
-    write(&new.join("record.json"), &serde_json::to_vec_pretty(&room.record)?, 0o644)?;
-    symlink(&room.rankrun, new.join("torchrun"))
+    write(&new.join("__init__.py"), &package.hook, 0o644)?;
+    write(&new.join("record.json"), &serde_json::to_vec_pretty(&package.record)?, 0o644)?;
+    symlink(&package.rankrun, new.join("torchrun"))
 }
 
 fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {

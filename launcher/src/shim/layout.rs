@@ -23,11 +23,11 @@ pub(super) const LONGEST_SCRIPT: usize = 1 << 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) torchrun: PathBuf,
-    pub(super) kept: PathBuf,
+    pub(super) saved_original: PathBuf,
     /// The line that Python runs at each start.
     pub(super) guard: PathBuf,
     /// A package of three files: the hook that the guard calls, the link to rankrun, the record.
-    pub(super) room: PathBuf,
+    pub(super) package: PathBuf,
 }
 
 impl Layout {
@@ -41,32 +41,32 @@ impl Layout {
     pub(super) fn at(scripts: &Path, packages: &Path) -> Self {
         Self {
             torchrun: scripts.join("torchrun"),
-            kept: scripts.join("torchrun.rankrun-original"),
+            saved_original: scripts.join("torchrun.rankrun-original"),
             guard: packages.join("rankrun_shim.pth"),
-            room: packages.join("_rankrun_shim"),
+            package: packages.join("_rankrun_shim"),
         }
     }
 
     /// Every path that a change may replace.
     #[must_use]
     pub(super) fn places(self) -> [PathBuf; 4] {
-        [self.torchrun, self.kept, self.guard, self.room]
+        [self.torchrun, self.saved_original, self.guard, self.package]
     }
 
     #[must_use]
     pub(super) fn hook(&self) -> PathBuf {
-        self.room.join("__init__.py")
+        self.package.join("__init__.py")
     }
 
     /// The link to rankrun; its name makes it torchrun.
     #[must_use]
     pub(super) fn link(&self) -> PathBuf {
-        self.room.join("torchrun")
+        self.package.join("torchrun")
     }
 
     #[must_use]
     pub(super) fn record(&self) -> PathBuf {
-        self.room.join("record.json")
+        self.package.join("record.json")
     }
 }
 
@@ -125,7 +125,7 @@ impl ShimTexts {
             &[
                 ("@RANKRUN@", quotable(&link)?),
                 ("@PYTHON@", quotable(&environment.python)?),
-                ("@KEPT@", python_bytes(quotable(&layout.kept)?).as_bytes()),
+                ("@KEPT@", python_bytes(quotable(&layout.saved_original)?).as_bytes()),
             ],
         );
         let signs = SIGNS.map(|sign| format!("b\"{sign}\"")).join(", ");

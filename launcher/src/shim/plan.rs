@@ -19,7 +19,7 @@ pub(super) enum Content {
     File(File),
     /// The very file that is at another path now.
     SameAs(PathBuf),
-    Room(GuardPackage),
+    Package(GuardPackage),
 }
 
 /// The package that the guard imports.
@@ -51,11 +51,11 @@ pub(super) fn turn_on(
     };
     let same_link = state.link.as_ref().is_some_and(|link| link.path() == rankrun);
     if state.hook != Some(FileAge::Current) || state.record.as_ref() != Some(&record) || !same_link {
-        let room = GuardPackage { hook: texts.hook.clone(), record, rankrun: rankrun.to_owned() };
-        change(&layout.room, Content::Room(room));
+        let package = GuardPackage { hook: texts.hook.clone(), record, rankrun: rankrun.to_owned() };
+        change(&layout.package, Content::Package(package));
     }
     if let Torchrun::Original(_) = state.torchrun {
-        change(&layout.kept, Content::SameAs(layout.torchrun.clone()));
+        change(&layout.saved_original, Content::SameAs(layout.torchrun.clone()));
     }
     if state.torchrun != Torchrun::Shim(FileAge::Current) {
         let file = File { bytes: texts.torchrun.clone(), mode: 0o755 };
@@ -75,7 +75,7 @@ pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> V
     let mut change = |path: &Path, to: Content| changes.push(PathChange { path: path.to_owned(), to });
     if state.has_traces || state.link.is_some() || state.record.is_some() {
         change(&layout.guard, Content::Nothing);
-        change(&layout.room, Content::Nothing);
+        change(&layout.package, Content::Nothing);
     }
     match state.torchrun {
         Torchrun::Shim(_) => change(&layout.torchrun, restored_content(state, layout)),
@@ -85,8 +85,8 @@ pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> V
         // A torchrun that came later stays.
         Torchrun::Missing | Torchrun::Original(_) | Torchrun::Foreign => {}
     }
-    if state.kept.is_some() {
-        change(&layout.kept, Content::Nothing);
+    if state.saved_original.is_some() {
+        change(&layout.saved_original, Content::Nothing);
     }
     changes
 }
@@ -95,7 +95,7 @@ pub(super) fn turn_off(state: &ShimState, layout: &Layout, has_torch: bool) -> V
 fn original_script(state: &ShimState) -> Option<OriginalScript> {
     match &state.record {
         Some(record) => record.original.clone(),
-        None => state.kept.as_ref().map(OriginalScript::from),
+        None => state.saved_original.as_ref().map(OriginalScript::from),
     }
 }
 
@@ -104,8 +104,8 @@ fn restored_content(state: &ShimState, layout: &Layout) -> Content {
         return Content::Nothing;
     };
     // The very file has its owner and its time stamps too; one that was changed since is not it.
-    if state.kept.as_ref() == Some(&file) {
-        Content::SameAs(layout.kept.clone())
+    if state.saved_original.as_ref() == Some(&file) {
+        Content::SameAs(layout.saved_original.clone())
     } else {
         Content::File(file)
     }

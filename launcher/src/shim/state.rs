@@ -17,11 +17,11 @@ pub(super) enum PathEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundFiles {
     pub(super) torchrun: PathEntry,
-    pub(super) kept: PathEntry,
+    pub(super) saved_original: PathEntry,
     pub(super) guard: PathEntry,
     pub(super) hook: PathEntry,
     pub(super) record: PathEntry,
-    /// The target of our room's link.
+    /// The target of the link in our package.
     pub(super) link: Option<ShimTarget>,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum FileAge {
 pub(super) struct ShimState {
     pub(super) torchrun: Torchrun,
     /// The file that is kept beside it.
-    pub(super) kept: Option<File>,
+    pub(super) saved_original: Option<File>,
     pub(super) record: Option<OriginalFiles>,
     /// The guard and the hook behind it; `None` unless both are there.
     pub(super) hook: Option<FileAge>,
@@ -96,11 +96,11 @@ impl ShimState {
             PathEntry::File(file) => serde_json::from_slice(&file.bytes).ok(),
             PathEntry::Missing | PathEntry::Other => None,
         };
-        let kept = match found.kept {
+        let saved_original = match found.saved_original {
             PathEntry::File(file) => Some(file),
             PathEntry::Missing | PathEntry::Other => None,
         };
-        Self { torchrun, kept, record, hook, has_traces, link: found.link }
+        Self { torchrun, saved_original, record, hook, has_traces, link: found.link }
     }
 
     /// Whether a Python that is started as torchrun becomes rankrun.

@@ -130,7 +130,7 @@ impl<'a> Status<'a> {
             environment,
             rankrun: state.link.as_ref(),
             health,
-            ways: ways(environment, layout, state, outside.switched_off),
+            ways: call_routes(environment, layout, state, outside.switched_off),
             notes: notes(environment, layout, state, outside),
         }
     }
@@ -207,7 +207,7 @@ fn health(state: &ShimState) -> ShimHealth {
     }
 }
 
-fn ways(
+fn call_routes(
     environment: &PythonEnvironment,
     layout: &Layout,
     state: &ShimState,

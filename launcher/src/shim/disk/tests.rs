@@ -54,10 +54,10 @@ fn text(text: &str) -> Content {
     Content::File(File { bytes: text.into(), mode: 0o640 })
 }
 
-fn room() -> Content {
+fn package() -> Content {
     let original = OriginalScript::from(&File { bytes: b"pip".to_vec(), mode: 0o755 });
     let record = OriginalFiles { rankrun: "1".to_owned(), original: Some(original) };
-    Content::Room(GuardPackage { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
+    Content::Package(GuardPackage { hook: b"hook".to_vec(), record, rankrun: "/env/bin/rankrun".into() })
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn apply_makes_all_changes_and_removes_temporary_files() {
     let scratch = Scratch::new("all");
     let torchrun = scratch.file("torchrun", "pip");
     let changes = [
-        change(scratch.at("room"), room()),
+        change(scratch.at("room"), package()),
         change(scratch.at("kept"), Content::SameAs(torchrun.clone())),
         change(torchrun.clone(), text("shim")),
         change(scratch.file("gone", "x"), Content::Nothing),
@@ -101,7 +101,7 @@ fn apply_changes_nothing_if_staging_fails() {
     let torchrun = scratch.file("torchrun", "pip");
     let before = scratch.tree();
     let changes = [
-        change(scratch.at("room"), room()),
+        change(scratch.at("room"), package()),
         change(torchrun, text("shim")),
         change(scratch.at("no such folder/guard"), text("guard")),
     ];
@@ -118,7 +118,7 @@ fn apply_rolls_back_if_commit_fails() {
     let guard = scratch.file("folder/guard", "old");
     let before = scratch.tree();
     let changes = [
-        change(scratch.at("room"), room()),
+        change(scratch.at("room"), package()),
         change(scratch.at("kept"), Content::SameAs(torchrun.clone())),
         change(torchrun, text("shim")),
         // With its folder the place of the last change goes away.
@@ -135,17 +135,17 @@ fn existing_files_are_classified() {
     let scratch = Scratch::new("look");
     let layout = Layout {
         torchrun: scratch.at("torchrun"),
-        kept: scratch.at("kept"),
+        saved_original: scratch.at("kept"),
         guard: scratch.at("guard"),
-        room: scratch.at("room"),
+        package: scratch.at("room"),
     };
     symlink("nowhere", scratch.at("torchrun")).unwrap();
     fs::create_dir(scratch.at("kept")).unwrap();
     fs::write(scratch.at("guard"), vec![b'x'; LONGEST_SCRIPT + 1]).unwrap();
     let found = read_files(&layout, |_| false).unwrap();
-    assert_eq!([&found.torchrun, &found.kept, &found.guard], [&PathEntry::Other; 3]);
+    assert_eq!([&found.torchrun, &found.saved_original, &found.guard], [&PathEntry::Other; 3]);
     assert_eq!((&found.hook, &found.record, &found.link), (&PathEntry::Missing, &PathEntry::Missing, &None));
-    apply(&[change(layout.room.clone(), room())]).unwrap();
+    apply(&[change(layout.package.clone(), package())]).unwrap();
     let found = read_files(&layout, |path| path == Path::new("/env/bin/rankrun")).unwrap();
     assert_eq!(found.hook, PathEntry::File(File { bytes: b"hook".to_vec(), mode: 0o644 }));
     assert_eq!(found.link, Some(ShimTarget::Works("/env/bin/rankrun".into())));

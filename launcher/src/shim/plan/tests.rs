@@ -6,9 +6,9 @@ const RANKRUN: &str = "/env/bin/rankrun";
 fn layout() -> Layout {
     Layout {
         torchrun: "/env/bin/torchrun".into(),
-        kept: "/env/bin/torchrun.rankrun-original".into(),
+        saved_original: "/env/bin/torchrun.rankrun-original".into(),
         guard: "/env/lib/rankrun_shim.pth".into(),
-        room: "/env/lib/_rankrun_shim".into(),
+        package: "/env/lib/_rankrun_shim".into(),
     }
 }
 
@@ -28,14 +28,14 @@ fn record(original: Option<&File>) -> Option<OriginalFiles> {
 }
 
 fn before(torchrun: Torchrun) -> ShimState {
-    ShimState { torchrun, kept: None, record: None, hook: None, has_traces: false, link: None }
+    ShimState { torchrun, saved_original: None, record: None, hook: None, has_traces: false, link: None }
 }
 
 /// All of ours, over pip's script.
 fn on() -> ShimState {
     ShimState {
         torchrun: Torchrun::Shim(FileAge::Current),
-        kept: Some(script("pip")),
+        saved_original: Some(script("pip")),
         record: record(Some(&script("pip"))),
         hook: Some(FileAge::Current),
         has_traces: true,
@@ -44,17 +44,17 @@ fn on() -> ShimState {
 }
 
 /// The changes as words, in their order.
-fn words(changes: &[PathChange]) -> Vec<String> {
+fn descriptions(changes: &[PathChange]) -> Vec<String> {
     let change = |change: &PathChange| {
         let name = change.path.file_name().unwrap_or_default().to_string_lossy();
         match &change.to {
             Content::Nothing => format!("- {name}"),
             Content::File(file) => format!("{name}: {}", String::from_utf8_lossy(&file.bytes)),
             Content::SameAs(path) => format!("{name} = {}", path.file_name().unwrap().to_string_lossy()),
-            Content::Room(room) => {
-                let original = room.record.original.as_ref().and_then(OriginalScript::file);
+            Content::Package(package) => {
+                let original = package.record.original.as_ref().and_then(OriginalScript::file);
                 let original = original.map(|file| String::from_utf8(file.bytes).unwrap());
-                format!("{name} for {} over {original:?}", room.rankrun.display())
+                format!("{name} for {} over {original:?}", package.rankrun.display())
             }
         }
     };
@@ -62,11 +62,11 @@ fn words(changes: &[PathChange]) -> Vec<String> {
 }
 
 fn turned_on(state: &ShimState) -> Vec<String> {
-    words(&turn_on(state, &layout(), &texts(), Path::new(RANKRUN)))
+    descriptions(&turn_on(state, &layout(), &texts(), Path::new(RANKRUN)))
 }
 
 fn turned_off(state: &ShimState) -> Vec<String> {
-    words(&turn_off(state, &layout(), true))
+    descriptions(&turn_off(state, &layout(), true))
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn turn_on_twice_changes_nothing() {
 
 #[test]
 fn turn_on_repairs_damaged_shim() {
-    let room = "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")";
+    let package = "_rankrun_shim for /env/bin/rankrun over Some(\"pip\")";
     let reinstalled = ShimState { torchrun: Torchrun::Original(script("new")), ..on() };
     assert_eq!(
         turned_on(&reinstalled),
@@ -108,14 +108,14 @@ fn turn_on_repairs_damaged_shim() {
         ]
     );
     let old = ShimState { torchrun: Torchrun::Shim(FileAge::Old), hook: Some(FileAge::Old), ..on() };
-    assert_eq!(turned_on(&old), [room, "torchrun: shim", "rankrun_shim.pth: guard"]);
+    assert_eq!(turned_on(&old), [package, "torchrun: shim", "rankrun_shim.pth: guard"]);
     let deleted = ShimState { torchrun: Torchrun::Missing, ..on() };
     assert_eq!(turned_on(&deleted), ["torchrun: shim"]);
     let elsewhere = ShimState { link: Some(ShimTarget::Gone("/old/rankrun".into())), ..on() };
-    assert_eq!(turned_on(&elsewhere), [room]);
-    // The room was deleted: the kept file shows the previous state.
-    let no_room = ShimState { record: None, hook: None, link: None, ..on() };
-    assert_eq!(turned_on(&no_room), [room, "rankrun_shim.pth: guard"]);
+    assert_eq!(turned_on(&elsewhere), [package]);
+    // The package was deleted: the kept file shows the previous state.
+    let no_package = ShimState { record: None, hook: None, link: None, ..on() };
+    assert_eq!(turned_on(&no_package), [package, "rankrun_shim.pth: guard"]);
 }
 
 #[test]
@@ -134,14 +134,17 @@ fn turn_off_removes_guard_first() {
 #[test]
 fn turn_off_restores_recorded_script() {
     let hooks = ["- rankrun_shim.pth", "- _rankrun_shim"];
-    let tampered = ShimState { kept: Some(script("other")), ..on() };
+    let tampered = ShimState { saved_original: Some(script("other")), ..on() };
     assert_eq!(turned_off(&tampered)[2..], ["torchrun: pip", "- torchrun.rankrun-original"]);
-    let lost = ShimState { kept: None, ..on() };
+    let lost = ShimState { saved_original: None, ..on() };
     assert_eq!(turned_off(&lost), [hooks[0], hooks[1], "torchrun: pip"]);
-    let none_before = ShimState { kept: None, record: record(None), ..on() };
+    let none_before = ShimState { saved_original: None, record: record(None), ..on() };
     assert_eq!(turned_off(&none_before), [hooks[0], hooks[1], "- torchrun"]);
-    let no_room = ShimState { record: None, hook: None, has_traces: false, link: None, ..on() };
-    assert_eq!(turned_off(&no_room), ["torchrun = torchrun.rankrun-original", "- torchrun.rankrun-original"]);
+    let no_package = ShimState { record: None, hook: None, has_traces: false, link: None, ..on() };
+    assert_eq!(
+        turned_off(&no_package),
+        ["torchrun = torchrun.rankrun-original", "- torchrun.rankrun-original"]
+    );
     let deleted = ShimState { torchrun: Torchrun::Missing, ..on() };
     assert_eq!(turned_off(&deleted)[2], "torchrun = torchrun.rankrun-original");
 }
@@ -154,7 +157,7 @@ fn turn_off_keeps_newer_torchrun() {
     }
     // PyTorch was uninstalled, and its torchrun with it.
     let uninstalled = ShimState { torchrun: Torchrun::Missing, ..on() };
-    assert_eq!(words(&turn_off(&uninstalled, &layout(), false)), hooks);
+    assert_eq!(descriptions(&turn_off(&uninstalled, &layout(), false)), hooks);
 }
 
 #[test]

@@ -14,10 +14,10 @@ fn environment() -> PythonEnvironment {
 
 fn state(torchrun: Torchrun, hook: Option<FileAge>, link: Option<ShimTarget>) -> ShimState {
     let has_traces = hook.is_some();
-    ShimState { torchrun, kept: None, record: None, hook, has_traces, link }
+    ShimState { torchrun, saved_original: None, record: None, hook, has_traces, link }
 }
 
-fn works() -> Option<ShimTarget> {
+fn working_target() -> Option<ShimTarget> {
     Some(ShimTarget::Works("/env/bin/rankrun".into()))
 }
 
@@ -39,7 +39,7 @@ const ALL_TORCHS: [CallTarget; 3] = [CallTarget::Torch; 3];
 #[test]
 fn status_off_and_on_have_no_notes() {
     assert_eq!(status(&state(original(), None, None), false), (ShimHealth::Off, ALL_TORCHS, vec![]));
-    let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), works());
+    let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), working_target());
     assert_eq!(status(&on, false), (ShimHealth::On, ALL_OURS, vec![]));
     assert_eq!(status(&on, true), (ShimHealth::On, ALL_TORCHS, vec![Note::SwitchedOff]));
 }
@@ -52,19 +52,27 @@ fn damaged_shim_status_has_notes() {
     let foreign = [CallTarget::Foreign, CallTarget::Foreign, CallTarget::Rankrun];
     let missing = [CallTarget::Nothing, CallTarget::Nothing, CallTarget::Rankrun];
     for (state, runs, note) in [
-        (state(original(), current, works()), ALL_OURS, Note::Reinstalled),
+        (state(original(), current, working_target()), ALL_OURS, Note::Reinstalled),
         (state(shim(), current, gone()), ALL_TORCHS, Note::Gone("/env/bin/rankrun".into())),
         (state(original(), current, gone()), ALL_TORCHS, Note::Gone("/env/bin/rankrun".into())),
         (
-            state(shim(), None, works()),
+            state(shim(), None, working_target()),
             [CallTarget::Rankrun, CallTarget::Torch, CallTarget::Torch],
             Note::NoHook,
         ),
         (state(shim(), None, None), ALL_TORCHS, Note::NoHook),
-        (state(Torchrun::Shim(FileAge::Old), current, works()), ALL_OURS, Note::Old),
-        (state(shim(), Some(FileAge::Old), works()), ALL_OURS, Note::Old),
-        (state(Torchrun::Foreign, current, works()), foreign, Note::Foreign("/env/bin/torchrun".into())),
-        (state(Torchrun::Missing, current, works()), missing, Note::Missing("/env/bin/torchrun".into())),
+        (state(Torchrun::Shim(FileAge::Old), current, working_target()), ALL_OURS, Note::Old),
+        (state(shim(), Some(FileAge::Old), working_target()), ALL_OURS, Note::Old),
+        (
+            state(Torchrun::Foreign, current, working_target()),
+            foreign,
+            Note::Foreign("/env/bin/torchrun".into()),
+        ),
+        (
+            state(Torchrun::Missing, current, working_target()),
+            missing,
+            Note::Missing("/env/bin/torchrun".into()),
+        ),
     ] {
         assert_eq!(status(&state, false), (ShimHealth::Partly, runs, vec![note]));
     }
@@ -73,7 +81,7 @@ fn damaged_shim_status_has_notes() {
 #[test]
 fn status_table_is_aligned() {
     let environment = environment();
-    let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), works());
+    let on = state(Torchrun::Shim(FileAge::Current), Some(FileAge::Current), working_target());
     let outside = OutsideFacts { other_in_path: Some("/other/bin/torchrun".into()), switched_off: false };
     let status = Status::of(&environment, &Layout::of(&environment), &on, outside);
     assert_eq!(
