@@ -26,15 +26,15 @@ fn options_in(text: &str) -> BTreeSet<String> {
 #[test]
 fn help() {
     let pair = Pair::run_both(|name| Launch::new(name).args(["-h"]).run());
-    for outcome in [&pair.ours, &pair.theirs] {
+    for outcome in [&pair.rankrun, &pair.torchrun] {
         outcome.expect_exit_code(0).expect_stdout("--nproc-per-node");
         assert!(outcome.stdout().to_lowercase().contains("usage: torchrun"), "{outcome}");
         assert_eq!(outcome.stderr(), "", "{outcome}");
     }
     // The descriptions break words, and name an option that there is not.
-    let torchrun_help = pair.theirs.stdout();
+    let torchrun_help = pair.torchrun.stdout();
     let synopsis = torchrun_help.split("\n\n").next().unwrap_or_default();
-    let (ours, torchrun_help) = (options_in(&pair.ours.stdout()), options_in(synopsis));
+    let (ours, torchrun_help) = (options_in(&pair.rankrun.stdout()), options_in(synopsis));
     assert!(torchrun_help.len() > 25, "the synopsis of torchrun has only {torchrun_help:?}");
     let missing: Vec<&String> = torchrun_help.difference(&ours).collect();
     assert!(missing.is_empty(), "our help lacks {missing:?}");
@@ -47,7 +47,7 @@ fn no_script() {
     let missing =
         "torchrun: error: the following arguments are required: training_script, training_script_args";
     assert_eq!((code, out.as_str(), last.as_str()), (Some(2), "", missing));
-    for outcome in [&pair.ours, &pair.theirs] {
+    for outcome in [&pair.rankrun, &pair.torchrun] {
         outcome.expect_stderr("usage: torchrun");
     }
 }

@@ -129,7 +129,7 @@ fn env_complete() {
         assert_eq!(found["TORCHELASTIC_USE_AGENT_STORE"], "True");
         assert_eq!((found["MASTER_PORT"].as_str(), found["TORCHELASTIC_RUN_ID"].as_str()), ("PORT", "UUID"));
     }
-    for outcome in [&two_workers_pair().ours, &two_workers_pair().theirs] {
+    for outcome in [&two_workers_pair().rankrun, &two_workers_pair().torchrun] {
         let of = |name: &str| [0, 1].map(|rank| launcher_variables(outcome, rank)[name].clone());
         for name in ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"] {
             let [first, second] = of(name);
@@ -142,7 +142,7 @@ fn env_complete() {
 fn env_overwrites() {
     let first = preset_env_pair().expect_equal(|outcome| normalized_variables(outcome, 0));
     assert_eq!((first["RANK"].as_str(), first["TORCHELASTIC_USE_AGENT_STORE"].as_str()), ("0", "True"));
-    for outcome in [&preset_env_pair().ours, &preset_env_pair().theirs] {
+    for outcome in [&preset_env_pair().rankrun, &preset_env_pair().torchrun] {
         outcome.expect_absent("z.invalid");
     }
 }
@@ -184,7 +184,7 @@ fn static_master() {
     let port = [free_port(), free_port()].map(|port| port.to_string());
     let mine = |name| if name == Name::Reference { &port[0] } else { &port[1] };
     let pair = env_pair(|name| Launch::new(name).args(["--master-port", mine(name)]));
-    for (outcome, port) in [(&pair.ours, &port[1]), (&pair.theirs, &port[0])] {
+    for (outcome, port) in [(&pair.rankrun, &port[1]), (&pair.torchrun, &port[0])] {
         let found = launcher_variables(outcome, 0);
         assert_eq!((&found["MASTER_PORT"], found["MASTER_ADDR"].as_str()), (port, "127.0.0.1"));
     }

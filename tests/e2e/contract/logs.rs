@@ -89,7 +89,7 @@ fn tree() {
 #[test]
 fn raw_bytes() {
     let pair = Pair::run_both(|name| launch_with_log_dir(name, &["-t", "3"]).worker(["bytes"]).run());
-    for outcome in [&pair.ours, &pair.theirs] {
+    for outcome in [&pair.rankrun, &pair.torchrun] {
         outcome.expect_exit_code(0);
         let bytes = fs::read(attempt_folder(outcome).join("1/stdout.log")).expect("the log is there");
         assert_eq!(bytes, b"a\xffb\rc\r\nlast");

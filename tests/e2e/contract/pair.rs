@@ -9,48 +9,48 @@ use harness::{Name, Outcome};
 /// What ours did under the name torchrun, and what PyTorch's own did.
 pub(super) struct Pair {
     /// Ours.
-    pub(super) ours: Outcome,
+    pub(super) rankrun: Outcome,
     /// PyTorch's.
-    pub(super) theirs: Outcome,
+    pub(super) torchrun: Outcome,
 }
 
 impl Pair {
     /// Runs it for both at the same time.
     pub(super) fn run_both(run: impl Fn(Name) -> Outcome + Sync) -> Self {
         thread::scope(|scope| {
-            let ours = scope.spawn(|| run(Name::Torchrun));
-            let torchrun_outcome = scope.spawn(|| run(Name::Reference));
-            let [ours, torchrun_outcome] = [ours.join(), torchrun_outcome.join()]
-                .map(|end| end.unwrap_or_else(|why| resume_unwind(why)));
-            Self { ours, theirs: torchrun_outcome }
+            let rankrun = scope.spawn(|| run(Name::Torchrun));
+            let torchrun = scope.spawn(|| run(Name::Reference));
+            let [rankrun, torchrun] =
+                [rankrun.join(), torchrun.join()].map(|end| end.unwrap_or_else(|why| resume_unwind(why)));
+            Self { rankrun, torchrun }
         })
     }
 
     /// What both show of themselves; fails unless it is the same.
     #[track_caller]
     pub(super) fn expect_equal<T: PartialEq + Debug>(&self, extract: impl Fn(&Outcome) -> T) -> T {
-        let (ours, theirs) = (extract(&self.ours), extract(&self.theirs));
+        let (rankrun, torchrun) = (extract(&self.rankrun), extract(&self.torchrun));
         assert_eq!(
-            ours, theirs,
+            rankrun, torchrun,
             "ours differs from torchrun\nours: {}\ntorchrun: {}",
-            self.ours, self.theirs
+            self.rankrun, self.torchrun
         );
-        theirs
+        torchrun
     }
 }
 
 /// What both launchers do, which must be the same.
 #[track_caller]
 pub(super) fn run_both_expect_equal<T: PartialEq + Debug + Send>(run: impl Fn(Name) -> T + Sync) -> T {
-    let [ours, theirs] = thread::scope(|scope| {
+    let [rankrun, torchrun] = thread::scope(|scope| {
         let both = [Name::Torchrun, Name::Reference].map(|name| {
             let run = &run;
             scope.spawn(move || run(name))
         });
         both.map(|end| end.join().unwrap_or_else(|why| resume_unwind(why)))
     });
-    assert_eq!(ours, theirs, "ours differs from torchrun");
-    theirs
+    assert_eq!(rankrun, torchrun, "ours differs from torchrun");
+    torchrun
 }
 
 /// The exit status, and the lines of standard output in alphabetical order, since ranks speak at the same time.

@@ -273,7 +273,7 @@ fn group_of_dead() {
 fn missing_program() {
     let pair = Pair::run_both(|name| Launch::standalone(name, 2).args(["--no-python", "/nonexistent"]).run());
     assert_eq!(pair.expect_equal(status_and_out), (Some(1), Vec::new()));
-    for outcome in [&pair.ours, &pair.theirs] {
+    for outcome in [&pair.rankrun, &pair.torchrun] {
         outcome.expect_stderr("/nonexistent");
     }
 }
