@@ -55,7 +55,8 @@ fn finding_texts(accelerator: &Accelerator) -> Vec<String> {
 
 #[test]
 fn healthy_card_has_no_findings() {
-    let mut idle = card(DeviceState { throttle: vec![Throttle::Idle], ..state_with_temperature(88, Vec::new()) });
+    let mut idle =
+        card(DeviceState { throttle: vec![Throttle::Idle], ..state_with_temperature(88, Vec::new()) });
     assert_eq!(finding_texts(&idle), [""; 0]);
     idle.state = None;
     assert_eq!(finding_texts(&idle), [""; 0]);
