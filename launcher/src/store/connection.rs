@@ -149,20 +149,28 @@ impl Connection {
         self.allowed = allowed;
     }
 
-    /// Reads once. A client that sends no more has `has_ended`.
-    pub(super) fn receive(&mut self, piece: &mut [u8]) -> io::Result<()> {
-        match (&self.stream).read(piece) {
-            Ok(0) => self.has_ended = true,
-            Ok(length) => self.incoming.extend_from_slice(&piece[..length]),
-            Err(error) if is_transient(&error) => {}
-            Err(error) => return Err(error),
+    /// Reads once; nothing where nothing is there. A client that sends no more has `has_ended`.
+    pub(super) fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        match (&self.stream).read(buffer) {
+            Ok(length) => {
+                self.has_ended = length == 0;
+                Ok(&buffer[..length])
+            }
+            Err(error) if is_transient(&error) => Ok(&[]),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
-    /// The requests that are complete, one by one; none while the client does not read its answers.
-    pub(super) fn requests(&mut self) -> Requests<'_> {
-        Requests { connection: self, decoded: 0 }
+    /// The requests that are complete with the `received` bytes, one by one; none while the client does not read its answers.
+    pub(super) fn requests<'a>(&'a mut self, received: &'a [u8]) -> Requests<'a> {
+        // Most requests come whole: their bytes are not copied.
+        let received = if self.incoming.is_empty() {
+            received
+        } else {
+            self.incoming.extend_from_slice(received);
+            &[]
+        };
+        Requests { connection: self, received, decoded: 0 }
     }
 
     /// Queues a reply; [`flush`](Self::flush) sends it.
@@ -312,9 +320,12 @@ impl AsFd for Connection {
     }
 }
 
-/// See [`Connection::requests`]. What was decoded leaves the buffer once, when this is dropped.
+/// See [`Connection::requests`]. The bytes that are left belong to the connection once this is dropped.
 pub(super) struct Requests<'a> {
     connection: &'a mut Connection,
+    /// Bytes that are not in the connection's buffer, which is empty then.
+    received: &'a [u8],
+    /// How much of the one or the other is decoded.
     decoded: usize,
 }
 
@@ -328,7 +339,8 @@ impl Requests<'_> {
         if connection.is_paused || connection.listing.is_some() {
             return Ok(None);
         }
-        let (consumed, request) = connection.decoder.decode(&connection.incoming[self.decoded..])?;
+        let bytes = if self.received.is_empty() { &connection.incoming } else { self.received };
+        let (consumed, request) = connection.decoder.decode(&bytes[self.decoded..])?;
         self.decoded += consumed;
         Ok(request)
     }
@@ -346,6 +358,10 @@ impl Requests<'_> {
 impl Drop for Requests<'_> {
     fn drop(&mut self) {
         let incoming = &mut self.connection.incoming;
+        if !self.received.is_empty() {
+            incoming.extend_from_slice(&self.received[self.decoded..]);
+            return;
+        }
         incoming.drain(..self.decoded);
         shrink_buffer(incoming);
         // The pages of a large request stay with the buffer, and no limit counts them.

@@ -33,7 +33,9 @@ impl Served {
         let mut served = Self { connection, peer, keyspace };
         while served.connection.incoming.len() < bytes.len() {
             await_event(&served.connection, PollFlags::POLLIN);
-            served.connection.receive(&mut [0; READ_CHUNK]).unwrap();
+            let mut buffer = [0; READ_CHUNK];
+            let received = served.connection.receive(&mut buffer).unwrap();
+            served.connection.incoming.extend_from_slice(received);
         }
         served
     }
@@ -42,7 +44,7 @@ impl Served {
     fn serve(&mut self) -> u64 {
         let (mut most, mut replies) = (0, Vec::new());
         self.connection.begin_turn(MAX_UNSENT);
-        let mut requests = self.connection.requests();
+        let mut requests = self.connection.requests(&[]);
         while let Some(request) = requests.next().unwrap() {
             self.keyspace.handle(CLIENT, request, &mut replies).unwrap();
             replies.drain(..).for_each(|(_, reply)| requests.reply(reply));

@@ -48,7 +48,7 @@ fn root(key: &[u8]) -> &[u8] {
     &key[..end.min(MAX_ROOT)]
 }
 
-fn keys(request: &Request) -> Vec<&[u8]> {
+fn for_each_key<'a>(request: &'a Request, mut visit: impl FnMut(&'a [u8])) {
     match request {
         Request::Set { key, .. }
         | Request::CompareSet { key, .. }
@@ -59,12 +59,12 @@ fn keys(request: &Request) -> Vec<&[u8]> {
         | Request::QueuePush { key, .. }
         | Request::QueuePop { key }
         | Request::QueueLen { key }
-        | Request::Barrier { key, .. } => vec![key],
+        | Request::Barrier { key, .. } => visit(key),
         Request::Check { keys } | Request::Wait { keys } | Request::MultiGet { keys } => {
-            keys.iter().map(Vec::as_slice).collect()
+            keys.iter().for_each(|key| visit(key));
         }
-        Request::MultiSet { pairs } => pairs.iter().map(|(key, _)| key.as_slice()).collect(),
-        Request::GetNumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => Vec::new(),
+        Request::MultiSet { pairs } => pairs.iter().for_each(|(key, _)| visit(key)),
+        Request::GetNumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => {}
     }
 }
 
@@ -107,12 +107,15 @@ impl ClientRegistry {
                 self.departed.remove(&nonce);
             }
         }
-        for key in keys(request) {
+        if identity.roots.len() == MAX_ROOTS {
+            return;
+        }
+        for_each_key(request, |key| {
             let root = root(key);
             if identity.roots.len() < MAX_ROOTS && identity.roots.iter().all(|known| **known != *root) {
                 identity.roots.push(root.into());
             }
-        }
+        });
     }
 
     /// A connection has closed; whether it was the last one of its number.

@@ -30,9 +30,10 @@ impl Server {
         };
         connection.begin_turn(allowed);
         connection.flush()?;
-        let mut readable = ready != EpollFlags::EPOLLOUT;
+        let mut is_readable = ready != EpollFlags::EPOLLOUT;
+        let mut received: &[u8] = &[];
         loop {
-            let mut requests = connection.requests();
+            let mut requests = connection.requests(received);
             while let Some(request) = requests.next()? {
                 self.registry.record_request(client, identity, &request);
                 if matches!(request, Request::ListKeys) {
@@ -65,11 +66,11 @@ impl Server {
                 }
             }
             drop(requests);
-            if !(readable && connection.takes_input()) {
+            if !(is_readable && connection.takes_input()) {
                 break;
             }
-            connection.receive(&mut self.read_buffer)?;
-            readable = false;
+            received = connection.receive(&mut self.read_buffer)?;
+            is_readable = false;
         }
         self.finish_turn(client)
     }

@@ -25,6 +25,17 @@ impl Detached {
         }
     }
 
+    /// Puts another value in the place of one, which lives on where an answer holds it too.
+    pub(super) fn replace(&mut self, present: &mut Value, value: Vec<u8>) {
+        // Without an answer that holds it, the value changes in its place: no allocation.
+        if let Some(own) = Arc::get_mut(present) {
+            *own = value;
+        } else {
+            self.let_go(present);
+            *present = Value::new(value);
+        }
+    }
+
     /// An answer takes the keyspace's own value.
     pub(super) fn hand_over(&mut self, value: &Value) {
         self.bytes += value.len() as u64 + OVERHEAD;

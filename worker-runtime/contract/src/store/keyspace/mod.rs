@@ -89,13 +89,52 @@ pub struct Keyspace {
     entries: Entries,
     waiters: Waiters,
     discarded: DiscardedEntries,
-    /// Bytes of `entries`, with overhead.
+    memory: MemoryUse,
+    /// Values that answers alone hold.
+    detached: Detached,
+}
+
+/// What the keyspace holds and may hold, in bytes.
+#[derive(Debug)]
+struct MemoryUse {
+    /// Bytes of entries, with overhead.
     used: u64,
     limit: u64,
     /// Prefixes of the keys that may use [`RESERVE`].
     reserved: Vec<Vec<u8>>,
-    /// Values that answers alone hold.
-    detached: Detached,
+}
+
+impl MemoryUse {
+    /// Refuses `more` bytes for `key` where they do not fit beside the waiting clients.
+    fn admit(&self, key: &[u8], more: u64, waiters: &Waiters) -> Result<(), KeyspaceError> {
+        let used = self.used + waiters.used();
+        let is_reserved = || self.reserved.iter().any(|prefix| key.starts_with(prefix));
+        if used.saturating_add(more) <= self.limit
+            || (used.saturating_add(more) <= self.limit.saturating_add(RESERVE) && is_reserved())
+        {
+            return Ok(());
+        }
+        Err(KeyspaceError::Full { key: key.to_vec(), used, more, limit: self.limit })
+    }
+
+    /// Charges `more` bytes and an entry for `key`, if they fit.
+    fn grow(&mut self, key: &[u8], more: usize, waiters: &Waiters) -> Result<(), KeyspaceError> {
+        let more = more as u64 + OVERHEAD;
+        self.admit(key, more, waiters)?;
+        self.used += more;
+        Ok(())
+    }
+
+    /// Charges `more` bytes for an entry that exists, if they fit.
+    fn extend(&mut self, key: &[u8], more: usize, waiters: &Waiters) -> Result<(), KeyspaceError> {
+        self.admit(key, more as u64, waiters)?;
+        self.used += more as u64;
+        Ok(())
+    }
+
+    fn shrink(&mut self, less: usize) {
+        self.used -= less as u64 + OVERHEAD;
+    }
 }
 
 /// Values and queues. Trees, since a large hash table grows in one long step, and has no place to go on from.
@@ -152,16 +191,14 @@ impl Keyspace {
             entries: Entries::default(),
             waiters: Waiters::default(),
             discarded: DiscardedEntries::default(),
-            used: 0,
-            limit,
-            reserved: Vec::new(),
+            memory: MemoryUse { used: 0, limit, reserved: Vec::new() },
             detached: Detached::default(),
         }
     }
 
     /// Has it hold at most about `limit` bytes from now on; what it holds stays.
     pub fn set_limit(&mut self, limit: u64) {
-        self.limit = limit;
+        self.memory.limit = limit;
     }
 
     /// Bytes of values that were replaced, removed or popped, and that answers still hold; perhaps more, until
@@ -178,7 +215,7 @@ impl Keyspace {
 
     /// Keeps [`RESERVE`] for keys that begin with one of these: agents still meet in a store that workers have filled.
     pub fn reserve(&mut self, prefixes: Vec<Vec<u8>>) {
-        self.reserved = prefixes;
+        self.memory.reserved = prefixes;
     }
 
     /// Serves one request of `client` and appends the replies to send now, with their clients, to `replies`.
@@ -252,14 +289,14 @@ impl Keyspace {
     /// waiting. The other keys are gone at once; their memory is for [`free_some`](Self::free_some).
     pub fn begin_generation(&mut self, kept: &[Vec<u8>]) {
         let mut previous = std::mem::take(&mut self.entries);
-        self.used = 0;
+        self.memory.used = 0;
         for prefix in kept {
             while let Some((key, value)) = take_first(&mut previous.values, prefix) {
-                self.used += (key.len() + value.len()) as u64 + OVERHEAD;
+                self.memory.used += (key.len() + value.len()) as u64 + OVERHEAD;
                 self.entries.values.insert(key, value);
             }
             while let Some((key, queue)) = take_first(&mut previous.queues, prefix) {
-                self.used += queue.used;
+                self.memory.used += queue.used;
                 self.entries.queues.insert(key, queue);
             }
         }
@@ -290,51 +327,24 @@ impl Keyspace {
         self.entries.values.contains_key(key) || self.entries.queues.contains_key(key)
     }
 
-    /// Refuses `more` bytes for `key` where they do not fit.
-    fn admit(&self, key: &[u8], more: u64) -> Result<(), KeyspaceError> {
-        let used = self.used + self.waiters.used();
-        let is_reserved = || self.reserved.iter().any(|prefix| key.starts_with(prefix));
-        if used.saturating_add(more) <= self.limit
-            || (used.saturating_add(more) <= self.limit.saturating_add(RESERVE) && is_reserved())
-        {
-            return Ok(());
-        }
-        Err(KeyspaceError::Full { key: key.to_vec(), used, more, limit: self.limit })
-    }
-
-    /// Charges `more` bytes and an entry for `key`, if they fit.
-    fn grow(&mut self, key: &[u8], more: usize) -> Result<(), KeyspaceError> {
-        let more = more as u64 + OVERHEAD;
-        self.admit(key, more)?;
-        self.used += more;
-        Ok(())
-    }
-
-    fn shrink(&mut self, less: usize) {
-        self.used -= less as u64 + OVERHEAD;
-    }
-
     /// Stores a value and wakes no waiting client. A value that takes another one's place is charged by what it is longer.
-    fn store(&mut self, key: &[u8], value: Value) -> Result<(), KeyspaceError> {
-        let Some(present) = self.entries.values.get(key) else {
-            self.grow(key, key.len() + value.len())?;
-            self.entries.values.insert(Key::from(key), value);
-            return Ok(());
-        };
-        let (before, after) = (present.len() as u64, value.len() as u64);
+    fn store(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), KeyspaceError> {
+        let Some(present) = self.entries.values.get_mut(key) else { return self.insert(key, value) };
+        let (before, after) = (present.len(), value.len());
         if after > before {
-            self.admit(key, after - before)?;
+            self.memory.extend(key, after - before, &self.waiters)?;
+        } else {
+            self.memory.used -= (before - after) as u64;
         }
-        self.replace(key, value);
+        self.detached.replace(present, value);
         Ok(())
     }
 
-    /// Puts a value in the place of one that is there, whatever the limit says.
-    fn replace(&mut self, key: &[u8], value: Value) {
-        let Some(present) = self.entries.values.get_mut(key) else { return };
-        self.used = self.used - present.len() as u64 + value.len() as u64;
-        self.detached.let_go(present);
-        *present = value;
+    /// Stores a value for a key that is absent.
+    fn insert(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), KeyspaceError> {
+        self.memory.grow(key, key.len() + value.len(), &self.waiters)?;
+        self.entries.values.insert(Key::from(key), Value::new(value));
+        Ok(())
     }
 
     /// Wakes every client that waits for a key that was just written, at a barrier too.
@@ -344,7 +354,7 @@ impl Keyspace {
     }
 
     fn set(&mut self, key: &[u8], value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
-        self.store(key, Arc::new(value))?;
+        self.store(key, value)?;
         self.written(key, answers);
         Ok(())
     }
@@ -361,41 +371,33 @@ impl Keyspace {
             None if !expected.is_empty() => return Ok(Arc::new(expected)),
             _ => {}
         }
-        let desired = Arc::new(desired);
-        self.store(key, Arc::clone(&desired))?;
+        self.store(key, desired)?;
         self.written(key, answers);
-        Ok(desired)
+        Ok(self.get(key))
     }
 
     fn append(&mut self, key: &[u8], value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
-        if !self.entries.values.contains_key(key) {
-            return self.set(key, value, answers);
-        }
-        self.admit(key, value.len() as u64)?;
-        self.used += value.len() as u64;
-        if let Some(present) = self.entries.values.get_mut(key) {
-            self.detached.let_go(present);
-            Arc::make_mut(present).extend_from_slice(&value);
-        }
+        let Some(present) = self.entries.values.get_mut(key) else { return self.set(key, value, answers) };
+        self.memory.extend(key, value.len(), &self.waiters)?;
+        self.detached.let_go(present);
+        Arc::make_mut(present).extend_from_slice(&value);
         self.written(key, answers);
         Ok(())
     }
 
     /// Adds to the number of a key and wakes no client.
     fn count(&mut self, key: &[u8], delta: i64) -> Result<i64, KeyspaceError> {
-        let present = match self.entries.values.get(key) {
-            None => 0,
-            Some(text) => number::parse(text)
-                .map_err(|source| KeyspaceError::NotANumber { key: key.to_vec(), source })?,
+        let Some(present) = self.entries.values.get_mut(key) else {
+            self.insert(key, delta.to_string().into_bytes())?;
+            return Ok(delta);
         };
-        let sum = present.wrapping_add(delta);
-        let text = Arc::new(sum.to_string().into_bytes());
+        let number = number::parse(present)
+            .map_err(|source| KeyspaceError::NotANumber { key: key.to_vec(), source })?;
+        let sum = number.wrapping_add(delta);
+        let text = sum.to_string().into_bytes();
         // A counter grows by 19 bytes at most, far less than its entry: it is not refused where nothing else fits.
-        if self.entries.values.contains_key(key) {
-            self.replace(key, text);
-        } else {
-            self.store(key, text)?;
-        }
+        self.memory.used = self.memory.used - present.len() as u64 + text.len() as u64;
+        self.detached.replace(present, text);
         Ok(sum)
     }
 
@@ -403,14 +405,14 @@ impl Keyspace {
         let removed = self.entries.values.remove(key);
         if let Some(value) = &removed {
             self.detached.let_go(value);
-            self.shrink(key.len() + value.len());
+            self.memory.shrink(key.len() + value.len());
         }
         removed.is_some()
     }
 
     fn push(&mut self, key: Vec<u8>, value: Vec<u8>, answers: &mut Answers<'_>) -> Result<(), KeyspaceError> {
         let length = key.len() + value.len();
-        self.grow(&key, length)?;
+        self.memory.grow(&key, length, &self.waiters)?;
         let released = self.waiters.pushed(&key);
         let queue = self.entries.queues.entry(Key::from(key)).or_default();
         queue.used += length as u64 + OVERHEAD;
@@ -428,7 +430,7 @@ impl Keyspace {
         if queue.get().values.is_empty() {
             queue.remove();
         }
-        self.shrink(key.len() + value.len());
+        self.memory.shrink(key.len() + value.len());
         self.detached.hand_over(&value);
         Some((length, value))
     }
@@ -467,7 +469,8 @@ impl Keyspace {
             return Err(KeyspaceError::AlreadyWaiting);
         }
         // All keys of one request are of the same client: the first one says whose reserve it may use.
-        self.admit(keys.first().copied().unwrap_or_default(), waiters::cost(keys))
+        let first = keys.first().copied().unwrap_or_default();
+        self.memory.admit(first, waiters::cost(keys), &self.waiters)
     }
 }
 

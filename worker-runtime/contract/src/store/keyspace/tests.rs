@@ -401,7 +401,7 @@ fn replaced_value_in_full_store_is_charged_net_growth() {
     let mut store = Store { keyspace: Keyspace::new(limit), ..Store::default() };
     store.ask(A, set("k", "0123456789"));
     store.ask(A, set("l", ""));
-    assert_eq!(store.keyspace.used, limit);
+    assert_eq!(store.keyspace.memory.used, limit);
     // As long, shorter, and as long as before: none of them needs room for both values.
     for text in ["9876543210", "1", "abcdefghij"] {
         store.ask(A, set("k", text));
@@ -416,19 +416,19 @@ fn replaced_value_in_full_store_is_charged_net_growth() {
         assert_eq!((used, told), (limit, limit));
         assert!(key == b"k" || key == b"l", "{key:?}");
     }
-    assert_eq!((store.get("k").as_str(), store.keyspace.used), ("abcdefghij", limit));
+    assert_eq!((store.get("k").as_str(), store.keyspace.memory.used), ("abcdefghij", limit));
 }
 
 #[test]
 fn counter_in_full_store_still_counts() {
     let mut store = Store { keyspace: Keyspace::new(OVERHEAD + 2), ..Store::default() };
     assert_eq!(store.ask(A, add("n", 9)), [(A, Reply::Number(9))]);
-    assert_eq!(store.keyspace.used, OVERHEAD + 2);
+    assert_eq!(store.keyspace.memory.used, OVERHEAD + 2);
     assert_eq!(store.ask(A, add("n", 1)), [(A, Reply::Number(10))]);
     assert_eq!(store.ask(A, add("n", i64::MIN)), [(A, Reply::Number(i64::MIN + 10))]);
     assert!(matches!(store.try_ask(A, add("m", 1)), Err(KeyspaceError::Full { .. })), "a new one needs room");
     assert_eq!(store.ask(A, delete("n")), [(A, Reply::Number(1))]);
-    assert_eq!(store.keyspace.used, 0);
+    assert_eq!(store.keyspace.memory.used, 0);
 }
 
 #[test]
@@ -458,11 +458,11 @@ fn new_generation_keeps_matching_keys_and_removes_rest() {
     assert_eq!((store.get("/job/a"), store.get("/other/a")), ("1".to_owned(), String::new()));
     assert_eq!(store.ask(A, queue_len("/job/q")), [(A, Reply::Number(1))]);
     assert_eq!(store.ask(A, queue_len("/other/q")), [(A, Reply::Number(0))]);
-    assert_eq!(store.keyspace.used, 2 * OVERHEAD + 6 + 1 + 6 + 1);
+    assert_eq!(store.keyspace.memory.used, 2 * OVERHEAD + 6 + 1 + 6 + 1);
     // It was there when the wait began: what counts is that a key has been there.
     assert_eq!(store.ask(A, set("/job/late", "")), [(B, Reply::Arrived)]);
     begin_generation(&mut store, &[]);
-    assert_eq!((store.keyspace.used, store.get("/job/a")), (0, String::new()));
+    assert_eq!((store.keyspace.memory.used, store.get("/job/a")), (0, String::new()));
 }
 
 fn begin_generation(store: &mut Store, kept: &[&str]) {
@@ -610,7 +610,7 @@ proptest! {
             store.ask(A, delete(key));
             while store.ask(A, pop(key)) != [(A, Reply::Popped(None))] {}
         }
-        prop_assert_eq!(store.keyspace.used, 0);
+        prop_assert_eq!(store.keyspace.memory.used, 0);
         prop_assert_eq!(store.keyspace.waiters.used(), 0);
         for key in ["a", "b", "c"] {
             prop_assert_eq!(store.ask(A, set(key, "1")), nothing());
