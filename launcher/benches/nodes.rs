@@ -76,7 +76,7 @@ fn print_restarts(hosts: &Hosts, rounds: usize) {
     let mut torchrun_job = torchrun().map(|path| Job::start(hosts, &path, 29_500));
     let (mut own, mut mine, mut its) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        own.push(workers_own(hosts));
+        own.push(measure_workers_own_time(hosts));
         mine.push(ours.restart());
         its.extend(torchrun_job.as_mut().map(Job::restart));
     }
@@ -279,7 +279,7 @@ fn agent(hosts: &Hosts, launcher: &Path, (host, port): (usize, u16), nodes: &str
 }
 
 /// One worker's own stop and start, in seconds.
-fn workers_own(hosts: &Hosts) -> f64 {
+fn measure_workers_own_time(hosts: &Hosts) -> f64 {
     let mut reports = hosts.reports();
     let mut worker = || {
         let began = now();

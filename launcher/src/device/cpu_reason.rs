@@ -197,17 +197,17 @@ fn unmet_request_reason(vendor: &VendorNames, facts: &CpuFacts<'_>) -> String {
 
 /// A card that the kernel lists without its node comes before a missing library.
 fn main_problem<'a>(vendor: &VendorNames, machine: &'a Machine) -> Option<&'a ProbeProblem> {
-    let mut troubles = machine.troubles.iter().filter(|trouble| trouble.kind == vendor.kind);
-    troubles.clone().find(|trouble| is_closed_node(trouble)).or_else(|| troubles.next())
+    let mut problems = machine.troubles.iter().filter(|problem| problem.kind == vendor.kind);
+    problems.clone().find(|problem| is_closed_node(problem)).or_else(|| problems.next())
 }
 
-fn is_closed_node(trouble: &ProbeProblem) -> bool {
-    trouble.source.starts_with("/dev/") && trouble.kind != DeviceType::Npu
+fn is_closed_node(problem: &ProbeProblem) -> bool {
+    problem.source.starts_with("/dev/") && problem.kind != DeviceType::Npu
 }
 
 /// Whether a trouble says more than that the driver's own folder is missing.
-fn is_specific(trouble: &ProbeProblem) -> bool {
-    is_closed_node(trouble) || trouble.kind == DeviceType::Cuda
+fn is_specific(problem: &ProbeProblem) -> bool {
+    is_closed_node(problem) || problem.kind == DeviceType::Cuda
 }
 
 /// No variable is set: names the missing driver, library or device node.
@@ -226,18 +226,18 @@ fn no_usable_device_reason(facts: &CpuFacts<'_>) -> String {
     let mut listed = VENDORS.iter().filter(|vendor| vendor.kind != DeviceType::Xpu);
     let closed = listed.clone().find_map(|vendor| {
         main_problem(vendor, machine)
-            .filter(|trouble| is_closed_node(trouble))
-            .map(|trouble| (vendor, trouble))
+            .filter(|problem| is_closed_node(problem))
+            .map(|problem| (vendor, problem))
     });
-    if let Some((vendor, trouble)) = closed {
-        return format!("the kernel lists a {} device, but {trouble}", vendor.kind);
+    if let Some((vendor, problem)) = closed {
+        return format!("the kernel lists a {} device, but {problem}", vendor.kind);
     }
     // Other drivers have nodes in `/dev/accel` and `/dev/dri`.
     let has_own_node =
         |vendor: &&VendorNames| matches!(vendor.kind, DeviceType::Cuda | DeviceType::Rocm | DeviceType::Npu);
     let with_node = listed.find(|vendor| has_own_node(vendor) && (facts.has_node)(vendor.kind));
     match with_node.and_then(|vendor| Some((vendor, main_problem(vendor, machine)?))) {
-        Some((vendor, trouble)) => format!("`{}` is here, but {trouble}", vendor.node),
+        Some((vendor, problem)) => format!("`{}` is here, but {problem}", vendor.node),
         None => no_accelerator_reason(facts),
     }
 }

@@ -231,24 +231,24 @@ fn is_trivial(devices: &Result<Vec<usize>, String>) -> bool {
 /// The troubles of the probes.
 pub(super) fn add_probe_problems(page: &mut Page, machine: &Machine) {
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let serious: Vec<&ProbeProblem> = all.filter(|trouble| fact_text::is_serious(trouble)).collect();
+    let serious: Vec<&ProbeProblem> = all.filter(|problem| fact_text::is_serious(problem)).collect();
     if !serious.is_empty() {
         page.blank();
     }
-    for trouble in serious {
-        let text = format!(" {}: {trouble}", trouble.kind);
-        let key = format!("trouble/{}/{}", trouble.kind, trouble.source);
+    for problem in serious {
+        let text = format!(" {}: {problem}", problem.kind);
+        let key = format!("trouble/{}/{}", problem.kind, problem.source);
         page.line(key, &[("label", "error:", Tone::Bad), ("text", &text, Tone::Plain)]);
     }
 }
 
 /// No device was found: lists the searched sources.
 pub(super) fn sources(page: &mut Page, machine: &Machine) {
-    let missing = machine.troubles.iter().filter(|trouble| !fact_text::is_serious(trouble));
+    let missing = machine.troubles.iter().filter(|problem| !fact_text::is_serious(problem));
     let rows: Vec<Row> = missing
-        .map(|trouble| {
-            let key = format!("source/{}/{}", trouble.kind, trouble.source);
-            Row::new(key).cell(trouble.kind.as_str()).cell(trouble.to_string())
+        .map(|problem| {
+            let key = format!("source/{}/{}", problem.kind, problem.source);
+            Row::new(key).cell(problem.kind.as_str()).cell(problem.to_string())
         })
         .collect();
     page.section(&SOURCES, rows);

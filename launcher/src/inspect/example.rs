@@ -108,11 +108,11 @@ pub(super) fn machine_without_devices() -> Machine {
         source: source.to_owned(),
         what: ProbeProblemKind::Missing(why.to_owned()),
     };
-    let troubles = vec![
+    let problems = vec![
         missing(DeviceType::Cuda, "NVML", "libnvidia-ml.so.1: cannot open shared object file"),
         missing(DeviceType::Rocm, "/sys/class/kfd", "no such folder"),
     ];
-    Machine { troubles, cpus: Some(cpus()), ..Machine::default() }
+    Machine { troubles: problems, cpus: Some(cpus()), ..Machine::default() }
 }
 
 /// The picture of a machine for a user with `cuda` as the inherited `CUDA_VISIBLE_DEVICES`.

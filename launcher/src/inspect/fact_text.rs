@@ -57,9 +57,9 @@ pub(super) fn count(number: usize, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// Whether the trouble hides devices that may be present.
-pub(super) const fn is_serious(trouble: &ProbeProblem) -> bool {
-    !matches!(trouble.what, ProbeProblemKind::Missing(_))
+/// Whether the problem hides devices that may be present.
+pub(super) const fn is_serious(problem: &ProbeProblem) -> bool {
+    !matches!(problem.what, ProbeProblemKind::Missing(_))
 }
 
 /// The processors in one line; nothing where they are not known.

@@ -35,7 +35,7 @@ pub(super) struct Header {
     /// The command, its interval, and the time of the picture.
     pub(super) title: String,
     /// Why this is not the newest picture.
-    pub(super) trouble: Option<String>,
+    pub(super) problem: Option<String>,
 }
 
 /// The bytes that draw `page`, in which everything that `before` did not have is marked.
@@ -53,8 +53,8 @@ pub(super) fn draw(header: &Header, page: &Page, before: Option<&Page>, size: Si
     };
     let painted = |text: &str, tone| paint(&cut(text, size.columns), codes(tone, style, false).as_deref());
     put(&painted(&header.title, Tone::Faint));
-    let mut rows_left = match &header.trouble {
-        Some(trouble) => put(&painted(trouble, Tone::Bad)),
+    let mut rows_left = match &header.problem {
+        Some(problem) => put(&painted(problem, Tone::Bad)),
         None => put(""),
     };
     let lines = page.lines.len();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn drawn(page: &Page, before: Option<&Page>, (columns, rows): (u16, u16), style: Style) -> String {
-        let header = Header { title: "title".to_owned(), trouble: None };
+        let header = Header { title: "title".to_owned(), problem: None };
         String::from_utf8(draw(&header, page, before, Size::of(columns, rows), style)).unwrap()
     }
 
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn problem_replaces_blank_line() {
-        let header = Header { title: "t".to_owned(), trouble: Some("NVML hangs".to_owned()) };
+        let header = Header { title: "t".to_owned(), problem: Some("NVML hangs".to_owned()) };
         let text = draw(&header, &Page::default(), None, Size::of(80, 24), Style::Coloured);
         let text = String::from_utf8(text).unwrap();
         assert_eq!(text, "\x1b[H\x1b[2mt\x1b[m\x1b[K\r\n\x1b[1;31mNVML hangs\x1b[m\x1b[K\x1b[J");

@@ -28,7 +28,7 @@ struct DevicesAnswer<'a> {
     cpus: Option<CpusAnswer<'a>>,
     orders: Vec<OrderAnswer<'a>>,
     warnings: Vec<WarningAnswer<'a>>,
-    troubles: Vec<TroubleAnswer<'a>>,
+    troubles: Vec<ProblemAnswer<'a>>,
 }
 
 #[derive(Serialize)]
@@ -139,7 +139,7 @@ struct WarningAnswer<'a> {
 }
 
 #[derive(Serialize)]
-struct TroubleAnswer<'a> {
+struct ProblemAnswer<'a> {
     r#type: DeviceType,
     source: &'a str,
     kind: &'static str,
@@ -170,7 +170,7 @@ pub(super) fn devices(picture: &MachineSnapshot) -> Vec<u8> {
         cpus: machine.cpus.as_ref().map(|layout| cpus(layout, &picture.affinity)),
         orders: orders.collect(),
         warnings: warnings.collect(),
-        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble_answer).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(problem_answer).collect(),
     })
 }
 
@@ -184,7 +184,7 @@ struct TopologyAnswer<'a> {
     matrix: &'a [Vec<String>],
     devices: Vec<NearAnswer<'a>>,
     nics: Vec<NicAnswer<'a>>,
-    troubles: Vec<TroubleAnswer<'a>>,
+    troubles: Vec<ProblemAnswer<'a>>,
 }
 
 #[derive(Serialize)]
@@ -225,7 +225,7 @@ pub(super) fn topology(machine: &Machine, host: &str) -> Vec<u8> {
         matrix: &topology.cells,
         devices: near.collect(),
         nics: machine.nics.iter().map(nic).collect(),
-        troubles: machine.troubles.iter().chain(&machine.made_good).map(trouble_answer).collect(),
+        troubles: machine.troubles.iter().chain(&machine.made_good).map(problem_answer).collect(),
     })
 }
 
@@ -328,14 +328,14 @@ fn cpus<'a>(layout: &'a CpuLayout, affinity: &'a [u32]) -> CpusAnswer<'a> {
     }
 }
 
-fn trouble_answer(trouble: &ProbeProblem) -> TroubleAnswer<'_> {
-    let kind = match trouble.what {
+fn problem_answer(problem: &ProbeProblem) -> ProblemAnswer<'_> {
+    let kind = match problem.what {
         ProbeProblemKind::Missing(_) => "missing",
         ProbeProblemKind::Failed(_) => "failed",
         ProbeProblemKind::Hung(_) => "hung",
         ProbeProblemKind::Crashed(_) => "crashed",
     };
-    TroubleAnswer { r#type: trouble.kind, source: &trouble.source, kind, text: trouble.to_string() }
+    ProblemAnswer { r#type: problem.kind, source: &problem.source, kind, text: problem.to_string() }
 }
 
 #[cfg(test)]

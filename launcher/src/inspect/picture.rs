@@ -250,8 +250,8 @@ fn with_kind_only(machine: Machine, kind: DeviceType) -> Machine {
         (0..machine.accelerators.len()).filter(|at| machine.accelerators[*at].kind == kind).collect();
     let machine = with_devices(machine, &kept);
     Machine {
-        troubles: machine.troubles.into_iter().filter(|trouble| trouble.kind == kind).collect(),
-        made_good: machine.made_good.into_iter().filter(|trouble| trouble.kind == kind).collect(),
+        troubles: machine.troubles.into_iter().filter(|problem| problem.kind == kind).collect(),
+        made_good: machine.made_good.into_iter().filter(|problem| problem.kind == kind).collect(),
         ..machine
     }
 }

@@ -1,7 +1,7 @@
 //! A second, shorter probe, for a vendor without an answer to the full one. Pure, but for the probes.
 //!
 //! A library that hangs or crashes over a temperature or a link takes the whole answer with it, and yet a launch,
-//! which asks for neither, finds the cards. So the cards alone are asked for again, and shown with the trouble.
+//! which asks for neither, finds the cards. So the cards alone are asked for again, and shown with the problem.
 
 use std::time::Duration;
 
@@ -37,14 +37,14 @@ pub(super) fn retry_limit(limit: Duration) -> Duration {
 
 /// Whether a shorter question may find devices that this one did not.
 pub(super) fn needs_retry(first: &Machine, ask: ProbeScope) -> bool {
-    reduced_scope(ask) != ask && first.troubles.iter().any(|trouble| is_lost(first, trouble))
+    reduced_scope(ask) != ask && first.troubles.iter().any(|problem| is_lost(first, problem))
 }
 
-/// Whether the whole answer about this type went with the trouble.
-fn is_lost(machine: &Machine, trouble: &ProbeProblem) -> bool {
-    match trouble.what {
+/// Whether the whole answer about this type went with the problem.
+fn is_lost(machine: &Machine, problem: &ProbeProblem) -> bool {
+    match problem.what {
         ProbeProblemKind::Crashed(_) | ProbeProblemKind::Hung(_) => true,
-        ProbeProblemKind::Failed(_) => !machine.accelerators.iter().any(|found| found.kind == trouble.kind),
+        ProbeProblemKind::Failed(_) => !machine.accelerators.iter().any(|found| found.kind == problem.kind),
         ProbeProblemKind::Missing(_) => false,
     }
 }
@@ -52,16 +52,16 @@ fn is_lost(machine: &Machine, trouble: &ProbeProblem) -> bool {
 /// Joins two looks: the second one's answers in place of the lost ones, with the first one's troubles.
 pub(super) fn merge_probes(first: Machine, second: Machine, ask: ProbeScope) -> Machine {
     let is_found = |kind: DeviceType| second.accelerators.iter().any(|found| found.kind == kind);
-    let is_back = |trouble: &ProbeProblem| {
-        is_lost(&first, trouble)
-            && is_found(trouble.kind)
-            && !second.troubles.iter().any(|again| again.kind == trouble.kind && is_lost(&second, again))
+    let is_back = |problem: &ProbeProblem| {
+        is_lost(&first, problem)
+            && is_found(problem.kind)
+            && !second.troubles.iter().any(|again| again.kind == problem.kind && is_lost(&second, again))
     };
     let back: Vec<DeviceType> =
-        first.troubles.iter().filter(|trouble| is_back(trouble)).map(|trouble| trouble.kind).collect();
-    let mut troubles = first.troubles.clone();
-    for trouble in troubles.iter_mut().filter(|trouble| is_back(trouble)) {
-        trouble.source = format!("{}, asked for {},", trouble.source, omitted_facts(ask));
+        first.troubles.iter().filter(|problem| is_back(problem)).map(|problem| problem.kind).collect();
+    let mut problems = first.troubles.clone();
+    for problem in problems.iter_mut().filter(|problem| is_back(problem)) {
+        problem.source = format!("{}, asked for {},", problem.source, omitted_facts(ask));
     }
     let is_nvidia = |kind: &DeviceType| *kind == DeviceType::Cuda;
     let others_are_lost = !first.accelerators.iter().any(|found| !is_nvidia(&found.kind));
@@ -76,7 +76,7 @@ pub(super) fn merge_probes(first: Machine, second: Machine, ask: ProbeScope) -> 
         (false, true) if others_are_lost => merge(first, of(second, &|kind| !is_nvidia(kind))),
         (false, _) => first,
     };
-    Machine { troubles, ..joined }
+    Machine { troubles: problems, ..joined }
 }
 
 /// The facts that the first look asked for, and the second did not.
@@ -97,8 +97,8 @@ mod tests {
     const ASK: ProbeScope = ProbeScope { state: true, links: true, cpus: true };
 
     fn lost(kind: DeviceType, what: ProbeProblemKind) -> Machine {
-        let trouble = ProbeProblem { kind, source: "NVML".to_owned(), what };
-        Machine { troubles: vec![trouble], ..machine_without_devices() }
+        let problem = ProbeProblem { kind, source: "NVML".to_owned(), what };
+        Machine { troubles: vec![problem], ..machine_without_devices() }
     }
 
     fn crashed() -> ProbeProblemKind {

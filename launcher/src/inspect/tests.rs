@@ -40,12 +40,12 @@ fn devices_and_topo_render_as_text_and_json() {
 
 #[test]
 fn exit_code_fails_only_if_no_device_is_known() {
-    let trouble = ProbeProblem {
+    let problem = ProbeProblem {
         kind: DeviceType::Cuda,
         source: "NVML".to_owned(),
         what: ProbeProblemKind::Crashed("SIGSEGV".to_owned()),
     };
-    let broken = |machine: Machine| Machine { troubles: vec![trouble.clone()], ..machine };
+    let broken = |machine: Machine| Machine { troubles: vec![problem.clone()], ..machine };
     for question in [devices(None, Manner::Json), topo(Manner::Text)] {
         let status = |machine| run_inspect(machine, question.clone()).unwrap().status;
         assert_eq!(status(machine_without_devices()), ExitStatus::SUCCESS);

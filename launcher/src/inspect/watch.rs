@@ -66,7 +66,7 @@ struct DrawnScreen {
     /// The previous page, to mark changes.
     before: Option<Page>,
     /// The reason why the shown picture is not the newest.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
 /// A look that is under way.
@@ -253,12 +253,12 @@ impl WatchLoop<'_> {
 }
 
 impl DrawnScreen {
-    /// Takes a new picture, unless the probe that made it had trouble which that of the last one had not.
+    /// Takes a new picture, unless the probe had a problem that the last one had not.
     fn show(&mut self, new: ShownSnapshot) {
         match &self.shown {
             Some(old) => {
-                self.trouble = new_problem(&new.machine, &old.machine);
-                if self.trouble.is_none() {
+                self.problem = new_problem(&new.machine, &old.machine);
+                if self.problem.is_none() {
                     self.before = self.shown.replace(new).map(|old| old.page);
                 }
             }
@@ -271,20 +271,20 @@ impl DrawnScreen {
         let now = LocalTime::of(SystemTime::now()).to_string().replace('_', " ");
         let title = format!("rankrun devices   every {} s   {now}   q ends", watched.every.as_secs_f64());
         let age = shown.at.elapsed().as_secs();
-        let trouble = waiting.or_else(|| self.trouble.clone());
-        let trouble = trouble.map(|why| format!("{why}; this picture is {age} s old"));
-        draw(&Header { title, trouble }, &shown.page, self.before.as_ref(), size, style)
+        let problem = waiting.or_else(|| self.problem.clone());
+        let problem = problem.map(|text| format!("{text}; this picture is {age} s old"));
+        draw(&Header { title, problem }, &shown.page, self.before.as_ref(), size, style)
     }
 }
 
-/// The trouble that makes the new picture worse than the old one.
+/// The problem that makes the new picture worse than the old one.
 fn new_problem(new: &Machine, old: &Machine) -> Option<String> {
     let was_there = |source: &str| {
-        let serious = old.troubles.iter().filter(|trouble| fact_text::is_serious(trouble));
-        serious.map(|trouble| trouble.source.as_str()).any(|other| other == source)
+        let serious = old.troubles.iter().filter(|problem| fact_text::is_serious(problem));
+        serious.map(|problem| problem.source.as_str()).any(|other| other == source)
     };
-    let serious = new.troubles.iter().filter(|trouble| fact_text::is_serious(trouble));
-    serious.filter(|trouble| !was_there(&trouble.source)).map(ToString::to_string).next()
+    let serious = new.troubles.iter().filter(|problem| fact_text::is_serious(problem));
+    serious.filter(|problem| !was_there(&problem.source)).map(ToString::to_string).next()
 }
 
 fn read_signal(inbox: &SignalInbox, handled: &HandledSignals) -> io::Result<Option<WatchInput>> {
@@ -338,8 +338,8 @@ mod tests {
     fn shown(text: &str, what: Option<ProbeProblemKind>) -> ShownSnapshot {
         let mut page = Page::default();
         page.line("key", &[("text", text, super::super::page::Tone::Plain)]);
-        let trouble = |what| ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
-        let machine = Machine { troubles: what.map(trouble).into_iter().collect(), ..Machine::default() };
+        let problem = |what| ProbeProblem { kind: DeviceType::Cuda, source: "NVML".to_owned(), what };
+        let machine = Machine { troubles: what.map(problem).into_iter().collect(), ..Machine::default() };
         ShownSnapshot { machine, page, at: Instant::now() }
     }
 
@@ -353,9 +353,9 @@ mod tests {
         screen.show(shown("one", Some(ProbeProblemKind::Missing("no file".to_owned()))));
         screen.show(shown("two", Some(ProbeProblemKind::Hung(10))));
         assert!(is_shown(&screen, "one"));
-        assert_eq!(screen.trouble.as_deref(), Some("NVML did not answer within 10 seconds"));
+        assert_eq!(screen.problem.as_deref(), Some("NVML did not answer within 10 seconds"));
         screen.show(shown("three", None));
-        assert!(is_shown(&screen, "three") && screen.trouble.is_none());
+        assert!(is_shown(&screen, "three") && screen.problem.is_none());
         assert!(screen.before.is_some_and(|page| page == shown("one", None).page));
     }
 
@@ -364,7 +364,7 @@ mod tests {
         let mut screen = DrawnScreen::default();
         screen.show(shown("one", Some(ProbeProblemKind::Hung(10))));
         screen.show(shown("two", Some(ProbeProblemKind::Crashed("SIGSEGV".to_owned()))));
-        assert!(is_shown(&screen, "two") && screen.trouble.is_none());
+        assert!(is_shown(&screen, "two") && screen.problem.is_none());
     }
 
     #[test]

@@ -189,12 +189,12 @@ pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> 
 pub fn limit_event_text(event: &JobEvent) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
     Some(match event {
-        JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live, grace } => format!(
+        JobEvent::Stuck { worker: asleep, stuck_for, limit, live, grace } => format!(
             "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
              {} s for {} to stop; no restart",
             asleep.local_rank,
             asleep.pid,
-            dwell.as_secs_f64(),
+            stuck_for.as_secs_f64(),
             limit.as_secs_f64(),
             seconds(*grace),
             workers(live)

@@ -335,8 +335,8 @@ fn failure_text(failure: &FailureReport) -> String {
         FailureKind::NotJoined { limit } => {
             format!("it had not joined the store within {} s and was stopped ({exit})", limit.as_secs_f64())
         }
-        FailureKind::Stuck { stuck_for: dwell } => {
-            format!("stuck in the kernel for {:.1} s and stopped ({exit})", dwell.as_secs_f64())
+        FailureKind::Stuck { stuck_for } => {
+            format!("stuck in the kernel for {:.1} s and stopped ({exit})", stuck_for.as_secs_f64())
         }
     }
 }

@@ -253,13 +253,13 @@ fn failed_line(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
 }
 
 fn dstate_line(event: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
-    let JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, .. } = event else { return None };
+    let JobEvent::Stuck { worker: asleep, stuck_for, limit, .. } = event else { return None };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
          group UNHEALTHY and disabling restarts.",
         group.spec.role,
         asleep.pid,
-        dwell.as_secs_f64(),
+        stuck_for.as_secs_f64(),
         limit.as_secs_f64()
     );
     Some(LogLine { level: Level::Error, source: LogSource::torch(LOCAL_AGENT, 568), text })
@@ -387,9 +387,9 @@ mod tests {
         );
         let asleep =
             crate::agent::dstate::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
-        let (dwell, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
+        let (stuck_for, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            rendered_lines(&JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live: vec![], grace }),
+            rendered_lines(&JobEvent::Stuck { worker: asleep, stuck_for, limit, live: vec![], grace }),
             [
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."

@@ -46,9 +46,9 @@ pub(super) fn visible_devices_of_type(kind: DeviceType, question: &ChoiceInput<'
 
 /// No device of this type, and the probes' troubles.
 fn no_devices(machine: &Machine, kind: Option<DeviceType>) -> ChoiceError {
-    let of_kind = machine.troubles.iter().filter(|trouble| kind.is_none_or(|kind| trouble.kind == kind));
+    let of_kind = machine.troubles.iter().filter(|problem| kind.is_none_or(|kind| problem.kind == kind));
     let (absent, telling): (Vec<&ProbeProblem>, Vec<&ProbeProblem>) =
-        of_kind.partition(|trouble| is_plain_absence(trouble));
+        of_kind.partition(|problem| is_plain_absence(problem));
     let reason = if telling.is_empty() && !absent.is_empty() {
         vec!["no driver is found here".to_owned()]
     } else {

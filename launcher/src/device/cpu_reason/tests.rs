@@ -10,8 +10,8 @@ fn probe_problem(kind: DeviceType, source: &str, why: &str) -> ProbeProblem {
     ProbeProblem { kind, source: source.to_owned(), what: ProbeProblemKind::Missing(why.to_owned()) }
 }
 
-fn with_troubles(troubles: Vec<ProbeProblem>) -> Machine {
-    Machine { troubles, ..Machine::default() }
+fn with_problems(problems: Vec<ProbeProblem>) -> Machine {
+    Machine { troubles: problems, ..Machine::default() }
 }
 
 /// The reason under `NAME=value|NAME=value` with these device nodes; `quiet` where the CPUs are requested.
@@ -70,9 +70,9 @@ fn hidden_devices_mean_cpu_is_requested() {
 fn unmet_list_names_driver_and_first_problem() {
     use DeviceType::{Cuda, Hpu, Rocm, Xpu};
     let nvml = || probe_problem(Cuda, "NVML", "libnvidia-ml.so.1: cannot open");
-    let bare = with_troubles(vec![nvml(), probe_problem(Rocm, "/sys/class/kfd", "no such folder")]);
+    let bare = with_problems(vec![nvml(), probe_problem(Rocm, "/sys/class/kfd", "no such folder")]);
     let listed =
-        with_troubles(vec![nvml(), probe_problem(Cuda, "/dev/nvidia0", "No such file or directory")]);
+        with_problems(vec![nvml(), probe_problem(Cuda, "/dev/nvidia0", "No such file or directory")]);
     let cuda = "`CUDA_VISIBLE_DEVICES=0,1` asks for devices, and ";
     for (variables, machine, nodes, expected) in [
         ("CUDA_VISIBLE_DEVICES=0,1", None, vec![], "the NVIDIA driver is missing: no `/dev/nvidiactl`"),
@@ -144,7 +144,7 @@ fn dropped_entries_are_named_with_vendor_rule() {
 fn machine_without_usable_device_names_obstacle() {
     use DeviceType::{Cuda, Npu, Rocm, Xpu};
     let missing = |kind, source: &str| probe_problem(kind, source, "no such file");
-    let plain = with_troubles(vec![
+    let plain = with_problems(vec![
         missing(Cuda, "NVML"),
         missing(Xpu, "/dev/dri/renderD128"),
         missing(Npu, "/dev/davinci0"),
@@ -160,7 +160,7 @@ fn machine_without_usable_device_names_obstacle() {
         (Some(&plain), vec![Xpu], "no accelerator is found"),
         (Some(&plain), vec![Cuda], "`/dev/nvidiactl` is here, but NVML is not there: no such file"),
         (
-            Some(&with_troubles(vec![missing(Cuda, "NVML"), missing(Rocm, "/dev/kfd")])),
+            Some(&with_problems(vec![missing(Cuda, "NVML"), missing(Rocm, "/dev/kfd")])),
             vec![],
             "the kernel lists a rocm device, but /dev/kfd is not there: no such file",
         ),

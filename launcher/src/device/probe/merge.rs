@@ -20,14 +20,14 @@ struct MergeEntry {
 /// cards count, and NVML's trouble gives the reason. CPUs and network cards are the kernel's.
 #[must_use]
 pub fn merge(nvidia: Machine, kernel: Machine) -> Machine {
-    let troubles = merged_problems(&nvidia, &kernel);
+    let problems = merged_problems(&nvidia, &kernel);
     let ways = KnownLinks::new(&nvidia, &kernel);
     let entries = entries(nvidia.accelerators, kernel.accelerators);
     let links = if ways.were_requested { ways.links(&entries) } else { Vec::new() };
     let nodes = kernel.cpus.as_ref().map_or(0, |cpus| count_with_cpus(&cpus.nodes));
     let nics = kernel.nics.into_iter().map(|nic| nic_with_merged_links(nic, &entries, nodes)).collect();
     let accelerators = entries.into_iter().map(|entry| entry.accelerator).collect();
-    Machine { accelerators, cpus: kernel.cpus, links, nics, troubles, made_good: nvidia.made_good }
+    Machine { accelerators, cpus: kernel.cpus, links, nics, troubles: problems, made_good: nvidia.made_good }
 }
 
 fn count_with_cpus(nodes: &[NumaNode]) -> usize {
@@ -36,9 +36,9 @@ fn count_with_cpus(nodes: &[NumaNode]) -> usize {
 
 /// The kernel's words on NVIDIA's cards are of interest only where they are all there is.
 fn merged_problems(nvidia: &Machine, kernel: &Machine) -> Vec<ProbeProblem> {
-    let of_fallback = |trouble: &&ProbeProblem| trouble.kind == DeviceType::Cuda;
+    let of_fallback = |problem: &&ProbeProblem| problem.kind == DeviceType::Cuda;
     let superseded = !nvidia.accelerators.is_empty();
-    let of_kernel = kernel.troubles.iter().filter(|trouble| !(superseded && of_fallback(trouble)));
+    let of_kernel = kernel.troubles.iter().filter(|problem| !(superseded && of_fallback(problem)));
     nvidia.troubles.iter().chain(of_kernel).cloned().collect()
 }
 

@@ -83,8 +83,8 @@ rocm  /sys/class/kfd is not there: no such folder
 #[test]
 fn hung_library_is_reported() {
     let source = "NVML".to_owned();
-    let trouble = ProbeProblem { kind: DeviceType::Cuda, source, what: ProbeProblemKind::Hung(20) };
-    let hung = Machine { troubles: vec![trouble], ..Machine::default() };
+    let problem = ProbeProblem { kind: DeviceType::Cuda, source, what: ProbeProblemKind::Hung(20) };
+    let hung = Machine { troubles: vec![problem], ..Machine::default() };
     assert!(picture(hung.clone(), None, None).is_blind());
     assert_eq!(
         text(hung, None),

@@ -253,8 +253,8 @@ fn failed_probe_machine(probe: Probe, failed: &ProbeFailed) -> Machine {
         Probe::Kernel(_) => &KERNEL_ONLY,
     };
     let what: ProbeProblemKind = failed.to_problem_kind();
-    let trouble = |&kind| ProbeProblem { kind, source: source(probe).to_owned(), what: what.clone() };
-    Machine { troubles: kinds.iter().map(trouble).collect(), ..Machine::default() }
+    let problem = |&kind| ProbeProblem { kind, source: source(probe).to_owned(), what: what.clone() };
+    Machine { troubles: kinds.iter().map(problem).collect(), ..Machine::default() }
 }
 
 /// Waits until all have answered or are given up.

@@ -163,7 +163,7 @@ fn only_cuda_order_probe_changes_environment() {
 fn failed_probe_is_problem_of_its_device_types() {
     let failed = ProbeFailed::Hung { limit: LONG };
     let kinds = |probe| {
-        failed_probe_machine(probe, &failed).troubles.iter().map(|trouble| trouble.kind).collect::<Vec<_>>()
+        failed_probe_machine(probe, &failed).troubles.iter().map(|problem| problem.kind).collect::<Vec<_>>()
     };
     assert_eq!(kinds(Probe::Nvidia(ProbeScope::default())), [DeviceType::Cuda]);
     assert_eq!(kinds(Probe::Kernel(ProbeScope::default())), KERNEL_ONLY);

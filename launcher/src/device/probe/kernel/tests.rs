@@ -18,9 +18,9 @@ fn cards(folder: &Folder) -> Vec<Accelerator> {
 
 /// The troubles with devices of a type: where, and whether more than a mere absence.
 fn probe_problems(folder: &Folder, kind: DeviceType) -> Vec<(String, bool)> {
-    let troubles = probe_kernel(folder.path(), ProbeScope::default()).troubles;
-    let of_kind = troubles.into_iter().filter(|trouble| trouble.kind == kind);
-    of_kind.map(|trouble| (trouble.source, matches!(trouble.what, ProbeProblemKind::Failed(_)))).collect()
+    let problems = probe_kernel(folder.path(), ProbeScope::default()).troubles;
+    let of_kind = problems.into_iter().filter(|problem| problem.kind == kind);
+    of_kind.map(|problem| (problem.source, matches!(problem.what, ProbeProblemKind::Failed(_)))).collect()
 }
 
 fn addresses(cards: &[Accelerator]) -> Vec<String> {
@@ -40,7 +40,7 @@ fn empty_machine_reports_missing_sources() {
         (&[][..], &[][..], &[][..])
     );
     assert_eq!(machine.cpus, None);
-    let sources: Vec<_> = machine.troubles.iter().map(|trouble| trouble.source.as_str()).collect();
+    let sources: Vec<_> = machine.troubles.iter().map(|problem| problem.source.as_str()).collect();
     let expected = [
         "/proc/driver/nvidia/gpus",
         "/sys/class/kfd/kfd/topology/nodes",
@@ -52,7 +52,7 @@ fn empty_machine_reports_missing_sources() {
     ];
     assert_eq!(sources, expected);
     let missing = ProbeProblemKind::Missing("no such file or folder".to_owned());
-    assert!(machine.troubles.iter().all(|trouble| trouble.what == missing), "{:?}", machine.troubles);
+    assert!(machine.troubles.iter().all(|problem| problem.what == missing), "{:?}", machine.troubles);
 }
 
 #[test]

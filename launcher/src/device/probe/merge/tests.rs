@@ -61,9 +61,9 @@ fn kernel() -> Machine {
         numa_node: Some(1),
         links: vec![LinkKind::Sys, LinkKind::Pix, LinkKind::Node],
     };
-    let troubles =
+    let problems =
         vec![probe_problem(DeviceType::Cuda, "/proc/driver"), probe_problem(DeviceType::Xpu, "/sys/xe")];
-    Machine { accelerators, cpus: None, links, nics: vec![nic], troubles, made_good: Vec::new() }
+    Machine { accelerators, cpus: None, links, nics: vec![nic], troubles: problems, made_good: Vec::new() }
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn missing_nvml_uses_kernel_cards_and_keeps_problem() {
     let merged = merge(nvidia, kernel());
     assert_eq!(listed(&merged), ["cuda 0", "cuda 1", "rocm 0"]);
     assert_eq!((merged.links, merged.nics), (kernel().links, kernel().nics));
-    let sources: Vec<_> = merged.troubles.iter().map(|trouble| trouble.source.as_str()).collect();
+    let sources: Vec<_> = merged.troubles.iter().map(|problem| problem.source.as_str()).collect();
     assert_eq!(sources, ["NVML", "/proc/driver", "/sys/xe"]);
 }
 
@@ -96,7 +96,7 @@ fn cards_are_matched_by_pci_address() {
     assert_eq!(link(&merged, 0, 2), Some(LinkKind::Node));
     assert_eq!(link(&merged, 1, 2), Some(LinkKind::Phb));
     assert_eq!(merged.nics[0].links, [LinkKind::Pix, LinkKind::Sys, LinkKind::Node]);
-    let sources: Vec<_> = merged.troubles.iter().map(|trouble| trouble.source.as_str()).collect();
+    let sources: Vec<_> = merged.troubles.iter().map(|problem| problem.source.as_str()).collect();
     assert_eq!(sources, ["/sys/xe"], "the fallback is not needed");
 }
 

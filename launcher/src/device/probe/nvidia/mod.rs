@@ -126,8 +126,8 @@ fn add_from_driver(
         Ok(devices) if devices.is_empty() => "it has no device".to_owned(),
         Ok(devices) => {
             machine.accelerators = (0..).zip(devices).map(device).collect();
-            let troubles = if is_missing { &mut machine.troubles } else { &mut machine.made_good };
-            return troubles.push(nvml(problem));
+            let problems = if is_missing { &mut machine.troubles } else { &mut machine.made_good };
+            return problems.push(nvml(problem));
         }
         Err(message) => message,
     };
@@ -249,8 +249,8 @@ mod tests {
         }
         for driver in [Err("no device".to_owned()), Ok(vec![])] {
             let kinds = |nvml, has_nodes| {
-                let troubles = probe(nvml, driver.clone(), has_nodes).troubles;
-                troubles.into_iter().map(|problem| problem.what).collect::<Vec<_>>()
+                let problems = probe(nvml, driver.clone(), has_nodes).troubles;
+                problems.into_iter().map(|problem| problem.what).collect::<Vec<_>>()
             };
             assert!(matches!(
                 &kinds(missing(), true)[..],
