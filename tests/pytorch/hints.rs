@@ -5,7 +5,7 @@ use harness::{Fleet, Launch, Name, Outcome, Scratch, free_port};
 use crate::programs::source;
 
 /// Two ranks on which the script makes this mistake.
-fn mistaken(mistake: &str) -> Launch {
+fn launch_mistake(mistake: &str) -> Launch {
     let launch = Launch::standalone(Name::Rankrun, 2).with_torch().env("OMP_NUM_THREADS", "1");
     launch.args([source("mistakes.py")]).args([mistake])
 }
@@ -21,14 +21,14 @@ fn hints(outcome: &Outcome, parts: &[&str]) {
 #[test]
 fn process_group_not_destroyed_aborts_and_is_named() {
     let scratch = Scratch::new();
-    let outcome = mistaken("no-destroy").args([scratch.at("ended")]).run();
+    let outcome = launch_mistake("no-destroy").args([scratch.at("ended")]).run();
     outcome.expect_exit_code(134).expect_stderr("terminate called without an active exception");
     hints(&outcome, &["when the script had ended", "`torch.distributed.destroy_process_group()`"]);
 }
 
 #[test]
 fn nccl_without_gpus_names_gloo() {
-    let outcome = mistaken("nccl").env("CUDA_VISIBLE_DEVICES", "-1").run();
+    let outcome = launch_mistake("nccl").env("CUDA_VISIBLE_DEVICES", "-1").run();
     outcome.expect_exit_code(1);
     hints(&outcome, &["`CUDA_VISIBLE_DEVICES=-1` hides every GPU"]);
 }
@@ -36,7 +36,7 @@ fn nccl_without_gpus_names_gloo() {
 #[test]
 fn store_port_in_use_names_port_and_listener() {
     let port = free_port().to_string();
-    let outcome = mistaken("port").args([&port]).run();
+    let outcome = launch_mistake("port").args([&port]).run();
     outcome.expect_exit_code(1).expect_stderr("EADDRINUSE");
     hints(&outcome, &[&format!("port {port}, which is taken"), "`MASTER_PORT`"]);
 }

@@ -28,7 +28,7 @@ fn fixed(name: Name, nodes: usize, node_rank: usize, master: &str) -> Launch {
 
 /// One agent on each host; every rank must have the right sum and end.
 #[track_caller]
-fn meet(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
+fn run_meet(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
     let start = |host| fleet.on(host, launch(host)).start();
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     let world = jobs.len();
@@ -48,25 +48,25 @@ fn meet(fleet: &Fleet, launch: impl Fn(usize) -> Launch) -> Vec<Outcome> {
 #[test]
 fn two_hosts_train_over_c10d() {
     let Some(fleet) = Fleet::start(2) else { return };
-    meet(&fleet, |_| dynamic(ours(), 2, "th1:29400").args([source("meet.py")]));
+    run_meet(&fleet, |_| dynamic(ours(), 2, "th1:29400").args([source("meet.py")]));
 }
 
 #[test]
 fn two_hosts_train_over_static_rendezvous() {
     let Some(fleet) = Fleet::start(2) else { return };
-    meet(&fleet, |host| fixed(ours(), 2, host - 1, "th1").args([source("meet.py")]));
+    run_meet(&fleet, |host| fixed(ours(), 2, host - 1, "th1").args([source("meet.py")]));
 }
 
 #[test]
 fn four_hosts_train_over_c10d() {
     let Some(fleet) = Fleet::start(4) else { return };
-    meet(&fleet, |_| dynamic(ours(), 4, "th2:29400").args([source("meet.py")]));
+    run_meet(&fleet, |_| dynamic(ours(), 4, "th2:29400").args([source("meet.py")]));
 }
 
 #[test]
 fn four_hosts_train_over_static_rendezvous() {
     let Some(fleet) = Fleet::start(4) else { return };
-    meet(&fleet, |host| fixed(ours(), 4, 4 - host, "th4").args([source("meet.py")]));
+    run_meet(&fleet, |host| fixed(ours(), 4, 4 - host, "th4").args([source("meet.py")]));
 }
 
 /// Each host maps its own name to the loopback, as Debian's installer writes it; other hosts know the real address.
@@ -93,9 +93,11 @@ fn loopback_named_hosts_connect_over_gloo() {
         // What both addresses have in common is tried with one of them.
         let endpoints = if is_soak() || address == "127.0.1.1" { 2 } else { 1 };
         for endpoint in ["th1:29400", "198.18.0.11:29400"].into_iter().take(endpoints) {
-            meet(&fleet, |_| dynamic(Name::Rankrun, 2, endpoint).args([source("meet.py")]));
+            run_meet(&fleet, |_| dynamic(Name::Rankrun, 2, endpoint).args([source("meet.py")]));
         }
-        meet(&fleet, |host| fixed(Name::Rankrun, 2, host - 1, &Fleet::address(1)).args([source("meet.py")]));
+        run_meet(&fleet, |host| {
+            fixed(Name::Rankrun, 2, host - 1, &Fleet::address(1)).args([source("meet.py")])
+        });
     }
 }
 
@@ -143,8 +145,8 @@ fn hosts_with_unresolvable_names_train() {
     fleet.hosts().for_each(|host| fleet.remove_host_names(host));
     let endpoint = format!("{}:29400", Fleet::address(1));
     let own = || dynamic(Name::Rankrun, 2, &endpoint);
-    meet(&fleet, |_| own().args(["--iface", "eth0"]).args([source("meet.py")]));
-    meet(&fleet, |_| own().args([source("meet.py")]));
+    run_meet(&fleet, |_| own().args(["--iface", "eth0"]).args([source("meet.py")]));
+    run_meet(&fleet, |_| own().args([source("meet.py")]));
 }
 
 #[test]
@@ -155,7 +157,7 @@ fn hosts_with_ipv6_only_train() {
     let Some(fleet) = Fleet::start(2) else { return };
     fleet.disable_ipv4();
     let endpoint = format!("[{}]:29400", Fleet::address_v6(1));
-    meet(&fleet, |_| dynamic(Name::Rankrun, 2, &endpoint).args([source("meet.py")]));
+    run_meet(&fleet, |_| dynamic(Name::Rankrun, 2, &endpoint).args([source("meet.py")]));
 }
 
 /// The script that fails on these hosts, one after the other, each time in a life of its own.
@@ -166,7 +168,7 @@ fn failing(launch: Launch, hosts: &[&str], folder: &str) -> Launch {
 
 /// Every rank has the right sum in each of so many lives.
 #[track_caller]
-fn lived(outcomes: &[Outcome], times: usize) {
+fn assert_lives(outcomes: &[Outcome], times: usize) {
     let world = outcomes.len();
     let right = format!("world={world} total={}", world * (world + 1) / 2);
     for outcome in outcomes {
@@ -176,28 +178,28 @@ fn lived(outcomes: &[Outcome], times: usize) {
 
 /// Two hosts of torchrun, and two of ours; a worker of each kind fails, in this order: each time all four start again.
 #[track_caller]
-fn both_kinds(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
+fn run_mixed_launchers(torchruns: [usize; 2], store: &str, fail: [&str; 2]) {
     let Some(fleet) = Fleet::start(4) else { return };
     let scratch = Scratch::new();
     let folder = scratch.folder("lives", 0o777);
     let endpoint = format!("{store}:29400");
-    let outcomes = meet(&fleet, |host| {
+    let outcomes = run_meet(&fleet, |host| {
         let name = if torchruns.contains(&host) { Name::Reference } else { ours() };
         // Ranks follow the addresses as text: host 1 has rank 0.
         let launch = dynamic(name, 4, &endpoint).args(["--local-addr", &Fleet::address(host)]);
         failing(launch, &fail, &folder)
     });
-    lived(&outcomes, 3);
+    assert_lives(&outcomes, 3);
 }
 
 #[test]
 fn rankrun_store_serves_torchrun_nodes() {
-    both_kinds([1, 3], "th2", ["th4", "th3"]);
+    run_mixed_launchers([1, 3], "th2", ["th4", "th3"]);
 }
 
 #[test]
 fn torchrun_store_serves_rankrun_nodes() {
-    both_kinds([2, 4], "th2", ["th4", "th3"]);
+    run_mixed_launchers([2, 4], "th2", ["th4", "th3"]);
 }
 
 /// The rank on the store's host loses the one that fails, and tells of that first.
@@ -235,8 +237,8 @@ fn rank_0_worker_hosts_store() {
     let scratch = Scratch::new();
     let folder = scratch.folder("dynamic", 0o777);
     let own = |_| failing(dynamic(ours(), 2, "th2:29400").env(SWITCH, "1"), &["th2", "th1"], &folder);
-    let outcomes = meet(&fleet, own);
-    lived(&outcomes, 3);
+    let outcomes = run_meet(&fleet, own);
+    assert_lives(&outcomes, 3);
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("agent_store=False").len(), 3, "{outcome}");
     }
@@ -246,8 +248,8 @@ fn rank_0_worker_hosts_store() {
     }
     let folder = scratch.folder("static", 0o777);
     let own = |host| failing(fixed(ours(), 2, host - 1, "th1").env(SWITCH, "1"), &["th2"], &folder);
-    let outcomes = meet(&fleet, own);
-    lived(&outcomes, 2);
+    let outcomes = run_meet(&fleet, own);
+    assert_lives(&outcomes, 2);
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("agent_store=True").len(), 2, "{outcome}");
     }
@@ -263,11 +265,11 @@ fn rank_0_worker_hosts_store_for_mixed_launchers() {
         let Some(fleet) = Fleet::start(2) else { return };
         let scratch = Scratch::new();
         let folder = scratch.folder("lives", 0o777);
-        let outcomes = meet(&fleet, |host| {
+        let outcomes = run_meet(&fleet, |host| {
             let name = if host == torchrun { Name::Reference } else { ours() };
             let launch = dynamic(name, 2, "th1:29400").args(["--local-addr", &Fleet::address(host)]);
             failing(launch.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"), &["th2", "th1"], &folder)
         });
-        lived(&outcomes, 3);
+        assert_lives(&outcomes, 3);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn script(name: Name, script: &str) -> Launch {
 
 /// Runs it under each name and gives the lines with that word, sorted: the same ones from every launcher.
 #[track_caller]
-pub(crate) fn told_alike(key: &str, launch: impl Fn(Name) -> Launch) -> Vec<String> {
+pub(crate) fn assert_same_lines(key: &str, launch: impl Fn(Name) -> Launch) -> Vec<String> {
     let outcomes: Vec<Outcome> = names().into_iter().map(|name| launch(name).run()).collect();
     let output = |outcome: &Outcome| {
         let mut lines = outcome.expect_exit_code(0).lines_with(key);
@@ -120,7 +120,7 @@ fn data_loader_processes_end_after_failure() {
 
 #[test]
 fn agent_store_serves_requests_beside_process_groups() {
-    let output = told_alike("fact ", |name| script(name, "agent_store.py"));
+    let output = assert_same_lines("fact ", |name| script(name, "agent_store.py"));
     assert_eq!(output.len(), 2 * 7 + 1, "the script stopped early: {output:#?}");
     let both_came = "gathered: [b'from 0', b'from 1']";
     assert_eq!(output.iter().filter(|line| line.ends_with(both_came)).count(), 2, "{output:#?}");
@@ -137,13 +137,13 @@ fn rust_and_python_ranks_share_store() {
             script.display()
         );
         let launch = Launch::standalone(*name, 4).with_torch().env("OMP_NUM_THREADS", "1");
-        agreed(&launch.shell(&line).run().expect_exit_code(0).lines_with("agreed "));
+        assert_agreed(&launch.shell(&line).run().expect_exit_code(0).lines_with("agreed "));
     }
 }
 
 /// Four ranks say so, with the same values.
 #[track_caller]
-fn agreed(lines: &[String]) {
+fn assert_agreed(lines: &[String]) {
     let output = |line: &String| line.split_once("winner=").map(|(_, winner)| winner.to_owned());
     assert_eq!(lines.len(), 4, "{lines:#?}");
     assert!(
@@ -196,7 +196,7 @@ fn packages_start_as_under_python() {
         let _ = scratch.file(path, text, 0o644);
     }
     for entrypoint in [&["-m", "plain"][..], &["-m", "spaced.inner"], &["app"]] {
-        let output = told_alike("told ", |name| {
+        let output = assert_same_lines("told ", |name| {
             let launch = Launch::standalone(name, 1).with_torch().cwd(scratch.path());
             launch.args(entrypoint).args(["--epochs", "3"])
         });
@@ -207,7 +207,7 @@ fn packages_start_as_under_python() {
 
 #[test]
 fn shell_script_gets_torchrun_environment() {
-    let output = told_alike("told ", |name| {
+    let output = assert_same_lines("told ", |name| {
         let program = source("wrapper.sh").into_os_string();
         two_workers(name).args(["--no-python".into(), program]).args([
             "--device=${local_rank}",

@@ -62,7 +62,7 @@ fn killed_worker_of_four_is_restarted() {
 }
 
 /// A job of two. The test may kill its workers from outside, three times at most.
-fn killable(scratch: &Scratch) -> Launch {
+fn killable_launch(scratch: &Scratch) -> Launch {
     let launch = Launch::standalone(Name::Rankrun, 2).with_torch().env("OMP_NUM_THREADS", "1");
     let launch = launch.args(["--max-restarts", "3"]).args([example_source("pytorch/ddp.py")]);
     let launch = launch.args(["--steps", "200", "--checkpoint", &scratch.at("state.pt")]);
@@ -82,9 +82,9 @@ fn workers(job: &Job) -> Vec<i32> {
 }
 
 /// How long an undisturbed job takes until its workers have met, and from then to its end; and its loss.
-fn undisturbed() -> (Duration, Duration, String) {
+fn time_undisturbed_run() -> (Duration, Duration, String) {
     let scratch = Scratch::new();
-    let job = killable(&scratch).start();
+    let job = killable_launch(&scratch).start();
     job.wait_for_line("world size 2, restart 0");
     let met = job.elapsed();
     let outcome = job.wait();
@@ -98,13 +98,13 @@ fn worker_killed_at_random_time_is_restarted() {
         return;
     }
     let wanted = if is_soak() { 100 } else { 3 };
-    let (meeting, training, expected) = undisturbed();
+    let (meeting, training, expected) = time_undisturbed_run();
     let mut random = Random::seeded();
     let (mut hits, mut named, mut slowest) = (0, 0, Duration::ZERO);
     // A kill that comes after the worker's own end is none.
     for _ in 0..2 * wanted {
         let scratch = Scratch::new();
-        let job = killable(&scratch).start();
+        let job = killable_launch(&scratch).start();
         let workers = workers(&job);
         assert_eq!(workers.len(), 2, "{workers:?}\n{job}");
         if random.either(true, false) {

@@ -14,7 +14,7 @@ fn hosts_of_one_name(size: usize) -> Option<Fleet> {
     Some(fleet)
 }
 
-fn meetings() -> [fn(usize, usize) -> Launch; 2] {
+fn rendezvous_launches() -> [fn(usize, usize) -> Launch; 2] {
     [
         |nodes, _| c10d(Name::Rankrun, ENDPOINT, &nodes.to_string()),
         |nodes, host| static_launch(Name::Rankrun, "th1", nodes, host - 1),
@@ -26,7 +26,7 @@ fn failed_worker_on_same_named_hosts_is_named_by_address() {
     if !is_rankrun() {
         return;
     }
-    for meeting in meetings() {
+    for meeting in rendezvous_launches() {
         let Some(fleet) = hosts_of_one_name(2) else { return };
         let start = |host: usize, steps: &[&str]| fleet.on(host, meeting(2, host).worker(steps)).start();
         let first = start(1, &["seat", "sum", "forever"]);

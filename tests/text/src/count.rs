@@ -84,13 +84,13 @@ impl Count {
         let comments = file.source.comments.iter().map(|comment| (comment.line, &comment.text));
         for (line, text) in comments.chain(reasons.map(|reason| (reason.line, &reason.text))) {
             room.comments += 1;
-            if hides(text) {
+            if has_hiding_word(text) {
                 room.hiding_comments += 1;
                 self.findings.push(format!("{}:{line}: comment: {text}", file.path));
             }
         }
         for literal in file.source.literals.iter().filter(|literal| !literal.is_reason) {
-            if file.is_product(literal.line) && hides(&literal.text) {
+            if file.is_product(literal.line) && has_hiding_word(&literal.text) {
                 room.hiding_messages += 1;
                 self.findings.push(format!("{}:{}: message: {}", file.path, literal.line, literal.text));
             }
@@ -137,7 +137,7 @@ impl Count {
 }
 
 /// Whether a text has a word that hides the component which acts. Code in backticks does not count.
-fn hides(text: &str) -> bool {
+fn has_hiding_word(text: &str) -> bool {
     let prose = text.split('`').step_by(2);
     let is_letter = |letter: char| letter.is_alphanumeric() || letter == '_';
     prose
@@ -152,10 +152,10 @@ mod self_test {
     #[test]
     fn hiding_words_are_found_as_whole_words_outside_of_code() {
         for text in ["Nobody listens", "for whoever asks", "who's there", "(somebody)"] {
-            assert!(hides(text), "{text}");
+            assert!(has_hiding_word(text), "{text}");
         }
         for text in ["the whole file", "runs `who` in a shell", "whose name", "anybody_else"] {
-            assert!(!hides(text), "{text}");
+            assert!(!has_hiding_word(text), "{text}");
         }
     }
 

@@ -183,7 +183,7 @@ fn text_of(file: &RustFile) -> String {
 
 /// The citations that lead nowhere, as `FILE: CITATION`, each once.
 #[must_use]
-pub fn broken(root: &Path, rust: &[RustFile]) -> Vec<String> {
+pub fn broken_citations(root: &Path, rust: &[RustFile]) -> Vec<String> {
     let documents = Documents::read(root);
     let mut found = BTreeSet::new();
     for (path, text) in citing_texts(root, rust) {
@@ -212,35 +212,38 @@ mod self_test {
         Documents { documents, paths: ["launcher/src/agent/state.rs".to_owned()].into() }
     }
 
-    fn leads(citing: &str, text: &str) -> Vec<bool> {
+    fn resolves(citing: &str, text: &str) -> Vec<bool> {
         let documents = documents();
         citations(text).iter().map(|citation| documents.has(citing, citation)).collect()
     }
 
     #[test]
     fn sections_rows_and_appendices_of_the_contract_resolve() {
-        assert_eq!(leads("a.rs", "contract 3.6, 8.22 and 3"), [true; 3]);
-        assert_eq!(leads("a.rs", "appendix A; contract 9, 8.23, 3.7"), [true, false, false, false]);
-        assert_eq!(leads("a.rs", "appendix B"), [false]);
+        assert_eq!(resolves("a.rs", "contract 3.6, 8.22 and 3"), [true; 3]);
+        assert_eq!(resolves("a.rs", "appendix A; contract 9, 8.23, 3.7"), [true, false, false, false]);
+        assert_eq!(resolves("a.rs", "appendix B"), [false]);
     }
 
     #[test]
     fn links_resolve_from_the_citing_folder_and_from_docs() {
-        assert_eq!(leads("docs/other.md", "[x](guide.md#ctrl-c-and-kill) [y](guide.md#ctrl)"), [true, false]);
-        assert_eq!(leads("README.md", "`guide.md`, `docs/guide.md`, `docs/none.md`"), [true, true, false]);
-        assert_eq!(leads("docs/dev/x.md", "[x](../guide.md) [y](../../guide.md)"), [true, false]);
+        assert_eq!(
+            resolves("docs/other.md", "[x](guide.md#ctrl-c-and-kill) [y](guide.md#ctrl)"),
+            [true, false]
+        );
+        assert_eq!(resolves("README.md", "`guide.md`, `docs/guide.md`, `docs/none.md`"), [true, true, false]);
+        assert_eq!(resolves("docs/dev/x.md", "[x](../guide.md) [y](../../guide.md)"), [true, false]);
     }
 
     #[test]
     fn invariants_are_the_numbers_below_their_title() {
         assert_eq!(
-            leads("a.rs", "invariants 1, 2 and 3; invariant R7; invariant R8"),
+            resolves("a.rs", "invariants 1, 2 and 3; invariant R7; invariant R8"),
             [true, true, false, true, false]
         );
     }
 
     #[test]
     fn code_resolves_by_the_end_of_its_path() {
-        assert_eq!(leads("ARCHITECTURE.md", "`agent/state.rs` `agent/gone.rs`"), [true, false]);
+        assert_eq!(resolves("ARCHITECTURE.md", "`agent/state.rs` `agent/gone.rs`"), [true, false]);
     }
 }

@@ -43,8 +43,8 @@ pub fn judge(root: &Path) -> Result<Verdict, String> {
     let before = limits::parse(&text)?;
     let files = checkout::rust_files(root);
     let count = count::Count::of(&files);
-    let broken = documents::broken(root, &files);
-    let today = limits::today(&count, &broken, &before);
+    let broken = documents::broken_citations(root, &files);
+    let today = limits::current_limits(&count, &broken, &before);
     let differences = limits::differences(&before, &today);
     let table = limits::table(&count, broken.len());
     Ok(Verdict { count, today, differences, table })

@@ -42,7 +42,7 @@ pub fn parse(text: &str) -> Result<Limits, String> {
 
 /// Today's limits; the reasons of names are those of before.
 #[must_use]
-pub fn today(count: &Count, citations: &[String], before: &Limits) -> Limits {
+pub fn current_limits(count: &Count, citations: &[String], before: &Limits) -> Limits {
     let mut limits = Limits::new();
     for (path, room) in count.rooms.iter().filter(|(_, room)| has_findings(**room)) {
         let Room { hiding_comments, hiding_messages, long_tests, .. } = room;
@@ -200,7 +200,7 @@ mod self_test {
         let places = vec!["a.rs:1".to_owned(), "b.rs:1".to_owned()];
         count.packages.entry("launcher").or_default().names.insert("Error".to_owned(), places);
         let before = limits("name launcher Error: one for each room\nname launcher Gone: to rename");
-        let now = today(&count, &[], &before);
+        let now = current_limits(&count, &[], &before);
         assert_eq!(now.get("name launcher Error").map(String::as_str), Some("one for each room"));
         assert!(!now.contains_key("name launcher Gone"));
     }

@@ -49,15 +49,15 @@ fn every_call_across_hosts_matches_oracle() {
 }
 
 fn joined(choice: BackendChoice, ranks: u32) -> World {
-    meet(ranks, |server, rank| join_on(choice, server, (rank, ranks), AMPLE))
+    join_world(ranks, |server, rank| join_on(choice, server, (rank, ranks), AMPLE))
 }
 
 /// The number of each rank's host.
 fn on_hosts(ranks: u32, host: fn(u32) -> u32) -> World {
-    meet(ranks, |server, rank| join_at(&format!("host-{}", host(rank)), server, (rank, ranks), AMPLE))
+    join_world(ranks, |server, rank| join_at(&format!("host-{}", host(rank)), server, (rank, ranks), AMPLE))
 }
 
-fn meet(ranks: u32, join: impl Fn(&Server, u32) -> Result<Group, GroupError> + Sync) -> World {
+fn join_world(ranks: u32, join: impl Fn(&Server, u32) -> Result<Group, GroupError> + Sync) -> World {
     let server = Server::start();
     let groups = thread::scope(|scope| {
         let join = |rank| {

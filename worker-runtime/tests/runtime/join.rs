@@ -91,15 +91,15 @@ fn later_generation_ignores_keys_of_an_earlier_one() {
         env.restart_count = RestartCount(1);
         WorkerContext::new(env)
     };
-    meet(|rank| context(rank).process_group(&options(AMPLE)).unwrap());
+    assert_group_meets(|rank| context(rank).process_group(&options(AMPLE)).unwrap());
     assert!(server.keys().iter().any(|key| key.starts_with("/rankrun/group/default/life 1/1/")));
 }
 
 #[test]
 fn group_name_can_be_reused() {
     let server = Server::start();
-    meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
-    meet(|rank| join(&server, rank, 2, AMPLE).unwrap());
+    assert_group_meets(|rank| join(&server, rank, 2, AMPLE).unwrap());
+    assert_group_meets(|rank| join(&server, rank, 2, AMPLE).unwrap());
     let named = |rank, name: &str| {
         let options = GroupOptions { name: name.to_owned(), ..options(AMPLE) };
         WorkerContext::new(env(&server, rank, 2)).process_group(&options).unwrap()
@@ -118,7 +118,7 @@ fn group_name_can_be_reused() {
 }
 
 /// Two ranks join, pass a barrier and leave.
-fn meet(join: impl Fn(u32) -> Group + Sync) {
+fn assert_group_meets(join: impl Fn(u32) -> Group + Sync) {
     thread::scope(|scope| {
         for rank in 0..2 {
             let join = &join;

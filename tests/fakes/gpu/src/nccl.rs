@@ -123,7 +123,7 @@ unsafe extern "C" fn ncclCommInitRankConfig(
 /// # Safety
 /// `comm` came from `ncclCommInitRankConfig` or `ncclCommSplit`; it is leaked, so that a use after its end is seen here and
 /// does no harm.
-unsafe fn living<'a>(comm: *const Comm) -> Option<&'a Comm> {
+unsafe fn live_comm<'a>(comm: *const Comm) -> Option<&'a Comm> {
     // SAFETY: the caller's promise; memory of communicators is never freed.
     unsafe { comm.as_ref() }.filter(|comm| comm.is_alive())
 }
@@ -134,7 +134,7 @@ unsafe fn living<'a>(comm: *const Comm) -> Option<&'a Comm> {
 /// As [`living`].
 unsafe fn on(function: &str, comm: *const Comm, act: impl FnOnce(&Comm) -> c_int) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(comm) = (unsafe { living(comm) }) else { world::used_after_its_end(function) };
+    let Some(comm) = (unsafe { live_comm(comm) }) else { world::used_after_its_end(function) };
     let _inside = comm.inside(function);
     enter(function, Some(comm)).unwrap_or_else(|| act(comm))
 }
@@ -212,7 +212,7 @@ unsafe extern "C" fn ncclCommDestroy(comm: *const Comm) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommAbort(comm: *const Comm) -> c_int {
     // SAFETY: the caller gives a communicator.
-    let Some(comm) = (unsafe { living(comm) }) else { world::used_after_its_end("ncclCommAbort") };
+    let Some(comm) = (unsafe { live_comm(comm) }) else { world::used_after_its_end("ncclCommAbort") };
     comm.end();
     enter("ncclCommAbort", None).unwrap_or(SUCCESS)
 }

@@ -260,7 +260,7 @@ fn play(what: &str) -> Vec<(Option<i32>, String)> {
 }
 
 #[track_caller]
-fn plays_well(what: &str) {
+fn assert_scene(what: &str) {
     for (rank, (code, errors)) in play(what).into_iter().enumerate() {
         assert_eq!(code, Some(0), "rank {rank}: {errors}");
     }
@@ -268,17 +268,17 @@ fn plays_well(what: &str) {
 
 #[test]
 fn gradients_on_device_are_averaged_in_place_in_any_order() {
-    plays_well("steps");
+    assert_scene("steps");
 }
 
 #[test]
 fn unused_parameter_gradients_are_zero() {
-    plays_well("unused");
+    assert_scene("unused");
 }
 
 #[test]
 fn wrong_calls_are_errors_and_state_is_kept() {
-    plays_well("mistakes");
+    assert_scene("mistakes");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::place::{Folder, library_vars, run_scene, run_scene_with};
 
 /// The milliseconds that something took.
-fn took(output: &str, what: &str) -> u64 {
+fn milliseconds_of(output: &str, what: &str) -> u64 {
     let line = output.lines().find_map(|line| line.strip_prefix(&format!("{what} took ")));
     let number = line.and_then(|rest| rest.strip_suffix(" ms"));
     number.unwrap_or_else(|| panic!("no `{what}` in: {output}")).parse().unwrap()
@@ -50,7 +50,7 @@ fn hung_collective_ends_at_deadline() {
     let expected = "`all_reduce` cannot finish: on rank 0: call 1, `all_reduce` (sum) of 1000 f32 is not done within \
                     400ms, although every rank has made this call";
     assert_eq!(lines(&output), [expected, expected]);
-    assert!((400..3000).contains(&took(&output, "call")), "{output}");
+    assert!((400..3000).contains(&milliseconds_of(&output, "call")), "{output}");
 }
 
 #[test]
@@ -58,14 +58,14 @@ fn hung_library_call_is_aborted_at_deadline() {
     let output = run_scene_with("one call", "hang=ncclAllReduce");
     assert_eq!(lines(&output).len(), 2);
     assert!(lines(&output).iter().all(|line| line.contains("is not done within 400ms")), "{output}");
-    assert!((400..3000).contains(&took(&output, "call")), "{output}");
+    assert!((400..3000).contains(&milliseconds_of(&output, "call")), "{output}");
 }
 
 #[test]
 fn in_progress_call_is_aborted_at_deadline() {
     let output = run_scene_with("one call", "busy=1");
     assert!(lines(&output).iter().all(|line| line.contains("not done within 400ms")), "{output}");
-    assert!((400..3000).contains(&took(&output, "call")), "{output}");
+    assert!((400..3000).contains(&milliseconds_of(&output, "call")), "{output}");
 }
 
 #[test]
@@ -116,16 +116,16 @@ fn device_failure_ends_group() {
 fn abort_that_never_returns_delays_no_caller() {
     let output = run_scene_with("one call", "stuck=1 freeze=ncclCommAbort");
     assert!(lines(&output).iter().all(|line| line.contains("is not done within 400ms")), "{output}");
-    assert!(took(&output, "drop") < 10_000, "{output}");
+    assert!(milliseconds_of(&output, "drop") < 10_000, "{output}");
 }
 
 #[test]
 fn hung_finalize_becomes_abort_or_is_abandoned() {
     let output = run_scene_with("only join", "freeze=ncclCommFinalize");
-    assert!(took(&output, "drop") < 15_000, "{output}");
+    assert!(milliseconds_of(&output, "drop") < 15_000, "{output}");
     // NCCL aborts what is not finished; the fake would end the process over a second end.
     let output = run_scene_with("only join", "fail=ncclCommFinalize:3");
-    assert!(took(&output, "drop") < 5000, "{output}");
+    assert!(milliseconds_of(&output, "drop") < 5000, "{output}");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn incomplete_world_times_out() {
     let expected = "NCCL cannot connect the ranks: `ncclCommInitRankConfig` is not done within 400ms \
                     [hint: set NCCL_DEBUG=INFO for details]";
     assert_eq!(lines(&output), [expected]);
-    assert!((400..2000).contains(&took(&output, "join")), "{output}");
+    assert!((400..2000).contains(&milliseconds_of(&output, "join")), "{output}");
     // The same where NCCL does not even return.
     let output = run_scene_with("only join", "freeze=ncclCommInitRankConfig");
     assert_eq!(lines(&output), [expected]);

@@ -201,7 +201,7 @@ fn memory_of_another_device_is_refused() {
 fn rank_killed_during_collective_is_named() {
     let mut job = Job::start(3, &[("machine:for ever", 60_000, "devices=3"); 3]);
     for rank in 0..3 {
-        job.hear(rank, "under way");
+        job.wait_for_line(rank, "under way");
     }
     job.signal(2, Signal::SIGKILL);
     for rank in 0..2 {

@@ -119,7 +119,7 @@ impl Job {
     }
 
     /// Waits until a rank says so.
-    pub(super) fn hear(&mut self, rank: usize, line_end: &str) {
+    pub(super) fn wait_for_line(&mut self, rank: usize, line_end: &str) {
         let output = self.ranks[rank].stdout.take().unwrap();
         let mut lines = BufReader::new(output);
         let is_said = (&mut lines).lines().map_while(Result::ok).any(|line| line.ends_with(line_end));
@@ -183,7 +183,7 @@ fn group_is_split() {
 fn sub_group_lost_rank_is_named_by_job_rank() {
     let mut job = Job::start(3, &[("split:wait", 60_000, STUCK); 3]);
     for rank in [0, 2] {
-        job.hear(rank, "under way");
+        job.wait_for_line(rank, "under way");
     }
     job.signal(2, Signal::SIGKILL);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 0 (rank 2 of the job), ");
@@ -208,7 +208,7 @@ fn backend_variable_selects_nccl() {
 fn killed_rank_is_named_before_deadline() {
     let mut job = Job::start(3, &[("call", 60_000, STUCK); 3]);
     for rank in 0..3 {
-        job.hear(rank, "under way");
+        job.wait_for_line(rank, "under way");
     }
     job.signal(2, Signal::SIGKILL);
     for rank in 0..2 {
@@ -242,7 +242,7 @@ fn idle_rank_is_named_at_deadline() {
 #[test]
 fn stopped_rank_is_named_at_deadline() {
     let mut job = Job::start(2, &[("call", 2000, STUCK), ("nothing", 2000, "")]);
-    job.hear(1, "under way");
+    job.wait_for_line(1, "under way");
     job.signal(1, Signal::SIGSTOP);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, which took no part within 2s");
 }
@@ -288,7 +288,7 @@ fn nccl_error_on_one_rank_reaches_all() {
 fn nccl_error_names_lost_rank() {
     let mut job = Job::start(2, &[("call", 60_000, "stuck=1"), ("call", 60_000, "stuck=1")]);
     for rank in 0..2 {
-        job.hear(rank, "under way");
+        job.wait_for_line(rank, "under way");
     }
     job.signal(1, Signal::SIGKILL);
     job.assert_says(0, "`all_reduce` cannot finish: lost rank 1, ");
