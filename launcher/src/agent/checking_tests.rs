@@ -100,7 +100,7 @@ fn stop_during_device_check_ends_job_at_once() {
         assert_eq!(end.status, ExitStatus::Code(130));
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
         assert_eq!(job.handle(at(3), devices_probed(0, DeviceReport::default())), [], "invariant 7");
-        let _ = job.handle(at(3), Input::OutputDrained);
+        drain_and_exit(&mut job, at(3));
         assert_eq!(job.deadline(), None);
     }
 }

@@ -18,11 +18,11 @@ use crate::reporter::parent_file;
 
 /// The outcome of the job, until it is reported.
 pub(super) struct Ending {
-    outcome: JobOutcome,
+    pub(super) outcome: JobOutcome,
     rendezvous_error: Option<RendezvousError>,
     time_limit_error: Option<LaunchError>,
     /// The launcher's own error, for the process that started it.
-    own_error: Option<ErrorReport>,
+    pub(super) own_error: Option<ErrorReport>,
 }
 
 impl Agent<'_> {
@@ -80,12 +80,12 @@ impl Agent<'_> {
     /// Prints the final report, and writes out our own output.
     pub(super) fn report_outcome(&mut self) {
         self.drained = None;
-        let Some(Ending { outcome, rendezvous_error, time_limit_error, own_error }) = self.ending.take()
-        else {
+        if let Some(file) = self.parent_file.take() {
+            file.call.abandon(self.user_log);
+        }
+        let Some(Ending { outcome, rendezvous_error, time_limit_error, .. }) = self.ending.take() else {
             return;
         };
-        let written_to = (self.link, self.user_log);
-        self.final_report.write_parent_file(&outcome, own_error.as_ref(), &self.workers, written_to);
         let shown = self.final_report.report(&outcome, &self.workers, self.user_log);
         if let Some(error) = rendezvous_error {
             self.user_log.error(&error, error.hint());

@@ -3,30 +3,25 @@
 #![expect(clippy::disallowed_methods, reason = "the report of an end has its time")]
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use nix::unistd::Pid;
 
 use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
-use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::failure::Failure;
 use crate::agent::message::{JobOutcome, RemoteEnd};
-use crate::agent::watched_call::WatchedCall;
+use crate::agent::parent_error_file::ParentErrorFile;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::process::link::GuardLink;
 use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
 use crate::spec::{CliFlavor, LaunchSpec};
-
-/// How long the file system of the parent's error file may take to answer, unless the job was told to end.
-const PARENT_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of the final report that the job itself does not need.
 #[derive(Debug)]
@@ -92,16 +87,15 @@ impl FinalReport {
         shown
     }
 
-    /// Writes the error file that the parent process asked for. If that fails, the job's result stays the
+    /// The error file that the parent process asked for. If it cannot be written, the job's result stays the
     /// same.
-    pub(super) fn write_parent_file(
+    pub(super) fn parent_file(
         &self,
         outcome: &JobOutcome,
         died_of: Option<&ErrorReport>,
         workers: &WorkerGroup,
-        (link, voice): (&GuardLink, &UserLog),
-    ) {
-        let limit = if outcome.stop_reason().is_some() { FLUSH_TIMEOUT } else { PARENT_FILE_TIMEOUT };
+        voice: &UserLog,
+    ) -> Option<ParentErrorFile> {
         let cause = outcome.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
         if let Some(((file, path), _)) = &told
@@ -115,18 +109,18 @@ impl FinalReport {
                     Exit::Code(code) => code,
                     Exit::Signal { number, .. } => -number,
                 };
-                let old = write_file(path, file.with_exit_code(code), limit, (link, voice));
-                if let Some(old) = old {
-                    voice.replaced(&path.display().to_string(), old.trim_end());
-                }
+                let (path, text) = (path.clone(), file.with_exit_code(code));
+                Some(ParentErrorFile { path, text, shows_replaced_text: true })
             }
             (Some(path), None, Some(died_of)) => {
-                let _ = write_file(path, report::render(died_of), limit, (link, voice));
+                let (path, text) = (path.clone(), report::render(died_of));
+                Some(ParentErrorFile { path, text, shows_replaced_text: false })
             }
             (None, Some(((_, path), _)), _) => {
                 voice.log(&[torch_log::no_parent_file(&path.display().to_string())]);
+                None
             }
-            (Some(_), None, None) | (None, None, _) => {}
+            (Some(_), None, None) | (None, None, _) => None,
         }
     }
 }
@@ -174,35 +168,4 @@ pub(super) fn remote_error_report(
         (None, None, RemoteEnd::ByRule { rule, .. }) if rule.is_success() => None,
         (None, None, ending) => Some(parent_file::of_text(&nodes::remote_end_text(ending), now)),
     }
-}
-
-/// Writes the launcher's own error into the error file.
-pub(super) fn write_error_report(path: &Path, died_of: &ErrorReport, (link, voice): (&GuardLink, &UserLog)) {
-    let _ = write_file(path, report::render(died_of), FLUSH_TIMEOUT, (link, voice));
-}
-
-/// Writes the parent's error file, on a thread of its own. Returns the start of the text that it replaced.
-fn write_file(
-    path: &Path,
-    text: String,
-    limit: Duration,
-    (link, voice): (&GuardLink, &UserLog),
-) -> Option<String> {
-    let target = path.to_owned();
-    let call = WatchedCall::start("parent-file", move |step| {
-        step.set(format!("the file system of the error file `{}`", target.display()));
-        parent_file::replace(&target, &text)
-    });
-    let written = match call {
-        Ok(call) => call.wait(link, Instant::now() + limit, voice)?,
-        Err(error) => {
-            voice
-                .print_line(&format!("cannot write `{}`: no thread can be started: {error}", path.display()));
-            return None;
-        }
-    };
-    written.unwrap_or_else(|error| {
-        voice.print_line(&error.to_string());
-        None
-    })
 }

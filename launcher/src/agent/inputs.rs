@@ -38,7 +38,7 @@ impl Agent<'_> {
         let is_stopping =
             |input: &Input| matches!(input, Input::StopRequested { .. } | Input::SuspendRequested);
         if !self.state.is_suspended() && !inputs.iter().any(is_stopping) {
-            self.advance_opening(inputs)?;
+            inputs.extend(self.advance_opening());
             inputs.extend(self.advance_start());
         }
         // Also after them: a job that is told to stop must not restart.
@@ -50,6 +50,7 @@ impl Agent<'_> {
             inputs.push_back(seen);
         }
         inputs.extend(self.take_drained());
+        inputs.extend(self.advance_parent_file());
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
             inputs.push_back(Input::PeersLeft);
         }

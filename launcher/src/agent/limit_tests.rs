@@ -49,7 +49,7 @@ fn time_limit_warns_then_stops_then_kills_workers() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), Some(LIMIT)));
         assert_eq!(end.failure, None, "invariant 5: our stop is no cause");
-        let _ = job.handle(at(1_000), Input::OutputDrained);
+        drain_and_exit(&mut job, at(1_000));
         assert_eq!(job.deadline(), None);
     }
 }
@@ -183,7 +183,7 @@ fn worker_ended_by_warning_signal_is_not_a_failure() {
         assert_eq!(started(&actions), None);
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.failure.as_ref()), (ExitStatus::Code(TIME_LIMIT), None));
-        let _ = job.handle(at(1_000), Input::OutputDrained);
+        drain_and_exit(&mut job, at(1_000));
         assert_eq!(job.deadline(), None);
     }
 }

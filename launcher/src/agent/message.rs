@@ -31,6 +31,8 @@ use rank_table::{EndedRank, RankTable};
 pub enum Input {
     /// Everything is ready for the first generation.
     Ready,
+    /// A store or the log folder cannot be opened, so no worker can be started.
+    OpeningFailed,
     /// Not every worker of the generation could be started; those before `failed` are running.
     StartFailed {
         /// The generation that was being started.
@@ -134,6 +136,8 @@ pub enum Input {
     Over(RemoteEnd),
     /// The answer to [`Action::DrainOutput`].
     OutputDrained,
+    /// The answer to [`Action::WriteParentFile`].
+    ParentFileWritten,
     /// The other nodes are told of the outcome.
     PeersTold {
         /// Until when they may need something of this node.
@@ -393,7 +397,9 @@ pub enum Action {
     DrainOutput,
     /// Tell the user of a long shutdown.
     Notify(ShutdownNotice),
-    /// Print the final report.
+    /// Write the error file that the parent process asked for.
+    WriteParentFile,
+    /// Print the final report. A parent's error file that is not written is left behind.
     ReportOutcome,
     /// Exit with this status.
     Exit {

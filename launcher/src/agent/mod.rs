@@ -22,6 +22,7 @@ pub mod leftovers;
 pub mod message;
 mod opening;
 mod others;
+mod parent_error_file;
 mod phase;
 pub mod policy;
 mod progress;
@@ -54,6 +55,7 @@ use crate::agent::message::rank_table::EndedRank;
 use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
 use crate::agent::others::{Departure, Others};
+use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
 use crate::agent::reassign::Invocation;
 use crate::agent::rules::JobRules;
@@ -104,7 +106,7 @@ pub fn run(setup: AgentSetup, link: &GuardLink, user_log: UserLog) {
     let status = run_job(setup, link, &user_log).unwrap_or_else(|error| {
         user_log.error(&error, error.hint().as_deref());
         if let Some(path) = parent_file {
-            final_report::write_error_report(&path, &error_report(&error), (link, &user_log));
+            parent_error_file::write_error_report(&path, &error_report(&error), &user_log);
         }
         ExitStatus::Code(LAUNCHER_FAILED)
     });
@@ -122,11 +124,9 @@ fn run_job(setup: AgentSetup, link: &GuardLink, user_log: &UserLog) -> Result<Ex
         }
         Err(abort) => abort,
     };
-    if let AgentAbort::NotOpened(error) = abort {
-        return Err(error);
-    }
     agent.kill_leftovers();
     agent.drain_output();
+    agent.write_parent_file_now();
     agent.report_outcome();
     if let AgentAbort::Blind(source) = abort {
         return Err(LaunchError::Setup { what: "wait for the workers", source });
@@ -145,8 +145,6 @@ enum AgentAbort {
     GuardGone,
     /// The kernel refuses poll(2) or the signalfd.
     Blind(io::Error),
-    /// A store or the log folder cannot be opened; no worker was started.
-    NotOpened(LaunchError),
 }
 
 struct Agent<'a> {
@@ -183,6 +181,8 @@ struct Agent<'a> {
     drained: Option<Drained>,
     /// The notice to the other nodes, while it is on its way.
     departure: Option<Departure>,
+    /// The error file of the parent process, while it is written.
+    parent_file: Option<ParentFileCall>,
 }
 
 impl<'a> Agent<'a> {
@@ -219,6 +219,7 @@ impl<'a> Agent<'a> {
             ending: None,
             drained: None,
             departure: None,
+            parent_file: None,
         })
     }
 
@@ -255,8 +256,8 @@ impl<'a> Agent<'a> {
                 check_deadline,
                 others.and_then(|others| others.deadline(self.state.is_suspended())),
             ];
-            let deadlines = deadlines.into_iter().chain(self.call_deadlines());
-            wait_for_inputs(&readers, deadlines.flatten().min())?;
+            let deadlines = deadlines.into_iter().flatten().chain(self.call_deadlines());
+            wait_for_inputs(&readers, deadlines.min())?;
             self.collect_inputs(&mut inputs)?;
         }
     }
@@ -321,6 +322,7 @@ impl<'a> Agent<'a> {
             | Action::SweepLeftovers { .. }
             | Action::DrainOutput
             | Action::Notify(_)
+            | Action::WriteParentFile
             | Action::ReportOutcome
             | Action::Exit { .. } => return self.perform_shutdown_action(action),
         }
@@ -339,6 +341,7 @@ impl<'a> Agent<'a> {
             Action::Finish(outcome) => return self.announce_outcome(outcome),
             Action::DrainOutput => return self.drain_output(),
             Action::Notify(notice) => self.user_log.print_line(leftovers_text::shutdown_notice(notice)),
+            Action::WriteParentFile => return self.write_parent_file(),
             Action::ReportOutcome => self.report_outcome(),
             Action::SweepLeftovers { step } => {
                 return Some(Input::LeftoversSwept { result: self.sweep_leftovers(step) });

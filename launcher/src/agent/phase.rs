@@ -72,6 +72,9 @@ pub(super) enum ShutdownStep {
     /// The output of the workers is written out, until `give_up_at` or the time limit. The user is told at
     /// `report_at`.
     Draining { give_up_at: Option<Instant>, time_limit: Option<Instant>, report_at: Option<Instant> },
+    /// The error file of the parent process is written, until `give_up_at`. A signal ends the wait, but not
+    /// before `usual_until`: most file systems answer before.
+    WritingParentFile { give_up_at: Instant, usual_until: Instant },
     /// The outcome is reported, and the other nodes may still need something of this node. The user is told
     /// at `report_at`.
     Leaving { until: Instant, report_at: Option<Instant> },

@@ -2,7 +2,6 @@
 //! meanwhile.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell says when the workers start")]
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Instant, SystemTime};
 
@@ -11,39 +10,47 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 use crate::agent::message::Input;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::{RoundContext, StartFailed};
-use crate::agent::{Agent, AgentAbort, error_report};
+use crate::agent::{Agent, error_report};
 use crate::blocking::CallProgress;
 use crate::error::LaunchError;
 
 impl Agent<'_> {
     /// When a call that is under way has something to say. A suspended job starts nothing.
-    pub(super) fn call_deadlines(&self) -> [Option<Instant>; 2] {
-        if self.state.is_suspended() {
-            return [None; 2];
-        }
-        let start = self.pending_start.as_ref();
-        [self.opening.as_ref().and_then(WatchedCall::deadline), start.and_then(|start| start.call.deadline())]
+    pub(super) fn call_deadlines(&self) -> impl Iterator<Item = Instant> {
+        let starts = !self.state.is_suspended();
+        let opening = self.opening.as_ref().filter(|_| starts).and_then(WatchedCall::deadline);
+        let start = self.pending_start.as_ref().filter(|_| starts).and_then(|start| start.call.deadline());
+        let parent_file = self.parent_file.as_ref().and_then(|file| file.call.deadline());
+        [opening, start, parent_file].into_iter().flatten()
     }
 
     /// Readable when such a call has ended.
     pub(super) fn call_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let opening = self.opening.iter().map(AsFd::as_fd);
         let calls = opening.chain(self.pending_start.iter().map(|start| start.call.as_fd()));
-        calls.filter(|_| !self.state.is_suspended())
+        let parent_file = self.parent_file.iter().map(|file| file.call.as_fd());
+        calls.filter(|_| !self.state.is_suspended()).chain(parent_file)
     }
 
     /// [`Input::Ready`] once the stores and the log folder are open.
-    pub(super) fn advance_opening(&mut self, inputs: &mut VecDeque<Input>) -> Result<(), AgentAbort> {
-        let Some(opening) = &mut self.opening else { return Ok(()) };
-        let opened = match opening.progress(self.user_log) {
-            CallProgress::Running => return Ok(()),
+    pub(super) fn advance_opening(&mut self) -> Option<Input> {
+        let opened = match self.opening.as_mut()?.progress(self.user_log) {
+            CallProgress::Running => return None,
             CallProgress::Returned(opened) => opened,
             CallProgress::Lost => Err(lost_thread("open the stores and the log folder")),
         };
         self.opening = None;
-        self.rendezvous = self.workers.install(opened.map_err(AgentAbort::NotOpened)?);
-        inputs.push_back(Input::Ready);
-        Ok(())
+        match opened {
+            Ok(resources) => {
+                self.rendezvous = self.workers.install(resources);
+                Some(Input::Ready)
+            }
+            Err(error) => {
+                self.user_log.error(&error, error.hint().as_deref());
+                self.launcher_error = Some(error_report(&error));
+                Some(Input::OpeningFailed)
+            }
+        }
     }
 
     pub(super) fn prepare_start(

@@ -156,6 +156,7 @@ impl State {
             Input::SuspendedTooLong => self.kill_suspended(),
             input if matches!(self.phase, JobPhase::ShuttingDown(_)) => self.on_shutdown_input(now, &input),
             Input::Ready => self.on_ready(now),
+            Input::OpeningFailed if self.phase == JobPhase::Starting => vec![self.finish_failed(None)],
             Input::StartFailed { generation, failed } => self.on_start_failed(now, generation, failed),
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
@@ -190,9 +191,11 @@ impl State {
             Input::LostNodeFound(lost) => self.on_lost_node_answer(now, lost),
             Input::AllSucceeded => self.on_all_succeeded(),
             Input::Over(ending) => self.on_job_ended_elsewhere(now, ending),
-            Input::DescendantReaped
+            Input::OpeningFailed
+            | Input::DescendantReaped
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
+            | Input::ParentFileWritten
             | Input::PeersTold { .. }
             | Input::PeersLeft => Vec::new(),
             Input::DeadlinePassed => self.on_deadline(now),

@@ -101,14 +101,19 @@ fn stop(signal: Signal, again: bool) -> Input {
     Input::StopRequested { signal, is_second: again }
 }
 
-/// Handles an input; if the job has its outcome then, the workers' output is drained at once.
+/// Handles an input; if the job has its outcome then, the shutdown ends at once.
 fn handle_and_drain(job: &mut State, now: Instant, input: Input) -> Vec<Action> {
     let actions = job.handle(now, input);
     if end(&actions).is_some() {
-        let exits = job.handle(now, Input::OutputDrained);
-        assert!(matches!(&exits[..], [Action::ReportOutcome, Action::Exit { .. }]));
+        drain_and_exit(job, now);
     }
     actions
+}
+
+fn drain_and_exit(job: &mut State, now: Instant) {
+    assert_eq!(job.handle(now, Input::OutputDrained), [Action::WriteParentFile]);
+    let exits = job.handle(now, Input::ParentFileWritten);
+    assert!(matches!(&exits[..], [Action::ReportOutcome, Action::Exit { .. }]));
 }
 
 fn killed_by(number: i32) -> Exit {
@@ -191,6 +196,17 @@ fn worker_ignoring_sigterm_is_killed_after_grace_period() {
     assert_eq!(signals(&actions), [(vec![1], Signal::SIGKILL)]);
     let actions = job.handle(at(32), exited(0, 1, killed_by(9)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 11));
+}
+
+#[test]
+fn job_without_its_stores_ends_before_any_start() {
+    let at = clock();
+    for flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+        let mut job = new_job(2, 3, flavor);
+        let actions = handle_and_drain(&mut job, at(0), Input::OpeningFailed);
+        assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
+        assert_eq!((started(&actions), job.handle(at(1), Input::Ready)), (None, Vec::new()));
+    }
 }
 
 #[test]

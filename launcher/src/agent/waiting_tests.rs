@@ -55,7 +55,7 @@ fn signal_ends_restart_delay_at_once() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "invariant 5");
-        let _ = job.handle(at(11), Input::OutputDrained);
+        drain_and_exit(&mut job, at(11));
         assert_eq!(job.handle(at(15), Input::DeadlinePassed), [], "invariant 7");
     }
 }

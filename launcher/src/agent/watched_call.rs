@@ -6,15 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::agent::inputs::wait_for_inputs;
-use crate::blocking::{BlockingCall, CallProgress, CallStep, is_readable};
-use crate::process::link::GuardLink;
+use crate::blocking::{BlockingCall, CallProgress, CallStep};
 use crate::reporter::user_log::UserLog;
 
 /// A longer wait is told to the user.
 const SILENT_WAIT: Duration = Duration::from_secs(2);
 /// A call that is given up sooner was not hanging.
-const USUAL_WAIT: Duration = Duration::from_millis(100);
+pub(super) const USUAL_WAIT: Duration = Duration::from_millis(100);
 
 /// A call, and when the user is told about it.
 pub(super) struct WatchedCall<T> {
@@ -48,30 +46,6 @@ impl<T: Send + 'static> WatchedCall<T> {
             user_log.print_line(&format!("waiting for {}; a signal ends the wait", self.call.step()));
         }
         progress
-    }
-
-    /// Waits for the answer; a message of the guard or `until` ends the wait.
-    pub(super) fn wait(mut self, link: &GuardLink, until: Instant, user_log: &UserLog) -> Option<T> {
-        let usual = self.began + USUAL_WAIT;
-        loop {
-            match self.progress(user_log) {
-                CallProgress::Returned(answer) => return Some(answer),
-                CallProgress::Lost => return None,
-                CallProgress::Running => {}
-            }
-            // A usual call ends also where a signal came just before.
-            let is_signalled = Instant::now() >= usual && is_readable(link.as_fd());
-            if is_signalled || until <= Instant::now() {
-                self.abandon(user_log);
-                return None;
-            }
-            let ends = if Instant::now() < usual { usual.min(until) } else { until };
-            let fds = [self.as_fd(), link.as_fd()];
-            let fds = if Instant::now() < usual { &fds[..1] } else { &fds };
-            if wait_for_inputs(fds, self.report_at.into_iter().chain([ends]).min()).is_err() {
-                return None;
-            }
-        }
     }
 
     /// The call is not needed any more. Tells the user what was waited for.

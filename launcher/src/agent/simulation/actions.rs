@@ -74,6 +74,10 @@ impl<M: Machine> World<'_, M> {
             Action::Finish(_) => {}
             Action::DrainOutput if self.setup.is_output_read => self.queue.push_back(Input::OutputDrained),
             Action::DrainOutput => {}
+            Action::WriteParentFile if self.setup.is_parent_file_quick => {
+                self.queue.push_back(Input::ParentFileWritten);
+            }
+            Action::WriteParentFile => {}
             Action::SweepLeftovers { step } => self.sweep(*step),
             Action::Suspend { .. } | Action::Resume { .. } => {}
             Action::KillSuspended => {

@@ -46,6 +46,8 @@ pub(super) enum Fault {
     IgnoresSignalsInSweep,
     /// Awaits a reader of the output whatever signal comes.
     IgnoresSignalsInDrain,
+    /// Awaits the file system of the parent's error file whatever signal comes.
+    IgnoresSignalsInParentFile,
     /// Awaits the other nodes whatever signal comes.
     IgnoresSignalsAfterReport,
     AsksOnceMore,
@@ -137,7 +139,7 @@ pub(super) enum Fault {
 }
 
 /// All faults, each with the invariant that it breaks.
-pub(super) const FAULTS: [(Fault, &str); 83] = [
+pub(super) const FAULTS: [(Fault, &str); 84] = [
     (Fault::StartsBesideTheOld, "1"),
     (Fault::LeavesLeftovers, "1"),
     (Fault::StartsTwice, "2"),
@@ -165,6 +167,7 @@ pub(super) const FAULTS: [(Fault, &str); 83] = [
     (Fault::DeafWhileStopping, "10"),
     (Fault::IgnoresSignalsInSweep, "10"),
     (Fault::IgnoresSignalsInDrain, "10"),
+    (Fault::IgnoresSignalsInParentFile, "10"),
     (Fault::IgnoresSignalsAfterReport, "10"),
     (Fault::AsksOnceMore, "10"),
     (Fault::SignalsThePerson, "left out"),

@@ -472,10 +472,15 @@ fn shutdown_is_cut_short(turn: &Turn<'_>, is_second: bool) -> Verdict {
         let exits = turn.actions.iter().any(|action| matches!(action, Action::Exit { .. }));
         return require(exits, || "the other nodes are awaited on".to_owned());
     }
-    if turn.book.sweep.is_over {
-        let is_same = !is_second && turn.input_signal() == turn.book.stop_signal;
+    let is_same = !is_second && turn.input_signal() == turn.book.stop_signal;
+    if turn.book.is_drained {
+        let is_usual = turn.deadline.is_some_and(|at| at <= turn.now + LENIENCY);
         let reports = turn.actions.contains(&Action::ReportOutcome);
-        return require(is_same || reports, || "the reader of the output is awaited on".to_owned());
+        return require(is_same || is_usual || reports, || "the parent's file is awaited on".to_owned());
+    }
+    if turn.book.sweep.is_over {
+        let goes_on = turn.actions.contains(&Action::WriteParentFile);
+        return require(is_same || goes_on, || "the reader of the output is awaited on".to_owned());
     }
     let is_answered = sweep.is_killed || sweep.is_asked && !(is_second && was_asked);
     require(is_answered, || "the leftover processes are awaited on".to_owned())

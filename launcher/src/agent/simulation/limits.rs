@@ -47,6 +47,7 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::SweepLeftovers { .. }
         | Action::DrainOutput
         | Action::Notify(_)
+        | Action::WriteParentFile
         | Action::ReportOutcome
         | Action::Exit { .. }
         | Action::Finish(_) => true,

@@ -162,6 +162,7 @@ impl Mutant {
         match shutdown.step {
             ShutdownStep::Sweeping(_) => matches!(fault, Fault::IgnoresSignalsInSweep),
             ShutdownStep::Draining { .. } => matches!(fault, Fault::IgnoresSignalsInDrain),
+            ShutdownStep::WritingParentFile { .. } => matches!(fault, Fault::IgnoresSignalsInParentFile),
             ShutdownStep::Leaving { .. } => matches!(fault, Fault::IgnoresSignalsAfterReport),
         }
     }

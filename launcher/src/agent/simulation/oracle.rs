@@ -53,6 +53,8 @@ pub(super) struct Book {
     /// The launcher exits.
     pub(super) has_exited: bool,
     pub(super) sweep: SweepRecord,
+    /// The output is drained, and the parent's error file is written.
+    pub(super) is_drained: bool,
     pub(super) is_reported: bool,
     pub(super) record: Record,
     pub(super) peers: Known,
@@ -174,6 +176,7 @@ impl Book {
             finished: false,
             has_exited: false,
             sweep: SweepRecord::default(),
+            is_drained: false,
             is_reported: false,
             record: Record::default(),
             peers: Known::default(),
@@ -194,6 +197,7 @@ impl Book {
             | Input::DevicesReassigned { generation, .. }
             | Input::ProgressProbed { generation, .. } => *generation,
             Input::Ready
+            | Input::OpeningFailed
             | Input::StopRequested { .. }
             | Input::RestartRequested
             | Input::SignalForwarded { .. }
@@ -208,6 +212,7 @@ impl Book {
             | Input::DescendantReaped
             | Input::LeftoversSwept { .. }
             | Input::OutputDrained
+            | Input::ParentFileWritten
             | Input::PeersTold { .. }
             | Input::PeersLeft
             | Input::DeadlinePassed => return false,
@@ -360,6 +365,7 @@ impl Book {
             Action::Exit { .. } => self.has_exited = true,
             Action::SweepLeftovers { step } => self.sweep.record_step(*step),
             Action::DrainOutput => self.sweep.is_over = true,
+            Action::WriteParentFile => self.is_drained = true,
             Action::ReportOutcome => self.is_reported = true,
             Action::Emit(_)
             | Action::Notify(_)

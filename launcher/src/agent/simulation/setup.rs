@@ -44,6 +44,8 @@ pub(super) struct Setup {
     pub(super) leftover_wait: Option<u32>,
     /// The reader of the workers' output reads it.
     pub(super) is_output_read: bool,
+    /// The file system of the parent's error file answers.
+    pub(super) is_parent_file_quick: bool,
     /// A process that the workers leave running, and how it reacts to a stop signal.
     pub(super) leftover: Option<Temper>,
     /// How the workers react to a stop signal, by local rank.
@@ -133,6 +135,7 @@ impl Setup {
         leftover_wait: None,
         leftover: None,
         is_output_read: true,
+        is_parent_file_quick: true,
         tempers: [Temper::Obeys { after: 0 }; MOST_WORKERS as usize],
         joins: [Some(0); MOST_WORKERS as usize],
         files: [None; GENERATIONS],
@@ -174,6 +177,7 @@ impl Setup {
             leftover_wait: None,
             leftover: None,
             is_output_read: true,
+            is_parent_file_quick: true,
             tempers,
             joins,
             files,
@@ -192,6 +196,7 @@ impl Setup {
             leftover_wait: random.pick(&[None, Some(0), Some(1_000), Some(30_000)]),
             leftover: random.one_in(2).then(|| Temper::random(random)),
             is_output_read: !random.one_in(3),
+            is_parent_file_quick: !random.one_in(3),
             ..self
         }
     }

@@ -10,10 +10,13 @@ use crate::agent::FLUSH_TIMEOUT;
 use crate::agent::leftovers::{LeftoverLimits, LeftoverStep, LeftoverWait};
 use crate::agent::message::{Action, Input, JobOutcome, ShutdownNotice, SweepResult};
 use crate::agent::phase::{JobPhase, Shutdown, ShutdownStep};
+use crate::agent::watched_call::USUAL_WAIT;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
 use crate::spec::stop::{AfterStop, LeftoverPolicy};
 
+/// How long the file system of the parent's error file may take to answer, unless the job was told to end.
+const PARENT_FILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A longer wait is reported.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
 
@@ -75,6 +78,7 @@ impl State {
                 match shutdown.step {
                     ShutdownStep::Sweeping(_) => self.on_sweep_input(now, input, shutdown),
                     ShutdownStep::Draining { .. } => self.on_drain_input(now, input, shutdown),
+                    ShutdownStep::WritingParentFile { .. } => self.on_parent_file_input(now, input, shutdown),
                     ShutdownStep::Leaving { .. } => self.on_leave_input(now, input, shutdown),
                 }
             }
@@ -119,15 +123,14 @@ impl State {
             return Vec::new();
         };
         match input {
-            Input::OutputDrained => self.report_and_leave(now, shutdown),
-            // The request that ended the job may come twice: a scheduler signals guard and agent alike.
-            Input::StopRequested { signal, is_second } if *is_second || self.stopped_by != Some(*signal) => {
+            Input::OutputDrained => vec![self.write_parent_file(now, shutdown)],
+            Input::StopRequested { signal, .. } if self.is_new_stop_request(input) => {
                 shutdown.signal = Some(*signal);
-                self.report_and_leave(now, shutdown)
+                vec![self.write_parent_file(now, shutdown)]
             }
             Input::DeadlinePassed if give_up_at.iter().chain(&*time_limit).any(|at| *at <= now) => {
                 let notice = Action::Notify(ShutdownNotice::OutputAbandoned);
-                [notice].into_iter().chain(self.report_and_leave(now, shutdown)).collect()
+                vec![notice, self.write_parent_file(now, shutdown)]
             }
             Input::DeadlinePassed if report_at.take_if(|at| *at <= now).is_some() => {
                 self.phase = JobPhase::ShuttingDown(shutdown);
@@ -138,6 +141,35 @@ impl State {
                 Vec::new()
             }
         }
+    }
+
+    fn write_parent_file(&mut self, now: Instant, mut shutdown: Shutdown) -> Action {
+        let timeout = if shutdown.reason.is_some() { FLUSH_TIMEOUT } else { PARENT_FILE_TIMEOUT };
+        let (give_up_at, usual_until) = (now + timeout, now + USUAL_WAIT);
+        shutdown.step = ShutdownStep::WritingParentFile { give_up_at, usual_until };
+        self.phase = JobPhase::ShuttingDown(shutdown);
+        Action::WriteParentFile
+    }
+
+    fn on_parent_file_input(&mut self, now: Instant, input: &Input, mut shutdown: Shutdown) -> Vec<Action> {
+        let ShutdownStep::WritingParentFile { give_up_at, usual_until } = &mut shutdown.step else {
+            return Vec::new();
+        };
+        if self.is_new_stop_request(input) {
+            *give_up_at = (*give_up_at).min(*usual_until);
+            shutdown.peers_until = None;
+        }
+        if *input == Input::ParentFileWritten || *give_up_at <= now {
+            return self.report_and_leave(now, shutdown);
+        }
+        self.phase = JobPhase::ShuttingDown(shutdown);
+        Vec::new()
+    }
+
+    /// The request that ended the job may come twice: a scheduler signals guard and agent alike.
+    fn is_new_stop_request(&self, input: &Input) -> bool {
+        matches!(input, Input::StopRequested { signal, is_second }
+            if *is_second || self.stopped_by != Some(*signal))
     }
 
     fn report_and_leave(&mut self, now: Instant, mut shutdown: Shutdown) -> Vec<Action> {
@@ -186,6 +218,7 @@ impl Shutdown {
             ShutdownStep::Draining { give_up_at, time_limit, report_at } => {
                 give_up_at.iter().chain(time_limit).chain(report_at).min().copied()
             }
+            ShutdownStep::WritingParentFile { give_up_at, .. } => Some(*give_up_at),
             ShutdownStep::Leaving { until, report_at } => Some(report_at.map_or(*until, |at| at.min(*until))),
         }
     }
@@ -196,6 +229,10 @@ impl Shutdown {
             ShutdownStep::Sweeping(wait) => wait.add_suspended_time(lasted),
             ShutdownStep::Draining { give_up_at, report_at, .. } => {
                 give_up_at.iter_mut().chain(report_at).for_each(|at| *at += lasted);
+            }
+            ShutdownStep::WritingParentFile { give_up_at, usual_until } => {
+                *give_up_at += lasted;
+                *usual_until += lasted;
             }
             ShutdownStep::Leaving { .. } => {}
         }
