@@ -4,9 +4,9 @@ use super::rendezvous_tests::{
     failure_note, joined, joins, lost_node, lost_node_found, node, peer_failed, position, running, start,
 };
 use super::*;
-use crate::agent::message::{PeerNotice, RemoteEnd};
+use crate::agent::message::PeerNotice;
 use crate::exit_code::TIME_LIMIT;
-use crate::rendezvous::{LossRole, MembershipChange};
+use crate::rendezvous::{LossRole, MembershipChange, RendezvousEnd};
 use crate::spec::stop::TimeLimit;
 
 #[test]
@@ -56,7 +56,7 @@ fn earlier_failure_of_peer_node_is_the_cause() {
     assert!(matches!(&said[..], [Action::Emit(JobEvent::Changed { .. })]), "{said:?}");
     let actions = job.handle(at(3), exited(0, 0, killed_by(15)));
     assert!(joins(&actions) && !actions.contains(&Action::FindLostNode), "{actions:?}");
-    let actions = job.handle(at(4), Input::Over(RemoteEnd::Closed { failure: None }));
+    let actions = job.handle(at(4), Input::Over(RendezvousEnd::Closed { failure: None }));
     let end = end(&actions).unwrap();
     assert_eq!(end.status, ExitStatus::Code(LAUNCHER_FAILED));
     assert_eq!(

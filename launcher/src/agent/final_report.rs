@@ -11,13 +11,13 @@ use nix::unistd::Pid;
 use rankrun_contract::report::{self, ErrorReport, MessageForm};
 
 use crate::agent::failure::Failure;
-use crate::agent::message::{JobOutcome, RemoteEnd};
+use crate::agent::message::JobOutcome;
 use crate::agent::parent_error_file::ParentErrorFile;
 use crate::agent::workers::WorkerGroup;
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
-use crate::rendezvous::FailureNote;
 use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::{FailureNote, RendezvousEnd};
 use crate::reporter::summary::peers::{self, ShownTexts};
 use crate::reporter::user_log::UserLog;
 use crate::reporter::{nodes, parent_file, program, summary, torch_log, torch_report};
@@ -139,17 +139,17 @@ fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, voice: &Us
     };
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = outcome.stop_reason().is_some();
-    if let Some(ending @ RemoteEnd::ByRule { .. }) = &outcome.remote_end {
+    if let Some(ending @ RendezvousEnd::ByRule { .. }) = &outcome.remote_end {
         voice.print_line(&nodes::remote_end_text(ending));
     }
     match (&outcome.first_cause, &outcome.remote_end) {
         (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
         (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
-        (None, Some(ending @ RemoteEnd::NotNeeded)) => voice.print_line(&nodes::remote_end_text(ending)),
-        (None, Some(ending @ RemoteEnd::Closed { .. })) => {
+        (None, Some(ending @ RendezvousEnd::NotNeeded)) => voice.print_line(&nodes::remote_end_text(ending)),
+        (None, Some(ending @ RendezvousEnd::Closed { .. })) => {
             voice.failure(&nodes::remote_end_text(ending), Some("its launcher says why"));
         }
-        (None, Some(RemoteEnd::ByRule { .. } | RemoteEnd::Failed { .. }) | None) => {}
+        (None, Some(RendezvousEnd::ByRule { .. } | RendezvousEnd::Failed { .. }) | None) => {}
     }
 }
 
@@ -164,8 +164,8 @@ pub(super) fn remote_error_report(
     match (failed, &outcome.first_cause, ending) {
         (Some(error), ..) => Some(parent_file::of_error("RendezvousError", error, now)),
         (None, Some(note), _) => Some(parent_file::of_text(nodes::first_cause(note).trim_end(), now)),
-        (None, None, RemoteEnd::NotNeeded) => None,
-        (None, None, RemoteEnd::ByRule { rule, .. }) if rule.is_success() => None,
+        (None, None, RendezvousEnd::NotNeeded) => None,
+        (None, None, RendezvousEnd::ByRule { rule, .. }) if rule.is_success() => None,
         (None, None, ending) => Some(parent_file::of_text(&nodes::remote_end_text(ending), now)),
     }
 }

@@ -21,7 +21,7 @@ use crate::process::Exit;
 use crate::process::child::PeakMemory;
 use crate::process::oom::OomEvidence;
 use crate::rendezvous::note::RuleNote;
-use crate::rendezvous::{FailureNote, LostNode, MembershipChange, Round};
+use crate::rendezvous::{FailureNote, LostNode, MembershipChange, RendezvousEnd, Round};
 use crate::spec::stop::StopReason;
 pub use job_event::JobEvent;
 use rank_table::{EndedRank, RankTable};
@@ -133,7 +133,7 @@ pub enum Input {
     /// The workers of all nodes have succeeded.
     AllSucceeded,
     /// The rendezvous is over for this node.
-    Over(RemoteEnd),
+    Over(RendezvousEnd),
     /// The answer to [`Action::DrainOutput`].
     OutputDrained,
     /// The answer to [`Action::WriteParentFile`].
@@ -176,31 +176,6 @@ pub enum SweepResult {
     Remaining,
     /// The processes cannot be listed.
     Unknown,
-}
-
-/// How the job has ended, where another node ended it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RemoteEnd {
-    /// It succeeded and needs nothing more of this node, which was a spare or done.
-    NotNeeded,
-    /// Another node has ended it, by this failure where one was reported.
-    Closed {
-        /// The first failure of the job, if reported.
-        failure: Option<FailureNote>,
-    },
-    /// Another node has ended it by a rule that decides for all nodes.
-    ByRule {
-        /// The rule that ended the job.
-        rule: RuleNote,
-        /// The failure that the rule matched, where one was reported.
-        failure: Option<FailureNote>,
-    },
-    /// The rendezvous itself failed; its error is reported separately.
-    Failed {
-        /// Past this time the other nodes may take this node for dead while they still reach the store. No
-        /// worker may then be left.
-        kill_by: Option<Instant>,
-    },
 }
 
 /// What this node tells the other nodes at its end, if there are any.
@@ -424,7 +399,7 @@ pub struct JobOutcome {
     /// The rule by which this node has ended the job, where it decides for all nodes.
     pub rule: Option<RuleNote>,
     /// How another node had ended the job, if one had.
-    pub remote_end: Option<RemoteEnd>,
+    pub remote_end: Option<RendezvousEnd>,
     /// The failure of another node that was the first cause, where it was reported.
     pub first_cause: Option<Box<FailureNote>>,
 }

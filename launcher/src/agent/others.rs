@@ -20,7 +20,7 @@ use nix::unistd::pipe2;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
 use crate::agent::Agent;
-use crate::agent::message::{Action, Input, JobOutcome, PeerNotice, RemoteEnd};
+use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
 use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
@@ -139,17 +139,11 @@ impl Others {
                 }
                 return None;
             }
-            RendezvousEvent::Over(RendezvousEnd::NotNeeded) => Input::Over(RemoteEnd::NotNeeded),
-            RendezvousEvent::Over(RendezvousEnd::Closed { failure }) => {
-                Input::Over(RemoteEnd::Closed { failure })
-            }
-            RendezvousEvent::Over(RendezvousEnd::ByRule { rule, failure }) => {
-                Input::Over(RemoteEnd::ByRule { rule, failure })
-            }
-            RendezvousEvent::Over(RendezvousEnd::Failed(error)) => {
+            RendezvousEvent::Over(end) => Input::Over(end),
+            RendezvousEvent::Failed(error) => {
                 self.failed.get_or_insert(error);
                 self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
-                Input::Over(RemoteEnd::Failed { kill_by: self.kill_by })
+                Input::Over(RendezvousEnd::Failed { kill_by: self.kill_by })
             }
         })
     }

@@ -2,9 +2,9 @@
 
 use super::rendezvous_tests::{failure_note, joined, joins, node, peer_lost, running};
 use super::*;
-use crate::agent::message::{PeerNotice, RemoteEnd};
+use crate::agent::message::PeerNotice;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
-use crate::rendezvous::{FailureNote, MembershipChange, NodeName};
+use crate::rendezvous::{FailureNote, MembershipChange, NodeName, RendezvousEnd};
 use crate::spec::stop::{StopReason, TimeLimit};
 
 #[test]
@@ -52,7 +52,7 @@ fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
 fn worker_failure_soon_before_store_host_stop_is_blamed_on_host() {
     let at = clock();
     let host = FailureNote::NodeLeft { node: NodeName::of_host("th1"), why: "SIGTERM".to_owned() };
-    let left = || Input::Over(RemoteEnd::Closed { failure: Some(host.clone()) });
+    let left = || Input::Over(RendezvousEnd::Closed { failure: Some(host.clone()) });
     let failed = exited(0, 0, Exit::Code(5));
     for (inputs, is_own) in [
         (vec![(2, failed.clone()), (3, exited(0, 1, killed_by(15))), (3, left())], false),
@@ -92,7 +92,7 @@ fn local_stop_is_reported_to_peers_before_stop_signal() {
     told(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
     // The other nodes know the cause.
     let mut job = running(3, &at);
-    let _ = job.handle(at(2), Input::Over(RemoteEnd::Closed { failure: None }));
+    let _ = job.handle(at(2), Input::Over(RendezvousEnd::Closed { failure: None }));
     let actions = job.handle(at(3), stop());
     assert!(!actions.iter().any(|action| matches!(action, Action::TellStop { .. })), "{actions:?}");
 }
@@ -133,7 +133,7 @@ fn time_limit_ends_every_wait_for_peers() {
 #[test]
 fn job_ended_on_other_node_ends_here_in_every_phase() {
     let at = clock();
-    let closed = || Input::Over(RemoteEnd::Closed { failure: Some(failure_note()) });
+    let closed = || Input::Over(RendezvousEnd::Closed { failure: Some(failure_note()) });
     let status = |actions: &[Action]| {
         let end = end(actions).unwrap();
         assert_eq!((end.first_cause.as_deref(), end.peer_notice), (Some(&failure_note()), PeerNotice::Left));
@@ -160,7 +160,7 @@ fn job_ended_on_other_node_ends_here_in_every_phase() {
 
     let mut spare = node(0, CliFlavor::Torchrun);
     let _ = spare.handle(at(0), Input::Ready);
-    let actions = spare.handle(at(1), Input::Over(RemoteEnd::NotNeeded));
+    let actions = spare.handle(at(1), Input::Over(RendezvousEnd::NotNeeded));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS, "contract 8.11");
     assert_eq!(spare.handle(at(2), closed()), []);
 }
@@ -176,7 +176,8 @@ fn restart_rule_of_other_node_ends_job_with_same_status() {
         (RuleEnd::NoRequeue, 78, Some(failure_note())),
     ] {
         let rule = RuleNote { text: "exit=7".to_owned(), then };
-        let over = || Input::Over(RemoteEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
+        let over =
+            || Input::Over(RendezvousEnd::ByRule { rule: rule.clone(), failure: Some(failure_note()) });
         let ends = [exited(0, 0, Exit::Code(5)), exited(0, 1, killed_by(15))];
         let told = Input::Changed(MembershipChange::from(failure_note()));
         for inputs in [

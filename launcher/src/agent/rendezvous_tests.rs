@@ -1,9 +1,9 @@
 //! Events on other nodes, as inputs of the state machine.
 
 use super::*;
-use crate::agent::message::{PeerNotice, RemoteEnd};
+use crate::agent::message::PeerNotice;
 use crate::rendezvous::{
-    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, WorkerFailure,
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, WorkerFailure,
 };
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
@@ -156,7 +156,7 @@ fn cut_off_node_kills_workers_in_time_during_any_stop() {
 #[test]
 fn failed_rendezvous_kills_workers_before_lease_expires() {
     let at = clock();
-    let over = |seconds| Input::Over(RemoteEnd::Failed { kill_by: Some(at(seconds)) });
+    let over = |seconds| Input::Over(RendezvousEnd::Failed { kill_by: Some(at(seconds)) });
     let mut job = running(3, &at);
     assert_eq!(signals(&job.handle(at(2), over(4))), [(vec![0, 1], Signal::SIGTERM)]);
     assert_eq!(job.deadline(), Some(at(4)));
@@ -236,7 +236,7 @@ fn any_rendezvous_input() -> impl Strategy<Value = Input> {
         2 => Just(Input::LostNodeFound(None)),
         1 => Just(lost_node_found()),
         1 => Just(Input::AllSucceeded),
-        1 => Just(Input::Over(RemoteEnd::Closed { failure: None })),
+        1 => Just(Input::Over(RendezvousEnd::Closed { failure: None })),
     ]
 }
 
@@ -273,7 +273,7 @@ fn emits_early_end(actions: &[Action]) -> bool {
 #[test]
 fn finished_node_reports_that_peer_lost_its_workers() {
     let at = clock();
-    let closed = |note| Input::Over(RemoteEnd::Closed { failure: Some(note) });
+    let closed = |note| Input::Over(RendezvousEnd::Closed { failure: Some(note) });
     let failed = |note| Input::Changed(MembershipChange::from(note));
     // This node has ranks 2 and 3.
     for (lost, expected) in [

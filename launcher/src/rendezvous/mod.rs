@@ -35,7 +35,7 @@ pub use node_name::NodeName;
 pub use note::{FailureNote, PeerLoss, WorkerFailure};
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
@@ -168,6 +168,8 @@ pub enum RendezvousEvent {
     Note(String),
     /// There are no more rounds for this node.
     Over(RendezvousEnd),
+    /// The same, since the rendezvous itself failed.
+    Failed(error::RendezvousError),
 }
 
 /// State of a rendezvous that waits for nodes.
@@ -209,7 +211,7 @@ pub enum WaitReason {
 }
 
 /// Why there are no more rounds for this node.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RendezvousEnd {
     /// The job has succeeded without this node. It was a spare, or its workers had already succeeded when the other
     /// nodes wanted to repeat the round.
@@ -226,8 +228,12 @@ pub enum RendezvousEnd {
         /// The failure that matched the rule, if the other node told it.
         failure: Option<FailureNote>,
     },
-    /// The rendezvous itself failed with this error.
-    Failed(error::RendezvousError),
+    /// The rendezvous itself failed. The agent keeps the error of [`RendezvousEvent::Failed`] for its report.
+    Failed {
+        /// Past this time the other nodes may take this node for dead while they still reach the store. No worker may
+        /// then be left.
+        kill_by: Option<Instant>,
+    },
 }
 
 pub mod error;

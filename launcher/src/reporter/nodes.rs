@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use rankrun_contract::rank::NodeCount;
 
-use crate::agent::message::RemoteEnd;
 use crate::rendezvous::note::RuleNote;
 use crate::rendezvous::{
-    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, Round, WaitReason, WaitStatus,
-    WorkerFailure,
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, Round, WaitReason,
+    WaitStatus, WorkerFailure,
 };
 use crate::reporter::plain::plain;
 use crate::reporter::summary::worker_name_on_node;
@@ -48,19 +47,19 @@ pub fn membership_change_text(change: &MembershipChange) -> String {
 
 /// How the job has ended elsewhere, as one line.
 #[must_use]
-pub fn remote_end_text(ending: &RemoteEnd) -> String {
+pub fn remote_end_text(ending: &RendezvousEnd) -> String {
     match ending {
-        RemoteEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
-        RemoteEnd::Closed { failure: Some(note) } => match note {
+        RendezvousEnd::NotNeeded => "the job has succeeded, and needs nothing more of this node".to_owned(),
+        RendezvousEnd::Closed { failure: Some(note) } => match note {
             FailureNote::NodeLost { node } => plain(&format!("the job has ended since {node} was lost")),
             FailureNote::NodeLeft { node, why } | FailureNote::LauncherFailed { node, why } => {
                 node_end_text(node, why)
             }
             FailureNote::Worker(worker) => plain(&format!("{} has ended the job", worker.node)),
         },
-        RemoteEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
-        RemoteEnd::ByRule { rule, failure } => rule_text(rule, failure.as_ref()),
-        RemoteEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
+        RendezvousEnd::Closed { failure: None } => "another node has ended the job".to_owned(),
+        RendezvousEnd::ByRule { rule, failure } => rule_text(rule, failure.as_ref()),
+        RendezvousEnd::Failed { .. } => "the rendezvous has failed".to_owned(),
     }
 }
 
@@ -344,7 +343,7 @@ rank 5 (local rank 1) on node 1 (th2, 10.0.0.2) failed first: exit code 7
         let host = FailureNote::NodeLeft { node: ranked(0, NodeName::of_host("th\x1b[2J1")), why };
         let expected = "node 0 (th1) has ended the job: it was told to stop by SIGTERM";
         assert_eq!(first_cause(&host), format!("{expected}\n"));
-        assert_eq!(remote_end_text(&RemoteEnd::Closed { failure: Some(host.clone()) }), expected);
+        assert_eq!(remote_end_text(&RendezvousEnd::Closed { failure: Some(host.clone()) }), expected);
         assert_eq!(hint(&host), "node 0 (th1) hosts the rendezvous store, and no node goes on without it");
         let failed = FailureNote::LauncherFailed {
             node: ranked(1, NodeName::of_host("th2")),

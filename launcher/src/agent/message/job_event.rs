@@ -8,12 +8,12 @@ use nix::unistd::Pid;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use super::WorkerEnd;
 use super::rank_table::RankTable;
-use super::{RemoteEnd, WorkerEnd};
 use crate::agent::device_report::{DeadDevice, DeviceWarning};
 use crate::agent::dstate::UninterruptibleWorker;
 use crate::agent::policy::NoRestart;
-use crate::rendezvous::{MembershipChange, Round, WorkerFailure};
+use crate::rendezvous::{MembershipChange, RendezvousEnd, Round, WorkerFailure};
 use crate::spec::restart::RestartRule;
 
 /// A message for the user while the job runs.
@@ -69,7 +69,7 @@ pub enum JobEvent {
     /// The job has ended on another node, and all workers are being stopped.
     OverElsewhere {
         /// How the other node ended the job.
-        remote_end: RemoteEnd,
+        remote_end: RendezvousEnd,
         /// The workers that are being stopped.
         live: Vec<LocalRank>,
         /// The grace period: time until SIGKILL.

@@ -12,12 +12,13 @@ use super::node::{Node, Process};
 use super::oracle::{Book, Cause, Life, Question};
 use super::setup::millis;
 use crate::agent::failure::LostPeer;
-use crate::agent::message::{Action, Input, JobEvent, PeerNotice, RemoteEnd, WorkerEnd};
+use crate::agent::message::{Action, Input, JobEvent, PeerNotice, WorkerEnd};
 use crate::exit_code::ExitStatus;
 use crate::process::Exit;
 use crate::rendezvous::note::{RuleEnd, RuleNote};
 use crate::rendezvous::{
-    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, Round, WorkerFailure,
+    FailureNote, LossRole, LostNode, MembershipChange, NodeName, PeerLoss, RendezvousEnd, Round,
+    WorkerFailure,
 };
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;
@@ -126,17 +127,17 @@ impl Rendezvous {
             Elsewhere::NodeWaits => change(MembershipChange::NodeWaits { node }),
             Elsewhere::CutsOff(left) => change(MembershipChange::CutOff { kill_by: now + millis(left) }),
             Elsewhere::AllSucceed => (self.stance == Stance::Succeeded).then_some(Input::AllSucceeded),
-            Elsewhere::Closes => self.over(RemoteEnd::Closed { failure: Some(note()) }),
+            Elsewhere::Closes => self.over(RendezvousEnd::Closed { failure: Some(note()) }),
             Elsewhere::EndsByRule(then) => {
                 let rule = RuleNote { text: "exit=1".to_owned(), then };
-                self.over(RemoteEnd::ByRule { rule, failure: Some(note()) })
+                self.over(RendezvousEnd::ByRule { rule, failure: Some(note()) })
             }
-            Elsewhere::NotNeeded => self.over(RemoteEnd::NotNeeded),
-            Elsewhere::Fails => self.over(RemoteEnd::Failed { kill_by: None }),
+            Elsewhere::NotNeeded => self.over(RendezvousEnd::NotNeeded),
+            Elsewhere::Fails => self.over(RendezvousEnd::Failed { kill_by: None }),
         }
     }
 
-    fn over(&mut self, ending: RemoteEnd) -> Option<Input> {
+    fn over(&mut self, ending: RendezvousEnd) -> Option<Input> {
         let is_in = !matches!(self.stance, Stance::Idle | Stance::Out);
         is_in.then(|| {
             self.stance = Stance::Out;
@@ -213,7 +214,7 @@ pub(super) struct Known {
     /// Of the granted restarts, those of this node.
     pub(super) restarts: u32,
     /// How the job has ended on another node.
-    pub(super) over: Option<RemoteEnd>,
+    pub(super) over: Option<RendezvousEnd>,
     pub(super) all_succeeded: bool,
 }
 

@@ -7,10 +7,11 @@ use super::invariants::{Turn, Verdict, require};
 use super::oracle::Cause;
 use super::setup::{Setup, millis};
 use crate::agent::failure::FailureKind;
-use crate::agent::message::{Input, JobOutcome, RemoteEnd};
+use crate::agent::message::{Input, JobOutcome};
 use crate::agent::rules::Interrupt;
 use crate::exit_code::{DO_NOT_REQUEUE, ExitStatus, LAUNCHER_FAILED, REQUEUE, TIME_LIMIT};
 use crate::process::Exit;
+use crate::rendezvous::RendezvousEnd;
 use crate::rendezvous::note::RuleEnd;
 use crate::spec::CliFlavor;
 use crate::spec::restart::RuleAction;
@@ -38,8 +39,8 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
     match (&turn.book.peers.over, end.stopped_by) {
         _ if cause == Some(Cause::Stop(StopReason::TimeLimit)) => return both(of_limit),
-        (Some(RemoteEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
-        (Some(RemoteEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
+        (Some(RendezvousEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
+        (Some(RendezvousEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
         // A restart is granted, and the other nodes are awaited: only the time limit ends that.
         (None, None) if turn.book.peers.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {

@@ -8,9 +8,9 @@ use rankrun_contract::rank::Generation;
 use super::State;
 use super::rendezvous::SAME_MOMENT;
 use crate::agent::message::rank_table::{EndedRank, RankTable};
-use crate::agent::message::{Action, JobEvent, RemoteEnd};
+use crate::agent::message::{Action, JobEvent};
 use crate::agent::phase::JobPhase;
-use crate::rendezvous::MembershipChange;
+use crate::rendezvous::{MembershipChange, RendezvousEnd};
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;
 
@@ -37,8 +37,8 @@ impl State {
     }
 
     /// The same if another node has ended the job by its own stop.
-    pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &RemoteEnd) -> Option<Action> {
-        let RemoteEnd::Closed { failure: Some(note) } = ending else { return None };
+    pub(super) fn collect_ranks_for_end(&self, now: Instant, ending: &RendezvousEnd) -> Option<Action> {
+        let RendezvousEnd::Closed { failure: Some(note) } = ending else { return None };
         note.why_node_ended_job()?;
         self.collect_ranks_for_peers(now, StopReason::EndedElsewhere)
     }

@@ -13,11 +13,11 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{State, insert_action};
 use crate::agent::failure::{Failure, FailureKind};
-use crate::agent::message::{Action, JobEvent, PeerNotice, RemoteEnd, WorkerEnd};
+use crate::agent::message::{Action, JobEvent, PeerNotice, WorkerEnd};
 use crate::agent::phase::{JobPhase, StopStage};
 use crate::agent::policy::{Decision, NoRestart, NodeSlot};
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
-use crate::rendezvous::{FailureNote, LostNode, MembershipChange, PeerLoss, Round};
+use crate::rendezvous::{FailureNote, LostNode, MembershipChange, PeerLoss, RendezvousEnd, Round};
 use crate::spec::CliFlavor;
 use crate::spec::stop::StopReason;
 
@@ -32,7 +32,7 @@ const PEER_WAIT_REPORT_DELAY: Duration = Duration::from_secs(2);
 /// The end of the job on another node.
 #[derive(Debug)]
 struct JobEndElsewhere {
-    end: RemoteEnd,
+    end: RendezvousEnd,
     /// The failure here is an effect of that node's stop.
     is_cause_of_failure: bool,
 }
@@ -340,7 +340,7 @@ impl State {
     }
 
     /// The rendezvous is over for this node.
-    pub(super) fn on_job_ended_elsewhere(&mut self, now: Instant, ending: RemoteEnd) -> Vec<Action> {
+    pub(super) fn on_job_ended_elsewhere(&mut self, now: Instant, ending: RendezvousEnd) -> Vec<Action> {
         if self.phase == JobPhase::Finished || self.peers.remote_end.is_some() {
             return Vec::new();
         }
@@ -349,8 +349,8 @@ impl State {
             Some(JobEndElsewhere { end: ending.clone(), is_cause_of_failure: is_their_doing });
         let ranks = self.collect_ranks_for_end(now, &ending);
         let kill_by = match &ending {
-            RemoteEnd::Failed { kill_by } => *kill_by,
-            RemoteEnd::NotNeeded | RemoteEnd::Closed { .. } | RemoteEnd::ByRule { .. } => None,
+            RendezvousEnd::Failed { kill_by } => *kill_by,
+            RendezvousEnd::NotNeeded | RendezvousEnd::Closed { .. } | RendezvousEnd::ByRule { .. } => None,
         };
         match std::mem::replace(&mut self.phase, JobPhase::Finished) {
             JobPhase::Running { live }
@@ -381,19 +381,21 @@ impl State {
         }
     }
 
-    fn is_effect_of_peer_stop(&self, now: Instant, ending: &RemoteEnd) -> bool {
-        let RemoteEnd::Closed { failure: Some(note) } = ending else { return false };
+    fn is_effect_of_peer_stop(&self, now: Instant, ending: &RendezvousEnd) -> bool {
+        let RendezvousEnd::Closed { failure: Some(note) } = ending else { return false };
         let is_new = |end: Instant| now.saturating_duration_since(end) <= SAME_MOMENT;
         note.why_node_ended_job().is_some() && self.history.first_end().is_none_or(is_new)
     }
 
     /// How the job ended on another node, and its first failure there.
-    pub(super) fn remote_end_and_cause(&self) -> (Option<RemoteEnd>, Option<FailureNote>) {
+    pub(super) fn remote_end_and_cause(&self) -> (Option<RendezvousEnd>, Option<FailureNote>) {
         let over = self.peers.remote_end.as_ref().map(|over| over.end.clone());
         let told = match &over {
             // A failure that a rule counts as success is not the job's cause.
-            Some(RemoteEnd::ByRule { rule, .. }) if rule.is_success() => return (over, None),
-            Some(RemoteEnd::Closed { failure } | RemoteEnd::ByRule { failure, .. }) => failure.clone(),
+            Some(RendezvousEnd::ByRule { rule, .. }) if rule.is_success() => return (over, None),
+            Some(RendezvousEnd::Closed { failure } | RendezvousEnd::ByRule { failure, .. }) => {
+                failure.clone()
+            }
             _ => None,
         };
         let first = told.or_else(|| self.peers.first_failure.clone()).filter(|_| over.is_some());
@@ -425,9 +427,9 @@ impl State {
     /// The exit status of a job that ended on another node.
     pub(super) fn remote_exit_status(&self) -> Option<ExitStatus> {
         self.peers.remote_end.as_ref().map(|over| match over.end {
-            RemoteEnd::NotNeeded => ExitStatus::SUCCESS,
-            RemoteEnd::ByRule { ref rule, .. } => rule.then.status(),
-            RemoteEnd::Closed { .. } | RemoteEnd::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
+            RendezvousEnd::NotNeeded => ExitStatus::SUCCESS,
+            RendezvousEnd::ByRule { ref rule, .. } => rule.then.status(),
+            RendezvousEnd::Closed { .. } | RendezvousEnd::Failed { .. } => ExitStatus::Code(LAUNCHER_FAILED),
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::rendezvous::c10d::{C10dBackend, StoreFailure};
 use crate::rendezvous::host::StoreEndpoint;
 use crate::rendezvous::round::{RoundGoal, RoundStep, next};
 use crate::rendezvous::state::{Node, RendezvousState};
-use crate::rendezvous::{RendezvousEnd, RendezvousEvent, Round};
+use crate::rendezvous::{RendezvousEvent, Round};
 use crate::store::StoreServer;
 use crate::store::client::{Client, ClientError, ClientSettings};
 
@@ -165,7 +165,7 @@ impl RendezvousTask {
                 let nodes = std::mem::take(&mut assigning.nodes);
                 self.start_round(round, nodes).await;
             }
-            Err(AssignRanksError::Failed(error)) => self.end_with(RendezvousEnd::Failed(error)),
+            Err(AssignRanksError::Failed(error)) => self.fail(error),
             Err(AssignRanksError::Store(error)) => {
                 self.on_store_error(error.into()).await;
             }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::{RendezvousCommand, RendezvousEnd, RendezvousEvent, ShutdownKind};
+use crate::rendezvous::{RendezvousCommand, RendezvousEvent, ShutdownKind};
 
 /// A message of the handle to the task.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl AgentChannel {
             Err(TryRecvError::Disconnected) => (!self.is_end_reported.replace(true)).then(|| {
                 let source = io::Error::other("its task has ended");
                 let what = "go on with the rendezvous";
-                RendezvousEvent::Over(RendezvousEnd::Failed(RendezvousError::System { what, source }))
+                RendezvousEvent::Failed(RendezvousError::System { what, source })
             }),
         }
     }
@@ -143,7 +143,7 @@ mod tests {
         drop((commands, events));
         assert!(is_readable(&agent));
         assert!(matches!(agent.receive(), Some(RendezvousEvent::AllSucceeded)));
-        assert!(matches!(agent.receive(), Some(RendezvousEvent::Over(RendezvousEnd::Failed(_)))));
+        assert!(matches!(agent.receive(), Some(RendezvousEvent::Failed(_))));
         assert!(agent.receive().is_none());
     }
 

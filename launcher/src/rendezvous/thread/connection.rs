@@ -17,7 +17,7 @@ use crate::rendezvous::port_owner::PortOwner;
 use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::unreached::WaitingLines;
-use crate::rendezvous::{LossRole, LostNode, NodeName, RendezvousEnd, RendezvousEvent};
+use crate::rendezvous::{LossRole, LostNode, NodeName, RendezvousEvent};
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
 use super::attempt::{AddressSource, AttemptResult, AttemptSetup, ConnectAttempts};
@@ -153,7 +153,7 @@ impl RendezvousTask {
         let now = Instant::now();
         let error = match error {
             StoreFailure::NotAState { key, source } => {
-                self.end_with(RendezvousEnd::Failed(RendezvousError::NotAState { key, source }));
+                self.fail(RendezvousError::NotAState { key, source });
                 return now;
             }
             StoreFailure::Store(error) => error,
@@ -257,7 +257,7 @@ impl RendezvousTask {
             let ip = backend.local_ip()?;
             match self.local_node(ip).await {
                 Ok(me) => self.me = Some(me),
-                Err(error) => self.end_with(RendezvousEnd::Failed(error)),
+                Err(error) => self.fail(error),
             }
         }
         if let (StaticProgress::Mixed(_), Some(job)) = (&self.static_progress, &self.plan.static_job) {
@@ -297,7 +297,7 @@ impl RendezvousTask {
         let found = backend.known_identity().await?;
         if found != joined {
             let endpoint = self.plan.endpoint.to_string();
-            self.end_with(RendezvousEnd::Failed(RendezvousError::AnotherStore { endpoint, joined, found }));
+            self.fail(RendezvousError::AnotherStore { endpoint, joined, found });
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ impl RendezvousTask {
         let is_listed = |me: &LocalNode| self.backend.as_ref().is_some_and(|it| it.state().lists(&me.node));
         if self.phase.joining().is_some() && !self.me.as_ref().is_some_and(is_listed) {
             let node = Box::new(self.peers.name(node));
-            self.end_with(RendezvousEnd::Failed(RendezvousError::Mismatch { node, mismatch }));
+            self.fail(RendezvousError::Mismatch { node, mismatch });
         }
     }
 

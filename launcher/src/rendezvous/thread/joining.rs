@@ -179,19 +179,19 @@ impl RendezvousTask {
         let status = watch::wait_status((state, now), me, &self.peers, before, Duration::ZERO);
         let waited = now.saturating_duration_since(joining.since).as_secs().max(1);
         let here = u32::try_from(status.here.len()).unwrap_or(u32::MAX);
-        self.end_with(RendezvousEnd::Failed(RendezvousError::TooFew {
+        self.fail(RendezvousError::TooFew {
             here,
             needed: status.min.get(),
             waited: Duration::from_secs(waited),
             missing: status.missing,
-        }));
+        });
     }
 
     fn end_with_taken_rank(&mut self, by: &Node) {
         let theirs = Box::new(self.peers.name(by).without_rank());
         let ours = Box::new(self.own_name().without_rank());
         let node_rank = self.plan.node_rank.unwrap_or_default();
-        self.end_with(RendezvousEnd::Failed(RendezvousError::SameNodeRank { node_rank, ours, theirs }));
+        self.fail(RendezvousError::SameNodeRank { node_rank, ours, theirs });
     }
 
     /// There are no more rounds: finds the reason in the store.

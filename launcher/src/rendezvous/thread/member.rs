@@ -233,7 +233,7 @@ impl RendezvousTask {
             let nodes = membership.size;
             let left = nodes.saturating_sub(snapshot.successes).max(1);
             let waited = self.plan.exit_barrier;
-            self.end_with(RendezvousEnd::Failed(RendezvousError::NotFinished { left, nodes, waited }));
+            self.fail(RendezvousError::NotFinished { left, nodes, waited });
         }
         now + self.plan.tick()
     }

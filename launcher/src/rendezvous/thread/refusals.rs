@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::RendezvousEnd;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, Unanswered};
@@ -90,7 +89,7 @@ impl RendezvousTask {
             }
             _ => {
                 let error = self.refusal().await;
-                self.end_with(RendezvousEnd::Failed(error));
+                self.fail(error);
             }
         }
     }

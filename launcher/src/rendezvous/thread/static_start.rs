@@ -14,7 +14,7 @@ use crate::rendezvous::static_rdzv::{
     AuthorityCheck, FirstRound, JoinProgress, StaticSetup, first_round, read_join_progress, release_ranks,
     withdraw_claims,
 };
-use crate::rendezvous::{NodeName, RendezvousEnd, RendezvousEvent, Round, WaitReason, WaitStatus};
+use crate::rendezvous::{NodeName, RendezvousEvent, Round, WaitReason, WaitStatus};
 
 use super::assigning::ExchangeTask;
 use super::joining::Joining;
@@ -83,7 +83,7 @@ impl RendezvousTask {
             Ok(()) => {}
             Err(AssignRanksError::Store(error)) => return Err(error.into()),
             Err(AssignRanksError::Failed(error)) => {
-                self.end_with(RendezvousEnd::Failed(error));
+                self.fail(error);
                 return Ok(now);
             }
         }
@@ -126,7 +126,7 @@ impl RendezvousTask {
                     self.on_store_error(error).await;
                 }
             }
-            Err(AssignRanksError::Failed(error)) => self.end_with(RendezvousEnd::Failed(error)),
+            Err(AssignRanksError::Failed(error)) => self.fail(error),
             Err(AssignRanksError::Store(error)) => {
                 self.on_store_error(error.into()).await;
             }

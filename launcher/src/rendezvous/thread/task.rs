@@ -451,9 +451,7 @@ impl RendezvousTask {
         let is_answer = match &end {
             RendezvousEnd::Closed { failure: Some(note) } => note.why_node_ended_job().is_some(),
             RendezvousEnd::ByRule { .. } => true,
-            RendezvousEnd::Closed { failure: None } | RendezvousEnd::NotNeeded | RendezvousEnd::Failed(_) => {
-                false
-            }
+            _ => false,
         };
         if !is_answer {
             self.answer_lost_node(None);
@@ -462,11 +460,18 @@ impl RendezvousTask {
         self.participation = if is_closed { Participation::JobIsOver } else { Participation::Excluded };
         self.phase = Phase::Idle;
         self.heartbeats = None;
-        if !matches!(end, RendezvousEnd::Failed(_)) {
-            // There is no other round.
-            self.lease.end();
-        }
+        // There is no other round.
+        self.lease.end();
         self.events.send(RendezvousEvent::Over(end));
+    }
+
+    /// Ends the rendezvous by an error. The lease stays: until it expires the workers may live.
+    pub(super) fn fail(&mut self, error: RendezvousError) {
+        self.answer_lost_node(None);
+        self.participation = Participation::Excluded;
+        self.phase = Phase::Idle;
+        self.heartbeats = None;
+        self.events.send(RendezvousEvent::Failed(error));
     }
 }
 

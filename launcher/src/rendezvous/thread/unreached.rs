@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::blocking::call_on_thread;
+use crate::rendezvous::RendezvousEvent;
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::port_owner::{PortOwner, port_owner};
 use crate::rendezvous::unreached::Unreached;
-use crate::rendezvous::{RendezvousEnd, RendezvousEvent};
 use crate::spec::rendezvous::RoundTimes;
 
 use super::connection::ConnectFailure;
@@ -44,7 +44,7 @@ impl RendezvousTask {
             _ => {
                 let waited = now.saturating_duration_since(self.connection.since);
                 let error = self.unreached_error(shown_wait(waited, limit.unwrap_or(waited))).await;
-                self.end_with(RendezvousEnd::Failed(error));
+                self.fail(error);
             }
         }
         now

@@ -199,7 +199,7 @@ impl Agent {
     pub(super) fn goes_on_until_the_end(self) {
         loop {
             match self.news() {
-                RendezvousEvent::Over(_) => return,
+                RendezvousEvent::Over(_) | RendezvousEvent::Failed(_) => return,
                 RendezvousEvent::Changed(_) => self.join(),
                 _ => {}
             }
@@ -221,9 +221,9 @@ impl Agent {
     }
 
     pub(super) fn failed(&self) -> RendezvousError {
-        match self.over() {
-            RendezvousEnd::Failed(error) => error,
-            over => panic!("{over:?}"),
+        match self.news() {
+            RendezvousEvent::Failed(error) => error,
+            news => panic!("{news:?}"),
         }
     }
 
