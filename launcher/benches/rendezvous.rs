@@ -29,7 +29,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun::rendezvous::thread::{Rendezvous, Setup};
+use rankrun::rendezvous::task::{Rendezvous, Setup};
 use rankrun::rendezvous::{RendezvousCommand, RendezvousEvent, Round, ShutdownKind};
 use rankrun::spec::RendezvousSpec;
 use rankrun::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
@@ -126,7 +126,7 @@ fn free_port() -> u16 {
 
 fn join(agents: &[Rendezvous]) {
     for agent in agents {
-        agent.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+        agent.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     }
 }
 
@@ -195,14 +195,14 @@ fn job(count: u32) -> Times {
 fn newcomer() -> f64 {
     let port = free_port();
     let first = Rendezvous::open(setup(port, 1, 2)).unwrap();
-    first.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     // No other agent joins: the last call is over only when it was given.
     joined(&first);
     let start = Instant::now();
     let second = Rendezvous::open(setup(port, 1, 2)).unwrap();
-    second.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    second.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     assert!(matches!(news(&first), RendezvousEvent::Changed(_)));
-    first.wish(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
+    first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     assert_eq!(joined(&second).nodes.get(), 2);
     let took = millis(start);
     end(vec![first, second]);

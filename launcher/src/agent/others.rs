@@ -25,7 +25,7 @@ use crate::error::{LaunchError, format_chain};
 use crate::process::watchdog::Watchdog;
 use crate::rendezvous::descriptor::display_entrypoint;
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::thread::{Fence, Rendezvous, Setup};
+use crate::rendezvous::task::{LeaseDeadlines, Rendezvous, Setup};
 use crate::rendezvous::{
     FailureNote, MembershipChange, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round, ShutdownKind,
 };
@@ -91,11 +91,11 @@ impl Others {
 
     pub(super) fn join(&mut self, workers: LocalWorldSize) {
         self.asked = Instant::now();
-        self.rendezvous.wish(RendezvousCommand::Join { workers });
+        self.rendezvous.send_command(RendezvousCommand::Join { workers });
     }
 
     pub(super) fn wish(&self, wish: RendezvousCommand) {
-        self.rendezvous.wish(wish);
+        self.rendezvous.send_command(wish);
     }
 
     /// How long it took to get into the round.
@@ -142,15 +142,15 @@ impl Others {
             RendezvousEvent::Over(end) => Input::Over(end),
             RendezvousEvent::Failed(error) => {
                 self.failed.get_or_insert(error);
-                self.kill_by = self.rendezvous.fence().map(|fence| fence.kill_by);
+                self.kill_by = self.rendezvous.lease_deadlines().map(|fence| fence.kill_by);
                 Input::Over(RendezvousEnd::Failed { kill_by: self.kill_by })
             }
         })
     }
 
     /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
-    fn fence(&self) -> Option<Fence> {
-        self.rendezvous.fence().filter(|fence| self.kill_by != Some(fence.kill_by))
+    fn fence(&self) -> Option<LeaseDeadlines> {
+        self.rendezvous.lease_deadlines().filter(|fence| self.kill_by != Some(fence.kill_by))
     }
 
     /// The same as an input, where the time has come.
@@ -172,7 +172,7 @@ impl Others {
     fn may_have_workers(&mut self, may: bool) {
         let is_watched = may && self.is_many;
         if std::mem::replace(&mut self.is_watched, is_watched) != is_watched {
-            self.rendezvous.watched_by(is_watched.then(|| self.watch.clone()));
+            self.rendezvous.set_watchdog(is_watched.then(|| self.watch.clone()));
         }
     }
 

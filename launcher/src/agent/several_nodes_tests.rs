@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rendezvous_tests::round;
 use super::*;
-use crate::rendezvous::thread::watch::{Shown, lost_node_deadline};
+use crate::rendezvous::task::watch::{Shown, lost_node_deadline};
 use crate::rendezvous::{FailureNote, MembershipChange, NodeName, PeerLoss, WorkerFailure};
 use crate::spec::rendezvous::RoundTimes;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
@@ -117,7 +117,7 @@ struct Node {
     state: State,
     is_signalled: bool,
     end: Option<(End, u64)>,
-    /// As in `rendezvous::thread::member`.
+    /// As in `rendezvous::task::member`.
     failure: Option<FailureNote>,
     reported: Option<FailureNote>,
     is_report_pending: bool,

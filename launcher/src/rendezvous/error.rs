@@ -1,4 +1,4 @@
-//! Errors of a rendezvous that a user can meet, with at most one hint each. `thread` and its parts create them; the
+//! Errors of a rendezvous that a user can meet, with at most one hint each. `task` and its parts create them; the
 //! agent prints them.
 
 use std::io;

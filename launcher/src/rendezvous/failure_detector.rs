@@ -1,5 +1,5 @@
 //! The failure detector: which agents are alive, by this node's own monotonic clock. The clocks of other machines
-//! decide nothing. Pure: the rendezvous thread reads state and heartbeats from the store, and passes them in.
+//! decide nothing. Pure: the rendezvous task reads state and heartbeats from the store, and passes them in.
 //!
 //! - A rankrun agent is alive while its heartbeat counter in the store advances within the lease.
 //! - A torchrun agent is alive while its heartbeat in the state changes within interval × attempts.

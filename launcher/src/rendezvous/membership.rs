@@ -1,6 +1,6 @@
 //! The changes of other nodes that end a round, and the one form of a lost node. Pure.
 //!
-//! A [`MembershipChange`] goes from the rendezvous thread through the agent's state to the printed line.
+//! A [`MembershipChange`] goes from the rendezvous task through the agent's state to the printed line.
 //! `ARCHITECTURE.md` follows one ("The life of a lost node").
 
 use std::time::Instant;

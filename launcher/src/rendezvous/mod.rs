@@ -1,7 +1,7 @@
 //! The rendezvous: which nodes take part in the job, their order, and the master address of the workers. The agents of
 //! several nodes, rankrun's and torchrun's, agree on that over one store.
 //!
-//! Agent and rendezvous exchange messages. A [`RendezvousCommand`] goes to the rendezvous thread, [`RendezvousEvent`] come back. The thread
+//! Agent and rendezvous exchange messages. A [`RendezvousCommand`] goes to the rendezvous task, [`RendezvousEvent`] come back. The task
 //! owns every connection to other agents, so a slow or dead machine never delays a signal on this one. This module does
 //! not start or stop workers.
 
@@ -23,8 +23,8 @@ pub mod roles;
 pub mod round;
 pub mod state;
 pub mod static_rdzv;
+pub mod task;
 pub mod text;
-pub mod thread;
 pub mod torchrun_compat;
 pub mod training_store;
 pub mod unreached;
@@ -105,7 +105,7 @@ impl Round {
     }
 }
 
-/// A command of the agent to the rendezvous thread.
+/// A command of the agent to the rendezvous task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RendezvousCommand {
     /// Take part in the next round. No worker of the previous round is left.
@@ -146,7 +146,7 @@ pub enum ShutdownKind {
     },
 }
 
-/// A message of the rendezvous thread to the agent.
+/// A message of the rendezvous task to the agent.
 #[derive(Debug)]
 pub enum RendezvousEvent {
     /// A round is complete, and this node is in it.

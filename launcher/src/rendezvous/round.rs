@@ -1,5 +1,5 @@
 //! The dynamic rendezvous (contract 5.4, 5.5): a pure function from the shared state to the next step of one agent. It
-//! owns no connection and no clock. The rendezvous thread passes in the state, and carries out the [`RoundStep`].
+//! owns no connection and no clock. The rendezvous task passes in the state, and carries out the [`RoundStep`].
 //!
 //! torchrun agents see only the protocol that they know. Differences from torchrun's agents:
 //!

@@ -1,5 +1,5 @@
 //! The other nodes in the job's state: workers run only in a completed round, and an event on another node
-//! ends the round for all. The rendezvous thread sends the events and tells the other nodes. Pure.
+//! ends the round for all. The rendezvous task sends the events and tells the other nodes. Pure.
 //!
 //! - A worker is started only for a complete round, and only once per round (invariant 2).
 //! - Events on other nodes use no restart of this node (invariant 6): another node fails first, is lost,

@@ -1,4 +1,4 @@
-//! A simulated agent. It does what rendezvous thread and agent do around the round logic. Its workers take some time to
+//! A simulated agent. It does what rendezvous task and agent do around the round logic. Its workers take some time to
 //! stop. The world delivers its messages, and decides when it acts.
 
 use std::collections::BTreeMap;

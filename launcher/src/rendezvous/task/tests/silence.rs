@@ -10,11 +10,11 @@ fn silent_store_nears_lease_deadline_and_answer_extends_it() {
     let mut job = Job { port: wall.port, ..Job::at(&store, 1, 1) };
     job.times.lease = Duration::from_secs(2);
     let agent = job.round(1).remove(0);
-    let first = agent.rendezvous.fence().unwrap();
+    let first = agent.rendezvous.lease_deadlines().unwrap();
     assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
     wall.closes();
     let fence = loop {
-        let fence = agent.rendezvous.fence().unwrap();
+        let fence = agent.rendezvous.lease_deadlines().unwrap();
         match fence.stop_at.checked_duration_since(Instant::now()) {
             Some(left) if !left.is_zero() => thread::sleep(left),
             _ => break fence,
@@ -22,7 +22,7 @@ fn silent_store_nears_lease_deadline_and_answer_extends_it() {
     };
     wall.opens();
     let deadline = Instant::now() + PATIENCE;
-    while agent.rendezvous.fence().unwrap() == fence {
+    while agent.rendezvous.lease_deadlines().unwrap() == fence {
         assert!(Instant::now() < deadline, "no sign of life");
         thread::sleep(Duration::from_millis(5));
     }
@@ -38,9 +38,9 @@ fn blocking_call_does_not_delay_heartbeats() {
     let agent = job.round(1).remove(0);
     wall.spares(2);
     wall.closes();
-    let first = agent.rendezvous.fence().unwrap();
+    let first = agent.rendezvous.lease_deadlines().unwrap();
     loop {
-        let fence = agent.rendezvous.fence().unwrap();
+        let fence = agent.rendezvous.lease_deadlines().unwrap();
         if fence.stop_at > first.kill_by + job.times.lease {
             return;
         }
@@ -61,7 +61,7 @@ fn silent_store_is_lost_after_limit() {
     assert!(matches!(agent.failed(), RendezvousError::StoreLost { .. }));
 }
 
-/// The thread waits for an answer that does not come, and nobody waits for the thread.
+/// The task waits for an answer that does not come, and the handle does not wait for the task.
 #[test]
 fn leaving_a_silent_store_returns_at_once() {
     let store = store();

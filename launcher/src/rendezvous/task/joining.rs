@@ -15,7 +15,7 @@ use crate::spec::rendezvous::RoundTimes;
 
 use super::member::PastRound;
 use super::peer_directory::ranks_of;
-use super::task::{Phase, RendezvousTask, random, wall};
+use super::rendezvous_task::{Phase, RendezvousTask, random, wall};
 use super::watch;
 
 /// Time of the first line about the wait, and the time between two lines.

@@ -19,7 +19,7 @@ use crate::rendezvous::{NodeName, RendezvousEvent, Round, WaitReason, WaitStatus
 use super::assigning::ExchangeTask;
 use super::joining::Joining;
 use super::peer_directory::{members_by_rank, ranks_of};
-use super::task::{Phase, RendezvousTask, wall};
+use super::rendezvous_task::{Phase, RendezvousTask, wall};
 
 /// How far a static job has come.
 #[derive(Debug, Clone)]

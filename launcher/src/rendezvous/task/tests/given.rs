@@ -3,7 +3,7 @@
 use super::*;
 use crate::rendezvous::NodeName;
 use crate::rendezvous::keys::RoundKeys;
-use crate::rendezvous::thread::plan::Plan;
+use crate::rendezvous::task::plan::Plan;
 
 /// Node ranks from 0, all with the endpoint's port.
 #[derive(Clone)]
@@ -102,7 +102,7 @@ fn static_missing_nodes_are_named_by_rank() {
 #[test]
 fn dead_static_node_is_replaced_by_agent_with_its_rank() {
     let mut job = Static::new(2);
-    // The host of the store knows of the death at once: nobody waits for the lease.
+    // The host of the store notices the death at once, long before the end of the lease.
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round();
     drop(agents.remove(0));
@@ -126,7 +126,7 @@ fn node_dead_during_join_is_replaced_at_once() {
     for agent in [&first, &comes, &last] {
         assert_eq!(agent.joined().number, 0);
     }
-    // Nobody of this round is dead.
+    // No node of this round is dead.
     comes.fail(&note(1));
     assert_eq!(first.changed(), MembershipChange::from(note(1)));
 }
@@ -172,7 +172,7 @@ fn silent_torchrun_node_wait_has_a_limit() {
     drop(torchrun(job.port, 2));
     for agent in &agents {
         assert_eq!(agent.joined().nodes.get(), 3);
-        assert_eq!(agent.rendezvous.fence(), None, "nobody goes on without anybody");
+        assert_eq!(agent.rendezvous.lease_deadlines(), None, "nobody goes on without anybody");
     }
     agents[0].succeed();
     let error = agents[0].failed();

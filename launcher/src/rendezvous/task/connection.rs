@@ -1,10 +1,11 @@
 //! The connection to the store: reaching it, losing it, and reaching it again.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use crate::blocking::call_on_thread;
@@ -18,13 +19,14 @@ use crate::rendezvous::round::LocalNode;
 use crate::rendezvous::state::Node;
 use crate::rendezvous::unreached::WaitingLines;
 use crate::rendezvous::{LossRole, LostNode, NodeName, RendezvousEvent};
+use crate::store::StoreServer;
 use crate::store::client::{ClientError, ClientSettings, answer_limit};
 
 use super::attempt::{AddressSource, AttemptResult, AttemptSetup, ConnectAttempts};
 use super::heartbeat::{HeartbeatConfig, HeartbeatSender};
 use super::refusals::Refusals;
+use super::rendezvous_task::{RendezvousTask, interfaces, random};
 use super::static_start::StaticProgress;
-use super::task::{RendezvousTask, interfaces, random};
 use super::unreached::LOST_LINE;
 
 /// A connection on which nothing is acknowledged for so long is lost, unless the lease is longer. No call waits for that.
@@ -33,6 +35,8 @@ const SILENCE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(20);
 /// An attempt has at least this time before the store is given up.
 const FIRST_CHECK: Duration = Duration::from_millis(200);
+/// Number of departed clients that are remembered.
+const MAX_DEPARTED: usize = 4096;
 /// A lease of so many round trips leaves time to send a lost packet again.
 const SAFE_ROUND_TRIPS: u32 = 4;
 
@@ -357,27 +361,49 @@ impl RendezvousTask {
 
     /// As the host of the store: declares the nodes dead whose connections have closed, whatever their lease.
     pub(super) async fn take_departed(&mut self, now: Instant) -> Result<(), StoreFailure> {
+        let Some(store) = self.store.clone() else { return Ok(()) };
         if !std::mem::take(&mut self.has_departures) {
+            self.mark_departed(&store, now).await;
             return Ok(());
         }
-        let Some(store) = self.store.clone() else { return Ok(()) };
-        let departed = call_on_thread("departed", move || store.departed()).await;
+        let asked = Arc::clone(&store);
+        let departed = call_on_thread("departed", move || asked.departed()).await;
         // A store that does not answer is this node's own, and about to end.
-        let departed = departed.unwrap_or_else(|_| Ok(Default::default())).unwrap_or_default();
+        let departed = departed.map_or_else(|_| BTreeSet::new(), Result::unwrap_or_default);
         if departed.is_empty() {
             return Ok(());
+        }
+        self.departed.extend(&departed);
+        while self.departed.len() > MAX_DEPARTED {
+            self.departed.pop_first();
         }
         if departed.iter().any(|nonce| self.peers.agent_of_nonce(*nonce).is_none()) {
             // It may be in the state since the last read: it wrote that before it departed.
             self.read_store().await?;
         }
-        for nonce in &departed {
-            if let Some(node) = self.peers.agent_of_nonce(*nonce).cloned() {
+        self.mark_departed(&store, now).await;
+        self.free_ranks(&departed).await
+    }
+
+    /// Declares departed nodes dead. A node that was not known when it departed may come into the state later: the host
+    /// of a static job writes the first state for all nodes.
+    pub(super) async fn mark_departed(&mut self, store: &Arc<StoreServer>, now: Instant) {
+        let is_known = |nonce: &&u32| self.peers.agent_of_nonce(**nonce).is_some();
+        let known: Vec<u32> = self.departed.iter().filter(is_known).copied().collect();
+        if known.is_empty() {
+            return;
+        }
+        let asked = Arc::clone(store);
+        let connected = call_on_thread("connected", move || asked.connected()).await;
+        let connected = connected.map_or_else(|_| BTreeSet::new(), Result::unwrap_or_default);
+        for nonce in known {
+            self.departed.remove(&nonce);
+            let node = self.peers.agent_of_nonce(nonce).filter(|_| !connected.contains(&nonce)).cloned();
+            if let Some(node) = node {
                 self.peers.failure_detector.mark_disconnected(&node);
                 self.next_read = now;
             }
         }
-        self.free_ranks(&departed).await
     }
 }
 

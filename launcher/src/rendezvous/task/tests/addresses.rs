@@ -1,4 +1,4 @@
-//! Endpoints and addresses: where nobody listens, what means nothing, and what is said of one's own.
+//! Endpoints without a listener, names without an address, and the address that a node publishes.
 
 use std::net::{TcpListener, TcpStream};
 

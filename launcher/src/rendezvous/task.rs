@@ -14,8 +14,8 @@ mod member;
 mod peer_directory;
 mod plan;
 mod refusals;
+mod rendezvous_task;
 mod static_start;
-mod task;
 #[cfg(test)]
 mod tests;
 mod unreached;
@@ -38,10 +38,10 @@ use crate::spec::rendezvous::NetworkSpec;
 use crate::store::StoreServer;
 
 use channel::{AgentChannel, TaskCommand, channels};
-pub use lease::LeaseDeadlines as Fence;
+pub use lease::LeaseDeadlines;
 use lease::{LeaseState, StoreContact};
 use plan::Plan;
-use task::RendezvousTask;
+use rendezvous_task::RendezvousTask;
 
 /// A node that leaves a store without an answer for so long publishes nothing: the end of its connections says enough.
 const MIN_LEAVE_PATIENCE: Duration = Duration::from_millis(500);
@@ -108,7 +108,7 @@ impl Rendezvous {
     }
 
     /// Sends a command. It is handled in order, within milliseconds.
-    pub fn wish(&self, command: RendezvousCommand) {
+    pub fn send_command(&self, command: RendezvousCommand) {
         self.channel.send(TaskCommand::Command(command));
     }
 
@@ -126,12 +126,12 @@ impl Rendezvous {
 
     /// Until when the others take this node for alive, if they might go on without it. Workers need not run.
     #[must_use]
-    pub fn fence(&self) -> Option<Fence> {
+    pub fn lease_deadlines(&self) -> Option<LeaseDeadlines> {
         self.lease.deadlines()
     }
 
     /// Workers may run, and the watchdog ends them at the end of the lease if this process cannot. `None`: no workers run.
-    pub fn watched_by(&self, watchdog: Option<Watchdog>) {
+    pub fn set_watchdog(&self, watchdog: Option<Watchdog>) {
         self.lease.set_watchdog(watchdog);
     }
 

@@ -11,8 +11,8 @@ use crate::rendezvous::unreached::Unreached;
 use crate::spec::rendezvous::RoundTimes;
 
 use super::connection::ConnectFailure;
+use super::rendezvous_task::{Participation, Phase, RendezvousTask, interfaces};
 use super::static_start::StaticProgress;
-use super::task::{Participation, Phase, RendezvousTask, interfaces};
 
 /// A store that is silent for so long, and for so many leases, is lost: with the machine that hosts it, or behind a
 /// firewall that stays. A node that comes back later could only join as a new one.

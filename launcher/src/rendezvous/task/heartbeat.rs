@@ -18,7 +18,7 @@ use crate::store::client::{Client, ClientError, ClientSettings};
 
 use super::lease::LeaseState;
 use super::refusals::Refusals;
-use super::task::random;
+use super::rendezvous_task::random;
 
 /// The pause before another attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);

@@ -115,7 +115,7 @@ fn first_failure_reporter_is_not_blamed_on_lost_node() {
     let message = format!("bad\tcolumn\u{1b}[1m {}", "x".repeat(5000));
     agents[1].fail(&note_with_message(1, Some(message)));
     assert!(matches!(agents[0].changed(), MembershipChange::Failed(told) if told.rank == Rank(1)));
-    agents[1].rendezvous.wish(RendezvousCommand::FindLostNode);
+    agents[1].rendezvous.send_command(RendezvousCommand::FindLostNode);
     assert!(matches!(agents[1].news(), RendezvousEvent::LostNodeFound(None)));
 }
 

@@ -15,7 +15,7 @@ use crate::rendezvous::state::{Node, RendezvousState};
 use crate::rendezvous::{FailureNote, NodeName, ShutdownKind};
 use crate::store::StoreServer;
 
-use super::task::{Participation, Phase, RendezvousTask, wall};
+use super::rendezvous_task::{Participation, Phase, RendezvousTask, wall};
 
 /// How long the others may take to end their connections: they still publish how they leave.
 const AFTER_SUCCESS: Duration = Duration::from_secs(5);

@@ -22,7 +22,7 @@ use crate::store::client::{Client, ClientError, ClientSettings};
 use super::joining::Joining;
 use super::member::{Membership, PastRound};
 use super::peer_directory::{members_by_rank, ranks_of};
-use super::task::{Phase, RendezvousTask, wall};
+use super::rendezvous_task::{Phase, RendezvousTask, wall};
 
 /// Time limit for a name server that is asked for the store of a torchrun member.
 const RESOLVE: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@
 
 use crate::rendezvous::c10d::StoreFailure;
 
-use super::task::RendezvousTask;
+use super::rendezvous_task::RendezvousTask;
 
 /// A ticket whose turn has come.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::rendezvous::keys::RendezvousKeys;
 use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, stranger};
 
 use super::connection::ConnectFailure;
-use super::task::interfaces;
+use super::rendezvous_task::interfaces;
 
 /// Time limit of the first attempt.
 const FIRST: Duration = Duration::from_secs(1);

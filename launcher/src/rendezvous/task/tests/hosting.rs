@@ -16,7 +16,7 @@ fn first_agent_hosts_the_store() {
 #[test]
 fn store_host_detects_closed_peer_at_once() {
     let mut job = hosted(1, 2);
-    // Nobody waits for the lease here.
+    // The lease is longer than the test.
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     drop(agents.remove(1));
@@ -48,25 +48,27 @@ fn stopping_store_host_notifies_only_peers_at_once() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let agents = job.round(2);
-    agents[0].rendezvous.wish(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
+    agents[0]
+        .rendezvous
+        .send_command(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
     assert_eq!(why_node_ended_job(&agents[1].over()).1, "its time limit is over");
     // What fails here now is the stop's doing.
     agents[0].fail(&note(0));
     let [host, other] = agents.try_into().ok().unwrap();
     other.leave("the job has ended");
     assert!(host.rendezvous.receive().is_none());
-    assert_eq!(host.rendezvous.fence(), None);
+    assert_eq!(host.rendezvous.lease_deadlines(), None);
     host.leave("its time limit is over");
 }
 
-/// Who is still connected may have more to read, or its last words to write.
+/// A connected node may have more to read, or its result to publish.
 #[test]
 fn store_host_stays_until_peers_have_read_the_end() {
     let mut job = hosted(2, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     let host = agents.remove(0);
-    host.rendezvous.wish(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
+    host.rendezvous.send_command(RendezvousCommand::Stopping { why: "its time limit is over".to_owned() });
     assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
     let before = Instant::now();
     host.leave("its time limit is over");
@@ -79,7 +81,7 @@ fn stopping_non_host_leaves_job_running() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     let stops = agents.remove(1);
-    stops.rendezvous.wish(RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
+    stops.rendezvous.send_command(RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
     stops.leave("SIGTERM");
     assert!(matches!(agents[0].changed(), MembershipChange::Left { why, .. } if why == "SIGTERM"));
 }

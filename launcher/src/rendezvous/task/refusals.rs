@@ -9,7 +9,7 @@ use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, Unanswered};
 
-use super::task::{Participation, Phase, RendezvousTask};
+use super::rendezvous_task::{Participation, Phase, RendezvousTask};
 
 /// Fewer closed connections in a row say that connections are lost, not that a request is refused.
 const ENOUGH: u32 = 5;
@@ -74,7 +74,7 @@ impl RendezvousTask {
         let request = self.backend.as_ref().and_then(|backend| backend.unanswered().cloned());
         let refusals = &mut self.connection.refusals;
         refusals.add(now, request);
-        self.connection.retry_at = now + refusals.pause(super::task::random());
+        self.connection.retry_at = now + refusals.pause(super::rendezvous_task::random());
     }
 
     /// Ends the rendezvous if the store has refused a request for too long.

@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Rank, RestartCount, RunId};
 
 use crate::rendezvous::error::RendezvousError;
-use crate::rendezvous::thread::{
+use crate::rendezvous::task::{
     NetworkSpec, Rendezvous, RendezvousCommand, RendezvousEvent, RendezvousSpec, Setup, ShutdownKind,
 };
 use crate::rendezvous::{
@@ -124,7 +124,7 @@ impl Agent {
     }
 
     pub(super) fn join(&self) {
-        self.rendezvous.wish(RendezvousCommand::Join { workers: self.workers });
+        self.rendezvous.send_command(RendezvousCommand::Join { workers: self.workers });
     }
 
     /// The next news that are no mere words.
@@ -228,11 +228,11 @@ impl Agent {
     }
 
     pub(super) fn succeed(&self) {
-        self.rendezvous.wish(RendezvousCommand::Succeeded);
+        self.rendezvous.send_command(RendezvousCommand::Succeeded);
     }
 
     pub(super) fn fail(&self, note: &FailureNote) {
-        self.rendezvous.wish(RendezvousCommand::Failed(note.clone()));
+        self.rendezvous.send_command(RendezvousCommand::Failed(note.clone()));
     }
 
     pub(super) fn close(self, succeeded: bool, failure: Option<FailureNote>) {

@@ -1,4 +1,5 @@
-//! Who is to blame where a node is cut off from the store alone: its peers' workers fail of it before it is known to be lost.
+//! The cause of a failure if a node is cut off from the store alone: workers of other nodes fail before it is known to be
+//! lost.
 
 use super::wall::Wall;
 use super::*;
@@ -22,14 +23,14 @@ fn node_with_late_heartbeats_is_awaited_before_any_blame() {
     wall.closes();
     // Then it stops its workers, and others fail of that.
     let stop_at = loop {
-        let stop_at = cut_off.rendezvous.fence().unwrap().stop_at;
+        let stop_at = cut_off.rendezvous.lease_deadlines().unwrap().stop_at;
         match stop_at.checked_duration_since(Instant::now()) {
             Some(left) if !left.is_zero() => thread::sleep(left),
             _ => break stop_at,
         }
     };
     host.fail(&note(0));
-    host.rendezvous.wish(RendezvousCommand::FindLostNode);
+    host.rendezvous.send_command(RendezvousCommand::FindLostNode);
     let answer = host.news();
     assert!(matches!(&answer, RendezvousEvent::LostNodeFound(Some(_))), "{answer:?}");
     assert!(stop_at.elapsed() < lease, "it is waited for the lease and no longer: {:?}", stop_at.elapsed());
@@ -38,7 +39,7 @@ fn node_with_late_heartbeats_is_awaited_before_any_blame() {
 #[test]
 fn failure_with_fresh_heartbeats_is_reported_at_once() {
     let (_wall, host, _other) = walled(Duration::from_secs(10));
-    host.rendezvous.wish(RendezvousCommand::FindLostNode);
+    host.rendezvous.send_command(RendezvousCommand::FindLostNode);
     let asked = Instant::now();
     assert!(matches!(host.news(), RendezvousEvent::LostNodeFound(None)));
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());

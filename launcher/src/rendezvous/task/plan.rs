@@ -14,7 +14,7 @@ use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::{RendezvousSpec, StoreHost};
 
 use super::Setup;
-use super::task::random;
+use super::rendezvous_task::random;
 
 /// The state is read this often without a notification: torchrun agents send none.
 const READ_PERIOD: Duration = Duration::from_secs(1);

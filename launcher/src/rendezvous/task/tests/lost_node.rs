@@ -7,11 +7,11 @@ fn lost_node_is_blamed_for_failure() {
     let mut job = hosted(1, 2);
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
     assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)));
     drop(agents.remove(1));
     assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
-    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
     assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(Some(_))));
 }
 
@@ -22,10 +22,10 @@ fn blame_without_closed_connections_waits_for_the_silent_lease() {
     let mut job = Job::at(&store, 1, 2);
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
-    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
     assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)), "the other lives");
     drop(agents.remove(1));
-    agents[0].rendezvous.wish(RendezvousCommand::FindLostNode);
+    agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
     let answer = agents[0].news();
     assert!(matches!(&answer, RendezvousEvent::LostNodeFound(Some(_))), "{answer:?}");
 }
@@ -40,7 +40,7 @@ fn failure_reported_before_node_loss_is_blamed_on_lost_node() {
     assert_eq!(agents[0].changed(), MembershipChange::from(note(0)));
     drop(agents);
     let blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(RendezvousCommand::FindLostNode);
+        first.rendezvous.send_command(RendezvousCommand::FindLostNode);
         first.news()
     });
     // The end of the other's connections may come after the first question.
@@ -59,7 +59,7 @@ fn peers_learn_later_that_lost_node_caused_failure() {
     assert_eq!(lost.changed(), MembershipChange::from(note(0)));
     drop(lost);
     let mut blamed = std::iter::repeat_with(|| {
-        first.rendezvous.wish(RendezvousCommand::FindLostNode);
+        first.rendezvous.send_command(RendezvousCommand::FindLostNode);
         first.news()
     });
     let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::LostNodeFound(None)));

@@ -4,7 +4,7 @@
 //! functions decide: `round::next` and [`super::watch`].
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -82,6 +82,8 @@ pub(super) struct RendezvousTask {
     pub(super) store: Option<Arc<StoreServer>>,
     /// Clients of that store may have departed.
     pub(super) has_departures: bool,
+    /// Nonces of clients that have departed, and are not known as agents so far.
+    pub(super) departed: BTreeSet<u32>,
     /// How far a static job has come.
     pub(super) static_progress: StaticProgress,
     pub(super) training_store: SharedTrainingStore,
@@ -161,6 +163,7 @@ impl RendezvousTask {
             commands,
             store,
             has_departures: true,
+            departed: BTreeSet::new(),
             static_progress: StaticProgress::NotStarted,
             training_store: Arc::new(tokio::sync::Mutex::new(training_store)),
             address_cache: SharedAddressCache::default(),
@@ -379,6 +382,9 @@ impl RendezvousTask {
     async fn read_and_act(&mut self) -> Result<Instant, StoreFailure> {
         let snapshot = self.read_store().await?;
         let now = Instant::now();
+        if let Some(store) = self.store.clone() {
+            self.mark_departed(&store, now).await;
+        }
         match &self.phase {
             Phase::Idle => Ok(now + NEVER),
             Phase::Joining(_) => match &self.static_progress {

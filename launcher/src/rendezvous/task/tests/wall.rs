@@ -19,7 +19,7 @@ pub(super) struct Wall {
 }
 
 impl Wall {
-    /// Between this store and who comes to its port.
+    /// Between this store and the clients of the wall's port.
     pub(super) fn before(store: &StoreServer) -> Self {
         Self::to(store.local_addr())
     }

@@ -16,8 +16,8 @@ use crate::rendezvous::{
 };
 
 use super::peer_directory::PeerDirectory;
+use super::rendezvous_task::{Phase, RendezvousTask, wall};
 use super::static_start::StaticProgress;
-use super::task::{Phase, RendezvousTask, wall};
 use super::watch::{Known, LostNodeQuery, Shown, Verdict, judge, lost_node_deadline};
 
 /// While a question is open, heartbeats are read so often in the time in which one is due.
