@@ -167,7 +167,7 @@ pub enum EnvError {
         name: &'static str,
     },
     /// A variable's value is not of its type.
-    #[error("the environment variable `{name}` is absurd")]
+    #[error("the environment variable `{name}` is invalid")]
     Invalid {
         /// The variable's name.
         name: &'static str,

@@ -124,7 +124,7 @@ fn environment_sets_backend_and_invalid_value_is_named() {
     for value in ["gloo", "", "TCP", "tcp "] {
         let (code, error) = run(value);
         let expected = format!(
-            "error: the environment variable `RANKRUN_BACKEND` is absurd\n  caused by: `{value}` is not a backend of \
+            "error: the environment variable `RANKRUN_BACKEND` is invalid\n  caused by: `{value}` is not a backend of \
              process groups: `auto`, `shm`, `tcp` or `nccl`"
         );
         assert!(code == Some(1) && error.contains(&expected), "{error}");

@@ -250,7 +250,7 @@ fn invalid_variable_fails_worker_and_is_named() {
     assert_eq!(ended.output.status.code(), Some(1));
     let message = ended.report().message;
     assert_eq!(message.matches("`-1` is not").count(), 1, "{message}");
-    let expected = "the environment variable `RANK` is absurd\n  caused by: `-1` is not";
+    let expected = "the environment variable `RANK` is invalid\n  caused by: `-1` is not";
     assert!(ended.stderr().contains(expected), "{}", ended.stderr());
 }
 

@@ -96,7 +96,7 @@ fn invalid_variable_is_named() {
     ] {
         let mut vars: HashMap<_, _> = worker_env(0, 2).to_vars().into_iter().collect();
         vars.insert(name, value.into());
-        let error = parse_env(&vars).expect_err("an absurd value was accepted").to_string();
+        let error = parse_env(&vars).expect_err("an invalid value was accepted").to_string();
         assert!(error.contains(name), "{error}");
     }
 }
