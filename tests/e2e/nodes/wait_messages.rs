@@ -57,7 +57,7 @@ fn grace_longer_than_join_timeout_does_not_end_job() {
     };
     let jobs: Vec<_> = fleet.hosts().map(start).collect();
     let line = jobs[2].wait_for_line("to stop their workers");
-    // In the order of their ranks, which is that in which they came.
+    // In the order of their ranks.
     let here = "th3 (198.18.0.13)";
     let is_told = |one: &str, two: &str| {
         line.contains(&format!("waiting for {one}, {two} to stop their workers; 1 of 3 is here: {here}"))

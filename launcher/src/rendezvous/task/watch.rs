@@ -163,7 +163,9 @@ pub(super) fn wait_status(
         (true, _) => WaitReason::Place,
         (false, true) => wait_reason(state, me, peers, now),
         (false, false) => {
-            WaitReason::Stops { nodes: ending.into_iter().map(|node| peers.name(node)).collect() }
+            let mut nodes: Vec<NodeName> = ending.into_iter().map(|node| peers.name(node)).collect();
+            nodes.sort_by_key(|name| name.rank);
+            WaitReason::Stops { nodes }
         }
     };
     // A spare shows the ranks of the running round.
