@@ -31,6 +31,8 @@ pub(super) use command::ServerCommand;
 use memory::SlowReaders;
 pub(super) use registry::RetainedClients;
 use registry::{ClientIdentity, ClientRegistry};
+#[cfg(test)]
+pub(super) use serve::FREED_ENTRIES;
 use warnings::Warnings;
 
 const WAKER: u64 = 0;

@@ -10,7 +10,7 @@ use super::{ClientConnection, Server};
 use crate::store::connection::CloseReason;
 
 /// Entries of the keyspace that are freed in one step.
-const FREED_ENTRIES: usize = 8192;
+pub(in crate::store) const FREED_ENTRIES: usize = 8192;
 
 impl Server {
     pub(super) fn serve(&mut self, client: ClientId, ready: EpollFlags) {

@@ -1,11 +1,12 @@
 //! Work on many keys: other clients are served meanwhile.
 
 use std::collections::BTreeSet;
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 
-use super::super::server::ClientLimits;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rankrun_contract::store::keyspace::{ClientId, KeyListing, Keyspace};
+
+use super::super::server::{ClientLimits, FREED_ENTRIES};
 use super::idle_connections::limited;
 use super::*;
 
@@ -100,11 +101,61 @@ fn longest_ping(server: &StoreServer, work: impl FnOnce() + Send) -> Duration {
     longest
 }
 
+#[expect(clippy::disallowed_methods, reason = "the tests read their environment")]
+fn is_soak() -> bool {
+    std::env::var_os("RANKRUN_SOAK").is_some()
+}
+
 /// With `RANKRUN_SOAK=1` as many keys as the default limit admits.
+fn many_keys() -> usize {
+    if is_soak() { 7_500_000 } else { 400_000 }
+}
+
+/// The time that this thread has run on a processor: the load of the machine does not count.
+fn processor_time() -> Duration {
+    let times = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(times.split_whitespace().next().unwrap().parse().unwrap())
+}
+
+/// The processor time of the longest step, up to the one that returns true.
+fn longest_step(mut step: impl FnMut() -> bool) -> Duration {
+    let mut longest = Duration::ZERO;
+    loop {
+        let begin = processor_time();
+        let is_last = step();
+        longest = longest.max(processor_time() - begin);
+        if is_last {
+            return longest;
+        }
+    }
+}
+
 #[test]
-#[expect(clippy::disallowed_methods, reason = "the test reads its environment")]
+fn steps_on_many_keys_use_little_processor_time() {
+    let (mut keyspace, mut replies) = (Keyspace::default(), Vec::new());
+    for number in 0..many_keys() {
+        keyspace.handle(ClientId(1), set(&number.to_string(), "v"), &mut replies).unwrap();
+    }
+    let mut listing = KeyListing::default();
+    let listed = longest_step(|| keyspace.list_keys(&mut listing, ClientLimits::default().listed_keys));
+    let reset = longest_step(|| {
+        keyspace.begin_generation(&[]);
+        true
+    });
+    keyspace.discard_keys(listing.keys.into_iter());
+    let freed = longest_step(|| {
+        keyspace.free_some(FREED_ENTRIES);
+        !keyspace.has_discarded()
+    });
+    println!("{} keys, longest steps: {listed:?} listing, {reset:?} reset, {freed:?} freeing", many_keys());
+    // Without a soak the machine may be a virtual one whose processor is taken away at times.
+    let limit = Duration::from_millis(if is_soak() { 20 } else { 100 });
+    assert!(listed < limit && reset < limit && freed < limit);
+}
+
+#[test]
 fn store_with_many_keys_lists_resets_and_frees_them() {
-    let count = if std::env::var_os("RANKRUN_SOAK").is_some() { 7_500_000 } else { 100_000 };
+    let count = many_keys();
     let server = server();
     let mut client = Client::new(&server);
     let filled = longest_ping(&server, || store_keys(&mut client, count));

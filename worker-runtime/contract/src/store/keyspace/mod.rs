@@ -9,6 +9,8 @@
 //! - a push counts once for each client that waits for the queue, also when several pushes come;
 //! - a connection waits for one thing at a time; a second `WAIT` or `BARRIER` that cannot be answered at once
 //!   is refused (torch drops one of the two answers);
+//! - a listing in steps ([`Keyspace::list_keys`]) has each key once that exists meanwhile; a key that comes or goes
+//!   meanwhile may be in it;
 //! - the memory is bounded, by [`MAX_BYTES`] unless the keyspace has another limit. A replaced value is charged by its
 //!   net growth, and a counter that exists always counts, so heartbeats go on in a full store.
 //!
@@ -274,7 +276,7 @@ impl Keyspace {
 
     /// Lists up to `most` further keys. Returns whether the listing is complete.
     ///
-    /// Requests may come between two calls: a key that exists meanwhile is listed once, one that comes or goes perhaps.
+    /// Requests may come between two calls. A key that exists meanwhile is listed once; a key that comes or goes may be listed.
     pub fn list_keys(&self, listing: &mut KeyListing, most: usize) -> bool {
         let after = listing.keys.last().map_or(Bound::Unbounded, |key| Bound::Excluded(Key::clone(key)));
         let mut rest = self.entries.values.range((after, Bound::Unbounded)).map(|(key, _)| key);
