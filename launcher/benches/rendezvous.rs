@@ -29,7 +29,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rankrun::rendezvous::task::{Rendezvous, Setup};
+use rankrun::rendezvous::task::{NetworkRendezvous, Setup};
 use rankrun::rendezvous::{RendezvousCommand, RendezvousEvent, Round, ShutdownKind};
 use rankrun::spec::RendezvousSpec;
 use rankrun::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
@@ -124,13 +124,13 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn join(agents: &[Rendezvous]) {
+fn join(agents: &[NetworkRendezvous]) {
     for agent in agents {
         agent.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     }
 }
 
-fn joined(agent: &Rendezvous) -> Round {
+fn joined(agent: &NetworkRendezvous) -> Round {
     match news(agent) {
         RendezvousEvent::Joined { round, .. } => *round,
         news => panic!("{news:?}"),
@@ -138,7 +138,7 @@ fn joined(agent: &Rendezvous) -> Round {
 }
 
 /// The next news that are no mere words.
-fn news(agent: &Rendezvous) -> RendezvousEvent {
+fn news(agent: &NetworkRendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {
             Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
@@ -156,7 +156,7 @@ fn millis(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }
 
-fn end(agents: Vec<Rendezvous>) {
+fn end(agents: Vec<NetworkRendezvous>) {
     // The host ends last, so that no agent waits for another.
     for agent in agents.into_iter().rev() {
         agent.end(ShutdownKind::Close { succeeded: true, failure: None, rule: None }, PATIENCE);
@@ -167,7 +167,8 @@ fn end(agents: Vec<Rendezvous>) {
 fn job(count: u32) -> Times {
     let port = free_port();
     let start = Instant::now();
-    let agents: Vec<_> = (0..count).map(|_| Rendezvous::open(setup(port, count, count)).unwrap()).collect();
+    let agents: Vec<_> =
+        (0..count).map(|_| NetworkRendezvous::open(setup(port, count, count)).unwrap()).collect();
     join(&agents);
     for agent in &agents {
         assert_eq!(joined(agent).nodes.get(), count);
@@ -194,12 +195,12 @@ fn job(count: u32) -> Times {
 /// One more agent in a running job.
 fn newcomer() -> f64 {
     let port = free_port();
-    let first = Rendezvous::open(setup(port, 1, 2)).unwrap();
+    let first = NetworkRendezvous::open(setup(port, 1, 2)).unwrap();
     first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     // No other agent joins: the last call is over only when it was given.
     joined(&first);
     let start = Instant::now();
-    let second = Rendezvous::open(setup(port, 1, 2)).unwrap();
+    let second = NetworkRendezvous::open(setup(port, 1, 2)).unwrap();
     second.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     assert!(matches!(news(&first), RendezvousEvent::Changed(_)));
     first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });

@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn single_node_ranks_are_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
-            let alone = Round::alone(LocalWorldSize::new(workers).unwrap(), master());
+            let alone = Round::of_one_node(LocalWorldSize::new(workers).unwrap(), master());
             let placements = assign_ranks(&seats(workers), &alone);
             let ranks: Vec<u32> = placements.iter().map(|placement| placement.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());

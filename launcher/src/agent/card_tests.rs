@@ -36,7 +36,7 @@ fn report(manner: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)])
     };
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let master = Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true };
-    let round = Round::alone(LocalWorldSize::new(4).unwrap(), master);
+    let round = Round::of_one_node(LocalWorldSize::new(4).unwrap(), master);
     let evidence = FailureContext {
         placements: &placement::assign_ranks(
             &[0, 1, 2, 3].map(|rank| WorkerDevice::cpu(LocalRank(rank))),

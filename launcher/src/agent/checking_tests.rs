@@ -7,14 +7,14 @@ use crate::spec::Unhealthy;
 use crate::spec::restart::{Backoff, ProgressLimit, RestartPolicy};
 
 /// A job of two workers with device checks.
-fn checked_job(max_restarts: u32) -> State {
+fn checked_job(max_restarts: u32) -> LocalJob {
     let mut job = new_job(2, max_restarts, CliFlavor::Rankrun);
     job.rules.unhealthy = Some(Unhealthy::Refuse);
     job
 }
 
 /// Both workers of the generation fail, the first with this code.
-fn fail_generation(job: &mut State, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
+fn fail_generation(job: &mut LocalJob, (generation, code): (u32, i32), at: Instant) -> Vec<Action> {
     let _ = job.handle(at, exited(generation, 1, Exit::Code(code)));
     job.handle(at, exited(generation, 0, killed_by(15)))
 }
@@ -100,7 +100,7 @@ fn stop_during_device_check_ends_job_at_once() {
         assert_eq!(end.status, ExitStatus::Code(130));
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "the cause is still told");
         assert_eq!(job.handle(at(3), devices_probed(0, DeviceReport::default())), [], "invariant 7");
-        drain_and_exit(&mut job, at(3));
+        drain_and_exit(|input| job.handle(at(3), input));
         assert_eq!(job.deadline(), None);
     }
 }
@@ -137,7 +137,7 @@ fn devices_reassigned(generation: u32, seating: Result<u32, &str>) -> Input {
 }
 
 /// A job of two workers; one device is found dead and may be excluded.
-fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
+fn reseating_job(max_restarts: u32, at: &impl Fn(u64) -> Instant) -> (LocalJob, Vec<Action>) {
     let mut job = checked_job(max_restarts);
     job.rules.unhealthy = Some(Unhealthy::Exclude);
     let _ = job.handle(at(0), Input::Ready);
@@ -200,7 +200,7 @@ proptest! {
             let was_checking = matches!(job.phase, JobPhase::Checking { .. });
             let is_stop = matches!(input, Input::StopRequested { .. });
             told |= is_stop;
-            let actions = handle_and_drain(&mut job, at(second), input);
+            let actions = handle_and_drain(|input| job.handle(at(second), input), input);
             prop_assert!(!ended || actions.is_empty());
             prop_assert!(!(was_checking && is_stop) || end(&actions).is_some());
             if started(&actions).is_some() {

@@ -9,7 +9,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::report::ErrorReport;
 
 use crate::agent::message::{Input, JobOutcome};
-use crate::agent::others::Others;
 use crate::agent::{Agent, FLUSH_TIMEOUT, error_report, final_report};
 use crate::error::LaunchError;
 use crate::logs::Drained;
@@ -36,8 +35,8 @@ impl Agent<'_> {
         if let Some(pending) = self.pending_start.take() {
             pending.call.abandon(self.user_log);
         }
-        let rendezvous_error = self.rendezvous.as_mut().and_then(Others::take_failure);
-        self.departure = self.part(&outcome, rendezvous_error.as_ref());
+        let rendezvous_error = self.rendezvous.take_error();
+        self.departure = self.leave(&outcome, rendezvous_error.as_ref());
         let is_warned = self.workers.spec().time_limit.is_some_and(|limit| limit.warning.is_some());
         let time_limit_error = outcome.time_limit.map(|limit| LaunchError::TimeLimit { limit, is_warned });
         self.ending = Some(Ending { outcome, rendezvous_error, time_limit_error, own_error: None });

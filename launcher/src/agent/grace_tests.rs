@@ -14,7 +14,7 @@ const GRACES: [(GraceCause, u64); 5] = [
 ];
 
 /// A job with two running workers.
-fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> State {
+fn running(causes: &[GraceCause], max_restarts: u32, at: &impl Fn(u64) -> Instant) -> LocalJob {
     let mut job = new_job(2, max_restarts, CliFlavor::Rankrun);
     for (cause, seconds) in GRACES.iter().filter(|(cause, _)| causes.contains(cause)) {
         job.rules.stop.grace_for.set(*cause, Duration::from_secs(*seconds));

@@ -54,15 +54,13 @@ impl Agent<'_> {
         if self.departure.take_if(|departure| departure.is_over()).is_some() {
             inputs.push_back(Input::PeersLeft);
         }
-        if let Some(others) = &mut self.rendezvous {
-            inputs.extend(others.news(self.user_log));
-            if self.state.has_workers() {
-                // Before the exits: the workers that were killed are not the first failure.
-                if let Some(killed) = others.killed() {
-                    inputs.push_front(killed);
-                }
-                inputs.extend(others.cut_off(Instant::now(), self.state.is_suspended()));
+        inputs.extend(self.rendezvous.receive_inputs(self.user_log));
+        if self.state.has_workers() {
+            // Before the exits: the workers that were killed are not the first failure.
+            if let Some(killed) = self.rendezvous.killed() {
+                inputs.push_front(killed);
             }
+            inputs.extend(self.rendezvous.cut_off(Instant::now(), self.state.is_suspended()));
         }
         if self.state.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             inputs.push_back(Input::DeadlinePassed);

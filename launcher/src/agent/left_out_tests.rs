@@ -3,7 +3,7 @@
 use super::*;
 use crate::spec::stop::StopReason;
 
-fn state(workers: u32, max_restarts: u32) -> State {
+fn state(workers: u32, max_restarts: u32) -> LocalJob {
     let mut job = super::new_job(workers, max_restarts, CliFlavor::Rankrun);
     job.rules.external_worker = Some(LocalRank(1));
     job

@@ -10,7 +10,7 @@ use crate::spec::stop::{EarlyWarning, TimeLimit};
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// A job of two workers with a limit of 100 s and SIGUSR1 10 s before.
-fn time_limited_job(max_restarts: u32, persona: CliFlavor) -> State {
+fn time_limited_job(max_restarts: u32, persona: CliFlavor) -> LocalJob {
     let mut job = new_job(2, max_restarts, persona);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
@@ -49,7 +49,7 @@ fn time_limit_warns_then_stops_then_kills_workers() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.time_limit), (ExitStatus::Code(status), Some(LIMIT)));
         assert_eq!(end.failure, None, "invariant 5: our stop is no cause");
-        drain_and_exit(&mut job, at(1_000));
+        drain_and_exit(|input| job.handle(at(1_000), input));
         assert_eq!(job.deadline(), None);
     }
 }
@@ -183,7 +183,7 @@ fn worker_ended_by_warning_signal_is_not_a_failure() {
         assert_eq!(started(&actions), None);
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.failure.as_ref()), (ExitStatus::Code(TIME_LIMIT), None));
-        drain_and_exit(&mut job, at(1_000));
+        drain_and_exit(|input| job.handle(at(1_000), input));
         assert_eq!(job.deadline(), None);
     }
 }

@@ -254,8 +254,8 @@ pub enum Action {
         generation: Generation,
         /// Restarts that were used so far.
         restart_count: RestartCount,
-        /// The round that they run in; `None` in a job of a single node.
-        round: Option<Box<Round>>,
+        /// The round that they run in.
+        round: Box<Round>,
     },
     /// Take part in the next round; no worker is left.
     Join {

@@ -21,12 +21,12 @@ mod inputs;
 pub mod leftovers;
 pub mod message;
 mod opening;
-mod others;
 mod parent_error_file;
 mod phase;
 pub mod policy;
 mod progress;
 pub mod reassign;
+mod rendezvous_handle;
 pub mod rules;
 mod starting;
 pub mod state;
@@ -54,10 +54,10 @@ use crate::agent::inputs::wait_for_inputs;
 use crate::agent::message::rank_table::EndedRank;
 use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
-use crate::agent::others::{Departure, Others};
 use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
 use crate::agent::reassign::Invocation;
+use crate::agent::rendezvous_handle::{PendingShutdown, RendezvousHandle};
 use crate::agent::rules::JobRules;
 use crate::agent::state::State;
 use crate::agent::watched_call::WatchedCall;
@@ -154,8 +154,7 @@ struct Agent<'a> {
     opening: Option<WatchedCall<Result<OpenedResources, LaunchError>>>,
     /// The next generation, while its log folders are being made.
     pending_start: Option<PendingStart>,
-    /// The rendezvous, where other nodes may take part.
-    rendezvous: Option<Others>,
+    rendezvous: RendezvousHandle,
     user_log: &'a UserLog,
     link: &'a GuardLink,
     inbox: SignalInbox,
@@ -180,7 +179,7 @@ struct Agent<'a> {
     /// The output of the workers, while it is written out.
     drained: Option<Drained>,
     /// The notice to the other nodes, while it is on its way.
-    departure: Option<Departure>,
+    departure: Option<PendingShutdown>,
     /// The error file of the parent process, while it is written.
     parent_file: Option<ParentFileCall>,
 }
@@ -193,15 +192,16 @@ impl<'a> Agent<'a> {
         let handled = setup.inherited.handled.clone();
         let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
         let words = setup.invocation.clone();
-        let opening = opening::start_opening(&setup.spec, &setup.watchdog)
+        let opening = opening::start_opening(&setup.spec)
             .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
+        let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
         let workers = WorkerGroup::open(setup, voice.console().clone())?;
         Ok(Self {
             state,
             workers,
             opening: Some(opening),
             pending_start: None,
-            rendezvous: None,
+            rendezvous,
             user_log: voice,
             link,
             inbox,
@@ -228,7 +228,10 @@ impl<'a> Agent<'a> {
         let mut inputs = VecDeque::new();
         self.collect_inputs(&mut inputs)?;
         loop {
-            while let Some(input) = self.state.next_input(Instant::now(), &mut inputs) {
+            // Nothing has happened before an answer that was there at once.
+            while let Some(input) =
+                self.rendezvous.take_answer().or_else(|| self.state.next_input(Instant::now(), &mut inputs))
+            {
                 let actions = self.handle_input(input);
                 self.tell_guard_of_workers(true);
                 for action in actions {
@@ -243,19 +246,16 @@ impl<'a> Agent<'a> {
             let mut readers = self.signal_fds();
             readers.extend(self.workers.external_worker_fds());
             readers.extend(self.device_check.iter().flat_map(DeviceCheckRun::as_fds));
-            readers.extend(self.rendezvous.iter().map(Others::as_fd));
+            readers.extend(self.rendezvous.as_fd());
             readers.extend(self.progress_probe.iter().map(ProgressProbe::as_fd));
             readers.extend(self.call_fds());
             readers.extend(self.drained.iter().map(Drained::as_fd));
-            readers.extend(self.departure.iter().map(Departure::as_fd));
+            readers.extend(self.departure.iter().map(PendingShutdown::as_fd));
             let check_deadline = self.device_check.as_ref().and_then(DeviceCheckRun::deadline);
             // The thread that talks to the store may block while the lease runs out.
-            let others = self.rendezvous.as_ref().filter(|_| self.state.has_workers());
-            let deadlines = [
-                self.state.deadline(),
-                check_deadline,
-                others.and_then(|others| others.deadline(self.state.is_suspended())),
-            ];
+            let lease_deadline = self.rendezvous.deadline(self.state.is_suspended());
+            let lease_deadline = lease_deadline.filter(|_| self.state.has_workers());
+            let deadlines = [self.state.deadline(), check_deadline, lease_deadline];
             let deadlines = deadlines.into_iter().flatten().chain(self.call_deadlines());
             wait_for_inputs(&readers, deadlines.min())?;
             self.collect_inputs(&mut inputs)?;
@@ -276,15 +276,15 @@ impl<'a> Agent<'a> {
                 return Some(Input::StartFailed { generation, failed: LocalRank(0) });
             }
             Action::Start { generation, restart_count, round } => {
-                let took = self.rendezvous.as_ref().map(Others::took).unwrap_or_default();
-                let joined = round.map(|round| RoundContext { round: *round, rendezvous_duration: took });
+                let rendezvous_duration = self.rendezvous.duration();
+                let joined = RoundContext { round: *round, rendezvous_duration };
                 return self.prepare_start(generation, restart_count, joined);
             }
             Action::Join { .. }
             | Action::TellFailure { .. }
             | Action::FindLostNode
             | Action::TellSuccess
-            | Action::TellStop { .. } => self.speak_to_others(&action),
+            | Action::TellStop { .. } => self.send_to_rendezvous(&action),
             Action::ForwardSignal { generation, local_ranks, signal } => {
                 self.workers.forward_signal(generation, &local_ranks, signal);
             }
@@ -358,8 +358,8 @@ impl<'a> Agent<'a> {
                 Some(Input::DStateProbed { generation, at: SystemTime::now(), uninterruptible })
             }
             Action::ProbeJoined { generation, local_ranks } => {
-                let greeted = self.rendezvous.as_ref().map(Others::greeted);
-                let missing = self.workers.workers_not_joined(&local_ranks, greeted);
+                let pids = self.rendezvous.client_pids();
+                let missing = self.workers.workers_not_joined(&local_ranks, pids);
                 Some(Input::JoinedProbed { generation, at: SystemTime::now(), missing })
             }
             Action::CollectRanks { generation, ended, reason } => {
@@ -370,8 +370,7 @@ impl<'a> Agent<'a> {
     }
 
     fn collect_ranks(&self, stop: (Generation, StopReason), ended: &[EndedRank]) -> Option<Input> {
-        let greeted = self.rendezvous.as_ref().map(Others::greeted);
-        let table = self.workers.rank_table(stop, ended, greeted)?;
+        let table = self.workers.rank_table(stop, ended, self.rendezvous.client_pids())?;
         Some(Input::RanksCollected { generation: stop.0, table })
     }
 }

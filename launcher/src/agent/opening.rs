@@ -4,19 +4,17 @@
 use std::io;
 
 use crate::agent::host;
-use crate::agent::others::Others;
+use crate::agent::rendezvous_handle::rendezvous_setup;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::CallStep;
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
-use crate::process::watchdog::Watchdog;
-use crate::rendezvous::training_store::TrainingStore;
+use crate::rendezvous::Rendezvous;
 use crate::spec::{EventLog, LaunchSpec};
 
 /// What outlives every generation.
 pub(super) struct OpenedResources {
-    pub(super) rendezvous: Option<Others>,
-    pub(super) local_store: Option<TrainingStore>,
+    pub(super) rendezvous: Rendezvous,
     pub(super) log_tree: Option<LogTree>,
     /// The full name of this node, where events need it.
     pub(super) full_name: Option<String>,
@@ -28,25 +26,15 @@ pub(super) struct OpenedResources {
 /// No descriptor or no thread is left.
 pub(super) fn start_opening(
     spec: &LaunchSpec,
-    watchdog: &Watchdog,
 ) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
-    let (spec, watchdog) = (spec.clone(), watchdog.clone());
-    WatchedCall::start("opening", move |step| open_resources(&spec, &watchdog, step))
+    let spec = spec.clone();
+    WatchedCall::start("opening", move |step| open_resources(&spec, step))
 }
 
-fn open_resources(
-    spec: &LaunchSpec,
-    watchdog: &Watchdog,
-    step: &CallStep,
-) -> Result<OpenedResources, LaunchError> {
+fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {
     step.set(format!("a name server to resolve `{}`", spec.rendezvous.host()));
     // First, since they leave nothing behind when the rest fails.
-    let rendezvous = Others::open(spec, watchdog)?;
-    let local_store = if spec.rendezvous.is_shared() {
-        None
-    } else {
-        Some(TrainingStore::open_local(&spec.rendezvous, &spec.network)?)
-    };
+    let rendezvous = Rendezvous::open(rendezvous_setup(spec))?;
     if let Some(folder) = spec.logs.dir.folder() {
         step.set(format!("the file system of the log folder `{}`", folder.display()));
     }
@@ -59,5 +47,5 @@ fn open_resources(
         }
     };
     let full_name = (spec.events == EventLog::Console).then(host::full_name);
-    Ok(OpenedResources { rendezvous, local_store, log_tree, full_name })
+    Ok(OpenedResources { rendezvous, log_tree, full_name })
 }

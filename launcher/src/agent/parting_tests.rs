@@ -85,8 +85,7 @@ fn local_stop_is_reported_to_peers_before_stop_signal() {
     let _ = job.handle(at(2), peer_lost());
     told(&job.handle(at(3), stop()), StopReason::Signal(Signal::SIGINT));
     let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-    let mut job =
-        State::new(JobRules { has_rendezvous: true, time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
+    let mut job = State::new(JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), joined(0));
     told(&job.handle(at(11), Input::DeadlinePassed), StopReason::TimeLimit);
@@ -102,7 +101,7 @@ fn time_limit_ends_every_wait_for_peers() {
     let at = clock();
     let limited = || {
         let time_limit = Some(TimeLimit { limit: Duration::from_secs(10), warning: None });
-        let rules = JobRules { has_rendezvous: true, time_limit, ..rules(2, 3, CliFlavor::Rankrun) };
+        let rules = JobRules { time_limit, ..rules(2, 3, CliFlavor::Rankrun) };
         let mut job = State::new(rules);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.deadline(), None, "it runs from the first start of the workers");

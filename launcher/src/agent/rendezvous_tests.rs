@@ -10,7 +10,7 @@ use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 /// A node with two workers, of a job of several nodes.
 pub(super) fn node(max_restarts: u32, persona: CliFlavor) -> State {
-    State::new(JobRules { has_rendezvous: true, ..rules(2, max_restarts, persona) })
+    State::new(rules(2, max_restarts, persona))
 }
 
 /// A round with this node as the second of two.
@@ -81,7 +81,7 @@ pub(super) fn joins(actions: &[Action]) -> bool {
 /// The restart count and the round of the start.
 pub(super) fn start(actions: &[Action]) -> Option<(u32, u32, u64)> {
     actions.iter().find_map(|action| match action {
-        Action::Start { generation, restart_count, round: Some(round) } => {
+        Action::Start { generation, restart_count, round } => {
             Some((generation.0, restart_count.0, round.number))
         }
         _ => None,
@@ -252,7 +252,7 @@ proptest! {
         for (second, input) in (0..).map(|step| 2 + step * 10).zip(inputs) {
             most += u32::from(input == peer_failed());
             let is_round = matches!(input, Input::Joined(_));
-            let actions = handle_and_drain(&mut job, at(second), input);
+            let actions = handle_and_drain(|input| job.handle(at(second), input), input);
             prop_assert!(!ended || actions.is_empty());
             if let Some((generation, restarts, _)) = start(&actions) {
                 prop_assert!(is_round && has_joined, "invariant 2");

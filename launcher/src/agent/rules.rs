@@ -35,8 +35,6 @@ pub struct JobRules {
     pub(super) interrupt: Interrupt,
     /// What a device means that is found dead after a failure, if devices are checked.
     pub(super) unhealthy: Option<Unhealthy>,
-    /// Other nodes may take part: workers run in rounds.
-    pub(super) has_rendezvous: bool,
     /// The external worker: the job waits for it, but never signals it.
     pub(super) external_worker: Option<LocalRank>,
 }
@@ -67,7 +65,6 @@ impl JobRules {
             stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
             unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
-            has_rendezvous: spec.rendezvous.is_shared(),
             external_worker: spec.external_worker,
         }
     }

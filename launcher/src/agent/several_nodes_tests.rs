@@ -361,7 +361,7 @@ fn run_history(history: &History, fault: Option<Fault>) -> Result<(), String> {
     let start = clock()(0);
     let count = history.delays.len();
     let node = |index: usize| {
-        let rules = JobRules { has_rendezvous: true, ..rules(1, 3, CliFlavor::Rankrun) };
+        let rules = rules(1, 3, CliFlavor::Rankrun);
         let mut state = State::new(rules);
         let _ = state.handle(start, Input::Ready);
         let _ = state.handle(start, Input::Joined(round_of(0, index, count)));

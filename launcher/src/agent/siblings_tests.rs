@@ -4,7 +4,7 @@ use super::siblings::TORCHRUN_POLL_INTERVAL;
 use super::*;
 
 /// Three workers, of which the first has failed for good.
-fn job_with_failed_worker(at: &impl Fn(u64) -> Instant, workers: u32) -> State {
+fn job_with_failed_worker(at: &impl Fn(u64) -> Instant, workers: u32) -> LocalJob {
     let mut job = new_job(workers, 0, CliFlavor::Torchrun);
     let _ = job.handle(at(0), Input::Ready);
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(3))), [], "the siblings may end by themselves");
@@ -87,9 +87,9 @@ fn signal_and_time_limit_do_not_wait_for_poll() {
 #[test]
 fn failure_is_sent_to_other_nodes_once_and_before_poll() {
     let at = clock();
-    let mut job = State::new(JobRules { has_rendezvous: true, ..rules(2, 0, CliFlavor::Torchrun) });
+    let mut job = State::new(rules(2, 0, CliFlavor::Torchrun));
     let _ = job.handle(at(0), Input::Ready);
-    let mut round = Round::alone(
+    let mut round = Round::of_one_node(
         LocalWorldSize::new(2).unwrap(),
         rankrun_contract::env::Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true },
     );

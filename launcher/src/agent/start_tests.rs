@@ -5,7 +5,7 @@ use crate::agent::message::NotJoined;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-fn job_with_start_timeout(max_restarts: u32) -> State {
+fn job_with_start_timeout(max_restarts: u32) -> LocalJob {
     let mut job = new_job(4, max_restarts, CliFlavor::Rankrun);
     job.rules.start_timeout = Some(LIMIT);
     job

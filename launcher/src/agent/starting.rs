@@ -42,7 +42,8 @@ impl Agent<'_> {
         self.opening = None;
         match opened {
             Ok(resources) => {
-                self.rendezvous = self.workers.install(resources);
+                let rendezvous = self.workers.install(resources);
+                self.rendezvous.install(rendezvous);
                 Some(Input::Ready)
             }
             Err(error) => {
@@ -57,7 +58,7 @@ impl Agent<'_> {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        joined: Option<RoundContext>,
+        joined: RoundContext,
     ) -> Option<Input> {
         match self.workers.prepare_start(generation, restart_count, joined) {
             Ok(pending) => {
@@ -97,7 +98,7 @@ impl Agent<'_> {
     fn start_failed(&mut self, generation: Generation, failed: &StartFailed) -> Input {
         self.user_log.error(&failed.error, failed.error.hint().as_deref());
         self.launcher_error = Some(error_report(&failed.error));
-        self.rendezvous.iter_mut().for_each(|others| others.cannot_start(&failed.error));
+        self.rendezvous.set_start_error(&failed.error);
         Input::StartFailed { generation, failed: failed.failed_rank }
     }
 }

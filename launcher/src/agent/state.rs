@@ -206,14 +206,10 @@ impl State {
         if self.phase != JobPhase::Starting {
             return Vec::new();
         }
-        if self.rules.has_rendezvous {
-            return vec![self.join_next_round(now, None)];
-        }
-        self.time_limit_timer.start(self.rules.time_limit, now);
-        vec![self.start_generation(now, None)]
+        vec![self.join_next_round(now, None)]
     }
 
-    fn start_generation(&mut self, now: Instant, round: Option<Box<Round>>) -> Action {
+    fn start_generation(&mut self, now: Instant, round: Box<Round>) -> Action {
         let live = (0..self.rules.workers.get()).map(LocalRank).collect();
         self.dstate_watch = self.rules.dstate_timeout.map(|limit| DStateWatch::new(limit, now));
         self.sent_signals.clear();

@@ -1,5 +1,6 @@
 //! Transcripts of the state machine: inputs and the resulting actions.
 
+use std::ops::{Deref, DerefMut};
 use std::time::SystemTime;
 
 use nix::unistd::Pid;
@@ -15,6 +16,7 @@ use crate::exit_code::{ExitStatus, LAUNCHER_FAILED};
 use crate::spec::CliFlavor;
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
+use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;
 
 #[path = "blame_tests.rs"]
@@ -50,12 +52,69 @@ mod windows;
 
 const GRACE: Duration = Duration::from_secs(30);
 
-fn new_job(workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
-    State::new(rules(workers, max_restarts, persona))
+/// The state of a job of one node. Its rendezvous answers at once; the tests see the other actions.
+#[derive(Debug)]
+struct LocalJob {
+    state: State,
+    rounds: u64,
 }
 
-fn new_job_with_policy(restart: RestartPolicy, workers: u32, max_restarts: u32, persona: CliFlavor) -> State {
-    State::new(JobRules { restart, ..rules(workers, max_restarts, persona) })
+impl LocalJob {
+    fn new(rules: JobRules) -> Self {
+        Self { state: State::new(rules), rounds: 0 }
+    }
+
+    fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for action in self.state.handle(now, input) {
+            let answer = match action {
+                Action::Join { workers } => Input::Joined(self.next_round(workers)),
+                Action::FindLostNode => Input::LostNodeFound(None),
+                Action::TellSuccess => Input::AllSucceeded,
+                Action::TellFailure { .. } | Action::TellStop { .. } => continue,
+                action => {
+                    actions.push(action);
+                    continue;
+                }
+            };
+            actions.extend(self.handle(now, answer));
+        }
+        actions
+    }
+
+    fn next_round(&mut self, workers: LocalWorldSize) -> Box<Round> {
+        let master = Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true };
+        let number = self.rounds;
+        self.rounds += 1;
+        Box::new(Round { number, ..Round::of_one_node(workers, master) })
+    }
+}
+
+impl Deref for LocalJob {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for LocalJob {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+fn new_job(workers: u32, max_restarts: u32, persona: CliFlavor) -> LocalJob {
+    LocalJob::new(rules(workers, max_restarts, persona))
+}
+
+fn new_job_with_policy(
+    restart: RestartPolicy,
+    workers: u32,
+    max_restarts: u32,
+    persona: CliFlavor,
+) -> LocalJob {
+    LocalJob::new(JobRules { restart, ..rules(workers, max_restarts, persona) })
 }
 
 /// The rules of a launch without further options.
@@ -73,7 +132,6 @@ pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobR
         stop_signals: crate::spec::SignalSpec::torchrun().stop.into_iter().collect(),
         interrupt: Interrupt::Listed,
         unhealthy: None,
-        has_rendezvous: false,
         external_worker: None,
     }
 }
@@ -102,17 +160,17 @@ fn stop(signal: Signal, again: bool) -> Input {
 }
 
 /// Handles an input; if the job has its outcome then, the shutdown ends at once.
-fn handle_and_drain(job: &mut State, now: Instant, input: Input) -> Vec<Action> {
-    let actions = job.handle(now, input);
+fn handle_and_drain(mut handle: impl FnMut(Input) -> Vec<Action>, input: Input) -> Vec<Action> {
+    let actions = handle(input);
     if end(&actions).is_some() {
-        drain_and_exit(job, now);
+        drain_and_exit(handle);
     }
     actions
 }
 
-fn drain_and_exit(job: &mut State, now: Instant) {
-    assert_eq!(job.handle(now, Input::OutputDrained), [Action::WriteParentFile]);
-    let exits = job.handle(now, Input::ParentFileWritten);
+fn drain_and_exit(mut handle: impl FnMut(Input) -> Vec<Action>) {
+    assert_eq!(handle(Input::OutputDrained), [Action::WriteParentFile]);
+    let exits = handle(Input::ParentFileWritten);
     assert!(matches!(&exits[..], [Action::ReportOutcome, Action::Exit { .. }]));
 }
 
@@ -203,7 +261,7 @@ fn job_without_its_stores_ends_before_any_start() {
     let at = clock();
     for flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         let mut job = new_job(2, 3, flavor);
-        let actions = handle_and_drain(&mut job, at(0), Input::OpeningFailed);
+        let actions = handle_and_drain(|input| job.handle(at(0), input), Input::OpeningFailed);
         assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(LAUNCHER_FAILED));
         assert_eq!((started(&actions), job.handle(at(1), Input::Ready)), (None, Vec::new()));
     }
@@ -216,7 +274,7 @@ fn stop_ends_although_worker_survives_sigkill() {
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), stop(Signal::SIGTERM, false));
     let _ = job.handle(at(31), Input::DeadlinePassed);
-    let actions = handle_and_drain(&mut job, at(36), Input::DeadlinePassed);
+    let actions = handle_and_drain(|input| job.handle(at(36), input), Input::DeadlinePassed);
     assert!(matches!(&actions[0], Action::Emit(JobEvent::CannotEnd { .. })), "invariant 4");
     assert_eq!(end(&actions).unwrap().status, ExitStatus::Code(128 + 15));
     assert_eq!(job.deadline(), None);
@@ -372,7 +430,7 @@ proptest! {
         let (mut starts, mut ended, mut told) = (0, false, false);
         for (second, input) in (0..).map(|step| step * 10).zip(inputs) {
             told |= matches!(input, Input::StopRequested { .. });
-            let actions = handle_and_drain(&mut job, at(second), input);
+            let actions = handle_and_drain(|input| job.handle(at(second), input), input);
             prop_assert!(!ended || actions.is_empty());
             if let Some(generation) = started(&actions) {
                 prop_assert_eq!(generation, starts);

@@ -29,7 +29,7 @@ fn handled(job: &State, now: Instant, inputs: &mut VecDeque<Input>) -> Vec<Input
 fn the_time_limit_is_a_time_on_the_clock() {
     let at = clock();
     let limit = TimeLimit { limit: HOUR, warning: None };
-    let mut job = State::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
+    let mut job = LocalJob::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     suspend(&mut job, at(60), at(7_200));
     assert_eq!(signals(&job.handle(at(7_200), Input::DeadlinePassed)), [(vec![0], Signal::SIGTERM)]);
@@ -41,7 +41,7 @@ fn suspended_worker_is_not_healthy() {
     for (life, restarts) in [(1, None), (2, Some(2))] {
         let mut rules = rules(1, 1, CliFlavor::Rankrun);
         rules.restart.reset_after = Some(Duration::from_secs(2));
-        let mut job = State::new(rules);
+        let mut job = LocalJob::new(rules);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(started(&job.handle(at(1), exited(0, 0, Exit::Code(4)))), Some(1));
         suspend(&mut job, at(2), at(3_602));
@@ -53,7 +53,7 @@ fn suspended_worker_is_not_healthy() {
 fn inputs_of_suspended_job_wait_until_it_goes_on() {
     let at = clock();
     let limit = TimeLimit { limit: HOUR, warning: None };
-    let mut job = State::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
+    let mut job = LocalJob::new(JobRules { time_limit: Some(limit), ..rules(1, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), Input::SuspendRequested);
     assert_eq!((job.summary().state, job.deadline()), (JobState::Suspended, Some(at(3_600))));
@@ -92,7 +92,7 @@ fn suspended_workers_are_killed_once_if_lease_is_over() {
 fn probes_of_devices_run_on_while_job_is_suspended() {
     let at = clock();
     let mut job =
-        State::new(JobRules { unhealthy: Some(Unhealthy::Refuse), ..rules(1, 3, CliFlavor::Rankrun) });
+        LocalJob::new(JobRules { unhealthy: Some(Unhealthy::Refuse), ..rules(1, 3, CliFlavor::Rankrun) });
     let _ = job.handle(at(0), Input::Ready);
     let _ = job.handle(at(1), exited(0, 0, Exit::Code(4)));
     let has_processes = false;
@@ -136,7 +136,7 @@ proptest! {
             ..rules(3, 2, CliFlavor::Rankrun)
         };
         rules.restart.reset_after = Some(Duration::from_millis(500));
-        let (mut plain, mut interrupted) = (State::new(rules.clone()), State::new(rules));
+        let (mut plain, mut interrupted) = (LocalJob::new(rules.clone()), LocalJob::new(rules));
         let (mut now, mut behind) = (at(0), Duration::ZERO);
         prop_assert_eq!(plain.handle(now, Input::Ready), interrupted.handle(now, Input::Ready));
         for (index, (later, input)) in inputs.into_iter().enumerate() {

@@ -4,7 +4,7 @@ use super::*;
 use crate::agent::policy::{CheckpointFingerprint, NoRestart};
 use crate::spec::restart::{Backoff, Conditions, ProgressLimit, RestartRule, RuleAction};
 
-fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
+fn waiting_job(at: &impl Fn(u64) -> Instant) -> (LocalJob, Vec<Action>) {
     let delay = Duration::from_secs(5);
     let backoff = Backoff { delay, factor: 2.0, cap: Duration::from_secs(60), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
@@ -14,7 +14,7 @@ fn waiting_job(at: &impl Fn(u64) -> Instant) -> (State, Vec<Action>) {
     (job, actions)
 }
 
-fn ruled_job(then: RuleAction) -> (State, RestartRule) {
+fn ruled_job(then: RuleAction) -> (LocalJob, RestartRule) {
     let rule = RestartRule { when: Conditions::default(), then };
     let policy = RestartPolicy { rules: vec![rule], ..RestartPolicy::default() };
     (new_job_with_policy(policy, 2, 3, CliFlavor::Rankrun), rule)
@@ -55,7 +55,7 @@ fn signal_ends_restart_delay_at_once() {
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
         assert_eq!(end.failure.as_ref().unwrap().first.exit, Exit::Code(7), "invariant 5");
-        drain_and_exit(&mut job, at(11));
+        drain_and_exit(|input| job.handle(at(11), input));
         assert_eq!(job.handle(at(15), Input::DeadlinePassed), [], "invariant 7");
     }
 }
@@ -211,7 +211,7 @@ fn restart_delays(
     policy: RestartPolicy,
     max_restarts: u32,
     lives: &[u64],
-) -> (Vec<u64>, Vec<RestartCount>, State) {
+) -> (Vec<u64>, Vec<RestartCount>, LocalJob) {
     let at = clock();
     let mut job = new_job_with_policy(policy, 1, max_restarts, CliFlavor::Rankrun);
     let (mut waits, mut counts, mut now) = (Vec::new(), Vec::new(), at(0));
@@ -225,7 +225,7 @@ fn restart_delays(
         };
         counts.push(count);
         now += Duration::from_secs(*life);
-        actions = handle_and_drain(&mut job, now, exited(generation, 0, Exit::Code(7)));
+        actions = handle_and_drain(|input| job.handle(now, input), exited(generation, 0, Exit::Code(7)));
         if let Some(until) = job.deadline() {
             waits.push((until - now).as_secs());
             assert_eq!(
@@ -246,7 +246,7 @@ fn backoff_doubles_up_to_cap_and_resets_after_long_run() {
         Backoff { delay: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(5), jitter: 0.0 };
     let policy = RestartPolicy { backoff: Some(backoff), ..RestartPolicy::default() };
     let (waits, _, job) = restart_delays(policy.clone(), 5, &[0; 9]);
-    assert_eq!((waits, job.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
+    assert_eq!((waits, job.state.phase), (vec![1, 2, 4, 5, 5], JobPhase::Finished), "invariant 6");
     let policy = RestartPolicy { reset_after: Some(Duration::from_secs(60)), ..policy };
     let (waits, _, job) = restart_delays(policy, 5, &[0, 0, 59, 60, 0, 61, 0]);
     assert_eq!(waits, [1, 2, 4, 1, 2, 1, 2], "a long run resets the backoff");
@@ -261,7 +261,7 @@ fn restart_window_counts_only_restarts_within_it() {
     assert!(job.is_running(), "the restarts of an hour ago are over");
     assert_eq!(counts, [0, 1, 2, 3, 4].map(RestartCount), "the workers' counter counts all, as torch's");
     let (_, counts, job) = restart_delays(policy, 2, &[0, 1_000, 2_599]);
-    assert_eq!((counts.len(), job.phase), (3, JobPhase::Finished), "invariant 6");
+    assert_eq!((counts.len(), job.state.phase), (3, JobPhase::Finished), "invariant 6");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn restart_delay_does_not_count_towards_window() {
     let (waits, _, job) = restart_delays(policy.clone(), 1, &[0, 100]);
     assert_eq!((waits, job.is_running()), (vec![10, 10], true));
     let (waits, _, job) = restart_delays(policy, 1, &[0, 99]);
-    assert_eq!((waits, job.phase), (vec![10], JobPhase::Finished), "invariant 6");
+    assert_eq!((waits, job.state.phase), (vec![10], JobPhase::Finished), "invariant 6");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -32,7 +32,6 @@ use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
 use crate::agent::message::{Input, JobOutcome};
 use crate::agent::opening::OpenedResources;
-use crate::agent::others::Others;
 use crate::agent::reassign::DeviceAssignment;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
@@ -47,8 +46,7 @@ use crate::process::child::{Children, ReapedWorkers, WorkerExit};
 use crate::process::command::{self, GenerationContext};
 use crate::process::oom::OomLedger;
 use crate::process::spawn::{InheritedState, Stdio};
-use crate::rendezvous::Round;
-use crate::rendezvous::training_store::TrainingStore;
+use crate::rendezvous::{Rendezvous, Round};
 use crate::reporter::console::Console;
 use crate::reporter::events::EventWorker;
 use crate::reporter::torch_log::EventSubject;
@@ -66,8 +64,6 @@ pub(super) struct WorkerGroup {
     placements: Vec<Placement>,
     /// The device assignment from the next generation on, if it changes.
     pending_assignment: Option<DeviceAssignment>,
-    /// The training store of a job without rendezvous.
-    local_store: Option<TrainingStore>,
     children: Children,
     console: Console,
     logs: Logs,
@@ -93,7 +89,7 @@ pub(super) struct WorkerGroup {
     events: Option<EventSink>,
 }
 
-/// A completed rendezvous with other nodes.
+/// A completed rendezvous.
 pub(super) struct RoundContext {
     pub(super) round: Round,
     /// How long the rendezvous took.
@@ -137,7 +133,6 @@ impl WorkerGroup {
             environment,
             job,
             inherited: original,
-            local_store: None,
             children: Children::default(),
             no_input,
             external_worker: None,
@@ -151,9 +146,8 @@ impl WorkerGroup {
     }
 
     /// Takes the resources that were opened on a thread of their own; returns the rendezvous.
-    pub(super) fn install(&mut self, opened: OpenedResources) -> Option<Others> {
-        let OpenedResources { rendezvous, local_store, log_tree, full_name } = opened;
-        self.local_store = local_store;
+    pub(super) fn install(&mut self, opened: OpenedResources) -> Rendezvous {
+        let OpenedResources { rendezvous, log_tree, full_name } = opened;
         self.log_tree = log_tree.map(|tree| Arc::new(Mutex::new(tree)));
         self.events = full_name.map(|name| EventSink::new(&self.spec, &self.console, name));
         rendezvous
@@ -195,7 +189,7 @@ impl WorkerGroup {
         &mut self,
         generation: Generation,
         restart_count: RestartCount,
-        joined: Option<RoundContext>,
+        joined: RoundContext,
     ) -> Result<PendingStart, StartFailed> {
         let none_started = |error| StartFailed { failed_rank: LocalRank(0), error };
         self.apply_assignment();
@@ -204,15 +198,7 @@ impl WorkerGroup {
         self.error_files.clear();
         self.full_log_folder = None;
         self.attempt = None;
-        let began = Instant::now();
-        let number = joined.as_ref().map(|joined| joined.round.number);
-        let RoundContext { round, rendezvous_duration: took } = match joined {
-            Some(joined) => joined,
-            None => RoundContext {
-                round: self.single_node_round(generation).map_err(none_started)?,
-                rendezvous_duration: began.elapsed(),
-            },
-        };
+        let RoundContext { round, rendezvous_duration: took } = joined;
         if let Some(events) = &mut self.events {
             events.emit_joined(restart_count, &round, took);
         }
@@ -221,7 +207,7 @@ impl WorkerGroup {
         let request = FolderRequest {
             tree: self.log_tree.clone(),
             restart_count,
-            round: number,
+            round: round.number,
             placements: self.placements.clone(),
             spec: self.spec.clone(),
         };
@@ -279,16 +265,6 @@ impl WorkerGroup {
             }
         }
         Ok(())
-    }
-
-    /// The round of a job of one node.
-    fn single_node_round(&mut self, generation: Generation) -> Result<Round, LaunchError> {
-        let store = self.local_store.as_mut().expect("a job of one node opens its store at the start");
-        let master = store.open()?;
-        if generation != Generation(0) {
-            store.reset()?;
-        }
-        Ok(Round::alone(self.spec.workers, master))
     }
 
     fn start_worker(

@@ -321,7 +321,7 @@ fn generation_context(spec: &LaunchSpec) -> GenerationContext {
     GenerationContext {
         generation: Generation(0),
         restart_count: RestartCount(0),
-        round: initial_round(spec, Round::alone(spec.workers, master)),
+        round: initial_round(spec, Round::of_one_node(spec.workers, master)),
         job: JobId(String::new()),
     }
 }

@@ -1,9 +1,9 @@
 //! The rendezvous: which nodes take part in the job, their order, and the master address of the workers. The agents of
 //! several nodes, rankrun's and torchrun's, agree on that over one store.
 //!
-//! Agent and rendezvous exchange messages. A [`RendezvousCommand`] goes to the rendezvous task, [`RendezvousEvent`] come back. The task
-//! owns every connection to other agents, so a slow or dead machine never delays a signal on this one. This module does
-//! not start or stop workers.
+//! Agent and rendezvous exchange messages. A [`RendezvousCommand`] goes to the [`Rendezvous`], a [`RendezvousEvent`] comes
+//! back. In a job of one node the event is there at once. Otherwise a task owns every connection to other agents, so a
+//! slow or dead machine never delays a signal on this one. This module does not start or stop workers.
 
 pub mod address;
 pub mod assign_ranks;
@@ -12,6 +12,7 @@ pub mod descriptor;
 pub mod failure_detector;
 pub mod host;
 pub mod keys;
+pub mod local;
 pub mod membership;
 pub mod node_name;
 pub mod note;
@@ -40,7 +41,54 @@ use std::time::{Duration, Instant};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank, WorldSize};
 
+use crate::error::LaunchError;
 use crate::store::StoreServer;
+use local::LocalRendezvous;
+use task::{NetworkRendezvous, Setup};
+use training_store::TrainingStore;
+
+/// How this node gets into rounds.
+#[derive(Debug)]
+pub enum Rendezvous {
+    /// A job of one node.
+    Local(LocalRendezvous),
+    /// A static or c10d job, in which other nodes may take part.
+    Network(NetworkRendezvous),
+}
+
+impl Rendezvous {
+    /// Opens the stores that this node hosts from the start. It joins no round yet.
+    ///
+    /// # Errors
+    /// A store, or an address for this node, cannot be had.
+    pub fn open(setup: Setup) -> Result<Self, LaunchError> {
+        if setup.spec.is_shared() {
+            return Ok(Self::Network(NetworkRendezvous::open(setup)?));
+        }
+        let training_store = TrainingStore::open_local(&setup.spec, &setup.network)?;
+        Ok(Self::Local(LocalRendezvous::new(training_store)))
+    }
+
+    /// Sends a command. Returns the answer if it needs no other node; otherwise it is an event of [`Self::receive`].
+    pub fn send(&mut self, command: RendezvousCommand) -> Option<RendezvousEvent> {
+        match self {
+            Self::Local(local) => local.answer(&command),
+            Self::Network(network) => {
+                network.send_command(command);
+                None
+            }
+        }
+    }
+
+    /// The connection to other nodes, if there may be any.
+    #[must_use]
+    pub const fn network(&self) -> Option<&NetworkRendezvous> {
+        match self {
+            Self::Local(_) => None,
+            Self::Network(network) => Some(network),
+        }
+    }
+}
 
 /// One completed rendezvous, as this node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,9 +127,9 @@ pub struct Member {
 }
 
 impl Round {
-    /// The only round of a job of one node.
+    /// The first round of a job of one node.
     #[must_use]
-    pub fn alone(workers: LocalWorldSize, master: Master) -> Self {
+    pub fn of_one_node(workers: LocalWorldSize, master: Master) -> Self {
         let world_size = WorldSize(workers.0);
         Self {
             number: 0,

@@ -67,7 +67,7 @@ pub struct Setup {
 
 /// The rendezvous, as the agent has it. Only [`Self::open`] and [`Self::end`] wait.
 #[derive(Debug)]
-pub struct Rendezvous {
+pub struct NetworkRendezvous {
     /// Ends before the stores: its tasks still use them.
     io_thread: IoThread,
     channel: AgentChannel,
@@ -78,7 +78,7 @@ pub struct Rendezvous {
     task_ended: mpsc::Receiver<()>,
 }
 
-impl Rendezvous {
+impl NetworkRendezvous {
     /// Opens the store if this node hosts it, and starts the task that reaches it. It takes part from the first
     /// [`RendezvousCommand::Join`] on.
     ///
@@ -168,7 +168,7 @@ impl Rendezvous {
     }
 }
 
-impl AsFd for Rendezvous {
+impl AsFd for NetworkRendezvous {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }

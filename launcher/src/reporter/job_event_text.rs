@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(render(&[1], &[0], None), "rank 1 has exited with 0, and rank 0 still runs 60 s later");
         let master =
             rankrun_contract::env::Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true };
-        let mut round = Round::alone(spec.workers, master);
+        let mut round = Round::of_one_node(spec.workers, master);
         (round.node_rank, round.base_rank) = (rankrun_contract::rank::NodeRank(1), Rank(8));
         assert_eq!(
             render(&[0, 1, 2], &[3, 5], Some(&round)),

@@ -25,6 +25,9 @@ const PEER_WAIT: Duration = Duration::from_secs(4);
 
 impl<M: Machine> World<'_, M> {
     pub(super) fn perform(&mut self, action: &Action) {
+        if let Some(answer) = self.answer_alone(action) {
+            return self.queue.push_front(answer);
+        }
         match action {
             Action::Start { generation, .. } => self.start(*generation),
             Action::Signal { generation, local_ranks, signal } => {
@@ -99,6 +102,11 @@ impl<M: Machine> World<'_, M> {
         let is_left = self.node.signal_leftover(signal, self.now);
         let result = if is_left { SweepResult::Remaining } else { SweepResult::Empty };
         self.queue.push_back(Input::LeftoversSwept { result });
+    }
+
+    /// The answer of the rendezvous in a job of one node.
+    fn answer_alone(&mut self, action: &Action) -> Option<Input> {
+        if self.setup.others { None } else { self.rendezvous.answer_alone(action) }
     }
 
     fn ask(&mut self, question: Question) {

@@ -3,8 +3,7 @@
 //!
 //! Parts that the state machine does not own are judged as far as its actions show them:
 //!
-//! - 2: with one node, a round is over as soon as everything is ready, and its placement is the assignment of
-//!   the last device check; with several nodes, the rendezvous decides.
+//! - 2: a round is complete when the rendezvous says so, which it does at once in a job of one node.
 //! - 3: reaping belongs to the agent's loop; here, that no worker is forgotten and no exit counts twice.
 //! - 9: heartbeats belong to the rendezvous; here, every other message about an old generation.
 
@@ -288,15 +287,11 @@ impl Turn<'_> {
 
 /// Also no process that an old generation left behind is alive.
 fn invariant_1(turn: &Turn<'_>) -> Verdict {
-    let Some((at, generation, _)) = turn.starts().next() else { return Ok(()) };
-    let old = turn
-        .node
-        .processes
-        .iter()
-        .find(|old| old.is_alive() && !old.is_external && old.generation != generation);
-    require(old.is_none(), || format!("{generation:?} starts, and {old:?} is alive"))?;
+    let Some(at) = turn.next_generation_at() else { return Ok(()) };
+    let old = turn.node.processes.iter().find(|old| old.is_alive() && !old.is_external);
+    require(old.is_none(), || format!("a generation begins, and {old:?} is alive"))?;
     let is_swept = turn.book.starts == 0 || turn.sweeps(&turn.actions[..at]);
-    require(is_swept, || format!("{generation:?} starts before the old one's leftovers are killed"))
+    require(is_swept, || "a generation begins before the old one's leftovers are killed".to_owned())
 }
 
 fn invariant_2(turn: &Turn<'_>) -> Verdict {
@@ -373,7 +368,7 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
             format!("it is not reported that {stuck:?} does not end")
         })?;
     }
-    let is_over = turn.finish().is_some() || turn.starts().next().is_some();
+    let is_over = turn.finish().is_some() || turn.goes_on();
     if let Some(due) = report_by.or(kill_by)
         && !is_over
         && stays().next().is_some()
@@ -384,14 +379,14 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
     }
     let last_is_reaped = turn.cause().is_some() && !life.start_pending && stays().next().is_none();
     // Another invariant checks that a start does not come too early.
-    let ends = turn.sweeps(turn.actions) || turn.starts().next().is_some();
+    let ends = turn.sweeps(turn.actions) || turn.goes_on();
     require(!last_is_reaped || ends, || "the last worker is reaped, and the stop goes on".to_owned())
 }
 
 /// Also no restart before the back-off is over, and every granted restart is made.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
     for (_, _, restart_count) in turn.starts() {
-        let used = RestartCount(turn.book.used());
+        let used = RestartCount(turn.book.peers.restarts);
         require(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
     }
     if turn.restarts() {

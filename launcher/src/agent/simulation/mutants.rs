@@ -10,7 +10,7 @@ use rankrun_contract::rank::{Generation, LocalRank, RestartCount};
 
 use super::faults::{Fault, faulty_state};
 use super::oracle::WINDOW;
-use super::others::{lost_node, note_with_loss};
+use super::others::{lost_node, note_with_loss, round};
 use super::setup::{MOST_WORKERS, Setup};
 use crate::agent::message::{Action, Input, JobEvent, JobOutcome, PeerNotice, WorkerEnd};
 use crate::agent::phase::{CheckStep, JobPhase, ShutdownStep};
@@ -205,12 +205,13 @@ impl Mutant {
 
     /// The actions instead of those that the real machine returned for `input`.
     fn alter_actions(&self, input: &Input, mut actions: Vec<Action>) -> Vec<Action> {
-        let starts = actions.iter().any(|action| matches!(action, Action::Start { .. }));
+        let begins = |action: &Action| matches!(action, Action::Start { .. } | Action::Join { .. });
+        let goes_on = actions.iter().any(begins);
         let is_warning = |action: &Action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. }));
         let is_leftovers = |action: &Action| matches!(action, Action::KillLeftovers { .. });
         match self.fault {
-            Fault::LeavesLeftovers if starts => actions.retain(|action| !is_leftovers(action)),
-            Fault::LeavesLeftoversAtTheEnd if !starts => actions.retain(|action| !is_leftovers(action)),
+            Fault::LeavesLeftovers if goes_on => actions.retain(|action| !is_leftovers(action)),
+            Fault::LeavesLeftoversAtTheEnd if !goes_on => actions.retain(|action| !is_leftovers(action)),
             Fault::StartsTwice => {
                 let start = actions.iter().find(|action| matches!(action, Action::Start { .. })).cloned();
                 actions.extend(start);
@@ -257,12 +258,13 @@ impl Mutant {
 
     fn alter_peer_actions(&self, actions: &mut Vec<Action>) {
         match self.fault {
-            Fault::KeepsItsFailureToItself => {
+            // Told failures have an invariant of their own.
+            Fault::KeepsItsFailureToItself | Fault::BlamesTheSuspect => {
                 actions.retain(|action| !matches!(action, Action::TellFailure { .. }));
             }
             Fault::StartsWithoutARound => {
                 let (generation, restart_count) = (self.generation, RestartCount(0));
-                let start = || Action::Start { generation, restart_count, round: None };
+                let start = || Action::Start { generation, restart_count, round: Box::new(round(0)) };
                 let joins = actions.iter_mut().filter(|action| matches!(action, Action::Join { .. }));
                 joins.for_each(|join| *join = start());
             }
@@ -270,8 +272,8 @@ impl Mutant {
         }
         for action in actions {
             match (self.fault, action) {
-                (Fault::StartsInTheOldRound, Action::Start { round: Some(round), .. }) => round.number -= 1,
-                (Fault::CountsWhatOthersDo, Action::Start { generation, restart_count, round: Some(_) }) => {
+                (Fault::StartsInTheOldRound, Action::Start { round, .. }) => round.number -= 1,
+                (Fault::CountsWhatOthersDo, Action::Start { generation, restart_count, .. }) => {
                     restart_count.0 = generation.0;
                 }
                 (Fault::ClosesWhenItLeaves, Action::Finish(end)) => end.peer_notice = PeerNotice::Failed,
@@ -301,7 +303,8 @@ impl Mutant {
         }) else {
             return;
         };
-        let was_ended = matches!(input, Input::Exited { .. }) && end.failure.is_some();
+        let is_last_input = matches!(input, Input::Exited { .. } | Input::LostNodeFound(None));
+        let was_ended = is_last_input && end.failure.is_some();
         let restarts = match self.fault {
             Fault::RestartsOnceTooOften => was_ended && !budget_left && end.stopped_by.is_none(),
             Fault::RestartsAfterTheTimeLimit => end.time_limit.is_some(),
@@ -309,10 +312,8 @@ impl Mutant {
             _ => false,
         };
         if restarts {
-            let next = self.generation.0 + 1;
-            let (generation, restart_count) = (Generation(next), RestartCount(next));
             actions.truncate(at);
-            actions.push(Action::Start { generation, restart_count, round: None });
+            actions.push(Action::Join { workers: self.real.rules.workers });
         }
     }
 

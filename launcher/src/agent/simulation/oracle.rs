@@ -331,10 +331,6 @@ impl Book {
     pub(super) fn record_action(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Start { generation, .. } => {
-                if self.starts > 0 && !self.setup.others {
-                    let counts = self.life.cause != Some(Cause::Stop(StopReason::RestartRequest));
-                    self.record.record_restart(&self.life, now, counts);
-                }
                 self.starts += 1;
                 self.generation = *generation;
                 self.life = Life { began: Some(now), joins_from: Some(now), ..Life::default() };

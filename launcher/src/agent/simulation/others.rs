@@ -95,6 +95,19 @@ pub(super) struct Rendezvous {
 }
 
 impl Rendezvous {
+    /// The answer of a rendezvous without other nodes, which is there at once.
+    pub(super) fn answer_alone(&mut self, action: &Action) -> Option<Input> {
+        Some(match action {
+            Action::Join { .. } => {
+                self.rounds += 1;
+                Input::Joined(Box::new(Round { nodes: NodeCount::ONE, ..round(self.rounds) }))
+            }
+            Action::FindLostNode => Input::LostNodeFound(None),
+            Action::TellSuccess => Input::AllSucceeded,
+            _ => return None,
+        })
+    }
+
     pub(super) const fn join(&mut self) {
         self.stance = Stance::Joining;
     }
@@ -114,7 +127,7 @@ impl Rendezvous {
             Elsewhere::Completes if self.stance == Stance::Joining => {
                 self.stance = Stance::Member;
                 self.rounds += 1;
-                Some(Input::Joined(round(self.rounds)))
+                Some(Input::Joined(Box::new(round(self.rounds))))
             }
             Elsewhere::Completes => None,
             Elsewhere::PeerFails => change(MembershipChange::from(note())),
@@ -146,9 +159,9 @@ impl Rendezvous {
     }
 }
 
-fn round(number: u64) -> Box<Round> {
+pub(super) fn round(number: u64) -> Round {
     let world_size = WorldSize::new(8).expect("eight");
-    Box::new(Round {
+    Round {
         number,
         node_rank: NodeRank(0),
         nodes: NodeCount::new(2).expect("two"),
@@ -159,7 +172,7 @@ fn round(number: u64) -> Box<Round> {
         master: Master { addr: "th1".to_owned(), port: 1, uses_agent_store: true },
         members: Vec::new(),
         interface: None,
-    })
+    }
 }
 
 pub(super) fn lost_node(role: LossRole) -> LostNode {
@@ -211,7 +224,7 @@ pub(super) struct Known {
     pub(super) is_joining: bool,
     /// The last round that included this node.
     pub(super) round: Option<u64>,
-    /// Of the granted restarts, those of this node.
+    /// The restarts that the workers of this node see.
     pub(super) restarts: u32,
     /// How the job has ended on another node.
     pub(super) over: Option<RendezvousEnd>,
@@ -279,25 +292,19 @@ impl Book {
             && !lost_another
             && (!is_stopped || has_written)
     }
-
-    /// The restarts that the machine has used.
-    pub(super) const fn used(&self) -> u32 {
-        if self.setup.others { self.peers.restarts } else { self.starts }
-    }
 }
 
 impl Turn<'_> {
     /// The workers of this node ended because of another node.
     pub(super) fn is_others(&self) -> bool {
         let life = &self.book.life;
-        self.setup.others
-            && match self.cause() {
-                Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
-                Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
-                    self.is_told_elsewhere() || life.is_blamed_elsewhere
-                }
-                Some(Cause::Stop(_)) | None => false,
+        match self.cause() {
+            Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
+            Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
+                self.is_told_elsewhere() || life.is_blamed_elsewhere
             }
+            Some(Cause::Stop(_)) | None => false,
+        }
     }
 
     /// Another node has reported the possible cause of the failure here. A failure that lost no peer is not
@@ -329,25 +336,21 @@ impl Turn<'_> {
             matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
         let is_node_lost = self.book.life.peer == Some(PeerFailure::NodeLost);
         let is_own = self.is_told_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
-        self.setup.others && is_failure && is_own && !self.book.life.is_blamed_elsewhere
+        is_failure && is_own && !self.book.life.is_blamed_elsewhere
     }
 
-    /// If all start again: whether that is a restart of this node, and whether its budget pays.
+    /// If all start again: whether the workers of this node see a further restart, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
         let is_by_worker = matches!(self.book.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
         let is_jobs = self.setup.persona == CliFlavor::Rankrun && is_by_worker;
-        (is_own, is_own || is_jobs)
+        (is_own || self.is_requested(), is_own || is_jobs)
     }
 
     /// All workers start again by the restart policy.
     pub(super) fn restarts(&self) -> bool {
-        let begins = |action: &Action| match action {
-            Action::Start { .. } => !self.setup.others,
-            Action::Join { .. } => self.setup.others,
-            _ => false,
-        };
-        self.book.starts > 0 && self.actions.iter().any(begins) && !self.is_others() && !self.is_requested()
+        let joins = self.actions.iter().any(|action| matches!(action, Action::Join { .. }));
+        self.book.starts > 0 && joins && !self.is_others() && !self.is_requested()
     }
 
     /// The user wants all workers to start again.
@@ -355,9 +358,15 @@ impl Turn<'_> {
         self.cause() == Some(Cause::Stop(StopReason::RestartRequest))
     }
 
+    /// The machine starts or joins the next generation: the index of that action.
+    pub(super) fn next_generation_at(&self) -> Option<usize> {
+        let begins = |action: &Action| matches!(action, Action::Start { .. } | Action::Join { .. });
+        self.actions.iter().position(begins)
+    }
+
     /// The machine starts or joins the next generation.
     pub(super) fn goes_on(&self) -> bool {
-        self.actions.iter().any(|action| matches!(action, Action::Start { .. } | Action::Join { .. }))
+        self.next_generation_at().is_some()
     }
 }
 
@@ -369,14 +378,13 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
     };
     for action in turn.actions {
         if let Action::Start { round, .. } = action {
-            let number = round.as_ref().map(|round| round.number);
-            let is_it = if turn.setup.others { number == told && told.is_some() } else { number.is_none() };
-            require(is_it, || format!("a start for round {number:?} where {told:?} was completed"))?;
+            let number = round.number;
+            require(told == Some(number), || {
+                format!("a start for round {number} where {told:?} was completed")
+            })?;
         }
         if let Action::Join { .. } = action {
-            let alive = turn.node.processes.iter().find(|process| process.is_alive() && !process.is_external);
-            require(turn.setup.others && turn.book.ready, || "there are no peers to join".to_owned())?;
-            require(alive.is_none(), || format!("it joins, and {alive:?} is alive"))?;
+            require(turn.book.ready, || "it joins before anything is ready".to_owned())?;
             let is_asked = turn.book.open_question.is_some();
             require(!is_asked, || "it joins while something is being looked at".to_owned())?;
         }
@@ -386,7 +394,7 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
 
 /// An event on another node ends the round here at once, and the other nodes are told of events here at once.
 pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
-    if !turn.setup.others || turn.book.finished {
+    if turn.book.finished {
         return Ok(());
     }
     let (book, finish) = (turn.book, turn.finish());

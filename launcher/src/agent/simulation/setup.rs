@@ -225,7 +225,6 @@ impl Setup {
             interrupt: self.interrupt,
             unhealthy: self.unhealthy,
             external_worker: self.left_out.map(LocalRank),
-            has_rendezvous: self.others,
             ..rules(self.workers, self.max_restarts, self.persona)
         }
     }

@@ -47,7 +47,7 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
             return both(of_limit);
         }
         (None, None) if turn.is_others() => return or_of_limit(plain),
-        (None, None) if setup.others && cause.is_none() && !turn.book.peers.all_succeeded => {
+        (None, None) if cause.is_none() && !turn.book.peers.all_succeeded => {
             return both(of_limit);
         }
         _ => {}

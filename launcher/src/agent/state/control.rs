@@ -71,8 +71,8 @@ impl State {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub const fn check_restart_request(&self) -> Result<(), &'static str> {
-        if self.rules.has_rendezvous {
+    pub fn check_restart_request(&self) -> Result<(), &'static str> {
+        if self.peers.has_peers() {
             return Err("a job of several nodes cannot be restarted by request");
         }
         if self.stopped_by.is_some() || self.time_limit_timer.has_expired() {
@@ -114,6 +114,6 @@ impl State {
         // Workers see a further restart; the budget does not.
         self.node_restarts.0 += 1;
         self.generation.0 += 1;
-        vec![Action::Emit(JobEvent::RestartedByRequest), self.start_generation(now, None)]
+        vec![Action::Emit(JobEvent::RestartedByRequest), self.join_next_round(now, None)]
     }
 }

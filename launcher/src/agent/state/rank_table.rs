@@ -23,7 +23,7 @@ impl State {
             JobPhase::Undecided { live, failure, .. } => (live, Some(failure)),
             _ => return None,
         };
-        let is_alone = self.rules.workers.get() == 1 && !self.rules.has_rendezvous;
+        let is_alone = self.rules.workers.get() == 1 && !self.peers.has_peers();
         let is_wanted = !live.is_empty() && (!is_alone || reason == StopReason::TimeLimit);
         if self.rules.cli_flavor != CliFlavor::Rankrun || !is_wanted {
             return None;

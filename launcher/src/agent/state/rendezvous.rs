@@ -1,5 +1,6 @@
-//! The other nodes in the job's state: workers run only in a completed round, and an event on another node
-//! ends the round for all. The rendezvous task sends the events and tells the other nodes. Pure.
+//! Rounds in the job's state: workers run only in a completed round, and an event on another node ends the
+//! round for all. The rendezvous sends the events and tells the other nodes; in a job of one node it answers
+//! at once. Pure.
 //!
 //! - A worker is started only for a complete round, and only once per round (invariant 2).
 //! - Events on other nodes use no restart of this node (invariant 6): another node fails first, is lost,
@@ -9,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use rankrun_contract::rank::LocalRank;
+use rankrun_contract::rank::{LocalRank, NodeCount};
 
 use super::{State, insert_action};
 use crate::agent::failure::{Failure, FailureKind};
@@ -43,9 +44,17 @@ pub(super) struct PeerStatus {
     /// The first failure of this round, if it happened on another node.
     first_failure: Option<FailureNote>,
     remote_end: Option<JobEndElsewhere>,
-    has_started: bool,
+    /// The number of nodes in the last round, this node included; `None` before the first round.
+    nodes: Option<NodeCount>,
     /// This node could not start its workers.
     cannot_start: bool,
+}
+
+impl PeerStatus {
+    /// True if other nodes are in the round.
+    pub(super) fn has_peers(&self) -> bool {
+        self.nodes.is_some_and(|nodes| nodes > NodeCount::ONE)
+    }
 }
 
 impl State {
@@ -59,18 +68,19 @@ impl State {
     pub(super) fn on_round_joined(&mut self, now: Instant, round: Box<Round>) -> Vec<Action> {
         let JobPhase::Joining { failure, since } = &mut self.phase else { return Vec::new() };
         let (failure, since) = (failure.take(), *since);
-        let again = std::mem::replace(&mut self.peers.has_started, true);
-        if again && self.expires_before(now) {
-            return vec![self.finish_failed(failure)];
-        }
-        if !again {
+        let (is_first, had_peers) = (self.peers.nodes.is_none(), self.peers.has_peers());
+        self.peers.nodes = Some(round.nodes);
+        if is_first {
             self.time_limit_timer.start(self.rules.time_limit, now);
+        } else if self.expires_before(now) {
+            return vec![self.finish_failed(failure)];
         }
         self.peers.first_failure = None;
         let place = NodeSlot { node: round.node_rank, base: round.base_rank };
         self.history.record_joined(place, now.saturating_duration_since(since));
-        let said = again.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
-        said.into_iter().chain([self.start_generation(now, Some(round))]).collect()
+        let is_news = !is_first && (had_peers || self.peers.has_peers());
+        let said = is_news.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
+        said.into_iter().chain([self.start_generation(now, round)]).collect()
     }
 
     /// The round is over because of another node or the store.
@@ -229,7 +239,7 @@ impl State {
     /// Reports the failure to the other nodes at once, unless they know its cause.
     pub(super) fn report_failure_to_peers(&self, end: WorkerEnd) -> Option<Action> {
         let is_news = self.peers.remote_end.is_none() && !self.is_caused_by_peer(end);
-        (self.rules.has_rendezvous && is_news).then_some(Action::TellFailure { end })
+        is_news.then_some(Action::TellFailure { end })
     }
 
     /// True if another node has reported the cause of such a failure. A failure that lost no peer is not a
@@ -241,16 +251,12 @@ impl State {
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
     pub(super) fn report_stop_to_peers(&self, reason: StopReason) -> Option<Action> {
-        let is_news = self.rules.has_rendezvous && self.peers.remote_end.is_none();
-        is_news.then_some(Action::TellStop { reason })
+        self.peers.remote_end.is_none().then_some(Action::TellStop { reason })
     }
 
     /// Decides whether another node caused the failure, as long as a restart may follow; `None` if this node
     /// decides alone.
     pub(super) fn resolve_peer_cause(&mut self, now: Instant, failure: &Failure) -> Option<Vec<Action>> {
-        if !self.rules.has_rendezvous {
-            return None;
-        }
         if let Some(end) = self.finish_as_ended_elsewhere(failure) {
             return Some(vec![end]);
         }
@@ -301,9 +307,6 @@ impl State {
 
     /// All workers of this node have succeeded.
     pub(super) fn on_local_success(&mut self, now: Instant) -> Vec<Action> {
-        if !self.rules.has_rendezvous {
-            return vec![self.succeed(None)];
-        }
         self.history.record_first_end(now);
         self.history.record_last_reap(now);
         self.phase = JobPhase::Settling { report_at: Some(now + PEER_WAIT_REPORT_DELAY) };
@@ -421,7 +424,7 @@ impl State {
 
     /// Before the first start a stop has another exit status (contract 3.3).
     pub(super) const fn has_started(&self) -> bool {
-        self.peers.has_started
+        self.peers.nodes.is_some()
     }
 
     /// The exit status of a job that ended on another node.

@@ -266,12 +266,7 @@ impl State {
         self.job_restarts.0 += 1;
         self.generation.0 += 1;
         let said = Action::Emit(JobEvent::Restarting { used: self.job_restarts });
-        let next = if self.rules.has_rendezvous {
-            self.join_next_round(now, Some(failure))
-        } else {
-            self.start_generation(now, None)
-        };
-        vec![said, next]
+        vec![said, self.join_next_round(now, Some(failure))]
     }
 
     pub(super) fn finish_failed(&mut self, failure: Option<Failure>) -> Action {

@@ -20,8 +20,8 @@ use crate::spec::{Entrypoint, LaunchSpec, LogDir};
 pub(super) struct FolderRequest {
     pub(super) tree: Option<Arc<Mutex<LogTree>>>,
     pub(super) restart_count: RestartCount,
-    /// The number of the round, in a job of several nodes.
-    pub(super) round: Option<u64>,
+    /// The number of the round.
+    pub(super) round: u64,
     pub(super) placements: Vec<Placement>,
     pub(super) spec: LaunchSpec,
 }
@@ -56,10 +56,7 @@ impl FolderRequest {
     fn create_attempt(&self) -> Result<Option<Attempt>, LogError> {
         let Some(tree) = &self.tree else { return Ok(None) };
         let mut tree = tree.lock().unwrap_or_else(PoisonError::into_inner);
-        let attempt = match self.round {
-            Some(round) => tree.attempt_in(round, self.restart_count, self.spec.workers),
-            None => tree.attempt(self.restart_count, self.spec.workers),
-        };
+        let attempt = tree.attempt_in(self.round, self.restart_count, self.spec.workers);
         match (attempt, &self.spec.logs.dir) {
             (Ok(attempt), _) => Ok(Some(attempt)),
             (Err(error), LogDir::Temporary(_) | LogDir::ErrorFiles(_)) => {

@@ -23,20 +23,19 @@ impl WorkerGroup {
     }
 
     /// Those of the workers that have not joined the store in this generation, neither directly nor by a live
-    /// descendant. `greeted` has the client pids of a training store that the rendezvous owns.
+    /// descendant. `client_pids` are those of the training store, if this node has it.
     pub(in crate::agent) fn workers_not_joined(
         &self,
         local_ranks: &[LocalRank],
-        greeted: Option<Option<BTreeSet<u32>>>,
+        client_pids: Option<BTreeSet<u32>>,
     ) -> Vec<NotJoined> {
-        let of_meeting = || self.local_store.as_ref()?.server()?.client_ids().ok();
-        let Some(greeted) = greeted.unwrap_or_else(of_meeting) else { return Vec::new() };
-        let has_greeted = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid));
+        let Some(client_pids) = client_pids else { return Vec::new() };
+        let is_client = |pid: Pid| u32::try_from(pid.as_raw()).is_ok_and(|pid| client_pids.contains(&pid));
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
         let missing = workers.map(|(&local_rank, &pid)| NotJoined { local_rank, pid });
         // If the descendants cannot be listed, one of them may have joined.
-        let one_below_has = |pid| descendants_of(pid).map_or(true, |all| all.into_iter().any(has_greeted));
-        let has_joined = |pid| has_greeted(pid) || one_below_has(pid);
+        let one_below_has = |pid| descendants_of(pid).map_or(true, |all| all.into_iter().any(is_client));
+        let has_joined = |pid| is_client(pid) || one_below_has(pid);
         missing.filter(|worker| !has_joined(worker.pid)).collect()
     }
 }

@@ -22,15 +22,15 @@ use crate::spec::stop::StopReason;
 const JOIN_PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 impl WorkerGroup {
-    /// One row per rank; `None` if the table does not help to explain the stop. `greeted` is as
-    /// for [`Workers::not_joined`].
+    /// One row per rank; `None` if the table does not help to explain the stop. `client_pids` are those of
+    /// the training store, if this node has it.
     pub(in crate::agent) fn rank_table(
         &self,
         (generation, reason): (Generation, StopReason),
         ended: &[EndedRank],
-        greeted: Option<Option<BTreeSet<u32>>>,
+        client_pids: Option<BTreeSet<u32>>,
     ) -> Option<RankTable> {
-        let probe = self.join_probe(greeted);
+        let probe = self.join_probe(client_pids);
         let ranks = (0..self.spec.workers.get()).map(LocalRank);
         let rows = ranks.map(|local_rank| self.rank_row(local_rank, ended, &probe)).collect();
         let mut table = RankTable { reason, rows };
@@ -63,12 +63,10 @@ impl WorkerGroup {
         RankRow { local_rank, pid, process, joined, cpu_time: None, output: LastOutput::Unavailable }
     }
 
-    fn join_probe(&self, greeted: Option<Option<BTreeSet<u32>>>) -> JoinProbe {
-        let of_meeting = || self.local_store.as_ref()?.server()?.client_ids().ok();
-        let greeted = greeted.unwrap_or_else(of_meeting);
-        let port = self.round.as_ref().map(|round| round.master.port).filter(|_| greeted.is_none());
+    fn join_probe(&self, client_pids: Option<BTreeSet<u32>>) -> JoinProbe {
+        let port = self.round.as_ref().map(|round| round.master.port).filter(|_| client_pids.is_none());
         let connected = port.map(ConnectedSockets::to_port).unwrap_or_default();
-        JoinProbe { client_pids: greeted, connected, until: Instant::now() + JOIN_PROBE_TIMEOUT }
+        JoinProbe { client_pids, connected, until: Instant::now() + JOIN_PROBE_TIMEOUT }
     }
 }
 
@@ -89,7 +87,7 @@ impl JoinProbe {
 
     fn has_joined(&self, pid: Pid) -> bool {
         match &self.client_pids {
-            Some(greeted) => u32::try_from(pid.as_raw()).is_ok_and(|pid| greeted.contains(&pid)),
+            Some(pids) => u32::try_from(pid.as_raw()).is_ok_and(|pid| pids.contains(&pid)),
             None => self.connected.is_held_by(pid),
         }
     }

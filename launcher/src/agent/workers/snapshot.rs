@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use rankrun_contract::rank::LocalRank;
 
 use super::WorkerGroup;
-use crate::agent::others::program_name;
+use crate::agent::rendezvous_handle::program_name;
 use crate::agent::state::control::StateSummary;
 use crate::control::protocol::{JobStatus, RankState, WorkerStatus};
 use crate::control::snapshot::JobSnapshot;

@@ -28,7 +28,7 @@ fn port_of_another_program_is_refused_for_hosting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut job = Job { is_host: Some(true), ..Job::at(&store(), 1, 1) };
     job.port = taken.local_addr().unwrap().port();
-    let error = Rendezvous::open(job.setup()).unwrap_err();
+    let error = NetworkRendezvous::open(job.setup()).unwrap_err();
     assert!(error.to_string().contains(&job.port.to_string()), "{error}");
 }
 
@@ -36,7 +36,7 @@ fn port_of_another_program_is_refused_for_hosting() {
 fn unknown_interface_is_refused_at_open() {
     let mut setup = Job::at(&store(), 1, 1).setup();
     setup.network.iface = Some("nope0".to_owned());
-    let error = Rendezvous::open(setup).unwrap_err();
+    let error = NetworkRendezvous::open(setup).unwrap_err();
     assert!(error.to_string().contains("`nope0`") && error.to_string().contains("`lo`"), "{error}");
 }
 

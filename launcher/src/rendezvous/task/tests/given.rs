@@ -36,7 +36,10 @@ impl Static {
             times: self.times,
         };
         let setup = Setup { spec, ..Job::at(&store(), 1, 1).setup() };
-        Agent { rendezvous: Rendezvous::open_with(setup, limits).unwrap(), workers: LocalWorldSize::ONE }
+        Agent {
+            rendezvous: NetworkRendezvous::open_with(setup, limits).unwrap(),
+            workers: LocalWorldSize::ONE,
+        }
     }
 
     fn round(&self) -> Vec<Agent> {

@@ -10,7 +10,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, NodeCount, NodeRank, Ran
 
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::task::{
-    NetworkSpec, Rendezvous, RendezvousCommand, RendezvousEvent, RendezvousSpec, Setup, ShutdownKind,
+    NetworkRendezvous, NetworkSpec, RendezvousCommand, RendezvousEvent, RendezvousSpec, Setup, ShutdownKind,
 };
 use crate::rendezvous::{
     FailureNote, MembershipChange, NodeName, RendezvousEnd, Round, WaitStatus, WorkerFailure,
@@ -106,20 +106,20 @@ impl Job {
 }
 
 pub(super) struct Agent {
-    pub(super) rendezvous: Rendezvous,
+    pub(super) rendezvous: NetworkRendezvous,
     pub(super) workers: LocalWorldSize,
 }
 
 impl Agent {
     /// That was told this.
     pub(super) fn of(setup: Setup) -> Self {
-        Self { rendezvous: Rendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
+        Self { rendezvous: NetworkRendezvous::open(setup).unwrap(), workers: LocalWorldSize::ONE }
     }
 
     /// An agent of another version, which speaks this protocol.
     pub(super) fn of_protocol(job: &Job, protocol: u32, version: &str) -> Self {
         let setup = Setup { version: version.to_owned(), ..job.setup() };
-        let rendezvous = Rendezvous::open_with(setup, |plan| plan.protocol = protocol).unwrap();
+        let rendezvous = NetworkRendezvous::open_with(setup, |plan| plan.protocol = protocol).unwrap();
         Self { rendezvous, workers: LocalWorldSize::ONE }
     }
 

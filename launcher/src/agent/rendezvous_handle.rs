@@ -1,0 +1,382 @@
+//! The agent's side of the rendezvous. Its events become inputs of the state, and actions of the state become commands.
+//! Nothing else in the agent knows whether the job may have other nodes. Nothing here waits.
+#![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a rendezvous takes")]
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::pipe2;
+
+use rankrun_contract::rank::NodeCount;
+
+use crate::agent::Agent;
+use crate::agent::message::{Action, Input, JobOutcome, PeerNotice};
+use crate::error::{LaunchError, format_chain};
+use crate::process::watchdog::Watchdog;
+use crate::rendezvous::descriptor::display_entrypoint;
+use crate::rendezvous::error::RendezvousError;
+use crate::rendezvous::task::{LeaseDeadlines, NetworkRendezvous, Setup};
+use crate::rendezvous::{
+    FailureNote, MembershipChange, Rendezvous, RendezvousCommand, RendezvousEnd, RendezvousEvent, Round,
+    ShutdownKind,
+};
+use crate::reporter::nodes;
+use crate::reporter::user_log::UserLog;
+use crate::spec::stop::StopReason;
+use crate::spec::{Entrypoint, LaunchSpec};
+use crate::store::StoreServer;
+
+/// The rendezvous of this node, from before it is open until this node has left it.
+#[derive(Debug)]
+pub(super) struct RendezvousHandle {
+    /// `None` before it is open, and after this node has left the other nodes.
+    rendezvous: Option<Rendezvous>,
+    /// The answer of a rendezvous that needs no other node.
+    answer: Option<Input>,
+    /// The server of the round's training store, if it is this agent's.
+    training_server: Option<Arc<StoreServer>>,
+    /// When the agent last joined.
+    joined_at: Instant,
+    /// Why the rendezvous failed.
+    error: Option<RendezvousError>,
+    /// Why the workers could not be started here.
+    start_error: Option<String>,
+    /// Until when the workers may live, as the state was told last.
+    kill_by: Option<Instant>,
+    /// The guard's watchdog over this process.
+    watchdog: Watchdog,
+    /// The guard was told that workers may run.
+    is_watched: bool,
+    /// The job may have several nodes, so people want to know which is which.
+    is_many: bool,
+}
+
+impl RendezvousHandle {
+    /// A rendezvous that is not open yet.
+    pub(super) fn new(spec: &LaunchSpec, watchdog: Watchdog) -> Self {
+        Self {
+            rendezvous: None,
+            answer: None,
+            training_server: None,
+            joined_at: Instant::now(),
+            error: None,
+            start_error: None,
+            kill_by: None,
+            watchdog,
+            is_watched: false,
+            is_many: spec.rendezvous.nodes().max > NodeCount::ONE,
+        }
+    }
+
+    pub(super) fn install(&mut self, rendezvous: Rendezvous) {
+        self.rendezvous = Some(rendezvous);
+    }
+
+    fn network(&self) -> Option<&NetworkRendezvous> {
+        self.rendezvous.as_ref().and_then(Rendezvous::network)
+    }
+
+    fn send(&mut self, command: RendezvousCommand, user_log: &UserLog) {
+        if matches!(command, RendezvousCommand::Join { .. }) {
+            self.joined_at = Instant::now();
+        }
+        let event = self.rendezvous.as_mut().and_then(|rendezvous| rendezvous.send(command));
+        self.answer = event.and_then(|event| self.input_of(event, user_log));
+    }
+
+    /// The input that the last command was answered with at once.
+    pub(super) const fn take_answer(&mut self) -> Option<Input> {
+        self.answer.take()
+    }
+
+    /// How long the rendezvous of this round took.
+    pub(super) fn duration(&self) -> Duration {
+        self.joined_at.elapsed()
+    }
+
+    /// Pids of the clients that have connected to the training store in this round, if this agent has it.
+    pub(super) fn client_pids(&self) -> Option<BTreeSet<u32>> {
+        self.training_server.as_ref()?.client_ids().ok()
+    }
+
+    /// What has happened, as inputs. Events that are only for people are printed.
+    pub(super) fn receive_inputs(&mut self, user_log: &UserLog) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        while let Some(event) = self.network().and_then(NetworkRendezvous::receive) {
+            inputs.extend(self.input_of(event, user_log));
+        }
+        inputs
+    }
+
+    fn input_of(&mut self, event: RendezvousEvent, user_log: &UserLog) -> Option<Input> {
+        Some(match event {
+            RendezvousEvent::Joined { round, training_server } => {
+                if self.network().is_some() {
+                    trace_round(&round);
+                }
+                self.training_server = training_server;
+                Input::Joined(round)
+            }
+            RendezvousEvent::Changed(change) => Input::Changed(change),
+            RendezvousEvent::LostNodeFound(lost) => Input::LostNodeFound(lost),
+            RendezvousEvent::AllSucceeded => Input::AllSucceeded,
+            RendezvousEvent::Waiting(waiting) => {
+                user_log.print_line(&nodes::waiting(&waiting));
+                return None;
+            }
+            RendezvousEvent::Note(text) => {
+                if self.is_many {
+                    user_log.print_line(&nodes::note(&text));
+                } else {
+                    tracing::info!("{text}");
+                }
+                return None;
+            }
+            RendezvousEvent::Over(end) => Input::Over(end),
+            RendezvousEvent::Failed(error) => {
+                self.error.get_or_insert(error);
+                let lease = self.network().and_then(NetworkRendezvous::lease_deadlines);
+                self.kill_by = lease.map(|lease| lease.kill_by);
+                Input::Over(RendezvousEnd::Failed { kill_by: self.kill_by })
+            }
+        })
+    }
+
+    /// When the workers are to be stopped unless the store answers before, and when they are to be killed.
+    fn lease_deadlines(&self) -> Option<LeaseDeadlines> {
+        self.network()?.lease_deadlines().filter(|lease| self.kill_by != Some(lease.kill_by))
+    }
+
+    /// The same as an input, where the time has come.
+    pub(super) fn cut_off(&mut self, now: Instant, is_suspended: bool) -> Option<Input> {
+        self.deadline(is_suspended).filter(|at| *at <= now)?;
+        let kill_by = self.lease_deadlines()?.kill_by;
+        self.kill_by = Some(kill_by);
+        Some(Input::Changed(MembershipChange::CutOff { kill_by }))
+    }
+
+    /// Workers were killed while the state could not be asked. It hears of that before it hears of any exit.
+    pub(super) fn killed(&mut self) -> Option<Input> {
+        let kill_by =
+            self.watchdog.take_killed_deadline().filter(|kill_by| self.kill_by != Some(*kill_by))?;
+        self.kill_by = Some(kill_by);
+        Some(Input::Changed(MembershipChange::StoodStill))
+    }
+
+    /// Whether there may be workers, which the guard is to end if this process cannot.
+    fn set_watched(&mut self, has_workers: bool) {
+        let is_watched = has_workers && self.is_many;
+        if let Some(network) = self.rendezvous.as_ref().and_then(Rendezvous::network)
+            && std::mem::replace(&mut self.is_watched, is_watched) != is_watched
+        {
+            network.set_watchdog(is_watched.then(|| self.watchdog.clone()));
+        }
+    }
+
+    /// When that is to be asked next. Suspended workers cannot stop by themselves: they are killed at the end.
+    pub(super) fn deadline(&self, is_suspended: bool) -> Option<Instant> {
+        let lease = self.lease_deadlines()?;
+        if is_suspended { self.is_many.then_some(lease.kill_by) } else { Some(lease.stop_at) }
+    }
+
+    /// Why the rendezvous failed, if it did.
+    pub(super) const fn take_error(&mut self) -> Option<RendezvousError> {
+        self.error.take()
+    }
+
+    /// The workers cannot be started here. The other nodes are told when this node leaves.
+    pub(super) fn set_start_error(&mut self, error: &LaunchError) {
+        self.start_error.get_or_insert_with(|| format_chain(error));
+    }
+
+    /// Readable when the other nodes have news.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.network().map(AsFd::as_fd)
+    }
+
+    /// Takes the connection to other nodes. A local rendezvous stays: processes that outlive the workers may use its
+    /// training store.
+    fn take_network(&mut self) -> Option<NetworkRendezvous> {
+        match self.rendezvous.take() {
+            Some(Rendezvous::Network(network)) => Some(network),
+            local => {
+                self.rendezvous = local;
+                None
+            }
+        }
+    }
+}
+
+/// What the rendezvous needs to know of the launch.
+pub(super) fn rendezvous_setup(spec: &LaunchSpec) -> Setup {
+    Setup {
+        spec: spec.rendezvous.clone(),
+        network: spec.network.clone(),
+        role: spec.role.clone(),
+        workers: spec.workers,
+        entrypoint: display_entrypoint(&program_name(&spec.entrypoint)),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        max_restarts: spec.max_restarts,
+    }
+}
+
+/// A notice to the other nodes that is on its way.
+#[derive(Debug)]
+pub(super) struct PendingShutdown {
+    /// The other end is closed when the notice is delivered.
+    over: OwnedFd,
+    /// After this time it is not awaited.
+    pub(super) until: Instant,
+}
+
+impl PendingShutdown {
+    /// Tells the other nodes how this node leaves, and keeps the stores that they need for a while, on a thread of its
+    /// own.
+    fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
+        let limit = limit_of(notice) + network.round_trip() * FAREWELL_ROUND_TRIPS;
+        let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
+        thread::Builder::new().name("parting".to_owned()).spawn(move || {
+            network.end(shutdown, limit);
+            drop(done);
+        })?;
+        Ok(Self { over, until: Instant::now() + limit })
+    }
+
+    /// True once the notice is delivered: nothing is ever written to the pipe, so it is readable at its end.
+    pub(super) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(self.over.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for PendingShutdown {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.over.as_fd()
+    }
+}
+
+impl Agent<'_> {
+    /// Before the actions of an input, workers that are about to start count. After them, swept workers do not.
+    pub(super) fn tell_guard_of_workers(&mut self, is_before: bool) {
+        let has_workers = self.state.has_workers();
+        if has_workers == is_before {
+            self.rendezvous.set_watched(has_workers);
+        }
+    }
+
+    /// Passes an action about the rendezvous on.
+    pub(super) fn send_to_rendezvous(&mut self, action: &Action) {
+        let command = match action {
+            Action::Join { workers } => RendezvousCommand::Join { workers: *workers },
+            Action::TellFailure { end } => {
+                // The note may have to wait for output: it is made for other nodes only.
+                let note = self.rendezvous.network().and_then(|_| self.workers.failure_note(end));
+                let Some(note) = note else { return };
+                RendezvousCommand::Failed(note)
+            }
+            Action::FindLostNode => RendezvousCommand::FindLostNode,
+            Action::TellSuccess => RendezvousCommand::Succeeded,
+            Action::TellStop { reason } => RendezvousCommand::Stopping { why: stop_text(*reason) },
+            _ => return,
+        };
+        self.rendezvous.send(command, self.user_log);
+    }
+
+    /// Tells the other nodes of the end while the last output is written.
+    pub(super) fn leave(
+        &mut self,
+        end: &JobOutcome,
+        error: Option<&RendezvousError>,
+    ) -> Option<PendingShutdown> {
+        let network = self.rendezvous.take_network()?;
+        if let Some(source) = self.scan_error {
+            self.rendezvous.set_start_error(&LaunchError::Unswept { source });
+        }
+        let start_error = self.rendezvous.start_error.take();
+        let own = || self.workers.launcher_failure_note(start_error?);
+        let shutdown = match end.peer_notice {
+            PeerNotice::Succeeded => {
+                ShutdownKind::Close { succeeded: true, failure: None, rule: end.rule.clone() }
+            }
+            PeerNotice::Failed => {
+                let failure = self.own_failure(end).or_else(own);
+                ShutdownKind::Close { succeeded: false, failure, rule: end.rule.clone() }
+            }
+            PeerNotice::Left => ShutdownKind::Leave { why: why(end, error) },
+        };
+        let pending = PendingShutdown::start(network, end.peer_notice, shutdown);
+        pending.map_err(|error| tracing::warn!("the other nodes are not told of the end: {error}")).ok()
+    }
+
+    fn own_failure(&self, end: &JobOutcome) -> Option<FailureNote> {
+        end.failure.as_ref().and_then(|failure| self.workers.failure_note(&failure.first))
+    }
+}
+
+/// A shutdown is so many requests, one after the other.
+const FAREWELL_ROUND_TRIPS: u32 = 10;
+
+/// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
+const fn limit_of(notice: PeerNotice) -> Duration {
+    match notice {
+        PeerNotice::Succeeded => Duration::from_secs(7),
+        PeerNotice::Failed => Duration::from_secs(4),
+        PeerNotice::Left => Duration::from_secs(2),
+    }
+}
+
+fn why(end: &JobOutcome, error: Option<&RendezvousError>) -> String {
+    match (end.stopped_by, end.time_limit, error, &end.remote_end) {
+        (Some(signal), ..) => stop_text(StopReason::Signal(signal)),
+        (None, Some(_), ..) => stop_text(StopReason::TimeLimit),
+        (None, None, Some(error), _) => format_chain(error),
+        (None, None, None, Some(_)) => stop_text(StopReason::EndedElsewhere),
+        (None, None, None, None) => stop_text(StopReason::Membership),
+    }
+}
+
+/// Why this node leaves, as the other nodes show it. A node leaves after another stop only if a worker survives it.
+fn stop_text(reason: StopReason) -> String {
+    match reason {
+        StopReason::Signal(signal) => format!("it was told to stop by {signal}"),
+        StopReason::TimeLimit => "its time limit is over".to_owned(),
+        StopReason::EndedElsewhere => "the job has ended".to_owned(),
+        StopReason::WorkerFailed
+        | StopReason::StartTimeout
+        | StopReason::NotStarted
+        | StopReason::RestartRequest
+        | StopReason::Membership
+        | StopReason::LeftoverTimeout => "its workers cannot be ended".to_owned(),
+    }
+}
+
+fn trace_round(round: &Round) {
+    tracing::info!(
+        "round {}: node {} of {}, {} workers from rank {}, the store is {}:{}",
+        round.number,
+        round.node_rank,
+        round.nodes,
+        round.world_size,
+        round.base_rank,
+        round.master.addr,
+        round.master.port
+    );
+}
+
+/// What is run, without the folder that it is in and without its arguments: both may be others on each node.
+pub(super) fn program_name(entrypoint: &Entrypoint) -> OsString {
+    let file_name = |word: &OsStr| Path::new(word).file_name().unwrap_or(word).to_owned();
+    match entrypoint {
+        Entrypoint::Script { script, .. } | Entrypoint::RunPath { script, .. } => file_name(script),
+        Entrypoint::Module { module, .. } => module.clone(),
+        Entrypoint::Program { name, .. } => file_name(name),
+    }
+}
