@@ -33,17 +33,7 @@ impl<M: Machine> World<'_, M> {
             Action::Signal { generation, local_ranks, signal } => {
                 self.node.signal((*generation, local_ranks), *signal, self.now, self.setup);
             }
-            Action::ProbeDState { generation, local_ranks } => {
-                let asleep =
-                    self.node.launched_workers(*generation).filter(|process| process.is_uninterruptible());
-                let asleep = asleep.filter(|process| local_ranks.contains(&process.local_rank));
-                let asleep = asleep.map(|process| UninterruptibleWorker {
-                    local_rank: process.local_rank,
-                    pid: process.pid,
-                });
-                let (generation, at, asleep) = (*generation, self.wall_clock(), asleep.collect());
-                self.queue.push_back(Input::DStateProbed { generation, at, uninterruptible: asleep });
-            }
+            Action::ProbeDState { generation, local_ranks } => self.probe_dstate(*generation, local_ranks),
             Action::ProbeJoined { generation, local_ranks } => self.probe_joined(*generation, local_ranks),
             Action::CollectRanks { generation, reason, .. } => self.collect_ranks(*generation, *reason),
             Action::ProbeDevices { .. } => self.ask(Question::Devices),
@@ -88,6 +78,16 @@ impl<M: Machine> World<'_, M> {
                 self.push_exits(ended);
             }
         }
+    }
+
+    fn probe_dstate(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
+        let workers = self.node.launched_workers(generation);
+        let workers = workers
+            .filter(|process| process.is_uninterruptible() && local_ranks.contains(&process.local_rank));
+        let uninterruptible = workers
+            .map(|process| UninterruptibleWorker { local_rank: process.local_rank, pid: process.pid })
+            .collect();
+        self.queue.push_back(Input::DStateProbed { generation, at: self.wall_clock(), uninterruptible });
     }
 
     fn sweep(&mut self, step: LeftoverStep) {
