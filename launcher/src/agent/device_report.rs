@@ -134,5 +134,5 @@ pub(super) fn find_accelerator<'a>(
 }
 
 #[cfg(test)]
-#[path = "checkup_tests.rs"]
+#[path = "device_report_tests.rs"]
 mod tests;

@@ -293,5 +293,5 @@ fn read_truncated(mut file: impl Read) -> Result<Vec<u8>, ErrorFileProblem> {
 }
 
 #[cfg(test)]
-#[path = "card_tests.rs"]
+#[path = "failure_context_tests.rs"]
 mod tests;

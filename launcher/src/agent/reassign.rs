@@ -181,5 +181,5 @@ impl World for ProbedMachine {
 }
 
 #[cfg(test)]
-#[path = "reseat_tests.rs"]
+#[path = "reassign_tests.rs"]
 mod tests;

@@ -19,26 +19,26 @@ use crate::spec::stop::{GraceFor, LeftoverPolicy, StopPolicy};
 use rankrun_contract::env::Master;
 use rankrun_contract::rank::LocalWorldSize;
 
-#[path = "blame_tests.rs"]
-mod blame_tests;
-#[path = "checking_tests.rs"]
-mod checking;
+#[path = "device_check_tests.rs"]
+mod device_check;
+#[path = "external_worker_tests.rs"]
+mod external_worker;
+#[path = "failure_origin_tests.rs"]
+mod failure_origin;
 #[path = "finished_tests.rs"]
 mod finished_tests;
 #[path = "grace_tests.rs"]
 mod grace_tests;
-#[path = "left_out_tests.rs"]
-mod left_out;
 #[path = "limit_tests.rs"]
 mod limits;
-#[path = "parting_tests.rs"]
-mod partings;
 #[path = "rank_table_tests.rs"]
 mod rank_tables;
 #[path = "rendezvous_tests.rs"]
 mod rendezvous_tests;
 #[path = "several_nodes_tests.rs"]
 mod several_nodes;
+#[path = "shutdown_tests.rs"]
+mod shutdown;
 #[path = "siblings_tests.rs"]
 mod siblings_tests;
 #[path = "start_tests.rs"]

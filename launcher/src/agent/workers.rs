@@ -7,9 +7,9 @@ mod failure_info;
 mod folders;
 mod kills;
 mod log_disk;
-mod look;
 mod rank_table;
 mod snapshot;
+mod worker_probes;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

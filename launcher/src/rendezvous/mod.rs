@@ -69,7 +69,7 @@ impl Rendezvous {
         Ok(Self::Local(LocalRendezvous::new(training_store)))
     }
 
-    /// Sends a command. Returns the answer if it needs no other node; otherwise it is an event of [`Self::receive`].
+    /// Sends a command. Returns the answer if it needs no other node; otherwise it is an event of `NetworkRendezvous::receive`.
     pub fn send(&mut self, command: RendezvousCommand) -> Option<RendezvousEvent> {
         match self {
             Self::Local(local) => local.answer(&command),
