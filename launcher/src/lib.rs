@@ -140,7 +140,7 @@ impl Startup {
 
 /// Under the name torchrun only torchrun's own lines are expected.
 fn wait_announcer(argv: &[OsString]) -> TellOfWait {
-    match cli::persona(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
+    match cli::cli_flavor(argv.first().map_or(OsStr::new(""), OsString::as_os_str)) {
         CliFlavor::Rankrun => reporter::print_probe_wait,
         CliFlavor::Torchrun => |_, _| {},
     }
@@ -272,9 +272,9 @@ impl AgentStart<'_> {
         reporter::trace_to(console.clone(), kind, launcher);
         self.log_missing_features();
         let no_color = self.facts.filled_variable("NO_COLOR").is_some();
-        let voice = UserLog::new(console, kind, launcher, no_color);
+        let user_log = UserLog::new(console, kind, launcher, no_color);
         for notice in &self.launch.notices {
-            voice.notice(notice);
+            user_log.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
         let argv =
@@ -290,7 +290,7 @@ impl AgentStart<'_> {
             foreign_python,
             watchdog: watch,
         };
-        agent::run(setup, self.link, voice);
+        agent::run(setup, self.link, user_log);
     }
 
     /// In places that lock a launcher down; under `-v`.

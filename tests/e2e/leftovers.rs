@@ -146,7 +146,7 @@ fn signal_ends_leftover_wait_and_second_signal_kills() {
     job.signal(Signal::SIGTERM);
     job.wait_for_line("SIGTERM: ending pid ");
     job.signal(Signal::SIGTERM);
-    job.wait().expect_exit_code(143).expect_stderr("told a second time");
+    job.wait().expect_exit_code(143).expect_stderr("second signal received");
 }
 
 #[test]

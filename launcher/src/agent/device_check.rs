@@ -1,6 +1,6 @@
 //! The health check of the devices after a failure. Its probes are child processes that run beside the
-//! agent's loop. It turns their answers into inputs for the state. `checkup` judges the devices; `reseat`
-//! assigns them anew.
+//! agent's loop. It turns their answers into inputs for the state. `device_report` judges the devices;
+//! `reassign` assigns them anew.
 #![expect(clippy::disallowed_methods, reason = "probes have a deadline")]
 
 use std::os::fd::BorrowedFd;

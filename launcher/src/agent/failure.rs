@@ -214,24 +214,26 @@ fn root_cause(failure: &Failure) -> FollowingEnd {
     {
         return *own;
     }
-    let wrote = |end: &WorkerEnd| end.error_file_info.filter(|testimony| testimony.lost_peer.is_none());
+    let wrote =
+        |end: &WorkerEnd| end.error_file_info.filter(|error_file_info| error_file_info.lost_peer.is_none());
     if wrote(&failure.first).is_none() {
         return first;
     }
     // A file written after the stop is later than that of the first exit, whatever the clock says.
-    let by_write_time =
-        failed.iter().filter_map(|other| wrote(&other.end).map(|testimony| (testimony.written, *other)));
+    let by_write_time = failed
+        .iter()
+        .filter_map(|other| wrote(&other.end).map(|error_file_info| (error_file_info.written, *other)));
     by_write_time.min_by_key(|(written, _)| *written).map_or(first, |(_, other)| other)
 }
 
 fn has_lost_peer(end: &WorkerEnd) -> bool {
-    end.error_file_info.is_some_and(|testimony| testimony.lost_peer.is_some())
+    end.error_file_info.is_some_and(|error_file_info| error_file_info.lost_peer.is_some())
 }
 
 /// True if `other` failed before our stop, which followed `first`: the stop may also end a worker with a code
 /// of its own.
 fn has_failed_before_stop(other: &FollowingEnd, first: FollowingEnd) -> bool {
-    let written = |end: &WorkerEnd| end.error_file_info.map(|testimony| testimony.written);
+    let written = |end: &WorkerEnd| end.error_file_info.map(|error_file_info| error_file_info.written);
     let wrote_before = written(&other.end).zip(written(&first.end)).is_some_and(|(own, first)| own <= first);
     !other.is_stopped_by_us && other.end.at <= first.end.at || wrote_before
 }
@@ -241,7 +243,7 @@ fn follow_lost_peers(from: FollowingEnd, failed: &[FollowingEnd]) -> FollowingEn
     let mut at = from;
     // More steps than workers happen only in a cycle of workers that blame each other.
     for _ in failed {
-        let lost = match at.end.error_file_info.and_then(|testimony| testimony.lost_peer) {
+        let lost = match at.end.error_file_info.and_then(|error_file_info| error_file_info.lost_peer) {
             Some(LostPeer::Here(local_rank)) => Some(local_rank),
             Some(LostPeer::Elsewhere(_) | LostPeer::Unnamed) | None => None,
         };
@@ -274,13 +276,13 @@ mod tests {
 
     const CODE: Exit = Exit::Code(1);
 
-    fn end(local_rank: u32, exit: Exit, testimony: Option<(u64, Option<u32>)>) -> WorkerEnd {
+    fn end(local_rank: u32, exit: Exit, error_file_info: Option<(u64, Option<u32>)>) -> WorkerEnd {
         WorkerEnd {
             local_rank: LocalRank(local_rank),
             pid: Pid::from_raw(100),
             exit,
             at: SystemTime::UNIX_EPOCH,
-            error_file_info: testimony.map(|(micros, lost)| ErrorFileInfo {
+            error_file_info: error_file_info.map(|(micros, lost)| ErrorFileInfo {
                 written: SystemTime::UNIX_EPOCH + Duration::from_micros(micros),
                 lost_peer: lost.map(|rank| LostPeer::Here(LocalRank(rank))),
             }),

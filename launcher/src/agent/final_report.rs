@@ -26,7 +26,7 @@ use crate::spec::{CliFlavor, LaunchSpec};
 /// Settings of the final report that the job itself does not need.
 #[derive(Debug)]
 pub(super) struct FinalReport {
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
     title: String,
     parent_file: Option<PathBuf>,
     launcher: Pid,
@@ -36,7 +36,7 @@ impl FinalReport {
     /// For one launch; `foreign_python` is a `PYTHON_EXEC` other than the Python beside the launcher.
     pub(super) fn new(spec: &LaunchSpec, foreign_python: Option<OsString>, launcher: Pid) -> Self {
         Self {
-            persona: spec.cli_flavor,
+            cli_flavor: spec.cli_flavor,
             title: program::title(spec, foreign_python.as_deref()),
             parent_file: spec.parent_error_file.clone(),
             launcher,
@@ -49,40 +49,45 @@ impl FinalReport {
 
     /// Prints the cause of the failure for the user. Where torchrun prints a stack trace of its own source,
     /// rankrun prints its failure report. Returns the texts of error files that were shown.
-    pub(super) fn report(&self, outcome: &JobOutcome, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
+    pub(super) fn report(
+        &self,
+        outcome: &JobOutcome,
+        workers: &WorkerGroup,
+        user_log: &UserLog,
+    ) -> ShownTexts {
         let mut shown = ShownTexts::default();
-        match (&outcome.failure, outcome.stopped_by, self.persona) {
-            (Some(failure), ..) => shown = self.report_failure(failure, workers, voice),
+        match (&outcome.failure, outcome.stopped_by, self.cli_flavor) {
+            (Some(failure), ..) => shown = self.report_failure(failure, workers, user_log),
             (None, Some(signal), CliFlavor::Torchrun) if matches!(outcome.status, ExitStatus::Code(_)) => {
-                voice.print(&torch_report::of_signal(signal, self.launcher));
+                user_log.print(&torch_report::of_signal(signal, self.launcher));
             }
             (None, ..) => {}
         }
-        report_remote_failure(outcome, workers, voice);
+        report_remote_failure(outcome, workers, user_log);
         if outcome.failure.is_none() {
             let reports = workers.peer_reports(&mut shown);
             if !reports.is_empty() {
-                voice.print_line(&peers::render(&reports));
+                user_log.print_line(&peers::render(&reports));
             }
         }
         shown
     }
 
-    fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, voice: &UserLog) -> ShownTexts {
+    fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, user_log: &UserLog) -> ShownTexts {
         let evidence = workers.failure_context(failure);
         let (mut card, shown) = evidence.failure_report(failure);
-        if self.persona == CliFlavor::Rankrun {
+        if self.cli_flavor == CliFlavor::Rankrun {
             card.cause_hint = workers.cause_hint(&card);
         }
         let hint = summary::hint(&card);
-        if self.persona == CliFlavor::Torchrun {
+        if self.cli_flavor == CliFlavor::Torchrun {
             // Printed once: torchrun's report shows it.
             card.report = None;
         }
-        voice.failure(&summary::render(&card), hint.as_deref());
-        if self.persona == CliFlavor::Torchrun {
+        user_log.failure(&summary::render(&card), hint.as_deref());
+        if self.cli_flavor == CliFlavor::Torchrun {
             let report = evidence.torch_report(failure, self.title.clone());
-            voice.torch_report(&torch_report::render(&report));
+            user_log.torch_report(&torch_report::render(&report));
         }
         shown
     }
@@ -94,14 +99,14 @@ impl FinalReport {
         outcome: &JobOutcome,
         died_of: Option<&ErrorReport>,
         workers: &WorkerGroup,
-        voice: &UserLog,
+        user_log: &UserLog,
     ) -> Option<ParentErrorFile> {
         let cause = outcome.failure.as_ref().map(|failure| failure.first);
         let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
         if let Some(((file, path), _)) = &told
             && file.form == MessageForm::Text
         {
-            voice.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
+            user_log.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
         }
         match (&self.parent_file, told, died_of) {
             (Some(path), Some(((file, _), exit)), _) => {
@@ -117,7 +122,7 @@ impl FinalReport {
                 Some(ParentErrorFile { path, text, shows_replaced_text: false })
             }
             (None, Some(((_, path), _)), _) => {
-                voice.log(&[torch_log::no_parent_file(&path.display().to_string())]);
+                user_log.log(&[torch_log::no_parent_file(&path.display().to_string())]);
                 None
             }
             (Some(_), None, None) | (None, None, _) => None,
@@ -126,7 +131,7 @@ impl FinalReport {
 }
 
 /// Prints how the job ended on other nodes. Every node of the job shows the same first failure.
-fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, voice: &UserLog) {
+fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, user_log: &UserLog) {
     let first = outcome.failure.as_ref().map(|failure| failure.first);
     let is_own = |note: &FailureNote| match note {
         FailureNote::Worker(failed) => {
@@ -140,14 +145,16 @@ fn report_remote_failure(outcome: &JobOutcome, workers: &WorkerGroup, voice: &Us
     // Where all nodes were stopped alike, each has its own reason.
     let is_stopped = outcome.stop_reason().is_some();
     if let Some(ending @ RendezvousEnd::ByRule { .. }) = &outcome.remote_end {
-        voice.print_line(&nodes::remote_end_text(ending));
+        user_log.print_line(&nodes::remote_end_text(ending));
     }
     match (&outcome.first_cause, &outcome.remote_end) {
         (Some(note), _) if is_own(note) || (is_stopped && note.why_node_ended_job().is_some()) => {}
-        (Some(note), _) => voice.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
-        (None, Some(ending @ RendezvousEnd::NotNeeded)) => voice.print_line(&nodes::remote_end_text(ending)),
+        (Some(note), _) => user_log.failure(&nodes::first_cause(note), Some(&nodes::hint(note))),
+        (None, Some(ending @ RendezvousEnd::NotNeeded)) => {
+            user_log.print_line(&nodes::remote_end_text(ending))
+        }
         (None, Some(ending @ RendezvousEnd::Closed { .. })) => {
-            voice.failure(&nodes::remote_end_text(ending), Some("its launcher says why"));
+            user_log.failure(&nodes::remote_end_text(ending), Some("its launcher says why"));
         }
         (None, Some(RendezvousEnd::ByRule { .. } | RendezvousEnd::Failed { .. }) | None) => {}
     }

@@ -10,8 +10,8 @@ use crate::spec::stop::{EarlyWarning, TimeLimit};
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// A job of two workers with a limit of 100 s and SIGUSR1 10 s before.
-fn time_limited_job(max_restarts: u32, persona: CliFlavor) -> LocalJob {
-    let mut job = new_job(2, max_restarts, persona);
+fn time_limited_job(max_restarts: u32, cli_flavor: CliFlavor) -> LocalJob {
+    let mut job = new_job(2, max_restarts, cli_flavor);
     let warning = EarlyWarning { signal: Signal::SIGUSR1, before: Duration::from_secs(10) };
     job.rules.time_limit = Some(TimeLimit { limit: LIMIT, warning: Some(warning) });
     job
@@ -28,8 +28,8 @@ fn forwarded_signals(actions: &[Action]) -> Vec<Signal> {
 #[test]
 fn time_limit_warns_then_stops_then_kills_workers() {
     let at = clock();
-    for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
-        let mut job = time_limited_job(5, persona);
+    for (cli_flavor, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
+        let mut job = time_limited_job(5, cli_flavor);
         assert_eq!(job.deadline(), None);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(job.deadline(), Some(at(90)));
@@ -148,8 +148,8 @@ fn first_of_signal_and_time_limit_sets_exit_status() {
 #[test]
 fn sigint_after_time_limit_keeps_time_limit_status() {
     let at = clock();
-    for (persona, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
-        let mut job = time_limited_job(5, persona);
+    for (cli_flavor, status) in [(CliFlavor::Rankrun, TIME_LIMIT), (CliFlavor::Torchrun, LAUNCHER_FAILED)] {
+        let mut job = time_limited_job(5, cli_flavor);
         job.rules.interrupt = Interrupt::Unlisted;
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(100), Input::DeadlinePassed);

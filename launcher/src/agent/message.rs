@@ -240,7 +240,7 @@ pub struct ForeignKill {
 impl WorkerEnd {
     /// True if its own error file reports a lost peer that may be on another node.
     pub(super) fn has_lost_remote_peer(&self) -> bool {
-        self.error_file_info.is_some_and(|testimony| testimony.remote_loss().is_some())
+        self.error_file_info.is_some_and(|error_file_info| error_file_info.remote_loss().is_some())
     }
 }
 

@@ -185,7 +185,7 @@ struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    fn open(setup: AgentSetup, link: &'a GuardLink, voice: &'a UserLog) -> Result<Self, LaunchError> {
+    fn open(setup: AgentSetup, link: &'a GuardLink, user_log: &'a UserLog) -> Result<Self, LaunchError> {
         let inbox = SignalInbox::open(&setup.inherited.handled)
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
         let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::jitter_seed(&setup.job));
@@ -195,14 +195,14 @@ impl<'a> Agent<'a> {
         let opening = opening::start_opening(&setup.spec)
             .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
         let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
-        let workers = WorkerGroup::open(setup, voice.console().clone())?;
+        let workers = WorkerGroup::open(setup, user_log.console().clone())?;
         Ok(Self {
             state,
             workers,
             opening: Some(opening),
             pending_start: None,
             rendezvous,
-            user_log: voice,
+            user_log,
             link,
             inbox,
             handled_signals: handled,

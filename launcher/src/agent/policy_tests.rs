@@ -225,10 +225,14 @@ fn unchanged_checkpoints_for_n_restarts_end_job() {
     let limit = ProgressLimit { folder: "/checkpoints".into(), restarts: 2 };
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut history = History::new();
-    for (sight, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
-        history.record_progress(CheckpointFingerprint(sight));
+    for (fingerprint, restarts) in [(5, true), (5, true), (4, true), (4, true), (4, false), (5, true)] {
+        history.record_progress(CheckpointFingerprint(fingerprint));
         let given_up = NoRestart::NoProgress { restarts: 2 };
-        assert_eq!(history.refuse_without_progress(&policy), (!restarts).then_some(given_up), "{sight}");
+        assert_eq!(
+            history.refuse_without_progress(&policy),
+            (!restarts).then_some(given_up),
+            "{fingerprint}"
+        );
         assert_eq!(history.refuse_without_progress(&RestartPolicy::default()), None);
     }
 }

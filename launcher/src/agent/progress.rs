@@ -78,7 +78,7 @@ impl ProgressProbe {
 /// # Errors
 /// The folder, or the file system under it, cannot be read. A subfolder of another user is skipped.
 fn fingerprint_folder(folder: &Path) -> io::Result<CheckpointFingerprint> {
-    let mut sight = 0_u64;
+    let mut fingerprint = 0_u64;
     let mut left = MAX_FILES;
     let mut folders: Vec<(ReadDir, usize)> = ignore_error(ErrorKind::NotFound, fs::read_dir(folder))?
         .into_iter()
@@ -87,14 +87,14 @@ fn fingerprint_folder(folder: &Path) -> io::Result<CheckpointFingerprint> {
     while let Some((entries, depth)) = folders.pop() {
         for entry in entries {
             if left == 0 {
-                return Ok(CheckpointFingerprint(sight));
+                return Ok(CheckpointFingerprint(fingerprint));
             }
             left -= 1;
             let entry = entry?;
             let Some(metadata) = ignore_error(ErrorKind::NotFound, entry.metadata())? else { continue };
             if metadata.is_file() {
                 // Addition is independent of the listing order.
-                sight = sight.wrapping_add(entry_hash(&entry, &metadata));
+                fingerprint = fingerprint.wrapping_add(entry_hash(&entry, &metadata));
             } else if metadata.is_dir() && depth > 1 {
                 let inner = ignore_error(ErrorKind::NotFound, fs::read_dir(entry.path()));
                 let inner =
@@ -103,7 +103,7 @@ fn fingerprint_folder(folder: &Path) -> io::Result<CheckpointFingerprint> {
             }
         }
     }
-    Ok(CheckpointFingerprint(sight))
+    Ok(CheckpointFingerprint(fingerprint))
 }
 
 /// Maps this error to `None`.

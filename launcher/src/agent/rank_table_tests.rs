@@ -105,10 +105,10 @@ fn time_limit_shows_table_of_joined_or_single_rank() {
 #[test]
 fn signal_under_torchrun_or_single_rank_collects_no_ranks() {
     let at = clock();
-    for (persona, workers) in [(CliFlavor::Torchrun, 2), (CliFlavor::Rankrun, 1)] {
-        let mut job = new_job(workers, 0, persona);
+    for (cli_flavor, workers) in [(CliFlavor::Torchrun, 2), (CliFlavor::Rankrun, 1)] {
+        let mut job = new_job(workers, 0, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
-        assert!(!collects_ranks(&job.handle(at(1), stop(Signal::SIGINT, false))), "{persona:?}");
+        assert!(!collects_ranks(&job.handle(at(1), stop(Signal::SIGINT, false))), "{cli_flavor:?}");
     }
 }
 

@@ -9,8 +9,8 @@ use rankrun_contract::env::Master;
 use rankrun_contract::rank::{NodeCount, NodeRank, Rank, WorldSize};
 
 /// A node with two workers, of a job of several nodes.
-pub(super) fn node(max_restarts: u32, persona: CliFlavor) -> State {
-    State::new(rules(2, max_restarts, persona))
+pub(super) fn node(max_restarts: u32, cli_flavor: CliFlavor) -> State {
+    State::new(rules(2, max_restarts, cli_flavor))
 }
 
 /// A round with this node as the second of two.

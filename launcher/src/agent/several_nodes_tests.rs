@@ -196,7 +196,7 @@ impl World<'_> {
     }
 
     /// The worker of a node ends, and others lose it.
-    fn end_worker(&mut self, node: usize, (end, exit): (End, Exit), testimony: Option<Option<usize>>) {
+    fn end_worker(&mut self, node: usize, (end, exit): (End, Exit), error_file_info: Option<Option<usize>>) {
         if self.nodes[node].end.is_some() {
             return;
         }
@@ -204,9 +204,10 @@ impl World<'_> {
         self.close_connections(node);
         let written = SystemTime::UNIX_EPOCH + Duration::from_millis(self.now);
         let lost = |rank: usize| LostPeer::Elsewhere(Rank(u32::try_from(rank).unwrap()));
-        let testimony = testimony.map(|rank| ErrorFileInfo { written, lost_peer: rank.map(lost) });
+        let error_file_info =
+            error_file_info.map(|rank| ErrorFileInfo { written, lost_peer: rank.map(lost) });
         let (local_rank, pid, at) = (LocalRank(0), Pid::from_raw(100), written);
-        let end = WorkerEnd { local_rank, pid, exit, at, error_file_info: testimony, foreign_kill: None };
+        let end = WorkerEnd { local_rank, pid, exit, at, error_file_info, foreign_kill: None };
         self.input(node, Input::Exited { generation: Generation(0), end });
     }
 
@@ -342,7 +343,7 @@ fn note_of(node: usize, end: &WorkerEnd) -> FailureNote {
         pid: 100,
         ended: end.exit.to_string(),
         message: None,
-        lost_peer: end.error_file_info.and_then(|testimony| match testimony.lost_peer? {
+        lost_peer: end.error_file_info.and_then(|error_file_info| match error_file_info.lost_peer? {
             LostPeer::Elsewhere(rank) => Some(PeerLoss::Rank(rank)),
             LostPeer::Here(_) | LostPeer::Unnamed => None,
         }),

@@ -17,16 +17,16 @@ fn signal_ends_every_wait_for_peers_and_leaves_job_open() {
         assert_eq!(job.handle(at(10), joined(1)), [], "invariant 7");
         end.status
     };
-    for (persona, before, after) in [
+    for (cli_flavor, before, after) in [
         (CliFlavor::Rankrun, ExitStatus::Code(143), ExitStatus::Code(143)),
         (CliFlavor::Torchrun, ExitStatus::Signal(15), ExitStatus::Code(1)),
     ] {
-        let mut job = node(1, persona);
+        let mut job = node(1, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
         assert_eq!(end_of(&mut job), before, "contract 3.3: before the first start");
 
         let run = |inputs: &[Input]| {
-            let mut job = node(1, persona);
+            let mut job = node(1, cli_flavor);
             let _ = job.handle(at(0), Input::Ready);
             let _ = job.handle(at(1), joined(0));
             for input in inputs {

@@ -58,11 +58,11 @@ fn last_sibling_exit_ends_wait_for_poll() {
 #[test]
 fn siblings_are_stopped_at_once_if_no_report_follows() {
     let at = clock();
-    for (persona, max_restarts) in [(CliFlavor::Torchrun, 1), (CliFlavor::Rankrun, 0)] {
-        let mut job = new_job(2, max_restarts, persona);
+    for (cli_flavor, max_restarts) in [(CliFlavor::Torchrun, 1), (CliFlavor::Rankrun, 0)] {
+        let mut job = new_job(2, max_restarts, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), exited(0, 0, Exit::Code(3)));
-        assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)], "{persona:?}");
+        assert_eq!(signals(&actions), [(vec![1], Signal::SIGTERM)], "{cli_flavor:?}");
     }
 }
 

@@ -183,8 +183,8 @@ impl State {
             Input::DevicesReassigned { generation, result: seating } => {
                 self.on_devices_reassigned(now, generation, seating)
             }
-            Input::ProgressProbed { generation, fingerprint: sight } => {
-                self.on_progress_probed(now, generation, sight)
+            Input::ProgressProbed { generation, fingerprint } => {
+                self.on_progress_probed(now, generation, fingerprint)
             }
             Input::Joined(round) => self.on_round_joined(now, round),
             Input::Changed(change) => self.on_membership_change(now, change),

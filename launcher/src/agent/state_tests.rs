@@ -104,23 +104,23 @@ impl DerefMut for LocalJob {
     }
 }
 
-fn new_job(workers: u32, max_restarts: u32, persona: CliFlavor) -> LocalJob {
-    LocalJob::new(rules(workers, max_restarts, persona))
+fn new_job(workers: u32, max_restarts: u32, cli_flavor: CliFlavor) -> LocalJob {
+    LocalJob::new(rules(workers, max_restarts, cli_flavor))
 }
 
 fn new_job_with_policy(
     restart: RestartPolicy,
     workers: u32,
     max_restarts: u32,
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
 ) -> LocalJob {
-    LocalJob::new(JobRules { restart, ..rules(workers, max_restarts, persona) })
+    LocalJob::new(JobRules { restart, ..rules(workers, max_restarts, cli_flavor) })
 }
 
 /// The rules of a launch without further options.
-pub(super) fn rules(workers: u32, max_restarts: u32, persona: CliFlavor) -> JobRules {
+pub(super) fn rules(workers: u32, max_restarts: u32, cli_flavor: CliFlavor) -> JobRules {
     JobRules {
-        cli_flavor: persona,
+        cli_flavor,
         workers: LocalWorldSize::new(workers).unwrap(),
         max_restarts: RestartCount(max_restarts),
         restart: RestartPolicy::default(),
@@ -283,8 +283,8 @@ fn stop_ends_although_worker_survives_sigkill() {
 #[test]
 fn user_signal_is_forwarded_and_ends_job() {
     let at = clock();
-    for (persona, status) in [(CliFlavor::Rankrun, 130), (CliFlavor::Torchrun, 1)] {
-        let mut job = new_job(2, 5, persona);
+    for (cli_flavor, status) in [(CliFlavor::Rankrun, 130), (CliFlavor::Torchrun, 1)] {
+        let mut job = new_job(2, 5, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGINT, false));
         assert_eq!(signals(&actions), [(vec![0, 1], Signal::SIGINT)]);
@@ -325,10 +325,10 @@ fn signal_during_stop_after_failure_prevents_restart() {
 #[test]
 fn signal_before_first_start_ends_job() {
     let at = clock();
-    for (persona, status) in
+    for (cli_flavor, status) in
         [(CliFlavor::Torchrun, ExitStatus::Signal(15)), (CliFlavor::Rankrun, ExitStatus::Code(143))]
     {
-        let mut job = new_job(1, 0, persona);
+        let mut job = new_job(1, 0, cli_flavor);
         assert_eq!(end(&job.handle(at(0), stop(Signal::SIGTERM, false))).unwrap().status, status);
         assert_eq!(job.handle(at(1), Input::Ready), []);
     }
@@ -466,10 +466,10 @@ fn forwarded_signal_does_not_change_phase() {
 #[test]
 fn unlisted_sigint_stops_workers_by_sigterm() {
     let at = clock();
-    for (persona, status) in
+    for (cli_flavor, status) in
         [(CliFlavor::Rankrun, ExitStatus::Code(130)), (CliFlavor::Torchrun, ExitStatus::Signal(2))]
     {
-        let mut job = new_job(1, 0, persona);
+        let mut job = new_job(1, 0, cli_flavor);
         job.rules.interrupt = Interrupt::Unlisted;
         let _ = job.handle(at(0), Input::Ready);
         let actions = job.handle(at(1), stop(Signal::SIGINT, false));
@@ -482,8 +482,8 @@ fn unlisted_sigint_stops_workers_by_sigterm() {
 #[test]
 fn worker_stuck_in_dstate_ends_job_without_restart() {
     let at = clock();
-    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-        let mut job = new_job(2, 5, persona);
+    for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+        let mut job = new_job(2, 5, cli_flavor);
         job.rules.dstate_timeout = Some(Duration::from_secs(2));
         let _ = job.handle(at(0), Input::Ready);
         let asleep = vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];

@@ -45,12 +45,12 @@ fn delayed_restart_starts_at_end_of_backoff() {
 #[test]
 fn signal_ends_restart_delay_at_once() {
     let at = clock();
-    for (persona, status) in [
+    for (cli_flavor, status) in [
         (CliFlavor::Rankrun, ExitStatus::Code(128 + 15)),
         (CliFlavor::Torchrun, ExitStatus::Code(LAUNCHER_FAILED)),
     ] {
         let (mut job, _) = waiting_job(&at);
-        job.rules.cli_flavor = persona;
+        job.rules.cli_flavor = cli_flavor;
         let actions = job.handle(at(11), stop(Signal::SIGTERM, false));
         let end = end(&actions).unwrap();
         assert_eq!((end.status, end.stopped_by), (status, Some(Signal::SIGTERM)), "invariant 10");
@@ -150,9 +150,9 @@ fn restarts_without_checkpoint_progress_end_job() {
     assert_eq!(actions.last(), Some(&Action::ProbeProgress { generation: Generation(0) }));
     assert_eq!(job.deadline(), Some(at(3)), "a long look is told");
     assert_eq!(job.handle(at(3), Input::DeadlinePassed), [Action::Emit(JobEvent::LookingForProgress)]);
-    let seen = |generation, sight| Input::ProgressProbed {
+    let seen = |generation, fingerprint| Input::ProgressProbed {
         generation: Generation(generation),
-        fingerprint: Some(CheckpointFingerprint(sight)),
+        fingerprint: Some(CheckpointFingerprint(fingerprint)),
     };
     assert_eq!(job.handle(at(4), seen(7, 1)), [], "an answer to another question");
     assert_eq!(started(&job.handle(at(4), seen(0, 1))), Some(1));
@@ -184,14 +184,14 @@ fn progress_probe_without_answer_does_not_count() {
     let policy = RestartPolicy { progress: Some(limit), ..RestartPolicy::default() };
     let mut job = new_job_with_policy(policy, 1, 9, CliFlavor::Rankrun);
     let _ = job.handle(at(0), Input::Ready);
-    let seen = |generation, sight: Option<u64>| Input::ProgressProbed {
+    let seen = |generation, fingerprint: Option<u64>| Input::ProgressProbed {
         generation: Generation(generation),
-        fingerprint: sight.map(CheckpointFingerprint),
+        fingerprint: fingerprint.map(CheckpointFingerprint),
     };
-    for (generation, sight) in [(0, Some(1)), (1, None), (2, None)] {
+    for (generation, fingerprint) in [(0, Some(1)), (1, None), (2, None)] {
         let _ = job.handle(at(1), exited(generation, 0, Exit::Code(7)));
-        let actions = job.handle(at(1), seen(generation, sight));
-        assert_eq!(emits(&actions, &JobEvent::ProgressUnknown), sight.is_none());
+        let actions = job.handle(at(1), seen(generation, fingerprint));
+        assert_eq!(emits(&actions, &JobEvent::ProgressUnknown), fingerprint.is_none());
         assert_eq!(started(&actions), Some(generation + 1));
     }
     let _ = job.handle(at(2), exited(3, 0, Exit::Code(7)));

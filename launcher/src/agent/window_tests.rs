@@ -32,8 +32,8 @@ fn worker_exit_before_launcher_signal_counts_as_user_stop() {
 #[test]
 fn all_workers_exited_before_launcher_signal_is_user_stop() {
     let at = clock();
-    for (persona, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
-        let mut job = new_job(2, 3, persona);
+    for (cli_flavor, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
+        let mut job = new_job(2, 3, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 0, killed_by(15)));
         // Its peer noticed.
@@ -149,8 +149,8 @@ fn several_exit_codes_delay_restart_until_launcher_signal() {
 #[test]
 fn exit_codes_before_launcher_signal_prevent_restart() {
     let at = clock();
-    for (persona, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
-        let mut job = new_job(2, 3, persona);
+    for (cli_flavor, status) in [(CliFlavor::Rankrun, 143), (CliFlavor::Torchrun, 1)] {
+        let mut job = new_job(2, 3, cli_flavor);
         let _ = job.handle(at(0), Input::Ready);
         let _ = job.handle(at(1), exited(0, 0, Exit::Code(1)));
         let _ = job.handle(at(1), exited(0, 1, Exit::Code(1)));

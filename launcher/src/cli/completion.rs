@@ -33,8 +33,8 @@ impl Shell {
 }
 
 /// The script for the command of this name.
-pub(super) fn script(persona: CliFlavor, shell: Shell) -> String {
-    let command = Command::of(persona);
+pub(super) fn script(cli_flavor: CliFlavor, shell: Shell) -> String {
+    let command = Command::of(cli_flavor);
     match shell {
         Shell::Bash => bash(&command),
         Shell::Zsh => zsh(&command),
@@ -51,12 +51,12 @@ struct Command {
 }
 
 impl Command {
-    fn of(persona: CliFlavor) -> Self {
-        let (name, first) = match persona {
+    fn of(cli_flavor: CliFlavor) -> Self {
+        let (name, first) = match cli_flavor {
             CliFlavor::Rankrun => ("rankrun", SUBCOMMANDS.as_slice()),
             CliFlavor::Torchrun => ("torchrun", [].as_slice()),
         };
-        Self { name, first, rows: tables(persona).collect() }
+        Self { name, first, rows: tables(cli_flavor).collect() }
     }
 
     /// The `at`-th spelling of each option, where it has so many; the first is the one with hyphens.

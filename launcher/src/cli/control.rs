@@ -30,7 +30,7 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
     if words.iter().any(|word| word == "-h" || word == "--help") {
         return Ok(Command::Print(help.to_owned()));
     }
-    let usage = |error| CliError::Usage { persona: CliFlavor::Rankrun, error };
+    let usage = |error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error };
     let mut command = ControlCommand { verb, job: None, format: AnswerFormat::Text };
     for word in &words[1..] {
         match (verb, word.to_str()) {

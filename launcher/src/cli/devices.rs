@@ -59,14 +59,14 @@ pub(super) fn resolve_devices(
     verbosity: Verbosity,
     notices: &mut Vec<Notice>,
 ) -> Result<Devices, CliError> {
-    let wishes = Wishes::read(settings).map_err(|error| match settings.persona {
+    let wishes = Wishes::read(settings).map_err(|error| match settings.cli_flavor {
         CliFlavor::Rankrun => error,
         CliFlavor::Torchrun => advice::in_torchruns_words(error),
     })?;
     let mut resolver =
         Resolver { settings, verbosity, inherited: inherited(settings.facts), wishes, notices };
     let resolved = resolver.resolve();
-    resolved.map_err(|error| advice::advised(error, &resolver.wishes, settings.persona))
+    resolved.map_err(|error| advice::advised(error, &resolver.wishes, settings.cli_flavor))
 }
 
 fn inherited(facts: &Facts) -> InheritedVariables {
@@ -101,7 +101,7 @@ impl Resolver<'_> {
     fn resolve(&mut self) -> Result<Devices, CliError> {
         let facts = self.settings.facts;
         let sign = || presence::has_accelerator_sign(facts.world(), facts.variable("LD_LIBRARY_PATH"));
-        let devices = match self.wishes.look(self.settings.persona, sign) {
+        let devices = match self.wishes.look(self.settings.cli_flavor, sign) {
             Look::No => self.unseen(sign())?,
             Look::OnlyCpus => {
                 self.refuse_devices_on_cpus()?;
@@ -239,7 +239,7 @@ impl Resolver<'_> {
         };
         self.bind(machine, choice, &mut placed)?;
         self.tell_findings(choice);
-        let lines = match self.settings.persona {
+        let lines = match self.settings.cli_flavor {
             CliFlavor::Rankrun if !self.wishes.quiet => told::lines(&placed.seats),
             CliFlavor::Rankrun | CliFlavor::Torchrun => Vec::new(),
         };

@@ -48,7 +48,7 @@ pub(super) fn resolve_entrypoint(
     };
     if !module {
         check_script(settings, &script).map_err(|problem| refused(typed, problem))?;
-    } else if settings.persona == CliFlavor::Rankrun && is_no_module(typed, settings.facts) {
+    } else if settings.cli_flavor == CliFlavor::Rankrun && is_no_module(typed, settings.facts) {
         return Err(SettingError::ModuleIsPath { module: typed.to_string_lossy().into_owned() }.into());
     }
     let (python, notice) = choose_python(argv0, settings.facts)?;
@@ -77,7 +77,7 @@ pub(super) fn refuse_list_as_entrypoint(
     let Some(devices) = last.filter(|given| *given.row == DEVICES && is_list(&given.value)) else {
         return Ok(());
     };
-    if settings.persona == CliFlavor::Torchrun || !is_list(&request.entrypoint) {
+    if settings.cli_flavor == CliFlavor::Torchrun || !is_list(&request.entrypoint) {
         return Ok(());
     }
     let facts = settings.facts;
@@ -133,7 +133,7 @@ fn refused(typed: &OsStr, problem: EntrypointProblem) -> SettingError {
 /// do. A name that ends in `.py` is always a script.
 fn program_without_asking(settings: &Settings<'_>, typed: &OsStr) -> Result<Option<Found>, SettingError> {
     let here = Path::new(typed);
-    if settings.persona == CliFlavor::Torchrun || here.extension() == Some(OsStr::new("py")) {
+    if settings.cli_flavor == CliFlavor::Torchrun || here.extension() == Some(OsStr::new("py")) {
         return Ok(None);
     }
     let facts = settings.facts;
@@ -228,7 +228,7 @@ fn has_macro(typed: &OsStr, own: bool) -> bool {
 /// What Python would trip over, said before the workers start.
 fn check_script(settings: &Settings<'_>, typed: &OsStr) -> Result<(), EntrypointProblem> {
     let path = Path::new(typed);
-    let (facts, own) = (settings.facts, settings.persona == CliFlavor::Rankrun);
+    let (facts, own) = (settings.facts, settings.cli_flavor == CliFlavor::Rankrun);
     // `-` is Python's standard input; with a macro each worker has a script of its own.
     if typed == "-" || typed == "--" || has_macro(typed, own) {
         return Ok(());

@@ -68,13 +68,13 @@ impl fmt::Display for Origin {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CliError {
     /// The command line, or a variable that stands for a part of it, could not be read.
-    #[error("{}", match persona {
+    #[error("{}", match cli_flavor {
         CliFlavor::Rankrun => error.to_string(),
         CliFlavor::Torchrun => error.argparse(),
     })]
     Usage {
         /// Under which name: it decides the wording.
-        persona: CliFlavor,
+        cli_flavor: CliFlavor,
         /// What is wrong.
         error: UsageError,
     },
@@ -109,8 +109,8 @@ impl CliError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Usage { persona: CliFlavor::Rankrun, error } => error.hint(),
-            Self::Usage { persona: CliFlavor::Torchrun, .. } => None,
+            Self::Usage { cli_flavor: CliFlavor::Rankrun, error } => error.hint(),
+            Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => None,
             Self::Setting(error) => error.hint(),
         }
     }
@@ -126,7 +126,7 @@ impl CliError {
     #[must_use]
     pub const fn usage(&self) -> Option<&'static str> {
         match self {
-            Self::Usage { persona: CliFlavor::Torchrun, .. } => Some(torchrun::USAGE),
+            Self::Usage { cli_flavor: CliFlavor::Torchrun, .. } => Some(torchrun::USAGE),
             _ => None,
         }
     }

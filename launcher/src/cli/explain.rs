@@ -68,8 +68,8 @@ pub struct Origins {
 }
 
 impl Origins {
-    fn of(persona: CliFlavor, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
-        let settings = Settings { persona, given, facts, config: None };
+    fn of(cli_flavor: CliFlavor, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
+        let settings = Settings { cli_flavor, given, facts, config: None };
         let config = config::read(&settings, facts)?;
         let settings = Settings { config: Some(&config), ..settings };
         let (mut by_variable, mut by_file) = (Vec::new(), Vec::new());
@@ -119,13 +119,13 @@ fn says_something(row: &OptionRow, value: &OsStr) -> bool {
 /// without the name of the command.
 pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
     let (asked, words) =
-        read_own(words).map_err(|error| CliError::Usage { persona: CliFlavor::Rankrun, error })?;
-    let (persona, argv0, words) = match words.split_first() {
+        read_own(words).map_err(|error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error })?;
+    let (cli_flavor, argv0, words) = match words.split_first() {
         Some((name, rest)) if is_called(name, "torchrun") => (CliFlavor::Torchrun, name.as_os_str(), rest),
         Some((name, rest)) if is_called(name, "rankrun") => (CliFlavor::Rankrun, name.as_os_str(), rest),
         _ => (CliFlavor::Rankrun, argv0, words),
     };
-    let launch = match command(persona, argv0, words, facts)? {
+    let launch = match command(cli_flavor, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
         // Who only asks changes nothing.
         Command::Shim(_) => return Err(no_launch("shim")),
@@ -133,7 +133,7 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
         answer => return Ok(answer),
     };
     // What differs in a second reading of the same words is made up, at each launch anew.
-    let again = match command(persona, argv0, words, facts)? {
+    let again = match command(cli_flavor, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
         answer => return Ok(answer),
     };
@@ -151,21 +151,21 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
         }
     };
     let run_id = if fresh { RunIdLife::Fresh } else { RunIdLife::Fixed };
-    let origins = origins(persona, words, facts)?;
+    let origins = origins(cli_flavor, words, facts)?;
     Ok(Command::Explain(Box::new(Explain { launch, origins, run_id, form })))
 }
 
 fn no_launch(word: &'static str) -> CliError {
-    CliError::Usage { persona: CliFlavor::Rankrun, error: UsageError::NoLaunch { word } }
+    CliError::Usage { cli_flavor: CliFlavor::Rankrun, error: UsageError::NoLaunch { word } }
 }
 
 fn is_called(word: &OsStr, name: &str) -> bool {
     Path::new(word).file_name().is_some_and(|file| file == name)
 }
 
-fn origins(persona: CliFlavor, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
-    match parse(persona, words).map_err(|error| CliError::Usage { persona, error })? {
-        Parsed::Launch(request) => Origins::of(persona, &request.given, facts),
+fn origins(cli_flavor: CliFlavor, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
+    match parse(cli_flavor, words).map_err(|error| CliError::Usage { cli_flavor, error })? {
+        Parsed::Launch(request) => Origins::of(cli_flavor, &request.given, facts),
         _ => Ok(Origins::default()),
     }
 }

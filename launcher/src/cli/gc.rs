@@ -31,7 +31,7 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
             _ => {
                 let word = word.to_string_lossy().into_owned();
                 let error = UsageError::UnknownTo { command: WORD, word };
-                return Err(CliError::Usage { persona: CliFlavor::Rankrun, error });
+                return Err(CliError::Usage { cli_flavor: CliFlavor::Rankrun, error });
             }
         }
     }

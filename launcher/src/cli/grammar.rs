@@ -47,10 +47,10 @@ pub(super) enum Parsed {
 ///
 /// # Errors
 /// What argparse calls a usage error.
-pub(super) fn parse(persona: CliFlavor, words: &[OsString]) -> Result<Parsed, UsageError> {
-    let mut reader = Reader { persona, rest: words, given: Vec::new(), unknown: Vec::new() };
+pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed, UsageError> {
+    let mut reader = Reader { cli_flavor, rest: words, given: Vec::new(), unknown: Vec::new() };
     while let Some((word, rest)) = reader.rest.split_first() {
-        let word = classify(persona, word)?;
+        let word = classify(cli_flavor, word)?;
         if matches!(word, Word::Plain | Word::Separator) {
             break;
         }
@@ -77,7 +77,7 @@ enum Word<'a> {
     Unknown(&'a OsStr),
 }
 
-fn classify(persona: CliFlavor, word: &OsStr) -> Result<Word<'_>, UsageError> {
+fn classify(cli_flavor: CliFlavor, word: &OsStr) -> Result<Word<'_>, UsageError> {
     let bytes = word.as_bytes();
     if bytes == b"--" {
         return Ok(Word::Separator);
@@ -88,12 +88,12 @@ fn classify(persona: CliFlavor, word: &OsStr) -> Result<Word<'_>, UsageError> {
             Some(at) => (&bytes[..at], Some(OsStr::from_bytes(&bytes[at + 1..]))),
             None => (bytes, None),
         };
-        if let Some(row) = find_long(persona, name, word)? {
+        if let Some(row) = find_long(cli_flavor, name, word)? {
             return Ok(Word::Long { row, value });
         }
-    } else if persona == CliFlavor::Rankrun && has_one_dash_too_few(bytes) {
+    } else if cli_flavor == CliFlavor::Rankrun && has_one_dash_too_few(bytes) {
         return Ok(Word::Unknown(word));
-    } else if find_short(persona, *letter).is_some() {
+    } else if find_short(cli_flavor, *letter).is_some() {
         return Ok(Word::Short(&bytes[1..]));
     }
     // argparse takes these for values, not for misspelt options.
@@ -102,12 +102,12 @@ fn classify(persona: CliFlavor, word: &OsStr) -> Result<Word<'_>, UsageError> {
 
 /// The option whose spelling is `name`, or the only one that begins with it.
 fn find_long(
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
     name: &[u8],
     word: &OsStr,
 ) -> Result<Option<&'static OptionRow>, UsageError> {
     let exact = |row: &&OptionRow| row.spellings().iter().any(|spelling| spelling.as_bytes() == name);
-    if let Some(row) = tables(persona).find(exact) {
+    if let Some(row) = tables(cli_flavor).find(exact) {
         return Ok(Some(row));
     }
     let begins = |spelling: &String| spelling.as_bytes().starts_with(name);
@@ -119,7 +119,7 @@ fn find_long(
         [] => Ok(None),
         [(row, _)] => Ok(Some(*row)),
         [(first, _), others @ ..]
-            if persona == CliFlavor::Rankrun && others.iter().all(|(row, _)| row == first) =>
+            if cli_flavor == CliFlavor::Rankrun && others.iter().all(|(row, _)| row == first) =>
         {
             Ok(Some(*first))
         }
@@ -138,13 +138,13 @@ fn has_one_dash_too_few(word: &[u8]) -> bool {
     name.len() > 2 && tables(CliFlavor::Rankrun).flat_map(OptionRow::spellings).any(is_it)
 }
 
-fn find_short(persona: CliFlavor, letter: u8) -> Option<&'static OptionRow> {
-    tables(persona).find(|row| row.short == Some(letter))
+fn find_short(cli_flavor: CliFlavor, letter: u8) -> Option<&'static OptionRow> {
+    tables(cli_flavor).find(|row| row.short == Some(letter))
 }
 
 /// Every option that may be typed under this name.
-pub(super) fn tables(persona: CliFlavor) -> impl Iterator<Item = &'static OptionRow> {
-    let own = match persona {
+pub(super) fn tables(cli_flavor: CliFlavor) -> impl Iterator<Item = &'static OptionRow> {
+    let own = match cli_flavor {
         CliFlavor::Rankrun => run::TABLE,
         CliFlavor::Torchrun => &[],
     };
@@ -166,7 +166,7 @@ fn begins_negative(word: &[u8]) -> bool {
 }
 
 struct Reader<'a> {
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
     rest: &'a [OsString],
     given: Vec<Given>,
     unknown: Vec<String>,
@@ -210,7 +210,7 @@ impl Reader<'_> {
     fn next_value(&mut self, row: &'static OptionRow) -> Result<OsString, UsageError> {
         let missing = UsageError::MissingValue { option: row };
         let Some((word, rest)) = self.rest.split_first() else { return Err(missing) };
-        match classify(self.persona, word)? {
+        match classify(self.cli_flavor, word)? {
             Word::Plain => {
                 self.rest = rest;
                 Ok(word.clone())
@@ -229,7 +229,7 @@ impl Reader<'_> {
         let mut letters = letters;
         let mut last_flag = &torchrun::MODULE;
         while let [letter, behind @ ..] = letters {
-            let Some(row) = find_short(self.persona, *letter) else {
+            let Some(row) = find_short(self.cli_flavor, *letter) else {
                 let value = letters.strip_prefix(b"=").unwrap_or(letters);
                 let value = String::from_utf8_lossy(value).into_owned();
                 return Err(UsageError::UnwantedValue { option: last_flag, value });
@@ -250,7 +250,7 @@ impl Reader<'_> {
     /// What is left begins with the entrypoint. One `--` is swallowed: before it, or else directly behind it.
     fn finish(self) -> Result<Parsed, UsageError> {
         // argparse asks for the entrypoint first; a misspelt option is what a user needs to hear of.
-        if self.persona == CliFlavor::Rankrun && !self.unknown.is_empty() {
+        if self.cli_flavor == CliFlavor::Rankrun && !self.unknown.is_empty() {
             return Err(UsageError::Unknown { words: self.unknown });
         }
         let is_separator = |word: &OsString| word == "--";

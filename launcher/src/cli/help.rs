@@ -142,12 +142,12 @@ pub(super) fn version() -> String {
 }
 
 /// What `--help` prints under this name.
-pub(super) fn help(persona: CliFlavor) -> String {
+pub(super) fn help(cli_flavor: CliFlavor) -> String {
     let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow]| {
         rows.iter().fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
     };
     let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true);
-    let macros = match persona {
+    let macros = match cli_flavor {
         CliFlavor::Rankrun => MACROS,
         CliFlavor::Torchrun => TORCH_MACROS,
     };
@@ -155,7 +155,7 @@ pub(super) fn help(persona: CliFlavor) -> String {
     let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
     let command = command.about(ABOUT).arg(entrypoint);
     let command = options(command, "Options", torchrun::TABLE);
-    match persona {
+    match cli_flavor {
         CliFlavor::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
             .override_usage(USAGE)
             .after_help(format!(

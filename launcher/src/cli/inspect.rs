@@ -85,14 +85,14 @@ pub(super) fn asks(words: &[OsString]) -> bool {
 
 /// Reads them; the first is the one that [`asks`] knows.
 pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
-    let usage = |error| CliError::Usage { persona: CliFlavor::Rankrun, error };
+    let usage = |error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error };
     let is_topo = words.first().is_some_and(|word| word == TOPO);
     if words.iter().any(|word| word == "-h" || word == "--help") {
         let text = if is_topo { include_str!("help_topo.txt") } else { include_str!("help_devices.txt") };
         return Ok(Command::Print(text.to_owned()));
     }
     let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
-    let settings = Settings { persona: CliFlavor::Rankrun, given: &said.given, facts, config: None };
+    let settings = Settings { cli_flavor: CliFlavor::Rankrun, given: &said.given, facts, config: None };
     let limit = read_limit(&settings)?;
     let manner = said.manner().map_err(usage)?;
     let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind, ids: said.ids } };

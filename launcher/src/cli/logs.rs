@@ -41,7 +41,7 @@ pub(super) fn resolve_logs(
     let prefix = prefix_template(settings)?;
     if dir == LogDir::Off {
         refuse_duplicates(settings)?;
-        if settings.persona == CliFlavor::Torchrun {
+        if settings.cli_flavor == CliFlavor::Torchrun {
             let silenced = console.take().is_some();
             let given = [names_a_stream(&redirects), names_a_stream(&tee), silenced];
             say_unheard(settings, given, notices);
@@ -58,7 +58,7 @@ fn tell_missing_ranks(
     logs: &LogSpec,
     workers: LocalWorldSize,
 ) -> Result<Vec<Notice>, CliError> {
-    if settings.persona == CliFlavor::Torchrun {
+    if settings.cli_flavor == CliFlavor::Torchrun {
         return Ok(Vec::new());
     }
     let is_missing = |rank: &LocalRank| rank.0 >= workers.get();
@@ -152,7 +152,7 @@ fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> 
 fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> LogDir {
     let facts = settings.facts;
     let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
-        let only_error_files = settings.persona == CliFlavor::Rankrun && !wants_logs;
+        let only_error_files = settings.cli_flavor == CliFlavor::Rankrun && !wants_logs;
         let parent = temporary_folder(facts, only_error_files);
         return if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) };
     };
@@ -161,7 +161,7 @@ fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> LogDir {
         return LogDir::Off;
     }
     // Not looked at here: its file system may not answer, and only the agent can wait for that.
-    LogDir::At(match settings.persona {
+    LogDir::At(match settings.cli_flavor {
         CliFlavor::Rankrun => facts.absolute(&path),
         // torchrun's workers see a relative TORCHELASTIC_ERROR_FILE then.
         CliFlavor::Torchrun => path,
@@ -201,7 +201,7 @@ pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
 
 fn stream_map(settings: &Settings<'_>, row: &'static OptionRow) -> Result<StreamMap, CliError> {
     let Some(found) = settings.text(row)? else { return Ok(StreamMap::All(Streams::default())) };
-    let any_rank = settings.persona == CliFlavor::Rankrun;
+    let any_rank = settings.cli_flavor == CliFlavor::Rankrun;
     parse_stream_map(&found.value, any_rank).ok_or_else(|| {
         let expected = Expected::Streams { any_rank };
         SettingError::Refused { origin: found.origin, value: found.value, expected }.into()

@@ -112,7 +112,7 @@ pub enum Verbosity {
 
 /// The name by which we were called decides who we are.
 #[must_use]
-pub fn persona(argv0: &OsStr) -> CliFlavor {
+pub fn cli_flavor(argv0: &OsStr) -> CliFlavor {
     match Path::new(argv0).file_name() {
         Some(name) if name == "torchrun" => CliFlavor::Torchrun,
         _ => CliFlavor::Rankrun,
@@ -128,17 +128,17 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
         Some((argv0, words)) => (argv0.as_os_str(), words),
         None => (OsStr::new(""), argv),
     };
-    let persona = persona(argv0);
+    let cli_flavor = cli_flavor(argv0);
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
-    let asked = if persona == CliFlavor::Rankrun { as_option(words, facts) } else { None };
+    let asked = if cli_flavor == CliFlavor::Rankrun { as_option(words, facts) } else { None };
     let words = asked.as_deref().unwrap_or(words);
     match words {
-        [first, rest @ ..] if persona == CliFlavor::Rankrun && first == explain::WORD => {
+        [first, rest @ ..] if cli_flavor == CliFlavor::Rankrun && first == explain::WORD => {
             explain::interpret(argv0, rest, facts)
         }
-        _ => command(persona, argv0, words, facts),
+        _ => command(cli_flavor, argv0, words, facts),
     }
 }
 
@@ -160,40 +160,40 @@ fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
     let explains = words.first().is_some_and(|word| word == explain::WORD);
-    persona(argv0) == CliFlavor::Rankrun
+    cli_flavor(argv0) == CliFlavor::Rankrun
         && (explains || gc::asks(words) || control::asks(words) || inspect::asks(words))
 }
 
 /// What a command line of that name asks for; not an explanation.
 fn command(
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
     argv0: &OsStr,
     words: &[OsString],
     facts: &Facts,
 ) -> Result<Command, CliError> {
     let words = match words.split_first() {
-        Some((first, rest)) if persona == CliFlavor::Rankrun && first == "run" => rest,
-        Some((first, rest)) if persona == CliFlavor::Rankrun && first == "shim" => {
+        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == "run" => rest,
+        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
         }
-        Some((first, rest)) if persona == CliFlavor::Rankrun && first == gc::WORD => {
+        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == gc::WORD => {
             return gc::interpret(rest);
         }
-        _ if persona == CliFlavor::Rankrun && control::asks(words) => {
+        _ if cli_flavor == CliFlavor::Rankrun && control::asks(words) => {
             return control::interpret(words);
         }
-        _ if persona == CliFlavor::Rankrun && inspect::asks(words) => {
+        _ if cli_flavor == CliFlavor::Rankrun && inspect::asks(words) => {
             return inspect::interpret(words, facts);
         }
         _ => words,
     };
-    let parsed = parse(persona, words).map_err(|error| CliError::Usage { persona, error })?;
+    let parsed = parse(cli_flavor, words).map_err(|error| CliError::Usage { cli_flavor, error })?;
     match parsed {
-        Parsed::Help => Ok(Command::Print(help::help(persona))),
+        Parsed::Help => Ok(Command::Print(help::help(cli_flavor))),
         Parsed::Version => Ok(Command::Print(help::version())),
-        Parsed::Completion(shell) => Ok(Command::Print(completion::script(persona, shell))),
+        Parsed::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
         Parsed::Launch(request) => {
-            let launch = resolve::resolve(persona, argv0, request, facts)?;
+            let launch = resolve::resolve(cli_flavor, argv0, request, facts)?;
             Ok(Command::Launch(Box::new(launch)))
         }
     }

@@ -54,7 +54,7 @@ pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, Cl
             }
         }
     };
-    let loopback_confines = settings.persona == CliFlavor::Rankrun;
+    let loopback_confines = settings.cli_flavor == CliFlavor::Rankrun;
     // What the workers use is not known yet.
     Ok(NetworkSpec { iface, ports, binds_loopback_only: loopback_confines, store_limit, nccl_chooses: false })
 }
@@ -72,7 +72,7 @@ pub(super) fn connection_interfaces(
     nodes: NodeRange,
     network: &NetworkSpec,
 ) -> Vec<&'static str> {
-    if settings.persona != CliFlavor::Rankrun || !nodes.allows_many() || network.iface.is_some() {
+    if settings.cli_flavor != CliFlavor::Rankrun || !nodes.allows_many() || network.iface.is_some() {
         return Vec::new();
     }
     let is_unset = |name: &&str| settings.facts.filled_variable(name).is_none();
@@ -82,7 +82,7 @@ pub(super) fn connection_interfaces(
 /// Whether NCCL chooses among this host's networks by itself.
 pub(super) fn nccl_chooses(settings: &Settings<'_>, network: &NetworkSpec, seats: &[WorkerDevice]) -> bool {
     let uses_nccl = |seat: &WorkerDevice| matches!(seat.device.kind, DeviceType::Cuda | DeviceType::Rocm);
-    settings.persona == CliFlavor::Rankrun
+    settings.cli_flavor == CliFlavor::Rankrun
         && network.iface.is_none()
         && seats.first().is_some_and(uses_nccl)
         && settings.facts.filled_variable(NCCL_INTERFACE).is_none()

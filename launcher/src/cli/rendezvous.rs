@@ -169,7 +169,7 @@ fn resolve_standalone(
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
     let typed_id = settings.text(&RDZV_ID)?.map(|id| id.value).filter(|id| !id.is_empty());
-    let id_counts = settings.persona == CliFlavor::Rankrun && because != IgnoredBecause::Standalone;
+    let id_counts = settings.cli_flavor == CliFlavor::Rankrun && because != IgnoredBecause::Standalone;
     let typed_id = typed_id.filter(|_| id_counts);
     say_unheard(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
     if typed_id.is_none() {
@@ -195,7 +195,7 @@ fn resolve_c10d(
     let Spot { host, port, named_by } = match endpoint(settings, Some(C10D_PORT))? {
         Some(Endpoint { origin, text, host, port }) => {
             // torchrun looks for the store of another agent on this machine then.
-            let is_told = conf.is_host.is_some() || settings.persona == CliFlavor::Torchrun;
+            let is_told = conf.is_host.is_some() || settings.cli_flavor == CliFlavor::Torchrun;
             if !is_told && host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified()) {
                 let problem = HostProblem::OnlyHere;
                 return Err(SettingError::Host { origin, value: text, host, problem }.into());
@@ -213,7 +213,7 @@ fn resolve_c10d(
         nodes.must_do_alone(notices)?;
     }
     say_unheard(settings, IgnoredBecause::OnlyStatic, &[ADDR, PORT], notices);
-    let orders = is_many && settings.persona == CliFlavor::Rankrun;
+    let orders = is_many && settings.cli_flavor == CliFlavor::Rankrun;
     if is_many {
         tell_without_store(settings, notices);
     }
@@ -255,7 +255,7 @@ fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option
     let found = settings.text(&RDZV_ENDPOINT)?.filter(|endpoint| !endpoint.value.is_empty());
     let Some(Setting { origin, value }) = found else { return Ok(None) };
     // torch takes what stands behind the last colon for a port, whatever it is.
-    if settings.persona == CliFlavor::Rankrun && is_bare_ipv6(&value) {
+    if settings.cli_flavor == CliFlavor::Rankrun && is_bare_ipv6(&value) {
         return Err(refused(origin, value, Expected::BracketedEndpoint));
     }
     match parse_endpoint(&value).map(|(host, port)| (host, port.or(default_port))) {
@@ -280,7 +280,7 @@ fn usable_host(origin: &Origin, value: &str, text: &str) -> Result<String, CliEr
 /// torchrun publishes any text; nobody reaches one that is no host.
 fn local_addr(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
     match settings.text(&LOCAL_ADDR)?.filter(|addr| !addr.value.is_empty()) {
-        Some(Setting { origin, value }) if settings.persona == CliFlavor::Rankrun => {
+        Some(Setting { origin, value }) if settings.cli_flavor == CliFlavor::Rankrun => {
             usable_host(&origin, &value, &value).map(Some)
         }
         found => Ok(found.map(|addr| addr.value)),
@@ -297,7 +297,7 @@ fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) 
         None => "none".to_owned(),
         Some(id) if !id.value.is_empty() => id.value,
         Some(id) => {
-            must_do_without_id(&id.origin, nodes, settings.persona)?;
+            must_do_without_id(&id.origin, nodes, settings.cli_flavor)?;
             // torch: `str(uuid.uuid4().int)`.
             let run_id = settings.facts.world().fresh_uuid().as_u128().to_string();
             notices.push(Notice::MadeUpRunId { run_id: run_id.clone() });

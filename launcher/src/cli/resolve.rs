@@ -50,12 +50,12 @@ const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 /// # Errors
 /// Whatever can be known to fail before anything starts.
 pub(super) fn resolve(
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
     argv0: &OsStr,
     request: Request,
     facts: &Facts,
 ) -> Result<Launch, CliError> {
-    let settings = Settings { persona, given: &request.given, facts, config: None };
+    let settings = Settings { cli_flavor, given: &request.given, facts, config: None };
     let config = config::read(&settings, facts)?;
     let settings = Settings { config: Some(&config), ..settings };
     let mut notices = Vec::new();
@@ -87,7 +87,7 @@ pub(super) fn resolve(
     let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, omp_threads)?;
     network.nccl_chooses = nccl_chooses(&settings, &network, &devices.seats);
     let spec = LaunchSpec {
-        cli_flavor: persona,
+        cli_flavor,
         entrypoint,
         args: request.args,
         workers,
@@ -152,7 +152,7 @@ fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice
         let origin = Origin::Variable(FILE_TIMER_VARIABLE.to_owned());
         notices.push(Notice::Ignored { origin, because: IgnoredBecause::NotSupported });
     }
-    if settings.persona == CliFlavor::Rankrun {
+    if settings.cli_flavor == CliFlavor::Rankrun {
         notices.extend(tell_unknown_variables(settings.facts));
         notices.extend(tell_options_behind(request));
     }
@@ -174,7 +174,7 @@ fn resolve_omp_threads(
     if workers == LocalWorldSize::ONE || settings.facts.variable(OMP_VARIABLE).is_some() {
         return None;
     }
-    match settings.persona {
+    match settings.cli_flavor {
         CliFlavor::Torchrun => {
             notices.push(Notice::SingleOmpThread);
             Some(1)

@@ -82,7 +82,7 @@ pub(super) fn refuse_separate_jobs(
     };
     let Some(tasks) = step.all else { return Ok(()) };
     let (variable, tasks, line) = (tasks.variable, tasks.count, line.of_step(&step));
-    match settings.persona {
+    match settings.cli_flavor {
         CliFlavor::Rankrun => Err(SettingError::SeparateJobs { variable, tasks, line }.into()),
         CliFlavor::Torchrun => {
             notices.push(Notice::SeparateJobs(SeparateJobs::Tasks { variable, tasks, line }));

@@ -30,7 +30,7 @@ impl<T> Setting<T> {
 
 /// What was typed, over what the environment says, over what a file says.
 pub(super) struct Settings<'a> {
-    pub(super) persona: CliFlavor,
+    pub(super) cli_flavor: CliFlavor,
     pub(super) given: &'a [Given],
     pub(super) facts: &'a Facts,
     pub(super) config: Option<&'a Config>,
@@ -89,7 +89,7 @@ impl Settings<'_> {
             None => {
                 let value = value.to_string_lossy().into_owned();
                 let error = UsageError::BadValue { option: row, origin, value };
-                Err(CliError::Usage { persona: self.persona, error })
+                Err(CliError::Usage { cli_flavor: self.cli_flavor, error })
             }
         }
     }

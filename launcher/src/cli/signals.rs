@@ -38,7 +38,7 @@ pub(super) fn resolve_signals(
         }
         spec.text = value;
     }
-    if settings.persona == CliFlavor::Rankrun {
+    if settings.cli_flavor == CliFlavor::Rankrun {
         spec.forward = FOR_WORKERS.into_iter().filter(|signal| !spec.stop.contains(signal)).collect();
     }
     Ok(spec)

@@ -106,7 +106,7 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
 
 /// Under the name torchrun whoever outlives the workers is left alone, unless our variable or a file says how long.
 pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
-    match (time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?, settings.persona) {
+    match (time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?, settings.cli_flavor) {
         (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
         (None, CliFlavor::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
         (None, CliFlavor::Torchrun) => Ok(LeftoverPolicy::Keep),

@@ -80,7 +80,7 @@ fn program_name_selects_cli_flavor() {
         ("/a/torchrun/rankrun", CliFlavor::Rankrun),
         ("", CliFlavor::Rankrun),
     ] {
-        assert_eq!(persona(OsStr::new(name)), is, "`{name}`");
+        assert_eq!(cli_flavor(OsStr::new(name)), is, "`{name}`");
     }
     assert_eq!(interpret(&[], &world().facts(&[])).unwrap_err().exit_code(), 2);
 }

@@ -43,7 +43,7 @@ impl LaunchPlan<'_> {
         let variables = command::worker_environment(self.spec, &self.life, placement, error_file.as_deref());
         let (cli_flavor, role) = (self.spec.cli_flavor, &*self.spec.role);
         let (local_world, hostname): (_, fn() -> String) = (self.spec.workers, short_hostname);
-        let owner = StreamOwner { persona: cli_flavor, role, rank, local_rank, local_world, hostname };
+        let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, owner, folder.as_deref());
         let by_hand = self.spec.external_worker == Some(local_rank);

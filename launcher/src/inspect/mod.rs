@@ -2,9 +2,9 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `again` | a second, shorter probe where the first one lost everything |
+//! | `second_probe` | a second, shorter probe where the first one lost everything |
 //! | `picture` | machine, variables and driver → all facts that are shown (pure) |
-//! | `words` | facts in words (pure) |
+//! | `fact_text` | facts in words (pure) |
 //! | `page` | lines of named cells (pure) |
 //! | `devices` | picture → page (pure) |
 //! | `topo` | machine → matrix and page (pure) |

@@ -88,7 +88,7 @@ pub struct RowLabel {
 #[derive(Debug, Clone, Copy)]
 pub struct StreamOwner<'a> {
     /// The command name: rankrun or torchrun.
-    pub persona: CliFlavor,
+    pub cli_flavor: CliFlavor,
     /// The role of the worker (`--role`).
     pub role: &'a str,
     /// The worker in the whole job.
@@ -166,7 +166,7 @@ impl StreamMode {
 
 impl WorkerRoute<'_> {
     fn route(&self, name: &str, mode: StreamMode) -> Route {
-        if matches!(self.log_folder, LogFolder::Off) && self.owner.persona == CliFlavor::Torchrun {
+        if matches!(self.log_folder, LogFolder::Off) && self.owner.cli_flavor == CliFlavor::Torchrun {
             return self.console_only();
         }
         match (mode, self.audience, self.log_folder) {
@@ -191,7 +191,7 @@ impl WorkerRoute<'_> {
     }
 
     fn console_only(&self) -> Route {
-        match self.owner.persona {
+        match self.owner.cli_flavor {
             CliFlavor::Torchrun => Route::Inherit,
             CliFlavor::Rankrun => Route::Capture { file: None, prefix: None },
         }
@@ -199,7 +199,7 @@ impl WorkerRoute<'_> {
 
     fn label(&self) -> Option<RowLabel> {
         let is_shared = self.owner.local_world.get() > 1;
-        (self.owner.persona == CliFlavor::Rankrun).then(|| RowLabel { text: self.prefix(), is_shared })
+        (self.owner.cli_flavor == CliFlavor::Rankrun).then(|| RowLabel { text: self.prefix(), is_shared })
     }
 
     fn prefix(&self) -> String {

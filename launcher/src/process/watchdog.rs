@@ -124,7 +124,7 @@ impl Watchdog {
             WatchdogAction::KillNow(kill_by) => match live_descendants(agent) {
                 Ok(processes) => {
                     self.kill_unless_postponed(agent, kill_by, &processes);
-                    // Whatever the agent has put it off to since then rings the bell.
+                    // If the agent has postponed it since then, it writes to `wake_event`.
                     None
                 }
                 Err(_) => Some(now + RETRY_DELAY),
@@ -137,7 +137,7 @@ impl Watchdog {
         Stamp(self.deadlines.kill_by.load(Ordering::SeqCst)).instant(self.origin)
     }
 
-    /// `living` was collected before the instant was taken, so it holds no process of a later round: a resumed agent
+    /// `processes` was collected before the instant was taken, so it holds no process of a later round: a resumed agent
     /// postpones the instant before it starts workers.
     fn kill_unless_postponed(&self, agent: Pid, kill_by: Instant, processes: &[FoundProcess]) {
         let stamp = Stamp::of(Some(kill_by), self.origin).0;
@@ -148,7 +148,7 @@ impl Watchdog {
         let deadlines = &self.deadlines;
         if deadlines.kill_by.compare_exchange(stamp, 0, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             let _ = deadlines.killed_for.compare_exchange(stamp, 0, Ordering::SeqCst, Ordering::SeqCst);
-            // The bell is silent where there was an instant before.
+            // The agent's write does not wake the guard if an instant was set before.
             let _ = self.wake_event.write(1);
             return;
         }

@@ -86,7 +86,7 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
 }
 
 fn killing_text(local_ranks: &[LocalRank], ignored_signal: Option<Signal>) -> String {
-    let why = if ignored_signal.is_some() { "still alive after the grace" } else { "told a second time" };
+    let why = if ignored_signal.is_some() { "still alive after the grace" } else { "second signal received" };
     format!("killing {}: {why}", ranks(local_ranks))
 }
 

@@ -46,7 +46,7 @@ pub fn ending(leftovers: &[Left], reason: StopReason, grace: Duration) -> String
 pub fn killing(leftovers: &[Left], ignored_signal: Option<Signal>) -> String {
     let reason = match ignored_signal {
         Some(signal) => format!("still there after {signal}"),
-        None => "told a second time".to_owned(),
+        None => "second signal received".to_owned(),
     };
     format!("killing {}: {reason}", leftover_names(leftovers))
 }

@@ -109,7 +109,7 @@ pub fn report_gc_error(error: &GcError) -> ExitCode {
 /// Sends the launcher's own log to the console, down to `verbosity`: warnings like all other messages, with times and
 /// levels only at a higher verbosity. Under the name torchrun the log has torchrun's form, with the `pid` of the
 /// process that the user started.
-pub fn trace_to(console: Console, (persona, verbosity): (CliFlavor, Verbosity), pid: Pid) {
+pub fn trace_to(console: Console, (cli_flavor, verbosity): (CliFlavor, Verbosity), pid: Pid) {
     let level = match verbosity {
         Verbosity::Error => Level::ERROR,
         Verbosity::Warn => Level::WARN,
@@ -118,13 +118,13 @@ pub fn trace_to(console: Console, (persona, verbosity): (CliFlavor, Verbosity), 
     };
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_target(false);
     // Only a test that launches twice in one process has set one before.
-    let _ = match persona {
+    let _ = match cli_flavor {
         CliFlavor::Rankrun if verbosity > Verbosity::Warn => {
             tracing::subscriber::set_global_default(subscriber.with_writer(console).finish())
         }
         CliFlavor::Rankrun | CliFlavor::Torchrun => {
             let form =
-                if persona == CliFlavor::Torchrun { TraceFormat::Torch(pid) } else { TraceFormat::Own };
+                if cli_flavor == CliFlavor::Torchrun { TraceFormat::Torch(pid) } else { TraceFormat::Own };
             let subscriber = subscriber.event_format(form).with_writer(console);
             tracing::subscriber::set_global_default(subscriber.finish())
         }

@@ -44,19 +44,19 @@ enum ColorMode {
 }
 
 impl UserLog {
-    /// A voice on `console` for the launcher that the user knows by `pid`; `no_color` is the user's `NO_COLOR`
+    /// The log on `console` for the launcher that the user knows by `pid`; `no_color` is the user's `NO_COLOR`
     /// (no-color.org).
     #[must_use]
     pub fn new(
         console: Console,
-        (persona, verbosity): (CliFlavor, Verbosity),
+        (cli_flavor, verbosity): (CliFlavor, Verbosity),
         pid: Pid,
         no_color: bool,
     ) -> Self {
         let coloured = console.output(OutputStream::Stderr).is_terminal() && !no_color;
         Self {
             console,
-            log_style: match persona {
+            log_style: match cli_flavor {
                 CliFlavor::Rankrun => LogStyle::Rankrun,
                 CliFlavor::Torchrun => LogStyle::Torch { pid, verbosity },
             },

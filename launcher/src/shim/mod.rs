@@ -12,7 +12,7 @@
 //! it: the shell costs 0.7 ms. Python's part of the script is PyTorch's own command. The hook also replaces a
 //! `bin/torchrun` that an installer has written again.
 //!
-//! `words` parses the command line, `environment` chooses the environment, `layout` names the files, `state`
+//! `command_line` parses the command line, `environment` chooses the environment, `layout` names the files, `state`
 //! classifies the present files, `plan` computes the changes, `status` says what would run: all pure. `probe` asks a
 //! Python, and `disk` reads and changes files.
 

@@ -202,7 +202,7 @@ fn invalid_probe_request_is_refused() {
         for question in ["", "{", "\"everything\"", "{\"nvidia\":{}}", "\"cuda_order\"x"] {
             let outcome =
                 Launch::new(*name).args([format!("--rankrun-probe={question}"), "--help".to_owned()]).run();
-            outcome.expect_exit_code(2).expect_stderr("is no question");
+            outcome.expect_exit_code(2).expect_stderr("is not a question");
             assert_eq!((outcome.stderr().lines().count(), outcome.stdout().len()), (1, 0), "{outcome}");
         }
     }

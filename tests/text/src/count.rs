@@ -111,7 +111,14 @@ impl Count {
         let package = self.packages.entry(name).or_default();
         let docs =
             file.source.comments.iter().filter(|comment| comment.is_doc && file.is_product(comment.line));
+        let mut is_example = false;
         for doc in docs.filter(|doc| !doc.text.is_empty()) {
+            let is_fence = doc.text.starts_with("```");
+            is_example ^= is_fence;
+            // Code and headings such as `# Errors` are no prose.
+            if is_example || is_fence || doc.text.starts_with("# ") {
+                continue;
+            }
             package.docs += 1;
             package.short_docs += usize::from(doc.text.split_whitespace().count() <= SHORT_DOC);
         }

@@ -13,7 +13,7 @@ const HEADER: &str = "\
 # today's fails the test `limits_equal_counted_values`, and `RANKRUN_UPDATE=1` rewrites the file (what rises is said).
 #
 # room PATH      comment lines with a hiding word, messages with one, test names above 70 letters
-# package PATH   doc lines of five words or fewer, of a hundred
+# package PATH   doc lines of five words or fewer, of a hundred; without code and headings
 # name PACKAGE NAME: `to rename`, or why it stays; a package keeps at most 14
 # citation FILE: a citation that leads nowhere yet
 #

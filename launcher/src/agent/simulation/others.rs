@@ -343,7 +343,7 @@ impl Turn<'_> {
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
         let is_by_worker = matches!(self.book.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
-        let is_jobs = self.setup.persona == CliFlavor::Rankrun && is_by_worker;
+        let is_jobs = self.setup.cli_flavor == CliFlavor::Rankrun && is_by_worker;
         (is_own || self.is_requested(), is_own || is_jobs)
     }
 

@@ -90,7 +90,7 @@ fn simpler_histories(history: &History) -> impl Iterator<Item = History> + use<'
 fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
     let plain = Setup::PLAIN;
     let fields = [
-        Setup { persona: plain.persona, ..*setup },
+        Setup { cli_flavor: plain.cli_flavor, ..*setup },
         Setup { max_restarts: setup.max_restarts.saturating_sub(1), ..*setup },
         Setup { grace: plain.grace, ..*setup },
         Setup { graces: plain.graces, ..*setup },

@@ -25,7 +25,7 @@ const GENERATIONS: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is chosen by chance, apart from the others")]
 pub(super) struct Setup {
-    pub(super) persona: CliFlavor,
+    pub(super) cli_flavor: CliFlavor,
     pub(super) workers: u32,
     pub(super) max_restarts: u32,
     pub(super) policy: Policy,
@@ -119,7 +119,7 @@ pub(super) const fn millis(millis: u32) -> Duration {
 impl Setup {
     /// The simplest settings.
     pub(super) const PLAIN: Self = Self {
-        persona: CliFlavor::Rankrun,
+        cli_flavor: CliFlavor::Rankrun,
         workers: 1,
         max_restarts: 0,
         policy: Policy::PLAIN,
@@ -161,7 +161,7 @@ impl Setup {
         }
         let time_limit = random.one_in(4).then(|| random.pick(&[1, 500, 2_000, 10_000]));
         Self {
-            persona: random.pick(&[CliFlavor::Rankrun, CliFlavor::Torchrun]),
+            cli_flavor: random.pick(&[CliFlavor::Rankrun, CliFlavor::Torchrun]),
             workers,
             max_restarts: random.below(4),
             policy: if random.one_in(2) { Policy::random(random) } else { Policy::PLAIN },
@@ -225,7 +225,7 @@ impl Setup {
             interrupt: self.interrupt,
             unhealthy: self.unhealthy,
             external_worker: self.left_out.map(LocalRank),
-            ..rules(self.workers, self.max_restarts, self.persona)
+            ..rules(self.workers, self.max_restarts, self.cli_flavor)
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
 fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
     let (setup, cause) = (turn.setup, turn.cause());
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
-    let of_limit = if setup.persona == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
+    let of_limit = if setup.cli_flavor == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
     let plain = plain_status(setup, turn.book.starts > 0, end);
     let is_up = turn.book.time_limit_at().is_some_and(|up| up <= turn.now);
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
@@ -91,7 +91,7 @@ fn plain_status(setup: &Setup, has_started: bool, end: &JobOutcome) -> ExitStatu
     };
     let is_exception =
         |signal: Signal| !has_started || signal == Signal::SIGINT && setup.interrupt == Interrupt::Unlisted;
-    match (setup.persona, end.stopped_by) {
+    match (setup.cli_flavor, end.stopped_by) {
         (CliFlavor::Rankrun, Some(signal)) => ExitStatus::Code(128 + signal as u8),
         (CliFlavor::Rankrun, None) => ExitStatus::Code(of_worker()),
         (CliFlavor::Torchrun, Some(signal)) if is_exception(signal) => ExitStatus::Signal(signal as i32),

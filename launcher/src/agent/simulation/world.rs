@@ -178,9 +178,9 @@ impl<M: Machine> World<'_, M> {
                 Input::DevicesReassigned { generation, result: seating }
             }
             Some(Question::Progress) => {
-                let sight =
+                let fingerprint =
                     self.setup.files_after(generation).map(|files| CheckpointFingerprint(files.into()));
-                Input::ProgressProbed { generation, fingerprint: sight }
+                Input::ProgressProbed { generation, fingerprint }
             }
             Some(Question::LostNode) => {
                 Input::LostNodeFound(dead.then(|| lost_node(LossRole::CausesFailureHere)))
@@ -269,10 +269,10 @@ impl<M: Machine> World<'_, M> {
                 Wrote::Lost(rank) => Some(Some(LostPeer::Here(LocalRank(rank)))),
                 Wrote::LostElsewhere => Some(Some(LostPeer::Elsewhere(Rank(ELSEWHERE)))),
             };
-            let testimony = lost
+            let error_file_info = lost
                 .filter(|_| !exit.is_success())
                 .map(|lost| ErrorFileInfo { written: at, lost_peer: lost });
-            let end = WorkerEnd { local_rank, pid, exit, at, error_file_info: testimony, foreign_kill: None };
+            let end = WorkerEnd { local_rank, pid, exit, at, error_file_info, foreign_kill: None };
             self.queue.push_back(Input::Exited { generation, end });
         }
     }

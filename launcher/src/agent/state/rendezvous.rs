@@ -151,7 +151,7 @@ impl State {
         let lost = self.peers.first_failure.as_ref().and_then(FailureNote::lost_peer);
         let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
         let is_stopped = self.is_exit_by_our_signal(end.exit) || self.rules.is_exit_by_stop_signal(end.exit);
-        let has_told = end.error_file_info.is_some_and(|testimony| testimony.lost_peer.is_none());
+        let has_told = end.error_file_info.is_some_and(|error_file_info| error_file_info.lost_peer.is_none());
         let is_cause =
             is_lost && !end.exit.is_success() && !end.has_lost_remote_peer() && (!is_stopped || has_told);
         let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();

@@ -126,13 +126,13 @@ impl State {
         &mut self,
         now: Instant,
         generation: Generation,
-        sight: Option<CheckpointFingerprint>,
+        fingerprint: Option<CheckpointFingerprint>,
     ) -> Vec<Action> {
         let granted = |step| if let CheckStep::Progress { wait } = step { Some(wait) } else { None };
         let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
-        let said = match sight {
-            Some(sight) => {
-                self.history.record_progress(sight);
+        let said = match fingerprint {
+            Some(fingerprint) => {
+                self.history.record_progress(fingerprint);
                 None
             }
             None => Some(Action::Emit(JobEvent::ProgressUnknown)),
@@ -289,7 +289,7 @@ impl State {
         self.phase = JobPhase::Finished;
         let limit = self.rules.time_limit.filter(|_| self.time_limit_timer.has_ended_job());
         let time_limit = limit.map(|limit| limit.limit);
-        let farewell = self.peer_notice(failure.as_ref());
+        let peer_notice = self.peer_notice(failure.as_ref());
         let (elsewhere, first_cause) = self.remote_end_and_cause();
         let first_cause = first_cause.map(Box::new);
         let stopped_by = self.stopped_by;
@@ -298,7 +298,7 @@ impl State {
             failure,
             stopped_by,
             time_limit,
-            peer_notice: farewell,
+            peer_notice,
             rule: None,
             remote_end: elsewhere,
             first_cause,

@@ -34,7 +34,11 @@ impl WorkerGroup {
 
     /// The error files with a text that the report shows. Names any other file to the user. Empty if the
     /// files stay, as in a folder that the user named.
-    pub(in crate::agent) fn reported_error_files(&self, shown: &ShownTexts, voice: &UserLog) -> Vec<PathBuf> {
+    pub(in crate::agent) fn reported_error_files(
+        &self,
+        shown: &ShownTexts,
+        user_log: &UserLog,
+    ) -> Vec<PathBuf> {
         let (LogDir::ErrorFiles(folder), Some(tree)) = (&self.spec.logs.dir, &self.log_tree) else {
             return Vec::new();
         };
@@ -48,7 +52,7 @@ impl WorkerGroup {
         };
         let (reported, kept) = self.logs.calls().run(folder, search).unwrap_or_default();
         if let Some(kept) = kept {
-            voice.print_line(&format!(
+            user_log.print_line(&format!(
                 "error files that no report shows are kept in `{}`; `rankrun gc` removes them",
                 kept.display()
             ));

@@ -109,7 +109,7 @@ impl WorkerGroup {
             message,
             lost_peer: end
                 .error_file_info
-                .and_then(|testimony| testimony.remote_loss())
+                .and_then(|error_file_info| error_file_info.remote_loss())
                 .filter(|_| is_shared),
         }))
     }

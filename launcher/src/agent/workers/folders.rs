@@ -71,7 +71,7 @@ impl FolderRequest {
     fn routes(&self, placement: &Placement, attempt: Option<&Attempt>) -> Routes {
         let Placement { rank, local_rank, .. } = *placement;
         let owner = StreamOwner {
-            persona: self.spec.cli_flavor,
+            cli_flavor: self.spec.cli_flavor,
             role: &self.spec.role,
             rank,
             local_rank,

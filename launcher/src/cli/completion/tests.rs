@@ -19,12 +19,12 @@ fn ask(shell: &str, arguments: &[&str], input: &str) -> Option<String> {
 }
 
 /// What bash offers when the line has been typed so far, split as bash splits it.
-fn offered(persona: CliFlavor, words: &[&str]) -> Vec<String> {
-    let name = Command::of(persona).name;
+fn offered(cli_flavor: CliFlavor, words: &[&str]) -> Vec<String> {
+    let name = Command::of(cli_flavor).name;
     let line: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let input = format!(
         "cd /nonexistent 2>/dev/null\n{}\nCOMP_WORDS=({name} {})\nCOMP_CWORD={}\n_{name}\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
-        script(persona, Shell::Bash),
+        script(cli_flavor, Shell::Bash),
         line.join(" "),
         words.len(),
     );
@@ -35,7 +35,7 @@ fn offered(persona: CliFlavor, words: &[&str]) -> Vec<String> {
 #[test]
 fn bash_completes_names_and_values() {
     let both = [CliFlavor::Rankrun, CliFlavor::Torchrun];
-    for persona in both {
+    for cli_flavor in both {
         for (words, answer) in [
             (vec!["--nproc"], vec!["--nproc-per-node"]),
             (vec!["--nproc_"], vec!["--nproc_per_node"]),
@@ -52,7 +52,7 @@ fn bash_completes_names_and_values() {
             (vec!["train.py", "--nproc"], vec![]),
             (vec!["-r", "3", "train.py", "--nproc"], vec![]),
         ] {
-            assert_eq!(offered(persona, &words), answer, "{words:?}");
+            assert_eq!(offered(cli_flavor, &words), answer, "{words:?}");
         }
     }
 }
@@ -68,21 +68,21 @@ fn rankrun_completes_subcommands_only_as_first_word() {
 
 #[test]
 fn completion_scripts_parse_in_their_shells() {
-    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-        let read = ask("bash", &["-n"], &script(persona, Shell::Bash));
+    for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+        let read = ask("bash", &["-n"], &script(cli_flavor, Shell::Bash));
         assert_eq!(read.as_deref(), Some(""), "the tests need bash");
         // These two need not be there.
-        let _ = ask("zsh", &["-n"], &script(persona, Shell::Zsh));
-        let _ = ask("tcsh", &["-f"], &script(persona, Shell::Tcsh));
+        let _ = ask("zsh", &["-n"], &script(cli_flavor, Shell::Zsh));
+        let _ = ask("tcsh", &["-f"], &script(cli_flavor, Shell::Tcsh));
     }
 }
 
 #[test]
 fn completion_scripts_list_every_option() {
-    for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+    for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Tcsh] {
-            let text = script(persona, shell);
-            for row in tables(persona) {
+            let text = script(cli_flavor, shell);
+            for row in tables(cli_flavor) {
                 assert!(text.contains(row.long), "{shell:?} lacks {row}");
             }
         }

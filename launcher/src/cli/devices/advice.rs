@@ -9,14 +9,14 @@ use crate::device::ProbeProblemKind;
 use crate::spec::{CliFlavor, Unhealthy};
 
 /// The error with the hint that fits.
-pub(super) fn advised(error: CliError, wishes: &Wishes, persona: CliFlavor) -> CliError {
+pub(super) fn advised(error: CliError, wishes: &Wishes, cli_flavor: CliFlavor) -> CliError {
     let CliError::Setting(SettingError::Devices(error)) = error else { return error };
     let plain = error.hint();
     let hint = match &*error {
         DeviceError::Trouble { trouble } => without_the_answer(&trouble.what, wishes),
         _ => plain.clone(),
     };
-    let hint = match persona {
+    let hint = match cli_flavor {
         CliFlavor::Rankrun => hint,
         CliFlavor::Torchrun => as_variables(&hint),
     };

@@ -82,7 +82,7 @@ impl Resolver<'_> {
 
     /// Whether devices are only counted or bound near to, as torchrun does, and never chosen.
     pub(super) fn is_passive(&self) -> bool {
-        self.settings.persona == CliFlavor::Torchrun && !self.wishes.about_devices()
+        self.settings.cli_flavor == CliFlavor::Torchrun && !self.wishes.about_devices()
     }
 
     /// Who counts what is not there is told so.
@@ -115,7 +115,7 @@ impl Resolver<'_> {
 
     /// What a check found that does not forbid the launch; without a check, what is dead for all to see.
     pub(super) fn tell_findings(&mut self, choice: &Choice) {
-        let (severity, advice) = match (self.wishes.check, self.settings.persona) {
+        let (severity, advice) = match (self.wishes.check, self.settings.cli_flavor) {
             (Some(_), _) => (Severity::Warning, ""),
             (None, CliFlavor::Rankrun) => (Severity::Fatal, "; `--exclude-unhealthy` leaves it out"),
             (None, CliFlavor::Torchrun) => return,

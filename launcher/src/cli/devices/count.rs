@@ -37,7 +37,7 @@ impl Resolver<'_> {
             Count::Auto => Ok(devices.unwrap_or_else(|| count_cpus(self.settings.facts))),
             // A choice among devices of these types has one at least.
             Count::Of { .. } => Ok(devices.unwrap_or(LocalWorldSize::ONE)),
-            Count::Default if self.settings.persona == CliFlavor::Torchrun => Ok(LocalWorldSize::ONE),
+            Count::Default if self.settings.cli_flavor == CliFlavor::Torchrun => Ok(LocalWorldSize::ONE),
             Count::Default => {
                 let workers = devices.unwrap_or(LocalWorldSize::ONE);
                 self.refuse_second_launcher(workers)?;
@@ -47,7 +47,7 @@ impl Resolver<'_> {
     }
 
     pub(super) fn torchs_words(&self, word: &str) -> Option<&'static str> {
-        match (self.settings.persona, word) {
+        match (self.settings.cli_flavor, word) {
             (CliFlavor::Torchrun, "gpu") => Some("Cuda is not available."),
             (CliFlavor::Torchrun, "xpu") => Some("Xpu is not available."),
             _ => None,
@@ -74,7 +74,7 @@ impl Resolver<'_> {
         choice: &Choice,
         workers: LocalWorldSize,
     ) -> Result<(), DeviceError> {
-        let ours = self.settings.persona == CliFlavor::Rankrun;
+        let ours = self.settings.cli_flavor == CliFlavor::Rankrun;
         if LocalRank(workers.get()).index() <= choice.devices.len() {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Resolver<'_> {
 
     /// torch's own lines about the number of workers, for whoever asked to hear them.
     pub(super) fn tell_count(&mut self, devices: &Devices) -> Result<(), CliError> {
-        if self.settings.persona == CliFlavor::Rankrun || self.verbosity < Verbosity::Info {
+        if self.settings.cli_flavor == CliFlavor::Rankrun || self.verbosity < Verbosity::Info {
             return Ok(());
         }
         let said = self.settings.text(&NPROC_PER_NODE)?.map_or_else(|| "1".to_owned(), |said| said.value);

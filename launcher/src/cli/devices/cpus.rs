@@ -71,7 +71,7 @@ impl Resolver<'_> {
     pub(super) fn tells_cpus(&self) -> bool {
         let wishes = &self.wishes;
         let requested = wishes.only_cpus() || wishes.count == Count::Cpus;
-        self.settings.persona == CliFlavor::Rankrun && !wishes.quiet && !requested
+        self.settings.cli_flavor == CliFlavor::Rankrun && !wishes.quiet && !requested
     }
 
     /// Whether workers get the entries of the inherited list one by one.

@@ -132,14 +132,14 @@ impl Wishes {
     }
 
     /// Who has to look; `sign` is asked only where it decides.
-    pub(super) fn look(&self, persona: CliFlavor, sign: impl FnOnce() -> bool) -> Look {
+    pub(super) fn look(&self, cli_flavor: CliFlavor, sign: impl FnOnce() -> bool) -> Look {
         if self.only_cpus() {
             return Look::OnlyCpus;
         }
         if self.about_devices() || self.binding.is_some() {
             return Look::Needed;
         }
-        match (&self.count, persona) {
+        match (&self.count, cli_flavor) {
             (Count::Auto | Count::Of { .. }, _) | (Count::Default, CliFlavor::Rankrun) => Look::Needed,
             (Count::Number(_), CliFlavor::Rankrun) if sign() => Look::Perhaps,
             (Count::Number(_) | Count::Cpus | Count::Default, _) => Look::No,

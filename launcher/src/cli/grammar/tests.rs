@@ -9,8 +9,8 @@ fn words(text: &str) -> Vec<OsString> {
 }
 
 /// The options as `long=value`, then the entrypoint, then its arguments.
-fn summary(persona: CliFlavor, text: &str) -> Result<String, String> {
-    match parse(persona, &words(text)) {
+fn summary(cli_flavor: CliFlavor, text: &str) -> Result<String, String> {
+    match parse(cli_flavor, &words(text)) {
         Err(error) => Err(error.argparse()),
         Ok(Parsed::Launch(request)) => {
             let given = request.given.iter().map(|given| match given.row.kind {
@@ -275,8 +275,8 @@ fn any_word() -> impl Strategy<Value = OsString> {
 proptest! {
     #[test]
     fn any_command_line_does_not_panic(line in prop::collection::vec(any_word(), 0..8)) {
-        for persona in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-            let _ = parse(persona, &line).map_err(|error| (error.to_string(), error.argparse()));
+        for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
+            let _ = parse(cli_flavor, &line).map_err(|error| (error.to_string(), error.argparse()));
         }
     }
 

@@ -112,7 +112,7 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
 
 /// A warning for each key that nothing reads; torchrun takes no notice of it.
 pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
-    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.persona == CliFlavor::Rankrun);
+    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.cli_flavor == CliFlavor::Rankrun);
     let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };
     let all = || STATIC_KEYS.iter().chain(C10D_KEYS).map(|(name, _)| *name);
     let items = parse_conf(&value).unwrap_or_default();

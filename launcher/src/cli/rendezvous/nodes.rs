@@ -70,9 +70,9 @@ impl Nodes {
 pub(super) fn must_do_without_id(
     origin: &Origin,
     NodeRange { min, max }: NodeRange,
-    persona: CliFlavor,
+    cli_flavor: CliFlavor,
 ) -> Result<(), CliError> {
-    let least = match persona {
+    let least = match cli_flavor {
         CliFlavor::Rankrun => max,
         CliFlavor::Torchrun => min,
     };

@@ -55,7 +55,7 @@ pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<Round
     times.join = over(times.join, join, time(settings, &JOIN_TIMEOUT, Expected::Time)?)?;
     times.last_call = over(times.last_call, last_call, time(settings, &LAST_CALL, Expected::Time)?)?;
     // The node that hosts may come as late as any other; torchrun gives it less time.
-    let waits_for_host = settings.persona == CliFlavor::Rankrun && !has_read_timeout;
+    let waits_for_host = settings.cli_flavor == CliFlavor::Rankrun && !has_read_timeout;
     times.connect = if waits_for_host { times.join } else { times.read };
     Ok(times)
 }

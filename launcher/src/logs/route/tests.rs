@@ -22,7 +22,7 @@ fn of(spec: &LogSpec, cli_flavor: CliFlavor, folder: Option<&str>) -> Routes {
     let (rank, local_rank) = (Rank(9), LocalRank(1));
     let hostname = || panic!("no prefix asked for it");
     let owner = StreamOwner {
-        persona: cli_flavor,
+        cli_flavor,
         role: "trn",
         rank,
         local_rank,
@@ -126,7 +126,7 @@ fn prefix_template_is_expanded() {
     let (cli_flavor, rank, local_rank) = (CliFlavor::Torchrun, Rank(9), LocalRank(1));
     let hostname = || "node7".to_owned();
     let owner = StreamOwner {
-        persona: cli_flavor,
+        cli_flavor,
         role: "trn",
         rank,
         local_rank,
@@ -147,7 +147,7 @@ fn prefix_template_is_expanded() {
 #[test]
 fn row_label_is_prefix_if_workers_share_console() {
     let owner = |workers| StreamOwner {
-        persona: CliFlavor::Rankrun,
+        cli_flavor: CliFlavor::Rankrun,
         role: "trn",
         rank: Rank(9),
         local_rank: LocalRank(1),

@@ -333,7 +333,7 @@ pub fn run_probe(question: &[u8]) -> ExitCode {
     let probe: Probe = match serde_json::from_slice(question) {
         Ok(probe) => probe,
         Err(error) => {
-            write_stderr_line(&format!("`{}` is no question: {error}", String::from_utf8_lossy(question)));
+            write_stderr_line(&format!("`{}` is not a question: {error}", String::from_utf8_lossy(question)));
             return ExitCode::from(USAGE);
         }
     };

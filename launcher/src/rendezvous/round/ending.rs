@@ -12,9 +12,9 @@ use super::{LocalNode, RoundView, is_spare};
 /// for other nodes.
 #[must_use]
 pub fn previous_round_members<'a>(view: &RoundView<'a>, me: &Node) -> Vec<&'a Node> {
-    let RoundView { state, failure_detector: sightings, agents, .. } = *view;
+    let RoundView { state, failure_detector, agents, .. } = *view;
     let waits = state.complete && !state.closed && state.wait_list.contains(me);
-    let is_ending = |node: &&Node| agents.contains_key(*node) && !sightings.is_dead(node);
+    let is_ending = |node: &&Node| agents.contains_key(*node) && !failure_detector.is_dead(node);
     state.participants.nodes().filter(|_| waits).filter(is_ending).collect()
 }
 
@@ -58,16 +58,21 @@ mod tests {
         state.participants = members.iter().copied().map(node).zip(0..).collect();
         state.wait_list.insert(node(waiting));
         let agents = ["a", "b", "dead", "m"].map(|name| (node(name), descriptor.clone())).into();
-        let mut sightings = FailureDetector::new(&RoundTimes::default());
+        let mut failure_detector = FailureDetector::new(&RoundTimes::default());
         #[expect(clippy::disallowed_methods, reason = "a test's clock starts somewhere")]
         let origin = Instant::now();
         for second in 0..=5 {
             let heartbeat = |name: &str| if name == "dead" { 0 } else { second };
             let beats: BTreeMap<Node, i64> =
                 ["a", "b", "dead", "m"].map(|name| (node(name), heartbeat(name))).into();
-            sightings.record_snapshot(&state, &beats, origin + Duration::from_secs(second.unsigned_abs()));
+            failure_detector.record_snapshot(
+                &state,
+                &beats,
+                origin + Duration::from_secs(second.unsigned_abs()),
+            );
         }
-        let view = RoundView { state: &state, failure_detector: &sightings, agents: &agents, ranks: None };
+        let view =
+            RoundView { state: &state, failure_detector: &failure_detector, agents: &agents, ranks: None };
         previous_round_members(&view, &node("m")).into_iter().map(|node| node.addr.clone()).collect()
     }
 

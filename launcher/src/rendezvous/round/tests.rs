@@ -56,15 +56,8 @@ impl Stage {
         let nodes_asked = NodeRange { min: count(2), max: count(3) };
         let me = LocalNode { node: node("m"), nodes: nodes_asked, node_rank: None, times };
         let agents = nodes("a b c m z").into_iter().map(|node| (node, descriptor(None))).collect();
-        let sightings = FailureDetector::new(&times);
-        Self {
-            me,
-            state: RendezvousState::default(),
-            failure_detector: sightings,
-            agents,
-            ranks: None,
-            origin,
-        }
+        let failure_detector = FailureDetector::new(&times);
+        Self { me, state: RendezvousState::default(), failure_detector, agents, ranks: None, origin }
     }
 
     /// A state with these members by rank, wait list and spares.

@@ -84,11 +84,11 @@ const DOUBT: u64 = LEASE * 2 / 5;
 
 impl Agent {
     pub(super) fn new(me: LocalNode, now: u64, deadline: u64) -> Self {
-        let sightings = FailureDetector::new(&me.times);
+        let failure_detector = FailureDetector::new(&me.times);
         Self {
             me,
             phase: Phase::Joining { deadline },
-            failure_detector: sightings,
+            failure_detector,
             known: Rc::default(),
             version: 0,
             ranks: None,

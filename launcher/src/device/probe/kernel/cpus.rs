@@ -23,7 +23,7 @@ pub(super) fn read_cpu_layout(tree: &Tree<'_>, report: &mut KernelReport) -> Opt
     let online = match online {
         Ok(online) if !online.is_empty() => online,
         _ => {
-            report.add_failed(DeviceType::Cpu, &path, "it is no list of CPUs");
+            report.add_failed(DeviceType::Cpu, &path, "it is not a list of CPUs");
             return None;
         }
     };

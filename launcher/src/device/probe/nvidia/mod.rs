@@ -2,12 +2,12 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `card` | one card or MIG device: its identity and whether it answers |
+//! | `identity` | one card or MIG device: its identity and whether it answers |
 //! | `state` | its state: heat, power, clocks, errors |
 //! | `processes` | the processes on it |
 //! | `links` | how two cards are joined |
 //! | `raw` | calls that `nvml-wrapper` lacks or gets wrong |
-//! | `words` | the library's errors in words (pure) |
+//! | `error_text` | the library's errors in words (pure) |
 //!
 //! Where the library is not installed, or cannot be initialised, the CUDA driver is asked, which knows names, UUIDs
 //! and addresses. Where that has none either and no device node is there, the machine has no card: a computer without

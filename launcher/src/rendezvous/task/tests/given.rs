@@ -43,7 +43,7 @@ impl Static {
     }
 
     fn round(&self) -> Vec<Agent> {
-        // Whoever comes before the store waits for it.
+        // An agent that starts before the store waits for it.
         let agents: Vec<_> = (0..self.nodes).rev().map(|rank| self.agent(rank)).collect();
         for (agent, rank) in agents.iter().zip((0..self.nodes).rev()) {
             let round = agent.joined();

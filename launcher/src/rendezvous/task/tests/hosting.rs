@@ -30,7 +30,7 @@ fn leaving_store_host_ends_job_with_its_reason() {
     let mut job = hosted(1, 2);
     (job.times.lease, job.node_rank) = (Duration::from_secs(1000), Some(NodeRank(1)));
     let host = job.agent();
-    // Whoever hosts has said so before anybody else can come.
+    // The hosting agent says so before another agent can connect.
     assert!(host.note().contains("hosts"), "the first one");
     let other = Job { node_rank: Some(NodeRank(0)), ..job }.agent();
     other.rejoined();
@@ -75,7 +75,7 @@ fn store_host_stays_until_peers_have_read_the_end() {
     assert_eq!(why_node_ended_job(&agents[0].over()).1, "its time limit is over");
     let before = Instant::now();
     host.leave("its time limit is over");
-    assert!(before.elapsed() >= Duration::from_secs(1), "somebody is still connected");
+    assert!(before.elapsed() >= Duration::from_secs(1), "a node is still connected");
 }
 
 #[test]
