@@ -32,6 +32,8 @@ pub const TIME_LIMIT: u8 = 124;
 pub const REQUEUE: u8 = 75;
 /// A rule says `no-requeue`: further tries will fail too (`EX_CONFIG` of sysexits.h).
 pub const DO_NOT_REQUEUE: u8 = 78;
+/// `status`, `stop` or `restart` finds no such job, or it does not answer.
+pub const NO_ANSWER: u8 = 3;
 /// Added to a signal's number, as shells do.
 pub const SIGNAL_BASE: u8 = 128;
 

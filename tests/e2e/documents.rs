@@ -7,14 +7,17 @@ use harness::{Launch, Name, checkout, example, is_rankrun};
 use rankrun::exit_code;
 
 /// Options of other programs, which the documents show beside ours.
-const FOREIGN_OPTIONS: [&str; 17] = [
+const FOREIGN_OPTIONS: [&str; 20] = [
     "--bench",
     "--gpus",
     "--gres",
     "--hosts",
+    "--lib",
     "--local-rank",
     "--lr",
     "--map-by",
+    "--no-deps",
+    "--nocapture",
     "--nproc",
     "--ntasks-per-node",
     "--pid",
@@ -28,15 +31,25 @@ const FOREIGN_OPTIONS: [&str; 17] = [
 ];
 
 /// Variables of this project's own tests, builds and benches.
-const TEST_VARIABLES: [&str; 5] =
-    ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_"];
+const TEST_VARIABLES: [&str; 6] =
+    ["RANKRUN_BENCH_", "RANKRUN_E2E_", "RANKRUN_SEED", "RANKRUN_SOAK", "RANKRUN_TEST_", "RANKRUN_UPDATE"];
 
-/// The README and the guides: path and text.
+/// Pages for developers that speak of our options too. The pages about other launchers are left out.
+const DEVELOPER_PAGES: [&str; 6] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/dev/decisions.md",
+    "docs/dev/tracing.md",
+];
+
+/// The guides and the pages for developers: path and text.
 fn documents() -> Vec<(String, String)> {
     let folder = fs::read_dir(checkout().join("docs")).expect("the guides are there");
     let guides =
         folder.map(|entry| format!("docs/{}", entry.expect("an entry").file_name().to_string_lossy()));
-    let paths = guides.filter(|path| path.ends_with(".md")).chain(["README.md".to_owned()]);
+    let paths = guides.filter(|path| path.ends_with(".md")).chain(DEVELOPER_PAGES.map(str::to_owned));
     paths
         .map(|path| (path.clone(), fs::read_to_string(checkout().join(&path)).expect("it is text")))
         .collect()
@@ -64,10 +77,9 @@ fn option_names(text: &str) -> BTreeSet<&str> {
 /// What the launcher, its subcommands and the examples print as help.
 fn help_texts() -> String {
     let mut text = String::new();
-    for arguments in
-        [&["--help"][..], &["devices", "--help"], &["topo", "--help"], &["gc", "--help"], &["shim", "--help"]]
-    {
-        let outcome = Launch::new(Name::Rankrun).args(arguments.iter().copied()).run();
+    for command in ["", "devices", "topo", "gc", "shim", "explain", "ls", "status", "stop", "restart"] {
+        let arguments = [command, "--help"].into_iter().filter(|argument| !argument.is_empty());
+        let outcome = Launch::new(Name::Rankrun).args(arguments).run();
         text.push_str(&outcome.expect_exit_code(0).stdout());
     }
     for program in ["data_parallel", "ddp_training", "allreduce_bench"] {
@@ -112,6 +124,8 @@ fn documented_variable_is_known() {
     let message = stderr_with_variable(unknown);
     let refusal =
         message.split(unknown).nth(1).expect("an unknown variable is named").get(..15).expect("with a text");
+    let stderr = stderr_with_variable("PET_NO_SUCH_OPTION");
+    assert!(stderr.contains("`PET_NO_SUCH_OPTION` has no effect"), "{stderr}");
     let is_ours = |variable: &&str| !TEST_VARIABLES.iter().any(|own| variable.starts_with(own));
     for (path, text) in documents() {
         let upper = |letter: char| letter.is_ascii_uppercase() || letter == '_';
@@ -120,42 +134,80 @@ fn documented_variable_is_known() {
             assert!(!stderr.contains(&format!("{variable}{refusal}")), "{path} has `{variable}`: {stderr}");
         }
         for variable in words_with(&text, "PET_", upper) {
-            let option = variable.trim_start_matches("PET_").to_lowercase().replace('_', "-");
-            assert!(option_names(&help_texts()).contains(&*format!("--{option}")), "{path} has `{variable}`");
+            let stderr = stderr_with_variable(variable);
+            assert!(!stderr.contains(&format!("`{variable}` has no effect")), "{path}: {stderr}");
         }
     }
 }
 
-/// The numbers behind `exit status`, as in `the exit status is 124`.
+/// The numbers of exit statuses in sentences (`ends with 124`) and in tables (a column or a row `exit status`).
 fn exit_statuses(text: &str) -> BTreeSet<u8> {
-    let behind = text.match_indices("exit status").map(|(at, words)| &text[at + words.len()..]);
-    let number = |rest: &str| {
-        let rest = rest.trim_start_matches(" is").trim_start_matches(" of").trim_start_matches([' ', '`']);
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-        rest[..digits].parse().ok()
-    };
-    behind.filter_map(number).collect()
+    let sentences = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let phrases = ["exit status", "with status", "ends with", "end with", "exits with", "$? -eq"];
+    let rests = phrases
+        .iter()
+        .flat_map(|phrase| sentences.match_indices(phrase).map(|(at, _)| &sentences[at + phrase.len()..]));
+    rests.filter_map(status_at_start).chain(text.lines().flat_map(table_statuses())).collect()
+}
+
+/// `124` of ` is 124, as timeout(1)`; none of ` 2 workers`.
+fn status_at_start(rest: &str) -> Option<u8> {
+    let rest = [" is", " of", " status", " "]
+        .iter()
+        .fold(rest, |rest, word| rest.strip_prefix(word).unwrap_or(rest));
+    let rest = rest.trim_start_matches([' ', '`']);
+    let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let after = rest[digits..].trim_start_matches('`');
+    let is_counted = after.strip_prefix(' ').is_some_and(|after| {
+        let word = after.split(' ').next().unwrap_or_default();
+        !["and", "or", "if", "when", "where", "as"].contains(&word) && word.starts_with(char::is_lowercase)
+    });
+    if is_counted { None } else { rest[..digits].parse().ok() }
+}
+
+/// The numbers in a line of a table: all of a row that is named `exit status`, else those of such columns.
+fn table_statuses() -> impl FnMut(&str) -> Vec<u8> {
+    let mut columns: Option<Vec<bool>> = None;
+    move |line| {
+        let Some(row) = line.strip_prefix('|') else {
+            columns = None;
+            return Vec::new();
+        };
+        let cells: Vec<&str> = row.split('|').collect();
+        let is_status = |cell: &&str| cell.contains("exit status");
+        let Some(columns) = &columns else {
+            columns = Some(cells.iter().map(is_status).collect());
+            return Vec::new();
+        };
+        let is_status_row = cells.first().is_some_and(is_status);
+        let chosen = cells.iter().zip(columns).skip(usize::from(is_status_row));
+        let chosen = chosen.filter(|(_, is_status)| is_status_row || **is_status);
+        let words = chosen.flat_map(|(cell, _)| cell.split(|letter: char| !letter.is_alphanumeric()));
+        words.filter_map(|word| word.parse().ok()).collect()
+    }
 }
 
 #[test]
 fn documented_exit_status_is_a_launcher_status() {
-    let known = [
+    let fixed = [
         0,
         exit_code::LAUNCHER_FAILED,
         exit_code::USAGE,
+        exit_code::NO_ANSWER,
         exit_code::REQUEUE,
         exit_code::DO_NOT_REQUEUE,
         exit_code::TIME_LIMIT,
         exit_code::SIGNAL_BASE,
     ];
+    let known: BTreeSet<u8> = fixed.into_iter().chain((1..=64).map(exit_code::code_of_signal)).collect();
     let mut found = BTreeSet::new();
     for (path, text) in documents() {
         let here = exit_statuses(&text);
-        let unknown: Vec<_> = here.iter().filter(|status| !known.contains(status)).collect();
+        let unknown: Vec<_> = here.difference(&known).collect();
         assert!(unknown.is_empty(), "{path} has exit statuses that the launcher does not have: {unknown:?}");
         found.extend(here);
     }
-    assert!(found.contains(&exit_code::TIME_LIMIT), "{found:?}");
+    assert!(BTreeSet::from([0, 1, 75, 78, 124, 143]).is_subset(&found), "{found:?}");
 }
 
 #[test]
@@ -164,4 +216,8 @@ fn document_parsers_find_unknown_words() {
     assert_eq!(option_names(text), ["--gone-now"].into());
     assert_eq!(words_with(text, "RANKRUN_", |letter| letter.is_ascii_uppercase()), ["RANKRUN_GONE"].into());
     assert_eq!(exit_statuses(text), [99].into());
+    let sentences = "It ends with 98 (or 2), not with 3 workers; [[ $? -eq 97 ]] and exits with 4 workers.";
+    assert_eq!(exit_statuses(sentences), [97, 98].into());
+    let table = "| cause | exit status | n |\n|---|---|---|\n| limit | `96` | 9 |\n| exit status of a worker | its own | 95 |";
+    assert_eq!(exit_statuses(table), [95, 96].into());
 }

@@ -4,15 +4,13 @@ use super::folder::{JobFolder, RuntimeFolders};
 use super::lookup::{JobNames, LookupError, find_job};
 use super::protocol::{ClientRequest, JobStatus, Reply};
 use super::socket::{ControlConnection, ControlError};
-use crate::exit_code::ExitStatus;
+use crate::exit_code::{ExitStatus, NO_ANSWER};
 use crate::explain::Style;
 use crate::facts::Facts;
 use crate::inspect::jobs;
 
 /// `rankrun status --check`: the job exists and does not run well.
 const UNHEALTHY: u8 = 1;
-/// There is no such job, or it does not answer.
-const NO_ANSWER: u8 = 3;
 
 /// What the user asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
