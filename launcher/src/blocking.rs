@@ -102,13 +102,13 @@ impl<T: Send + 'static> BlockingCall<T> {
     /// Waits for the answer while the call computes: [`CallProgress::Running`] if `thread`, which makes the call, has
     /// used less than [`MIN_CPU`] within `limit`.
     fn wait_while_it_computes(self, limit: Duration, thread: &AtomicI32) -> CallProgress<T> {
-        let cpu_time = || cpu_time(thread.load(Ordering::Relaxed));
-        let mut last = cpu_time().unwrap_or_default();
+        // The thread is new, and so is its CPU time.
+        let mut last = Duration::ZERO;
         loop {
             match self.answer.recv_timeout(limit) {
                 Ok(answer) => return CallProgress::Returned(answer),
                 Err(RecvTimeoutError::Disconnected) => return CallProgress::Lost,
-                Err(RecvTimeoutError::Timeout) => match cpu_time() {
+                Err(RecvTimeoutError::Timeout) => match cpu_time(thread.load(Ordering::Relaxed)) {
                     Some(now) if now >= last + MIN_CPU => last = now,
                     Some(_) | None => return CallProgress::Running,
                 },

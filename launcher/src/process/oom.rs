@@ -230,7 +230,13 @@ impl OomLedger {
     /// Reads the counters, unless it did so a moment ago.
     pub fn sample(&mut self, now: Instant) {
         // Without counters of the cgroup there is nothing to read.
-        if self.before.cgroup.is_some() && self.is_last_sample_old(now) {
+        if self.before.cgroup.is_none() {
+            return;
+        }
+        if self.last_sample.is_none() {
+            // `begin` has just read them.
+            self.last_sample = Some((now, 0));
+        } else if self.is_last_sample_old(now) {
             let kills = self.kills().cgroup.unwrap_or_default();
             self.record_sample(kills, now);
         }
