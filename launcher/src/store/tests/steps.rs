@@ -45,7 +45,8 @@ fn clients_are_served_while_keys_are_listed() {
         assert_eq!(other.ask(Request::Ping { nonce: 7 }), Reply::Pong(7));
         pongs += 1;
     }
-    assert!(pongs > 10, "{pongs}");
+    // A listing in one step would answer the first ping at its end. On a busy machine few pings fit.
+    assert!(pongs > 1, "{pongs}");
     assert_eq!(listed_keys(&mut lister).len(), count);
     assert_eq!(lister.answer_of(&add("n", 1)), Reply::Number(1), "the requests after it are served after it");
 }
