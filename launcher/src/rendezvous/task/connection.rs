@@ -363,7 +363,6 @@ impl RendezvousTask {
     pub(super) async fn take_departed(&mut self, now: Instant) -> Result<(), StoreFailure> {
         let Some(store) = self.store.clone() else { return Ok(()) };
         if !std::mem::take(&mut self.has_departures) {
-            self.mark_departed(&store, now).await;
             return Ok(());
         }
         let asked = Arc::clone(&store);

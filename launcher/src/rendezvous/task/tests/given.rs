@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::rendezvous::NodeName;
-use crate::rendezvous::keys::RoundKeys;
+use crate::rendezvous::descriptor::{AgentDescriptor, PROTOCOL};
+use crate::rendezvous::keys::{RendezvousKeys, RoundKeys};
+use crate::rendezvous::state::Node;
 use crate::rendezvous::task::plan::Plan;
 
 /// Node ranks from 0, all with the endpoint's port.
@@ -149,6 +151,66 @@ fn node_dead_before_last_join_is_replaced_at_once() {
     for other in others {
         other.join().unwrap();
     }
+}
+
+/// An agent with node rank 1, without a process: its node, descriptor and claim.
+fn agent_without_process(job: &Static, nonce: u32) -> (Node, String, String) {
+    let node = Node { addr: "127.0.0.1".to_owned(), pid: 7, local_id: i64::from(nonce) };
+    let descriptor = AgentDescriptor {
+        protocol: PROTOCOL,
+        version: "1.2.3".to_owned(),
+        host: "th1".to_owned(),
+        nodes: range(job.nodes, job.nodes),
+        node_rank: Some(NodeRank(1)),
+        lease: job.times.lease,
+        workers: LocalWorldSize::ONE,
+        entrypoint: "train.py".to_owned(),
+        nonce,
+        max_restarts: None,
+    };
+    let descriptor = String::from_utf8(descriptor.to_json()).unwrap();
+    let claim = serde_json::json!({
+        "host": "th1", "addr": node.addr, "pid": node.pid, "local_id": node.local_id, "agent": descriptor,
+    });
+    (node, descriptor, claim.to_string())
+}
+
+/// The host of the store takes note of the closed connection before it knows the agent: the claim of a second departed
+/// agent, which the host withdraws, shows that it has.
+#[test]
+fn node_departed_before_its_claim_is_lost_at_once() {
+    let mut job = Static::new(2);
+    job.times.lease = Duration::from_secs(1000);
+    let host = job.agent(0);
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], job.port));
+    let connect = |nonce| {
+        let settings = ClientSettings { nonce, answer: PATIENCE, silence: PATIENCE };
+        Client::connect(&[address], settings, Instant::now() + PATIENCE).unwrap()
+    };
+    let run_id = RunId("none".to_owned());
+    let (keys, round) = (RendezvousKeys::static_keys(&run_id), RoundKeys::first_of_static(&run_id));
+    let claim_key = keys.claim(NodeRank(1));
+    drop(connect(41));
+    let mut second = connect(42);
+    let mut writer = connect(43);
+    let (.., claim) = agent_without_process(&job, 42);
+    second.set(&claim_key, claim.as_bytes()).unwrap();
+    drop(second);
+    let deadline = Instant::now() + PATIENCE;
+    while writer.check(&[&claim_key]).unwrap() {
+        assert!(Instant::now() < deadline, "the claim of a departed agent stands");
+        std::thread::yield_now();
+    }
+    let (node, descriptor, claim) = agent_without_process(&job, 41);
+    let info = r#"{"role": "default", "rank": 1, "local_world_size": 1}"#;
+    let role_info = round.role_info(NodeRank(1));
+    for (key, value) in
+        [(&keys.agent(&node), &descriptor), (&claim_key, &claim), (&role_info, &info.to_owned())]
+    {
+        writer.set(key, value.as_bytes()).unwrap();
+    }
+    assert_eq!(host.joined().number, 0);
+    assert!(matches!(host.changed(), MembershipChange::Lost(_)));
 }
 
 /// A torchrun agent, as far as the first round has it.
