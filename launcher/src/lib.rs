@@ -17,6 +17,7 @@
 //! | `blocking` | calls that may never return, off the loops |
 //! | [`io_thread`] | a thread with a tokio runtime, for all that waits for sockets |
 //! | [`logs`] | the workers' output |
+//! | [`notice`] | lines that are printed once, before the workers start |
 //! | [`reporter`] | every message to the user |
 //! | [`regular_file`] | opens regular files, and refuses all others |
 //! | [`shim`] | makes rankrun the torchrun of a Python environment, and back |
@@ -35,6 +36,7 @@ pub mod inspect;
 pub mod io_thread;
 mod litter;
 pub mod logs;
+pub mod notice;
 pub mod placement;
 pub mod process;
 pub mod regular_file;

@@ -3,6 +3,7 @@
 
 pub mod rendezvous;
 pub mod restart;
+pub mod setting;
 pub mod stop;
 
 use std::collections::BTreeSet;
@@ -34,6 +35,20 @@ pub enum CliFlavor {
     Rankrun,
     /// Started under the name `torchrun`: behaves as torchrun does.
     Torchrun,
+}
+
+/// How much the launcher says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Verbosity {
+    /// Errors only (`LOGLEVEL=ERROR`).
+    Error,
+    /// Also warnings, which is the default.
+    #[default]
+    Warn,
+    /// Also what the launcher does (`-v`).
+    Info,
+    /// Also each step (`-vv`).
+    Debug,
 }
 
 /// Everything that the user decided about one launch.

@@ -12,10 +12,11 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalWorldSize;
 
 use crate::agent::device_report;
-use crate::cli::{self, Command, Notice};
+use crate::cli::{self, Command};
 use crate::device::choice::number;
 use crate::device::{CudaDevice, Machine, ProbeScope, Visibility};
 use crate::facts::{Facts, FileKind, Permission, StandardStream, System, World};
+use crate::notice::Notice;
 use crate::spec::{LaunchSpec, WorkerDevice};
 
 /// The CUDA driver's order of its devices, or why it is unknown.

@@ -4,8 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use super::grammar::{Request, tables};
-use super::notice::Notice;
 use super::option::{Kind, OptionRow};
+use crate::notice::Notice;
 use crate::spec::CliFlavor;
 
 /// Options that programs have too: behind the entrypoint they are the program's.

@@ -25,15 +25,16 @@ use std::path::Path;
 
 use rankrun_contract::rank::LocalWorldSize;
 
-use super::Verbosity;
-use super::error::{CliError, DeviceError};
-use super::notice::Notice;
+use super::error::CliError;
 use super::settings::Settings;
 use super::torchrun::VIRTUAL_LOCAL_RANK;
+use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, SelectedDevice};
 use crate::device::visibility::InheritedVariables;
 use crate::device::{DeviceType, Machine, Part, ProbeProblemKind, Visibility, presence};
 use crate::facts::Facts;
+use crate::notice::Notice;
+use crate::spec::Verbosity;
 use crate::spec::{CliFlavor, DeviceCheck, DeviceSpec, WorkerDevice};
 use cpus::Cause;
 pub(super) use wishes::read_limit;

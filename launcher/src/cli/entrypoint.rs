@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use super::error::{CliError, EntrypointProblem, SettingError};
 use super::grammar::Request;
-use super::notice::{IgnoredBecause, Notice};
 use super::other_language::other_language;
 use super::python::{choose_python, find_program};
 use super::run::DEVICES;
@@ -15,6 +14,7 @@ use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::suggest::nearest_of;
 use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
 use crate::facts::{Facts, FileKind, Permission};
+use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::{CliFlavor, Entrypoint};
 
 /// Decides between script, module and program, and checks that it is there.

@@ -3,12 +3,9 @@
 //! The message is the fact and the hint is the one thing to do. Under the name `torchrun` a usage error is
 //! worded as argparse words it, since scripts look for that text.
 
-use std::fmt;
-
 pub use clash::Clash;
 pub use conf::ConfProblem;
 pub use config::{ConfigError, ConfigProblem};
-pub use device::DeviceError;
 pub use expected::Expected;
 pub use host::HostProblem;
 pub use rule::RuleProblem;
@@ -17,52 +14,21 @@ pub use setting::{EntrypointProblem, SettingError};
 use super::option::{Family, Kind, OptionRow};
 use super::suggest::{options_of, similar_option_of, unknown_options_hint};
 use super::torchrun;
+use crate::device::assignment::DeviceError;
 use crate::exit_code;
 use crate::reporter::plain::is_bidi_control;
 use crate::spec::CliFlavor;
+pub use crate::spec::setting::{FilePlace, Origin};
 
 mod advice;
 mod clash;
 mod conf;
 mod config;
-mod device;
 mod entrypoint;
 mod expected;
 mod host;
 mod rule;
 mod setting;
-
-/// Where a value came from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// An option, by its long name.
-    Option(&'static str),
-    /// An environment variable.
-    Variable(String),
-    /// A configuration file.
-    File(Box<FilePlace>),
-}
-
-/// A place in a configuration file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FilePlace {
-    /// The file, as it was named.
-    pub path: String,
-    /// The line, from 1.
-    pub line: usize,
-    /// The table and the key in it.
-    pub key: String,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Option(name) => write!(f, "`--{name}`"),
-            Self::Variable(name) => write!(f, "`{name}`"),
-            Self::File(place) => write!(f, "`{}`, line {}: `{}`", place.path, place.line, place.key),
-        }
-    }
-}
 
 /// Why the command line could not be read, or does not work out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -6,11 +6,11 @@ use nix::sys::signal::Signal;
 
 use super::contradiction::{clash, shown};
 use super::error::{Clash, CliError, Expected, SettingError};
-use super::notice::Notice;
 use super::resolve::refused;
 use super::run::{START_TIMEOUT, TIME_LIMIT, WARN_SIGNAL};
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, parse_time, time};
+use crate::notice::Notice;
 use crate::spec::stop::{EarlyWarning, TimeLimit};
 use crate::spec::{RendezvousSpec, StoreHost};
 

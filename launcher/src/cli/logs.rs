@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, Expected, Origin, SettingError};
-use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
 use super::python_text::parse_int;
 use super::settings::{Setting, Settings};
@@ -13,6 +12,7 @@ use super::torchrun::{
     LOG_LINE_PREFIX_TEMPLATE, REDIRECTS, TEE,
 };
 use crate::facts::{Facts, FileKind, Permission};
+use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 

@@ -6,7 +6,6 @@
 //! its neighbours decide. Nothing is started, made or changed here, and nothing is printed.
 
 pub mod error;
-pub mod notice;
 pub mod option;
 pub mod python;
 
@@ -51,17 +50,16 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 pub use by_hand::{ATTACH, Attach};
-pub use error::{CliError, Origin, SettingError, UsageError};
+pub use error::{CliError, SettingError, UsageError};
 pub use explain::{Explain, Form, Origins, RunIdLife};
 pub use inspect::{Inspect, Manner, Subject};
 pub use logs::parents_of_error_files;
-pub use notice::Notice;
-pub use separate_jobs::SeparateJobs;
 
 use crate::control::command::ControlCommand;
 use crate::facts::Facts;
 use crate::gc::GcRequest;
-use crate::spec::{CliFlavor, LaunchSpec};
+use crate::notice::Notice;
+use crate::spec::{CliFlavor, LaunchSpec, Verbosity};
 use grammar::{Parsed, parse};
 
 /// What the command line asks for.
@@ -94,20 +92,6 @@ pub struct Launch {
     pub verbosity: Verbosity,
     /// What to say once, in this order.
     pub notices: Vec<Notice>,
-}
-
-/// How much the launcher says about itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Verbosity {
-    /// Errors only (`LOGLEVEL=ERROR`).
-    Error,
-    /// What may surprise.
-    #[default]
-    Warn,
-    /// What is done (`-v`).
-    Info,
-    /// Each step (`-vv`).
-    Debug,
 }
 
 /// The name by which we were called decides who we are.

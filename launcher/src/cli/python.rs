@@ -6,42 +6,14 @@
 //! `python3`.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{EntrypointProblem, SettingError};
-use super::notice::Notice;
 use crate::facts::{Facts, FileKind};
+use crate::notice::{Notice, PythonSource};
 
 const NAMES: [&str; 2] = ["python", "python3"];
-
-/// Why one Python is a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PythonSource {
-    /// `PYTHON_EXEC` names it.
-    PythonExec,
-    /// It stands beside the launcher.
-    Beside,
-    /// `PATH` leads to it.
-    Path,
-    /// It is in `VIRTUAL_ENV`.
-    VirtualEnv,
-    /// It is in `CONDA_PREFIX`.
-    CondaPrefix,
-}
-
-impl fmt::Display for PythonSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::PythonExec => "named by `PYTHON_EXEC`",
-            Self::Beside => "which stands beside the launcher",
-            Self::Path => "found in `PATH`",
-            Self::VirtualEnv => "of `VIRTUAL_ENV`",
-            Self::CondaPrefix => "of `CONDA_PREFIX`",
-        })
-    }
-}
 
 /// The Python that was taken, and what to say where another place names a different one.
 ///

@@ -15,7 +15,6 @@ use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
 use super::error::{CliError, ConfProblem, Expected, HostProblem, Origin, SettingError};
-use super::notice::{IgnoredBecause, Notice};
 use super::option::OptionRow;
 use super::run::LAST_CALL;
 use super::settings::{Setting, Settings};
@@ -23,6 +22,7 @@ use super::torchrun::{
     LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
     STANDALONE,
 };
+use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::spec::{CliFlavor, RendezvousSpec};
 

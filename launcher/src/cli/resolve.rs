@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 
+use super::Launch;
 use super::behind::tell_options_behind;
 use super::by_hand::resolve_left_out;
 use super::config;
@@ -20,7 +21,6 @@ use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
 use super::nesting::resolve_nesting;
 use super::network::{connection_interfaces, interfaces, nccl_chooses, resolve_network};
-use super::notice::{IgnoredBecause, Notice};
 use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
@@ -32,10 +32,10 @@ use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
 use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
-use super::{Launch, Verbosity};
 use crate::facts::Facts;
+use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
-use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, WorkerDefaults, WorkerDevice};
+use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults, WorkerDevice};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.

@@ -12,7 +12,6 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 use super::config::RuleText;
 use super::contradiction::{are_side_by_side, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
-use super::notice::Notice;
 use super::option::OptionRow;
 use super::resolve::refused;
 use super::run::{
@@ -23,6 +22,7 @@ use super::settings::{Setting, Settings};
 use super::torchrun::MAX_RESTARTS;
 use super::values::{parse_signal, time};
 use crate::facts::Facts;
+use crate::notice::Notice;
 use crate::spec::restart::{
     Backoff, Conditions, ExitCodes, ProgressLimit, RestartPolicy, RestartRule, RuleAction,
 };

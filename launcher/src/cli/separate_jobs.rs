@@ -2,12 +2,10 @@
 //! the job has: each task would run a job of its own.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 
 use super::error::{CliError, SettingError};
 use super::grammar::{Given, Request};
-use super::notice::Notice;
 use super::option::{Kind, OptionRow};
 use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
 use super::settings::Settings;
@@ -16,49 +14,12 @@ use super::torchrun::{
     STANDALONE,
 };
 use crate::explain::quote::{for_people, for_shell};
+use crate::notice::{Notice, SeparateJobs};
 use crate::spec::CliFlavor;
 
 /// What the line for one job says anew.
 const OF_NODES: [&OptionRow; 8] =
     [&NNODES, &NODE_RANK, &RDZV_BACKEND, &RDZV_ENDPOINT, &RDZV_ID, &MASTER_ADDR, &MASTER_PORT, &STANDALONE];
-
-/// What says that a job does not run on all of its nodes, and the command line with which it does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SeparateJobs {
-    /// Each of several tasks runs a job of its own.
-    Tasks {
-        /// What says that there are several.
-        variable: &'static str,
-        /// How many.
-        tasks: u32,
-        /// The command line that makes one job of them.
-        line: String,
-    },
-    /// The launcher was started by hand or by a batch script, and the Slurm allocation has more nodes.
-    Allocation {
-        /// How many.
-        nodes: u32,
-        /// The command line that makes one job on all of them.
-        line: String,
-    },
-}
-
-impl fmt::Display for SeparateJobs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tasks { variable, tasks, line } => write!(
-                f,
-                "`{variable}` says that this is one of {tasks} tasks, and each runs a separate job; one job is started by \
-                 `{line}`"
-            ),
-            Self::Allocation { nodes, line } => write!(
-                f,
-                "the job runs on this machine alone, and the Slurm allocation has {nodes} nodes; one job on all of them is \
-                 started by `{line}`"
-            ),
-        }
-    }
-}
 
 /// Refuses a task of several that would run a separate job; says one line where only that is expected.
 ///

@@ -13,20 +13,7 @@ use super::option::{Family, OptionRow};
 use super::python_text::{parse_float, parse_int};
 use crate::facts::Facts;
 use crate::spec::CliFlavor;
-
-/// A value and where it came from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Setting<T> {
-    pub(super) origin: Origin,
-    pub(super) value: T,
-}
-
-impl<T> Setting<T> {
-    /// Whether a file says it.
-    pub(super) const fn is_of_file(&self) -> bool {
-        matches!(self.origin, Origin::File(_))
-    }
-}
+pub(super) use crate::spec::setting::Setting;
 
 /// What was typed, over what the environment says, over what a file says.
 pub(super) struct Settings<'a> {

@@ -5,9 +5,9 @@ use std::str::FromStr;
 use nix::sys::signal::Signal;
 
 use super::error::CliError;
-use super::notice::{Notice, SignalProblem};
 use super::settings::{Setting, Settings};
 use super::torchrun::SIGNALS_TO_HANDLE;
+use crate::notice::{Notice, SignalProblem};
 use crate::spec::{CliFlavor, SignalSpec};
 
 /// Signals that schedulers and users send to a job to tell it something; a launcher that dies of them takes the

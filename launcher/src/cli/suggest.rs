@@ -6,10 +6,10 @@ use strsim::osa_distance;
 
 use super::grammar::tables;
 use super::nesting::is_inside_worker;
-use super::notice::Notice;
 use super::option::OptionRow;
 use super::run;
 use crate::facts::Facts;
+use crate::notice::Notice;
 use crate::shim::SWITCH;
 use crate::spec::CliFlavor;
 

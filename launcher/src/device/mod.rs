@@ -11,6 +11,7 @@
 //! | [`order`] | `--device-order` (pure) |
 //! | [`choice`] | machine, variables and request → the chosen devices, in order (pure) |
 //! | [`handover`] | chosen devices → the variables of each worker (pure) |
+//! | [`assignment`] | request and machine → the device of each worker |
 //! | [`affinity`] | device → CPUs (`--numa-binding`, pure) |
 //! | [`health`] | findings about the health of a device (pure) |
 //! | [`cpu_reason`] | the reason why workers run on the CPUs (pure) |
@@ -19,6 +20,7 @@
 //! no vendor's library: a library that hangs, crashes or lies does so in a child with a deadline.
 
 pub mod affinity;
+pub mod assignment;
 pub mod choice;
 pub mod cpu_reason;
 #[cfg(test)]

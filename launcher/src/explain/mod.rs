@@ -22,10 +22,11 @@ use serde::Serialize;
 use rankrun_contract::env::{MASTER_ADDR, MASTER_PORT, Master, RUN_ID};
 use rankrun_contract::rank::{Generation, JobId, RestartCount};
 
-use crate::cli::{Explain, Form, Notice, RunIdLife};
+use crate::cli::{Explain, Form, RunIdLife};
 use crate::error::LaunchError;
 use crate::facts::Facts;
 use crate::logs::tree::Attempt;
+use crate::notice::Notice;
 use crate::placement;
 use crate::process::command::GenerationContext;
 use crate::process::signal::HandledSignals;

@@ -16,9 +16,10 @@ use rankrun_contract::env::{
 };
 
 use super::{LaunchValue, Pending};
-use crate::cli::{Origin, Origins, RunIdLife};
+use crate::cli::{Origins, RunIdLife};
 use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
+use crate::spec::setting::Origin;
 use crate::spec::stop::{GraceCause, LeftoverPolicy};
 use crate::spec::{
     Entrypoint, EventLog, LaunchSpec, LogDir, RendezvousSpec, StdinPolicy, StreamMap, Streams, Unhealthy,

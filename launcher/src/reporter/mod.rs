@@ -37,7 +37,7 @@ use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
 use crate::blocking::BlockingCall;
-use crate::cli::{CliError, Verbosity};
+use crate::cli::CliError;
 use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
@@ -50,6 +50,7 @@ use crate::reporter::console::{Console, write_while_ready};
 use crate::reporter::trace::TraceFormat;
 use crate::shim::ShimError;
 use crate::spec::CliFlavor;
+use crate::spec::Verbosity;
 
 /// How long a reader that has stopped reading holds up our last words.
 const FINAL_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);

@@ -12,10 +12,11 @@ use rankrun_contract::rank::LocalRank;
 
 use super::{job_event_text, program};
 use crate::agent::message::{JobEvent, WorkerEnd};
-use crate::cli::{Notice, Verbosity};
+use crate::notice::Notice;
 use crate::process::{Exit, signal_name};
 use crate::rendezvous::Round;
 use crate::spec::LaunchSpec;
+use crate::spec::Verbosity;
 
 /// The level of a log line, as in Python's `logging`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

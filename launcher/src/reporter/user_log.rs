@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use nix::unistd::Pid;
 
 use crate::agent::message::JobEvent;
-use crate::cli::{Notice, Verbosity};
+use crate::notice::Notice;
 use crate::reporter::console::{Console, OutputStream};
 use crate::reporter::file_limit::{cause_in_words, hint_of};
 use crate::reporter::job_event_text;
@@ -18,6 +18,7 @@ use crate::reporter::plain::{plain, with_bidi_escaped};
 use crate::reporter::rank_table;
 use crate::reporter::torch_log::{self, EventSubject, Level, LogLine};
 use crate::spec::CliFlavor;
+use crate::spec::Verbosity;
 
 /// Speaks through the console under the name that we go by.
 #[derive(Debug, Clone)]

@@ -81,7 +81,7 @@ fn config_file_sets_launch_options() {
     assert_eq!((backoff.delay.as_secs(), backoff.factor, backoff.jitter), (10, 1.5, 0.25));
     assert_eq!(spec.restart.window.map(|window| window.as_secs()), Some(3_600));
     assert_eq!(spec.restart.reset_after.map(|enough| enough.as_secs()), Some(1_800));
-    assert_eq!(launch("", &[]).verbosity, crate::cli::Verbosity::Info);
+    assert_eq!(launch("", &[]).verbosity, crate::spec::Verbosity::Info);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn command_line_and_variables_override_config_file() {
     assert_eq!(rules.len(), 1, "rules are one value");
     assert_eq!(launch("--max-restarts 0", &[]).spec.max_restarts.0, 0, "to look at a failure, say");
     let verbosity = launch("", &[("RANKRUN_VERBOSE", "0")]).verbosity;
-    assert_eq!(verbosity, crate::cli::Verbosity::Warn);
+    assert_eq!(verbosity, crate::spec::Verbosity::Warn);
 }
 
 const NODES: &str = r#"

@@ -1,11 +1,12 @@
 //! Advice that can be followed: in the words of the name under which we run, and beside what was already said. Pure.
 
 use super::wishes::{Count, Wishes};
-use crate::cli::error::{CliError, DeviceError, Origin, SettingError};
+use crate::cli::error::{CliError, Origin, SettingError};
 use crate::cli::grammar::tables;
 use crate::cli::option::{Family, Kind};
 use crate::cli::run::{CHECK_DEVICES, DEVICE_VISIBILITY, EXCLUDE_UNHEALTHY, OVERSUBSCRIBE};
 use crate::device::ProbeProblemKind;
+use crate::device::assignment::DeviceError;
 use crate::spec::{CliFlavor, Unhealthy};
 
 /// The error with the hint that fits.

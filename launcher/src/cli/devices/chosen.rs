@@ -2,15 +2,15 @@
 
 use super::Resolver;
 use super::wishes::Count;
-use crate::cli::Verbosity;
-use crate::cli::error::DeviceError;
-use crate::cli::notice::Notice;
+use crate::device::assignment::DeviceError;
 use crate::device::choice::{
     Choice, ChoiceError, ChoiceInput, ChoiceWarning, DeviceRequest, choose_devices, label,
 };
 use crate::device::health::{Severity, findings};
 use crate::device::{DeviceType, Machine, Visibility};
+use crate::notice::Notice;
 use crate::reporter::plain::plain;
+use crate::spec::Verbosity;
 use crate::spec::{CliFlavor, Unhealthy};
 
 impl Resolver<'_> {

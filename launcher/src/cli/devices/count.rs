@@ -4,15 +4,16 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::wishes::Count;
 use super::{Devices, Resolver};
-use crate::cli::Verbosity;
-use crate::cli::error::{CliError, DeviceError};
-use crate::cli::notice::Notice;
+use crate::cli::error::CliError;
 use crate::cli::scheduler::find_step;
 use crate::cli::torchrun::NPROC_PER_NODE;
 use crate::device::DeviceType;
+use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, label};
 use crate::facts::Facts;
+use crate::notice::Notice;
 use crate::spec::CliFlavor;
+use crate::spec::Verbosity;
 
 /// The permitted CPUs.
 fn count_cpus(facts: &Facts) -> LocalWorldSize {

@@ -4,15 +4,16 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::wishes::Count;
 use super::{Devices, Resolver};
-use crate::cli::error::{CliError, DeviceError, SettingError};
-use crate::cli::notice::Notice;
+use crate::cli::error::{CliError, SettingError};
 use crate::cli::settings::Setting;
 use crate::cli::torchrun::VIRTUAL_LOCAL_RANK;
 use crate::cli::virtual_devices::resolve_virtual_devices;
+use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::cpu_reason::{CpuFacts, CpuReason, find_cpu_reason};
 use crate::device::handover::assign_worker_variables;
 use crate::device::{Machine, presence};
+use crate::notice::Notice;
 use crate::reporter::plain::plain;
 use crate::spec::{CliFlavor, WorkerDevice};
 

@@ -5,14 +5,15 @@ use std::ffi::OsString;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::{Resolver, told};
-use crate::cli::error::{CliError, DeviceError};
-use crate::cli::notice::Notice;
+use crate::cli::error::CliError;
 use crate::cli::settings::Setting;
 use crate::cli::virtual_devices::resolve_virtual_devices;
 use crate::device::affinity::Bindings;
+use crate::device::assignment::DeviceError;
 use crate::device::choice::{Choice, ChoiceWarning};
 use crate::device::handover::{Handover, assign_worker_variables};
 use crate::device::{DeviceType, Machine, Visibility};
+use crate::notice::Notice;
 use crate::placement::Device;
 use crate::spec::WorkerDevice;
 

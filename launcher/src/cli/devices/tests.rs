@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalRank;
 
-use crate::cli::{Command, Launch, Notice, interpret};
+use crate::cli::{Command, Launch, interpret};
 use crate::device::{
     Accelerator, Condition, DeviceType, Machine, Memory, Part, ProbeProblem, ProbeProblemKind, ProbeScope,
 };
 use crate::facts::fake::{FakeWorld, Question};
+use crate::notice::Notice;
 use crate::spec::Unhealthy;
 
 use super::*;

@@ -1,9 +1,9 @@
 //! Devices in words, and the line for each worker that says which one it has. Pure.
 
-use crate::cli::notice::Notice;
 use crate::device::DeviceType;
 use crate::device::affinity::format_ranges;
 use crate::device::choice::{SelectedDevice, SelectionMethod, noun, number};
+use crate::notice::Notice;
 use crate::placement::DeviceIdentity;
 use crate::reporter::plain::plain;
 use crate::spec::WorkerDevice;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::LocalWorldSize;
 
-use crate::cli::error::{CliError, DeviceError, Expected, Origin, SettingError};
+use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::python_text::parse_int;
 use crate::cli::resolve::refused;
 use crate::cli::run::{
@@ -15,6 +15,7 @@ use crate::cli::run::{
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::{NPROC_PER_NODE, NUMA_BINDING};
 use crate::device::affinity::NumaBinding;
+use crate::device::assignment::DeviceError;
 use crate::device::order::DeviceOrder;
 use crate::device::selector::Selector;
 use crate::device::{DeviceType, ProbeScope, Visibility};

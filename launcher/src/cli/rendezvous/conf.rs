@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::cli::error::{CliError, ConfProblem, Origin, SettingError};
-use crate::cli::notice::Notice;
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
 use crate::cli::torchrun::RDZV_CONF;
+use crate::notice::Notice;
 use crate::spec::rendezvous::RoundTimes;
 use crate::spec::{CliFlavor, MAX_DURATION};
 

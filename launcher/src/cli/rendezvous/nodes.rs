@@ -4,10 +4,10 @@ use rankrun_contract::rank::{NodeCount, NodeRank};
 
 use super::refused;
 use crate::cli::error::{CliError, Expected, Origin, SettingError};
-use crate::cli::notice::Notice;
 use crate::cli::python_text::parse_int;
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::torchrun::NNODES;
+use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::rendezvous::NodeRange;
 

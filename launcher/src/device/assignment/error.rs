@@ -1,12 +1,12 @@
-//! What was said about devices, and does not work out on this machine.
+//! Errors of the device options on this machine, with their hints.
 
 use rankrun_contract::rank::LocalRank;
 
-use super::Origin;
 use crate::device::affinity::AffinityError;
 use crate::device::choice::ChoiceError;
 use crate::device::selector::{SelectorError, display_value};
 use crate::device::{ProbeProblem, ProbeProblemKind};
+use crate::spec::setting::Origin;
 
 /// Devices cannot be chosen, counted, shared or bound to as was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum DeviceError {
     /// Accelerators are to be counted, and there is none.
     #[error("{}{origin} is `{value}`: {error}", torchs(*torch))]
     NoAccelerator {
-        /// Who counts.
+        /// The option or variable that asks for the count.
         origin: Origin,
         /// What is counted.
         value: String,
@@ -56,7 +56,7 @@ pub enum DeviceError {
         /// Its value.
         other_value: String,
     },
-    /// Nobody knows which devices there are.
+    /// The devices are unknown, since a probe failed.
     #[error("the {} devices are not known: {}", trouble.kind, trouble)]
     Trouble {
         /// What went wrong.

@@ -1,4 +1,4 @@
-//! What is worth one line before the workers start, although the launch goes on.
+//! Notices: lines that the launcher prints once, before the workers start.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use rankrun_contract::rank::{LocalWorldSize, NodeCount};
 
-use super::error::Origin;
-use super::python::PythonSource;
-use super::separate_jobs::SeparateJobs;
+use crate::spec::setting::Origin;
 
 /// One thing to say once at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +22,8 @@ pub enum Notice {
         /// The others, with their places.
         others: Vec<(PythonSource, PathBuf)>,
     },
-    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1, as under torchrun, whose sentence people
-    /// search for.
+    /// More than one worker and no `OMP_NUM_THREADS`: each worker gets 1. The sentence is torchrun's, since people search
+    /// for it.
     SingleOmpThread,
     /// More than one worker and no `OMP_NUM_THREADS`: they share the CPUs.
     OmpThreads {
@@ -61,7 +59,7 @@ pub enum Notice {
     },
     /// The job runs on a part of its nodes.
     SeparateJobs(SeparateJobs),
-    /// Nobody said where the nodes meet.
+    /// No option names the place where the nodes meet.
     OnThisMachine {
         /// On which port of each machine.
         port: u16,
@@ -94,7 +92,7 @@ pub enum Notice {
         /// As it was written.
         folder: PathBuf,
     },
-    /// Who sits on which device.
+    /// The device of one worker.
     Seat {
         /// As it is said.
         line: String,
@@ -109,7 +107,7 @@ pub enum Notice {
         /// As it is said.
         text: String,
     },
-    /// What was not found, or how many workers that makes: only for who asked to hear more.
+    /// A detail, such as a missing library or the number of workers; shown at [`Verbosity::Info`](crate::spec::Verbosity).
     Detail {
         /// As it is said.
         text: String,
@@ -162,6 +160,71 @@ pub enum Notice {
         /// Its value.
         value: String,
     },
+}
+
+/// Why one Python is a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PythonSource {
+    /// `PYTHON_EXEC` names it.
+    PythonExec,
+    /// It stands beside the launcher.
+    Beside,
+    /// `PATH` leads to it.
+    Path,
+    /// It is in `VIRTUAL_ENV`.
+    VirtualEnv,
+    /// It is in `CONDA_PREFIX`.
+    CondaPrefix,
+}
+
+impl fmt::Display for PythonSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PythonExec => "named by `PYTHON_EXEC`",
+            Self::Beside => "which stands beside the launcher",
+            Self::Path => "found in `PATH`",
+            Self::VirtualEnv => "of `VIRTUAL_ENV`",
+            Self::CondaPrefix => "of `CONDA_PREFIX`",
+        })
+    }
+}
+
+/// What says that a job does not run on all of its nodes, and the command line with which it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeparateJobs {
+    /// Each of several tasks runs a job of its own.
+    Tasks {
+        /// What says that there are several.
+        variable: &'static str,
+        /// How many.
+        tasks: u32,
+        /// The command line that makes one job of them.
+        line: String,
+    },
+    /// The launcher was started by hand or by a batch script, and the Slurm allocation has more nodes.
+    Allocation {
+        /// How many.
+        nodes: u32,
+        /// The command line that makes one job on all of them.
+        line: String,
+    },
+}
+
+impl fmt::Display for SeparateJobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tasks { variable, tasks, line } => write!(
+                f,
+                "`{variable}` says that this is one of {tasks} tasks, and each runs a separate job; one job is started by \
+                 `{line}`"
+            ),
+            Self::Allocation { nodes, line } => write!(
+                f,
+                "the job runs on this machine alone, and the Slurm allocation has {nodes} nodes; one job on all of them is \
+                 started by `{line}`"
+            ),
+        }
+    }
 }
 
 /// Why a name in `--signals-to-handle` stops nothing.

@@ -1,0 +1,5 @@
+//! The assignment of devices to workers.
+
+mod error;
+
+pub use error::DeviceError;
