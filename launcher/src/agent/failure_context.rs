@@ -16,7 +16,7 @@ use rankrun_contract::report::{self, ErrorFile, ErrorReport, MessageForm, Report
 use crate::agent::failure::{Failure, FailureKind, FollowingEnd};
 use crate::agent::host;
 use crate::agent::message::WorkerEnd;
-use crate::blocking::FileCalls;
+use crate::blocking::file_calls::FileCalls;
 use crate::facts::short_hostname;
 use crate::logs::route::streams_of_rank;
 use crate::logs::tree::{Attempt, ERROR_FILE};

@@ -192,10 +192,10 @@ impl<'a> Agent<'a> {
         let handled = setup.inherited.handled.clone();
         let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
         let words = setup.invocation.clone();
-        let opening = opening::start_opening(&setup.spec)
-            .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
         let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
         let workers = WorkerGroup::open(setup, user_log.console().clone())?;
+        let opening = opening::start_opening(workers.spec(), workers.file_calls())
+            .map_err(|source| LaunchError::Setup { what: "start a thread", source })?;
         Ok(Self {
             state,
             workers,

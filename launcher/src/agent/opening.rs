@@ -7,6 +7,7 @@ use crate::agent::host;
 use crate::agent::rendezvous_handle::rendezvous_setup;
 use crate::agent::watched_call::WatchedCall;
 use crate::blocking::CallStep;
+use crate::blocking::file_calls::FileCalls;
 use crate::error::LaunchError;
 use crate::logs::tree::{LogTree, TreeOutcome};
 use crate::rendezvous::Rendezvous;
@@ -20,15 +21,16 @@ pub(super) struct OpenedResources {
     pub(super) full_name: Option<String>,
 }
 
-/// Opens them on a thread of their own.
+/// Starts to open them.
 ///
 /// # Errors
 /// No descriptor or no thread is left.
 pub(super) fn start_opening(
     spec: &LaunchSpec,
+    files: &FileCalls,
 ) -> io::Result<WatchedCall<Result<OpenedResources, LaunchError>>> {
     let spec = spec.clone();
-    WatchedCall::start("opening", move |step| open_resources(&spec, step))
+    files.start(move |step| open_resources(&spec, step)).map(WatchedCall::new)
 }
 
 fn open_resources(spec: &LaunchSpec, step: &CallStep) -> Result<OpenedResources, LaunchError> {

@@ -43,7 +43,7 @@ impl Agent<'_> {
         let Some(ParentErrorFile { path, text, shows_replaced_text }) = file else {
             return Some(Input::ParentFileWritten);
         };
-        match WatchedCall::start("parent-file", replace_file(&path, text)) {
+        match BlockingCall::start("parent-file", replace_file(&path, text)).map(WatchedCall::new) {
             Ok(call) => {
                 self.parent_file = Some(ParentFileCall { call, path, shows_replaced_text });
                 None

@@ -2,11 +2,10 @@
 //! longer says what it waits for.
 #![expect(clippy::disallowed_methods, reason = "the agent's shell measures how long a call takes")]
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::blocking::{BlockingCall, CallProgress, CallStep};
+use crate::blocking::{BlockingCall, CallProgress};
 use crate::reporter::user_log::UserLog;
 
 /// A longer wait is told to the user.
@@ -22,14 +21,10 @@ pub(super) struct WatchedCall<T> {
 }
 
 impl<T: Send + 'static> WatchedCall<T> {
-    /// Starts the call on a thread with this name.
-    ///
-    /// # Errors
-    /// No descriptor or no thread is left.
-    pub(super) fn start(name: &str, call: impl FnOnce(&CallStep) -> T + Send + 'static) -> io::Result<Self> {
+    /// Watches a call that has just started.
+    pub(super) fn new(call: BlockingCall<T>) -> Self {
         let began = Instant::now();
-        let call = BlockingCall::start(name, call)?;
-        Ok(Self { call, began, report_at: Some(began + SILENT_WAIT) })
+        Self { call, began, report_at: Some(began + SILENT_WAIT) }
     }
 
     /// When [`Self::progress`] has something to say, if the call does not end before.

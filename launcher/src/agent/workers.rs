@@ -35,6 +35,7 @@ use crate::agent::opening::OpenedResources;
 use crate::agent::reassign::DeviceAssignment;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
+use crate::blocking::file_calls::FileCalls;
 use crate::error::{LaunchError, SpawnError};
 use crate::logs::route::Routes;
 use crate::logs::space::FullLogFolder;
@@ -166,6 +167,11 @@ impl WorkerGroup {
         &self.spec
     }
 
+    /// The thread for calls on files.
+    pub(super) const fn file_calls(&self) -> &FileCalls {
+        self.logs.calls()
+    }
+
     /// Sets the assignment of the next generation; reports about this generation keep the old one.
     pub(super) fn set_pending_assignment(&mut self, seating: DeviceAssignment) {
         self.pending_assignment = Some(seating);
@@ -211,10 +217,10 @@ impl WorkerGroup {
             placements: self.placements.clone(),
             spec: self.spec.clone(),
         };
-        let call = WatchedCall::start("log-folders", move |step| request.make(step));
-        let call = call.map_err(|source| {
+        let call = self.logs.calls().start(move |step| request.make(step)).map_err(|source| {
             none_started(LaunchError::Setup { what: "start a thread that makes the log folders", source })
         })?;
+        let call = WatchedCall::new(call);
         let life = GenerationContext { generation, restart_count, round, job: self.job.clone() };
         Ok(PendingStart { life, call })
     }

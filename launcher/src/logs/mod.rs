@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rankrun_contract::rank::Generation;
 
-use crate::blocking::FileCalls;
+use crate::blocking::file_calls::FileCalls;
 use crate::placement::WorkerId;
 use crate::regular_file;
 use crate::reporter::console::{Console, Output, OutputStream};
