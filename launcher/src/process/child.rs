@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
 use crate::placement::WorkerId;
@@ -140,7 +141,7 @@ impl Children {
             for event in &ready[..count] {
                 let pid = Pid::from_raw(i32::try_from(event.data()).unwrap_or_default());
                 // Read before: the process is gone from `/proc` once it is reaped.
-                let faults = faults_of_children(pid);
+                let faults = if is_dead_by_sigkill(pid) { faults_of_children(pid) } else { None };
                 self.record_reaped(&mut reapings, wait_for(pid), faults);
             }
         }
@@ -177,6 +178,12 @@ const MAX_FAULT_BYTES: u64 = 2 << 20;
 /// Whether children with so many page faults had less than half of the peak, beside what they inherited.
 fn is_mostly_own(peak: u64, faults_of_children: Option<u64>) -> bool {
     faults_of_children.is_some_and(|faults| faults.saturating_mul(MAX_FAULT_BYTES) <= peak / 2)
+}
+
+/// Whether a child, not yet reaped, is dead by SIGKILL: only then is its memory asked for.
+fn is_dead_by_sigkill(pid: Pid) -> bool {
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    matches!(waitid(Id::Pid(pid), look), Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _)))
 }
 
 /// The page faults of the children that a dead process, not yet reaped, has waited for.
