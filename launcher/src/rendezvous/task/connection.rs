@@ -116,6 +116,7 @@ impl RendezvousTask {
     /// Records that the store has answered a heartbeat.
     pub(super) fn on_heartbeat_acknowledged(&mut self, sent: Instant) {
         let lease = self.plan.times.lease;
+        self.own_heartbeat = Some(sent);
         if sent >= self.connection.connected_at + self.plan.tick() {
             self.connection.refusals.clear();
         }

@@ -63,6 +63,21 @@ impl HeartbeatSender {
     }
 }
 
+/// Whether the rendezvous task can leave its own heartbeat out, since the heartbeat task sends them: then the time of its
+/// next tick, beside the next heartbeat, so that one wake-up serves both. Pure.
+///
+/// `acknowledged` is the newest heartbeat of either task, and `own` that of the rendezvous task.
+pub(super) fn tick_beside_heartbeats(
+    acknowledged: Option<Instant>,
+    own: Option<Instant>,
+    now: Instant,
+    period: Duration,
+) -> Option<Instant> {
+    let sent = acknowledged.filter(|sent| own != Some(*sent) && now < *sent + period * 5 / 4)?;
+    let next = sent + period;
+    Some(if next <= now + period / 4 { next + period } else { next })
+}
+
 async fn send_heartbeats(config: HeartbeatConfig, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
     let mut client: Option<Client> = None;
     let (mut is_connected, mut refusals) = (false, Refusals::default());
@@ -124,5 +139,30 @@ impl HeartbeatConfig {
             Client::connect_within(addresses, self.settings.clone(), self.settings.answer).await?;
         let is_same = known_identity(&mut client, &self.keys).await? == self.identity;
         if is_same { Ok(client) } else { Err(ClientError::NoStore) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn own_heartbeat_is_left_out_while_the_heartbeat_task_sends() {
+        let origin = Instant::now();
+        let at = |millis| origin + Duration::from_millis(millis);
+        let tick = |acknowledged, own, now| {
+            let next = tick_beside_heartbeats(acknowledged, own, at(now), PERIOD);
+            next.map(|next| (next - origin).as_millis())
+        };
+        assert_eq!(tick(Some(at(0)), None, 100), Some(1000), "beside the next heartbeat");
+        assert_eq!(tick(Some(at(0)), None, 740), Some(1000));
+        // This task woke first: the heartbeat of this moment is about to be sent.
+        assert_eq!(tick(Some(at(0)), None, 1000), Some(2000));
+        assert_eq!(tick(Some(at(0)), None, 1249), Some(2000));
+        assert_eq!(tick(Some(at(0)), None, 1250), None, "the heartbeat task is late");
+        assert_eq!(tick(Some(at(0)), Some(at(0)), 100), None, "the heartbeat task has sent none since");
+        assert_eq!(tick(None, None, 0), None);
     }
 }

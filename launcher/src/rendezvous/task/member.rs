@@ -108,6 +108,11 @@ impl Membership {
         self.lost_node_query = Some(LostNodeQuery { asked: now, first_look: None });
     }
 
+    /// Whether this node has nothing to publish or to ask.
+    pub(super) const fn is_quiet(&self) -> bool {
+        self.lost_node_query.is_none() && !self.has_unpublished_result()
+    }
+
     /// The round is over for this node's workers; whether they ran until now.
     pub(super) fn stop(&mut self) -> bool {
         let runs = matches!(self.stage, Stage::Running | Stage::Succeeded);

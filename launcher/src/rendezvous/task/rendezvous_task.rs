@@ -34,7 +34,7 @@ use super::assigning::{RankAssigning, RanksResult};
 use super::attempt::AttemptResult;
 use super::channel::{EventSender, TaskCommand};
 use super::connection::ConnectionState;
-use super::heartbeat::HeartbeatSender;
+use super::heartbeat::{HeartbeatSender, tick_beside_heartbeats};
 use super::hosted;
 use super::joining::Joining;
 use super::lease::{LeaseState, StoreContact};
@@ -96,6 +96,8 @@ pub(super) struct RendezvousTask {
     pub(super) lease: LeaseState,
     pub(super) contact: StoreContact,
     pub(super) heartbeats: Option<HeartbeatSender>,
+    /// Send time of this task's own newest acknowledged heartbeat.
+    pub(super) own_heartbeat: Option<Instant>,
     pub(super) me: Option<LocalNode>,
     /// The interface by which this node reaches the others.
     pub(super) interface: Option<String>,
@@ -158,6 +160,7 @@ impl RendezvousTask {
             lease: LeaseState::default(),
             contact: StoreContact::new(now),
             heartbeats: None,
+            own_heartbeat: None,
             plan,
             events,
             commands,
@@ -372,11 +375,24 @@ impl RendezvousTask {
     async fn send_heartbeat(&mut self) -> Result<(), StoreFailure> {
         let sent = Instant::now();
         (self.next_tick, self.reads_heartbeats) = (sent + self.plan.tick(), true);
+        if let Some(next) = self.tick_beside_heartbeats(sent) {
+            self.next_tick = next;
+            return Ok(());
+        }
         if let (Some(me), Some(backend)) = (&self.me, &mut self.backend) {
             backend.send_heartbeat(&me.node).await?;
             self.on_heartbeat_acknowledged(sent);
         }
         Ok(())
+    }
+
+    /// [`tick_beside_heartbeats`] in a quiet round. At any other time the others may wait for a heartbeat of this moment.
+    fn tick_beside_heartbeats(&self, now: Instant) -> Option<Instant> {
+        let is_quiet = matches!(&self.phase, Phase::Member(membership) if membership.is_quiet());
+        let sends = self.heartbeats.is_some() && is_quiet && !self.connection.refusals.exist();
+        let next =
+            || tick_beside_heartbeats(self.lease.acknowledged(), self.own_heartbeat, now, self.plan.tick());
+        sends.then(next).flatten()
     }
 
     async fn read_and_act(&mut self) -> Result<Instant, StoreFailure> {
