@@ -131,14 +131,14 @@ fn join(agents: &[NetworkRendezvous]) {
 }
 
 fn joined(agent: &NetworkRendezvous) -> Round {
-    match news(agent) {
+    match next_event(agent) {
         RendezvousEvent::Joined { round, .. } => *round,
-        news => panic!("{news:?}"),
+        next_event => panic!("{next_event:?}"),
     }
 }
 
 /// The next news that are no mere words.
-fn news(agent: &NetworkRendezvous) -> RendezvousEvent {
+fn next_event(agent: &NetworkRendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {
             Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
@@ -179,10 +179,10 @@ fn job(count: u32) -> Times {
     for agent in &agents {
         // An agent that sees its peers before its own request is told that they wait.
         let round = loop {
-            match news(agent) {
+            match next_event(agent) {
                 RendezvousEvent::Joined { round, .. } => break round,
                 RendezvousEvent::Changed(_) => {}
-                news => panic!("{news:?}"),
+                next_event => panic!("{next_event:?}"),
             }
         };
         assert_eq!((round.number, round.nodes.get()), (1, count));
@@ -202,7 +202,7 @@ fn newcomer() -> f64 {
     let start = Instant::now();
     let second = NetworkRendezvous::open(setup(port, 1, 2)).unwrap();
     second.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
-    assert!(matches!(news(&first), RendezvousEvent::Changed(_)));
+    assert!(matches!(next_event(&first), RendezvousEvent::Changed(_)));
     first.send_command(RendezvousCommand::Join { workers: LocalWorldSize::ONE });
     assert_eq!(joined(&second).nodes.get(), 2);
     let took = millis(start);

@@ -51,7 +51,7 @@ const KILL_AFTER: &str = "2";
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// Rank 0 dies after this pause, and the others end when they are told to.
-    Obey(Duration),
+    EndsOnSignal(Duration),
     /// Rank 0 dies, and the others ignore what they are told.
     Ignore,
     /// All die, and look at the launcher in the early and in this life.
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     let mut all = vec![Figures { name: "rankrun", path: PathBuf::from(RANKRUN), spans: spans.clone() }];
     all.extend(torchrun().map(|path| Figures { name: "torchrun 2.15", path, spans }));
     for round in 0..rounds {
-        let way = Way::Obey(REST + Duration::from_millis(round as u64 * 37 % 100));
+        let way = Way::EndsOnSignal(REST + Duration::from_millis(round as u64 * 37 % 100));
         for figures in &mut all {
             let last_life = launch(&figures.path, workers, 0, way);
             let restarted = launch(&figures.path, workers, 1, way);
@@ -122,7 +122,7 @@ fn main() -> ExitCode {
 impl Way {
     fn words(self) -> [String; 2] {
         let (way, number) = match self {
-            Self::Obey(pause) => ("obey", pause.as_millis().to_string()),
+            Self::EndsOnSignal(pause) => ("obey", pause.as_millis().to_string()),
             Self::Ignore => ("ignore", "0".to_owned()),
             Self::Again(last) => ("again", last.to_string()),
         };
@@ -131,7 +131,7 @@ impl Way {
 
     fn read(way: &str, number: &str) -> Self {
         match way {
-            "obey" => Self::Obey(Duration::from_millis(number.parse().unwrap())),
+            "obey" => Self::EndsOnSignal(Duration::from_millis(number.parse().unwrap())),
             "ignore" => Self::Ignore,
             "again" => Self::Again(number.parse().unwrap()),
             _ => panic!("no such worker: {way}"),
@@ -206,7 +206,7 @@ fn work(began: f64, way: Way, folder: &Path) -> ExitCode {
         let peers: usize = env::var("WORLD_SIZE").unwrap().parse::<usize>().unwrap() - 1;
         // Open for writing too: else it ends when the first peer has come and gone.
         File::options().read(true).write(true).open(ready).unwrap().read_exact(&mut vec![0; peers]).unwrap();
-        thread::sleep(if let Way::Obey(pause) = way { pause } else { REST });
+        thread::sleep(if let Way::EndsOnSignal(pause) = way { pause } else { REST });
         write("died", now()).unwrap();
         return ExitCode::FAILURE;
     }

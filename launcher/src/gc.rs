@@ -83,7 +83,7 @@ pub struct ProcessRecord {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessRelation {
     /// Of another user, without a mark, dead, or in front of a terminal.
-    Stranger,
+    Unrelated,
     /// Looks like a launcher of ours.
     Launcher,
     /// The process carries a job's mark.
@@ -128,7 +128,7 @@ pub fn find_leftovers(records: &[ProcessRecord], own_pid: i32) -> Vec<(&ProcessR
             let is_spared = with_ancestors(process.pid).any(|above| match above.standing {
                 ProcessRelation::Launcher => true,
                 ProcessRelation::Marked { job: of, kept, .. } => kept && of == job,
-                ProcessRelation::Stranger => false,
+                ProcessRelation::Unrelated => false,
             });
             let descends = with_ancestors(process.pid).any(|above| {
                 matches!(above.standing, ProcessRelation::Marked { job: of, evidence: MarkEvidence::Inherited, .. } if of == job)
@@ -147,7 +147,7 @@ pub fn find_leftovers(records: &[ProcessRecord], own_pid: i32) -> Vec<(&ProcessR
 const fn inherited_job(process: &ProcessRecord) -> Option<Uuid> {
     match process.standing {
         ProcessRelation::Marked { job, evidence: MarkEvidence::Inherited, .. } => Some(job),
-        ProcessRelation::Marked { .. } | ProcessRelation::Launcher | ProcessRelation::Stranger => None,
+        ProcessRelation::Marked { .. } | ProcessRelation::Launcher | ProcessRelation::Unrelated => None,
     }
 }
 

@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    fn seats(workers: u32) -> Vec<WorkerDevice> {
+    fn worker_devices(workers: u32) -> Vec<WorkerDevice> {
         (0..workers).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect()
     }
 
@@ -173,7 +173,7 @@ mod tests {
     fn single_node_ranks_are_zero_to_world_size() {
         for workers in [1, 2, 7, 64] {
             let alone = Round::of_one_node(LocalWorldSize::new(workers).unwrap(), master());
-            let placements = assign_ranks(&seats(workers), &alone);
+            let placements = assign_ranks(&worker_devices(workers), &alone);
             let ranks: Vec<u32> = placements.iter().map(|placement| placement.rank.0).collect();
             assert_eq!(ranks, (0..workers).collect::<Vec<_>>());
             assert!(placements.iter().all(|placement| placement.local_rank.0 == placement.rank.0));
@@ -190,7 +190,7 @@ mod tests {
             let mut ranks = Vec::new();
             let mut of_roles = [Vec::new(), Vec::new()];
             for (round, (workers, role)) in rounds(&nodes).iter().zip(&nodes) {
-                let placements = assign_ranks(&seats(*workers), round);
+                let placements = assign_ranks(&worker_devices(*workers), round);
                 let local: Vec<u32> = placements.iter().map(|placement| placement.local_rank.0).collect();
                 prop_assert_eq!(local, (0..*workers).collect::<Vec<_>>());
                 ranks.extend(placements.iter().map(|placement| placement.rank.0));

@@ -3,7 +3,7 @@
 use std::thread::yield_now;
 use std::time::Duration;
 
-use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_asleep, is_rankrun, is_stopped};
+use harness::{Gate, Job, Launch, Name, Process, Scratch, field, is_rankrun, is_sleeping, is_stopped};
 use nix::sys::signal::Signal;
 
 const CTRL_Z: &str = "\u{1a}";
@@ -209,7 +209,7 @@ fn late_agent_answer_leaves_job_stopped() {
     let all = shell.processes_except_agent();
     // It waits once it has answered.
     shell.wait_until("all are stopped", || {
-        all.iter().all(|process| is_stopped(process.pid)) && is_asleep(agent)
+        all.iter().all(|process| is_stopped(process.pid)) && is_sleeping(agent)
     });
     assert!(is_stopped(guard), "the guard goes on\n{}", shell.job);
     shell.type_command("fg");

@@ -109,7 +109,7 @@ fn killed_agent_ends_the_container() {
 
 /// A process that came into the container from outside, without the mark of a job and without its parent.
 #[track_caller]
-fn start_stranger(job: &Job) -> Process {
+fn start_unrelated(job: &Job) -> Process {
     let target = container_init_pid(job).to_string();
     let mut entrance = Command::new("nsenter")
         .args(["--target", &target, "--pid", "--mount", "setsid", "--fork"])
@@ -141,7 +141,7 @@ fn unrelated_process_survives_restart() {
         in_container(Launch::standalone(Name::Rankrun, 2).args(["--max-restarts", "1"]).stdin_open());
     let mut job = launch.worker(["alive", "rank0:life<1:read", "rank0:life<1:exit=4", "forever"]).start();
     job.wait_for_lines("life=0", 2);
-    let unrelated = start_stranger(&job);
+    let unrelated = start_unrelated(&job);
     job.type_text("\n");
     job.wait_for_lines("life=1", 2);
     assert!(!harness::is_zombie_or_gone(unrelated.pid), "the stranger was ended\n{job}");
@@ -156,7 +156,7 @@ fn unrelated_process_is_reaped() {
     }
     let job = in_container(Launch::standalone(Name::Rankrun, 1)).worker(["alive", "forever"]).start();
     job.wait_for_line("alive rank=0");
-    let unrelated = start_stranger(&job);
+    let unrelated = start_unrelated(&job);
     job.signal_to(unrelated.pid, Signal::SIGKILL);
     assert!(unrelated.reaped_within(Duration::from_secs(30)), "a zombie is left\n{job}");
     job.signal_to(container_init_pid(&job), Signal::SIGTERM);
@@ -218,7 +218,7 @@ fn unrelated_process_gets_no_signal() {
     let launch = in_container(Launch::standalone(Name::Rankrun, 1).args(["--grace", "3600"]).stdin_open());
     let mut job = launch.shell("echo alive; read line; trap '' TERM; setsid --fork sleep 1111").start();
     job.wait_for_line("alive");
-    let unrelated = start_stranger(&job);
+    let unrelated = start_unrelated(&job);
     let pending_before = pending_signals(&unrelated);
     assert!(
         !pending_before.is_empty() && pending_before.bytes().all(|byte| !matches!(byte, b'1'..=b'9')),

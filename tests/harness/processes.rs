@@ -126,7 +126,7 @@ pub fn is_stopped(pid: i32) -> bool {
 
 /// Whether a process waits for something.
 #[must_use]
-pub fn is_asleep(pid: i32) -> bool {
+pub fn is_sleeping(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state == 'S')
 }
 

@@ -98,7 +98,7 @@ fn worker_killed_at_random_time_is_restarted() {
         return;
     }
     let wanted = if is_soak() { 100 } else { 3 };
-    let (meeting, training, expected) = time_undisturbed_run();
+    let (together, training, expected) = time_undisturbed_run();
     let mut random = Random::seeded();
     let (mut hits, mut named, mut slowest) = (0, 0, Duration::ZERO);
     // A kill that comes after the worker's own end is none.
@@ -108,7 +108,7 @@ fn worker_killed_at_random_time_is_restarted() {
         let workers = workers(&job);
         assert_eq!(workers.len(), 2, "{workers:?}\n{job}");
         if random.either(true, false) {
-            random.pause(meeting);
+            random.pause(together);
         } else {
             job.wait_for_line("world size 2, restart 0");
             random.pause(training);

@@ -90,7 +90,7 @@ impl DeviceCheckRun {
         workers: &mut WorkerGroup,
         order: Option<reassign::CudaOrder>,
     ) -> Option<Input> {
-        let seating = match reassign::reassign_devices(
+        let assignment = match reassign::reassign_devices(
             words,
             &workers.spec().worker_devices,
             self.machine.clone(),
@@ -101,13 +101,13 @@ impl DeviceCheckRun {
                 self.probes = Some((PendingProbe::Order, probes));
                 return None;
             }
-            Reassignment::Seated(seating) => {
-                let count = seating.workers;
-                workers.set_pending_assignment(*seating);
+            Reassignment::Seated(assignment) => {
+                let count = assignment.workers;
+                workers.set_pending_assignment(*assignment);
                 Ok(count)
             }
             Reassignment::Refused(why) => Err(why),
         };
-        Some(Input::DevicesReassigned { generation: self.generation, result: seating })
+        Some(Input::DevicesReassigned { generation: self.generation, result: assignment })
     }
 }

@@ -131,9 +131,9 @@ fn long_device_check_is_reported_once() {
     assert_eq!(started(&job.handle(at(5), devices_probed(0, DeviceReport::default()))), Some(1));
 }
 
-fn devices_reassigned(generation: u32, seating: Result<u32, &str>) -> Input {
-    let seating = seating.map(|workers| LocalWorldSize::new(workers).unwrap()).map_err(ToOwned::to_owned);
-    Input::DevicesReassigned { generation: Generation(generation), result: seating }
+fn devices_reassigned(generation: u32, result: Result<u32, &str>) -> Input {
+    let result = result.map(|workers| LocalWorldSize::new(workers).unwrap()).map_err(ToOwned::to_owned);
+    Input::DevicesReassigned { generation: Generation(generation), result }
 }
 
 /// A job of two workers; one device is found dead and may be excluded.

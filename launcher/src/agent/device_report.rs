@@ -57,12 +57,13 @@ impl DeviceReport {
 ///
 /// A device that is not found is dead only if every source that could list it has answered.
 #[must_use]
-pub fn report_devices(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -> DeviceReport {
+pub fn report_devices(machine: &Machine, worker_devices: &[WorkerDevice], own_uid: u32) -> DeviceReport {
     let mut checkup = DeviceReport::default();
     // A fallback source knows less: it lists the devices, but not their condition.
     let all = machine.troubles.iter().chain(&machine.made_good);
-    let troubles: Vec<&ProbeProblem> = all.filter(|trouble| is_of_worker_device(trouble, seats)).collect();
-    for (device, card, local_ranks) in group_by_device(seats) {
+    let troubles: Vec<&ProbeProblem> =
+        all.filter(|trouble| is_of_worker_device(trouble, worker_devices)).collect();
+    for (device, card, local_ranks) in group_by_device(worker_devices) {
         let name = card.to_string();
         let mut dead = |why| {
             let (local_ranks, device) = (local_ranks.clone(), name.clone());
@@ -95,23 +96,26 @@ pub fn report_devices(machine: &Machine, seats: &[WorkerDevice], own_uid: u32) -
 }
 
 /// True if the trouble may hide something about the workers' devices. A missing library never listed them.
-fn is_of_worker_device(trouble: &ProbeProblem, seats: &[WorkerDevice]) -> bool {
+fn is_of_worker_device(trouble: &ProbeProblem, worker_devices: &[WorkerDevice]) -> bool {
     let is_missing = matches!(trouble.what, ProbeProblemKind::Missing(_));
-    !is_missing && seats.iter().any(|seat| seat.device.identity.is_some() && seat.device.kind == trouble.kind)
+    !is_missing
+        && worker_devices.iter().any(|worker_device| {
+            worker_device.device.identity.is_some() && worker_device.device.kind == trouble.kind
+        })
 }
 
 /// Each device once, with all local ranks that used it.
-fn group_by_device(seats: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
+fn group_by_device(worker_devices: &[WorkerDevice]) -> Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> {
     let mut devices: Vec<(&Device, &DeviceIdentity, Vec<LocalRank>)> = Vec::new();
-    for (local_rank, seat) in (0..).map(LocalRank).zip(seats) {
-        let Some(card) = &seat.device.identity else { continue };
+    for (local_rank, worker_device) in (0..).map(LocalRank).zip(worker_devices) {
+        let Some(card) = &worker_device.device.identity else { continue };
         let same = |(device, other, _): &&mut (&Device, &DeviceIdentity, _)| {
-            device.kind == seat.device.kind
+            device.kind == worker_device.device.kind
                 && (&other.index, &other.uuid, other.pci) == (&card.index, &card.uuid, card.pci)
         };
         match devices.iter_mut().find(same) {
             Some((_, _, local_ranks)) => local_ranks.push(local_rank),
-            None => devices.push((&seat.device, card, vec![local_rank])),
+            None => devices.push((&worker_device.device, card, vec![local_rank])),
         }
     }
     devices

@@ -32,8 +32,8 @@ fn machine(accelerators: impl IntoIterator<Item = Accelerator>) -> Machine {
 /// A worker on the card with this index.
 fn worker_device(index: u32) -> WorkerDevice {
     let accelerator = accelerator(index);
-    let mut seat = WorkerDevice::cpu(LocalRank(0));
-    seat.device = Device {
+    let mut worker_device = WorkerDevice::cpu(LocalRank(0));
+    worker_device.device = Device {
         kind: accelerator.kind,
         ordinal: 0,
         identity: Some(DeviceIdentity {
@@ -47,7 +47,7 @@ fn worker_device(index: u32) -> WorkerDevice {
         }),
         is_known_to_runtime: true,
     };
-    seat
+    worker_device
 }
 
 fn dead_devices(checkup: &DeviceReport) -> Vec<(Vec<u32>, &str, &str)> {

@@ -56,10 +56,10 @@ impl DStateWatch {
     pub(super) fn record_stuck_workers(
         &mut self,
         now: Instant,
-        asleep: &[UninterruptibleWorker],
+        uninterruptible: &[UninterruptibleWorker],
     ) -> Option<(UninterruptibleWorker, Duration)> {
-        self.since.retain(|rank, _| asleep.iter().any(|found| found.local_rank == *rank));
-        let dwell = asleep.iter().map(|found| {
+        self.since.retain(|rank, _| uninterruptible.iter().any(|found| found.local_rank == *rank));
+        let dwell = uninterruptible.iter().map(|found| {
             let since = *self.since.entry(found.local_rank).or_insert(now);
             (*found, now.saturating_duration_since(since))
         });
@@ -71,7 +71,7 @@ impl DStateWatch {
 mod tests {
     use super::*;
 
-    fn asleep(local_rank: u32) -> UninterruptibleWorker {
+    fn uninterruptible(local_rank: u32) -> UninterruptibleWorker {
         UninterruptibleWorker { local_rank: LocalRank(local_rank), pid: Pid::from_raw(7) }
     }
 
@@ -82,13 +82,16 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let limit = Duration::from_secs(2);
         let mut watch = DStateWatch::new(limit, at(0));
-        assert_eq!(watch.record_stuck_workers(at(0), &[asleep(0), asleep(1)]), None);
-        assert_eq!(watch.record_stuck_workers(at(1), &[asleep(1)]), None);
-        assert_eq!(watch.record_stuck_workers(at(1), &[asleep(0), asleep(1)]), None);
-        assert_eq!(watch.record_stuck_workers(at(2), &[asleep(0), asleep(1)]), Some((asleep(1), limit)));
+        assert_eq!(watch.record_stuck_workers(at(0), &[uninterruptible(0), uninterruptible(1)]), None);
+        assert_eq!(watch.record_stuck_workers(at(1), &[uninterruptible(1)]), None);
+        assert_eq!(watch.record_stuck_workers(at(1), &[uninterruptible(0), uninterruptible(1)]), None);
         assert_eq!(
-            watch.record_stuck_workers(at(3), &[asleep(0)]),
-            Some((asleep(0), limit)),
+            watch.record_stuck_workers(at(2), &[uninterruptible(0), uninterruptible(1)]),
+            Some((uninterruptible(1), limit))
+        );
+        assert_eq!(
+            watch.record_stuck_workers(at(3), &[uninterruptible(0)]),
+            Some((uninterruptible(0), limit)),
             "rank 0 slept from second 1 on"
         );
     }

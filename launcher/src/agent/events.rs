@@ -49,8 +49,8 @@ impl EventSink {
         self.progress.membership = RankStatus::Joined { node_rank: round.node_rank, nodes: round.nodes };
     }
 
-    pub(super) fn emit_started(&self, seats: &[EventWorker]) {
-        seats.iter().for_each(|seat| self.emit(&TorchEvent::Started(*seat)));
+    pub(super) fn emit_started(&self, workers: &[EventWorker]) {
+        workers.iter().for_each(|worker| self.emit(&TorchEvent::Started(*worker)));
     }
 
     pub(super) fn emit_ended(&mut self, events: &[TorchEvent]) {
@@ -68,33 +68,33 @@ impl EventSink {
 pub(super) fn end_events(
     outcome: &JobOutcome,
     died_of: Option<String>,
-    seats: &[EventWorker],
+    workers: &[EventWorker],
     error_files: &BTreeMap<LocalRank, ErrorFile>,
 ) -> Vec<TorchEvent> {
     if let Some(raw_error) = died_of {
         return vec![TorchEvent::AgentFailed { raw_error }];
     }
     let failure = outcome.failure.as_ref();
-    let bad_end = |seat: &EventWorker| {
+    let bad_end = |worker: &EventWorker| {
         let failure = failure?;
         let others = failure.following_ends.iter().map(|other| other.end);
         let mut ends = [failure.first].into_iter().chain(others);
-        ends.find(|end| end.local_rank == seat.local_rank && !end.exit.is_success())
+        ends.find(|end| end.local_rank == worker.local_rank && !end.exit.is_success())
     };
     let without_file = |end: &WorkerEnd| !error_files.contains_key(&end.local_rank);
     let exited = |end: WorkerEnd| matches!(end.exit, Exit::Code(_)) && without_file(&end);
     // torch has one placeholder for all workers, and the first that exits marks it.
     let placeholder =
-        if seats.iter().filter_map(bad_end).any(exited) { ENDED_BY_CODE } else { ENDED_BY_SIGNAL };
+        if workers.iter().filter_map(bad_end).any(exited) { ENDED_BY_CODE } else { ENDED_BY_SIGNAL };
     let raw_error = |end: &WorkerEnd| {
         let file = error_files.get(&end.local_rank);
         file.map_or_else(|| placeholder.to_owned(), |file| file.to_short_json(MAX_CUT_TEXT))
     };
-    let workers = seats.iter().map(|seat| match (failure, bad_end(seat)) {
-        (None, _) => TorchEvent::Succeeded(*seat),
-        (Some(_), None) => TorchEvent::Terminated(*seat),
+    let workers = workers.iter().map(|worker| match (failure, bad_end(worker)) {
+        (None, _) => TorchEvent::Succeeded(*worker),
+        (Some(_), None) => TorchEvent::Terminated(*worker),
         (Some(_), Some(end)) => {
-            TorchEvent::Failed { worker: *seat, exit_code: exit_code(end.exit), raw_error: raw_error(&end) }
+            TorchEvent::Failed { worker: *worker, exit_code: exit_code(end.exit), raw_error: raw_error(&end) }
         }
     });
     workers.chain([TorchEvent::AgentSucceeded]).collect()

@@ -41,7 +41,7 @@ impl ExternalWorker {
     ) -> Result<Self, LaunchError> {
         let name = socket_name(job, worker);
         let setup = |what| move |source| LaunchError::Setup { what, source };
-        let door =
+        let listener =
             AttachListener::open(&name).map_err(setup("open a socket for the worker that is left out"))?;
         let launcher = std::env::current_exe().map_err(setup("find the launcher's own program"))?;
         let wrapper = vec![launcher.into_os_string(), format!("{ATTACH}{name}").into()];
@@ -50,7 +50,7 @@ impl ExternalWorker {
         let text = build_script(worker, command, wrapper).render();
         write_private_file(&script, &text)
             .map_err(|source| LaunchError::Script { path: script.clone(), source })?;
-        Ok(Self { worker_id: worker, listener: door, script })
+        Ok(Self { worker_id: worker, listener, script })
     }
 
     pub(super) const fn worker_id(&self) -> WorkerId {

@@ -406,9 +406,9 @@ mod tests {
     fn worker_with_error_file_before_stop_is_root_cause() {
         let (victim, cause) = (end(0, CODE, Some((900, None))), end(3, signal(15), Some((10, None))));
         assert_eq!(root_cause_rank(&[(victim, false), (cause, true)]), 3);
-        let told_to_stop = end(3, signal(15), Some((1_000, None)));
+        let stopped = end(3, signal(15), Some((1_000, None)));
         assert_eq!(
-            root_cause_rank(&[(victim, false), (told_to_stop, true)]),
+            root_cause_rank(&[(victim, false), (stopped, true)]),
             0,
             "it wrote because it was stopped"
         );

@@ -76,7 +76,7 @@ impl FailureContext<'_> {
     }
 
     fn rank(&self, local_rank: LocalRank) -> Rank {
-        self.placement(local_rank).map_or(Rank(local_rank.0), |seat| seat.rank)
+        self.placement(local_rank).map_or(Rank(local_rank.0), |placement| placement.rank)
     }
 
     /// The report of one failure, and the texts of error files that the report shows.
@@ -126,7 +126,7 @@ impl FailureContext<'_> {
             pid: first.pid,
             device: self
                 .placement(first.local_rank)
-                .map_or(Device::cpu(first.local_rank.0), |seat| seat.device.clone()),
+                .map_or(Device::cpu(first.local_rank.0), |placement| placement.device.clone()),
             node: NodeName { host: Some(short_hostname()), ..self.shown_node_name() },
             exit: first.exit,
             foreign_kill: first.foreign_kill,
@@ -195,14 +195,15 @@ impl FailureContext<'_> {
     fn failed_worker(&self, end: &WorkerEnd, most: usize) -> FailedWorker {
         let file = self.error_files.get(&end.local_rank);
         let path = self.attempt.map(|attempt| attempt.error_file(end.local_rank));
-        let told = file.and_then(|file| file.report.unix_seconds).filter(|seconds| *seconds > 0);
-        let told = told.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+        let reported_at = file.and_then(|file| file.report.unix_seconds).filter(|seconds| *seconds > 0);
+        let reported_at =
+            reported_at.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
         FailedWorker {
             rank: self.rank(end.local_rank),
             local_rank: end.local_rank,
             pid: end.pid,
             exit: end.exit,
-            time: LocalTime::of(told.unwrap_or(end.at)),
+            time: LocalTime::of(reported_at.unwrap_or(end.at)),
             error_file: path.filter(|_| file.is_some()),
             message: file.map_or(Message::None, |file| error_message(file, most)),
         }

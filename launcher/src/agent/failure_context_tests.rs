@@ -20,11 +20,11 @@ fn signal(number: i32) -> Exit {
 }
 
 /// torchrun's report of a failure of rank 1, with its error file if there is one.
-fn report(manner: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
+fn report(kind: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
     let failure = Failure {
         generation: Generation(0),
         first: end(1, Exit::Code(9)),
-        kind: manner,
+        kind,
         following_ends: others
             .iter()
             .map(|&(end, stopped)| FollowingEnd { end, is_stopped_by_us: stopped })

@@ -74,19 +74,19 @@ impl FinalReport {
     }
 
     fn report_failure(&self, failure: &Failure, workers: &WorkerGroup, user_log: &UserLog) -> ShownTexts {
-        let evidence = workers.failure_context(failure);
-        let (mut card, shown) = evidence.failure_report(failure);
+        let context = workers.failure_context(failure);
+        let (mut report, shown) = context.failure_report(failure);
         if self.cli_flavor == CliFlavor::Rankrun {
-            card.cause_hint = workers.cause_hint(&card);
+            report.cause_hint = workers.cause_hint(&report);
         }
-        let hint = summary::hint(&card);
+        let hint = summary::hint(&report);
         if self.cli_flavor == CliFlavor::Torchrun {
             // Printed once: torchrun's report shows it.
-            card.report = None;
+            report.report = None;
         }
-        user_log.failure(&summary::render(&card), hint.as_deref());
+        user_log.failure(&summary::render(&report), hint.as_deref());
         if self.cli_flavor == CliFlavor::Torchrun {
-            let report = evidence.torch_report(failure, self.title.clone());
+            let report = context.torch_report(failure, self.title.clone());
             user_log.torch_report(&torch_report::render(&report));
         }
         shown
@@ -102,13 +102,13 @@ impl FinalReport {
         user_log: &UserLog,
     ) -> Option<ParentErrorFile> {
         let cause = outcome.failure.as_ref().map(|failure| failure.first);
-        let told = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
-        if let Some(((file, path), _)) = &told
+        let error_file = cause.and_then(|cause| Some((workers.error_file(cause.local_rank)?, cause.exit)));
+        if let Some(((file, path), _)) = &error_file
             && file.form == MessageForm::Text
         {
             user_log.log(&[torch_log::no_place_for_code(&path.display().to_string())]);
         }
-        match (&self.parent_file, told, died_of) {
+        match (&self.parent_file, error_file, died_of) {
             (Some(path), Some(((file, _), exit)), _) => {
                 let code = match exit {
                     Exit::Code(code) => code,

@@ -204,13 +204,13 @@ mod tests {
     #[test]
     fn leftovers_are_announced_stopped_killed_and_given_up() {
         let (mut wait, at) = wait(LIMITS);
-        let mut told = Vec::new();
+        let mut steps = Vec::new();
         let mut now = at(0.0);
-        while told.last().is_none_or(|(_, step)| *step != LeftoverStep::GiveUp) {
+        while steps.last().is_none_or(|(_, step)| *step != LeftoverStep::GiveUp) {
             now = wait.deadline();
             match wait.poll(now) {
                 LeftoverStep::Wait => {}
-                step => told.push((now, step)),
+                step => steps.push((now, step)),
             }
         }
         let expected = [
@@ -219,7 +219,7 @@ mod tests {
             (at(33.0), KILL),
             (at(38.0), LeftoverStep::GiveUp),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(steps, expected);
         assert!(now == at(38.0));
     }
 

@@ -96,7 +96,7 @@ pub(super) enum CheckStep {
     /// The condition of the devices.
     Condition,
     /// The assignment of the remaining devices. The policy has granted a restart after this wait.
-    Seats { wait: Duration },
+    Devices { wait: Duration },
     /// Whether the checkpoint folder has changed. The policy has granted a restart after this wait.
     Progress { wait: Duration },
 }

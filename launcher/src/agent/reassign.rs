@@ -73,7 +73,7 @@ pub(super) fn reassign_devices(
         parse_assignment(&invocation.argv, &Facts::new(invocation.environment.clone(), Box::new(seen)));
     match read {
         _ if needs_order.get() => Reassignment::NeedsOrder,
-        Ok(seating) => Reassignment::Seated(Box::new(seating)),
+        Ok(assignment) => Reassignment::Seated(Box::new(assignment)),
         Err(why) => Reassignment::Refused(why),
     }
 }
@@ -81,12 +81,13 @@ pub(super) fn reassign_devices(
 fn parse_assignment(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment, String> {
     match cli::interpret(argv, facts) {
         Ok(Command::Launch(launch)) => {
-            let is_seat = |notice: &&Notice| matches!(notice, Notice::Seat { .. } | Notice::OnCpus { .. });
-            let lines = launch.notices.iter().filter(is_seat).map(ToString::to_string).collect();
-            let LaunchSpec { workers, worker_devices: seats, visibility, defaults, .. } = launch.spec;
+            let is_device_line =
+                |notice: &&Notice| matches!(notice, Notice::Seat { .. } | Notice::OnCpus { .. });
+            let lines = launch.notices.iter().filter(is_device_line).map(ToString::to_string).collect();
+            let LaunchSpec { workers, worker_devices, visibility, defaults, .. } = launch.spec;
             Ok(DeviceAssignment {
                 workers,
-                worker_devices: seats,
+                worker_devices,
                 visibility,
                 omp_threads: defaults.omp_threads,
                 device_lines: lines,
@@ -98,9 +99,9 @@ fn parse_assignment(argv: &[OsString], facts: &Facts) -> Result<DeviceAssignment
 }
 
 fn has_same_indices(before: &[WorkerDevice], machine: &Machine) -> bool {
-    before.iter().all(|seat| {
-        let Some(card) = &seat.device.identity else { return true };
-        device_report::find_accelerator(machine, &seat.device, card)
+    before.iter().all(|worker_device| {
+        let Some(card) = &worker_device.device.identity else { return true };
+        device_report::find_accelerator(machine, &worker_device.device, card)
             .is_none_or(|found| number(found) == card.index)
     })
 }

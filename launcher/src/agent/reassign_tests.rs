@@ -35,14 +35,17 @@ fn launch(options: &str, machine: &Machine, order: &CudaOrder) -> (Invocation, V
     let argv = ["rankrun"].into_iter().chain(options.split_whitespace()).chain(program);
     let words = Invocation { argv: argv.map(OsString::from).collect(), environment: Vec::new() };
     match reassign_devices(&words, &[], machine.clone(), Some(order.clone())) {
-        Reassignment::Seated(seating) => (words, seating.worker_devices),
+        Reassignment::Seated(assignment) => (words, assignment.worker_devices),
         other => panic!("{options}: {other:?}"),
     }
 }
 
 /// The card's index of each rank.
-fn device_indices(seats: &[WorkerDevice]) -> Vec<&str> {
-    seats.iter().map(|seat| seat.device.identity.as_ref().map_or("none", |card| &*card.index)).collect()
+fn device_indices(worker_devices: &[WorkerDevice]) -> Vec<&str> {
+    worker_devices
+        .iter()
+        .map(|worker_device| worker_device.device.identity.as_ref().map_or("none", |card| &*card.index))
+        .collect()
 }
 
 fn no_driver() -> CudaOrder {
@@ -59,13 +62,13 @@ fn reparsed_devices_option_yields_remaining_devices() {
         ("--devices 1,2,0 --nproc-per-node 2", vec!["1", "2"], vec!["2", "0"]),
         ("--devices 2,0", vec!["2", "0"], vec!["2", "0"]),
     ] {
-        let (words, seats_before) = launch(options, &before, &no_driver());
-        assert_eq!(device_indices(&seats_before), first, "{options}");
-        let reseated = reassign_devices(&words, &seats_before, now.clone(), Some(no_driver()));
-        let Reassignment::Seated(seating) = reseated else { panic!("{options}: {reseated:?}") };
-        assert_eq!(device_indices(&seating.worker_devices), then, "{options}");
-        assert_eq!(seating.workers.get() as usize, then.len(), "{options}");
-        assert_eq!(seating.device_lines.len(), then.len(), "{options}");
+        let (words, devices_before) = launch(options, &before, &no_driver());
+        assert_eq!(device_indices(&devices_before), first, "{options}");
+        let reseated = reassign_devices(&words, &devices_before, now.clone(), Some(no_driver()));
+        let Reassignment::Seated(assignment) = reseated else { panic!("{options}: {reseated:?}") };
+        assert_eq!(device_indices(&assignment.worker_devices), then, "{options}");
+        assert_eq!(assignment.workers.get() as usize, then.len(), "{options}");
+        assert_eq!(assignment.device_lines.len(), then.len(), "{options}");
     }
 }
 
@@ -75,22 +78,22 @@ fn reparsed_command_line_finds_shim_python() {
     let given = [("PATH", "/nowhere"), ("RANKRUN_SHIM_PYTHON", "/bin/sh")];
     let given = given.map(|(name, value)| (name.into(), value.into())).to_vec();
     let argv = ["/nowhere/rankrun", "--exclude-unhealthy", "/etc/passwd"].map(OsString::from).to_vec();
-    let seats_of = |environment| {
+    let reassignment_of = |environment| {
         let words = Invocation { argv: argv.clone(), environment };
         reassign_devices(&words, &[], machine([accelerator(0)]), Some(no_driver()))
     };
     let facts = Facts::new(given, Box::new(System::SILENT));
-    assert!(matches!(seats_of(facts.environment().to_vec()), Reassignment::Refused(_)));
-    assert!(matches!(seats_of(facts.given_environment()), Reassignment::Seated(_)));
+    assert!(matches!(reassignment_of(facts.environment().to_vec()), Reassignment::Refused(_)));
+    assert!(matches!(reassignment_of(facts.given_environment()), Reassignment::Seated(_)));
 }
 
 #[test]
 fn explicit_worker_count_without_enough_devices_is_refused() {
-    let (words, seats_before) =
+    let (words, devices_before) =
         launch("--devices all --nproc-per-node 2", &machine([0, 1].map(accelerator)), &no_driver());
     let refused = |accelerators: [Accelerator; 2]| match reassign_devices(
         &words,
-        &seats_before,
+        &devices_before,
         machine(accelerators),
         Some(no_driver()),
     ) {
@@ -103,10 +106,11 @@ fn explicit_worker_count_without_enough_devices_is_refused() {
 
 #[test]
 fn renumbered_devices_are_refused() {
-    let (words, seats_before) = launch("--devices 0,1,2", &machine([0, 1, 2].map(accelerator)), &no_driver());
+    let (words, devices_before) =
+        launch("--devices 0,1,2", &machine([0, 1, 2].map(accelerator)), &no_driver());
     // The first is not even listed: the others have moved up.
     let moved = machine([1, 2].map(|index| Accelerator { index: index - 1, ..accelerator(index) }));
-    let reseated = reassign_devices(&words, &seats_before, moved, Some(no_driver()));
+    let reseated = reassign_devices(&words, &devices_before, moved, Some(no_driver()));
     assert_eq!(
         reseated,
         Reassignment::Refused("the devices that are left have other numbers now".to_owned())
@@ -122,16 +126,17 @@ fn driver_order_is_requested_only_for_fastest_order() {
     };
     let now = machine([lost_accelerator(0), accelerator(1), accelerator(2)]);
     let order: CudaOrder = Ok(vec![device(2), device(0), device(1)]);
-    let (words, seats_before) =
+    let (words, devices_before) =
         launch("--device-order fastest --devices all", &machine([0, 1, 2].map(accelerator)), &order);
-    assert_eq!(device_indices(&seats_before), ["2", "0", "1"]);
-    assert_eq!(reassign_devices(&words, &seats_before, now.clone(), None), Reassignment::NeedsOrder);
-    let Reassignment::Seated(seating) = reassign_devices(&words, &seats_before, now.clone(), Some(order))
+    assert_eq!(device_indices(&devices_before), ["2", "0", "1"]);
+    assert_eq!(reassign_devices(&words, &devices_before, now.clone(), None), Reassignment::NeedsOrder);
+    let Reassignment::Seated(assignment) =
+        reassign_devices(&words, &devices_before, now.clone(), Some(order))
     else {
         panic!("the driver has answered")
     };
-    assert_eq!(device_indices(&seating.worker_devices), ["2", "1"]);
+    assert_eq!(device_indices(&assignment.worker_devices), ["2", "1"]);
 
-    let (words, seats_before) = launch("--devices all", &machine([0, 1, 2].map(accelerator)), &no_driver());
-    assert!(matches!(reassign_devices(&words, &seats_before, now, None), Reassignment::Seated(_)));
+    let (words, devices_before) = launch("--devices all", &machine([0, 1, 2].map(accelerator)), &no_driver());
+    assert!(matches!(reassign_devices(&words, &devices_before, now, None), Reassignment::Seated(_)));
 }

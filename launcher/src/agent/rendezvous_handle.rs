@@ -241,7 +241,7 @@ impl PendingShutdown {
     /// Tells the other nodes how this node leaves, and keeps the stores that they need for a while, on a thread of its
     /// own.
     fn start(network: NetworkRendezvous, notice: PeerNotice, shutdown: ShutdownKind) -> io::Result<Self> {
-        let limit = limit_of(notice) + network.round_trip() * FAREWELL_ROUND_TRIPS;
+        let limit = limit_of(notice) + network.round_trip() * SHUTDOWN_ROUND_TRIPS;
         let (over, done) = pipe2(OFlag::O_CLOEXEC)?;
         thread::Builder::new().name("parting".to_owned()).spawn(move || {
             network.end(shutdown, limit);
@@ -322,7 +322,7 @@ impl Agent<'_> {
 }
 
 /// A shutdown is so many requests, one after the other.
-const FAREWELL_ROUND_TRIPS: u32 = 10;
+const SHUTDOWN_ROUND_TRIPS: u32 = 10;
 
 /// After a success others may still use the stores that are hosted here; after a failure they only have to hear of it.
 const fn limit_of(notice: PeerNotice) -> Duration {

@@ -167,10 +167,8 @@ impl State {
             Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),
             Input::RestartRequested => self.on_restart_requested(now),
             Input::SignalForwarded { signal } => self.forward_signal(signal),
-            Input::DStateProbed { generation, at, uninterruptible: asleep }
-                if generation == self.generation =>
-            {
-                self.on_dstate_probed(now, at, &asleep)
+            Input::DStateProbed { generation, at, uninterruptible } if generation == self.generation => {
+                self.on_dstate_probed(now, at, &uninterruptible)
             }
             Input::DStateProbed { .. } => Vec::new(),
             Input::JoinedProbed { generation, at, missing } => {
@@ -180,8 +178,8 @@ impl State {
             Input::DevicesProbed { generation, report: checkup } => {
                 self.on_devices_probed(now, generation, checkup)
             }
-            Input::DevicesReassigned { generation, result: seating } => {
-                self.on_devices_reassigned(now, generation, seating)
+            Input::DevicesReassigned { generation, result } => {
+                self.on_devices_reassigned(now, generation, result)
             }
             Input::ProgressProbed { generation, fingerprint } => {
                 self.on_progress_probed(now, generation, fingerprint)
@@ -304,8 +302,8 @@ impl State {
     /// workers got alike.
     fn is_exit_by_our_signal(&self, exit: Exit) -> bool {
         let Exit::Signal { number, .. } = exit else { return false };
-        let told = || self.sent_signals.iter().copied().chain(self.stopped_by);
-        number == libc::SIGTERM || told().any(|signal| signal as i32 == number)
+        let stop_signals = || self.sent_signals.iter().copied().chain(self.stopped_by);
+        number == libc::SIGTERM || stop_signals().any(|signal| signal as i32 == number)
     }
 
     fn report_failure_and_stop(
@@ -333,14 +331,14 @@ impl State {
         insert_action(actions, at, said)
     }
 
-    fn new_failure(&self, now: Instant, first: WorkerEnd, manner: FailureKind) -> Failure {
+    fn new_failure(&self, now: Instant, first: WorkerEnd, kind: FailureKind) -> Failure {
         let (generation, restart_count) = (self.generation, self.job_restarts);
         let (others, dead_devices, not_joined) = (Vec::new(), Vec::new(), Box::default());
         let early = self.finished.early_successes(now);
         Failure {
             generation,
             first,
-            kind: manner,
+            kind,
             early_successes: early,
             following_ends: others,
             restart_count,
@@ -359,20 +357,27 @@ impl State {
     ) -> Vec<Action> {
         let JobPhase::Running { live } = &self.phase else { return Vec::new() };
         let live = live.clone();
-        let asleep: Vec<UninterruptibleWorker> =
+        let uninterruptible: Vec<UninterruptibleWorker> =
             uninterruptible.iter().filter(|found| live.contains(&found.local_rank)).copied().collect();
-        let found = self.dstate_watch.as_mut().and_then(|watch| watch.record_stuck_workers(now, &asleep));
-        let (Some((asleep, dwell)), Some(limit)) = (found, self.rules.dstate_timeout) else {
+        let found =
+            self.dstate_watch.as_mut().and_then(|watch| watch.record_stuck_workers(now, &uninterruptible));
+        let (Some((uninterruptible, dwell)), Some(limit)) = (found, self.rules.dstate_timeout) else {
             return Vec::new();
         };
-        let end = WorkerEnd::new_expected(asleep.local_rank, asleep.pid, Signal::SIGKILL, at);
+        let end =
+            WorkerEnd::new_expected(uninterruptible.local_rank, uninterruptible.pid, Signal::SIGKILL, at);
         let failure = self.new_failure(now, end, FailureKind::Stuck { stuck_for: dwell });
         let report = self.report_failure_to_peers(failure.first);
         let ours = self.without_external_worker(&live);
         let actions = self.stop_workers(now, live, StopReason::WorkerFailed, Some(failure));
         let grace = self.remaining_grace(now);
-        let said =
-            Action::Emit(JobEvent::Stuck { worker: asleep, stuck_for: dwell, limit, live: ours, grace });
+        let said = Action::Emit(JobEvent::Stuck {
+            worker: uninterruptible,
+            stuck_for: dwell,
+            limit,
+            live: ours,
+            grace,
+        });
         report.into_iter().chain(insert_action(actions, 1, said)).collect()
     }
 

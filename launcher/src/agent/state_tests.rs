@@ -486,11 +486,12 @@ fn worker_stuck_in_dstate_ends_job_without_restart() {
         let mut job = new_job(2, 5, cli_flavor);
         job.rules.dstate_timeout = Some(Duration::from_secs(2));
         let _ = job.handle(at(0), Input::Ready);
-        let asleep = vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
+        let uninterruptible =
+            vec![UninterruptibleWorker { local_rank: LocalRank(1), pid: Pid::from_raw(101) }];
         let looked = || Input::DStateProbed {
             generation: Generation(0),
             at: SystemTime::UNIX_EPOCH,
-            uninterruptible: asleep.clone(),
+            uninterruptible: uninterruptible.clone(),
         };
         assert_eq!(job.deadline(), Some(at(0)), "the first look is due");
         let actions = job.handle(at(0), Input::DeadlinePassed);

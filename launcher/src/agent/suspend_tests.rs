@@ -104,17 +104,17 @@ fn probes_of_devices_run_on_while_job_is_suspended() {
 /// An input, and its time after the input before.
 fn input() -> impl Strategy<Value = (u64, Input)> {
     let exit = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(3)), Just(killed_by(15)), Just(killed_by(9))];
-    let asleep = prop_oneof![
+    let uninterruptible = prop_oneof![
         Just(Vec::new()),
         Just(vec![UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) }])
     ];
     let what = prop_oneof![
         3 => (0..3_u32, 0..3_u32, exit).prop_map(|(generation, rank, exit)| exited(generation, rank, exit)),
         1 => any::<bool>().prop_map(|again| stop(Signal::SIGTERM, again)),
-        1 => (0..3_u32, asleep).prop_map(|(generation, asleep)| Input::DStateProbed {
+        1 => (0..3_u32, uninterruptible).prop_map(|(generation, uninterruptible)| Input::DStateProbed {
             generation: Generation(generation),
             at: SystemTime::UNIX_EPOCH,
-            uninterruptible: asleep,
+            uninterruptible,
         }),
         4 => Just(Input::DeadlinePassed),
     ];

@@ -173,21 +173,21 @@ impl WorkerGroup {
     }
 
     /// Sets the assignment of the next generation; reports about this generation keep the old one.
-    pub(super) fn set_pending_assignment(&mut self, seating: DeviceAssignment) {
-        self.pending_assignment = Some(seating);
+    pub(super) fn set_pending_assignment(&mut self, assignment: DeviceAssignment) {
+        self.pending_assignment = Some(assignment);
     }
 
     fn apply_assignment(&mut self) {
-        let Some(seating) = self.pending_assignment.take() else { return };
-        self.spec.workers = seating.workers;
-        self.spec.worker_devices = seating.worker_devices;
-        self.spec.visibility = seating.visibility;
-        self.spec.defaults.omp_threads = seating.omp_threads;
+        let Some(assignment) = self.pending_assignment.take() else { return };
+        self.spec.workers = assignment.workers;
+        self.spec.worker_devices = assignment.worker_devices;
+        self.spec.visibility = assignment.visibility;
+        self.spec.defaults.omp_threads = assignment.omp_threads;
     }
 
     /// Lines for the user about the next assignment.
     pub(super) fn pending_device_lines(&self) -> &[String] {
-        self.pending_assignment.as_ref().map_or(&[], |seating| &seating.device_lines)
+        self.pending_assignment.as_ref().map_or(&[], |assignment| &assignment.device_lines)
     }
 
     /// Assigns the ranks of the next generation, and starts to make its log folders and files.
@@ -328,8 +328,8 @@ impl WorkerGroup {
 
     /// What the external worker has reported.
     pub(super) fn external_worker_inputs(&mut self, at: SystemTime) -> Vec<Input> {
-        let Some(left_out) = &mut self.external_worker else { return Vec::new() };
-        let (worker, reported) = (left_out.worker_id(), left_out.receive());
+        let Some(external_worker) = &mut self.external_worker else { return Vec::new() };
+        let (worker, reported) = (external_worker.worker_id(), external_worker.receive());
         let WorkerId { generation, local_rank } = worker;
         let input = |reported| match reported {
             AttachReport::Started(pid) => {
@@ -363,9 +363,9 @@ impl WorkerGroup {
 
     /// Sends the last events; `died_of` is set if the launcher itself failed or was told to stop.
     pub(super) fn emit_end_events(&mut self, outcome: &JobOutcome, died_of: Option<String>) {
-        let seats = self.event_workers();
+        let workers = self.event_workers();
         if let Some(events) = &mut self.events {
-            events.emit_ended(&events::end_events(outcome, died_of, &seats, &self.error_files));
+            events.emit_ended(&events::end_events(outcome, died_of, &workers, &self.error_files));
         }
     }
 
@@ -375,9 +375,9 @@ impl WorkerGroup {
         };
         self.placements
             .iter()
-            .filter_map(|seat| Some((seat, *self.pids.get(&seat.local_rank)?)))
-            .map(|(seat, pid)| {
-                let Placement { rank, role_rank, local_rank, .. } = *seat;
+            .filter_map(|worker| Some((worker, *self.pids.get(&worker.local_rank)?)))
+            .map(|(worker, pid)| {
+                let Placement { rank, role_rank, local_rank, .. } = *worker;
                 EventWorker { rank, role_rank, local_rank, role_world_size, pid }
             })
             .collect()

@@ -67,7 +67,7 @@ pub struct Explanation {
     /// The folder of the first generation's logs and error files, if there is one.
     pub log_folder: Option<LaunchValue>,
     /// The local rank that `--leave-out` leaves to be started by hand.
-    pub left_out: Option<u32>,
+    pub external_worker: Option<u32>,
     /// The warnings that the launch would print before the start.
     pub warnings: Vec<String>,
     /// The workers of this node, by local rank.
@@ -289,7 +289,7 @@ pub fn explain(
         signals: signals_of(spec, handled),
         max_restarts: spec.max_restarts.0,
         log_folder: plan.attempt.as_ref().map(|attempt| path_pattern(attempt.folder())),
-        left_out: spec.external_worker.map(|local_rank| local_rank.0),
+        external_worker: spec.external_worker.map(|local_rank| local_rank.0),
         warnings: warnings(&request.launch.notices),
         ranks,
     })

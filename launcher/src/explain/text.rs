@@ -45,7 +45,8 @@ pub(super) fn render(explanation: &Explanation, style: Style) -> String {
         page.table(common.iter().map(|variable| row(variable)));
     }
     for worker in &explanation.ranks {
-        let hand = if explanation.left_out == Some(worker.local_rank) { ", started by hand" } else { "" };
+        let hand =
+            if explanation.external_worker == Some(worker.local_rank) { ", started by hand" } else { "" };
         let rank = worker.rank.map_or_else(|| "?".to_owned(), |rank| rank.to_string());
         page.section(&format!("rank {rank} (local rank {}, {}{hand})", worker.local_rank, worker.device));
         page.table(worker_rows(worker));

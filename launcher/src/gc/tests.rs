@@ -32,12 +32,12 @@ fn left_with_evidence(processes: &[(i32, i32, ProcessRelation)], me: i32) -> Vec
 
 #[test]
 fn orphans_are_listed_with_descendants() {
-    use ProcessRelation::Stranger;
+    use ProcessRelation::Unrelated;
     let processes = [
-        (1, 0, Stranger),
+        (1, 0, Unrelated),
         (30, 1, MARKED),
         (20, 30, MARKED),
-        (21, 30, Stranger),
+        (21, 30, Unrelated),
         (22, 21, ProcessRelation::Marked { job: OTHER, evidence: SURE, kept: false }),
     ];
     assert_eq!(left(&processes, 1), [20, 22, 30]);
@@ -45,13 +45,13 @@ fn orphans_are_listed_with_descendants() {
 
 #[test]
 fn descendants_of_launcher_are_not_listed() {
-    use ProcessRelation::{Launcher, Stranger};
+    use ProcessRelation::{Launcher, Unrelated};
     let processes = [
-        (1, 0, Stranger),
+        (1, 0, Unrelated),
         (10, 1, Launcher),
         (11, 10, Launcher),
         (12, 11, MARKED),
-        (13, 12, Stranger),
+        (13, 12, Unrelated),
         (14, 13, MARKED),
     ];
     assert_eq!(left(&processes, 1), [] as [i32; 0]);
@@ -59,8 +59,8 @@ fn descendants_of_launcher_are_not_listed() {
 
 #[test]
 fn copied_mark_of_running_job_is_not_listed() {
-    use ProcessRelation::{Launcher, Stranger};
-    let mut processes = vec![(1, 0, Stranger), (10, 1, Launcher), (12, 10, MARKED), (30, 1, LEAKED)];
+    use ProcessRelation::{Launcher, Unrelated};
+    let mut processes = vec![(1, 0, Unrelated), (10, 1, Launcher), (12, 10, MARKED), (30, 1, LEAKED)];
     assert_eq!(left(&processes, 1), [] as [i32; 0]);
     processes.retain(|process| process.0 != 12);
     assert_eq!(left(&processes, 1), [30], "nothing shows that this launcher has the job");
@@ -68,28 +68,28 @@ fn copied_mark_of_running_job_is_not_listed() {
 
 #[test]
 fn kept_process_protects_descendants_of_same_job() {
-    use ProcessRelation::Stranger;
+    use ProcessRelation::Unrelated;
     let of_another = ProcessRelation::Marked { job: OTHER, evidence: SURE, kept: false };
     let processes =
-        [(1, 0, Stranger), (10, 1, KEPT), (11, 10, MARKED), (12, 10, of_another), (13, 1, MARKED)];
+        [(1, 0, Unrelated), (10, 1, KEPT), (11, 10, MARKED), (12, 10, of_another), (13, 1, MARKED)];
     assert_eq!(left(&processes, 1), [12, 13]);
 }
 
 #[test]
 fn calling_process_and_its_ancestors_are_not_listed() {
-    use ProcessRelation::Stranger;
-    let processes = [(1, 0, Stranger), (10, 1, MARKED), (11, 10, MARKED), (12, 10, MARKED)];
+    use ProcessRelation::Unrelated;
+    let processes = [(1, 0, Unrelated), (10, 1, MARKED), (11, 10, MARKED), (12, 10, MARKED)];
     assert_eq!(left(&processes, 11), [12]);
 }
 
 #[test]
 fn mark_evidence_extends_to_descendants_of_same_job() {
-    use ProcessRelation::Stranger;
+    use ProcessRelation::Unrelated;
     let of_another = ProcessRelation::Marked { job: OTHER, evidence: MarkEvidence::Environment, kept: false };
     let processes = [
-        (1, 0, Stranger),
+        (1, 0, Unrelated),
         (10, 1, MARKED),
-        (11, 10, Stranger),
+        (11, 10, Unrelated),
         (12, 11, LEAKED),
         (13, 12, of_another),
         (20, 1, LEAKED),

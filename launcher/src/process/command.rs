@@ -80,11 +80,11 @@ pub fn worker_command(
     let (path, argv) = worker_command_line(spec, placement);
     let vars = worker_environment(spec, context, placement, error_file);
     let assigned = spec.worker_devices.get(placement.local_rank.index());
-    let of_seat = assigned.into_iter().flat_map(|assigned| &assigned.variables);
+    let device_variables = assigned.into_iter().flat_map(|assigned| &assigned.variables);
     let ours: Vec<&str> = vars
         .iter()
         .map(|(name, _)| *name)
-        .chain(of_seat.map(|(name, _)| *name))
+        .chain(device_variables.map(|(name, _)| *name))
         .chain(PER_LAUNCH_VARIABLES)
         // One of a launcher above this one is another's.
         .chain([env::DEVICE, env::ROUND])

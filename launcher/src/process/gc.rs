@@ -197,9 +197,9 @@ fn process_record(
     let standing = if is_launcher(pid, &stat, program) {
         ProcessRelation::Launcher
     } else if stat.has_ended() || stat.has_terminal() || !is_ours() {
-        ProcessRelation::Stranger
+        ProcessRelation::Unrelated
     } else {
-        mark_of(pid, &ProcessEnvironment::of(pid)?)?.unwrap_or(ProcessRelation::Stranger)
+        mark_of(pid, &ProcessEnvironment::of(pid)?)?.unwrap_or(ProcessRelation::Unrelated)
     };
     let parent = stat.parent().map_or(0, Pid::as_raw);
     Ok(stat.start_ticks().map(|started| ProcessRecord { pid: pid.as_raw(), parent, started, standing }))

@@ -6,9 +6,9 @@
 //! that number. An observer reads version and everything else in one request, which the store answers atomically. Then
 //! it waits for the key of the next version. So no notification between read and wait is lost.
 
-mod tell;
+mod messages;
 
-pub use tell::FailureAuthor;
+pub use messages::FailureAuthor;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::rendezvous::state::{Node, RendezvousState};
 use crate::rendezvous::text::escape_bytes_for_terminal;
 use crate::store::client::{Client, ClientError, ClientSettings, Unanswered};
 
-pub use tell::Introduction;
+pub use messages::NodeDescription;
 
 /// torch's value for "no state yet" (contract 5.2).
 const SENTINEL: &[u8] = b"Y2FuaW1hZGFt";
@@ -251,7 +251,7 @@ impl C10dBackend {
     ///
     /// # Errors
     /// The connection is lost, or the value is not a state.
-    pub async fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
+    pub async fn write(&mut self, state: &RendezvousState, notifies: bool) -> Result<bool, StoreFailure> {
         let text = pickle::encode(state);
         let found = self.request_client.compare_set(self.keys.state(), &self.text, &text).await?;
         if found != text {
@@ -260,7 +260,7 @@ impl C10dBackend {
         }
         self.text = text;
         self.state.clone_from(state);
-        if rings {
+        if notifies {
             self.notify_change().await?;
         }
         Ok(true)

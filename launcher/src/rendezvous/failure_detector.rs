@@ -56,7 +56,7 @@ struct PeerRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LivenessSource {
     /// Heartbeat counter of a rankrun agent.
-    Beat(i64),
+    Counter(i64),
     /// Heartbeat of a torchrun agent in the shared state.
     Heartbeat(Option<Timestamp>),
 }
@@ -101,7 +101,7 @@ impl FailureDetector {
 
     /// Records one read of the state, with the heartbeat counters that were read at the same time (empty if only the
     /// state was read). Forgets nodes that are in no list for two rounds.
-    pub fn record_snapshot(&mut self, state: &RendezvousState, beats: &BTreeMap<Node, i64>, now: Instant) {
+    pub fn record_snapshot(&mut self, state: &RendezvousState, counters: &BTreeMap<Node, i64>, now: Instant) {
         let listed: BTreeSet<&Node> = state.listed().collect();
         self.record_unlisted(&listed, state.round, now);
         let limits = (self.lease, self.torch_limit);
@@ -109,10 +109,10 @@ impl FailureDetector {
             self.unlisted.remove(node);
             let heartbeat = state.last_heartbeats.get(node).copied();
             match self.peers.get_mut(node) {
-                Some(sign) => sign.saw(beats.get(node).copied(), heartbeat, limits, now),
+                Some(record) => record.saw(counters.get(node).copied(), heartbeat, limits, now),
                 None => {
-                    let sign = PeerRecord::first(beats.get(node).copied(), heartbeat, now);
-                    self.peers.insert(node.clone(), sign);
+                    let record = PeerRecord::first(counters.get(node).copied(), heartbeat, now);
+                    self.peers.insert(node.clone(), record);
                 }
             }
         }
@@ -126,10 +126,10 @@ impl FailureDetector {
     fn record_unlisted(&mut self, listed: &BTreeSet<&Node>, round: u64, now: Instant) {
         let limits = (self.lease, self.torch_limit);
         let unlisted = self.peers.extract_if(.., |node, _| !listed.contains(node));
-        self.unlisted.extend(unlisted.map(|(node, sign)| (node, RemovedNode { round, record: sign })));
+        self.unlisted.extend(unlisted.map(|(node, record)| (node, RemovedNode { round, record })));
         self.unlisted.retain(|_, unlisted| unlisted.round + 2 > round);
-        for RemovedNode { record: sign, .. } in self.unlisted.values_mut() {
-            sign.saw(None, sign.heartbeat, limits, now);
+        for RemovedNode { record, .. } in self.unlisted.values_mut() {
+            record.saw(None, record.heartbeat, limits, now);
         }
     }
 
@@ -137,7 +137,7 @@ impl FailureDetector {
     /// seen.
     #[must_use]
     pub fn is_dead(&self, node: &Node) -> bool {
-        self.peers.get(node).is_some_and(|sign| sign.is_dead((self.lease, self.torch_limit)))
+        self.peers.get(node).is_some_and(|record| record.is_dead((self.lease, self.torch_limit)))
     }
 
     /// Whether a node in no list is dead, or has been away for longer than its limit. Such a node is not just changing
@@ -151,24 +151,25 @@ impl FailureDetector {
     /// Whether a rankrun agent's heartbeat has advanced since the agent was first seen.
     #[must_use]
     pub fn has_moved(&self, node: &Node) -> bool {
-        self.peers.get(node).is_some_and(|sign| sign.has_moved)
+        self.peers.get(node).is_some_and(|record| record.has_moved)
     }
 
     /// Whether a rankrun agent's heartbeat was seen to advance after `then`.
     #[must_use]
     pub fn is_alive_since(&self, node: &Node, then: Instant) -> bool {
-        self.peers
-            .get(node)
-            .is_some_and(|sign| sign.since > then && matches!(sign.liveness, LivenessSource::Beat(_)))
+        self.peers.get(node).is_some_and(|record| {
+            record.since > then && matches!(record.liveness, LivenessSource::Counter(_))
+        })
     }
 
     /// When a rankrun agent with late heartbeats will be dead. Heartbeats are late if the last read was clearly later
     /// than one `period` after the last change. `None` if they are fresh.
     #[must_use]
     pub fn heartbeat_late_until(&self, node: &Node, period: Duration) -> Option<Instant> {
-        let sign = self.peers.get(node).filter(|sign| matches!(sign.liveness, LivenessSource::Beat(_)))?;
-        let is_late = sign.observed_time.saturating_duration_since(sign.since) > period * LATE.0 / LATE.1;
-        sign.since.checked_add(self.lease).filter(|_| is_late)
+        let record =
+            self.peers.get(node).filter(|record| matches!(record.liveness, LivenessSource::Counter(_)))?;
+        let is_late = record.observed_time.saturating_duration_since(record.since) > period * LATE.0 / LATE.1;
+        record.since.checked_add(self.lease).filter(|_| is_late)
     }
 
     /// The earliest time at which a read may find another node dead.
@@ -177,16 +178,19 @@ impl FailureDetector {
         let limits = (self.lease, self.torch_limit);
         let away = self.unlisted.values().map(|unlisted| &unlisted.record);
         // A rankrun agent in no list changes nothing when it dies.
-        let away = away.filter(|sign| matches!(sign.liveness, LivenessSource::Heartbeat(_)));
-        let living = self.peers.values().chain(away).filter(|sign| sign.gone == ConnectionStatus::No);
-        living.filter_map(|sign| sign.since.checked_add(sign.limit(limits))).filter(|dies| *dies > now).min()
+        let away = away.filter(|record| matches!(record.liveness, LivenessSource::Heartbeat(_)));
+        let living = self.peers.values().chain(away).filter(|record| record.gone == ConnectionStatus::No);
+        living
+            .filter_map(|record| record.since.checked_add(record.limit(limits)))
+            .filter(|dies| *dies > now)
+            .min()
     }
 
     /// Records that a node or its kernel has closed all its connections. The node is dead at once, until its heartbeat
     /// advances.
     pub fn mark_disconnected(&mut self, node: &Node) {
-        if let Some(sign) = self.peers.get_mut(node) {
-            sign.gone = ConnectionStatus::JustNow;
+        if let Some(record) = self.peers.get_mut(node) {
+            record.gone = ConnectionStatus::JustNow;
         }
     }
 
@@ -200,29 +204,29 @@ impl FailureDetector {
     /// Since when a node's heartbeat in the state has not changed.
     #[must_use]
     pub fn heartbeat_since(&self, node: &Node) -> Option<Instant> {
-        self.peers.get(node).filter(|sign| sign.heartbeat.is_some()).map(|sign| sign.heartbeat_since)
+        self.peers.get(node).filter(|record| record.heartbeat.is_some()).map(|record| record.heartbeat_since)
     }
 
     /// The fastest torchrun agent's clock shows at least this time. torchrun agents compare our heartbeats with their
     /// clocks.
     #[must_use]
     pub fn torch_clock(&self, now: Instant) -> Option<Timestamp> {
-        let clock = |sign: &PeerRecord| match sign.liveness {
+        let clock = |record: &PeerRecord| match record.liveness {
             LivenessSource::Heartbeat(Some(Timestamp(shown))) => {
-                let since = now.saturating_duration_since(sign.heartbeat_since).as_micros();
+                let since = now.saturating_duration_since(record.heartbeat_since).as_micros();
                 Some(Timestamp(shown.saturating_add(i64::try_from(since).unwrap_or(i64::MAX))))
             }
-            LivenessSource::Heartbeat(None) | LivenessSource::Beat(_) => None,
+            LivenessSource::Heartbeat(None) | LivenessSource::Counter(_) => None,
         };
         self.peers.values().filter_map(clock).max()
     }
 }
 
 impl PeerRecord {
-    fn first(beat: Option<i64>, heartbeat: Option<Timestamp>, now: Instant) -> Self {
-        let life = beat.map_or(LivenessSource::Heartbeat(heartbeat), LivenessSource::Beat);
+    fn first(counter: Option<i64>, heartbeat: Option<Timestamp>, now: Instant) -> Self {
+        let liveness = counter.map_or(LivenessSource::Heartbeat(heartbeat), LivenessSource::Counter);
         Self {
-            liveness: life,
+            liveness,
             since: now,
             observed_time: now,
             has_moved: false,
@@ -241,14 +245,14 @@ impl PeerRecord {
 
     const fn limit(&self, (lease, torch_limit): (Duration, Duration)) -> Duration {
         match self.liveness {
-            LivenessSource::Beat(_) => lease,
+            LivenessSource::Counter(_) => lease,
             LivenessSource::Heartbeat(_) => torch_limit,
         }
     }
 
     fn saw(
         &mut self,
-        beat: Option<i64>,
+        counter: Option<i64>,
         heartbeat: Option<Timestamp>,
         limits: (Duration, Duration),
         now: Instant,
@@ -257,24 +261,25 @@ impl PeerRecord {
             (self.heartbeat, self.heartbeat_since) = (heartbeat, now);
             self.is_doubtful = true;
         }
-        let life = match (self.liveness, beat) {
-            (_, Some(beat)) => LivenessSource::Beat(beat),
+        let liveness = match (self.liveness, counter) {
+            (_, Some(counter)) => LivenessSource::Counter(counter),
             // The counter was not read.
-            (LivenessSource::Beat(_), None) => return,
+            (LivenessSource::Counter(_), None) => return,
             (LivenessSource::Heartbeat(_), None) => LivenessSource::Heartbeat(heartbeat),
         };
         self.is_doubtful = false;
         let unseen = now.saturating_duration_since(self.observed_time);
         let interval = self.limit(limits) / MAX_READ_GAP;
         self.observed_time = now;
-        if life != self.liveness {
-            let is_old_news = self.gone == ConnectionStatus::JustNow;
-            let is_beat = matches!((self.liveness, life), (LivenessSource::Beat(_), LivenessSource::Beat(_)));
+        if liveness != self.liveness {
+            let may_be_late = self.gone == ConnectionStatus::JustNow;
+            let is_counter =
+                matches!((self.liveness, liveness), (LivenessSource::Counter(_), LivenessSource::Counter(_)));
             // A change may be old if the last read was long ago.
             let is_fresh = unseen <= interval * 2;
-            self.has_moved = is_beat && !is_old_news && (self.has_moved || is_fresh);
-            (self.liveness, self.since) = (life, now);
-            self.gone = if is_old_news { ConnectionStatus::Yes } else { ConnectionStatus::No };
+            self.has_moved = is_counter && !may_be_late && (self.has_moved || is_fresh);
+            (self.liveness, self.since) = (liveness, now);
+            self.gone = if may_be_late { ConnectionStatus::Yes } else { ConnectionStatus::No };
         } else if unseen > interval * 2 {
             self.since = (self.since + unseen).checked_sub(interval).unwrap_or(now);
         }

@@ -163,9 +163,9 @@ pub fn may_host(endpoint: &StoreEndpoint, is_host: Option<bool>) -> bool {
 pub fn open_store(
     endpoint: &StoreEndpoint,
     is_host: Option<bool>,
-    (guests, ports): (AllowedClients, Option<PortRange>),
+    (clients, ports): (AllowedClients, Option<PortRange>),
 ) -> Result<Option<StoreServer>, LaunchError> {
-    match bind_unless_answered(|| bind(endpoint, guests, ports), is_answered) {
+    match bind_unless_answered(|| bind(endpoint, clients, ports), is_answered) {
         Ok(store) => Ok(Some(store)),
         // Another agent of this machine opened the store first.
         Err(StoreError::Bind { source, .. }) if is_host.is_none() && is_in_use(&source) => Ok(None),
@@ -237,12 +237,12 @@ fn is_answered(addr: SocketAddr) -> bool {
 
 fn bind(
     endpoint: &StoreEndpoint,
-    guests: AllowedClients,
+    clients: AllowedClients,
     ports: Option<PortRange>,
 ) -> Result<StoreServer, StoreError> {
     let address = endpoint.address();
     let wants_ipv6 = address.is_some_and(|address| address.is_ipv6());
-    let at = match guests {
+    let at = match clients {
         AllowedClients::Others => Interfaces::All,
         AllowedClients::At(address) => Interfaces::One(address),
         AllowedClients::ThisMachine => match address.filter(IpAddr::is_loopback) {

@@ -103,7 +103,7 @@ mod tests {
         assert!(matches!(found, Some(RendezvousEvent::LostNodeFound(None))), "{found:?}");
         let done = rendezvous.answer(&RendezvousCommand::Succeeded);
         assert!(matches!(done, Some(RendezvousEvent::AllSucceeded)), "{done:?}");
-        let told = rendezvous.answer(&RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
-        assert!(told.is_none(), "{told:?}");
+        let answer = rendezvous.answer(&RendezvousCommand::Stopping { why: "SIGTERM".to_owned() });
+        assert!(answer.is_none(), "{answer:?}");
     }
 }

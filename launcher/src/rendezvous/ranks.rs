@@ -58,19 +58,19 @@ fn order_beside_torchrun<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>
 
 fn order_by_previous_ranks<'a>(sorted: &BTreeSet<&'a Node>, before: Option<&Ranks>) -> Vec<&'a Node> {
     let rank_before = |node: &Node| before.and_then(|before| before.of.get(node)).copied();
-    let mut seats: Vec<Option<&Node>> = vec![None; sorted.len()];
-    let mut seatless = Vec::new();
+    let mut slots: Vec<Option<&Node>> = vec![None; sorted.len()];
+    let mut rankless = Vec::new();
     for node in sorted.iter().copied() {
         let old = rank_before(node);
-        let seat = old.and_then(|old| usize::try_from(old).ok()).and_then(|old| seats.get_mut(old));
-        match seat {
-            Some(seat @ None) => *seat = Some(node),
-            _ => seatless.push((old.unwrap_or(i64::MAX), node)),
+        let slot = old.and_then(|old| usize::try_from(old).ok()).and_then(|old| slots.get_mut(old));
+        match slot {
+            Some(slot @ None) => *slot = Some(node),
+            _ => rankless.push((old.unwrap_or(i64::MAX), node)),
         }
     }
-    seatless.sort();
-    let mut seatless = seatless.into_iter().map(|(_, node)| node);
-    seats.into_iter().filter_map(|seat| seat.or_else(|| seatless.next())).collect()
+    rankless.sort();
+    let mut rankless = rankless.into_iter().map(|(_, node)| node);
+    slots.into_iter().filter_map(|slot| slot.or_else(|| rankless.next())).collect()
 }
 
 #[cfg(test)]

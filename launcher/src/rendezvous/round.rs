@@ -27,7 +27,7 @@ use super::state::{Node, RendezvousState, Timestamp};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 
 /// How long after the deadline an agent still removes itself from the state; torch's value.
-const ROLLBACK: Duration = Duration::from_secs(5);
+const SELF_REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 /// Another machine's clock is believed to be ahead of ours by at most this, in microseconds.
 const MAX_CLOCK_SKEW: i64 = 24 * 3600 * 1_000_000;
 
@@ -91,7 +91,7 @@ pub enum RoundStep {
         /// The new state to write.
         state: RendezvousState,
         /// Whether the change is relevant to the other agents, which are then notified.
-        rings: bool,
+        notifies: bool,
     },
     /// Do nothing until the state changes or this time has come.
     Wait {
@@ -123,7 +123,7 @@ pub enum RoundEnd {
     /// The other agents declared this node dead, or continued without it.
     Removed,
     /// A member is in no list any more: it died or left.
-    Gone(Node),
+    MemberGone(Node),
     /// A member waits for the next round: its workers failed, or it was notified of a failure.
     Rejoins(Node),
     /// A node outside of the round waits, and there is a free place.
@@ -144,19 +144,19 @@ pub fn next(
     now: Instant,
     wall: Timestamp,
 ) -> RoundStep {
-    let look = StateSnapshot { view, local_node: me, now, wall };
+    let snapshot = StateSnapshot { view, local_node: me, now, wall };
     let state = view.state;
     match goal {
         RoundGoal::Close | RoundGoal::Leave if state.closed => RoundStep::Done,
         RoundGoal::Close => {
-            RoundStep::Write { state: RendezvousState { closed: true, ..state.clone() }, rings: true }
+            RoundStep::Write { state: RendezvousState { closed: true, ..state.clone() }, notifies: true }
         }
-        RoundGoal::Leave => look.leave_round(),
+        RoundGoal::Leave => snapshot.leave_round(),
         RoundGoal::Join { .. } if state.closed && is_spare(state, &me.node) => RoundStep::NotNeeded,
         RoundGoal::Join { .. } if state.closed => RoundStep::Closed,
-        RoundGoal::Join { deadline, before } => look.join(deadline, before),
-        RoundGoal::Stay { round, members } => look.stay(round, members),
-        RoundGoal::Hold => look.hold_membership(),
+        RoundGoal::Join { deadline, before } => snapshot.join(deadline, before),
+        RoundGoal::Stay { round, members } => snapshot.stay(round, members),
+        RoundGoal::Hold => snapshot.hold_membership(),
     }
 }
 
@@ -252,12 +252,12 @@ impl StateSnapshot<'_> {
 
     /// The deadline has passed (contract 5.4, rows 6 to 8).
     fn give_up(&self, mut draft: RendezvousState, deadline: Instant) -> RoundStep {
-        let is_late = self.now.saturating_duration_since(deadline) > ROLLBACK;
+        let is_late = self.now.saturating_duration_since(deadline) > SELF_REMOVAL_LIMIT;
         if is_late || !self.view.state.lists(&self.local_node.node) {
             return RoundStep::TimedOut;
         }
         remove_node(&mut draft, &self.local_node.node, self.min());
-        RoundStep::Write { state: draft, rings: true }
+        RoundStep::Write { state: draft, notifies: true }
     }
 
     /// Two agents have the same node rank. The newcomer leaves as soon as it has seen the other agent alive.
@@ -276,13 +276,14 @@ impl StateSnapshot<'_> {
     /// order.
     fn enter_wait_list(&self, draft: &mut RendezvousState) {
         let node = &self.local_node.node;
-        let seats = self.max().saturating_sub(draft.participants.len());
+        let free_places = self.max().saturating_sub(draft.participants.len());
         let waiting = draft.wait_list.iter().filter(|other| *other != node).count();
         let spares = draft.redundancy_list.iter().take_while(|other| *other != node).count();
-        let has_seat = if draft.wait_list.contains(node) { seats > 0 } else { waiting + spares < seats };
+        let is_member =
+            if draft.wait_list.contains(node) { free_places > 0 } else { waiting + spares < free_places };
         draft.wait_list.remove(node);
         draft.redundancy_list.remove(node);
-        let list = if has_seat { &mut draft.wait_list } else { &mut draft.redundancy_list };
+        let list = if is_member { &mut draft.wait_list } else { &mut draft.redundancy_list };
         list.insert(node.clone());
     }
 
@@ -312,8 +313,9 @@ impl StateSnapshot<'_> {
     /// Whether a list contains a node that must not be there.
     fn needs_cleanup(&self) -> bool {
         let state = self.view.state;
-        let crowds = state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
-        !state.closed && (crowds || state.listed().any(|node| self.is_dead(node)))
+        let is_full_with_waiters =
+            state.complete && state.participants.len() >= self.max() && !state.wait_list.is_empty();
+        !state.closed && (is_full_with_waiters || state.listed().any(|node| self.is_dead(node)))
     }
 
     fn membership_end(&self, members: &[Node]) -> Option<RoundEnd> {
@@ -321,7 +323,7 @@ impl StateSnapshot<'_> {
         let mut missing = members.iter().filter(|member| !state.participants.contains(member));
         let rejoins = missing.clone().find(|member| state.lists(member));
         let newcomer = || state.wait_list.first().filter(|_| state.participants.len() < self.max());
-        let gone = missing.find(|member| !state.lists(member)).cloned().map(RoundEnd::Gone);
+        let gone = missing.find(|member| !state.lists(member)).cloned().map(RoundEnd::MemberGone);
         gone.or_else(|| rejoins.cloned().map(RoundEnd::Rejoins))
             .or_else(|| newcomer().cloned().map(RoundEnd::Waits))
     }
@@ -332,16 +334,16 @@ impl StateSnapshot<'_> {
         }
         let mut draft = self.without_dead();
         remove_node(&mut draft, &self.local_node.node, self.min());
-        RoundStep::Write { state: draft, rings: true }
+        RoundStep::Write { state: draft, notifies: true }
     }
 
     /// Writes the changed state, or the heartbeats if they are due.
     fn write_or_wait(&self, mut draft: RendezvousState, deadline: Option<Instant>) -> RoundStep {
         let is_another = states_differ(self.view.state, &draft);
         if is_another || self.is_due() {
-            let rings = is_significant_change(self.view.state, &draft);
+            let notifies = is_significant_change(self.view.state, &draft);
             self.refresh_heartbeats(&mut draft, is_another);
-            return RoundStep::Write { state: draft, rings };
+            return RoundStep::Write { state: draft, notifies };
         }
         self.wait(deadline)
     }
@@ -367,10 +369,10 @@ impl StateSnapshot<'_> {
     /// Otherwise torchrun agents would declare them dead.
     fn refresh_heartbeats(&self, draft: &mut RendezvousState, is_another: bool) {
         let node = &self.local_node.node;
-        let is_meant = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
-        let meant: Vec<Node> = draft.listed().filter(is_meant).cloned().collect();
+        let is_disconnected = |other: &&Node| *other == node || (!is_another && self.is_ours(other));
+        let disconnected: Vec<Node> = draft.listed().filter(is_disconnected).cloned().collect();
         let stamp = self.torch_time();
-        for other in meant {
+        for other in disconnected {
             let same = self.view.state.last_heartbeats.get(&other) == Some(&stamp);
             // A heartbeat counts only if its value differs from the last one.
             draft.last_heartbeats.insert(other, Timestamp(stamp.0.saturating_add(i64::from(same))));

@@ -76,7 +76,7 @@ impl Unreached {
         match error {
             ClientError::Io(error) => Self::of_io(error),
             ClientError::Silent { .. } => Self::Silent,
-            ClientError::Stranger { said } => Self::AnotherProgram { program: describe_program(said) },
+            ClientError::AnotherProgram { said } => Self::AnotherProgram { program: describe_program(said) },
             ClientError::NoStore => Self::AnotherProgram { program: describe_program(&[]) },
             ClientError::Limit => Self::Other(error.to_string()),
         }

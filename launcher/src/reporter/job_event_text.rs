@@ -189,11 +189,11 @@ pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> 
 pub fn limit_event_text(event: &JobEvent) -> Option<String> {
     let workers = |live: &[LocalRank]| format!("{} worker{}", live.len(), plural(live.len()));
     Some(match event {
-        JobEvent::Stuck { worker: asleep, stuck_for, limit, live, grace } => format!(
+        JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, live, grace } => format!(
             "local rank {} (pid {}) has been stuck in the kernel for {:.1} s, the limit is {} s: waiting up to \
              {} s for {} to stop; no restart",
-            asleep.local_rank,
-            asleep.pid,
+            uninterruptible.local_rank,
+            uninterruptible.pid,
             stuck_for.as_secs_f64(),
             limit.as_secs_f64(),
             seconds(*grace),
@@ -353,7 +353,7 @@ mod tests {
         let mut spec = example();
         let grace = Duration::from_micros(2_500_001);
         spec.max_restarts = RestartCount(3);
-        let render = |happening| super::render(&happening, &spec, None).unwrap_or_default();
+        let render = |event| super::render(&event, &spec, None).unwrap_or_default();
         let (signal, live) = (Signal::SIGINT, vec![LocalRank(0)]);
         assert_eq!(
             render(JobEvent::Stopping { signal, worker_signal: signal, live, grace }),

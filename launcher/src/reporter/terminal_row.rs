@@ -1,7 +1,7 @@
 //! The visible part of one unfinished line in a terminal's row, as far as drawing it again needs it. Pure.
 
 /// Beyond this an unfinished line is wider than any terminal and is never drawn again.
-const LIMIT: usize = 8 * 1024;
+const MAX_LINE_BYTES: usize = 8 * 1024;
 
 /// The visible part of an unfinished line: the bytes since the last carriage return that was overwritten.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl TerminalRow {
                     self.text.clear();
                     self.is_overflowed = false;
                 }
-                self.is_overflowed |= self.text.len() + text.len() > LIMIT;
+                self.is_overflowed |= self.text.len() + text.len() > MAX_LINE_BYTES;
                 if !self.is_overflowed {
                     self.text.extend_from_slice(text);
                 }
@@ -137,6 +137,6 @@ mod tests {
         assert!(!row(&["\u{4f60}\u{597d}"]).fits(4));
         assert!(!row(&["\x1b[A up"]).fits(80));
         assert!(!row(&["back\x08"]).fits(80));
-        assert!(!row(&[&"x".repeat(LIMIT + 1)]).fits(usize::MAX));
+        assert!(!row(&[&"x".repeat(MAX_LINE_BYTES + 1)]).fits(usize::MAX));
     }
 }

@@ -254,12 +254,12 @@ fn failed_line(cause: &WorkerEnd, group: EventSubject<'_>) -> LogLine {
 }
 
 fn dstate_line(event: &JobEvent, group: EventSubject<'_>) -> Option<LogLine> {
-    let JobEvent::Stuck { worker: asleep, stuck_for, limit, .. } = event else { return None };
+    let JobEvent::Stuck { worker: uninterruptible, stuck_for, limit, .. } = event else { return None };
     let text = format!(
         "[{}] Worker pid={} stuck in uninterruptible sleep (D-state) for {:.1}s (>= {:.1}s); marking worker \
          group UNHEALTHY and disabling restarts.",
         group.spec.role,
-        asleep.pid,
+        uninterruptible.pid,
         stuck_for.as_secs_f64(),
         limit.as_secs_f64()
     );
@@ -332,11 +332,11 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     /// The texts of an event's lines, without their prefix; rank n has pid 100 + n.
-    fn rendered_lines(happening: &JobEvent) -> Vec<String> {
+    fn rendered_lines(event: &JobEvent) -> Vec<String> {
         let spec = LaunchSpec { max_restarts: RestartCount(3), ..example() };
         let pids = [0, 1, 2].map(|rank| (LocalRank(rank), Pid::from_raw(100 + i32::try_from(rank).unwrap())));
         let pids = pids.into_iter().collect();
-        let lines = lines_of(happening, EventSubject { spec: &spec, pids: &pids, round: None });
+        let lines = lines_of(event, EventSubject { spec: &spec, pids: &pids, round: None });
         lines.into_iter().map(|line| format!("{}{}", line.level.letter(), line.text)).collect()
     }
 
@@ -386,11 +386,17 @@ mod tests {
             rendered_lines(&JobEvent::Restarting { used: RestartCount(1) }),
             ["I[default] Worker group FAILED. 3/3 attempts left; will restart worker group"]
         );
-        let asleep =
+        let uninterruptible =
             crate::agent::dstate::UninterruptibleWorker { local_rank: LocalRank(0), pid: Pid::from_raw(100) };
         let (stuck_for, limit) = (Duration::from_millis(2_040), Duration::from_secs(2));
         assert_eq!(
-            rendered_lines(&JobEvent::Stuck { worker: asleep, stuck_for, limit, live: vec![], grace }),
+            rendered_lines(&JobEvent::Stuck {
+                worker: uninterruptible,
+                stuck_for,
+                limit,
+                live: vec![],
+                grace
+            }),
             [
                 "E[default] Worker pid=100 stuck in uninterruptible sleep (D-state) for 2.0s (>= 2.0s); marking \
               worker group UNHEALTHY and disabling restarts."

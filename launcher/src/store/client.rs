@@ -4,10 +4,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "a shell: the limit of a call is by the clock")]
 
+pub mod another_program;
 #[cfg(test)]
 pub(crate) mod blocking;
 mod open;
-pub mod stranger;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -423,7 +423,7 @@ pub enum ClientError {
     NoStore,
     /// The other end answers the first request and is not a store.
     #[error("what answers does not speak the store's protocol")]
-    Stranger {
+    AnotherProgram {
         /// Its first bytes, not fit for a terminal.
         said: Vec<u8>,
     },
@@ -439,7 +439,7 @@ impl ClientError {
         match self {
             Self::Silent { .. } => true,
             Self::Io(error) => error.kind() == io::ErrorKind::TimedOut,
-            Self::NoStore | Self::Stranger { .. } | Self::Limit => false,
+            Self::NoStore | Self::AnotherProgram { .. } | Self::Limit => false,
         }
     }
 
@@ -447,7 +447,7 @@ impl ClientError {
     /// the other addresses of its name may belong to no machine.
     fn says(&self) -> u8 {
         match self {
-            Self::NoStore | Self::Stranger { .. } => 4,
+            Self::NoStore | Self::AnotherProgram { .. } => 4,
             Self::Silent { .. } => 3,
             // A refusal comes from a machine; the other errors may come from an unused address.
             Self::Io(error) => match error.kind() {

@@ -124,9 +124,9 @@ fn probe_inherits_no_descriptor() {
         return;
     }
     let machine = Machine::gpus(1).with_fault("nvmlInit_v2", Fault::Hang);
-    let with_a_stranger = ["sh", "-c", "exec 9</dev/zero; exec \"$@\"", "sh"];
+    let with_open_file = ["sh", "-c", "exec 9</dev/zero; exec \"$@\"", "sh"];
     let launch =
-        launch_from_line("rankrun --devices 0 --probe-timeout 60").under(with_a_stranger).on(&machine);
+        launch_from_line("rankrun --devices 0 --probe-timeout 60").under(with_open_file).on(&machine);
     let opening = launch.opening();
     let job = launch.worker(["alive"]).start();
     opening.wait();

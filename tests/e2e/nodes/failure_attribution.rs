@@ -36,9 +36,9 @@ fn combinations() -> Vec<(u64, StoreKind, usize)> {
     }
     let mut all = Vec::new();
     for delay in [2, 20, 100] {
-        for meeting in [StoreKind::Dynamic, StoreKind::Static] {
+        for together in [StoreKind::Dynamic, StoreKind::Static] {
             for hosts in [2, 3] {
-                all.extend([(delay, meeting, hosts); 3]);
+                all.extend([(delay, together, hosts); 3]);
             }
         }
     }
@@ -65,11 +65,11 @@ fn failure_on_far_node_charges_its_restart() {
         return;
     }
     let mut done = 0;
-    for (delay, meeting, hosts) in combinations() {
+    for (delay, together, hosts) in combinations() {
         let Some(fleet) = fleet_with_delay(hosts, delay) else { return };
         let rank = hosts - 1;
         let start = |host| {
-            let launch = meeting.launch(Name::Rankrun, hosts, host).args(["--max-restarts", "3"]);
+            let launch = together.launch(Name::Rankrun, hosts, host).args(["--max-restarts", "3"]);
             fleet.on(host, training(launch, rank)).start()
         };
         let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());
@@ -78,7 +78,7 @@ fn failure_on_far_node_charges_its_restart() {
             assert_eq!(
                 restart_counts(outcome),
                 expected,
-                "{delay} ms, {meeting:?}, {hosts} hosts: {outcomes:?}"
+                "{delay} ms, {together:?}, {hosts} hosts: {outcomes:?}"
             );
         }
         outcomes[rank].expect_stderr("starting all workers again (restart 1 of 3)");
@@ -93,10 +93,11 @@ fn final_failure_on_far_node_is_named_on_every_node() {
     if !is_rankrun() {
         return;
     }
-    for (delay, meeting, hosts) in combinations() {
+    for (delay, together, hosts) in combinations() {
         let Some(fleet) = fleet_with_delay(hosts, delay) else { return };
         let rank = hosts - 1;
-        let start = |host| fleet.on(host, training(meeting.launch(Name::Rankrun, hosts, host), rank)).start();
+        let start =
+            |host| fleet.on(host, training(together.launch(Name::Rankrun, hosts, host), rank)).start();
         let outcomes: Vec<_> =
             fleet.hosts().map(start).collect::<Vec<_>>().into_iter().map(Job::wait).collect();
         for outcome in &outcomes {

@@ -99,14 +99,14 @@ fn different_max_restarts_is_reported_on_every_node() {
     if !is_rankrun() {
         return;
     }
-    for meeting in [
+    for together in [
         |_: usize| c10d(Name::Rankrun, ENDPOINT, "2"),
         |host| static_launch(Name::Rankrun, "th1", 2, host - 1),
     ] as [fn(usize) -> Launch; 2]
     {
         let Some(fleet) = Fleet::start(2) else { return };
         let start = |host: usize| {
-            let launch = meeting(host).args(["--max-restarts", &host.to_string()]);
+            let launch = together(host).args(["--max-restarts", &host.to_string()]);
             fleet.on(host, launch.worker(["seat", "sum"])).start()
         };
         let outcomes = assert_all_succeed(fleet.hosts().map(start).collect::<Vec<_>>());

@@ -51,7 +51,7 @@ pub(crate) fn static_launch(name: Name, master: &str, nodes: usize, node_rank: u
 }
 
 /// `rank of world, node of nodes` of each worker of these jobs, sorted.
-pub(crate) fn seats(outcomes: &[Outcome]) -> Vec<String> {
+pub(crate) fn placements_of(outcomes: &[Outcome]) -> Vec<String> {
     let lines = outcomes.iter().flat_map(|outcome| outcome.lines_with("seat rank="));
     let mut placements: Vec<_> = lines
         .map(|line| {

@@ -26,9 +26,9 @@ fn failed_worker_on_same_named_hosts_is_named_by_address() {
     if !is_rankrun() {
         return;
     }
-    for meeting in rendezvous_launches() {
+    for together in rendezvous_launches() {
         let Some(fleet) = hosts_of_one_name(2) else { return };
-        let start = |host: usize, steps: &[&str]| fleet.on(host, meeting(2, host).worker(steps)).start();
+        let start = |host: usize, steps: &[&str]| fleet.on(host, together(2, host).worker(steps)).start();
         let first = start(1, &["seat", "sum", "forever"]);
         let line = first.wait_for_line("1 of 2 is here: ");
         assert!(line.contains("vm") && line.contains("198.18.0.11"), "{line}");

@@ -3,7 +3,7 @@
 
 use harness::{Fleet, Gate, Job, Launch, Name, Scratch, is_soak};
 
-use super::{ENDPOINT, TIMES, assert_all_succeed, assert_two_nodes_succeed, c10d, seats};
+use super::{ENDPOINT, TIMES, assert_all_succeed, assert_two_nodes_succeed, c10d, placements_of};
 
 /// The roles of the hosts; the numbers are hosts.
 struct Mix {
@@ -29,8 +29,8 @@ fn run_two_rounds(mix: &Mix) {
     let jobs: Vec<Job> = fleet.hosts().map(start).collect();
     let outcomes = assert_all_succeed(jobs);
     let all = [0, 1, 2, 3].map(|rank| format!("{rank} of 4, node {rank} of 4"));
-    let twice: Vec<_> = all.iter().flat_map(|seat| [seat.clone(), seat.clone()]).collect();
-    assert_eq!(seats(&outcomes), twice);
+    let twice: Vec<_> = all.iter().flat_map(|placement| [placement.clone(), placement.clone()]).collect();
+    assert_eq!(placements_of(&outcomes), twice);
     for outcome in &outcomes {
         assert_eq!(outcome.lines_with("world=4 total=10").len(), 2, "{outcome}");
     }

@@ -5,7 +5,7 @@ use std::thread;
 
 use harness::{Fleet, Launch, Name, field, is_torchrun};
 
-use super::{ENDPOINT, assert_all_succeed, c10d, seats, static_launch};
+use super::{ENDPOINT, assert_all_succeed, c10d, placements_of, static_launch};
 
 /// The launchers that must make the same worlds: our two names; with the oracle, torchrun.
 fn run_for_each_launcher(run: impl Fn(Name) + Sync) {
@@ -32,7 +32,7 @@ fn run_world(launches: impl IntoIterator<Item = Launch>) -> Option<Vec<String>> 
         .collect();
     masters.dedup();
     assert_eq!(masters.len(), 1, "{masters:?}");
-    Some(seats(&outcomes))
+    Some(placements_of(&outcomes))
 }
 
 #[test]

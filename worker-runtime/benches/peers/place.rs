@@ -18,7 +18,7 @@ pub(crate) enum Place {
 }
 
 /// Addresses of the test hosts 0 and 1.
-const SEAT: &str = "198.18.0.10";
+const PLACE: &str = "198.18.0.10";
 const FIRST_HOST: &str = "198.18.0.11";
 
 impl Place {
@@ -31,7 +31,7 @@ impl Place {
     pub(super) fn store_address(self) -> &'static str {
         match self {
             Self::Here => "127.0.0.1",
-            Self::TwoHosts => SEAT,
+            Self::TwoHosts => PLACE,
         }
     }
 

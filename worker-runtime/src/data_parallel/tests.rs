@@ -164,9 +164,9 @@ fn failed_replica_is_named_after_others_finish() {
 }
 
 /// Returns its input once all replicas are in the call.
-struct Meeting(Arc<Barrier>);
+struct BarrierReplica(Arc<Barrier>);
 
-impl Replica for Meeting {
+impl Replica for BarrierReplica {
     type Input = Rows<i64>;
     type Output = Rows<i64>;
     type Parameters = ();
@@ -197,9 +197,9 @@ impl Replica for Meeting {
 
 #[test]
 fn replicas_run_concurrently() {
-    let meeting = Arc::new(Barrier::new(3));
+    let barrier = Arc::new(Barrier::new(3));
     let ids = DeviceIds::repeated(&Device::Cpu(0), std::num::NonZero::new(3).unwrap());
-    let mut model = DataParallel::new(ids, |_| Ok(Meeting(Arc::clone(&meeting)))).unwrap();
+    let mut model = DataParallel::new(ids, |_| Ok(BarrierReplica(Arc::clone(&barrier)))).unwrap();
     let output = model.forward(&batch(3)).unwrap();
     assert_eq!(output, batch(3));
     model.backward(&output).unwrap();

@@ -37,7 +37,7 @@ impl<M: Machine> World<'_, M> {
             Action::ProbeJoined { generation, local_ranks } => self.probe_joined(*generation, local_ranks),
             Action::CollectRanks { generation, reason, .. } => self.collect_ranks(*generation, *reason),
             Action::ProbeDevices { .. } => self.ask(Question::Devices),
-            Action::ReassignDevices { .. } => self.ask(Question::Seats),
+            Action::ReassignDevices { .. } => self.ask(Question::NewDevices),
             Action::ProbeProgress { .. } => self.ask(Question::Progress),
             Action::Join { .. } => {
                 self.rendezvous.join();
@@ -117,7 +117,7 @@ impl<M: Machine> World<'_, M> {
     }
 
     fn probe_joined(&mut self, generation: Generation, local_ranks: &[LocalRank]) {
-        let age = self.book.life.began.map_or(Duration::ZERO, |began| self.now - began);
+        let age = self.oracle.life.began.map_or(Duration::ZERO, |began| self.now - began);
         let has_joined =
             |rank: LocalRank| self.setup.joins[rank.0 as usize].is_some_and(|at| millis(at) <= age);
         let asked = self
@@ -141,13 +141,13 @@ impl<M: Machine> World<'_, M> {
 
     fn start(&mut self, generation: Generation) {
         let first_missing = self.first_missing(generation);
-        let left_out = self.setup.left_out.map(LocalRank);
-        for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != left_out) {
+        let external_worker = self.setup.external_worker.map(LocalRank);
+        for local_rank in (0..first_missing.0).map(LocalRank).filter(|rank| Some(*rank) != external_worker) {
             self.node.spawn(generation, local_rank, false);
         }
         if self.setup.start_fails.is_some_and(|(at, _)| at == generation.0) {
             self.queue.push_back(Input::StartFailed { generation, failed: first_missing });
-            self.book.life.start_pending = true;
+            self.oracle.life.start_pending = true;
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rankrun_contract::rank::LocalRank;
 
 use super::invariants::{Turn, Verdict, require};
-use super::oracle::{Book, Cause, Life, WINDOW};
+use super::oracle::{Cause, GenerationRecord, Oracle, WINDOW};
 use super::setup::{Policy, Rule, Wait, millis};
 use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::process::Exit;
@@ -46,7 +46,7 @@ pub(super) enum Why {
 
 impl Record {
     /// All workers start again, by a restart or because of other nodes.
-    pub(super) fn record_restart(&mut self, life: &Life, now: Instant, counts: bool) {
+    pub(super) fn record_restart(&mut self, life: &GenerationRecord, now: Instant, counts: bool) {
         self.lives.push((life.age(), counts));
         self.spans.push((life.span(now), counts));
     }
@@ -118,29 +118,29 @@ impl Rule {
 impl Turn<'_> {
     /// What is due now, if a generation has failed and its last worker is gone.
     pub(super) fn due_decision(&self) -> Option<Due> {
-        let book = self.book;
+        let oracle = self.oracle;
         let (local_rank, own) = blamed(self).filter(|_| !self.is_others())?;
         if matches!(self.cause(), Some(Cause::Stuck(_))) {
             return Some(Due::End(Why::Stuck));
         }
-        let policy = &book.setup.policy;
+        let policy = &oracle.setup.policy;
         let rule = policy.rules.iter().flatten().find(|rule| rule.matches(local_rank, own));
         if let Some(rule) = rule.filter(|rule| rule.then != RuleAction::Restart) {
             return Some(Due::End(Why::Rule(rule.then)));
         }
-        if policy.progress.is_some_and(|most| book.record.probes_without_progress() >= most) {
+        if policy.progress.is_some_and(|most| oracle.record.probes_without_progress() >= most) {
             return Some(Due::End(Why::NoProgress));
         }
-        let (base, age) = (self.decided_at(), book.life.age());
+        let (base, age) = (self.decided_at(), oracle.life.age());
         let wait =
-            policy.wait.map(|wait| wait.delay_range(book.record.used(policy, age))).unwrap_or_default();
+            policy.wait.map(|wait| wait.delay_range(oracle.record.used(policy, age))).unwrap_or_default();
         let held = self.held_until().unwrap_or(base);
         // Another invariant checks that it does not come before `held`.
         let (from, by) = (base + wait.0, (base + wait.1).max(held));
-        let lived = (age, book.life.span(self.now));
-        Some(match book.record.allows((policy, book.setup.max_restarts), lived) {
+        let lived = (age, oracle.life.span(self.now));
+        Some(match oracle.record.allows((policy, oracle.setup.max_restarts), lived) {
             false => Due::End(Why::Budget),
-            true if book.life.is_without_devices => Due::End(Why::Devices),
+            true if oracle.life.is_without_devices => Due::End(Why::Devices),
             true => Due::Restart { from, by },
         })
     }
@@ -150,21 +150,21 @@ impl Turn<'_> {
     pub(super) fn held_until(&self) -> Option<Instant> {
         let is_code = |exit: Exit| matches!(exit, Exit::Code(code) if code != 0);
         let (_, own) = blamed(self)?;
-        let codes = self.book.life.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
+        let codes = self.oracle.life.exits_since_cause().iter().filter(|end| is_code(end.exit)).count();
         let is_held = own.is_some_and(is_code) && codes > 1;
-        self.book.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
+        self.oracle.life.ended.filter(|_| is_held).map(|ended| ended + WINDOW)
     }
 
     /// When everything was known that the restart depends on; `now` while a part is open.
     fn decided_at(&self) -> Instant {
-        let life = &self.book.life;
-        let known = life.swept_at.filter(|_| self.book.open_question.is_none());
+        let life = &self.oracle.life;
+        let known = life.swept_at.filter(|_| self.oracle.open_question.is_none());
         known.map_or(self.now, |swept| life.last_answer.map_or(swept, |(_, answered)| answered.max(swept)))
     }
 
     /// Whether a restart may come too late for the time limit, and whether it certainly does.
     pub(super) fn restart_is_too_late(&self, due: Due) -> (bool, bool) {
-        let (Due::Restart { from, by }, Some(end)) = (due, self.book.time_limit_at()) else {
+        let (Due::Restart { from, by }, Some(end)) = (due, self.oracle.time_limit_at()) else {
             return (false, false);
         };
         (end <= by.max(self.now) + ROUNDING, end <= from.max(self.now))
@@ -177,14 +177,14 @@ fn blamed(turn: &Turn<'_>) -> Option<(LocalRank, Option<Exit>)> {
         Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
         _ => None,
     });
-    let end = said.or(turn.book.life.group_failed)?;
+    let end = said.or(turn.oracle.life.group_failed)?;
     let is_own = matches!(turn.cause(), Some(Cause::Failed(_))) && !is_exit_by_our_stop(turn, &end);
     Some((end.local_rank, is_own.then_some(end.exit)))
 }
 
 /// The worker ended after all were told to stop, so the stop may be the reason.
 fn is_exit_by_our_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
-    let life = &turn.book.life;
+    let life = &turn.oracle.life;
     let at = life.ends.iter().position(|other| other == end);
     let is_later = life.is_lost_peer || at.is_none_or(|at| at > life.ends_before && at >= life.ends_decided);
     let is_told = turn.node.by_pid(end.pid).is_some_and(|process| process.is_ended_by_us(end.exit));
@@ -193,7 +193,7 @@ fn is_exit_by_our_stop(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
     is_later && (is_told || may_be_told)
 }
 
-impl Life {
+impl GenerationRecord {
     /// Time from start to end without suspensions; zero for workers that never joined the store.
     fn age(&self) -> Duration {
         if matches!(self.cause, Some(Cause::NotJoined(_))) {
@@ -211,18 +211,18 @@ impl Life {
 
 /// A restart is within the budget and comes in its time.
 pub(super) fn budget_is_kept(turn: &Turn<'_>, at: Instant) -> Verdict {
-    let (book, policy) = (turn.book, &turn.book.setup.policy);
+    let (oracle, policy) = (turn.oracle, &turn.oracle.setup.policy);
     let is_within =
-        book.record.allows((policy, book.setup.max_restarts), (book.life.age(), book.life.span(at)));
-    require(is_within, || format!("a restart beyond the budget: {:?}", book.record))?;
+        oracle.record.allows((policy, oracle.setup.max_restarts), (oracle.life.age(), oracle.life.span(at)));
+    require(is_within, || format!("a restart beyond the budget: {:?}", oracle.record))?;
     let Some(Due::Restart { from, by }) = turn.due_decision() else { return Ok(()) };
     require(at + ROUNDING >= from, || format!("{:?} before the back-off is over", from - at))?;
-    require(at <= book.action_late_from(by), || format!("{:?} after the back-off is over", at - by))
+    require(at <= oracle.action_late_from(by), || format!("{:?} after the back-off is over", at - by))
 }
 
 /// A restart that is waited for has a deadline.
 pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
-    let book = turn.book;
+    let oracle = turn.oracle;
     let asks = |action: &Action| {
         matches!(
             action,
@@ -233,16 +233,16 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
         let is_done = matches!(action, Action::Start { .. } | Action::Join { .. } | Action::Finish(_));
         is_done || asks(action) || *action == Action::FindLostNode
     };
-    if book.finished || book.peers.is_joining || turn.actions.iter().any(moves) {
+    if oracle.finished || oracle.peers.is_joining || turn.actions.iter().any(moves) {
         return Ok(());
     }
-    if let Some(give_up_at) = book.question_expires_at() {
+    if let Some(give_up_at) = oracle.question_expires_at() {
         let is_awake = turn.deadline.is_some_and(|deadline| deadline <= give_up_at);
-        return require(is_awake && turn.now <= book.action_late_from(give_up_at), || {
+        return require(is_awake && turn.now <= oracle.action_late_from(give_up_at), || {
             format!("the look at the folder has no end, or a late one: {give_up_at:?}")
         });
     }
-    if book.open_question.is_some() {
+    if oracle.open_question.is_some() {
         return Ok(());
     }
     let Some(Due::Restart { by, .. }) = turn.due_decision() else { return Ok(()) };
@@ -252,14 +252,14 @@ pub(super) fn wait_has_an_end(turn: &Turn<'_>) -> Verdict {
             by.saturating_duration_since(turn.now)
         )
     })?;
-    require(turn.now <= book.action_late_from(by), || format!("the restart is {:?} late", turn.now - by))
+    require(turn.now <= oracle.action_late_from(by), || format!("the restart is {:?} late", turn.now - by))
 }
 
 /// Every restart that the policy grants is made: a machine that never restarts keeps every budget.
 pub(super) fn due_restarts_happen(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    if turn.book.stop_signal.is_some()
-        || turn.book.peers.over.is_some()
+    if turn.oracle.stop_signal.is_some()
+        || turn.oracle.peers.over.is_some()
         || end.failure.is_none()
         || !turn.given_up().is_empty()
     {
@@ -267,11 +267,11 @@ pub(super) fn due_restarts_happen(turn: &Turn<'_>) -> Verdict {
     }
     let Some(due @ Due::Restart { .. }) = turn.due_decision() else { return Ok(()) };
     require(turn.restart_is_too_late(due).0, || {
-        format!("the job ends, where a restart was due: {:?}", turn.book.record)
+        format!("the job ends, where a restart was due: {:?}", turn.oracle.record)
     })
 }
 
-impl Book {
+impl Oracle {
     /// Records what was found in the checkpoint folder.
     pub(super) fn saw_files(&mut self) {
         let files = self.setup.files_after(self.generation);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalRank;
 
 use super::invariants::{Turn, Verdict, require};
-use super::oracle::{Book, Cause};
+use super::oracle::{Cause, Oracle};
 use crate::agent::failure::{Failure, FailureKind, LostPeer};
 use crate::agent::message::{Action, JobEvent, WorkerEnd};
 use crate::exit_code::ExitStatus;
@@ -19,8 +19,8 @@ const SAME_MOMENT: Duration = Duration::from_millis(500);
 /// evidence.
 pub(super) fn invariant_5(turn: &Turn<'_>) -> Verdict {
     let cause = turn.cause();
-    let mut released = turn.book.life.released;
-    let mut blamed = turn.book.life.group_failed;
+    let mut released = turn.oracle.life.released;
+    let mut blamed = turn.oracle.life.group_failed;
     for action in turn.actions {
         match action {
             Action::ReleaseExternalWorker { reason, failed } => {
@@ -68,19 +68,19 @@ fn is_released_by(reason: StopReason, failed: Option<WorkerEnd>, cause: Option<C
 
 /// The report at the end is of the kind that came first.
 fn is_cause_reported(turn: &Turn<'_>, failure: Option<&Failure>, cause: Option<Cause>) -> Verdict {
-    let manner = failure.map(|failure| failure.kind);
+    let kind = failure.map(|failure| failure.kind);
     let is_told = matches!(
-        (cause, manner),
+        (cause, kind),
         (Some(Cause::Failed(_)), Some(FailureKind::Ended | FailureKind::EndedByStop))
             | (Some(Cause::Stuck(_)), Some(FailureKind::Stuck { .. }))
             | (Some(Cause::NotJoined(_)), Some(FailureKind::NotJoined { .. }))
             | (Some(Cause::Stop(_)) | None, None)
     );
-    require(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {manner:?}"))?;
+    require(is_told, || format!("{cause:?} was first, and a failure of this manner is told: {kind:?}"))?;
     let seen_before =
         |failure: &Failure| matches!(failure.kind, FailureKind::Stuck { .. } | FailureKind::NotJoined { .. });
     let Some(failure) = failure.filter(|failure| !seen_before(failure)) else { return Ok(()) };
-    let generation = turn.book.generation;
+    let generation = turn.oracle.generation;
     require(failure.generation == generation, || format!("it was {generation:?}"))?;
     let ours = failure
         .following_ends
@@ -100,7 +100,7 @@ fn is_ended_by_us(turn: &Turn<'_>, end: &WorkerEnd) -> bool {
 fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verdict {
     match cause {
         Some(Cause::Failed(first)) => {
-            require(is_evident(turn.book, end, first), || {
+            require(is_evident(turn.oracle, end, first), || {
                 format!("{first:?} was first, and {end:?} is blamed")
             })?;
             let is_ours = is_ended_by_us(turn, end) && end.error_file_info.is_none();
@@ -114,8 +114,8 @@ fn may_be_blamed(turn: &Turn<'_>, end: &WorkerEnd, cause: Option<Cause>) -> Verd
 }
 
 /// True if there is evidence to blame it instead of the exit that was seen first.
-fn is_evident(book: &Book, blamed: &WorkerEnd, first: LocalRank) -> bool {
-    let ends = book.life.exits_since_cause();
+fn is_evident(oracle: &Oracle, blamed: &WorkerEnd, first: LocalRank) -> bool {
+    let ends = oracle.life.exits_since_cause();
     let Some(seen_first) = ends.first() else { return false };
     let is_lost = |end: &WorkerEnd| {
         end.error_file_info.is_some_and(|it| it.lost_peer == Some(LostPeer::Here(blamed.local_rank)))

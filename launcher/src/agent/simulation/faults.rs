@@ -95,7 +95,7 @@ pub(super) enum Fault {
     IgnoresMissingProgress,
     ForgetsToRequeue,
     /// Counts suspended time as run time of the workers.
-    ForgetsTheHalt,
+    ForgetsSuspension,
     /// Lets a stop wait until the suspended job goes on.
     StaysSuspended,
     /// Lets the time limit wait until the suspended job goes on.
@@ -199,7 +199,7 @@ pub(super) const FAULTS: [(Fault, &str); 84] = [
     (Fault::NeverLooksForProgress, "7"),
     (Fault::IgnoresMissingProgress, "7"),
     (Fault::ForgetsToRequeue, "8"),
-    (Fault::ForgetsTheHalt, "window"),
+    (Fault::ForgetsSuspension, "window"),
     (Fault::StaysSuspended, "10"),
     (Fault::SuspendsPastTheLimit, "suspended"),
     (Fault::SparesTheSuspended, "suspended"),

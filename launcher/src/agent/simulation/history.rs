@@ -77,11 +77,11 @@ pub(super) enum What {
     /// The launcher gets a signal that is for the workers.
     Pass(Signal),
     /// A worker becomes uninterruptible: not even SIGKILL ends it.
-    FallsAsleep(u32),
+    BecomesUninterruptible(u32),
     /// An uninterruptible worker runs again.
     WakesUp(u32),
     /// The open question is answered: about the devices, the assignment of the remaining ones, or progress.
-    Answer { dead: bool, seats: Option<u32> },
+    Answer { dead: bool, new_devices: Option<u32> },
     /// The user starts the external worker by hand.
     StartsByHand,
     /// An event on the other nodes.
@@ -143,11 +143,11 @@ impl What {
                 by: random.pick(&[Way::Guard, Way::Guard, Way::Direct]),
             },
             23 => Self::Pass(Signal::SIGUSR1),
-            24 => Self::FallsAsleep(worker),
+            24 => Self::BecomesUninterruptible(worker),
             25 => Self::WakesUp(worker),
             26..29 => Self::Answer {
                 dead: random.one_in(2),
-                seats: random.pick(&[None, Some(1), Some(2), Some(MOST_WORKERS)]),
+                new_devices: random.pick(&[None, Some(1), Some(2), Some(MOST_WORKERS)]),
             },
             29 => Self::StartsByHand,
             30 => Self::HitsAll {

@@ -17,7 +17,7 @@ use super::budget::{Due, Why, budget_is_kept, due_restarts_happen, wait_has_an_e
 use super::causes::invariant_5;
 use super::limits::{limits_are_enforced, ranks_are_collected_before_the_stop, window_is_kept};
 use super::node::{Node, Process};
-use super::oracle::{Book, Cause, LENIENCY, Question};
+use super::oracle::{Cause, LENIENCY, Oracle, Question};
 use super::others::{others_are_heard, starts_are_of_their_rounds};
 use super::setup::Setup;
 use super::status::invariant_8;
@@ -33,7 +33,7 @@ const GIVE_UP_AFTER_KILL: Duration = Duration::from_secs(5);
 pub(super) struct Turn<'a> {
     pub(super) setup: &'a Setup,
     /// With the input, but without the machine's answer.
-    pub(super) book: &'a Book,
+    pub(super) oracle: &'a Oracle,
     pub(super) node: &'a Node,
     pub(super) now: Instant,
     pub(super) input: Option<&'a Input>,
@@ -215,7 +215,7 @@ pub(super) fn check_invariants(turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let broken: Vec<Broken> = INVARIANTS
         .iter()
         .filter(|invariant| !is_silent || invariant.of == Of::Silence)
-        .filter(|invariant| turn.book.suspended_at.is_none() || invariant.number == "suspended")
+        .filter(|invariant| turn.oracle.suspended_at.is_none() || invariant.number == "suspended")
         .filter_map(|invariant| (invariant.holds)(turn).err().map(|why| Broken { invariant, why }))
         .collect();
     if broken.is_empty() { Ok(()) } else { Err(broken) }
@@ -250,7 +250,7 @@ impl Turn<'_> {
 
     /// The workers of the current generation, except the external worker.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Process> {
-        self.node.launched_workers(self.book.generation)
+        self.node.launched_workers(self.oracle.generation)
     }
 
     fn is_sent(&self, process: &Process, wanted: Signal) -> bool {
@@ -266,14 +266,14 @@ impl Turn<'_> {
     }
 
     fn sweeps(&self, actions: &[Action]) -> bool {
-        let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.book.generation);
-        self.book.life.swept_at.is_some() || actions.iter().any(is_it)
+        let is_it = |action: &Action| matches!(action, Action::KillLeftovers { generation } if *generation == self.oracle.generation);
+        self.oracle.life.swept_at.is_some() || actions.iter().any(is_it)
     }
 
     /// Why the generation ends, as the machine was told or has just found out.
     pub(super) fn cause(&self) -> Option<Cause> {
-        let found = || self.actions.iter().find_map(|action| self.book.life.cause_in_action(action));
-        self.book.life.cause.or_else(found)
+        let found = || self.actions.iter().find_map(|action| self.oracle.life.cause_in_action(action));
+        self.oracle.life.cause.or_else(found)
     }
 
     pub(super) fn given_up(&self) -> &[LocalRank] {
@@ -281,7 +281,7 @@ impl Turn<'_> {
             Action::Emit(JobEvent::CannotEnd { local_ranks }) => Some(local_ranks),
             _ => None,
         });
-        said.unwrap_or(&self.book.life.given_up)
+        said.unwrap_or(&self.oracle.life.given_up)
     }
 }
 
@@ -290,7 +290,7 @@ fn invariant_1(turn: &Turn<'_>) -> Verdict {
     let Some(at) = turn.next_generation_at() else { return Ok(()) };
     let old = turn.node.processes.iter().find(|old| old.is_alive() && !old.is_external);
     require(old.is_none(), || format!("a generation begins, and {old:?} is alive"))?;
-    let is_swept = turn.book.starts == 0 || turn.sweeps(&turn.actions[..at]);
+    let is_swept = turn.oracle.starts == 0 || turn.sweeps(&turn.actions[..at]);
     require(is_swept, || "a generation begins before the old one's leftovers are killed".to_owned())
 }
 
@@ -302,11 +302,11 @@ fn invariant_2(turn: &Turn<'_>) -> Verdict {
         );
         looks || *action == Action::FindLostNode
     };
-    for ((at, generation, _), expected) in turn.starts().zip(turn.book.starts..) {
-        require(turn.book.ready, || "a start before anything was ready".to_owned())?;
+    for ((at, generation, _), expected) in turn.starts().zip(turn.oracle.starts..) {
+        require(turn.oracle.ready, || "a start before anything was ready".to_owned())?;
         require(generation.0 == expected, || format!("{generation:?} starts where {expected} was next"))?;
-        let has_seats = turn.book.open_question.is_none() && !turn.actions[..at].iter().any(asks);
-        require(has_seats, || "a start while something is being looked at".to_owned())?;
+        let is_answered = turn.oracle.open_question.is_none() && !turn.actions[..at].iter().any(asks);
+        require(is_answered, || "a start while something is being looked at".to_owned())?;
     }
     starts_are_of_their_rounds(turn)?;
     require(turn.starts().count() <= 1, || "two starts at once".to_owned())
@@ -322,7 +322,7 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
     let told = [&failure.first].into_iter().chain(failure.following_ends.iter().map(|other| &other.end));
     let mut told: Vec<LocalRank> = told.map(|end| end.local_rank).collect();
     let mut seen: Vec<LocalRank> =
-        turn.book.life.exits_since_cause().iter().map(|end| end.local_rank).collect();
+        turn.oracle.life.exits_since_cause().iter().map(|end| end.local_rank).collect();
     if let Some(Cause::Stuck(local_rank) | Cause::NotJoined(local_rank)) = turn.cause()
         && !seen.contains(&local_rank)
     {
@@ -334,8 +334,8 @@ fn invariant_3(turn: &Turn<'_>) -> Verdict {
 }
 
 fn invariant_4(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.book.life;
-    if turn.book.finished || turn.book.starts == 0 {
+    let life = &turn.oracle.life;
+    if turn.oracle.finished || turn.oracle.starts == 0 {
         return Ok(());
     }
     let sent = |wanted: fn(Signal) -> bool| {
@@ -386,7 +386,7 @@ fn invariant_4(turn: &Turn<'_>) -> Verdict {
 /// Also no restart before the back-off is over, and every granted restart is made.
 fn invariant_6(turn: &Turn<'_>) -> Verdict {
     for (_, _, restart_count) in turn.starts() {
-        let used = RestartCount(turn.book.peers.restarts);
+        let used = RestartCount(turn.oracle.peers.restarts);
         require(restart_count == used, || format!("{restart_count:?} is told after {used:?}"))?;
     }
     if turn.restarts() {
@@ -398,21 +398,21 @@ fn invariant_6(turn: &Turn<'_>) -> Verdict {
 /// Also no restart where a rule forbids it, or without progress.
 fn invariant_7(turn: &Turn<'_>) -> Verdict {
     let (starts, restarts) = (turn.goes_on(), turn.restarts());
-    let told = turn.book.stop_signal;
+    let told = turn.oracle.stop_signal;
     require(told.is_none() || !starts, || format!("a start after {told:?}"))?;
-    let is_late = turn.book.time_limit_at().is_some_and(|end| end <= turn.now);
+    let is_late = turn.oracle.time_limit_at().is_some_and(|end| end <= turn.now);
     require(!is_late || !starts, || "a start after the time limit".to_owned())?;
-    let is_over = turn.book.peers.over.is_some();
+    let is_over = turn.oracle.peers.over.is_some();
     require(!is_over || !starts, || "a start after the job is closed".to_owned())?;
     let due = if restarts { turn.due_decision() } else { None };
     let is_forbidden = matches!(due, Some(Due::End(why)) if why != Why::Budget);
     require(!is_forbidden, || format!("a start where {due:?}"))?;
-    let has_looked = matches!(turn.book.life.last_answer, Some((Question::Progress, _)));
+    let has_looked = matches!(turn.oracle.life.last_answer, Some((Question::Progress, _)));
     let is_unasked = restarts && turn.setup.policy.progress.is_some() && !has_looked;
     require(!is_unasked, || "a restart without a look for progress".to_owned())?;
-    let is_closed = turn.book.has_exited;
+    let is_closed = turn.oracle.has_exited;
     require(!is_closed || turn.actions.is_empty(), || format!("after the end: {:?}", turn.actions))?;
-    require(!turn.book.finished || !starts, || "a start after the outcome".to_owned())
+    require(!turn.oracle.finished || !starts, || "a start after the outcome".to_owned())
 }
 
 fn invariant_9(turn: &Turn<'_>) -> Verdict {
@@ -422,11 +422,11 @@ fn invariant_9(turn: &Turn<'_>) -> Verdict {
 
 fn invariant_10(turn: &Turn<'_>) -> Verdict {
     let Some(Input::StopRequested { signal, is_second: again }) =
-        turn.input.filter(|_| !turn.book.has_exited)
+        turn.input.filter(|_| !turn.oracle.has_exited)
     else {
         return Ok(());
     };
-    if turn.book.finished {
+    if turn.oracle.finished {
         return shutdown_is_cut_short(turn, *again);
     }
     let told = match (signal, turn.setup.interrupt) {
@@ -438,42 +438,42 @@ fn invariant_10(turn: &Turn<'_>) -> Verdict {
         process.is_alive() && !turn.is_sent(process, told) && !turn.is_sent(process, Signal::SIGKILL)
     });
     require(unanswered.is_none(), || format!("{told} does not reach {unanswered:?}"))?;
-    let somebody_stays = turn.book.life.start_pending || turn.workers().any(|process| !process.is_known());
+    let somebody_stays = turn.oracle.life.start_pending || turn.workers().any(|process| !process.is_known());
     require(somebody_stays || turn.finish().is_some(), || "no worker is left, and the job goes on".to_owned())
 }
 
 fn requested_restarts_happen(turn: &Turn<'_>) -> Verdict {
-    if turn.cause() != Some(Cause::Stop(StopReason::RestartRequest)) || turn.book.finished {
+    if turn.cause() != Some(Cause::Stop(StopReason::RestartRequest)) || turn.oracle.finished {
         return Ok(());
     }
     let runs_on =
         turn.workers().find(|process| process.is_alive() && !turn.is_sent(process, Signal::SIGTERM));
     require(runs_on.is_none(), || format!("a restart is requested, and {runs_on:?} was not told to stop"))?;
-    let is_late = turn.book.time_limit_at().is_some_and(|end| end <= turn.now);
-    let may_end = turn.book.stop_signal.is_some() || is_late || !turn.given_up().is_empty();
+    let is_late = turn.oracle.time_limit_at().is_some_and(|end| end <= turn.now);
+    let may_end = turn.oracle.stop_signal.is_some() || is_late || !turn.given_up().is_empty();
     require(turn.finish().is_none() || may_end, || "a restart is requested, and the job ends".to_owned())
 }
 
 /// The same once the job has its outcome.
 fn shutdown_is_cut_short(turn: &Turn<'_>, is_second: bool) -> Verdict {
-    let mut sweep = turn.book.sweep;
+    let mut sweep = turn.oracle.sweep;
     let was_asked = sweep.is_asked;
     for action in turn.actions {
         if let Action::SweepLeftovers { step } = action {
             sweep.record_step(*step);
         }
     }
-    if turn.book.is_reported {
+    if turn.oracle.is_reported {
         let exits = turn.actions.iter().any(|action| matches!(action, Action::Exit { .. }));
         return require(exits, || "the other nodes are awaited on".to_owned());
     }
-    let is_same = !is_second && turn.input_signal() == turn.book.stop_signal;
-    if turn.book.is_drained {
+    let is_same = !is_second && turn.input_signal() == turn.oracle.stop_signal;
+    if turn.oracle.is_drained {
         let is_usual = turn.deadline.is_some_and(|at| at <= turn.now + LENIENCY);
         let reports = turn.actions.contains(&Action::ReportOutcome);
         return require(is_same || is_usual || reports, || "the parent's file is awaited on".to_owned());
     }
-    if turn.book.sweep.is_over {
+    if turn.oracle.sweep.is_over {
         let goes_on = turn.actions.contains(&Action::WriteParentFile);
         return require(is_same || goes_on, || "the reader of the output is awaited on".to_owned());
     }
@@ -482,7 +482,7 @@ fn shutdown_is_cut_short(turn: &Turn<'_>, is_second: bool) -> Verdict {
 }
 
 fn external_worker_is_not_signalled(turn: &Turn<'_>) -> Verdict {
-    let Some(spared) = turn.setup.left_out.map(LocalRank) else { return Ok(()) };
+    let Some(spared) = turn.setup.external_worker.map(LocalRank) else { return Ok(()) };
     let is_touched = turn.actions.iter().any(|action| match action {
         Action::Signal { local_ranks, .. } | Action::ForwardSignal { local_ranks, .. } => {
             local_ranks.contains(&spared)

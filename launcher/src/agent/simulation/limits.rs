@@ -12,16 +12,16 @@ use crate::agent::message::{Action, Input, JobEvent};
 
 /// Nothing is done or said about such an exit, until the launcher is told to stop or the window is over.
 pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.book.life;
+    let life = &turn.oracle.life;
     let held_until = turn.held_until().filter(|until| turn.now < *until);
     require(held_until.is_none() || !turn.restarts(), || {
         format!("a signal to the whole group may come until {held_until:?}, and all start again")
     })?;
-    let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.book.finished) else {
+    let Some(suspect) = life.suspect.filter(|_| life.cause.is_none() && !turn.oracle.finished) else {
         return Ok(());
     };
     let until = suspect.at + WINDOW;
-    let until = turn.book.time_limit_at().map_or(until, |end| end.min(until));
+    let until = turn.oracle.time_limit_at().map_or(until, |end| end.min(until));
     let is_decided = turn.actions.iter().any(|action| match action {
         Action::ForwardSignal { .. }
         | Action::Suspend { .. }
@@ -55,13 +55,13 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
     require(turn.now >= until || !is_decided, || {
         format!("{suspect:?} may have got a signal to the whole group, and already: {:?}", turn.actions)
     })?;
-    require(turn.now <= turn.book.action_late_from(until) || is_decided, || {
+    require(turn.now <= turn.oracle.action_late_from(until) || is_decided, || {
         format!("no decision about {suspect:?}")
     })
 }
 
 pub(super) fn limits_are_enforced(turn: &Turn<'_>) -> Verdict {
-    if turn.book.began.is_none() || turn.book.finished {
+    if turn.oracle.began.is_none() || turn.oracle.finished {
         return Ok(());
     }
     time_limit_is_enforced(turn)?;
@@ -77,15 +77,15 @@ fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
     );
     require(!is_blamed, || "the warning has ended no worker".to_owned())?;
     let is_said = turn.actions.iter().any(is_up);
-    let Some(end) = turn.book.time_limit_at() else {
+    let Some(end) = turn.oracle.time_limit_at() else {
         return require(!is_said, || "there is no time limit".to_owned());
     };
     require(!is_said || turn.now >= end, || format!("{:?} too early", end - turn.now))?;
-    if turn.now <= turn.book.action_late_from(end) {
+    if turn.now <= turn.oracle.action_late_from(end) {
         return Ok(());
     }
     let tells = |action: &Action| matches!(action, Action::Signal { .. } | Action::Finish(_));
-    let is_stopped = turn.book.life.asked_at.is_some() || turn.actions.iter().any(tells);
+    let is_stopped = turn.oracle.life.asked_at.is_some() || turn.actions.iter().any(tells);
     let is_waited_for = turn.workers().any(|process| !process.is_known());
     require(is_stopped && (is_waited_for || turn.finish().is_some()), || {
         "the time limit is over, and the job goes on".to_owned()
@@ -93,39 +93,39 @@ fn time_limit_is_enforced(turn: &Turn<'_>) -> Verdict {
 }
 
 fn warning_is_sent(turn: &Turn<'_>) -> Verdict {
-    let book = turn.book;
+    let oracle = turn.oracle;
     let said =
         turn.actions.iter().filter(|action| matches!(action, Action::Emit(JobEvent::TimeIsShort { .. })));
     let said = said.count();
-    let Some(warned_at) = book.warned_at() else {
+    let Some(warned_at) = oracle.warned_at() else {
         return require(said == 0, || "no warning was asked for".to_owned());
     };
     if said > 0 {
-        require(said == 1 && book.warnings == 0, || "warned twice".to_owned())?;
+        require(said == 1 && oracle.warnings == 0, || "warned twice".to_owned())?;
         require(turn.now >= warned_at, || format!("warned {:?} too early", warned_at - turn.now))?;
         let unwarned =
             turn.workers().find(|process| process.is_alive() && !is_warned(turn, process.local_rank));
         return require(unwarned.is_none(), || format!("not warned: {unwarned:?}"));
     }
     // A worker that starts when the warning is due or later gets none.
-    let was_there = book.starts == 1 || book.life.began.is_some_and(|began| began < warned_at);
-    let runs = turn.cause().is_none() && book.life.settled_at.is_none();
-    let is_undisturbed = runs && book.time_limit_at().is_some_and(|end| turn.now < end);
-    let is_due = was_there && is_undisturbed && turn.now > book.action_late_from(warned_at);
-    require(!is_due || book.warnings > 0, || "the warning is overdue".to_owned())
+    let was_there = oracle.starts == 1 || oracle.life.began.is_some_and(|began| began < warned_at);
+    let runs = turn.cause().is_none() && oracle.life.settled_at.is_none();
+    let is_undisturbed = runs && oracle.time_limit_at().is_some_and(|end| turn.now < end);
+    let is_due = was_there && is_undisturbed && turn.now > oracle.action_late_from(warned_at);
+    require(!is_due || oracle.warnings > 0, || "the warning is overdue".to_owned())
 }
 
 fn is_warned(turn: &Turn<'_>, local_rank: LocalRank) -> bool {
     turn.actions.iter().any(|action| match action {
         Action::ForwardSignal { generation, local_ranks, signal } => {
-            *generation == turn.book.generation && *signal == WARNING && local_ranks.contains(&local_rank)
+            *generation == turn.oracle.generation && *signal == WARNING && local_ranks.contains(&local_rank)
         }
         _ => false,
     })
 }
 
 fn start_timeout_is_enforced(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.book.life;
+    let life = &turn.oracle.life;
     let looks = turn.actions.iter().filter(|action| matches!(action, Action::ProbeJoined { .. })).count();
     let Some(join_by) =
         life.joins_from.zip(turn.setup.start_limit).map(|(began, limit)| began + millis(limit))
@@ -138,13 +138,13 @@ fn start_timeout_is_enforced(turn: &Turn<'_>) -> Verdict {
     }
     let runs = turn.cause().is_none() && life.settled_at.is_none();
     let is_running = runs && life.suspect.is_none() && turn.finish().is_none();
-    let is_due = is_running && turn.now > turn.book.action_late_from(join_by);
+    let is_due = is_running && turn.now > turn.oracle.action_late_from(join_by);
     require(!is_due || life.join_probes > 0, || "no look at the joined workers".to_owned())
 }
 
 /// A missing worker counts as failed, unless it has ended otherwise.
 fn missing_worker_has_failed(turn: &Turn<'_>) -> Verdict {
-    let life = &turn.book.life;
+    let life = &turn.oracle.life;
     let is_running = life.cause.is_none() && life.suspect.is_none();
     let missing: Vec<LocalRank> = match turn.input {
         Some(Input::JoinedProbed { missing, .. }) if is_running && !turn.is_stale => {
@@ -175,7 +175,7 @@ pub(super) fn ranks_are_collected_before_the_stop(turn: &Turn<'_>) -> Verdict {
     let is_collected = |action: &Action| matches!(action, Action::CollectRanks { .. });
     let Some(at) = turn.actions.iter().position(is_collected) else { return Ok(()) };
     let is_signal = |action: &Action| matches!(action, Action::Signal { .. });
-    let is_early = turn.book.life.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
+    let is_early = turn.oracle.life.asked_at.is_none() && !turn.actions[..at].iter().any(is_signal);
     require(is_early, || "the ranks are collected when they were told to stop".to_owned())?;
     require(!turn.actions[at + 1..].iter().any(is_collected), || "the ranks are collected twice".to_owned())
 }

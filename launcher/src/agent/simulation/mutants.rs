@@ -290,7 +290,7 @@ impl Mutant {
     fn signal_external_worker(&self, actions: &mut [Action]) {
         for action in actions {
             if let Action::Signal { local_ranks, .. } = action {
-                local_ranks.extend(self.setup.left_out.map(LocalRank));
+                local_ranks.extend(self.setup.external_worker.map(LocalRank));
             }
         }
     }
@@ -398,7 +398,7 @@ impl Machine for Mutant {
     }
 
     fn handle(&mut self, now: Instant, input: Input) -> Vec<Action> {
-        if let (Fault::ForgetsTheHalt, Input::ResumeRequested, Some(suspension)) =
+        if let (Fault::ForgetsSuspension, Input::ResumeRequested, Some(suspension)) =
             (self.fault, &input, &mut self.real.suspension)
         {
             suspension.since = now;

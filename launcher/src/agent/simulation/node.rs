@@ -30,7 +30,7 @@ pub(super) struct Process {
 pub(super) enum Being {
     Awake,
     /// It is uninterruptible (state `D`).
-    Asleep,
+    Uninterruptible,
     /// It has ended, and the machine does not know yet.
     Gone,
     /// The machine was told of its exit.
@@ -56,11 +56,11 @@ pub(super) struct Ended {
 
 impl Process {
     pub(super) const fn is_alive(&self) -> bool {
-        matches!(self.state, Being::Awake | Being::Asleep)
+        matches!(self.state, Being::Awake | Being::Uninterruptible)
     }
 
     pub(super) const fn is_uninterruptible(&self) -> bool {
-        matches!(self.state, Being::Asleep)
+        matches!(self.state, Being::Uninterruptible)
     }
 
     pub(super) const fn is_known(&self) -> bool {

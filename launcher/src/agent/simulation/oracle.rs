@@ -26,7 +26,7 @@ pub(super) const WINDOW: Duration = Duration::from_millis(500);
 /// The record of one history.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that come one after the other")]
-pub(super) struct Book {
+pub(super) struct Oracle {
     pub(super) setup: Setup,
     pub(super) ready: bool,
     /// When the first workers were started.
@@ -58,14 +58,14 @@ pub(super) struct Book {
     pub(super) is_reported: bool,
     pub(super) record: Record,
     pub(super) peers: Known,
-    pub(super) life: Life,
+    pub(super) life: GenerationRecord,
 }
 
 /// The answer that the machine waits for when no worker runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Question {
     Devices,
-    Seats,
+    NewDevices,
     Progress,
     LostNode,
 }
@@ -73,7 +73,7 @@ pub(super) enum Question {
 /// The record of one generation.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that come in any order and combination")]
-pub(super) struct Life {
+pub(super) struct GenerationRecord {
     pub(super) began: Option<Instant>,
     /// A worker that ended by a signal that may be about to reach the launcher too: nothing may follow from
     /// it at first.
@@ -157,7 +157,7 @@ impl SweepRecord {
     }
 }
 
-impl Book {
+impl Oracle {
     pub(super) fn new(setup: &Setup) -> Self {
         Self {
             setup: *setup,
@@ -180,7 +180,7 @@ impl Book {
             is_reported: false,
             record: Record::default(),
             peers: Known::default(),
-            life: Life::default(),
+            life: GenerationRecord::default(),
         }
     }
 
@@ -258,8 +258,10 @@ impl Book {
                 let refuses = self.setup.unhealthy == Some(Unhealthy::Refuse);
                 self.life.is_without_devices = refuses && !checkup.dead.is_empty();
             }
-            Input::DevicesReassigned { result: seating, .. } if self.record_answer(Question::Seats, now) => {
-                self.life.is_without_devices = seating.is_err();
+            Input::DevicesReassigned { result: assignment, .. }
+                if self.record_answer(Question::NewDevices, now) =>
+            {
+                self.life.is_without_devices = assignment.is_err();
             }
             Input::ProgressProbed { .. } if self.record_answer(Question::Progress, now) => self.saw_files(),
             Input::DeadlinePassed if self.question_expires_at().is_some_and(|end| end <= now) => {
@@ -312,7 +314,7 @@ impl Book {
     fn record_restart_request(&mut self, node: &Node, now: Instant) {
         let runs = node.launched_workers(self.generation).any(|process| !process.is_known());
         let is_free = self.life.suspect.is_none() && self.life.swept_at.is_none();
-        let may_run = runs || self.life.start_pending || self.setup.left_out.is_some();
+        let may_run = runs || self.life.start_pending || self.setup.external_worker.is_some();
         if self.starts > 0 && !self.setup.others && may_run && is_free && self.stop_signal.is_none() {
             self.life.set_cause(Cause::Stop(StopReason::RestartRequest), now);
         }
@@ -333,7 +335,11 @@ impl Book {
             Action::Start { generation, .. } => {
                 self.starts += 1;
                 self.generation = *generation;
-                self.life = Life { began: Some(now), joins_from: Some(now), ..Life::default() };
+                self.life = GenerationRecord {
+                    began: Some(now),
+                    joins_from: Some(now),
+                    ..GenerationRecord::default()
+                };
                 self.began.get_or_insert(now);
             }
             Action::Signal { signal, .. } => {
@@ -348,7 +354,7 @@ impl Book {
                 (self.open_question, self.asked_at) = (Some(Question::Progress), Some(now))
             }
             Action::ProbeDevices { .. } => self.open_question = Some(Question::Devices),
-            Action::ReassignDevices { .. } => self.open_question = Some(Question::Seats),
+            Action::ReassignDevices { .. } => self.open_question = Some(Question::NewDevices),
             Action::ProbeJoined { .. } => self.life.join_probes += 1,
             Action::Emit(JobEvent::TimeIsShort { .. }) => {
                 self.warnings += 1;
@@ -410,7 +416,7 @@ impl Book {
     }
 }
 
-impl Life {
+impl GenerationRecord {
     fn record_failure(&mut self, end: &WorkerEnd, may_hit_launcher: bool, now: Instant) {
         if self.cause.is_some() || self.suspect.is_some() {
             return;
@@ -458,7 +464,9 @@ impl Life {
     /// A cause that the machine finds out by itself.
     pub(super) fn cause_in_action(&self, action: &Action) -> Option<Cause> {
         match action {
-            Action::Emit(JobEvent::Stuck { worker: asleep, .. }) => Some(Cause::Stuck(asleep.local_rank)),
+            Action::Emit(JobEvent::Stuck { worker: uninterruptible, .. }) => {
+                Some(Cause::Stuck(uninterruptible.local_rank))
+            }
             Action::Emit(JobEvent::NotJoined { missing, .. }) => {
                 missing.first().copied().map(Cause::NotJoined)
             }
@@ -476,13 +484,13 @@ impl Life {
     }
 }
 
-impl Book {
+impl Oracle {
     /// When the machine stops waiting for the answer to its question.
     pub(super) fn question_expires_at(&self) -> Option<Instant> {
         let longest = match self.open_question? {
             Question::Progress => LONGEST_LOOK,
             Question::LostNode => LONGEST_LOST_NODE_QUERY,
-            Question::Devices | Question::Seats => return None,
+            Question::Devices | Question::NewDevices => return None,
         };
         self.asked_at.map(|asked| asked + longest)
     }

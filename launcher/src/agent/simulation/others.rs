@@ -9,7 +9,7 @@ use rankrun_contract::rank::{LocalRank, NodeCount, NodeRank, Rank, WorldSize};
 use super::history::Random;
 use super::invariants::{Turn, Verdict, require};
 use super::node::{Node, Process};
-use super::oracle::{Book, Cause, Life, Question};
+use super::oracle::{Cause, GenerationRecord, Oracle, Question};
 use super::setup::millis;
 use crate::agent::failure::LostPeer;
 use crate::agent::message::{Action, Input, JobEvent, PeerNotice, WorkerEnd};
@@ -206,7 +206,7 @@ pub(super) enum PeerFailure {
     NodeLost,
 }
 
-impl Life {
+impl GenerationRecord {
     fn peer_failed(&mut self, failed: &WorkerFailure) {
         match (self.peer, failed.lost_peer) {
             (Some(PeerFailure::NodeLost), _) => {}
@@ -231,7 +231,7 @@ pub(super) struct Known {
     pub(super) all_succeeded: bool,
 }
 
-impl Book {
+impl Oracle {
     /// Records an input about other nodes, just before the machine gets it.
     pub(super) fn enter_elsewhere(&mut self, input: &Input, now: Instant) {
         let is_in_a_round = self.starts > 0 && !self.peers.is_joining;
@@ -297,7 +297,7 @@ impl Book {
 impl Turn<'_> {
     /// The workers of this node ended because of another node.
     pub(super) fn is_others(&self) -> bool {
-        let life = &self.book.life;
+        let life = &self.oracle.life;
         match self.cause() {
             Some(Cause::Stop(StopReason::Membership | StopReason::EndedElsewhere)) => true,
             Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)) => {
@@ -310,7 +310,7 @@ impl Turn<'_> {
     /// Another node has reported the possible cause of the failure here. A failure that lost no peer is not
     /// caused by one that did.
     fn is_told_elsewhere(&self) -> bool {
-        match self.book.life.peer {
+        match self.oracle.life.peer {
             Some(PeerFailure::Own | PeerFailure::NodeLost) => true,
             Some(PeerFailure::Lost(_)) => self.lost_elsewhere(),
             None => false,
@@ -323,8 +323,8 @@ impl Turn<'_> {
             Action::Emit(JobEvent::GroupFailed { cause }) => Some(*cause),
             _ => None,
         });
-        let first = || self.book.life.exits_since_cause().first().copied();
-        let blamed = said.or(self.book.life.group_failed).or_else(first);
+        let first = || self.oracle.life.exits_since_cause().first().copied();
+        let blamed = said.or(self.oracle.life.group_failed).or_else(first);
         blamed
             .and_then(|end| end.error_file_info)
             .is_some_and(|it| matches!(it.lost_peer, Some(LostPeer::Elsewhere(_))))
@@ -334,15 +334,15 @@ impl Turn<'_> {
     fn fails_beside_another(&self) -> bool {
         let is_failure =
             matches!(self.cause(), Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-        let is_node_lost = self.book.life.peer == Some(PeerFailure::NodeLost);
+        let is_node_lost = self.oracle.life.peer == Some(PeerFailure::NodeLost);
         let is_own = self.is_told_elsewhere() && !self.lost_elsewhere() && !is_node_lost;
-        is_failure && is_own && !self.book.life.is_blamed_elsewhere
+        is_failure && is_own && !self.oracle.life.is_blamed_elsewhere
     }
 
     /// If all start again: whether the workers of this node see a further restart, and whether its budget pays.
     pub(super) fn costs(&self) -> (bool, bool) {
         let is_own = self.restarts() || self.fails_beside_another();
-        let is_by_worker = matches!(self.book.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
+        let is_by_worker = matches!(self.oracle.life.peer, Some(PeerFailure::Own | PeerFailure::Lost(_)));
         let is_jobs = self.setup.cli_flavor == CliFlavor::Rankrun && is_by_worker;
         (is_own || self.is_requested(), is_own || is_jobs)
     }
@@ -350,7 +350,7 @@ impl Turn<'_> {
     /// All workers start again by the restart policy.
     pub(super) fn restarts(&self) -> bool {
         let joins = self.actions.iter().any(|action| matches!(action, Action::Join { .. }));
-        self.book.starts > 0 && joins && !self.is_others() && !self.is_requested()
+        self.oracle.starts > 0 && joins && !self.is_others() && !self.is_requested()
     }
 
     /// The user wants all workers to start again.
@@ -373,7 +373,7 @@ impl Turn<'_> {
 /// A start is for the last completed round, and for no other.
 pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
     let told = match turn.input {
-        Some(Input::Joined(round)) if turn.book.peers.round == Some(round.number) => Some(round.number),
+        Some(Input::Joined(round)) if turn.oracle.peers.round == Some(round.number) => Some(round.number),
         _ => None,
     };
     for action in turn.actions {
@@ -384,8 +384,8 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
             })?;
         }
         if let Action::Join { .. } = action {
-            require(turn.book.ready, || "it joins before anything is ready".to_owned())?;
-            let is_asked = turn.book.open_question.is_some();
+            require(turn.oracle.ready, || "it joins before anything is ready".to_owned())?;
+            let is_asked = turn.oracle.open_question.is_some();
             require(!is_asked, || "it joins while something is being looked at".to_owned())?;
         }
     }
@@ -394,39 +394,40 @@ pub(super) fn starts_are_of_their_rounds(turn: &Turn<'_>) -> Verdict {
 
 /// An event on another node ends the round here at once, and the other nodes are told of events here at once.
 pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
-    if turn.book.finished {
+    if turn.oracle.finished {
         return Ok(());
     }
-    let (book, finish) = (turn.book, turn.finish());
-    let is_up = book.time_limit_at().is_some_and(|end| end <= turn.now);
+    let (oracle, finish) = (turn.oracle, turn.finish());
+    let is_up = oracle.time_limit_at().is_some_and(|end| end <= turn.now);
     match turn.input {
-        Some(Input::Changed(_) | Input::Over(_)) if book.starts > 0 && !book.peers.is_joining => {
+        Some(Input::Changed(_) | Input::Over(_)) if oracle.starts > 0 && !oracle.peers.is_joining => {
             let untold = turn.workers().find(|process| process.is_alive() && process.signals.is_empty());
             let tells = turn.actions.iter().any(|action| matches!(action, Action::Signal { .. }));
             require(untold.is_none() || tells, || format!("the round is over, and {untold:?} runs on"))?;
         }
         _ => {}
     }
-    let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !book.life.start_pending;
+    let is_nobody_left = || !turn.workers().any(|process| !process.is_known()) && !oracle.life.start_pending;
     if matches!(turn.input, Some(Input::Over(_))) && is_nobody_left() {
         require(finish.is_some(), || "the job is over and no worker is left, and it goes on".to_owned())?;
     }
-    if matches!(turn.input, Some(Input::Joined(_))) && book.stop_signal.is_none() {
+    if matches!(turn.input, Some(Input::Joined(_))) && oracle.stop_signal.is_none() {
         require(turn.goes_on() || finish.is_some(), || {
             "a round is complete, and no worker starts".to_owned()
         })?;
     }
     if matches!(turn.input, Some(Input::AllSucceeded))
-        && book.life.cause.is_none()
-        && book.stop_signal.is_none()
+        && oracle.life.cause.is_none()
+        && oracle.stop_signal.is_none()
     {
         require(finish.is_some(), || "all have succeeded, and the job goes on".to_owned())?;
     }
-    if matches!(turn.input, Some(Input::LostNodeFound(Some(_)))) && book.life.is_blamed_elsewhere && !is_up {
+    if matches!(turn.input, Some(Input::LostNodeFound(Some(_)))) && oracle.life.is_blamed_elsewhere && !is_up
+    {
         require(turn.goes_on() || finish.is_some(), || {
             "it is another node's doing, and nothing is done".to_owned()
         })?;
-        let ends = finish.is_some() && book.peers.over.is_none() && book.stop_signal.is_none();
+        let ends = finish.is_some() && oracle.peers.over.is_none() && oracle.stop_signal.is_none();
         require(!ends, || "it is another node's doing, and the job ends".to_owned())?;
     }
     the_failure_is_told(turn)?;
@@ -447,9 +448,9 @@ pub(super) fn others_are_heard(turn: &Turn<'_>) -> Verdict {
 /// The failure is reported as soon as it is known.
 fn the_failure_is_told(turn: &Turn<'_>) -> Verdict {
     let tells = turn.actions.iter().any(|action| matches!(action, Action::TellFailure { .. }));
-    let (was, is) = (turn.book.life.is_failure_reported, turn.cause());
+    let (was, is) = (turn.oracle.life.is_failure_reported, turn.cause());
     let is_own = matches!(is, Some(Cause::Failed(_) | Cause::Stuck(_) | Cause::NotJoined(_)));
-    let is_known = turn.book.peers.over.is_some() || turn.is_told_elsewhere();
+    let is_known = turn.oracle.peers.over.is_some() || turn.is_told_elsewhere();
     let is_settled =
         turn.actions.iter().any(|action| matches!(action, Action::Emit(JobEvent::GroupFailed { .. })));
     require(!tells || is_own && (!was || is_settled), || {

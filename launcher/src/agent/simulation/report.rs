@@ -103,7 +103,7 @@ fn simpler_setups(setup: &Setup) -> impl Iterator<Item = Setup> + use<'_> {
         Setup { files: plain.files, ..*setup },
         Setup { interrupt: plain.interrupt, ..*setup },
         Setup { unhealthy: None, ..*setup },
-        Setup { left_out: None, ..*setup },
+        Setup { external_worker: None, ..*setup },
         Setup { leftover_wait: None, ..*setup },
         Setup { leftover: None, ..*setup },
         Setup { is_output_read: true, ..*setup },
@@ -145,7 +145,7 @@ fn simpler_policies(policy: Policy) -> impl Iterator<Item = Policy> {
 
 /// One worker less, as long as the external worker keeps its place.
 fn without_one(setup: &Setup) -> u32 {
-    setup.workers.saturating_sub(1).max(1).max(setup.left_out.map_or(1, |rank| rank + 1))
+    setup.workers.saturating_sub(1).max(1).max(setup.external_worker.map_or(1, |rank| rank + 1))
 }
 
 fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
@@ -160,7 +160,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
             ]
         }
         What::Wait(_) => vec![What::NextMoment],
-        What::FallsAsleep(worker) => vec![What::FallsAsleep(worker.saturating_sub(1))],
+        What::BecomesUninterruptible(worker) => vec![What::BecomesUninterruptible(worker.saturating_sub(1))],
         What::WakesUp(worker) => vec![What::WakesUp(worker.saturating_sub(1))],
         What::HitsAll { signal, code, launcher } if launcher != 0 => {
             vec![What::HitsAll { signal, code, launcher: 0 }]

@@ -39,7 +39,7 @@ pub(super) struct Setup {
     pub(super) stuck_limit: Option<u32>,
     pub(super) interrupt: Interrupt,
     pub(super) unhealthy: Option<Unhealthy>,
-    pub(super) left_out: Option<u32>,
+    pub(super) external_worker: Option<u32>,
     /// How long processes that outlive a success are awaited; `None` if they are left alone.
     pub(super) leftover_wait: Option<u32>,
     /// The reader of the workers' output reads it.
@@ -131,7 +131,7 @@ impl Setup {
         stuck_limit: None,
         interrupt: Interrupt::Listed,
         unhealthy: None,
-        left_out: None,
+        external_worker: None,
         leftover_wait: None,
         leftover: None,
         is_output_read: true,
@@ -149,7 +149,7 @@ impl Setup {
 
     pub(super) fn random(random: &mut Random) -> Self {
         let workers = 1 + random.below(MOST_WORKERS);
-        let left_out = random.one_in(5).then(|| random.below(workers));
+        let external_worker = random.one_in(5).then(|| random.below(workers));
         let Self { mut tempers, mut joins, mut files, mut graces, .. } = Self::PLAIN;
         tempers.iter_mut().for_each(|temper| *temper = Temper::random(random));
         joins.iter_mut().for_each(|joins| *joins = random.pick(&[Some(0), Some(0), Some(150), None]));
@@ -173,7 +173,7 @@ impl Setup {
             stuck_limit: random.one_in(4).then(|| random.pick(&[5, 150, 400])),
             interrupt: random.pick(&[Interrupt::Listed, Interrupt::Listed, Interrupt::Unlisted]),
             unhealthy: random.pick(&[None, None, Some(Unhealthy::Refuse), Some(Unhealthy::Exclude)]),
-            left_out,
+            external_worker,
             leftover_wait: None,
             leftover: None,
             is_output_read: true,
@@ -224,7 +224,7 @@ impl Setup {
             stop_signals: self.stop_signals(),
             interrupt: self.interrupt,
             unhealthy: self.unhealthy,
-            external_worker: self.left_out.map(LocalRank),
+            external_worker: self.external_worker.map(LocalRank),
             ..rules(self.workers, self.max_restarts, self.cli_flavor)
         }
     }

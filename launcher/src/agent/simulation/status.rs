@@ -19,8 +19,8 @@ use crate::spec::stop::StopReason;
 
 pub(super) fn invariant_8(turn: &Turn<'_>) -> Verdict {
     let Some(end) = turn.finish() else { return Ok(()) };
-    require(end.stopped_by == turn.book.stop_signal, || {
-        format!("told to stop by {:?}, it says {:?}", turn.book.stop_signal, end.stopped_by)
+    require(end.stopped_by == turn.oracle.stop_signal, || {
+        format!("told to stop by {:?}, it says {:?}", turn.oracle.stop_signal, end.stopped_by)
     })?;
     let (status, other) = status(turn, end);
     require([status, other].contains(&end.status), || format!("{:?} where {status:?} is due", end.status))?;
@@ -34,20 +34,20 @@ fn status(turn: &Turn<'_>, end: &JobOutcome) -> (ExitStatus, ExitStatus) {
     let (setup, cause) = (turn.setup, turn.cause());
     let both = |code| (ExitStatus::Code(code), ExitStatus::Code(code));
     let of_limit = if setup.cli_flavor == CliFlavor::Rankrun { TIME_LIMIT } else { LAUNCHER_FAILED };
-    let plain = plain_status(setup, turn.book.starts > 0, end);
-    let is_up = turn.book.time_limit_at().is_some_and(|up| up <= turn.now);
+    let plain = plain_status(setup, turn.oracle.starts > 0, end);
+    let is_up = turn.oracle.time_limit_at().is_some_and(|up| up <= turn.now);
     let or_of_limit = |status| (status, if is_up { ExitStatus::Code(of_limit) } else { status });
-    match (&turn.book.peers.over, end.stopped_by) {
+    match (&turn.oracle.peers.over, end.stopped_by) {
         _ if cause == Some(Cause::Stop(StopReason::TimeLimit)) => return both(of_limit),
         (Some(RendezvousEnd::NotNeeded), None) => return or_of_limit(ExitStatus::SUCCESS),
         (Some(RendezvousEnd::ByRule { rule, .. }), None) => return or_of_limit(due_by(rule.then)),
         (Some(_), None) => return or_of_limit(ExitStatus::Code(LAUNCHER_FAILED)),
         // A restart is granted, and the other nodes are awaited: only the time limit ends that.
-        (None, None) if turn.book.peers.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
+        (None, None) if turn.oracle.peers.is_joining || matches!(turn.input, Some(Input::Joined(_))) => {
             return both(of_limit);
         }
         (None, None) if turn.is_others() => return or_of_limit(plain),
-        (None, None) if cause.is_none() && !turn.book.peers.all_succeeded => {
+        (None, None) if cause.is_none() && !turn.oracle.peers.all_succeeded => {
             return both(of_limit);
         }
         _ => {}

@@ -9,13 +9,13 @@ use crate::agent::message::{Action, Input};
 use crate::rendezvous::MembershipChange;
 
 pub(super) fn suspension_is_kept(turn: &Turn<'_>) -> Verdict {
-    if turn.book.resumes {
+    if turn.oracle.resumes {
         let goes_on = matches!(turn.actions.first(), Some(Action::Resume { .. }));
         return require(goes_on, || "the processes stay stopped".to_owned());
     }
-    let Some(since) = turn.book.suspended_at else { return Ok(()) };
-    let limit = turn.book.time_limit_at().filter(|_| !turn.book.finished);
-    require(limit.is_none_or(|end| turn.now <= turn.book.action_late_from(end.max(since))), || {
+    let Some(since) = turn.oracle.suspended_at else { return Ok(()) };
+    let limit = turn.oracle.time_limit_at().filter(|_| !turn.oracle.finished);
+    require(limit.is_none_or(|end| turn.now <= turn.oracle.action_late_from(end.max(since))), || {
         "the time limit is over, and the job stays suspended".to_owned()
     })?;
     let is_due = match (turn.input, turn.actions) {
@@ -30,7 +30,7 @@ pub(super) fn suspension_is_kept(turn: &Turn<'_>) -> Verdict {
 /// The inputs that the machine leaves in its queue.
 pub(super) fn check_waiting_inputs(queue: &VecDeque<Input>, turn: &Turn<'_>) -> Result<(), Vec<Broken>> {
     let is_stop = |input: &Input| matches!(input, Input::StopRequested { .. });
-    if let Some(waiting) = queue.front().filter(|_| turn.book.suspended_at.is_none()) {
+    if let Some(waiting) = queue.front().filter(|_| turn.oracle.suspended_at.is_none()) {
         return Err(vec![Broken::by_number("10", format!("{waiting:?} waits"))]);
     }
     if queue.iter().any(is_stop) {
@@ -39,7 +39,7 @@ pub(super) fn check_waiting_inputs(queue: &VecDeque<Input>, turn: &Turn<'_>) -> 
     let is_cut_off = |input: &Input| matches!(input, Input::Changed(MembershipChange::CutOff { .. }));
     let spared =
         turn.workers().find(|process| process.is_alive() && !process.signals.contains(&Signal::SIGKILL));
-    match spared.filter(|_| queue.iter().any(is_cut_off) && !turn.book.finished) {
+    match spared.filter(|_| queue.iter().any(is_cut_off) && !turn.oracle.finished) {
         Some(spared) => {
             Err(vec![Broken::by_number("suspended", format!("the lease is over for {spared:?}"))])
         }

@@ -15,7 +15,7 @@ use super::history::{Event, History, Stale, Way, What, Wrote};
 use super::invariants::{Broken, Turn, check_invariants};
 use super::mutants::Machine;
 use super::node::{Being, Ended, Node};
-use super::oracle::{Book, Question};
+use super::oracle::{Oracle, Question};
 use super::others::{ELSEWHERE, Elsewhere, Rendezvous, lost_node};
 use super::setup::{MOST_WORKERS, Setup, checkup, millis};
 use super::suspension::check_waiting_inputs;
@@ -35,7 +35,7 @@ const MAX_TURNS: u32 = 2_000;
 pub(super) struct World<'a, M> {
     pub(super) setup: &'a Setup,
     machine: M,
-    pub(super) book: Book,
+    pub(super) oracle: Oracle,
     pub(super) node: Node,
     pub(super) rendezvous: Rendezvous,
     pub(super) queue: VecDeque<Input>,
@@ -57,7 +57,7 @@ pub(super) fn run_history(
     let mut world = World {
         setup,
         machine,
-        book: Book::new(setup),
+        oracle: Oracle::new(setup),
         node: Node::default(),
         rendezvous: Rendezvous::default(),
         queue: VecDeque::new(),
@@ -86,7 +86,7 @@ fn origin() -> Instant {
 impl<M: Machine> World<'_, M> {
     fn run_events(&mut self, events: &[Event]) -> Result<(), Vec<Broken>> {
         for event in events {
-            if self.book.has_exited {
+            if self.oracle.has_exited {
                 return Ok(());
             }
             self.apply_choice(event.what)?;
@@ -128,9 +128,9 @@ impl<M: Machine> World<'_, M> {
             }
             What::RequestRestart => self.queue.push_back(Input::RestartRequested),
             What::Pass(signal) => self.queue.push_back(Input::SignalForwarded { signal }),
-            What::FallsAsleep(worker) => {
+            What::BecomesUninterruptible(worker) => {
                 if let Some(process) = self.node.living(worker, |process| !process.is_uninterruptible()) {
-                    process.state = Being::Asleep;
+                    process.state = Being::Uninterruptible;
                 }
             }
             What::WakesUp(worker) => {
@@ -138,7 +138,7 @@ impl<M: Machine> World<'_, M> {
                     process.state = Being::Awake;
                 }
             }
-            What::Answer { dead, seats } => self.answer_question(dead, seats),
+            What::Answer { dead, new_devices } => self.answer_question(dead, new_devices),
             What::StartsByHand => self.start_external_worker(),
             What::Elsewhere(what) => self.apply_remote_event(what),
             What::Stale(kind) => self.send_stale_input(kind),
@@ -166,16 +166,17 @@ impl<M: Machine> World<'_, M> {
             self.run_turn()?;
             self.wait_until(self.now + between)?;
         }
-        if launcher >= 0 && !self.book.has_exited { self.apply_choice(stop) } else { Ok(()) }
+        if launcher >= 0 && !self.oracle.has_exited { self.apply_choice(stop) } else { Ok(()) }
     }
 
-    pub(super) fn answer_question(&mut self, dead: bool, seats: Option<u32>) {
-        let generation = self.book.generation;
+    pub(super) fn answer_question(&mut self, dead: bool, new_devices: Option<u32>) {
+        let generation = self.oracle.generation;
         let input = match self.unanswered.take() {
             Some(Question::Devices) => Input::DevicesProbed { generation, report: checkup(dead) },
-            Some(Question::Seats) => {
-                let seating = seats.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
-                Input::DevicesReassigned { generation, result: seating }
+            Some(Question::NewDevices) => {
+                let assignment =
+                    new_devices.and_then(LocalWorldSize::new).ok_or_else(|| "no seats".to_owned());
+                Input::DevicesReassigned { generation, result: assignment }
             }
             Some(Question::Progress) => {
                 let fingerprint =
@@ -197,11 +198,11 @@ impl<M: Machine> World<'_, M> {
 
     /// The user can start the external worker from the start of its generation until the sweep.
     fn start_external_worker(&mut self) {
-        let Some(local_rank) = self.setup.left_out.map(LocalRank) else { return };
-        let (generation, life) = (self.book.generation, &self.book.life);
+        let Some(local_rank) = self.setup.external_worker.map(LocalRank) else { return };
+        let (generation, life) = (self.oracle.generation, &self.oracle.life);
         let is_there =
             self.node.processes.iter().any(|process| process.is_external && process.generation == generation);
-        let is_prepared = self.book.starts > 0 && local_rank < self.first_missing(generation);
+        let is_prepared = self.oracle.starts > 0 && local_rank < self.first_missing(generation);
         if is_prepared && !is_there && life.swept_at.is_none() && life.released.is_none() {
             let pid = self.node.spawn(generation, local_rank, true);
             self.queue.push_back(Input::ExternalWorkerStarted { generation, local_rank, pid });
@@ -211,11 +212,11 @@ impl<M: Machine> World<'_, M> {
     /// The first local rank that a start of this generation does not provide.
     pub(super) fn first_missing(&self, generation: Generation) -> LocalRank {
         let failed = self.setup.start_fails.filter(|(at, _)| *at == generation.0).map(|(_, rank)| rank);
-        LocalRank(failed.unwrap_or(self.book.next_workers).min(self.book.next_workers))
+        LocalRank(failed.unwrap_or(self.oracle.next_workers).min(self.oracle.next_workers))
     }
 
     fn send_stale_input(&mut self, kind: Stale) {
-        let Some(before) = self.book.generation.0.checked_sub(1) else { return };
+        let Some(before) = self.oracle.generation.0.checked_sub(1) else { return };
         let (generation, local_rank, pid) = (Generation(before), LocalRank(0), Pid::from_raw(100));
         let at = self.wall_clock();
         self.queue.push_back(match kind {
@@ -259,7 +260,7 @@ impl<M: Machine> World<'_, M> {
         let at = self.wall_clock();
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
             let by_hand = self.node.by_pid(pid).is_some_and(|process| process.is_external);
-            if by_hand && (self.book.life.swept_at.is_some() || generation != self.book.generation) {
+            if by_hand && (self.oracle.life.swept_at.is_some() || generation != self.oracle.generation) {
                 // The external worker's exit is no longer awaited.
                 continue;
             }
@@ -279,14 +280,15 @@ impl<M: Machine> World<'_, M> {
 
     fn next_moment(&self) -> Option<Instant> {
         let wake = self.machine.deadline().map(|deadline| deadline + millis(self.setup.late));
-        let ends = self.node.next_end().filter(|_| self.book.suspended_at.is_none());
+        let ends = self.node.next_end().filter(|_| self.oracle.suspended_at.is_none());
         wake.into_iter().chain(ends).min()
     }
 
     /// Time passes, and everything that is due on the way happens.
     fn wait_until(&mut self, target: Instant) -> Result<(), Vec<Broken>> {
         for _ in 0..MAX_TURNS {
-            let Some(moment) = self.next_moment().filter(|moment| *moment <= target && !self.book.has_exited)
+            let Some(moment) =
+                self.next_moment().filter(|moment| *moment <= target && !self.oracle.has_exited)
             else {
                 self.now = self.now.max(target);
                 return self.check_invariants(None, &[]);
@@ -300,7 +302,7 @@ impl<M: Machine> World<'_, M> {
 
     /// One turn of the agent's loop.
     fn run_turn(&mut self) -> Result<(), Vec<Broken>> {
-        if self.book.suspended_at.is_none() {
+        if self.oracle.suspended_at.is_none() {
             let ended = self.node.end_due_processes(self.now);
             self.push_exits(ended);
             if self.node.end_due_leftover(self.now) {
@@ -311,12 +313,12 @@ impl<M: Machine> World<'_, M> {
             self.queue.push_back(Input::DeadlinePassed);
         }
         while let Some(input) = self.machine.next_input(self.now, &mut self.queue) {
-            if let (Input::ResumeRequested, Some(since)) = (&input, self.book.suspended_at) {
+            if let (Input::ResumeRequested, Some(since)) = (&input, self.oracle.suspended_at) {
                 self.node.add_suspended_time(self.now - since);
             }
-            self.book.record_input(&input, &mut self.node, self.now);
+            self.oracle.record_input(&input, &mut self.node, self.now);
             let shown = self.transcript.is_some().then(|| format!("{input:?}"));
-            let is_stale = self.book.is_stale(&input);
+            let is_stale = self.oracle.is_stale(&input);
             let before = self.machine.deadline();
             let actions = self.machine.handle(self.now, input.clone());
             self.append_transcript(shown, &actions);
@@ -324,13 +326,13 @@ impl<M: Machine> World<'_, M> {
             let costs = self.turn_of(Some((&input, is_stale, before)), &actions).costs();
             for action in actions {
                 if matches!(action, Action::Join { .. }) {
-                    self.book.record_join(costs, self.now);
+                    self.oracle.record_join(costs, self.now);
                 }
-                self.book.record_action(&action, self.now);
+                self.oracle.record_action(&action, self.now);
                 self.perform(&action);
             }
-            self.book.close_turn();
-            if self.book.has_exited {
+            self.oracle.close_turn();
+            if self.oracle.has_exited {
                 self.queue.clear();
             }
         }
@@ -360,7 +362,7 @@ impl<M: Machine> World<'_, M> {
     ) -> Turn<'b> {
         Turn {
             setup: self.setup,
-            book: &self.book,
+            oracle: &self.oracle,
             node: &self.node,
             now: self.now,
             input: input.map(|(input, ..)| input),
@@ -374,20 +376,20 @@ impl<M: Machine> World<'_, M> {
     /// Every history ends with a stop by the user, and nothing follows the end.
     fn finish_history(&mut self) -> Result<(), Vec<Broken>> {
         let signal = Signal::SIGTERM;
-        if !self.book.has_exited {
+        if !self.oracle.has_exited {
             self.apply_choice(What::Stop { signal, by: Way::Guard })?;
             self.run_turn()?;
             self.wait_until(self.now + self.setup.longest_grace() + Duration::from_secs(6))?;
         }
-        if !self.book.has_exited {
+        if !self.oracle.has_exited {
             self.apply_choice(What::Stop { signal, by: Way::Guard })?;
             self.run_turn()?;
             self.wait_until(self.now + Duration::from_secs(6))?;
         }
-        if !self.book.has_exited {
+        if !self.oracle.has_exited {
             return Err(vec![Broken::by_the_deadline("it never comes".to_owned())]);
         }
-        let (generation, at) = (self.book.generation, self.wall_clock());
+        let (generation, at) = (self.oracle.generation, self.wall_clock());
         let (local_rank, pid) = (LocalRank(0), Pid::from_raw(100));
         let end =
             WorkerEnd { local_rank, pid, exit: Exit::Code(1), at, error_file_info: None, foreign_kill: None };

@@ -159,8 +159,8 @@ impl State {
         let said = Action::Emit(JobEvent::TimeIsUp { limit, by_warning, live: ours, grace });
         // Said at once, but not before the running workers get the stop signal.
         let at = usize::from(matches!(actions.first(), Some(Action::Signal { .. })));
-        let told = self.report_stop_to_peers(StopReason::TimeLimit);
-        told.into_iter().chain(ranks).chain(insert_action(actions, at, said)).collect()
+        let notices = self.report_stop_to_peers(StopReason::TimeLimit);
+        notices.into_iter().chain(ranks).chain(insert_action(actions, at, said)).collect()
     }
 
     fn on_time_limit(&mut self, now: Instant) -> Vec<Action> {
@@ -175,7 +175,7 @@ impl State {
             }
             JobPhase::Checking {
                 failure,
-                step: CheckStep::Seats { wait } | CheckStep::Progress { wait },
+                step: CheckStep::Devices { wait } | CheckStep::Progress { wait },
                 ..
             } => self.restart_at(now, now + wait, failure),
             JobPhase::Blaming { failure, .. }

@@ -78,8 +78,8 @@ impl State {
         self.peers.first_failure = None;
         let place = NodeSlot { node: round.node_rank, base: round.base_rank };
         self.history.record_joined(place, now.saturating_duration_since(since));
-        let is_news = !is_first && (had_peers || self.peers.has_peers());
-        let said = is_news.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
+        let is_reported = !is_first && (had_peers || self.peers.has_peers());
+        let said = is_reported.then(|| Action::Emit(JobEvent::Rejoined { round: round.clone() }));
         said.into_iter().chain([self.start_generation(now, round)]).collect()
     }
 
@@ -133,7 +133,7 @@ impl State {
         if let Some(note) = change.reported_failure() {
             // A note from before a lost node was detected was not the cause, nor is a failure that lost a
             // peer.
-            let is_first = self.peers.first_failure.as_ref().is_none_or(|told| note.overrides(told));
+            let is_first = self.peers.first_failure.as_ref().is_none_or(|reported| note.overrides(reported));
             if matches!(note, FailureNote::NodeLost { .. }) || is_first {
                 self.peers.first_failure = Some(note);
             }
@@ -151,9 +151,10 @@ impl State {
         let lost = self.peers.first_failure.as_ref().and_then(FailureNote::lost_peer);
         let is_lost = lost == Some(PeerLoss::Rank(self.history.rank_of(end.local_rank)));
         let is_stopped = self.is_exit_by_our_signal(end.exit) || self.rules.is_exit_by_stop_signal(end.exit);
-        let has_told = end.error_file_info.is_some_and(|error_file_info| error_file_info.lost_peer.is_none());
+        let has_reported =
+            end.error_file_info.is_some_and(|error_file_info| error_file_info.lost_peer.is_none());
         let is_cause =
-            is_lost && !end.exit.is_success() && !end.has_lost_remote_peer() && (!is_stopped || has_told);
+            is_lost && !end.exit.is_success() && !end.has_lost_remote_peer() && (!is_stopped || has_reported);
         let is_over = self.stopped_by.is_some() || self.peers.remote_end.is_some();
         if reason != StopReason::Membership || !is_cause || is_over {
             return None;
@@ -238,15 +239,15 @@ impl State {
 
     /// Reports the failure to the other nodes at once, unless they know its cause.
     pub(super) fn report_failure_to_peers(&self, end: WorkerEnd) -> Option<Action> {
-        let is_news = self.peers.remote_end.is_none() && !self.is_caused_by_peer(end);
-        is_news.then_some(Action::TellFailure { end })
+        let is_reported = self.peers.remote_end.is_none() && !self.is_caused_by_peer(end);
+        is_reported.then_some(Action::TellFailure { end })
     }
 
     /// True if another node has reported the cause of such a failure. A failure that lost no peer is not a
     /// consequence of a failure that lost one.
     pub(super) fn is_caused_by_peer(&self, end: WorkerEnd) -> bool {
-        let told = self.peers.first_failure.as_ref();
-        told.is_some_and(|told| told.lost_peer().is_none() || end.has_lost_remote_peer())
+        let reported = self.peers.first_failure.as_ref();
+        reported.is_some_and(|reported| reported.lost_peer().is_none() || end.has_lost_remote_peer())
     }
 
     /// This node stops its workers and then leaves: the other nodes may be unable to go on without it.
@@ -393,7 +394,7 @@ impl State {
     /// How the job ended on another node, and its first failure there.
     pub(super) fn remote_end_and_cause(&self) -> (Option<RendezvousEnd>, Option<FailureNote>) {
         let over = self.peers.remote_end.as_ref().map(|over| over.end.clone());
-        let told = match &over {
+        let reported = match &over {
             // A failure that a rule counts as success is not the job's cause.
             Some(RendezvousEnd::ByRule { rule, .. }) if rule.is_success() => return (over, None),
             Some(RendezvousEnd::Closed { failure } | RendezvousEnd::ByRule { failure, .. }) => {
@@ -401,17 +402,17 @@ impl State {
             }
             _ => None,
         };
-        let first = told.or_else(|| self.peers.first_failure.clone()).filter(|_| over.is_some());
+        let first = reported.or_else(|| self.peers.first_failure.clone()).filter(|_| over.is_some());
         (over, first)
     }
 
     /// What the other nodes are told when this node ends badly. A node that leaves does not close the job:
     /// the others may go on.
     pub(super) const fn peer_notice(&self, failure: Option<&Failure>) -> PeerNotice {
-        let is_told = self.stopped_by.is_some()
+        let is_explained = self.stopped_by.is_some()
             || self.time_limit_timer.has_ended_job()
             || self.peers.remote_end.is_some();
-        if !is_told && (failure.is_some() || self.peers.cannot_start) {
+        if !is_explained && (failure.is_some() || self.peers.cannot_start) {
             PeerNotice::Failed
         } else {
             PeerNotice::Left

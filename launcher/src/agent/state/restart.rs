@@ -34,7 +34,7 @@ impl State {
         let (failure, mut actions) = self.settle_failure(failure);
         actions.extend(match (failure, reason) {
             (Some(failure), _) => match self.resolve_peer_cause(now, &failure) {
-                Some(told) => told,
+                Some(actions) => actions,
                 None => self.check_devices_or_decide(now, failure),
             },
             (None, StopReason::Membership) => self.rejoin(now),
@@ -87,7 +87,11 @@ impl State {
         }
         match self.decide_restart(now, &failure) {
             Decision::Restart { at } if self.rules.unhealthy == Some(Unhealthy::Exclude) => {
-                self.start_check(now, failure, CheckStep::Seats { wait: at.saturating_duration_since(now) });
+                self.start_check(
+                    now,
+                    failure,
+                    CheckStep::Devices { wait: at.saturating_duration_since(now) },
+                );
                 actions.push(Action::ReassignDevices { generation });
             }
             Decision::Restart { .. } => {
@@ -104,11 +108,11 @@ impl State {
         &mut self,
         now: Instant,
         generation: Generation,
-        seating: Result<LocalWorldSize, String>,
+        result: Result<LocalWorldSize, String>,
     ) -> Vec<Action> {
-        let granted = |step| if let CheckStep::Seats { wait } = step { Some(wait) } else { None };
+        let granted = |step| if let CheckStep::Devices { wait } = step { Some(wait) } else { None };
         let Some((failure, wait)) = self.take_check(generation, granted) else { return Vec::new() };
-        match seating {
+        match result {
             Ok(workers) => {
                 self.rules.workers = workers;
                 let said = Action::Emit(JobEvent::DevicesReassigned { workers });
@@ -154,7 +158,7 @@ impl State {
             return self.on_progress_probed(now, self.generation, None);
         }
         vec![Action::Emit(match step {
-            CheckStep::Condition | CheckStep::Seats { .. } => JobEvent::CheckingDevices,
+            CheckStep::Condition | CheckStep::Devices { .. } => JobEvent::CheckingDevices,
             CheckStep::Progress { .. } => JobEvent::LookingForProgress,
         })]
     }

@@ -34,8 +34,8 @@ impl State {
                 let ours = live.clone();
                 let actions = self.stop_workers(now, live, StopReason::Signal(signal), None);
                 let said = self.stopping_event(now, signal, &ours);
-                let told = self.report_stop_to_peers(StopReason::Signal(signal));
-                told.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
+                let notices = self.report_stop_to_peers(StopReason::Signal(signal));
+                notices.into_iter().chain(ranks).chain(insert_action(actions, 1, said)).collect()
             }
             phase @ JobPhase::Stopping { stage: StopStage::Asked { .. }, .. } => {
                 self.phase = phase;
@@ -93,10 +93,10 @@ impl State {
     }
 
     fn stopping_event(&self, now: Instant, signal: Signal, live: &BTreeSet<LocalRank>) -> Action {
-        let (told, grace) = (self.rules.worker_signal(signal), self.remaining_grace(now));
+        let (worker_signal, grace) = (self.rules.worker_signal(signal), self.remaining_grace(now));
         Action::Emit(JobEvent::Stopping {
             signal,
-            worker_signal: told,
+            worker_signal,
             live: self.without_external_worker(live),
             grace,
         })

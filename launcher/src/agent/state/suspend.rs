@@ -42,7 +42,7 @@ impl State {
         // While devices are checked, only probes run.
         let is_probing = matches!(
             self.phase,
-            JobPhase::Checking { step: CheckStep::Condition | CheckStep::Seats { .. }, .. }
+            JobPhase::Checking { step: CheckStep::Condition | CheckStep::Devices { .. }, .. }
         );
         if self.is_suspended() || self.phase == JobPhase::Finished {
             return Vec::new();

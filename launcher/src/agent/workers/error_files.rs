@@ -24,7 +24,7 @@ impl WorkerGroup {
             return Vec::new();
         }
         let rank = |local_rank: LocalRank| {
-            self.placements.get(local_rank.index()).map_or(Rank(local_rank.0), |seat| seat.rank)
+            self.placements.get(local_rank.index()).map_or(Rank(local_rank.0), |placement| placement.rank)
         };
         peers::group(
             self.error_files.iter().map(|(local_rank, file)| (rank(*local_rank), &file.report)),

@@ -91,7 +91,7 @@ impl WorkerGroup {
     /// The note on a failure for the other nodes.
     pub(in crate::agent) fn failure_note(&self, end: &WorkerEnd) -> Option<FailureNote> {
         let round = self.round.as_ref()?;
-        let seat = self.placements.get(end.local_rank.index())?;
+        let placement = self.placements.get(end.local_rank.index())?;
         let file = self.error_files.get(&end.local_rank);
         let worker = WorkerId { generation: self.generation, local_rank: end.local_rank };
         let of_disk = || {
@@ -102,10 +102,10 @@ impl WorkerGroup {
         let is_shared = round.nodes > NodeCount::ONE;
         Some(FailureNote::Worker(WorkerFailure {
             node: self.own_node_name()?,
-            rank: seat.rank,
+            rank: placement.rank,
             local_rank: end.local_rank,
             pid: end.pid.as_raw(),
-            ended: end_in_words(end, seat.rank),
+            ended: end_in_words(end, placement.rank),
             message,
             lost_peer: end
                 .error_file_info
@@ -137,8 +137,8 @@ impl WorkerGroup {
     }
 
     fn lost_peer(&self, rank: Rank) -> LostPeer {
-        let seat = self.placements.iter().find(|seat| seat.rank == rank);
-        seat.map_or(LostPeer::Elsewhere(rank), |seat| LostPeer::Here(seat.local_rank))
+        let placement = self.placements.iter().find(|placement| placement.rank == rank);
+        placement.map_or(LostPeer::Elsewhere(rank), |placement| LostPeer::Here(placement.local_rank))
     }
 
     /// The error file of this worker, and its path.

@@ -46,7 +46,8 @@ impl FolderRequest {
         let routes = self.placements.iter().map(|placement| self.routes(placement, attempt.as_ref()));
         let routes: Vec<_> = routes.collect();
         let started = self.placements.iter().zip(&routes);
-        let started = started.filter(|(seat, _)| self.spec.external_worker != Some(seat.local_rank));
+        let started =
+            started.filter(|(placement, _)| self.spec.external_worker != Some(placement.local_rank));
         let started = started.map(|(_, routes)| routes);
         let files = LogFiles::open(started, attempt.as_ref(), &self.spec.logs.duplicates);
         Ok(GenerationFolders { attempt, routes, files })

@@ -18,8 +18,8 @@ impl WorkerGroup {
         local_ranks: &[LocalRank],
     ) -> Vec<UninterruptibleWorker> {
         let workers = local_ranks.iter().filter_map(|rank| self.pids.get_key_value(rank));
-        let asleep = workers.map(|(&local_rank, &pid)| UninterruptibleWorker { local_rank, pid });
-        asleep.filter(|worker| is_in_dstate(worker.pid)).collect()
+        let uninterruptible = workers.map(|(&local_rank, &pid)| UninterruptibleWorker { local_rank, pid });
+        uninterruptible.filter(|worker| is_in_dstate(worker.pid)).collect()
     }
 
     /// Those of the workers that have not joined the store in this generation, neither directly nor by a live

@@ -163,11 +163,11 @@ fn own_and_other_users_have_separate_findings() {
             "note: busy with your own process: pid 1 `python`, 12.5 GiB",
         ]
     );
-    let crowd = DeviceState {
+    let state = DeviceState {
         processes: (1..=5).map(|pid| process(pid, Some(7))).collect(),
         ..DeviceState::default()
     };
-    let text = finding_texts(&card(crowd)).remove(0);
+    let text = finding_texts(&card(state)).remove(0);
     assert!(text.starts_with("warning: busy with another user's processes: pid 1 `python`"), "{text}");
     assert!(text.ends_with("pid 3 `python`, 12.5 GiB; and 2 more"), "{text}");
 }

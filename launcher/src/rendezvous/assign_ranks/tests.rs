@@ -1,7 +1,7 @@
 //! Several agents as threads, over a real store on the loopback.
 
 mod beside_torchrun;
-mod deputy;
+mod delegate;
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -122,7 +122,7 @@ impl Agent {
         }
     }
 
-    fn join(&mut self, meeting: &StoreServer, round: u64, members: &Members) -> RanksResult {
+    fn join(&mut self, server: &StoreServer, round: u64, members: &Members) -> RanksResult {
         let index = members.iter().position(|(node, _)| node.addr == self.name).unwrap();
         let exchange = RankExchange {
             keys: keys(),
@@ -137,13 +137,13 @@ impl Agent {
             training_store: Arc::clone(&self.store.store),
             address_cache: self.cache.clone(),
         };
-        run(meeting, &exchange)
+        run(server, &exchange)
     }
 }
 
 /// The exchange over a connection of its own.
-fn run(meeting: &StoreServer, exchange: &RankExchange) -> RanksResult {
-    let mut client = connect(meeting);
+fn run(server: &StoreServer, exchange: &RankExchange) -> RanksResult {
+    let mut client = connect(server);
     client.runtime.block_on(assign_ranks(&mut client.client, exchange))
 }
 
@@ -193,14 +193,14 @@ fn members_agree_on_ranks_and_master_address() {
     (b.workers, b.role, c.workers) = (2, "other", 3);
     let rounds: Vec<Round> =
         join_all(&mut [&mut a, &mut b, &mut c], &store, 4, "a b c").into_iter().map(Result::unwrap).collect();
-    let seats: Vec<_> = rounds
+    let placements: Vec<_> = rounds
         .iter()
         .map(|round| {
             let (world, role_world) = (round.world_size.get(), round.role_world_size.get());
             (round.node_rank.0, round.base_rank.0, world, round.base_role_rank.0, role_world)
         })
         .collect();
-    assert_eq!(seats, [(0, 0, 6, 0, 4), (1, 1, 6, 0, 2), (2, 3, 6, 1, 4)]);
+    assert_eq!(placements, [(0, 0, 6, 0, 4), (1, 1, 6, 0, 2), (2, 3, 6, 1, 4)]);
     for round in &rounds {
         assert_eq!((round.number, round.nodes.get()), (4, 3));
         assert_eq!(round.master, a.store.place().master(true));

@@ -29,15 +29,15 @@ impl Stage {
         self.origin + Duration::from_secs_f64(seconds)
     }
 
-    fn read_state_at(&mut self, seconds: f64, beat: i64, heartbeat: i64) {
+    fn read_state_at(&mut self, seconds: f64, counter: i64, heartbeat: i64) {
         self.state.last_heartbeats.insert(node("torch"), Timestamp(heartbeat));
         let now = self.at(seconds);
-        self.failure_detector.record_snapshot(&self.state, &BTreeMap::from([(node("ours"), beat)]), now);
+        self.failure_detector.record_snapshot(&self.state, &BTreeMap::from([(node("ours"), counter)]), now);
     }
 
     /// One read per second without a change.
-    fn read_every_second(&mut self, from: u32, to: u32, beat: i64, heartbeat: i64) {
-        (from..=to).for_each(|second| self.read_state_at(f64::from(second), beat, heartbeat));
+    fn read_every_second(&mut self, from: u32, to: u32, counter: i64, heartbeat: i64) {
+        (from..=to).for_each(|second| self.read_state_at(f64::from(second), counter, heartbeat));
     }
 
     fn dead(&self) -> Vec<&str> {

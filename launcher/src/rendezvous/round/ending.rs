@@ -41,7 +41,7 @@ mod tests {
 
     /// A round of `members`, with `waiting` on the wait list. `t` is a torchrun agent. `dead` has been silent for a
     /// lease.
-    fn told(members: &[&str], waiting: &str) -> Vec<String> {
+    fn notified_nodes(members: &[&str], waiting: &str) -> Vec<String> {
         let descriptor = AgentDescriptor {
             protocol: 1,
             version: String::new(),
@@ -63,11 +63,11 @@ mod tests {
         let origin = Instant::now();
         for second in 0..=5 {
             let heartbeat = |name: &str| if name == "dead" { 0 } else { second };
-            let beats: BTreeMap<Node, i64> =
+            let heartbeats: BTreeMap<Node, i64> =
                 ["a", "b", "dead", "m"].map(|name| (node(name), heartbeat(name))).into();
             failure_detector.record_snapshot(
                 &state,
-                &beats,
+                &heartbeats,
                 origin + Duration::from_secs(second.unsigned_abs()),
             );
         }
@@ -78,8 +78,8 @@ mod tests {
 
     #[test]
     fn next_round_waits_for_live_previous_members() {
-        assert_eq!(told(&["a", "dead", "b", "t"], "m"), ["a", "b"]);
-        assert_eq!(told(&["dead", "t"], "m"), [""; 0], "no agent is known to stop its workers");
-        assert_eq!(told(&["a", "m"], "b"), [""; 0], "it is in the round itself");
+        assert_eq!(notified_nodes(&["a", "dead", "b", "t"], "m"), ["a", "b"]);
+        assert_eq!(notified_nodes(&["dead", "t"], "m"), [""; 0], "no agent is known to stop its workers");
+        assert_eq!(notified_nodes(&["a", "m"], "b"), [""; 0], "it is in the round itself");
     }
 }

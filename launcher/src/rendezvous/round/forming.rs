@@ -62,8 +62,8 @@ impl StateSnapshot<'_> {
         let is_new = !draft.participants.contains(node) && !others.iter().any(|(.., other)| other == node);
         others.extend(is_new.then(|| (rank_before(node), 2, node.clone())));
         others.sort();
-        let seats = self.max().saturating_sub(draft.participants.len());
-        for (.., other) in others.drain(..seats.min(others.len())) {
+        let free_places = self.max().saturating_sub(draft.participants.len());
+        for (.., other) in others.drain(..free_places.min(others.len())) {
             draft.wait_list.remove(&other);
             draft.redundancy_list.remove(&other);
             draft.participants.insert(other, 0);

@@ -83,8 +83,8 @@ impl Stage {
     /// Records a read in which all rankrun agents have advanced their heartbeats.
     fn read_state_at(&mut self, seconds: f64) {
         let count = (seconds * 1_000.0) as i64;
-        let beats = self.agents.keys().map(|node| (node.clone(), count)).collect();
-        self.failure_detector.record_snapshot(&self.state, &beats, self.at(seconds));
+        let heartbeats = self.agents.keys().map(|node| (node.clone(), count)).collect();
+        self.failure_detector.record_snapshot(&self.state, &heartbeats, self.at(seconds));
     }
 
     fn view(&self) -> RoundView<'_> {
@@ -112,7 +112,7 @@ impl Stage {
 
 /// A written state in one line: round, flags, members with ranks, wait list, spares.
 fn describe_step(step: RoundStep) -> String {
-    let RoundStep::Write { state, rings } = step else { return format!("{step:?}") };
+    let RoundStep::Write { state, notifies } = step else { return format!("{step:?}") };
     let names = |nodes: &mut dyn Iterator<Item = &Node>| {
         nodes.map(|node| node.addr.clone()).collect::<Vec<_>>().join(" ")
     };
@@ -123,7 +123,7 @@ fn describe_step(step: RoundStep) -> String {
     let flags: String = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, word)| word).collect();
     format!(
         "{}{} {flags}[{}] [{}] [{}]",
-        if rings { "" } else { "(quietly) " },
+        if notifies { "" } else { "(quietly) " },
         state.round,
         members.join(" "),
         names(&mut state.wait_list.iter()),
@@ -295,11 +295,11 @@ fn later_round_does_not_wait_for_unlisted_member() {
 #[test]
 fn later_round_completes_once_torchrun_agent_is_dead_to_us_too() {
     // Time of t's last heartbeat, and time of the read at which this node finds t dead, in seconds.
-    for (beat, dies) in [(0.0, 15.0), (7.0, 22.0)] {
+    for (heartbeat_time, dies) in [(0.0, 15.0), (7.0, 22.0)] {
         let mut stage = Stage::with(["a t m", "", ""]).complete(0);
         stage.ranks = Some(Ranks { round: 0, of: nodes("a t m").into_iter().zip(0..).collect() });
         (0..7).for_each(|second| stage.read_state_at(f64::from(second)));
-        stage.state.last_heartbeats.insert(node("t"), Timestamp(WALL.0 + (beat * 1e6) as i64));
+        stage.state.last_heartbeats.insert(node("t"), Timestamp(WALL.0 + (heartbeat_time * 1e6) as i64));
         (7..15).for_each(|second| stage.read_state_at(f64::from(second)));
         // Another agent removes t, and turns the round.
         stage.state = Stage::with(["m a", "", ""]).state;
@@ -327,7 +327,7 @@ fn dead_member_is_removed_with_same_effects_as_torch() {
     stage.failure_detector.mark_disconnected(&node("b"));
     assert_eq!(describe_step(stage.next(goal, 0.1)), "3 complete [a0 m2] [] []");
     stage.state.participants.remove(&node("b"));
-    assert_eq!(stage.next(goal, 0.2), RoundStep::Changed(RoundEnd::Gone(node("b"))));
+    assert_eq!(stage.next(goal, 0.2), RoundStep::Changed(RoundEnd::MemberGone(node("b"))));
     let mut stage = Stage::with(["a m", "", ""]);
     stage.state.deadline = Some(WALL);
     stage.read_state_at(0.0);
@@ -350,11 +350,11 @@ fn member_gets_only_changes_that_end_its_round() {
     };
     assert!(is_wait(&stay(["a b m", "", "z t"])));
     assert_eq!(stay(["a b", "", ""]), RoundStep::Changed(RoundEnd::Removed));
-    assert_eq!(stay(["a m", "", ""]), RoundStep::Changed(RoundEnd::Gone(node("b"))));
+    assert_eq!(stay(["a m", "", ""]), RoundStep::Changed(RoundEnd::MemberGone(node("b"))));
     assert_eq!(stay(["a m", "b", ""]), RoundStep::Changed(RoundEnd::Rejoins(node("b"))));
     assert_eq!(
         stay(["m", "b", ""]),
-        RoundStep::Changed(RoundEnd::Gone(node("a"))),
+        RoundStep::Changed(RoundEnd::MemberGone(node("a"))),
         "what is worse comes first"
     );
     assert_eq!(
@@ -395,7 +395,7 @@ fn heartbeats_are_written_by_one_agent_with_a_torchrun_clock() {
     stage.read_state_at(0.0);
     assert!(is_wait(&stage.next(goal, 4.4)), "a is due before");
     let step = stage.next(goal, 4.5);
-    let RoundStep::Write { state, rings: false } = step else { panic!("{step:?}") };
+    let RoundStep::Write { state, notifies: false } = step else { panic!("{step:?}") };
     let now = Timestamp(ahead.0 + 4_500_000);
     assert_eq!(
         state.last_heartbeats,
@@ -411,8 +411,8 @@ fn duplicate_node_rank_is_refused_if_holder_is_alive() {
     assert!(is_wait(&stage.join(None, 0.0)), "it may be dead");
     assert_eq!(stage.join(None, 1.0), RoundStep::Taken { by: node("a") });
     stage.failure_detector.mark_disconnected(&node("a"));
-    let beats = BTreeMap::from([(node("a"), 1_000)]);
-    stage.failure_detector.record_snapshot(&stage.state, &beats, stage.at(1.0));
+    let heartbeats = BTreeMap::from([(node("a"), 1_000)]);
+    stage.failure_detector.record_snapshot(&stage.state, &heartbeats, stage.at(1.0));
     let deadline = stage.at(DEADLINE);
     let step =
         next(&stage.view(), &stage.me, RoundGoal::Join { deadline, before: None }, stage.at(1.0), WALL);

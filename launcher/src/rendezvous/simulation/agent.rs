@@ -26,7 +26,7 @@ pub(super) struct Agent {
     /// Whether another read follows the request, and whether with a heartbeat.
     pub(super) owes: Option<bool>,
     /// Send time of the unanswered heartbeat on the separate heartbeat connection.
-    pub(super) pulse: Option<u64>,
+    pub(super) heartbeat_sent_at: Option<u64>,
     /// Send time of the newest acknowledged heartbeat.
     pub(super) last_heartbeat: u64,
     /// Until this time the other agents may be about to declare it dead: it was cut off for long enough.
@@ -46,7 +46,7 @@ pub(super) enum Phase {
     Joining { deadline: u64 },
     Running { round: u64, members: Rc<[Node]> },
     Stopping { round: u64, until: u64, then: Then },
-    Parting { closes: bool },
+    Leaving { closes: bool },
     Ended(Why),
 }
 
@@ -95,7 +95,7 @@ impl Agent {
             before: None,
             pending: None,
             owes: None,
-            pulse: None,
+            heartbeat_sent_at: None,
             last_heartbeat: now,
             doubted_until: 0,
             clear_since: now,
@@ -135,7 +135,7 @@ impl Agent {
             Phase::Running { round, .. } if self.outlives => Some((round, limit)),
             Phase::Running { round, .. } => Some((round, (self.last_heartbeat + CUT_OFF + stop).min(limit))),
             Phase::Stopping { round, until, .. } => Some((round, until.min(limit))),
-            Phase::Joining { .. } | Phase::Parting { .. } | Phase::Ended(_) => None,
+            Phase::Joining { .. } | Phase::Leaving { .. } | Phase::Ended(_) => None,
         }
     }
 
@@ -164,11 +164,11 @@ impl Agent {
             }
             Phase::Stopping { then: old, .. } if then != Then::Join && *old != Then::Close => *old = then,
             Phase::Joining { .. } => match then {
-                Then::Leave => self.phase = Phase::Parting { closes: false },
-                Then::Close => self.phase = Phase::Parting { closes: true },
+                Then::Leave => self.phase = Phase::Leaving { closes: false },
+                Then::Close => self.phase = Phase::Leaving { closes: true },
                 Then::Join | Then::End => {}
             },
-            Phase::Stopping { .. } | Phase::Parting { .. } | Phase::Ended(_) => {}
+            Phase::Stopping { .. } | Phase::Leaving { .. } | Phase::Ended(_) => {}
         }
     }
 
@@ -179,8 +179,8 @@ impl Agent {
             }
             Phase::Running { round, members } => Some(RoundGoal::Stay { round: *round, members }),
             Phase::Stopping { .. } => Some(RoundGoal::Hold),
-            Phase::Parting { closes: true } => Some(RoundGoal::Close),
-            Phase::Parting { closes: false } => Some(RoundGoal::Leave),
+            Phase::Leaving { closes: true } => Some(RoundGoal::Close),
+            Phase::Leaving { closes: false } => Some(RoundGoal::Leave),
             Phase::Ended(_) => None,
         }
     }
@@ -193,8 +193,12 @@ impl Agent {
         }
     }
 
-    pub(super) fn record_heartbeats(&mut self, beats: Option<&BTreeMap<Node, i64>>, now: std::time::Instant) {
+    pub(super) fn record_heartbeats(
+        &mut self,
+        heartbeats: Option<&BTreeMap<Node, i64>>,
+        now: std::time::Instant,
+    ) {
         static NONE: BTreeMap<Node, i64> = BTreeMap::new();
-        self.failure_detector.record_snapshot(&self.known, beats.unwrap_or(&NONE), now);
+        self.failure_detector.record_snapshot(&self.known, heartbeats.unwrap_or(&NONE), now);
     }
 }

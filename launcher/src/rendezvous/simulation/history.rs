@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rankrun_contract::rank::{NodeCount, NodeRank};
 
-/// Maximum number of machines. The number of a machine, its seat, identifies its agent.
+/// Maximum number of machines. The number of a machine, its slot, identifies its agent.
 pub(super) const MAX_EVENTS: usize = 8;
 pub(super) const LEASE: u64 = 5_000;
 pub(super) const JOIN: u64 = 25_000;
@@ -71,7 +71,7 @@ pub(super) struct Setup {
     /// Error of each machine's clock, in seconds.
     pub(super) offsets: [i32; MAX_EVENTS],
     pub(super) given: Given,
-    /// Whether seat 0 hosts the store, and is told which connections close.
+    /// Whether slot 0 hosts the store, and is told which connections close.
     pub(super) hosts: bool,
     /// Seats with a torchrun agent, one bit each.
     pub(super) torch: u8,
@@ -90,7 +90,7 @@ pub(super) enum Given {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) after: u32,
-    pub(super) seat: usize,
+    pub(super) slot: usize,
     pub(super) what: What,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Event {
 pub(super) enum What {
     /// The agent and its workers end at once.
     Crash,
-    /// Starts another agent on a seat without one.
+    /// Starts another agent on a slot without one.
     Boot,
     /// All messages from and to the agent are lost for this long.
     Cut(u32),
@@ -116,7 +116,7 @@ pub(super) enum What {
 impl Event {
     fn random(random: &mut Random) -> Self {
         let after = random.pick(&[0, 0, 3, 40, 700, 2_500, 6_000]);
-        let seat = random.below(u32::try_from(MAX_EVENTS).expect("few")) as usize;
+        let slot = random.below(u32::try_from(MAX_EVENTS).expect("few")) as usize;
         let what = match random.below(26) {
             0..5 => What::Crash,
             5..10 => What::Boot,
@@ -127,7 +127,7 @@ impl Event {
             22..24 => What::Resends(random.pick(&[3_000, 8_000, 20_000])),
             _ => What::Loses(random.pick(&[500, 3_000, 8_000])),
         };
-        Self { after, seat, what }
+        Self { after, slot, what }
     }
 }
 
@@ -157,17 +157,17 @@ impl Setup {
         }
     }
 
-    /// The parameters of an agent: the `life`-th one on this seat.
-    pub(super) fn me(&self, seat: usize, life: u32) -> LocalNode {
+    /// The parameters of an agent: the `life`-th one on this slot.
+    pub(super) fn me(&self, slot: usize, life: u32) -> LocalNode {
         let count = |number| NodeCount::new(number).expect("not zero");
-        let place = u32::try_from(seat).expect("few");
+        let place = u32::try_from(slot).expect("few");
         let node_rank = match self.given {
             Given::None => None,
             Given::Backwards => Some(100 - place),
             Given::Twice => Some(place.max(1)),
         };
         LocalNode {
-            node: Node { addr: format!("n{seat}"), pid: i64::from(life), local_id: 0 },
+            node: Node { addr: format!("n{slot}"), pid: i64::from(life), local_id: 0 },
             nodes: NodeRange { min: count(self.min), max: count(self.max) },
             node_rank: node_rank.map(NodeRank),
             times: RoundTimes {
@@ -179,8 +179,8 @@ impl Setup {
         }
     }
 
-    pub(super) const fn is_torch(&self, seat: usize) -> bool {
-        self.torch & (1 << seat) != 0
+    pub(super) const fn is_torch(&self, slot: usize) -> bool {
+        self.torch & (1 << slot) != 0
     }
 }
 
@@ -206,7 +206,7 @@ impl History {
         let (offsets, given) = ([0; MAX_EVENTS], Given::None);
         history.setup = Setup { nodes, min, max: nodes, torch, offsets, given, ..history.setup };
         let is_borne = |what| !matches!(what, What::Cut(_) | What::Loses(_) | What::Resends(_));
-        history.events.retain(|event| (1..nodes as usize).contains(&event.seat) && is_borne(event.what));
+        history.events.retain(|event| (1..nodes as usize).contains(&event.slot) && is_borne(event.what));
         history
     }
 

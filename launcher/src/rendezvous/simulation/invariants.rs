@@ -75,7 +75,7 @@ pub(super) struct Oracle {
     pub(super) may_close: bool,
     closed: Option<u64>,
     /// Number of writes that notified the other agents.
-    pub(super) rings: u64,
+    pub(super) notifies: u64,
     /// Number of writes that came too late.
     pub(super) lost_writes: u64,
     /// No message is lost or cut off after this time.
@@ -100,7 +100,7 @@ fn ranks(state: &RendezvousState) -> BTreeMap<Node, i64> {
 impl World<'_> {
     fn living(&self) -> impl Iterator<Item = (usize, &Agent)> {
         let agents = self.agents.iter().enumerate();
-        agents.filter_map(|(seat, agent)| Some((seat, agent.as_ref().filter(|agent| agent.is_running())?)))
+        agents.filter_map(|(slot, agent)| Some((slot, agent.as_ref().filter(|agent| agent.is_running())?)))
     }
 
     /// Checks a write before the store applies it.
@@ -148,17 +148,17 @@ impl World<'_> {
     fn check_removed(&self, new: &RendezvousState) -> Result<(), Broken> {
         let old = &self.store.state;
         let is_there = |agent: &&Agent| old.lists(&agent.me.node) && !new.lists(&agent.me.node);
-        for (seat, agent) in self.living().filter(|(_, agent)| is_there(agent)) {
+        for (slot, agent) in self.living().filter(|(_, agent)| is_there(agent)) {
             let has_workers = matches!(agent.phase, Phase::Running { .. } | Phase::Stopping { .. });
             let is_lost = has_workers && self.is_connected() && self.setup.torch == 0;
-            hold!("R14", !is_lost, "n{seat} lives, and is in no list any more");
+            hold!("R14", !is_lost, "n{slot} lives, and is in no list any more");
         }
         Ok(())
     }
 
     /// An agent that stops its workers because it is cut off must really be cut off.
-    pub(super) fn check_cut_off(&self, seat: usize) -> Result<(), Broken> {
-        hold!("R14", !self.is_connected(), "n{seat} has the store, and stops its workers");
+    pub(super) fn check_cut_off(&self, slot: usize) -> Result<(), Broken> {
+        hold!("R14", !self.is_connected(), "n{slot} has the store, and stops its workers");
         Ok(())
     }
 
@@ -177,20 +177,20 @@ impl World<'_> {
 
     /// No agent may have workers of a round other than this.
     fn check_workers(&self, round: u64) -> Result<(), Broken> {
-        for (seat, agent) in self.living().filter(|(seat, _)| !self.setup.is_torch(*seat)) {
-            let Some((other, until)) = agent.workers(u64::from(self.setup.stops[seat])) else { continue };
+        for (slot, agent) in self.living().filter(|(slot, _)| !self.setup.is_torch(*slot)) {
+            let Some((other, until)) = agent.workers(u64::from(self.setup.stops[slot])) else { continue };
             let is_over = other == round || until <= self.now;
             let is_disturbed = self.oracle.disturbed + 2 * LEASE > self.now && self.oracle.disturbed > 0;
-            hold!("R10", is_over || !is_disturbed, "n{seat} runs round {other}, and {round} is complete");
-            hold!("R1", is_over, "n{seat} runs round {other}, and {round} is complete");
+            hold!("R10", is_over || !is_disturbed, "n{slot} runs round {other}, and {round} is complete");
+            hold!("R1", is_over, "n{slot} runs round {other}, and {round} is complete");
         }
         Ok(())
     }
 
     /// Checks an agent just before its workers start.
-    pub(super) fn check_start(&self, seat: usize) -> Result<(), Broken> {
-        let Some(agent) = &self.agents[seat] else { return Ok(()) };
-        if self.setup.is_torch(seat) {
+    pub(super) fn check_start(&self, slot: usize) -> Result<(), Broken> {
+        let Some(agent) = &self.agents[slot] else { return Ok(()) };
+        if self.setup.is_torch(slot) {
             return Ok(());
         }
         let (state, node) = (&agent.known, &agent.me.node);
@@ -206,14 +206,14 @@ impl World<'_> {
     }
 
     /// Checks an agent after it has read the store.
-    pub(super) fn check_read(&self, seat: usize) -> Result<(), Broken> {
-        let Some(agent) = self.agents[seat].as_ref().filter(|agent| agent.is_running()) else {
+    pub(super) fn check_read(&self, slot: usize) -> Result<(), Broken> {
+        let Some(agent) = self.agents[slot].as_ref().filter(|agent| agent.is_running()) else {
             return Ok(());
         };
         let slack = 4 * u64::from(self.setup.delay) + 2 * TICK + 100;
         let settled = self.oracle.disturbed.max(self.oracle.late);
         let saw_all = |since: u64| agent.clear_since <= since && settled <= since;
-        let cleans = !agent.known.closed && !matches!(agent.phase, Phase::Parting { .. });
+        let cleans = !agent.known.closed && !matches!(agent.phase, Phase::Leaving { .. });
         let limit = if self.setup.torch == 0 { LEASE } else { 15_000 };
         for (node, crashed) in self.oracle.crashed.iter().filter(|_| cleans) {
             let is_due = saw_all(*crashed) && self.now > crashed + limit + slack;
@@ -221,7 +221,7 @@ impl World<'_> {
             hold!("R6", !is_there, "{} sees {node}, which died at {crashed} ms", agent.me.node);
         }
         if let Some(closed) = self.oracle.closed.filter(|closed| saw_all(*closed)) {
-            let stop = u64::from(self.setup.stops[seat]);
+            let stop = u64::from(self.setup.stops[slot]);
             let runs = agent.workers(stop).is_some_and(|(_, until)| until > self.now);
             let runs = runs && self.now > closed + slack + stop;
             hold!("R4", !runs, "{} runs, and it was closed at {closed} ms", agent.me.node);
@@ -252,8 +252,8 @@ impl World<'_> {
     }
 
     /// Checks an agent that reports that it has left.
-    pub(super) fn check_left(&self, seat: usize) -> Result<(), Broken> {
-        let Some(agent) = &self.agents[seat] else { return Ok(()) };
+    pub(super) fn check_left(&self, slot: usize) -> Result<(), Broken> {
+        let Some(agent) = &self.agents[slot] else { return Ok(()) };
         let is_there = !self.store.state.closed && self.store.state.lists(&agent.me.node);
         hold!("R7", !is_there, "{} says that it has left, and is there", agent.me.node);
         Ok(())
@@ -263,7 +263,7 @@ impl World<'_> {
     pub(super) fn is_healthy(&self) -> bool {
         let state = &self.store.state;
         if state.closed {
-            return self.living().all(|(seat, _)| self.setup.is_torch(seat));
+            return self.living().all(|(slot, _)| self.setup.is_torch(slot));
         }
         let living = self.living().count();
         if living < self.setup.min as usize {
@@ -300,9 +300,9 @@ impl World<'_> {
         let disturbed = self.oracle.disturbed.max(self.oracle.late);
         let is_calm = disturbed == 0 || disturbed + 10_000 < self.now;
         let is_right = is_calm && self.setup.offsets == [0; MAX_EVENTS] && !self.store.state.closed;
-        for (seat, agent) in self.living().filter(|(seat, _)| is_right && !self.setup.is_torch(*seat)) {
+        for (slot, agent) in self.living().filter(|(slot, _)| is_right && !self.setup.is_torch(*slot)) {
             let heartbeat = self.store.state.last_heartbeats.get(&agent.me.node);
-            let is_fresh = heartbeat.is_some_and(|heartbeat| heartbeat.0 + 8_000_000 > self.wall(seat).0);
+            let is_fresh = heartbeat.is_some_and(|heartbeat| heartbeat.0 + 8_000_000 > self.wall(slot).0);
             hold!("R12", is_fresh, "{} was seen at {heartbeat:?}", agent.me.node);
         }
         Ok(())

@@ -153,7 +153,7 @@ fn mutate_decision(
             let is_old = heartbeat.0 + 3_000_000 < wall.0;
             let mut state = state.clone();
             state.last_heartbeats.insert(node.clone(), wall);
-            is_old.then_some(RoundStep::Write { state, rings: false })
+            is_old.then_some(RoundStep::Write { state, notifies: false })
         }
         _ => None,
     }
@@ -196,7 +196,7 @@ fn mutate_step(
     let (old, node) = (view.state, &me.node);
     Some(match (fault, step) {
         (Fault::LeavesWithoutAWord, RoundStep::Write { .. }) if goal == RoundGoal::Leave => RoundStep::Done,
-        (Fault::IgnoresTheLost, RoundStep::Changed(RoundEnd::Gone(_)))
+        (Fault::IgnoresTheLost, RoundStep::Changed(RoundEnd::MemberGone(_)))
         | (Fault::IgnoresWhoWaits, RoundStep::Changed(RoundEnd::Waits(_))) => return None,
         (Fault::NeverRefreshes, RoundStep::Write { state, .. })
             if (RendezvousState { last_heartbeats: old.last_heartbeats.clone(), ..state.clone() })
@@ -209,8 +209,8 @@ fn mutate_step(
         {
             return None;
         }
-        (_, RoundStep::Write { state, rings }) => {
-            RoundStep::Write { state: mutate_write(fault, old, state, me), rings }
+        (_, RoundStep::Write { state, notifies }) => {
+            RoundStep::Write { state: mutate_write(fault, old, state, me), notifies }
         }
         (_, step) => step,
     })

@@ -12,14 +12,14 @@ const MOST_LOSSES: u32 = 4;
 const RECONNECTED: u64 = 3_000;
 
 impl World<'_> {
-    pub(super) const fn is_cut(&self, seat: usize) -> bool {
-        self.cut_until[seat] > self.now
+    pub(super) const fn is_cut(&self, slot: usize) -> bool {
+        self.cut_until[slot] > self.now
     }
 
-    /// Whether a message from or to this seat is lost.
-    pub(super) fn is_lost(&mut self, seat: usize) -> bool {
-        self.is_cut(seat)
-            || (self.losing_until > self.now && !self.setup.is_torch(seat) && self.random.one_in(4))
+    /// Whether a message from or to this slot is lost.
+    pub(super) fn is_lost(&mut self, slot: usize) -> bool {
+        self.is_cut(slot)
+            || (self.losing_until > self.now && !self.setup.is_torch(slot) && self.random.one_in(4))
     }
 
     /// Travel time of a message, resends included.
@@ -44,13 +44,13 @@ impl World<'_> {
             return;
         }
         let Some(agent) = self.agent(incarnation) else { return };
-        if agent.pulse.is_some_and(|sent| sent + TIMEOUT > now) {
+        if agent.heartbeat_sent_at.is_some_and(|sent| sent + TIMEOUT > now) {
             return;
         }
-        agent.pulse = Some(now);
+        agent.heartbeat_sent_at = Some(now);
         if !self.is_lost(incarnation.0) {
             let arrives = now + self.delay();
-            self.schedule_event(arrives, NetworkEvent::PulseArrives { who: incarnation, sent: now });
+            self.schedule_event(arrives, NetworkEvent::HeartbeatArrives { incarnation, sent: now });
         }
     }
 
@@ -62,7 +62,7 @@ impl World<'_> {
         self.store.write_heartbeat(&node);
         if !self.is_lost(incarnation.0) {
             let answered = self.now + self.delay();
-            self.schedule_event(answered, NetworkEvent::PulseAnswered { who: incarnation, sent });
+            self.schedule_event(answered, NetworkEvent::HeartbeatAnswered { incarnation, sent });
         }
     }
 
@@ -71,20 +71,21 @@ impl World<'_> {
         incarnation: Incarnation,
         sent: u64,
     ) -> Result<(), Broken> {
-        let (seat, now) = (incarnation.0, self.now);
-        let stop = u64::from(self.setup.stops[seat]);
-        if self.is_cut(seat) {
+        let (slot, now) = (incarnation.0, self.now);
+        let stop = u64::from(self.setup.stops[slot]);
+        if self.is_cut(slot) {
             return Ok(());
         }
-        let Some(agent) = self.agent(incarnation).filter(|agent| agent.pulse == Some(sent)) else {
+        let Some(agent) = self.agent(incarnation).filter(|agent| agent.heartbeat_sent_at == Some(sent))
+        else {
             return Ok(());
         };
-        agent.pulse = None;
+        agent.heartbeat_sent_at = None;
         let is_cut_off = agent.loses_its_workers(now);
         agent.schedule_lease_stop(now, stop);
         agent.record_heartbeat_sent(sent);
-        self.wait_for_workers(seat);
-        if is_cut_off { self.check_cut_off(seat) } else { Ok(()) }
+        self.wait_for_workers(slot);
+        if is_cut_off { self.check_cut_off(slot) } else { Ok(()) }
     }
 
     /// How long an agent with the fault stays disconnected, if it treats this message as the end of its connection.

@@ -87,8 +87,8 @@ pub(super) fn render_failure(failing: &Failing, machine: Machine) -> String {
         "\nthe shortest history that breaks it; RANKRUN_SEED={seed} begins with a longer one:\n  {:?}",
         history.setup
     );
-    for Event { after, seat, what } in &history.events {
-        let _ = writeln!(text, "  {after} ms later, n{seat}: {what:?}");
+    for Event { after, slot, what } in &history.events {
+        let _ = writeln!(text, "  {after} ms later, n{slot}: {what:?}");
     }
     let mut transcript = Vec::new();
     // The repeated run fails in the same way.

@@ -11,7 +11,7 @@ pub(super) struct Store {
     pub(super) state: Rc<RendezvousState>,
     /// Counts the writes; equal versions mean equal states.
     pub(super) version: u64,
-    pub(super) beats: Rc<BTreeMap<Node, i64>>,
+    pub(super) heartbeats: Rc<BTreeMap<Node, i64>>,
     pub(super) ranks: Option<Rc<Ranks>>,
 }
 
@@ -19,9 +19,9 @@ pub(super) struct Store {
 #[derive(Debug, Clone)]
 pub(super) enum Request {
     /// Reads the state, and the heartbeats too if this agent's heartbeat is due.
-    Look { beat: bool },
+    Look { reads_heartbeats: bool },
     /// Replaces the state if it still has the `expected` version.
-    Write { state: Rc<RendezvousState>, expected: u64, rings: bool },
+    Write { state: Rc<RendezvousState>, expected: u64, notifies: bool },
 }
 
 /// The store's answer to a request.
@@ -29,7 +29,7 @@ pub(super) enum Request {
 pub(super) struct Answer {
     pub(super) state: Rc<RendezvousState>,
     pub(super) version: u64,
-    pub(super) beats: Option<Rc<BTreeMap<Node, i64>>>,
+    pub(super) heartbeats: Option<Rc<BTreeMap<Node, i64>>>,
     pub(super) ranks: Option<Rc<Ranks>>,
 }
 
@@ -50,18 +50,18 @@ impl Store {
     }
 
     pub(super) fn write_heartbeat(&mut self, node: &Node) {
-        let beats = Rc::make_mut(&mut self.beats);
-        match beats.get_mut(node) {
+        let heartbeats = Rc::make_mut(&mut self.heartbeats);
+        match heartbeats.get_mut(node) {
             Some(count) => *count += 1,
-            None => drop(beats.insert(node.clone(), 1)),
+            None => drop(heartbeats.insert(node.clone(), 1)),
         }
     }
 
-    pub(super) fn answer(&self, with_beats: bool) -> Answer {
+    pub(super) fn answer(&self, with_heartbeats: bool) -> Answer {
         Answer {
             state: Rc::clone(&self.state),
             version: self.version,
-            beats: with_beats.then(|| Rc::clone(&self.beats)),
+            heartbeats: with_heartbeats.then(|| Rc::clone(&self.heartbeats)),
             ranks: self.ranks.clone(),
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct World<'a> {
     pub(super) setup: &'a Setup,
     pub(super) machine: Machine,
     pub(super) store: Store,
-    /// The newest agent of each seat.
+    /// The newest agent of each slot.
     pub(super) agents: [Option<Agent>; MAX_EVENTS],
     lives: [u32; MAX_EVENTS],
     descriptors: BTreeMap<Node, AgentDescriptor>,
@@ -62,18 +62,18 @@ pub(super) struct World<'a> {
 #[derive(Debug)]
 pub(super) enum NetworkEvent {
     Chosen(What, usize),
-    Arrives { who: Incarnation, id: u64, request: Request, sent: u64 },
-    Answered { who: Incarnation, id: u64, answer: Answer, sent: Option<u64> },
-    TimesOut { who: Incarnation, id: u64 },
-    PulseArrives { who: Incarnation, sent: u64 },
-    PulseAnswered { who: Incarnation, sent: u64 },
-    Rings { seat: usize },
-    Ticks { who: Incarnation },
-    Wakes { who: Incarnation },
+    Arrives { incarnation: Incarnation, id: u64, request: Request, sent: u64 },
+    Answered { incarnation: Incarnation, id: u64, answer: Answer, sent: Option<u64> },
+    TimesOut { incarnation: Incarnation, id: u64 },
+    HeartbeatArrives { incarnation: Incarnation, sent: u64 },
+    HeartbeatAnswered { incarnation: Incarnation, sent: u64 },
+    Rings { slot: usize },
+    Ticks { incarnation: Incarnation },
+    Wakes { incarnation: Incarnation },
     Gone(Node),
 }
 
-/// Identifies one agent: its seat, and its number on that seat.
+/// Identifies one agent: its slot, and its number on that slot.
 pub(super) type Incarnation = (usize, u32);
 
 /// Start of the virtual clock.
@@ -122,10 +122,10 @@ impl World<'_> {
     fn plan(&mut self, history: &History) -> u64 {
         let mut moment = 0;
         let mut quiet = 0;
-        for seat in 0..history.setup.nodes as usize {
-            let boots = u64::from(history.setup.boots[seat]);
+        for slot in 0..history.setup.nodes as usize {
+            let boots = u64::from(history.setup.boots[slot]);
             quiet = quiet.max(boots);
-            self.schedule_event(boots, NetworkEvent::Chosen(What::Boot, seat));
+            self.schedule_event(boots, NetworkEvent::Chosen(What::Boot, slot));
         }
         for event in &history.events {
             moment += u64::from(event.after);
@@ -134,13 +134,13 @@ impl World<'_> {
                 _ => 0,
             };
             quiet = quiet.max(moment + lasts);
-            self.schedule_event(moment, NetworkEvent::Chosen(event.what, event.seat));
+            self.schedule_event(moment, NetworkEvent::Chosen(event.what, event.slot));
         }
         quiet
     }
 
-    pub(super) fn schedule_event(&mut self, moment: u64, happening: NetworkEvent) {
-        self.pending_events.push(Some(happening));
+    pub(super) fn schedule_event(&mut self, moment: u64, event: NetworkEvent) {
+        self.pending_events.push(Some(event));
         let id = self.pending_events.len() - 1;
         self.queue.push(Reverse((moment, id as u64, id)));
     }
@@ -151,17 +151,17 @@ impl World<'_> {
         for _ in 0..MOST_TURNS {
             let Some(Reverse((moment, _, id))) = self.queue.pop() else { return self.check_job_end(true) };
             self.now = moment;
-            let happening = self.pending_events[id].take().expect("everything happens once");
-            let is_news = matches!(happening, NetworkEvent::Answered { .. });
-            self.handle_event(happening)?;
-            if self.now <= quiet || !is_news {
+            let event = self.pending_events[id].take().expect("everything happens once");
+            let is_change = matches!(event, NetworkEvent::Answered { .. });
+            self.handle_event(event)?;
+            if self.now <= quiet || !is_change {
                 continue;
             }
-            let news = self.oracle.rings;
+            let notifications = self.oracle.notifies;
             if !self.is_healthy() {
                 calm = None;
-            } else if calm.is_none_or(|(_, then)| then != news) {
-                calm = Some((self.now, news));
+            } else if calm.is_none_or(|(_, then)| then != notifications) {
+                calm = Some((self.now, notifications));
             }
             let is_calm = calm.is_some_and(|(since, _)| self.now >= since + QUIET_PERIOD);
             // The failure detection of a torchrun agent takes longer.
@@ -173,47 +173,51 @@ impl World<'_> {
         Err(Broken::new("R5", format!("{MOST_TURNS} turns, and no end")))
     }
 
-    fn handle_event(&mut self, happening: NetworkEvent) -> Result<(), Broken> {
-        match happening {
-            NetworkEvent::Chosen(what, seat) => self.apply_history_event(what, seat),
-            NetworkEvent::Arrives { who, id, request, sent } => self.on_request(who, id, request, sent),
-            NetworkEvent::Answered { who, id, answer, sent } => {
-                if self.is_cut(who.0) {
+    fn handle_event(&mut self, event: NetworkEvent) -> Result<(), Broken> {
+        match event {
+            NetworkEvent::Chosen(what, slot) => self.apply_history_event(what, slot),
+            NetworkEvent::Arrives { incarnation, id, request, sent } => {
+                self.on_request(incarnation, id, request, sent)
+            }
+            NetworkEvent::Answered { incarnation, id, answer, sent } => {
+                if self.is_cut(incarnation.0) {
                     return Ok(());
                 }
-                self.on_answer(who, id, answer, sent)
+                self.on_answer(incarnation, id, answer, sent)
             }
-            NetworkEvent::TimesOut { who, id } => {
+            NetworkEvent::TimesOut { incarnation, id } => {
                 let now = self.now;
-                let Some(agent) = self.agent(who).filter(|agent| agent.pending == Some(id)) else {
+                let Some(agent) = self.agent(incarnation).filter(|agent| agent.pending == Some(id)) else {
                     return Ok(());
                 };
                 agent.pending = None;
                 agent.clear_since = now;
-                self.send_request(who.0, Request::Look { beat: true });
+                self.send_request(incarnation.0, Request::Look { reads_heartbeats: true });
                 Ok(())
             }
-            NetworkEvent::PulseArrives { who, sent } => {
-                self.on_heartbeat_received(who, sent);
+            NetworkEvent::HeartbeatArrives { incarnation, sent } => {
+                self.on_heartbeat_received(incarnation, sent);
                 Ok(())
             }
-            NetworkEvent::PulseAnswered { who, sent } => self.on_heartbeat_answered(who, sent),
-            NetworkEvent::Rings { seat } => {
-                if self.is_cut(seat) {
+            NetworkEvent::HeartbeatAnswered { incarnation, sent } => {
+                self.on_heartbeat_answered(incarnation, sent)
+            }
+            NetworkEvent::Rings { slot } => {
+                if self.is_cut(slot) {
                     return Ok(());
                 }
-                self.request_state(seat, false);
+                self.request_state(slot, false);
                 Ok(())
             }
-            NetworkEvent::Ticks { who } => {
-                if self.agent(who).is_some() {
-                    self.schedule_event(self.now + TICK, NetworkEvent::Ticks { who });
-                    self.send_heartbeat(who);
-                    self.request_state(who.0, true);
+            NetworkEvent::Ticks { incarnation } => {
+                if self.agent(incarnation).is_some() {
+                    self.schedule_event(self.now + TICK, NetworkEvent::Ticks { incarnation });
+                    self.send_heartbeat(incarnation);
+                    self.request_state(incarnation.0, true);
                 }
                 Ok(())
             }
-            NetworkEvent::Wakes { who } => self.wake(who),
+            NetworkEvent::Wakes { incarnation } => self.wake(incarnation),
             NetworkEvent::Gone(node) => {
                 let host = self.agents[0].as_mut().filter(|host| host.is_running());
                 let Some(host) = host else { return Ok(()) };
@@ -225,22 +229,22 @@ impl World<'_> {
     }
 
     /// The agent with this identity, while it is alive.
-    pub(super) fn agent(&mut self, (seat, life): Incarnation) -> Option<&mut Agent> {
-        let is_it = self.lives[seat] == life;
-        self.agents[seat].as_mut().filter(|agent| is_it && agent.is_running())
+    pub(super) fn agent(&mut self, (slot, life): Incarnation) -> Option<&mut Agent> {
+        let is_it = self.lives[slot] == life;
+        self.agents[slot].as_mut().filter(|agent| is_it && agent.is_running())
     }
 
-    const fn incarnation_of(&self, seat: usize) -> Incarnation {
-        (seat, self.lives[seat])
+    const fn incarnation_of(&self, slot: usize) -> Incarnation {
+        (slot, self.lives[slot])
     }
 
-    fn apply_history_event(&mut self, what: What, seat: usize) -> Result<(), Broken> {
-        self.write_transcript(|_| format!("{what:?} of n{seat}"));
-        let lives = self.agents[seat].as_ref().is_some_and(Agent::is_running);
-        let stop = u64::from(self.setup.stops[seat]);
+    fn apply_history_event(&mut self, what: What, slot: usize) -> Result<(), Broken> {
+        self.write_transcript(|_| format!("{what:?} of n{slot}"));
+        let lives = self.agents[slot].as_ref().is_some_and(Agent::is_running);
+        let stop = u64::from(self.setup.stops[slot]);
         let now = self.now;
         match what {
-            What::Boot if !lives => self.boot(seat),
+            What::Boot if !lives => self.boot(slot),
             What::Loses(lasts) => {
                 self.losing_until = now + u64::from(lasts);
                 self.oracle.disturbed = self.oracle.disturbed.max(self.losing_until);
@@ -249,18 +253,18 @@ impl World<'_> {
                 self.resending_until = now + u64::from(lasts);
                 self.oracle.late = self.oracle.late.max(self.resending_until + MOST_LATE);
             }
-            What::Cut(lasts) if lives && !self.setup.is_torch(seat) => {
-                self.cut_until[seat] = now + u64::from(lasts);
-                self.oracle.disturbed = self.oracle.disturbed.max(self.cut_until[seat]);
-                if let Some(agent) = &mut self.agents[seat] {
-                    agent.clear_since = self.cut_until[seat];
+            What::Cut(lasts) if lives && !self.setup.is_torch(slot) => {
+                self.cut_until[slot] = now + u64::from(lasts);
+                self.oracle.disturbed = self.oracle.disturbed.max(self.cut_until[slot]);
+                if let Some(agent) = &mut self.agents[slot] {
+                    agent.clear_since = self.cut_until[slot];
                 }
             }
-            What::Crash if lives => self.crash(seat, Why::Crashed),
+            What::Crash if lives => self.crash(slot, Why::Crashed),
             // A torchrun agent leaves without a message.
-            What::Leaves if lives && self.setup.is_torch(seat) => self.crash(seat, Why::Left),
+            What::Leaves if lives && self.setup.is_torch(slot) => self.crash(slot, Why::Left),
             What::Fails | What::Leaves | What::Closes if lives => {
-                let agent = self.agents[seat].as_mut().expect("it lives");
+                let agent = self.agents[slot].as_mut().expect("it lives");
                 agent.schedule_lease_stop(now, stop);
                 let then = match what {
                     What::Leaves => Then::Leave,
@@ -269,18 +273,18 @@ impl World<'_> {
                 };
                 self.oracle.may_close |= then == Then::Close;
                 agent.stop(now, stop, then);
-                self.wait_for_workers(seat);
-                return self.act(seat);
+                self.wait_for_workers(slot);
+                return self.act(slot);
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn boot(&mut self, seat: usize) {
-        self.lives[seat] += 1;
-        let me = self.setup.me(seat, self.lives[seat]);
-        let is_torch = self.setup.is_torch(seat);
+    fn boot(&mut self, slot: usize) {
+        self.lives[slot] += 1;
+        let me = self.setup.me(slot, self.lives[slot]);
+        let is_torch = self.setup.is_torch(slot);
         if !is_torch {
             let descriptor = AgentDescriptor {
                 protocol: 1,
@@ -296,7 +300,7 @@ impl World<'_> {
             };
             self.descriptors.insert(me.node.clone(), descriptor);
         }
-        self.cut_until[seat] = 0;
+        self.cut_until[slot] = 0;
         let mut agent = Agent::new(me, self.now, self.now + JOIN);
         let lease = agent.me.times.lease;
         let lease = match self.machine {
@@ -306,25 +310,25 @@ impl World<'_> {
         };
         agent.failure_detector = FailureDetector::new(&RoundTimes { lease, ..agent.me.times });
         agent.outlives = self.machine.has(Fault::OutlivesItsLease);
-        self.agents[seat] = Some(agent);
-        let who = self.incarnation_of(seat);
-        self.schedule_event(self.now + TICK, NetworkEvent::Ticks { who });
-        self.send_request(seat, Request::Look { beat: true });
+        self.agents[slot] = Some(agent);
+        let incarnation = self.incarnation_of(slot);
+        self.schedule_event(self.now + TICK, NetworkEvent::Ticks { incarnation });
+        self.send_request(slot, Request::Look { reads_heartbeats: true });
     }
 
-    fn crash(&mut self, seat: usize, why: Why) {
-        let agent = self.agents[seat].as_mut().expect("it lives");
+    fn crash(&mut self, slot: usize, why: Why) {
+        let agent = self.agents[slot].as_mut().expect("it lives");
         agent.phase = Phase::Ended(why);
         let node = agent.me.node.clone();
         self.oracle.crashed.insert(node.clone(), self.now);
-        if self.setup.hosts && seat != 0 && !self.is_cut(seat) {
+        if self.setup.hosts && slot != 0 && !self.is_cut(slot) {
             // The store sees the closed connection after all messages of that connection.
             self.schedule_event(self.all_arrived(), NetworkEvent::Gone(node));
         }
     }
 
-    pub(super) fn wall(&self, seat: usize) -> Timestamp {
-        let offset = i64::from(self.setup.offsets[seat]) * 1_000;
+    pub(super) fn wall(&self, slot: usize) -> Timestamp {
+        let offset = i64::from(self.setup.offsets[slot]) * 1_000;
         Timestamp((1_700_000_000_000 + i64::try_from(self.now).expect("small") + offset) * 1_000)
     }
 }

@@ -25,7 +25,7 @@ use super::peer_directory::{members_by_rank, ranks_of};
 use super::rendezvous_task::{Phase, RendezvousTask, wall};
 
 /// Time limit for a name server that is asked for the store of a torchrun member.
-const RESOLVE: Duration = Duration::from_secs(2);
+const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A node in a complete round that has no ranks yet.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl RendezvousTask {
             nonce: self.plan.nonce,
             resolve: Arc::new(|host, port| {
                 let endpoint = StoreEndpoint { host: host.to_owned(), port };
-                Box::pin(async move { endpoint.look_up(RESOLVE).await })
+                Box::pin(async move { endpoint.look_up(RESOLVE_LIMIT).await })
             }),
             training_store: Arc::clone(&self.training_store),
             address_cache: self.address_cache.clone(),
@@ -134,8 +134,8 @@ impl RendezvousTask {
         let next_line = self.report_waiting(now);
         let Some((me, backend)) = self.me.as_ref().zip(self.backend.as_ref()) else { return Ok(until) };
         let view = self.peers.view(backend.state());
-        if let RoundStep::Write { state, rings } = next(&view, me, RoundGoal::Hold, now, wall()) {
-            self.write(&state, rings).await?;
+        if let RoundStep::Write { state, notifies } = next(&view, me, RoundGoal::Hold, now, wall()) {
+            self.write(&state, notifies).await?;
         }
         let state = self.backend.as_ref().map(C10dBackend::state);
         let Phase::AssigningRanks(assigning) = &self.phase else { return Ok(until) };

@@ -10,19 +10,19 @@ use crate::rendezvous::address;
 use crate::rendezvous::c10d::C10dBackend;
 use crate::rendezvous::host::{self, StoreEndpoint};
 use crate::rendezvous::keys::RendezvousKeys;
-use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, stranger};
+use crate::store::client::{ClientError, ClientSettings, ROUND_TRIPS, another_program};
 
 use super::connection::ConnectFailure;
 use super::rendezvous_task::interfaces;
 
 /// Time limit of the first attempt.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 /// How long a silent program may take to answer in another protocol.
-const ASK: Duration = Duration::from_millis(500);
+const PROGRAM_ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// Bounds of the longest attempt; between the two it is the lease.
-const LONGEST: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
+const LONGEST_ATTEMPT_RANGE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(15));
 /// Time limit for a name server, and the time after which it is asked again.
-const RESOLVE: Duration = Duration::from_secs(2);
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What one attempt needs.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(super) struct AttemptSetup {
     pub(super) settings: ClientSettings,
     pub(super) keys: RendezvousKeys,
     /// A program that accepts the connection in silence is asked what it is.
-    pub(super) asks_stranger: bool,
+    pub(super) asks_program: bool,
 }
 
 /// How an attempt learns the addresses of the store.
@@ -72,10 +72,10 @@ pub(super) struct ConnectAttempts {
 
 impl ConnectAttempts {
     pub(super) fn new(lease: Duration) -> Self {
-        let longest = lease.clamp(LONGEST.0, LONGEST.1);
+        let longest = lease.clamp(LONGEST_ATTEMPT_RANGE.0, LONGEST_ATTEMPT_RANGE.1);
         Self {
             running: None,
-            limit: FIRST,
+            limit: FIRST_ATTEMPT_LIMIT,
             longest,
             round_trip: Duration::ZERO,
             has_result: false,
@@ -96,7 +96,7 @@ impl ConnectAttempts {
     pub(super) fn asks_name_server(&mut self, now: Instant) -> bool {
         let is_due = self.resolve_at.is_none_or(|at| now >= at);
         if is_due {
-            self.resolve_at = Some(now + RESOLVE);
+            self.resolve_at = Some(now + RESOLVE_INTERVAL);
         }
         is_due
     }
@@ -158,8 +158,10 @@ impl AttemptSetup {
         };
         let outcome = C10dBackend::connect(&addresses, &self.settings, self.keys, limit).await;
         let outcome = match outcome {
-            Err(ClientError::Silent { limit }) if self.asks_stranger => {
-                Err(stranger::ask(&addresses, ASK).await.unwrap_or(ClientError::Silent { limit }))
+            Err(ClientError::Silent { limit }) if self.asks_program => {
+                Err(another_program::ask(&addresses, PROGRAM_ANSWER_LIMIT)
+                    .await
+                    .unwrap_or(ClientError::Silent { limit }))
             }
             outcome => outcome,
         };
@@ -172,7 +174,7 @@ impl AddressSource {
         match self {
             Self::Known(known) => Ok(known),
             Self::Own(endpoint, store) => Ok(host::own_addresses(&endpoint, store).await),
-            Self::Name { endpoint, iface, known } => match endpoint.look_up(RESOLVE).await {
+            Self::Name { endpoint, iface, known } => match endpoint.look_up(RESOLVE_INTERVAL).await {
                 Ok(mut addresses) => {
                     addresses.extend(at_named_interface(&endpoint, iface.as_deref(), &addresses));
                     Ok(addresses)
@@ -203,7 +205,7 @@ fn next_limit(
     was_slow: Option<bool>,
     round_trip: Duration,
 ) -> Duration {
-    let by_path = FIRST.max(round_trip.saturating_mul(ROUND_TRIPS));
+    let by_path = FIRST_ATTEMPT_LIMIT.max(round_trip.saturating_mul(ROUND_TRIPS));
     if was_slow == Some(true) { by_path.max((limit * 2).min(longest)) } else { by_path }
 }
 
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn connect_attempt_time_grows_until_an_answer() {
         let seconds = Duration::from_secs;
-        let mut limits = vec![FIRST];
+        let mut limits = vec![FIRST_ATTEMPT_LIMIT];
         for was_slow in [Some(true); 4] {
             let limit = *limits.last().unwrap();
             limits.push(next_limit((limit, seconds(5)), was_slow, Duration::ZERO));
@@ -233,12 +235,12 @@ mod tests {
     fn first_attempt_takes_half_of_a_short_timeout() {
         let mut attempts = ConnectAttempts::new(Duration::from_secs(8));
         attempts.fit_first_attempt(Duration::from_secs(600));
-        assert_eq!(attempts.limit, FIRST);
+        assert_eq!(attempts.limit, FIRST_ATTEMPT_LIMIT);
         attempts.fit_first_attempt(Duration::from_millis(500));
         assert_eq!(attempts.limit, Duration::from_millis(250));
-        (attempts.limit, attempts.has_result) = (FIRST, true);
+        (attempts.limit, attempts.has_result) = (FIRST_ATTEMPT_LIMIT, true);
         attempts.fit_first_attempt(Duration::from_millis(500));
-        assert_eq!(attempts.limit, FIRST, "a later attempt takes its time");
+        assert_eq!(attempts.limit, FIRST_ATTEMPT_LIMIT, "a later attempt takes its time");
     }
 
     #[test]

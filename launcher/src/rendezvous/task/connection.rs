@@ -198,14 +198,14 @@ impl RendezvousTask {
             let next_check = self.check_unreached(now).await;
             return self.connection.attempts.resolve_at().map_or(next_check, |at| at.min(next_check));
         };
-        let asks_stranger = self.connection.identity.is_none();
-        if asks_stranger {
+        let asks_program = self.connection.identity.is_none();
+        if asks_program {
             let waited = now.saturating_duration_since(self.connection.since);
             let left = self.plan.times.connect.saturating_sub(waited);
             self.connection.attempts.fit_first_attempt(left);
         }
         let (settings, keys) = (self.client_settings(), self.plan.keys.clone());
-        self.connection.attempts.begin(AttemptSetup { addresses, settings, keys, asks_stranger });
+        self.connection.attempts.begin(AttemptSetup { addresses, settings, keys, asks_program });
         now + FIRST_CHECK
     }
 

@@ -18,7 +18,7 @@ use crate::store::client::{Client, ClientError, ClientSettings};
 use super::plan::Plan;
 
 /// How long the store at the port may take to answer, and its launcher to write its name.
-const LIMIT: Duration = Duration::from_millis(500);
+const STORE_ANSWER_LIMIT: Duration = Duration::from_millis(500);
 /// The time between two reads.
 const REREAD: Duration = Duration::from_millis(20);
 
@@ -60,10 +60,11 @@ struct HostSearch {
 impl HostSearch {
     /// The launcher whose store at this port of this machine has keys of this job.
     async fn find_at(&self, port: u16) -> Option<OtherHost> {
-        let until = Instant::now() + LIMIT;
+        let until = Instant::now() + STORE_ANSWER_LIMIT;
         let addresses: [SocketAddr; 2] =
             [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()];
-        let settings = ClientSettings { nonce: self.nonce, answer: LIMIT, silence: LIMIT };
+        let settings =
+            ClientSettings { nonce: self.nonce, answer: STORE_ANSWER_LIMIT, silence: STORE_ANSWER_LIMIT };
         let mut client = Client::connect(&addresses, settings, until).await.ok()?;
         // It may have opened the store a moment ago.
         loop {

@@ -19,8 +19,8 @@ use super::rendezvous_task::{Phase, RendezvousTask, random, wall};
 use super::watch;
 
 /// Time of the first line about the wait, and the time between two lines.
-const FIRST_LINE: Duration = Duration::from_secs(2);
-const LINE: Duration = Duration::from_secs(5);
+const FIRST_WAIT_LINE: Duration = Duration::from_secs(2);
+const WAIT_LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A node on the way into a round.
 #[derive(Debug)]
@@ -45,14 +45,14 @@ impl Joining {
         times: &RoundTimes,
     ) -> Self {
         let deadline = now + times.join;
-        Self { workers, before, deadline, since: now, next_line: now + FIRST_LINE, state_in_time: None }
+        Self { workers, before, deadline, since: now, next_line: now + FIRST_WAIT_LINE, state_in_time: None }
     }
 
     /// The time that is left, if a line for the user is due.
     pub(super) fn line_is_due(&mut self, now: Instant) -> Option<Duration> {
         let is_due = now >= self.next_line;
         if is_due {
-            self.next_line = now + LINE;
+            self.next_line = now + WAIT_LINE_INTERVAL;
         }
         is_due.then(|| self.deadline.saturating_duration_since(now))
     }
@@ -74,8 +74,8 @@ impl RendezvousTask {
                 self.pass_write_ticket(ticket.take()).await?;
             }
             match step {
-                RoundStep::Write { state, rings } => {
-                    let won = self.try_to_write(&state, rings).await?;
+                RoundStep::Write { state, notifies } => {
+                    let won = self.try_to_write(&state, notifies).await?;
                     self.pass_write_ticket(ticket.take()).await?;
                     ticket = if won { None } else { self.take_write_ticket().await? };
                 }
@@ -118,15 +118,19 @@ impl RendezvousTask {
     }
 
     /// Writes the state, or reads the one of another writer.
-    pub(super) async fn write(&mut self, state: &RendezvousState, rings: bool) -> Result<(), StoreFailure> {
-        self.try_to_write(state, rings).await.map(drop)
+    pub(super) async fn write(
+        &mut self,
+        state: &RendezvousState,
+        notifies: bool,
+    ) -> Result<(), StoreFailure> {
+        self.try_to_write(state, notifies).await.map(drop)
     }
 
-    async fn try_to_write(&mut self, state: &RendezvousState, rings: bool) -> Result<bool, StoreFailure> {
+    async fn try_to_write(&mut self, state: &RendezvousState, notifies: bool) -> Result<bool, StoreFailure> {
         let Some(backend) = &mut self.backend else { return Ok(false) };
         let completes = state.complete && !backend.state().complete;
         // At once: during a round trip between the read and the write another node may write first.
-        let won = backend.write(state, rings && !completes).await?;
+        let won = backend.write(state, notifies && !completes).await?;
         self.contact.set_last_answer(Instant::now());
         if won && completes {
             // The agent that completes the next round may not have been in this one.

@@ -26,7 +26,7 @@ const AFTER_LEAVING: Duration = Duration::from_millis(300);
 impl RendezvousTask {
     /// Leaves. All is over by `until`.
     pub(super) async fn leave(mut self, kind: ShutdownKind, until: Instant) {
-        let linger = match &kind {
+        let wait = match &kind {
             ShutdownKind::Close { succeeded: true, .. } => AFTER_SUCCESS,
             ShutdownKind::Close { .. } => AFTER_FAILURE,
             ShutdownKind::Leave { .. } => AFTER_LEAVING,
@@ -45,12 +45,12 @@ impl RendezvousTask {
         };
         // If another node has ended the job, or the end could not be published, the others may still be about to read why.
         let is_closed = self.backend.as_ref().is_some_and(|backend| backend.state().closed);
-        let linger = if is_closed || !is_published { linger.max(AFTER_FAILURE) } else { linger };
+        let wait = if is_closed || !is_published { wait.max(AFTER_FAILURE) } else { wait };
         let mut stores: Vec<Arc<StoreServer>> = self.store.iter().cloned().collect();
         stores.extend(self.training_store.lock().await.server().cloned());
         // Ends the connections of this node.
         drop(self);
-        let until = until.min(Instant::now() + linger);
+        let until = until.min(Instant::now() + wait);
         let _ = timeout_at(until.into(), wait_for_clients(stores)).await;
     }
 
@@ -145,7 +145,9 @@ impl RendezvousTask {
             let (Some(me), Some(backend)) = (&self.me, &self.backend) else { return Ok(()) };
             let step = next(&self.peers.view(backend.state()), me, goal, now, wall());
             match step {
-                RoundStep::Write { state, rings } if now < deadline => self.write(&state, rings).await?,
+                RoundStep::Write { state, notifies } if now < deadline => {
+                    self.write(&state, notifies).await?
+                }
                 _ => return Ok(()),
             }
         }

@@ -210,8 +210,9 @@ impl RendezvousTask {
         let is_mixed = matches!(self.static_progress, StaticProgress::Mixed(_));
         // A mixed static job has no state, but rankrun agents still publish the end.
         let is_closed = if is_mixed { snapshot.end.is_some() } else { backend.state().closed };
-        let (stage, nodes, told) = (membership.stage, membership.nodes.as_slice(), membership.failure());
-        let verdict = judge(&Known { stage, nodes, told, is_closed, all_gone }, snapshot);
+        let (stage, nodes, known_failure) =
+            (membership.stage, membership.nodes.as_slice(), membership.failure());
+        let verdict = judge(&Known { stage, nodes, known_failure, is_closed, all_gone }, snapshot);
         Some((stage == Stage::Over, verdict))
     }
 
@@ -318,7 +319,7 @@ impl RendezvousTask {
         loop {
             let now = Instant::now();
             match self.next_member_step(snapshot, now) {
-                Some(RoundStep::Write { state, rings }) => self.write(&state, rings).await?,
+                Some(RoundStep::Write { state, notifies }) => self.write(&state, notifies).await?,
                 Some(RoundStep::Wait { until }) => return Ok(until),
                 Some(RoundStep::Changed(end)) => self.on_membership_change(&end).await?,
                 None => return Ok(now),
@@ -359,7 +360,7 @@ impl RendezvousTask {
         };
         let change = match end {
             RoundEnd::Removed => MembershipChange::Removed,
-            RoundEnd::Gone(node) => {
+            RoundEnd::MemberGone(node) => {
                 let name = membership.name_of_member(node, &self.peers);
                 let why = parse_leave_reason(&backend.why_left(node).await?);
                 let lost = |role| LostNode { node: name.clone(), role };

@@ -12,7 +12,7 @@ use crate::store::client::{Client, ClientError, Unanswered};
 use super::rendezvous_task::{Participation, Phase, RendezvousTask};
 
 /// Fewer closed connections in a row say that connections are lost, not that a request is refused.
-const ENOUGH: u32 = 5;
+const CLOSED_CONNECTIONS_FOR_REFUSAL: u32 = 5;
 /// The pause before the second try, and the longest one. The first try follows at once.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 /// Longest value that is shown, in bytes.
@@ -61,7 +61,7 @@ impl Refusals {
         let Some(since) = self.since else { return false };
         // Heartbeats may go on while another request is refused: then the first refusal counts.
         let silent_since = acknowledged.map_or(since, |sent| sent.min(since));
-        self.count >= ENOUGH && now >= silent_since + limit
+        self.count >= CLOSED_CONNECTIONS_FOR_REFUSAL && now >= silent_since + limit
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
                 now += refusals.pause(random).max(Duration::from_millis(1));
                 tries += 1;
             }
-            assert!((ENOUGH..=20).contains(&tries), "{tries}");
+            assert!((CLOSED_CONNECTIONS_FOR_REFUSAL..=20).contains(&tries), "{tries}");
             assert!(now >= start + LIMIT && now <= start + LIMIT + PAUSES.1, "{:?}", now - start);
         }
     }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn limit_counts_from_last_acknowledged_heartbeat_or_first_refusal() {
         let start = Instant::now();
-        let refusals = refused(ENOUGH, start + LIMIT);
+        let refusals = refused(CLOSED_CONNECTIONS_FOR_REFUSAL, start + LIMIT);
         assert!(refusals.exceed(start + LIMIT, Some(start), LIMIT), "nothing acknowledged for that long");
         let later = start + LIMIT * 2;
         assert!(!refusals.exceed(later - Duration::from_millis(1), None, LIMIT));
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn few_closed_connections_are_not_a_refusal() {
         let start = Instant::now();
-        let mut refusals = refused(ENOUGH - 1, start);
+        let mut refusals = refused(CLOSED_CONNECTIONS_FOR_REFUSAL - 1, start);
         assert!(!refusals.exceed(start + LIMIT * 100, None, LIMIT));
         refusals.add(start, None);
         assert!(refusals.exceed(start + LIMIT, None, LIMIT));

@@ -19,7 +19,7 @@ use crate::io_thread::IoThread;
 use crate::rendezvous::address::{self, Interface, is_confined};
 use crate::rendezvous::assign_ranks::{SharedAddressCache, SharedTrainingStore};
 use crate::rendezvous::c10d::{
-    C10dBackend, Introduction, SnapshotQuery, StoreChange, StoreFailure, StoreSnapshot,
+    C10dBackend, NodeDescription, SnapshotQuery, StoreChange, StoreFailure, StoreSnapshot,
 };
 use crate::rendezvous::error::RendezvousError;
 use crate::rendezvous::host::{self, AllowedClients};
@@ -449,14 +449,15 @@ impl RendezvousTask {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let unknown = self.peers.unknown(backend.state());
         if !unknown.is_empty() {
-            let introductions = backend.introductions(&unknown).await?;
-            for (node, Introduction { text, beat }) in unknown.into_iter().zip(introductions) {
+            let node_descriptions = backend.node_descriptions(&unknown).await?;
+            for (node, NodeDescription { text, heartbeat }) in unknown.into_iter().zip(node_descriptions) {
                 let added = self.peers.add(node.clone(), &text);
                 if let Some(difference) = self.peers.compare_budgets(&node) {
                     self.events.send(RendezvousEvent::Note(difference));
                 }
                 match added {
-                    Ok(()) => heartbeats.extend(beat.filter(|_| !text.is_empty()).map(|beat| (node, beat))),
+                    Ok(()) => heartbeats
+                        .extend(heartbeat.filter(|_| !text.is_empty()).map(|heartbeat| (node, heartbeat))),
                     Err(mismatch) => self.on_mismatch(&node, mismatch),
                 }
             }

@@ -19,12 +19,12 @@ mod addresses;
 mod ending;
 mod errors;
 mod faults;
+mod foreign_clients;
 mod given;
 mod hosting;
 mod late;
 mod lost_node;
 mod silence;
-mod strangers;
 mod team;
 mod wall;
 
@@ -86,7 +86,7 @@ fn all_nodes_succeeded_reports_all_succeeded() {
     agents[0].succeed();
     agents[1].succeed();
     for agent in &agents {
-        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
+        assert!(matches!(agent.next_event(), RendezvousEvent::AllSucceeded));
     }
     for agent in agents {
         agent.close(true, None);
@@ -101,7 +101,7 @@ fn all_succeeded_round_ends_restarting_agents() {
     agents[0].succeed();
     agents[0].join();
     agents[1].succeed();
-    assert!(matches!(agents[1].news(), RendezvousEvent::AllSucceeded));
+    assert!(matches!(agents[1].next_event(), RendezvousEvent::AllSucceeded));
     let [repeats, ends] = <[Agent; 2]>::try_from(agents).ok().unwrap();
     ends.close(true, None);
     assert!(matches!(repeats.over(), RendezvousEnd::NotNeeded));
@@ -116,7 +116,7 @@ fn first_failure_reporter_is_not_blamed_on_lost_node() {
     agents[1].fail(&note_with_message(1, Some(message)));
     assert!(matches!(agents[0].changed(), MembershipChange::Failed(told) if told.rank == Rank(1)));
     agents[1].rendezvous.send_command(RendezvousCommand::FindLostNode);
-    assert!(matches!(agents[1].news(), RendezvousEvent::LostNodeFound(None)));
+    assert!(matches!(agents[1].next_event(), RendezvousEvent::LostNodeFound(None)));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn spare_ends_as_not_needed_after_job_success() {
     let spare = job.agent();
     assert_eq!(spare.waiting().awaited, WaitReason::Place);
     first.succeed();
-    assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
+    assert!(matches!(first.next_event(), RendezvousEvent::AllSucceeded));
     first.close(true, None);
     assert!(matches!(spare.over(), RendezvousEnd::NotNeeded));
 }

@@ -45,7 +45,7 @@ pub(super) struct Known<'a> {
     /// Its members.
     pub(super) nodes: &'a [Node],
     /// Its first failure, if one is known already.
-    pub(super) told: Option<&'a FailureNote>,
+    pub(super) known_failure: Option<&'a FailureNote>,
     /// There are no more rounds.
     pub(super) is_closed: bool,
     /// Every node that has not reported success is gone.
@@ -54,17 +54,17 @@ pub(super) struct Known<'a> {
 
 /// Judges the keys that were read.
 pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
-    let Known { stage, nodes, told, is_closed, all_gone } = *known;
+    let Known { stage, nodes, known_failure, is_closed, all_gone } = *known;
     let is_done = look.all_succeeded || (!nodes.is_empty() && look.done.len() == nodes.len());
     if stage == Stage::Succeeded && is_done {
         return Verdict::Succeeded;
     }
     if is_closed {
-        let failure = || look.failure.clone().or_else(|| told.cloned());
+        let failure = || look.failure.clone().or_else(|| known_failure.cloned());
         return match &look.end {
             Some(end) if end.succeeded && stage == Stage::Succeeded => Verdict::Succeeded,
-            Some(ClosingNote { rule: Some(rule), failure: told, .. }) => {
-                Verdict::ByRule(rule.clone(), told.clone().or_else(failure))
+            Some(ClosingNote { rule: Some(rule), failure: known_failure, .. }) => {
+                Verdict::ByRule(rule.clone(), known_failure.clone().or_else(failure))
             }
             Some(end) => Verdict::Closed(end.failure.clone().or_else(failure)),
             None if may_go_on(stage, look, all_gone) => Verdict::RunOn,
@@ -72,7 +72,7 @@ pub(super) fn judge(known: &Known<'_>, look: &StoreSnapshot) -> Verdict {
         };
     }
     match &look.failure {
-        Some(failure) if told != Some(failure) => Verdict::Failed(failure.clone()),
+        Some(failure) if known_failure != Some(failure) => Verdict::Failed(failure.clone()),
         _ => Verdict::Nothing,
     }
 }
@@ -221,7 +221,7 @@ mod tests {
 
     fn judged(stage: Stage, look: &StoreSnapshot, is_closed: bool) -> Verdict {
         let nodes = [node("a"), node("b")];
-        judge(&Known { stage, nodes: &nodes, told: None, is_closed, all_gone: false }, look)
+        judge(&Known { stage, nodes: &nodes, known_failure: None, is_closed, all_gone: false }, look)
     }
 
     #[expect(clippy::disallowed_methods, reason = "any moment will do")]
@@ -271,8 +271,14 @@ mod tests {
         let look = StoreSnapshot { failure: Some(note(3)), ..StoreSnapshot::default() };
         for stage in [Stage::Running, Stage::Succeeded] {
             assert_eq!(judged(stage, &look, false), Verdict::Failed(note(3)));
-            let told = note(3);
-            let known = Known { stage, nodes: &[], told: Some(&told), is_closed: false, all_gone: false };
+            let known_failure = note(3);
+            let known = Known {
+                stage,
+                nodes: &[],
+                known_failure: Some(&known_failure),
+                is_closed: false,
+                all_gone: false,
+            };
             assert_eq!(judge(&known, &look), Verdict::Nothing);
         }
     }
@@ -337,7 +343,13 @@ mod tests {
         let look = StoreSnapshot { done: vec![node("a")], successes: 1, ..StoreSnapshot::default() };
         let judged = |all_gone, look: &StoreSnapshot| {
             judge(
-                &Known { stage: Stage::Succeeded, nodes: &nodes, told: None, is_closed: true, all_gone },
+                &Known {
+                    stage: Stage::Succeeded,
+                    nodes: &nodes,
+                    known_failure: None,
+                    is_closed: true,
+                    all_gone,
+                },
                 look,
             )
         };

@@ -176,15 +176,15 @@ fn store_of_torchrun_rank_zero_is_found() {
     ]);
     let memory = after(&[("T a", "T")]);
     assert_eq!(memory.store_of(&node("T"), 5, &published), Some(place("T")));
-    let stranger = MasterAddressCache::default();
+    let uninvolved = MasterAddressCache::default();
     // The newest published address before this round with the same host.
     assert_eq!(
-        stranger.store_of(&node("T"), 3, &published),
+        uninvolved.store_of(&node("T"), 3, &published),
         Some(PublishedAddress { port: 1, ..place("T") })
     );
-    assert_eq!(stranger.store_of(&node("U"), 3, &published), Some(place("U")));
-    assert_eq!(stranger.store_of(&node("V"), 3, &published), None);
-    assert_eq!(stranger.store_of(&node("T"), 0, &published), None);
+    assert_eq!(uninvolved.store_of(&node("U"), 3, &published), Some(place("U")));
+    assert_eq!(uninvolved.store_of(&node("V"), 3, &published), None);
+    assert_eq!(uninvolved.store_of(&node("T"), 0, &published), None);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::Clues;
 /// A longer name is cut in a hint, in characters.
 /// The ends of the names of exceptions.
 const EXCEPTION_ENDS: [&str; 5] = ["Error", "Exception", "Exit", "Interrupt", "BrokenProcessPool"];
-const LONGEST: usize = 200;
+const MAX_NAME_CHARS: usize = 200;
 
 impl<'a> Clues<'a> {
     /// Every line of these clues, the report's first.
@@ -94,7 +94,7 @@ pub(super) fn between<'a>(line: &'a str, before: &str, after: &str) -> Option<&'
 
 /// A name that a worker wrote, for a hint.
 pub(super) fn shown(name: &str) -> String {
-    let end = name.char_indices().nth(LONGEST).map_or(name.len(), |(at, _)| at);
+    let end = name.char_indices().nth(MAX_NAME_CHARS).map_or(name.len(), |(at, _)| at);
     let dots = if end < name.len() { "…" } else { "" };
     format!("{}{dots}", &name[..end])
 }

@@ -15,7 +15,7 @@ const FRAME: Duration = Duration::from_millis(50);
 /// Where nothing can be taken back, the first picture of a line is written after this time.
 pub(super) const FIRST_PICTURE: Duration = Duration::from_secs(1);
 /// The next ones of a stream are written at most so often.
-pub(super) const PICTURE: Duration = Duration::from_secs(10);
+pub(super) const PICTURE_INTERVAL: Duration = Duration::from_secs(10);
 /// Rows of the terminal that the block leaves to ordinary lines.
 const ROWS_FOR_LINES: u16 = 4;
 
@@ -192,7 +192,7 @@ impl Screen {
         if pictures.is_empty() {
             return;
         }
-        stream.picture_due = now + PICTURE;
+        stream.picture_due = now + PICTURE_INTERVAL;
         self.clear_open_lines(out);
         out.extend_from_slice(&pictures);
         self.redraw(out);

@@ -1,6 +1,6 @@
 #![expect(clippy::disallowed_methods, reason = "an `Instant` can only be made by reading the clock")]
 
-use super::block::PICTURE;
+use super::block::PICTURE_INTERVAL;
 use super::*;
 use proptest::prelude::*;
 
@@ -188,7 +188,7 @@ fn blank_line_of_an_ordinary_stream_is_shown_after_a_moment() {
 fn plain_output_shows_bar_rarely_and_its_last_state() {
     let mut bench = Bench::new(ScreenKind::Plain);
     let (a, b) = (bench.add_labelled_stream("[0]:"), bench.add_labelled_stream("[1]:"));
-    let tenths = u64::try_from(PICTURE.as_millis()).unwrap() / 10;
+    let tenths = u64::try_from(PICTURE_INTERVAL.as_millis()).unwrap() / 10;
     for step in 0..25 {
         bench.feed(a, &format!("\r{step}%"));
         bench.feed(b, "line\n");

@@ -9,7 +9,7 @@ use super::decoder::first_rewrite;
 use super::progress::ProgressArea;
 
 /// An escape sequence that comes in two reads is found up to this length.
-const SEAM: usize = 16;
+const MAX_SPLIT_ESCAPE_BYTES: usize = 16;
 
 /// Where in its line the stream is, as far as the prefix is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,8 +104,8 @@ impl WorkerStream {
     /// Where in `bytes` the first line begins that is rewritten, or the blank lines above it, which nested bars make
     /// for room. 0 too where what is held belongs to it.
     pub(super) fn first_rewritten_line(&self, bytes: &[u8]) -> Option<usize> {
-        let pending = &self.pending.bytes[self.pending.bytes.len().saturating_sub(SEAM)..];
-        let seam = [pending, &bytes[..bytes.len().min(SEAM)]].concat();
+        let pending = &self.pending.bytes[self.pending.bytes.len().saturating_sub(MAX_SPLIT_ESCAPE_BYTES)..];
+        let seam = [pending, &bytes[..bytes.len().min(MAX_SPLIT_ESCAPE_BYTES)]].concat();
         if first_rewrite(&seam).is_some_and(|at| at < pending.len()) {
             return Some(0);
         }

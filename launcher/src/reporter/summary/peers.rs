@@ -9,7 +9,7 @@ use super::{MESSAGE_START, quoted_lines};
 
 /// More texts than this are left out, and so is a longer text: the error file is kept then.
 const MOST_TEXTS: usize = 4;
-const LONGEST: usize = 16 * 1024;
+const MAX_TEXT_BYTES: usize = 16 * 1024;
 /// Numbers in a message are ignored up to this length, in bytes.
 const LONGEST_LINE: usize = 512;
 
@@ -24,7 +24,7 @@ impl ShownTexts {
     /// Notes that the report shows this; `false` where it is too long to be shown whole.
     pub fn add(&mut self, report: &ErrorReport) -> bool {
         let text = report_text(report);
-        let fits = text.len() <= LONGEST;
+        let fits = text.len() <= MAX_TEXT_BYTES;
         if fits {
             self.texts.insert(text);
             self.shapes.insert(shape(report));
@@ -113,7 +113,7 @@ pub(super) fn lines(peers: &[PeerReport]) -> Vec<String> {
 /// An error file as the failure report shows it.
 pub(super) fn text_lines(report: &ErrorReport) -> Vec<String> {
     let message = &report.message;
-    let start = if message.len() <= LONGEST { message.len() } else { MESSAGE_START };
+    let start = if message.len() <= MAX_TEXT_BYTES { message.len() } else { MESSAGE_START };
     let start = &message[..message.floor_char_boundary(start)];
     let text = report.callstack.as_deref().filter(|text| text.contains(start));
     let mut lines = if text.is_none() { quoted_lines(message) } else { Vec::new() };
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn report_texts_above_limits_are_not_shown() {
-        let long = "x".repeat(LONGEST + 1);
+        let long = "x".repeat(MAX_TEXT_BYTES + 1);
         let peers = [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "e"), (6, &*long), (7, "a")];
         let (lines, shown) = grouped("first", &peers);
         assert_eq!(lines.len(), 2 * MOST_TEXTS, "{lines:?}");

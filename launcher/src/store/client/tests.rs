@@ -197,7 +197,7 @@ fn listener_with_foreign_protocol_is_rejected() {
     for garbage in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], &[0; 64], b"\x08\0\0\0"] {
         let (address, _thread) = listener(move |mut stream| stream.write_all(garbage).is_ok());
         let error = Client::connect(&[address], patience(), within(Duration::from_millis(300))).unwrap_err();
-        assert!(matches!(error, ClientError::Stranger { .. } | ClientError::Io(_)), "{error:?}");
+        assert!(matches!(error, ClientError::AnotherProgram { .. } | ClientError::Io(_)), "{error:?}");
     }
 }
 

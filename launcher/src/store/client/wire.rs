@@ -13,16 +13,16 @@ use tokio::time::timeout_at;
 
 use super::super::socket;
 use super::open::open;
-use super::{ClientError, ClientSettings, ROUND_TRIPS, answer_limit, stranger};
+use super::{ClientError, ClientSettings, ROUND_TRIPS, another_program, answer_limit};
 
 /// Longest answer, in bytes: a state and everything beside it, or the names of a few hundred thousand keys.
 const MAX_ANSWER: usize = 32 * 1024 * 1024;
 
 /// Size of one read, in bytes.
-const PIECE: usize = 16 * 1024;
+const READ_BYTES: usize = 16 * 1024;
 
 /// How long an answer may be under way before something else is sent.
-const NUDGE: Duration = Duration::from_millis(200);
+const NUDGE_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -64,13 +64,15 @@ impl Wire {
         let deadline = deadline.min(began + answer_limit(settings.answer, round_trip));
         let answer = match wire.greet(deadline).await {
             Ok(answer) => answer,
-            Err(error) => return Err(wire.stranger_or(error).await),
+            Err(error) => return Err(wire.another_program_or(error).await),
         };
         match answer {
             Some(Reply::Pong(answer)) if answer == nonce => Ok(wire),
             Some(Reply::Pong(answer)) => {
                 let said = [&answer.to_le_bytes(), wire.input.as_slice()].concat();
-                Err(ClientError::Stranger { said: stranger::first_line(&mut wire.stream, said).await })
+                Err(ClientError::AnotherProgram {
+                    said: another_program::first_line(&mut wire.stream, said).await,
+                })
             }
             Some(_) => Err(ClientError::NoStore),
             None => {
@@ -81,9 +83,9 @@ impl Wire {
     }
 
     /// A greeting that ended after fewer bytes than a store answers was ended by another program.
-    async fn stranger_or(&mut self, error: ClientError) -> ClientError {
-        let said = stranger::first_line(&mut self.stream, std::mem::take(&mut self.input)).await;
-        if said.is_empty() { error } else { ClientError::Stranger { said } }
+    async fn another_program_or(&mut self, error: ClientError) -> ClientError {
+        let said = another_program::first_line(&mut self.stream, std::mem::take(&mut self.input)).await;
+        if said.is_empty() { error } else { ClientError::AnotherProgram { said } }
     }
 
     /// Sends the greeting; `None` if it is not answered in time.
@@ -139,7 +141,7 @@ impl Wire {
         let mut partial = PartialReply::of(kind);
         let mut nudges = 0;
         loop {
-            let until = deadline.min(Instant::now() + NUDGE);
+            let until = deadline.min(Instant::now() + NUDGE_DELAY);
             let reply = if self.settle(until).await? { self.take(&mut partial, until).await? } else { None };
             if reply.is_some() {
                 self.owed += nudges;
@@ -189,7 +191,7 @@ impl Wire {
         partial: &mut PartialReply,
         deadline: Instant,
     ) -> Result<Option<Reply>, ClientError> {
-        let mut piece = [0; PIECE];
+        let mut piece = [0; READ_BYTES];
         let mut is_late = false;
         loop {
             let decoded = partial.decoder.decode(&self.input);

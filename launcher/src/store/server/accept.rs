@@ -17,7 +17,7 @@ use crate::store::connection::{CloseReason, Connection, is_of_one_connection};
 const ACCEPT_BATCH: usize = 128;
 
 /// Where descriptors are scarce, a connection that was idle for so long is closed.
-const CROWDED: Duration = Duration::from_secs(1);
+const IDLE_LIMIT_WHEN_SCARCE: Duration = Duration::from_secs(1);
 
 /// The delay before the next accept, after few descriptors were left: other threads may have closed some.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -78,7 +78,7 @@ impl Server {
     /// Closes one idle connection that had time for a request. Returns whether there was one.
     fn close_oldest_idle(&mut self) -> bool {
         let Some((client, since)) = self.registry.oldest_idle_connection() else { return false };
-        let is_old = since.elapsed() >= CROWDED;
+        let is_old = since.elapsed() >= IDLE_LIMIT_WHEN_SCARCE;
         if is_old {
             self.close(client, &CloseReason::Silent);
         }

@@ -23,8 +23,8 @@ fn idle_connection_is_closed_and_active_client_stays() {
     slow.write(&HANDSHAKE[..3]);
     let mut halfway = Client::new(&server);
     halfway.write(b"\x01\x08\0\0\0\0\0\0\0half");
-    for stranger in [silent, slow, greeted, halfway] {
-        stranger.assert_closed();
+    for idle_client in [silent, slow, greeted, halfway] {
+        idle_client.assert_closed();
     }
     client.assert_nothing_came();
     assert_eq!(server.connected().unwrap(), [7].into());
@@ -34,11 +34,11 @@ fn idle_connection_is_closed_and_active_client_stays() {
 fn few_idle_connections_are_not_closed() {
     let server =
         limited(ClientLimits { idle_timeout: Duration::ZERO, allowed_idle: 2, ..ClientLimits::default() });
-    let mut strangers: Vec<_> = (0..3).map(|_| Client::silent(&server)).collect();
-    strangers.remove(0).assert_closed();
-    for stranger in &mut strangers {
-        stranger.write(&HANDSHAKE);
-        stranger.assert_nothing_came();
+    let mut idle_clients: Vec<_> = (0..3).map(|_| Client::silent(&server)).collect();
+    idle_clients.remove(0).assert_closed();
+    for idle_client in &mut idle_clients {
+        idle_client.write(&HANDSHAKE);
+        idle_client.assert_nothing_came();
     }
 }
 
@@ -51,17 +51,17 @@ fn oldest_idle_connection_is_closed_above_limit() {
         ..ClientLimits::default()
     });
     let mut client = Client::greeted(&server, 7);
-    let mut strangers: Vec<_> = (0..5).map(|_| Client::silent(&server)).collect();
-    strangers.drain(..2).for_each(Client::assert_closed);
+    let mut idle_clients: Vec<_> = (0..5).map(|_| Client::silent(&server)).collect();
+    idle_clients.drain(..2).for_each(Client::assert_closed);
     client.assert_nothing_came();
-    for stranger in &mut strangers {
-        stranger.write(&HANDSHAKE);
-        stranger.assert_nothing_came();
+    for idle_client in &mut idle_clients {
+        idle_client.write(&HANDSHAKE);
+        idle_client.assert_nothing_came();
     }
     let newest = Client::silent(&server);
     client.assert_nothing_came();
     drop(newest);
-    strangers.iter_mut().for_each(Client::assert_nothing_came);
+    idle_clients.iter_mut().for_each(Client::assert_nothing_came);
 }
 
 #[test]
@@ -115,28 +115,28 @@ fn one_thousand_garbage_connections_do_not_disturb_job() {
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     let mut held = Vec::new();
     for index in 0..1000_u32 {
-        let mut stranger = Client::silent(&server);
+        let mut idle_client = Client::silent(&server);
         let bytes: [u8; 64] = std::array::from_fn(|_| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             random.to_be_bytes()[0]
         });
         // Any of them may be closed in the middle of it.
         let _ = match index % 5 {
-            0 => stranger.stream.write_all(&bytes),
-            1 => stranger.stream.write_all(&[&HANDSHAKE[..], &bytes].concat()),
-            2 => stranger.stream.write_all(b"GET / HTTP/1.1\r\nHost: store\r\n\r\n"),
-            3 => stranger.stream.write_all(&HANDSHAKE[..2]),
+            0 => idle_client.stream.write_all(&bytes),
+            1 => idle_client.stream.write_all(&[&HANDSHAKE[..], &bytes].concat()),
+            2 => idle_client.stream.write_all(b"GET / HTTP/1.1\r\nHost: store\r\n\r\n"),
+            3 => idle_client.stream.write_all(&HANDSHAKE[..2]),
             _ => Ok(()),
         };
         if index % 3 == 0 {
-            held.push(stranger);
+            held.push(idle_client);
         }
         let rank = usize::try_from(index % 4).unwrap();
         assert_eq!(job[rank].ask(add("n", 1)), Reply::Number(i64::from(index) + 1));
     }
-    for mut stranger in held {
+    for mut idle_client in held {
         // Until the server closes it: by then it may have said something to garbage that is a request.
-        let _ = stranger.stream.read_to_end(&mut Vec::new());
+        let _ = idle_client.stream.read_to_end(&mut Vec::new());
     }
     assert_eq!(server.connected().unwrap(), [0, 1, 2, 3].into());
     for client in &mut job {

@@ -21,7 +21,7 @@ fn client_id_is_connected_until_last_connection_closes() {
     assert_eq!(server.connections().unwrap(), 0);
     let (first, second) = (Client::greeted(&server, 7), Client::greeted(&server, 7));
     let mut other = Client::greeted(&server, 9);
-    let _stranger = Client::silent(&server);
+    let _idle_client = Client::silent(&server);
     Client::new(&server).assert_nothing_came();
     other.assert_nothing_came();
     assert!(server.connected().unwrap().is_superset(&[7, 9].into()));

@@ -224,10 +224,10 @@ impl Work {
     /// One piece of a call of all ranks.
     fn exchange(&mut self, wire: &Wire) -> bool {
         let (rank, number) = (self.comm.rank(), self.comm.pieces() + 1);
-        let (slots, own) = (wire.seats(), &wire.seats()[rank]);
+        let (slots, own) = (wire.slots(), &wire.slots()[rank]);
         let bytes = (self.bytes - self.done).min(SLOT);
         if !self.is_shown {
-            if slots.iter().any(|seat| seat.read.load(Ordering::Acquire) < number - 1) {
+            if slots.iter().any(|slot| slot.read.load(Ordering::Acquire) < number - 1) {
                 return false;
             }
             if !matches!(self.order.kind, Kind::Broadcast(root) if root != rank) {
@@ -238,10 +238,10 @@ impl Work {
             own.written.store(number, Ordering::Release);
             self.is_shown = true;
         }
-        if slots.iter().any(|seat| seat.written.load(Ordering::Acquire) < number) {
+        if slots.iter().any(|slot| slot.written.load(Ordering::Acquire) < number) {
             return false;
         }
-        if slots.iter().any(|seat| seat.call.load(Ordering::Relaxed) != self.order.mark()) {
+        if slots.iter().any(|slot| slot.call.load(Ordering::Relaxed) != self.order.mark()) {
             return false;
         }
         self.take(wire, bytes);

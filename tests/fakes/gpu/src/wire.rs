@@ -21,7 +21,7 @@ const MOST_RANKS: usize = 64;
 /// What a rank says of itself.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Seat {
+pub(crate) struct Slot {
     /// Its device, by a number that is another one for each device of all machines; 0 before it has come.
     pub(crate) device: AtomicU64,
     /// The number of the piece in its slot.
@@ -32,7 +32,7 @@ pub(crate) struct Seat {
     pub(crate) call: AtomicU64,
 }
 
-impl Seat {
+impl Slot {
     pub(crate) fn device(&self) -> u64 {
         self.device.load(Ordering::SeqCst)
     }
@@ -87,7 +87,7 @@ impl Wire {
         Ok(Self { start, ranks })
     }
 
-    pub(crate) fn seats(&self) -> &[Seat] {
+    pub(crate) fn slots(&self) -> &[Slot] {
         // SAFETY: they are at the beginning, and zeros are seats.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.ranks) }
     }
@@ -110,7 +110,7 @@ impl Wire {
 }
 
 fn posts(ranks: usize) -> usize {
-    ranks * size_of::<Seat>()
+    ranks * size_of::<Slot>()
 }
 
 fn slots(ranks: usize) -> usize {

@@ -9,7 +9,7 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{self, Device};
 use crate::faults::value;
-use crate::wire::{Seat, Wire};
+use crate::wire::{Slot, Wire};
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const IN_PROGRESS: c_int = 7;
@@ -84,7 +84,7 @@ impl Comm {
     pub(crate) fn join(id: u64, ranks: c_int, rank: c_int, wire: Option<Wire>) -> Self {
         let device = device::current().ok().filter(|_| device::is_machine());
         if let Some((wire, device)) = wire.as_ref().zip(device) {
-            wire.seats()[rank.cast_unsigned() as usize].device.store(name_of(device), Ordering::SeqCst);
+            wire.slots()[rank.cast_unsigned() as usize].device.store(name_of(device), Ordering::SeqCst);
         }
         *locked(&ARRIVED).entry(id).or_default() += 1;
         ALIVE.fetch_add(1, Ordering::SeqCst);
@@ -148,7 +148,7 @@ impl Comm {
 
     /// What `ncclCommGetAsyncError` reports.
     pub(crate) fn state(&self) -> c_int {
-        let devices: Vec<u64> = self.wire.iter().flat_map(Wire::seats).map(Seat::device).collect();
+        let devices: Vec<u64> = self.wire.iter().flat_map(Wire::slots).map(Slot::device).collect();
         if (1..devices.len()).any(|at| devices[at] != 0 && devices[..at].contains(&devices[at])) {
             return INVALID_USAGE;
         }

@@ -59,7 +59,7 @@ enum Activity {
     /// It checks every few milliseconds.
     Awake,
     /// It waits for a wake-up or a message.
-    Asleep,
+    Sleeping,
     /// It has returned.
     Ended,
 }
@@ -99,7 +99,7 @@ impl Watch {
             return Err(self.report_error("another rank is gone".to_owned()));
         }
         state.log.begin_call(call, clock::after(self.membership.timeout), is_collective);
-        if state.activity == Activity::Asleep {
+        if state.activity == Activity::Sleeping {
             state.activity = Activity::Awake;
             self.wake();
         }
@@ -321,7 +321,7 @@ impl Watcher {
             !state.log.is_busy() && matches!(self.diagnosis, Diagnosis::None) && state.error.is_none();
         let may_sleep = is_quiet && state.leave_kind.is_none();
         let (activity, patience) =
-            if may_sleep { (Activity::Asleep, Duration::MAX) } else { (Activity::Awake, CHECK_INTERVAL) };
+            if may_sleep { (Activity::Sleeping, Duration::MAX) } else { (Activity::Awake, CHECK_INTERVAL) };
         state.activity = activity;
         drop(state);
         self.other_ranks.peers.wait(self.watch.wakeup.as_fd(), clock::after(patience));

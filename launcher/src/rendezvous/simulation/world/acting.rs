@@ -13,29 +13,29 @@ use crate::rendezvous::state::Node;
 
 impl World<'_> {
     /// Continues the agent when its workers have ended.
-    pub(in crate::rendezvous::simulation) fn wait_for_workers(&mut self, seat: usize) {
+    pub(in crate::rendezvous::simulation) fn wait_for_workers(&mut self, slot: usize) {
         let now = self.now;
-        let Some(agent) = &self.agents[seat] else { return };
+        let Some(agent) = &self.agents[slot] else { return };
         if let Phase::Stopping { until, .. } = agent.phase {
-            self.wake_at(seat, until.max(now));
+            self.wake_at(slot, until.max(now));
         }
     }
 
-    pub(super) fn wake_at(&mut self, seat: usize, moment: u64) {
+    pub(super) fn wake_at(&mut self, slot: usize, moment: u64) {
         let now = self.now;
-        let Some(agent) = &mut self.agents[seat] else { return };
+        let Some(agent) = &mut self.agents[slot] else { return };
         if agent.wake_at < now || agent.wake_at > moment || agent.wake_at == now && moment > now {
             agent.wake_at = moment;
-            let who = self.incarnation_of(seat);
-            self.schedule_event(moment, NetworkEvent::Wakes { who });
+            let incarnation = self.incarnation_of(slot);
+            self.schedule_event(moment, NetworkEvent::Wakes { incarnation });
         }
     }
 
-    pub(super) fn wake(&mut self, who: Incarnation) -> Result<(), Broken> {
-        let seat = who.0;
-        let (now, stop) = (self.now, u64::from(self.setup.stops[seat]));
-        let is_torch = self.setup.is_torch(seat);
-        let Some(agent) = self.agent(who) else { return Ok(()) };
+    pub(super) fn wake(&mut self, incarnation: Incarnation) -> Result<(), Broken> {
+        let slot = incarnation.0;
+        let (now, stop) = (self.now, u64::from(self.setup.stops[slot]));
+        let is_torch = self.setup.is_torch(slot);
+        let Some(agent) = self.agent(incarnation) else { return Ok(()) };
         if !is_torch {
             agent.schedule_lease_stop(now, stop);
         }
@@ -46,31 +46,31 @@ impl World<'_> {
             agent.torch.has_left = false;
             agent.phase = match then {
                 Then::Join => Phase::Joining { deadline: now + JOIN },
-                Then::Leave => Phase::Parting { closes: false },
-                Then::Close => Phase::Parting { closes: true },
+                Then::Leave => Phase::Leaving { closes: false },
+                Then::Close => Phase::Leaving { closes: true },
                 Then::End => Phase::Ended(Why::Closed),
             };
         }
-        self.wait_for_workers(seat);
+        self.wait_for_workers(slot);
         if is_torch {
-            self.request_state(seat, false);
+            self.request_state(slot, false);
             return Ok(());
         }
-        self.act(seat)
+        self.act(slot)
     }
 
     /// Carries out the next step of the round logic, unless an answer is under way.
-    pub(super) fn act(&mut self, seat: usize) -> Result<(), Broken> {
-        if self.setup.is_torch(seat) {
-            return self.act_as_torch(seat);
+    pub(super) fn act(&mut self, slot: usize) -> Result<(), Broken> {
+        if self.setup.is_torch(slot) {
+            return self.act_as_torch(slot);
         }
-        let (now, wall) = (self.now, self.wall(seat));
-        let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.pending.is_none()) else {
+        let (now, wall) = (self.now, self.wall(slot));
+        let Some(agent) = self.agents[slot].as_mut().filter(|agent| agent.pending.is_none()) else {
             return Ok(());
         };
         if agent.known.closed && matches!(agent.phase, Phase::Running { .. }) {
-            agent.stop(now, u64::from(self.setup.stops[seat]), Then::End);
-            self.wait_for_workers(seat);
+            agent.stop(now, u64::from(self.setup.stops[slot]), Then::End);
+            self.wait_for_workers(slot);
             return Ok(());
         }
         if let Phase::Joining { deadline } = &mut agent.phase
@@ -87,39 +87,39 @@ impl World<'_> {
             ranks,
         };
         let step = self.machine.next(&view, &agent.me, goal, (at(now), wall));
-        self.record_step(seat, &step);
-        self.perform(seat, step)
+        self.record_step(slot, &step);
+        self.perform(slot, step)
     }
 
-    fn perform(&mut self, seat: usize, step: RoundStep) -> Result<(), Broken> {
+    fn perform(&mut self, slot: usize, step: RoundStep) -> Result<(), Broken> {
         let now = self.now;
-        let agent = self.agents[seat].as_mut().expect("it acts");
+        let agent = self.agents[slot].as_mut().expect("it acts");
         let end = match step {
-            RoundStep::Write { state, rings } => {
-                let request = Request::Write { state: Rc::new(state), expected: agent.version, rings };
-                self.send_request(seat, request);
+            RoundStep::Write { state, notifies } => {
+                let request = Request::Write { state: Rc::new(state), expected: agent.version, notifies };
+                self.send_request(slot, request);
                 return Ok(());
             }
             RoundStep::Wait { until } => {
                 let until = until.saturating_duration_since(origin()).as_millis();
-                self.wake_at(seat, u64::try_from(until).expect("small").max(now + 1));
+                self.wake_at(slot, u64::try_from(until).expect("small").max(now + 1));
                 return Ok(());
             }
             // Others may have continued without it: the agent must read again that it is a member.
             RoundStep::Joined if agent.doubted_until > now && !agent.is_cut_off(now) => {
                 let until = agent.doubted_until;
-                self.wake_at(seat, until);
+                self.wake_at(slot, until);
                 return Ok(());
             }
             RoundStep::Joined if agent.is_cut_off(now) => {
-                self.request_state(seat, true);
+                self.request_state(slot, true);
                 return Ok(());
             }
-            RoundStep::Joined => return self.start(seat),
+            RoundStep::Joined => return self.start(slot),
             RoundStep::Changed(_) => {
-                agent.stop(now, u64::from(self.setup.stops[seat]), Then::Join);
-                self.wait_for_workers(seat);
-                return self.act(seat);
+                agent.stop(now, u64::from(self.setup.stops[slot]), Then::Join);
+                self.wait_for_workers(slot);
+                return self.act(slot);
             }
             RoundStep::TimedOut => {
                 self.check_timeout()?;
@@ -131,29 +131,29 @@ impl World<'_> {
                 self.check_refusal(by)?;
                 Why::Taken
             }
-            RoundStep::Done if matches!(agent.phase, Phase::Parting { closes: true }) => Why::HasClosed,
+            RoundStep::Done if matches!(agent.phase, Phase::Leaving { closes: true }) => Why::HasClosed,
             RoundStep::Done => {
-                self.check_left(seat)?;
+                self.check_left(slot)?;
                 Why::Left
             }
         };
-        self.agents[seat].as_mut().expect("it acts").phase = Phase::Ended(end);
+        self.agents[slot].as_mut().expect("it acts").phase = Phase::Ended(end);
         Ok(())
     }
 
-    fn start(&mut self, seat: usize) -> Result<(), Broken> {
-        self.check_start(seat)?;
-        let agent = self.agents[seat].as_mut().expect("it acts");
+    fn start(&mut self, slot: usize) -> Result<(), Broken> {
+        self.check_start(slot)?;
+        let agent = self.agents[slot].as_mut().expect("it acts");
         let members: Rc<[Node]> = agent.known.participants.nodes().cloned().collect();
         agent.phase = Phase::Running { round: agent.known.round, members };
         agent.before = Some(agent.known.round);
-        self.act(seat)
+        self.act(slot)
     }
 
-    fn act_as_torch(&mut self, seat: usize) -> Result<(), Broken> {
-        let (now, wall) = (self.now, self.wall(seat));
-        let stop = u64::from(self.setup.stops[seat]);
-        let Some(agent) = self.agents[seat].as_mut().filter(|agent| agent.pending.is_none()) else {
+    fn act_as_torch(&mut self, slot: usize) -> Result<(), Broken> {
+        let (now, wall) = (self.now, self.wall(slot));
+        let stop = u64::from(self.setup.stops[slot]);
+        let Some(agent) = self.agents[slot].as_mut().filter(|agent| agent.pending.is_none()) else {
             return Ok(());
         };
         if let Phase::Joining { deadline } = &mut agent.phase
@@ -168,28 +168,29 @@ impl World<'_> {
             }
             Phase::Running { .. } if !agent.known.wait_list.is_empty() => {
                 agent.stop(now, stop, Then::Join);
-                self.wait_for_workers(seat);
+                self.wait_for_workers(slot);
                 return Ok(());
             }
             Phase::Running { .. } => Task::Run,
-            Phase::Parting { .. } => Task::Close,
+            Phase::Leaving { .. } => Task::Close,
             Phase::Stopping { .. } | Phase::Ended(_) => return Ok(()),
         };
         let known = Rc::clone(&agent.known);
         let step = torch::next(&known, &agent.me, task, &mut agent.torch, wall);
         self.write_transcript(|_| {
-            format!("n{seat} (torchrun) {}: {}", describe_state(&known), describe_move(&step))
+            format!("n{slot} (torchrun) {}: {}", describe_state(&known), describe_move(&step))
         });
-        let agent = self.agents[seat].as_mut().expect("it acts");
+        let agent = self.agents[slot].as_mut().expect("it acts");
         match step {
             Move::Write(state) => {
-                let request = Request::Write { state: Rc::new(state), expected: agent.version, rings: false };
-                self.send_request(seat, request);
+                let request =
+                    Request::Write { state: Rc::new(state), expected: agent.version, notifies: false };
+                self.send_request(slot, request);
             }
             // The agent reads at every tick anyway.
             Move::Sleep => {}
             Move::Finish if task == Task::Close => agent.phase = Phase::Ended(Why::HasClosed),
-            Move::Finish => return self.start(seat),
+            Move::Finish => return self.start(slot),
             Move::TimedOut => agent.phase = Phase::Ended(Why::TimedOut),
             Move::Closed => agent.phase = Phase::Ended(Why::Closed),
         }

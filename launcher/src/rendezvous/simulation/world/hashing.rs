@@ -7,12 +7,12 @@ use crate::rendezvous::simulation::torch::Move;
 use crate::rendezvous::state::{Node, RendezvousState};
 
 impl World<'_> {
-    pub(super) fn record_step(&mut self, seat: usize, step: &RoundStep) {
-        let agent = self.agents[seat].as_ref().expect("it acts");
+    pub(super) fn record_step(&mut self, slot: usize, step: &RoundStep) {
+        let agent = self.agents[slot].as_ref().expect("it acts");
         let what = match step {
-            RoundStep::Write { state, rings } => {
+            RoundStep::Write { state, notifies } => {
                 let lists = state.participants.len() * 64 + state.wait_list.len() * 8;
-                1 + 2 * u64::from(*rings) + 4 * (lists + state.redundancy_list.len()) as u64
+                1 + 2 * u64::from(*notifies) + 4 * (lists + state.redundancy_list.len()) as u64
             }
             RoundStep::Wait { .. } => 2,
             RoundStep::Joined => 4,
@@ -20,11 +20,11 @@ impl World<'_> {
             _ => 8,
         };
         let round = agent.known.round * 2 + u64::from(agent.known.complete);
-        for part in [self.now, seat as u64, what, round] {
+        for part in [self.now, slot as u64, what, round] {
             self.trace = (self.trace ^ part).wrapping_mul(0x0100_0000_01b3).rotate_left(17);
         }
         self.write_transcript(|world| {
-            let agent = world.agents[seat].as_ref().expect("it acts");
+            let agent = world.agents[slot].as_ref().expect("it acts");
             let phase = match &agent.phase {
                 Phase::Running { round, .. } => format!("runs {round}"),
                 phase => format!("{phase:?}"),

@@ -64,9 +64,9 @@ fn new_store_at_same_endpoint_is_refused() {
 fn spoil_heartbeats(store: &StoreServer, text: &str) {
     let mut client = client(store);
     let keys = client.list_keys().unwrap().into_iter().map(|key| String::from_utf8(key).unwrap());
-    let beats: Vec<_> = keys.filter(|key| key.contains("/rankrun/beat/")).collect();
-    assert!(!beats.is_empty());
-    beats.iter().for_each(|key| client.set(key, text.as_bytes()).unwrap());
+    let heartbeats: Vec<_> = keys.filter(|key| key.contains("/rankrun/beat/")).collect();
+    assert!(!heartbeats.is_empty());
+    heartbeats.iter().for_each(|key| client.set(key, text.as_bytes()).unwrap());
     client.list_keys().unwrap();
 }
 
@@ -96,7 +96,7 @@ fn success_is_reported_despite_refused_heartbeat() {
     agents[0].succeed();
     agents[1].succeed();
     for agent in &agents {
-        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
+        assert!(matches!(agent.next_event(), RendezvousEvent::AllSucceeded));
     }
     for agent in agents {
         agent.close(true, None);

@@ -61,7 +61,7 @@ fn static_nodes_join_and_succeed() {
     let agents = Static::new(3).round();
     agents.iter().for_each(Agent::succeed);
     for agent in &agents {
-        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
+        assert!(matches!(agent.next_event(), RendezvousEvent::AllSucceeded));
     }
     // The last one hosts the store.
     for agent in agents {

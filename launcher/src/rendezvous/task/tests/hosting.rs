@@ -8,7 +8,7 @@ fn first_agent_hosts_the_store() {
     let agents = job.round(2);
     agents.iter().for_each(Agent::succeed);
     for agent in agents.into_iter().rev() {
-        assert!(matches!(agent.news(), RendezvousEvent::AllSucceeded));
+        assert!(matches!(agent.next_event(), RendezvousEvent::AllSucceeded));
         agent.close(true, None);
     }
 }
@@ -35,7 +35,7 @@ fn leaving_store_host_ends_job_with_its_reason() {
     let other = Job { node_rank: Some(NodeRank(0)), ..job }.agent();
     other.rejoined();
     host.leave("it was told to stop by SIGTERM");
-    let over = std::iter::repeat_with(|| other.news()).find_map(|news| match news {
+    let over = std::iter::repeat_with(|| other.next_event()).find_map(|next_event| match next_event {
         RendezvousEvent::Over(over) => Some(over),
         _ => None,
     });

@@ -31,7 +31,7 @@ fn node_with_late_heartbeats_is_awaited_before_any_blame() {
     };
     host.fail(&note(0));
     host.rendezvous.send_command(RendezvousCommand::FindLostNode);
-    let answer = host.news();
+    let answer = host.next_event();
     assert!(matches!(&answer, RendezvousEvent::LostNodeFound(Some(_))), "{answer:?}");
     assert!(stop_at.elapsed() < lease, "it is waited for the lease and no longer: {:?}", stop_at.elapsed());
 }
@@ -41,6 +41,6 @@ fn failure_with_fresh_heartbeats_is_reported_at_once() {
     let (_wall, host, _other) = walled(Duration::from_secs(10));
     host.rendezvous.send_command(RendezvousCommand::FindLostNode);
     let asked = Instant::now();
-    assert!(matches!(host.news(), RendezvousEvent::LostNodeFound(None)));
+    assert!(matches!(host.next_event(), RendezvousEvent::LostNodeFound(None)));
     assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
 }

@@ -8,11 +8,11 @@ fn lost_node_is_blamed_for_failure() {
     job.times.lease = Duration::from_secs(1000);
     let mut agents = job.round(2);
     agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
-    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)));
+    assert!(matches!(agents[0].next_event(), RendezvousEvent::LostNodeFound(None)));
     drop(agents.remove(1));
     assert!(matches!(agents[0].changed(), MembershipChange::Lost(_)));
     agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
-    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(Some(_))));
+    assert!(matches!(agents[0].next_event(), RendezvousEvent::LostNodeFound(Some(_))));
 }
 
 /// The store is another program's, as torchrun's, and says nothing of closed connections.
@@ -23,10 +23,10 @@ fn blame_without_closed_connections_waits_for_the_silent_lease() {
     job.times.lease = Duration::from_secs(2);
     let mut agents = job.round(2);
     agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
-    assert!(matches!(agents[0].news(), RendezvousEvent::LostNodeFound(None)), "the other lives");
+    assert!(matches!(agents[0].next_event(), RendezvousEvent::LostNodeFound(None)), "the other lives");
     drop(agents.remove(1));
     agents[0].rendezvous.send_command(RendezvousCommand::FindLostNode);
-    let answer = agents[0].news();
+    let answer = agents[0].next_event();
     assert!(matches!(&answer, RendezvousEvent::LostNodeFound(Some(_))), "{answer:?}");
 }
 
@@ -41,7 +41,7 @@ fn failure_reported_before_node_loss_is_blamed_on_lost_node() {
     drop(agents);
     let blamed = std::iter::repeat_with(|| {
         first.rendezvous.send_command(RendezvousCommand::FindLostNode);
-        first.news()
+        first.next_event()
     });
     // The end of the other's connections may come after the first question.
     let answer = blamed.into_iter().find(|answer| !matches!(answer, RendezvousEvent::LostNodeFound(None)));
@@ -60,7 +60,7 @@ fn peers_learn_later_that_lost_node_caused_failure() {
     drop(lost);
     let mut blamed = std::iter::repeat_with(|| {
         first.rendezvous.send_command(RendezvousCommand::FindLostNode);
-        first.news()
+        first.next_event()
     });
     let answer = blamed.find(|answer| !matches!(answer, RendezvousEvent::LostNodeFound(None)));
     assert!(matches!(&answer, Some(RendezvousEvent::LostNodeFound(Some(_)))), "{answer:?}");

@@ -13,16 +13,16 @@ fn silent_store_nears_lease_deadline_and_answer_extends_it() {
     let first = agent.rendezvous.lease_deadlines().unwrap();
     assert_eq!(first.kill_by - first.stop_at, Duration::from_millis(500));
     wall.closes();
-    let fence = loop {
-        let fence = agent.rendezvous.lease_deadlines().unwrap();
-        match fence.stop_at.checked_duration_since(Instant::now()) {
+    let deadlines = loop {
+        let deadlines = agent.rendezvous.lease_deadlines().unwrap();
+        match deadlines.stop_at.checked_duration_since(Instant::now()) {
             Some(left) if !left.is_zero() => thread::sleep(left),
-            _ => break fence,
+            _ => break deadlines,
         }
     };
     wall.opens();
     let deadline = Instant::now() + PATIENCE;
-    while agent.rendezvous.lease_deadlines().unwrap() == fence {
+    while agent.rendezvous.lease_deadlines().unwrap() == deadlines {
         assert!(Instant::now() < deadline, "no sign of life");
         thread::sleep(Duration::from_millis(5));
     }
@@ -40,11 +40,11 @@ fn blocking_call_does_not_delay_heartbeats() {
     wall.closes();
     let first = agent.rendezvous.lease_deadlines().unwrap();
     loop {
-        let fence = agent.rendezvous.lease_deadlines().unwrap();
-        if fence.stop_at > first.kill_by + job.times.lease {
+        let deadlines = agent.rendezvous.lease_deadlines().unwrap();
+        if deadlines.stop_at > first.kill_by + job.times.lease {
             return;
         }
-        let left = fence.stop_at.saturating_duration_since(Instant::now());
+        let left = deadlines.stop_at.saturating_duration_since(Instant::now());
         assert!(!left.is_zero(), "the fence has come");
         thread::sleep(left.min(Duration::from_millis(20)));
     }
@@ -92,7 +92,7 @@ fn agent_taken_for_dead_does_not_end_peers() {
     wall.opens();
     other.close(false, Some(note(1)));
     one.succeed();
-    assert!(matches!(one.news(), RendezvousEvent::AllSucceeded));
+    assert!(matches!(one.next_event(), RendezvousEvent::AllSucceeded));
 }
 
 #[test]

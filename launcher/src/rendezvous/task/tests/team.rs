@@ -128,12 +128,12 @@ impl Agent {
     }
 
     /// The next news that are no mere words.
-    pub(super) fn news(&self) -> RendezvousEvent {
+    pub(super) fn next_event(&self) -> RendezvousEvent {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match self.rendezvous.receive() {
                 Some(RendezvousEvent::Note(_) | RendezvousEvent::Waiting(_)) => {}
-                Some(news) => return news,
+                Some(next_event) => return next_event,
                 None => self.wait(deadline),
             }
         }
@@ -145,7 +145,7 @@ impl Agent {
             match self.rendezvous.receive() {
                 Some(RendezvousEvent::Waiting(waiting)) => return waiting,
                 Some(RendezvousEvent::Note(_)) => {}
-                Some(news) => panic!("{news:?}"),
+                Some(next_event) => panic!("{next_event:?}"),
                 None => self.wait(deadline),
             }
         }
@@ -156,7 +156,7 @@ impl Agent {
         loop {
             match self.rendezvous.receive() {
                 Some(RendezvousEvent::Note(note)) => return note,
-                Some(news) => panic!("{news:?}"),
+                Some(next_event) => panic!("{next_event:?}"),
                 None => self.wait(deadline),
             }
         }
@@ -170,27 +170,27 @@ impl Agent {
     }
 
     pub(super) fn joined(&self) -> Round {
-        match self.news() {
+        match self.next_event() {
             RendezvousEvent::Joined { round, .. } => *round,
-            news => panic!("{news:?}"),
+            next_event => panic!("{next_event:?}"),
         }
     }
 
     /// The round, and whether this agent has its training store.
     pub(super) fn joined_with_store(&self) -> (Round, bool) {
-        match self.news() {
+        match self.next_event() {
             RendezvousEvent::Joined { round, training_server } => (*round, training_server.is_some()),
-            news => panic!("{news:?}"),
+            next_event => panic!("{next_event:?}"),
         }
     }
 
     /// The same for one that may have heard of others' wishes before it was told its own.
     pub(super) fn rejoined(&self) -> Round {
         loop {
-            match self.news() {
+            match self.next_event() {
                 RendezvousEvent::Joined { round, .. } => return *round,
                 RendezvousEvent::Changed(_) => {}
-                news => panic!("{news:?}"),
+                next_event => panic!("{next_event:?}"),
             }
         }
     }
@@ -198,7 +198,7 @@ impl Agent {
     /// Wants to be in the next round as soon as the one before is over, until the job is.
     pub(super) fn goes_on_until_the_end(self) {
         loop {
-            match self.news() {
+            match self.next_event() {
                 RendezvousEvent::Over(_) | RendezvousEvent::Failed(_) => return,
                 RendezvousEvent::Changed(_) => self.join(),
                 _ => {}
@@ -207,23 +207,23 @@ impl Agent {
     }
 
     pub(super) fn changed(&self) -> MembershipChange {
-        match self.news() {
+        match self.next_event() {
             RendezvousEvent::Changed(change) => change,
-            news => panic!("{news:?}"),
+            next_event => panic!("{next_event:?}"),
         }
     }
 
     pub(super) fn over(&self) -> RendezvousEnd {
-        match self.news() {
+        match self.next_event() {
             RendezvousEvent::Over(over) => over,
-            news => panic!("{news:?}"),
+            next_event => panic!("{next_event:?}"),
         }
     }
 
     pub(super) fn failed(&self) -> RendezvousError {
-        match self.news() {
+        match self.next_event() {
             RendezvousEvent::Failed(error) => error,
-            news => panic!("{news:?}"),
+            next_event => panic!("{next_event:?}"),
         }
     }
 

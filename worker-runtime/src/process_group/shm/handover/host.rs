@@ -178,7 +178,7 @@ impl<'a> SegmentHost<'a> {
         let version = read_u32(received, GREETING.len());
         let [world, rank] = [GREETING_LEN - 8, GREETING_LEN - 4].map(|at| read_u32(received, at));
         let is_expected = (1..self.membership.world_size.get()).contains(&rank);
-        let is_known = self.admitted.iter().any(|(guest, _)| Rank(rank).index() == *guest);
+        let is_known = self.admitted.iter().any(|(client, _)| Rank(rank).index() == *client);
         if version == LAYOUT_VERSION
             && (world != self.membership.world_size.get() || !is_expected || is_known)
         {

@@ -5,7 +5,7 @@
 //! other. A rank keeps its connection until all have arrived, so that the death of a rank without a place in
 //! the segment is detected at once.
 
-mod guest;
+mod client;
 mod host;
 
 use std::io::{self, ErrorKind};
@@ -17,7 +17,7 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use rankrun_contract::rank::Rank;
 
-use self::guest::SegmentGuest;
+use self::client::SegmentClient;
 use self::host::SegmentHost;
 use super::Shm;
 use super::error::SegmentError;
@@ -87,11 +87,11 @@ fn connect_ranks(store: &TcpStore, membership: &Membership) -> Result<Shm, Group
         shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     } else {
-        let guest = SegmentGuest::connect(store, membership, &step)?;
-        let mut shm = enter_segment(guest.segment, membership)?;
+        let client = SegmentClient::connect(store, membership, &step)?;
+        let mut shm = enter_segment(client.segment, membership)?;
         shm.member.advance_counter();
         // Rank 0 may have closed the connection: it has all it needs.
-        drop(send_no_sigpipe(&guest.stream, b"."));
+        drop(send_no_sigpipe(&client.stream, b"."));
         shm.member.wait_for_all(&step).map_err(join_failed)?;
         shm
     };

@@ -38,13 +38,13 @@ fn agent_with_other_settings_is_refused_and_job_continues() {
     let other_size = Job { nodes: range(1, 3), ..job.clone() };
     let times = RoundTimes { lease: Duration::from_secs(60), ..job.times };
     let other_lease = Job { times, ..job.clone() };
-    let strangers = [
+    let clients = [
         (other_program, ["`train.py`", "`other.py`"]),
         (other_size, ["1:2", "1:3"]),
         (other_lease, ["`--lease 5s`", "`--lease 1m`"]),
     ];
-    for (stranger, words) in strangers {
-        let agent = stranger.agent();
+    for (client, words) in clients {
+        let agent = client.agent();
         let error = agent.failed();
         assert!(matches!(&error, RendezvousError::Mismatch { .. }), "{error}");
         assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
@@ -52,7 +52,7 @@ fn agent_with_other_settings_is_refused_and_job_continues() {
         agent.close(false, None);
     }
     first.succeed();
-    assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
+    assert!(matches!(first.next_event(), RendezvousEvent::AllSucceeded));
 }
 
 /// Whichever version is older, and whichever agent was first: the newcomer is refused, and the other one runs on.
@@ -77,7 +77,7 @@ fn newcomer_of_other_protocol_is_refused_with_both_versions() {
             assert_eq!(error.hint(), Some("install the same version of rankrun on every node"));
             newcomer.close(false, None);
             first.succeed();
-            assert!(matches!(first.news(), RendezvousEvent::AllSucceeded));
+            assert!(matches!(first.next_event(), RendezvousEvent::AllSucceeded));
         }
     }
 }

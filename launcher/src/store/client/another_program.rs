@@ -14,16 +14,16 @@ use super::ClientError;
 use super::open::open;
 
 /// The most bytes that are read.
-const MOST: usize = 160;
+const MAX_LINE_BYTES: usize = 160;
 /// Time limit for the rest of the program's first line.
-const LINE: Duration = Duration::from_millis(200);
+const LINE_LIMIT: Duration = Duration::from_millis(200);
 /// A question in HTTP, the protocol of most other servers.
 const QUESTION: &[u8] = b"HEAD / HTTP/1.0\r\n\r\n";
 
 /// The bytes that the program has sent, with the rest of its line that comes within a short time.
 pub(super) async fn first_line(stream: &mut TcpStream, mut said: Vec<u8>) -> Vec<u8> {
-    said.truncate(MOST);
-    let _ = read_line(stream, &mut said, Instant::now() + LINE).await;
+    said.truncate(MAX_LINE_BYTES);
+    let _ = read_line(stream, &mut said, Instant::now() + LINE_LIMIT).await;
     said
 }
 
@@ -33,7 +33,7 @@ pub async fn ask(addresses: &[SocketAddr], limit: Duration) -> Option<ClientErro
     let part = limit / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
     for address in addresses {
         if let Ok(said) = answer(*address, Instant::now() + part).await {
-            return Some(ClientError::Stranger { said });
+            return Some(ClientError::AnotherProgram { said });
         }
     }
     None
@@ -50,13 +50,13 @@ async fn answer(address: SocketAddr, deadline: Instant) -> io::Result<Vec<u8>> {
 
 /// Reads until the end of a line or of the connection, until the most bytes, or until `deadline`.
 async fn read_line(stream: &mut TcpStream, said: &mut Vec<u8>, deadline: Instant) -> io::Result<()> {
-    while said.len() < MOST && !said.contains(&b'\n') {
-        let mut piece = [0; MOST];
+    while said.len() < MAX_LINE_BYTES && !said.contains(&b'\n') {
+        let mut piece = [0; MAX_LINE_BYTES];
         match timeout_at(deadline.into(), stream.read(&mut piece)).await {
             Err(_) | Ok(Ok(0)) => return Ok(()),
             Ok(read) => said.extend_from_slice(&piece[..read?]),
         }
     }
-    said.truncate(MOST);
+    said.truncate(MAX_LINE_BYTES);
     Ok(())
 }

@@ -24,12 +24,12 @@ use crate::store::{StoreError, TcpStore};
 use crate::{clock, socket};
 
 /// The segment from rank 0, and the connection that brought it.
-pub(super) struct SegmentGuest {
+pub(super) struct SegmentClient {
     pub(super) stream: UnixStream,
     pub(super) segment: Segment,
 }
 
-impl SegmentGuest {
+impl SegmentClient {
     /// Receives the segment from rank 0.
     pub(super) fn connect(
         store: &TcpStore,

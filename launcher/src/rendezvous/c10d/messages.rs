@@ -15,11 +15,11 @@ const MOST_TRIES: u32 = 8;
 
 /// A node's descriptor and heartbeat, as read from the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Introduction {
+pub struct NodeDescription {
     /// Its descriptor; empty if it published none.
     pub text: Vec<u8>,
     /// Its heartbeat counter, if it exists.
-    pub beat: Option<i64>,
+    pub heartbeat: Option<i64>,
 }
 
 /// Which agent reported the first failure of a round.
@@ -60,13 +60,13 @@ impl C10dBackend {
     ///
     /// # Errors
     /// See [`Client`](crate::store::client::Client).
-    pub async fn introductions(&mut self, nodes: &[Node]) -> Result<Vec<Introduction>, ClientError> {
+    pub async fn node_descriptions(&mut self, nodes: &[Node]) -> Result<Vec<NodeDescription>, ClientError> {
         let names: Vec<String> =
             nodes.iter().flat_map(|node| [self.keys.agent(node), self.keys.heartbeat(node)]).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let mut values = self.request_client.multi_get(&names).await?.into_iter();
         let mut next = || values.next().unwrap_or_default();
-        Ok(nodes.iter().map(|_| Introduction { text: next(), beat: parse_i64(&next()) }).collect())
+        Ok(nodes.iter().map(|_| NodeDescription { text: next(), heartbeat: parse_i64(&next()) }).collect())
     }
 
     /// Publishes this node's descriptor and first heartbeat.
@@ -94,7 +94,7 @@ impl C10dBackend {
         let mut found = self.request_client.compare_set(&key, &expected, &ours).await?;
         for _ in 0..MOST_TRIES {
             let is_absent = found == expected;
-            let yields = FailureNote::from_json(&found).is_some_and(|told| note.overrides(&told));
+            let yields = FailureNote::from_json(&found).is_some_and(|earlier| note.overrides(&earlier));
             // Compares bytes: the parsed form is sanitized and may differ from the writer's.
             if found == ours || !is_absent && !yields {
                 break;
@@ -330,16 +330,16 @@ mod tests {
         let mut seen = Seen::new();
         let other = Node { addr: "th2".to_owned(), pid: 2, local_id: 0 };
         let members = [seen.node.clone(), other.clone()];
-        let rings = |seen: &mut Seen| {
+        let notifies = |seen: &mut Seen| {
             let version = seen.other.get(&seen.backend.keys().version()).unwrap();
             parse_i64(&version).unwrap_or(0)
         };
         seen.publish_as(&members[0], &members, None);
-        assert_eq!(rings(&mut seen), 0);
+        assert_eq!(notifies(&mut seen), 0);
         seen.publish_as(&members[1], &members, None);
-        assert_eq!(rings(&mut seen), 1);
+        assert_eq!(notifies(&mut seen), 1);
         // After a reconnect the success is reported again.
         seen.publish_as(&members[0], &members, None);
-        assert_eq!(rings(&mut seen), 2);
+        assert_eq!(notifies(&mut seen), 2);
     }
 }
