@@ -1,7 +1,7 @@
 //! Measures the collectives of a process group; prints the table of nccl-tests for any backend.
 //!
 //! - `main.rs` has the flags and the control flow; `ranks.rs` joins the group; `sweep.rs` makes and times the calls; `host.rs` and `device.rs` hold host and GPU memory, `value.rs` its values and the expected results.
-//! - `table.rs` has the arithmetic and the text; `size.rs` parses sizes; `again.rs` runs the program a second time.
+//! - `table.rs` has the arithmetic and the text; `size.rs` parses sizes; `second_run.rs` runs the program a second time.
 
 mod device;
 mod host;

@@ -25,6 +25,13 @@ pub struct RustFile {
 }
 
 impl RustFile {
+    /// A file of that path. What tests alone compile is known only beside its neighbours.
+    #[must_use]
+    pub fn new(path: &str, text: &str) -> Self {
+        let is_test = is_test_path(path);
+        Self { path: path.to_owned(), source: Source::parse(text), is_test, test_lines: Vec::new() }
+    }
+
     /// Whether users run this line.
     #[must_use]
     pub fn is_product(&self, line: usize) -> bool {
@@ -96,9 +103,7 @@ pub fn rust_files(root: &Path) -> Vec<RustFile> {
     let paths = files(root, |path| path.ends_with(".rs"));
     let read = |path: String| {
         let text = fs::read_to_string(root.join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-        let source = Source::parse(&text);
-        let is_test = is_test_path(&path);
-        RustFile { path, source, is_test, test_lines: Vec::new() }
+        RustFile::new(&path, &text)
     };
     let mut read: Vec<_> = paths.into_iter().map(read).collect();
     let mut test_modules = BTreeSet::new();
@@ -129,7 +134,8 @@ fn is_test_path(path: &str) -> bool {
 }
 
 /// The folder in which Rust looks for the modules of a file.
-fn module_folder(path: &str) -> String {
+#[must_use]
+pub fn module_folder(path: &str) -> String {
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {
         "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
@@ -151,10 +157,7 @@ mod self_test {
 
     #[test]
     fn room_is_the_folder_below_the_source() {
-        let room = |path: &str| {
-            let path = path.to_owned();
-            RustFile { path, source: Source::default(), is_test: false, test_lines: Vec::new() }.room()
-        };
+        let room = |path: &str| RustFile::new(path, "").room();
         assert_eq!(room("launcher/src/agent/state/start.rs"), "launcher/src/agent");
         assert_eq!(room("launcher/src/main.rs"), "launcher/src");
         assert_eq!(room("tests/e2e/nodes/firewalls.rs"), "tests/e2e");

@@ -46,19 +46,45 @@ impl fmt::Display for Citation {
 }
 
 /// Documents of others that the text may name.
-const FOREIGN: [&str; 1] = ["PERFORMANCE.md"];
+const FOREIGN: [&str; 2] = ["PERFORMANCE.md", "docs.rs"];
 
-/// A word without the signs around it, and whether a list goes on behind it.
+/// Folders of the checkout and rooms of the launcher: a word in backticks that begins with one is a path.
+const FOLDERS: [&str; 19] = [
+    ".ci",
+    ".config",
+    "agent",
+    "cli",
+    "control",
+    "device",
+    "docs",
+    "examples",
+    "explain",
+    "inspect",
+    "launcher",
+    "logs",
+    "process",
+    "rendezvous",
+    "reporter",
+    "shim",
+    "spec",
+    "tests",
+    "worker-runtime",
+];
+
+/// A word without the signs around it.
 struct Word<'a> {
     plain: &'a str,
+    /// Whether a list goes on behind it.
     goes_on: bool,
+    /// Whether it is code: a word alone in backticks.
+    is_code: bool,
 }
 
 fn words(text: &str) -> Vec<Word<'_>> {
     let goes_on = |raw: &str| raw.ends_with(',') && !raw.ends_with("),");
     // A link's two halves are two words.
     let pieces = text.split(|letter: char| letter.is_whitespace()).flat_map(|raw| raw.split("]("));
-    let all = pieces.map(|raw| Word { plain: trimmed(raw), goes_on: goes_on(raw) });
+    let all = pieces.map(|raw| Word { plain: trimmed(raw), goes_on: goes_on(raw), is_code: is_code(raw) });
     all.filter(|word| !word.plain.is_empty()).collect()
 }
 
@@ -66,6 +92,11 @@ fn words(text: &str) -> Vec<Word<'_>> {
 fn trimmed(raw: &str) -> &str {
     let signs = |letter: char| "()[]{},;:!?\"'`*|<>".contains(letter);
     raw.trim_start_matches(signs).trim_end_matches(|letter| letter == '.' || signs(letter))
+}
+
+fn is_code(raw: &str) -> bool {
+    let raw = raw.trim_start_matches(['(', '[', '*']);
+    raw.starts_with('`') && raw.matches('`').count() == 2
 }
 
 /// The citations of a text.
@@ -88,6 +119,9 @@ pub fn citations(text: &str) -> Vec<Citation> {
             "section" | "sections" => found.extend(section(&words, at)),
             "design" if next_is(&words, at, "document") => {
                 found.push(Citation::Unnamed("the design document".to_owned()));
+            }
+            _ if words[at].is_code && word.contains(['/', '{']) => {
+                found.extend(code_paths(word).into_iter().map(|citation| with_section(citation, &words, at)));
             }
             _ => found.extend(path(word).map(|citation| with_section(citation, &words, at))),
         }
@@ -143,6 +177,24 @@ fn section(words: &[Word<'_>], at: usize) -> Option<Citation> {
     (!named_behind && !named_before).then(|| Citation::Unnamed(format!("section {id}")))
 }
 
+/// The paths of a word in backticks: documents, files and folders of the checkout. `a/{b,c}.rs` are two.
+fn code_paths(word: &str) -> Vec<Citation> {
+    let (before, choices, after) =
+        match word.split_once('{').map(|(before, rest)| (before, rest.split_once('}'))) {
+            Some((before, Some((choices, after)))) => (before, choices, after),
+            _ => (word, "", ""),
+        };
+    let all = choices.split(',').map(|choice| format!("{before}{choice}{after}"));
+    all.filter_map(|word| path(&word).or_else(|| folder_or_file(&word))).collect()
+}
+
+/// A path that begins with a folder of ours.
+fn folder_or_file(word: &str) -> Option<Citation> {
+    let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    let first = word.split('/').next().unwrap_or_default();
+    (is_plain && FOLDERS.contains(&first)).then(|| Citation::Code(word.to_owned()))
+}
+
 /// A path of a document or of code.
 fn path(word: &str) -> Option<Citation> {
     let (path, anchor) = word.split_once('#').map_or((word, None), |(path, anchor)| (path, Some(anchor)));
@@ -155,7 +207,7 @@ fn path(word: &str) -> Option<Citation> {
         return Some(Citation::Document { path: path.to_owned(), place });
     }
     // `src/…` is in a crate of the reader's.
-    (path.ends_with(".rs") && path.contains('/') && !path.starts_with("src/"))
+    (path.ends_with(".rs") && path.len() > 3 && !path.starts_with("src/") && !FOREIGN.contains(&path))
         .then(|| Citation::Code(path.to_owned()))
 }
 
@@ -209,6 +261,14 @@ mod self_test {
             found("([docs/stopping.md](docs/stopping.md#ctrl-c)),"),
             ["docs/stopping.md", "docs/stopping.md#ctrl-c"]
         );
-        assert_eq!(found("`agent/state.rs` and state.rs; nccl-tests' `PERFORMANCE.md`"), ["agent/state.rs"]);
+        assert_eq!(
+            found("`agent/state.rs` and state.rs; nccl-tests' `PERFORMANCE.md`"),
+            ["agent/state.rs", "state.rs"]
+        );
+        assert_eq!(
+            found("`agent/{state,phase}.rs`, `launcher/src`"),
+            ["agent/state.rs", "agent/phase.rs", "launcher/src"]
+        );
+        assert_eq!(found("(`device/probe/`); `a/b`, tests/gone"), ["device/probe/"]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checkout::RustFile;
-use crate::names::{tests, types};
+use crate::names::{identifiers, public_names, tests, types, words_of};
 
 /// The most type names with several meanings in a package.
 pub const MOST_NAMES: usize = 14;
@@ -17,6 +17,15 @@ const LONGEST_TEST: usize = 70;
 /// Words that hide the component which acts.
 const HIDING: [&str; 4] = ["who", "whoever", "nobody", "somebody"];
 
+/// Words of the first version that a reader cannot guess or search for, with their plurals. Each has a standard name in
+/// its place (`wish`: `command`, `seat`: `worker_device`, `book`: `oracle`).
+const OLD: &str = "asleep beat beats believers bond book clash crowd crowds deed deputy door farewell fencepost \
+                   foresee guest guests halt happening impatience introduction knock linger manner manners meeting news \
+                   obey outlook parting persona pulse reseat seat seating seats sightings stranger strangers testimony \
+                   upheaval wish wishes";
+/// The room that is rewritten. Other rooms have to use the names that it declares.
+const REWRITTEN: &str = "launcher/src/cli";
+
 /// What a room still has of what the rules forbid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
@@ -28,6 +37,16 @@ pub struct Room {
     pub hiding_messages: usize,
     /// Tests with a name above the limit.
     pub long_tests: usize,
+    /// Identifiers of a file that have an old word, summed over the files.
+    pub old_words: usize,
+}
+
+impl Room {
+    /// Whether there is anything to mend.
+    #[must_use]
+    pub const fn has_findings(&self) -> bool {
+        self.hiding_comments + self.hiding_messages + self.long_tests + self.old_words > 0
+    }
 }
 
 /// What a package still has.
@@ -65,9 +84,12 @@ impl Count {
     #[must_use]
     pub fn of(files: &[RustFile]) -> Self {
         let mut count = Self::default();
+        let rewritten = files.iter().filter(|file| file.room() == REWRITTEN);
+        let declared: BTreeSet<&str> = rewritten.flat_map(|file| public_names(&file.source.code)).collect();
         for file in files {
             count.add_words(file);
             count.add_tests(file);
+            count.add_old_words(file, &declared);
             if let Some(package) = file.package() {
                 count.add_package(package, file);
             }
@@ -107,6 +129,22 @@ impl Count {
         }
     }
 
+    fn add_old_words(&mut self, file: &RustFile, declared: &BTreeSet<&str>) {
+        // This list.
+        if file.path.starts_with("tests/text/") {
+            return;
+        }
+        let room = self.rooms.entry(file.room()).or_default();
+        let is_rewritten = file.room() == REWRITTEN;
+        for (identifier, line) in identifiers(&file.source.code) {
+            let is_free = is_rewritten || !declared.contains(identifier);
+            if is_free && words_of(identifier).iter().any(|word| OLD.split(' ').any(|old| old == word)) {
+                room.old_words += 1;
+                self.findings.push(format!("{}:{line}: old word: {identifier}", file.path));
+            }
+        }
+    }
+
     fn add_package(&mut self, name: &'static str, file: &RustFile) {
         let package = self.packages.entry(name).or_default();
         let docs =
@@ -134,11 +172,19 @@ impl Count {
     /// The sum of the rooms.
     #[must_use]
     pub fn total(&self) -> Room {
-        self.rooms.values().fold(Room::default(), |sum, room| Room {
+        self.total_of(|_| true)
+    }
+
+    /// The sum of the rooms with such a path.
+    #[must_use]
+    pub fn total_of(&self, is_wanted: impl Fn(&str) -> bool) -> Room {
+        let rooms = self.rooms.iter().filter(|(path, _)| is_wanted(path)).map(|(_, room)| room);
+        rooms.fold(Room::default(), |sum, room| Room {
             comments: sum.comments + room.comments,
             hiding_comments: sum.hiding_comments + room.hiding_comments,
             hiding_messages: sum.hiding_messages + room.hiding_messages,
             long_tests: sum.long_tests + room.long_tests,
+            old_words: sum.old_words + room.old_words,
         })
     }
 }
@@ -164,6 +210,24 @@ mod self_test {
         for text in ["the whole file", "runs `who` in a shell", "whose name", "anybody_else"] {
             assert!(!has_hiding_word(text), "{text}");
         }
+    }
+
+    #[test]
+    fn old_words_count_outside_of_what_the_command_line_declares() {
+        let file = |path: &str, code: &str| RustFile::new(path, code);
+        let cli = file("launcher/src/cli/inspect.rs", "pub enum Manner { Seat } fn f() { let wish = 1; }");
+        let other = file(
+            "launcher/src/agent/state.rs",
+            "fn f(m: Manner) { let wish = Seat; let seats = m.seat_list(); }",
+        );
+        let count = Count::of(&[cli, other]);
+        let of = |room: &str| count.rooms.get(room).map(|room| room.old_words);
+        assert_eq!(
+            (of("launcher/src/cli"), of("launcher/src/agent")),
+            (Some(3), Some(3)),
+            "{:?}",
+            count.findings
+        );
     }
 
     #[test]

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::checkout::{RustFile, files};
+use crate::checkout::{RustFile, files, module_folder};
 use crate::citations::{Citation, Place, citations};
+use crate::source::Source;
 
 const CONTRACT: &str = "docs/dev/torchrun-contract.md";
 /// The document that has the numbered invariants in full.
@@ -41,8 +42,9 @@ impl Document {
                 if of_invariants {
                     document.invariants.insert(number.clone());
                 }
+                // `8.22` names a row by itself; `22` is a row of its section only.
                 document.sections.insert(format!("{section}.{number}"));
-                document.sections.insert(number);
+                document.sections.extend(Some(number).filter(|number| number.contains(['.', 'R'])));
             }
         }
         document
@@ -111,7 +113,16 @@ impl Documents {
             }
             Citation::Code(path) => {
                 let path = resolved(citing, path);
-                self.paths.iter().any(|there| *there == path || there.ends_with(&format!("/{path}")))
+                let is_folder_of = |there: &str, path: &str| {
+                    there.strip_prefix(path.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/'))
+                };
+                self.paths.iter().any(|there| {
+                    let inside = there.find(&format!("/{path}")).map(|at| &there[at + 1..]);
+                    *there == path
+                        || there.ends_with(&format!("/{path}"))
+                        || is_folder_of(there, &path)
+                        || inside.is_some_and(|inside| is_folder_of(inside, &path))
+                })
             }
             Citation::Contract(id) => {
                 self.documents.get(CONTRACT).is_some_and(|contract| contract.sections.contains(id))
@@ -157,7 +168,7 @@ fn citing_texts(root: &Path, rust: &[RustFile]) -> Vec<(String, String)> {
     let other_files = files(root, |path| {
         let is_script = [".py", ".sh", ".toml"].iter().any(|ending| path.ends_with(ending));
         let is_program = ["tests/run", "tests/miri", ".ci/run", "launcher/wheel", "justfile"].contains(&path);
-        let is_document = path.ends_with(".md") && path != "CHANGELOG.md";
+        let is_document = path.ends_with(".md");
         is_script || is_program || is_document
     });
     for path in other_files {
@@ -186,6 +197,10 @@ fn text_of(file: &RustFile) -> String {
 pub fn broken_citations(root: &Path, rust: &[RustFile]) -> Vec<String> {
     let documents = Documents::read(root);
     let mut found = BTreeSet::new();
+    for file in rust.iter().filter(|file| !file.path.starts_with("tests/text/")) {
+        let missing = missing_modules(&file.path, &file.source, &documents.paths);
+        found.extend(missing.into_iter().map(|module| format!("{}: {module}", file.path)));
+    }
     for (path, text) in citing_texts(root, rust) {
         for citation in citations(&text) {
             if !documents.has(&path, &citation) {
@@ -196,12 +211,37 @@ pub fn broken_citations(root: &Path, rust: &[RustFile]) -> Vec<String> {
     found.into_iter().collect()
 }
 
+/// The modules that a table of files or rooms in a module's documentation names, and that do not exist.
+fn missing_modules(path: &str, source: &Source, paths: &BTreeSet<String>) -> Vec<String> {
+    let folder = module_folder(path);
+    let is_module = |name: &str| {
+        [format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")]
+            .iter()
+            .any(|path| paths.contains(path))
+    };
+    let mut is_table_of_modules = false;
+    let mut missing = Vec::new();
+    for comment in source.comments.iter().filter(|comment| comment.is_doc) {
+        let Some(row) = comment.text.strip_prefix('|') else {
+            is_table_of_modules = false;
+            continue;
+        };
+        let first = row.split('|').next().unwrap_or_default().trim();
+        is_table_of_modules |= ["file", "module", "room"].contains(&first);
+        if is_table_of_modules {
+            let names = first.split('`').skip(1).step_by(2).filter(|name| !is_module(name));
+            missing.extend(names.map(|name| format!("module {name}")));
+        }
+    }
+    missing
+}
+
 #[cfg(test)]
 mod self_test {
     use super::*;
 
     const CONTRACT_TEXT: &str = "# The contract\n## 3. Life\n### 3.6 Log tree [R]\n## 8. Quirks\n| 8.22 | x |\n\
-                                 ## Appendix A. Checks\n```\n# 9. not a title\n```\n";
+                                 1. A row.\n## Appendix A. Checks\n```\n# 9. not a title\n```\n";
 
     fn documents() -> Documents {
         let guide = "# Guide\n## Ctrl-C, and `kill`\n";
@@ -221,7 +261,7 @@ mod self_test {
     fn sections_rows_and_appendices_of_the_contract_resolve() {
         assert_eq!(resolves("a.rs", "contract 3.6, 8.22 and 3"), [true; 3]);
         assert_eq!(resolves("a.rs", "appendix A; contract 9, 8.23, 3.7"), [true, false, false, false]);
-        assert_eq!(resolves("a.rs", "appendix B"), [false]);
+        assert_eq!(resolves("a.rs", "appendix B; contract 8.1, 1"), [false, true, false]);
     }
 
     #[test]
@@ -245,5 +285,25 @@ mod self_test {
     #[test]
     fn code_resolves_by_the_end_of_its_path() {
         assert_eq!(resolves("ARCHITECTURE.md", "`agent/state.rs` `agent/gone.rs`"), [true, false]);
+        assert_eq!(resolves("ARCHITECTURE.md", "state.rs, gone.rs, tate.rs"), [true, false, false]);
+        assert_eq!(
+            resolves("ARCHITECTURE.md", "`agent/`, `launcher/src`, `agent/st`, `control/`"),
+            [true, true, false, false]
+        );
+    }
+
+    #[test]
+    fn module_tables_name_files_beside_the_module() {
+        let broken = |header: &str, row: &str| {
+            let text =
+                format!("//! Title.\n//!\n//! | {header} | what |\n//! |---|---|\n//! | {row} | x |\n");
+            let source = crate::source::Source::parse(&text);
+            let paths = ["launcher/src/agent/state.rs", "launcher/src/lib.rs"].map(str::to_owned).into();
+            missing_modules("launcher/src/agent/mod.rs", &source, &paths)
+        };
+        assert_eq!(broken("file", "`state`"), [""; 0]);
+        assert_eq!(broken("file", "`state`, `gone`"), ["module gone"]);
+        assert_eq!(broken("room", "[`gone`]"), ["module gone"]);
+        assert_eq!(broken("status", "`gone`"), [""; 0]);
     }
 }

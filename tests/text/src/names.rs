@@ -1,5 +1,6 @@
 //! Names in a taken-apart file: its types, its tests, and the lines that only tests compile.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The words and signs of code in which comments and strings are blank.
@@ -54,6 +55,50 @@ pub fn types(code: &str) -> Vec<(usize, String)> {
         }
     }
     found
+}
+
+/// The identifiers of code, each with its first line.
+#[must_use]
+pub fn identifiers(code: &str) -> BTreeMap<&str, usize> {
+    let mut found = BTreeMap::new();
+    for (line, token) in tokens(code) {
+        if token.starts_with(|letter: char| letter.is_alphabetic() || letter == '_') {
+            found.entry(token).or_insert(line);
+        }
+    }
+    found
+}
+
+/// What a file declares for others: types, their variants, public functions and fields. By their form alone, so a type
+/// that is used counts too.
+#[must_use]
+pub fn public_names(code: &str) -> Vec<&str> {
+    let tokens = tokens(code);
+    let is_type = |name: &str| name.starts_with(|letter: char| letter.is_ascii_uppercase());
+    let is_public = |at: usize| {
+        let before = |steps: usize| at.checked_sub(steps).map_or("", |at| tokens[at].1);
+        before(1) == "pub" || ["fn", "mod", "const"].contains(&before(1)) && before(2) == "pub"
+    };
+    (0..tokens.len()).filter(|at| is_type(tokens[*at].1) || is_public(*at)).map(|at| tokens[at].1).collect()
+}
+
+/// The words of an identifier, in lower case: `SeatList`, `seat_list` and `SEAT_LIST` have two.
+#[must_use]
+pub fn words_of(identifier: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_lower = false;
+    for letter in identifier.chars() {
+        if letter == '_' || letter.is_uppercase() && was_lower {
+            words.push(String::new());
+        }
+        was_lower = letter.is_lowercase() || letter.is_ascii_digit();
+        let last = words.last_mut();
+        if let Some(last) = last.filter(|_| letter != '_') {
+            last.extend(letter.to_lowercase());
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
 }
 
 /// The functions with the attribute `#[test]`, each with its line.
@@ -134,6 +179,15 @@ mod self_test {
         let code = "pub struct A; impl Iterator for A { type Item = u8; fn next() { enum B {} } } type C = A;\n\
                     pub(crate) trait D { type E; } fn f(x: impl Fn()) {} union F {}";
         assert_eq!(names(types(code)), ["A", "B", "C", "D", "F"]);
+    }
+
+    #[test]
+    fn identifier_is_cut_into_its_words() {
+        for name in ["SeatList", "seat_list", "SEAT_LIST", "_seat_list"] {
+            assert_eq!(words_of(name), ["seat", "list"], "{name}");
+        }
+        assert_eq!(words_of("c10d"), ["c10d"]);
+        assert_eq!(identifiers("fn a(b: C) {\n b }"), [("C", 1), ("a", 1), ("b", 1), ("fn", 1)].into());
     }
 
     #[test]
