@@ -101,8 +101,11 @@ async fn send_heartbeats(config: HeartbeatConfig, mut addresses: watch::Receiver
                 }
             }
         }
-        let pause = refusals.pause(random()).max(RETRY);
-        let next = if is_connected { began + config.period } else { Instant::now() + pause };
+        let next = if is_connected {
+            began + config.period
+        } else {
+            Instant::now() + refusals.pause(random()).max(RETRY)
+        };
         if let Ok(Err(_)) = timeout_at(next.into(), addresses.changed()).await {
             return;
         }

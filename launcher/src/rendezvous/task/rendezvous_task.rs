@@ -336,8 +336,8 @@ impl RendezvousTask {
             self.send_heartbeat().await?;
         }
         if now >= self.next_read {
-            let until = self.read_and_act().await?;
-            self.next_read = until.min(Instant::now() + self.plan.tick());
+            // Each tick reads too.
+            self.next_read = self.read_and_act().await?;
             let success_of = self.awaited_success();
             if let Some(backend) = &mut self.backend {
                 backend.subscribe_changes(success_of).await?;
