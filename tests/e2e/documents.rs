@@ -6,28 +6,25 @@ use std::fs;
 use harness::{Launch, Name, checkout, example, is_rankrun};
 use rankrun::exit_code;
 
-/// Options of other programs, which the documents show beside ours.
-const FOREIGN_OPTIONS: [&str; 20] = [
-    "--bench",
-    "--gpus",
-    "--gres",
-    "--hosts",
-    "--lib",
-    "--local-rank",
-    "--lr",
-    "--map-by",
-    "--no-deps",
-    "--nocapture",
-    "--nproc",
-    "--ntasks-per-node",
-    "--pid",
-    "--profile",
-    "--release",
-    "--system-site-packages",
-    "--target",
-    "--test",
-    "--user",
-    "--workspace",
+/// The launcher's subcommands.
+const SUBCOMMANDS: [&str; 9] =
+    ["devices", "topo", "gc", "shim", "explain", "ls", "status", "stop", "restart"];
+
+/// Options of other programs, which the documents show beside ours, each with a word that its paragraph must have.
+const FOREIGN_OPTIONS: [(&str, &str); 13] = [
+    ("cargo", "--bench --lib --no-deps --nocapture --release --test --workspace"),
+    ("all_reduce", "--hosts"),
+    ("launcher/wheel", "--profile --target"),
+    ("sbatch", "--gpus --gres"),
+    ("docker", "--gpus"),
+    ("srun", "--ntasks-per-node"),
+    ("mpirun", "--map-by"),
+    ("py-spy", "--pid"),
+    ("pip", "--user"),
+    ("environment", "--system-site-packages"),
+    ("train.py", "--lr"),
+    ("script", "--local-rank"),
+    ("abbreviation", "--nproc"),
 ];
 
 /// Variables of this project's own tests, builds and benches.
@@ -70,18 +67,22 @@ fn words_with<'a>(text: &'a str, beginning: &'a str, goes_on: fn(char) -> bool) 
     starts.map(word_at).filter(|word| word.len() > beginning.len()).collect()
 }
 
-fn option_names(text: &str) -> BTreeSet<&str> {
-    words_with(text, "--", |letter| letter.is_ascii_lowercase() || letter == '-')
+/// The options in a text, spelled with `-`.
+fn option_names(text: &str) -> BTreeSet<String> {
+    let goes_on =
+        |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-_".contains(letter);
+    words_with(text, "--", goes_on).into_iter().map(|option| option.replace('_', "-")).collect()
+}
+
+/// What the launcher (`""`) or a subcommand prints as help.
+fn help_of(subcommand: &str) -> String {
+    let arguments = [subcommand, "--help"].into_iter().filter(|argument| !argument.is_empty());
+    Launch::new(Name::Rankrun).args(arguments).run().expect_exit_code(0).stdout()
 }
 
 /// What the launcher, its subcommands and the examples print as help.
 fn help_texts() -> String {
-    let mut text = String::new();
-    for command in ["", "devices", "topo", "gc", "shim", "explain", "ls", "status", "stop", "restart"] {
-        let arguments = [command, "--help"].into_iter().filter(|argument| !argument.is_empty());
-        let outcome = Launch::new(Name::Rankrun).args(arguments).run();
-        text.push_str(&outcome.expect_exit_code(0).stdout());
-    }
+    let mut text: String = SUBCOMMANDS.iter().chain([&""]).map(|subcommand| help_of(subcommand)).collect();
     for program in ["data_parallel", "ddp_training", "allreduce_bench"] {
         let launch = Launch::standalone(Name::Rankrun, 1).args(["--device-type", "cpu", "--no-python"]);
         text.push_str(&launch.args([example(program)]).args(["--help"]).run().expect_exit_code(0).stdout());
@@ -92,21 +93,73 @@ fn help_texts() -> String {
     text
 }
 
+/// The options that no help text has and that belong to no program of their paragraph.
+fn unknown_options(text: &str, known: &BTreeSet<String>) -> Vec<String> {
+    let is_foreign = |paragraph: &str, option: &str| {
+        FOREIGN_OPTIONS.iter().any(|(program, options)| {
+            paragraph.contains(program) && options.split(' ').any(|own| own == option)
+        })
+    };
+    let unknown_in = |paragraph: &str| {
+        let options = option_names(paragraph).into_iter();
+        options.filter(|option| !known.contains(option) && !is_foreign(paragraph, option)).collect::<Vec<_>>()
+    };
+    text.split("\n\n").flat_map(unknown_in).collect()
+}
+
+/// The commands of ours in a text: subcommand or `""`, and their own options.
+fn commands(text: &str) -> Vec<(&str, BTreeSet<String>)> {
+    // `cargo … -p rankrun` is none of ours.
+    let is_command = |before: &str| {
+        let is_word = before
+            .chars()
+            .next_back()
+            .is_some_and(|letter| letter.is_alphanumeric() || "-_./".contains(letter));
+        !is_word && !before.ends_with("-p ")
+    };
+    let starts = text.match_indices("rankrun ").filter(|(at, _)| is_command(&text[..*at]));
+    let command_at = |at: usize| {
+        let line = text[at..].split(['\n', '`', '|', ';', '&', '#', ')']).next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        let subcommand = SUBCOMMANDS.into_iter().find(|subcommand| *subcommand == first).unwrap_or_default();
+        // What follows the program is the program's.
+        let own = line.split_whitespace().take_while(|word| *word != "--" && !word.ends_with(".py"));
+        (subcommand, option_names(&own.collect::<Vec<_>>().join(" ")))
+    };
+    starts.map(|(at, name)| command_at(at + name.len())).collect()
+}
+
 #[test]
 fn documented_option_is_in_a_help_text() {
     if !is_rankrun() {
         return;
     }
-    let helps = help_texts();
-    let known = option_names(&helps);
+    let known = option_names(&help_texts());
     assert!(known.contains("--nproc-per-node") && known.len() > 40, "{known:?}");
     for (path, text) in documents() {
-        let unknown: Vec<_> = option_names(&text)
-            .into_iter()
-            .filter(|option| !known.contains(option) && !FOREIGN_OPTIONS.contains(option))
-            .collect();
+        let unknown = unknown_options(&text, &known);
         assert!(unknown.is_empty(), "{path} has options that no program knows: {unknown:?}");
     }
+}
+
+#[test]
+fn documented_option_of_a_command_is_in_its_help_text() {
+    if !is_rankrun() {
+        return;
+    }
+    let launch = option_names(&help_of(""));
+    let known: Vec<_> = SUBCOMMANDS.map(|command| (command, option_names(&help_of(command)))).into();
+    let mut count = 0;
+    for (path, text) in documents() {
+        for (command, options) in commands(&text) {
+            let own = known.iter().find(|(name, _)| *name == command).map_or(&launch, |(_, own)| own);
+            let unknown: Vec<_> = options.iter().filter(|option| !own.contains(*option)).collect();
+            assert!(unknown.is_empty(), "{path}: `rankrun {command}` does not know {unknown:?}");
+            count += options.len();
+        }
+    }
+    assert!(count > 30, "{count}");
 }
 
 /// What the launcher says of a variable of that name.
@@ -213,7 +266,17 @@ fn documented_exit_status_is_a_launcher_status() {
 #[test]
 fn document_parsers_find_unknown_words() {
     let text = "Set `RANKRUN_GONE=1` or `--gone-now`; the exit status is 99. `a--b` and target/--x are none.";
-    assert_eq!(option_names(text), ["--gone-now"].into());
+    assert_eq!(option_names(text), ["--gone-now".to_owned()].into());
+    assert_eq!(
+        option_names("`--nproc_per_node=2 --h2`"),
+        ["--h2", "--nproc-per-node"].map(str::to_owned).into()
+    );
+    let known = ["--force".to_owned()].into();
+    assert_eq!(unknown_options("`docker run --gpus all --force`", &known), [""; 0]);
+    assert_eq!(unknown_options("docker\n\n`rankrun --gpus all`", &known), ["--gpus"]);
+    let lines = "`rankrun gc --force`, `rankrun --tee 3 train.py --lr 1` | `x/rankrun --gone`, `cargo -p rankrun --lib`";
+    let options = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    assert_eq!(commands(lines), [("gc", options(&["--force"])), ("", options(&["--tee"]))]);
     assert_eq!(words_with(text, "RANKRUN_", |letter| letter.is_ascii_uppercase()), ["RANKRUN_GONE"].into());
     assert_eq!(exit_statuses(text), [99].into());
     let sentences = "It ends with 98 (or 2), not with 3 workers; [[ $? -eq 97 ]] and exits with 4 workers.";
