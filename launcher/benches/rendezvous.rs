@@ -137,7 +137,7 @@ fn joined(agent: &NetworkRendezvous) -> Round {
     }
 }
 
-/// The next news that are no mere words.
+/// The next event that is not a mere message to the user.
 fn next_event(agent: &NetworkRendezvous) -> RendezvousEvent {
     loop {
         match agent.receive() {

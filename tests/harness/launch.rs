@@ -308,7 +308,7 @@ impl Launch {
     fn command(&self) -> Command {
         let mut line = Vec::new();
         if matches!(self.console, Console::Terminal(_)) {
-            // A session leader opens its controlling terminal; the pid stays, as a child is no group leader.
+            // A session leader opens its controlling terminal; the pid stays, as a child is not a group leader.
             line.extend(["setsid".into(), "--ctty".into()]);
         }
         line.extend(self.wrapper.iter().cloned());
@@ -317,7 +317,7 @@ impl Launch {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]);
         // The parent of the tests may ignore some, as a shell's background job or `nohup` does.
-        // SAFETY: `signal` is async-signal-safe, and the default action is no handler.
+        // SAFETY: `signal` is async-signal-safe, and the default action is not a handler.
         unsafe { command.pre_exec(handle_all_signals) };
         command
     }
@@ -382,7 +382,7 @@ fn fresh_mark() -> (&'static str, String) {
 
 fn handle_all_signals() -> std::io::Result<()> {
     for number in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
-        // SAFETY: the default action is no handler.
+        // SAFETY: the default action is not a handler.
         unsafe { signal(number, SigHandler::SigDfl) }?;
     }
     Ok(())

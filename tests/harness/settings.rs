@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 /// Writes to the user's terminal, past the capture of a passing test's output.
 pub fn print_notice(text: &str) {
-    // A closed stderr is no reason to fail.
+    // A closed stderr is not a reason to fail.
     let _ = writeln!(io::stderr(), "{text}");
 }
 

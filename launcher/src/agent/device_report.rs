@@ -1,5 +1,5 @@
 //! Judges the workers' devices after a failure: dead, working with a warning, or unchecked. Pure. The probes
-//! of `check` provide the machine; the result goes to the state.
+//! of `device_check` provide the machine; the result goes to the state.
 
 use rankrun_contract::rank::LocalRank;
 

@@ -1,4 +1,5 @@
-//! Sends torch's events to the console, where the user enabled them.
+//! Sends torch's events to the console, where the user enabled them. The main loop passes in workers and outcome;
+//! `reporter::events` has the JSON. It decides nothing.
 #![expect(clippy::disallowed_methods, reason = "an event says how long the job took")]
 
 use std::collections::BTreeMap;

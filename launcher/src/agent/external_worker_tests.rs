@@ -29,7 +29,7 @@ fn external_worker_is_awaited_without_limit() {
     assert_eq!(job.handle(at(1), exited(0, 0, Exit::Code(0))), []);
     assert_eq!(job.deadline(), None);
     let said = job.handle(at(90_000), external_worker_started(0));
-    assert!(matches!(said[..], [Action::Emit(JobEvent::StartedByHand { .. })]), "{said:?}");
+    assert!(matches!(said[..], [Action::Emit(JobEvent::ExternalWorkerStarted { .. })]), "{said:?}");
     let actions = job.handle(at(100_000), exited(0, 1, Exit::Code(0)));
     assert_eq!(end(&actions).unwrap().status, ExitStatus::SUCCESS);
 }

@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(
             root_cause_rank(&[(a, false), (end(1, signal(15), None), true)]),
             0,
-            "our stop is no cause"
+            "our stop is not a cause"
         );
         let (c, d) = (end(0, CODE, Some((1, Some(1)))), end(1, CODE, Some((2, Some(0)))));
         assert_eq!(root_cause_rank(&[(d, false), (c, false)]), 1, "mutual blame decides nothing");

@@ -190,7 +190,7 @@ impl<'a> Agent<'a> {
             .map_err(|source| LaunchError::Setup { what: "read signals", source })?;
         let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::jitter_seed(&setup.job));
         let handled = setup.inherited.handled.clone();
-        let last_words = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
+        let final_report = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
         let words = setup.invocation.clone();
         let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
         let workers = WorkerGroup::open(setup, user_log.console().clone())?;
@@ -207,7 +207,7 @@ impl<'a> Agent<'a> {
             inbox,
             handled_signals: handled,
             has_stop_signal: false,
-            final_report: last_words,
+            final_report,
             invocation: words,
             device_check: None,
             progress_probe: None,

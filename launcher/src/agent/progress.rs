@@ -133,7 +133,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("rankrun-progress-{}", std::process::id()));
         fs::create_dir_all(folder.join("step-2")).unwrap();
         let nothing = fingerprint_folder(&folder).unwrap();
-        assert_eq!(fingerprint_folder(&folder.join("missing")).unwrap(), nothing, "a folder is no file");
+        assert_eq!(fingerprint_folder(&folder.join("missing")).unwrap(), nothing, "a folder is not a file");
         let write = |name: &str, seconds| {
             let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
             File::create(folder.join(name)).unwrap().set_modified(at).unwrap();

@@ -1,6 +1,6 @@
 //! Assigns the remaining devices after some have died: the command line is parsed again on the machine as it
 //! is now. A user that asked for a device order or a number of workers gets exactly that, or an error that
-//! says why not. `check` provides the machine; the agent starts the next generation with the result.
+//! says why not. `device_check` provides the machine; the agent starts the next generation with the result.
 
 use std::cell::Cell;
 use std::ffi::OsString;

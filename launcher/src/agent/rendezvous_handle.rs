@@ -197,7 +197,7 @@ impl RendezvousHandle {
         self.start_error.get_or_insert_with(|| format_chain(error));
     }
 
-    /// Readable when the other nodes have news.
+    /// Readable when the rendezvous has an event.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.network().map(AsFd::as_fd)
     }

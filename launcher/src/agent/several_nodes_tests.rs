@@ -86,7 +86,7 @@ enum Event {
         note: FailureNote,
         expected: Option<FailureNote>,
     },
-    Told {
+    NoteWritten {
         node: usize,
         note: FailureNote,
         found: FailureNote,
@@ -239,7 +239,7 @@ impl World<'_> {
                 self.end_worker(node, (end, killed_by(15)), has_written.then_some(None));
             }
             Event::Tells { node, note, expected } => self.write_note_to_store(node, note, expected.as_ref()),
-            Event::Told { node, note, found } => self.on_note_written(node, &note, found),
+            Event::NoteWritten { node, note, found } => self.on_note_written(node, &note, found),
             Event::Joins(node) => {
                 self.left.insert(node);
                 self.notify_nodes();
@@ -271,7 +271,7 @@ impl World<'_> {
             return self.schedule(2 * delay, Event::Tells { node, note, expected });
         }
         let found = self.note.clone().expect("it was told");
-        self.schedule(delay, Event::Told { node, note, found });
+        self.schedule(delay, Event::NoteWritten { node, note, found });
     }
 
     fn notify_nodes(&mut self) {

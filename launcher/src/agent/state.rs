@@ -161,7 +161,7 @@ impl State {
             Input::Exited { generation, end } => self.on_worker_exit(now, generation, end),
             Input::ExternalWorkerStarted { generation, local_rank, pid } => {
                 let is_current = generation == self.generation && self.is_running();
-                let said = is_current.then_some(JobEvent::StartedByHand { local_rank, pid });
+                let said = is_current.then_some(JobEvent::ExternalWorkerStarted { local_rank, pid });
                 said.map(Action::Emit).into_iter().collect()
             }
             Input::StopRequested { signal, is_second: again } => self.on_stop_requested(now, signal, again),

@@ -1,4 +1,5 @@
-//! The CPUs near a device (`--numa-binding`, contract 1.11). Pure.
+//! The CPUs near a device (`--numa-binding`, contract 1.11): from the machine's topology and the CPUs that this process
+//! may use. Pure; `process::spawn` binds the worker to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;

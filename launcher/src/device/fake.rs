@@ -1,4 +1,4 @@
-//! Machines for tests.
+//! Machines for unit tests, built without a probe. End-to-end tests use the folders and libraries in `tests/fakes/`.
 
 use std::ffi::OsString;
 

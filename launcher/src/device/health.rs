@@ -7,21 +7,21 @@ use std::fmt;
 
 use super::{Accelerator, Condition, DeviceProcess, DeviceState, Memory, Part, Throttle};
 
-/// So many degrees below the temperature at which a device slows itself down, it counts as hot.
+/// A device is hot from this many degrees below its slowdown temperature.
 const HEAT_MARGIN: u32 = 3;
-/// From so many per cent of its power limit on, a device that the limit holds back is at it.
+/// A device that its power limit throttles is at the limit from this share of it, in per cent.
 const NEAR_LIMIT_PERCENT: u64 = 95;
-/// The memory that a driver may keep of any card, in bytes.
+/// Memory of a device that its driver may use itself, in bytes.
 const DRIVER_OVERHEAD_BYTES: u64 = 500 << 20;
-/// The same in per cent of all: of a large card it keeps more.
+/// The same in per cent of a large device's memory; the larger value counts.
 const DRIVER_OVERHEAD_PERCENT: u64 = 5;
-/// More processes than that are only counted.
+/// Processes of other users that a finding lists; the rest is counted.
 const MAX_LISTED_PROCESSES: usize = 3;
 
 /// A finding about a device, for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthFinding {
-    /// Whether work on it can go well.
+    /// Whether a launch may use the device.
     pub severity: Severity,
     /// The text after the device's name and a colon, such as `does not answer: GPU is lost`.
     pub text: String,
@@ -30,7 +30,7 @@ pub struct HealthFinding {
 /// The severity of a finding, in ascending order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// Nothing is wrong with the device, and yet it may surprise.
+    /// The device works; the fact may surprise the user.
     Note,
     /// The device works, but has a defect.
     Warning,

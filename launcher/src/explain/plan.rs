@@ -46,7 +46,7 @@ impl LaunchPlan<'_> {
         let owner = StreamOwner { cli_flavor, role, rank, local_rank, local_world, hostname };
         let folder = self.attempt.as_ref().map(|attempt| attempt.worker(local_rank));
         let routes = routes(&self.spec.logs, owner, folder.as_deref());
-        let by_hand = self.spec.external_worker == Some(local_rank);
+        let is_external = self.spec.external_worker == Some(local_rank);
         Ok(WorkerPlan {
             rank: (!is_agreed_on(self.spec, RANK)).then_some(rank.0),
             local_rank: local_rank.0,
@@ -56,13 +56,13 @@ impl LaunchPlan<'_> {
             program: text(command.path.as_bytes()),
             argv: command.argv.iter().map(|argument| text(argument.as_bytes())).collect(),
             stdin: match self.spec.stdin {
-                _ if by_hand => "terminal",
+                _ if is_external => "terminal",
                 StdinPolicy::Only(reader) if reader != local_rank => "nothing",
                 StdinPolicy::None => "nothing",
                 StdinPolicy::All | StdinPolicy::Only(_) => "launcher",
             },
-            stdout: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stdout) },
-            stderr: if by_hand { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
+            stdout: if is_external { StreamTarget::Terminal } else { self.stream(&routes.stdout) },
+            stderr: if is_external { StreamTarget::Terminal } else { self.stream(&routes.stderr) },
             error_file: error_file.as_deref().map(path_pattern),
             variables: variables.iter().map(|(name, value)| self.variable(name, value)).collect(),
             unset: self.removed_variables(local_rank),

@@ -1,4 +1,4 @@
-//! A countdown latch: one thread waits with poll(2) until the other threads are done.
+//! A countdown latch: one thread waits with poll(2) until the other threads are done. The agent waits so for the pumps.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;

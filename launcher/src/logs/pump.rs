@@ -26,10 +26,10 @@ use crate::reporter::screen::{Screen, StreamId};
 
 /// Bytes that the output gets at once.
 const FLUSH: usize = 64 * 1024;
-/// For so many milliseconds small writes are gathered.
+/// Time in which small writes are gathered into one, in milliseconds.
 const GATHER_MS: u8 = 1;
-/// After so many rounds of small writes without a pause. Before that each is passed on as it comes, so that lines which
-/// workers write in turn stand in the order in which they were written.
+/// Rounds of small writes without a pause before gathering begins. The first ones are passed on at once, so lines that
+/// workers write in turn keep their order.
 const MAX_UNGATHERED_ROUNDS: u32 = 16;
 /// At most so many bytes may be left in a pipe when its worker has ended; later bytes are not the worker's.
 const DRAIN_LIMIT: usize = 1024 * 1024;

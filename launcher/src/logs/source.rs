@@ -1,4 +1,5 @@
-//! One captured stream of one worker: its channel, and the consumers of its bytes other than the console.
+//! One captured stream of one worker: its channel, and the consumers of its bytes other than the console: the log file,
+//! the filtered copy and the last lines. The pump reads it.
 
 use std::fs::File;
 use std::io::Write;

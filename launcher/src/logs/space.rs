@@ -1,4 +1,4 @@
-//! Whether the file system of a folder has room left (statvfs(3)).
+//! Whether the file system of a folder has room left (statvfs(3)). The failure report asks it; no log is refused by it.
 
 use std::fmt;
 use std::io;

@@ -39,7 +39,7 @@ const SYSTEMS: [(&[u8], &str); 4] = [
 ];
 /// The type of the program header with the loader's path: `PT_INTERP`.
 const LOADER: u32 = 3;
-/// `e_type` of ELF files that are no programs: `ET_REL`, `ET_CORE`.
+/// `e_type` of ELF files that are not programs: `ET_REL`, `ET_CORE`.
 const OBJECT: u64 = 1;
 const CORE: u64 = 4;
 

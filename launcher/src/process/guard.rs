@@ -36,7 +36,7 @@ use crate::process::watchdog::Watchdog;
 /// An agent that has not answered a signal for this long is killed by the next one.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
-/// The same signal that comes again within this time, and not by a second key press or a second `kill`, is one wish.
+/// The same signal within this time counts as one request, unless a second key press or a second `kill` sent it.
 const DUPLICATE_WINDOW: Duration = Duration::from_millis(200);
 
 /// The agent's name. A kill by our own name (`pkill -9 rankrun`) must not end both processes in one instant.
@@ -207,7 +207,7 @@ impl Guard {
         // The agent's earlier answers come before this signal, however late both are read.
         self.read_messages();
         if !self.handled.is_stop_signal(signal) {
-            // For the workers: it is neither answered nor counted, and must not hide a wish to stop behind it.
+            // For the workers: it is neither answered nor counted, and must not hide a stop request behind it.
             let _ = self.link.send_to_agent(ToAgent::Signal(signal));
             return;
         }
@@ -319,7 +319,7 @@ mod tests {
     fn signal_after_unread_answer_is_forwarded() {
         let (mut guard, agent_end) = guard_of(&SignalSpec::torchrun());
         guard.forward_signal(libc::SIGTERM, SENDER);
-        // Not answered yet: the same wish by another way.
+        // The request is not answered yet: this is the same one by another way.
         guard.forward_signal(libc::SIGTERM, SENDER);
         agent_end.send_to_guard(ToGuard::Handled).unwrap();
         guard.forward_signal(libc::SIGINT, SENDER);

@@ -1,4 +1,5 @@
-//! The process that listens on a port, as far as `/proc` shows it to this user.
+//! The process that listens on a port, as far as `/proc` shows it to this user. For messages about a port in use;
+//! nothing is decided by it.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Which processes hold a TCP connection to a port (proc(5), `/proc/net/tcp`).
+//! Which processes hold a TCP connection to a port (proc(5), `/proc/net/tcp`). The table of ranks asks it where the
+//! store is not on this node.
 
 use std::collections::HashSet;
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! The run state of a process and its descendants, and their CPU time, from `/proc`.
+//! The run state of a process and its descendants, and their CPU time, from `/proc`. For the table of ranks and
+//! `rankrun status`; it signals nothing.
 
 use std::time::Duration;
 

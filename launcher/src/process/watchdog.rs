@@ -1,8 +1,8 @@
 //! The guard's watchdog over the agent, in a job with other nodes that continue without a silent one.
 //!
-//! The agent ends its workers before other nodes declare its node dead (`rendezvous::task::LeaseDeadlines`). It cannot do so
-//! while it is itself stopped: by SIGSTOP, by a debugger, by a machine that swaps. The guard then kills the workers
-//! in its place, and only them: a resumed agent finds them dead and takes part again. Guard and agent share the
+//! The agent ends its workers before other nodes declare its node dead (`rendezvous::task::LeaseDeadlines`). It cannot
+//! do so while it is itself stopped: by SIGSTOP, by a debugger, by a machine that swaps. The guard then kills the
+//! workers in its place, and only them: a resumed agent finds them dead and takes part again. Guard and agent share the
 //! deadline and the answer in two words of memory, so a heartbeat costs no system call.
 #![expect(unsafe_code, reason = "memory that outlives a fork is not to be had from nix as we build it")]
 

@@ -1,5 +1,5 @@
-//! The members of a completed round exchange the master address and the ranks of their workers, before the workers start
-//! (contract 5.6). torchrun's members take part, and find the keys that they expect.
+//! The members of a completed round exchange the master address and the ranks of their workers, before the workers
+//! start (contract 5.6). torchrun's members take part, and find the keys that they expect.
 //!
 //! The exchange has a connection of its own, so that it can be dropped at any time: when its round is over before it
 //! ends, or when the agent leaves.
@@ -45,7 +45,7 @@ pub struct RankExchange {
     pub members: Vec<(Node, Option<AgentDescriptor>)>,
     /// Time limit of each wait.
     pub read_timeout: Duration,
-    /// The number in this agent's greetings.
+    /// The client id of this agent's connections.
     pub nonce: u32,
     /// Looks up the address of another member's store; bounded in time.
     pub resolve: Resolve,

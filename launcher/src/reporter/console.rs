@@ -23,11 +23,11 @@ use super::screen::{Screen, ScreenKind};
 #[cfg(test)]
 mod tests;
 
-/// Messages that wait for a slow terminal take at most this much; messages beyond it are counted and dropped. A
-/// report is never dropped.
+/// Bytes of messages that may wait for a slow terminal. Messages beyond the limit are dropped and counted; a report is
+/// never dropped.
 const QUEUE_LIMIT: usize = 1024 * 1024;
 
-/// Before a write that found too little room is tried again.
+/// Delay before a write to a full terminal is tried again, in milliseconds.
 const RETRY_MS: u8 = 1;
 
 /// Whether a message that does not fit into the queue is dropped.

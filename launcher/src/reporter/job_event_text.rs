@@ -46,7 +46,7 @@ pub fn render(event: &JobEvent, spec: &LaunchSpec, round: Option<&Round>) -> Opt
         }
         // The table has a form of its own.
         JobEvent::GroupFailed { .. } | JobEvent::RankTable(_) => return None,
-        JobEvent::StartedByHand { local_rank, pid } => external_worker_started(*local_rank, *pid),
+        JobEvent::ExternalWorkerStarted { local_rank, pid } => external_worker_started(*local_rank, *pid),
         JobEvent::Stopping { signal, live, .. } if live.is_empty() => {
             format!("{signal}: nothing of ours runs any more")
         }

@@ -38,7 +38,7 @@ pub struct FailureReport {
     pub pid: Pid,
     /// The device that the worker computed on.
     pub device: Device,
-    /// The node: of the only one the host's name alone.
+    /// The node of the worker. In a job of one node only its host name is set.
     pub node: NodeName,
     /// How the worker ended: exit code or signal.
     pub exit: Exit,

@@ -128,7 +128,7 @@ pub fn lines_of(event: &JobEvent, group: EventSubject<'_>) -> Vec<LogLine> {
     match event {
         JobEvent::WorkerFailed { live, .. } => closing_signal_lines(live, Signal::SIGTERM, group),
         JobEvent::GroupFailed { cause } => vec![failed_line(cause, group)],
-        JobEvent::StartedByHand { local_rank, pid } => {
+        JobEvent::ExternalWorkerStarted { local_rank, pid } => {
             let text = job_event_text::external_worker_started(*local_rank, *pid);
             vec![LogLine::of_ours(Level::Warning, text)]
         }

@@ -35,7 +35,7 @@ pub fn answer_limit(answer: Duration, round_trip: Duration) -> Duration {
 /// How a client connects.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
-    /// The number in our greeting (the store's PING).
+    /// Our client id, the number in the store's PING.
     pub nonce: u32,
     /// How long the store may take to answer what it can answer at once; longer if the round trip is long
     /// ([`answer_limit`]).

@@ -4,8 +4,9 @@
 //! [`rankrun_contract::store::protocol`] defines the bytes, [`rankrun_contract::store::keyspace`] the effect of a
 //! request; this room only moves bytes between them and sockets.
 //!
-//! The server is one thread with one owner of all state, waiting in one `epoll`. It is not a set of tokio tasks: these took
-//! more processor time for each request (docs/dev/decisions.md). It never looks up a name, and never waits for a client.
+//! The server is one thread with one owner of all state, waiting in one `epoll`. It is not a set of tokio tasks: these
+//! took more processor time for each request (docs/dev/decisions.md). It never looks up a name, and never waits for a
+//! client.
 
 pub mod client;
 mod connection;

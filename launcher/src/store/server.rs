@@ -1,7 +1,7 @@
 //! The store's thread: accepts, decodes, feeds the keyspace, replies.
 //!
-//! An idle connection is closed after a while, or sooner where descriptors are scarce. The memory of all connections together is
-//! bounded ([`memory`]).
+//! It owns all connections and the keyspace; nothing else changes them. An idle connection is closed after a while, or
+//! sooner where descriptors are scarce. The memory of all connections together is bounded ([`memory`]).
 
 #![expect(clippy::disallowed_methods, reason = "how long a connection has been silent is this shell's own")]
 

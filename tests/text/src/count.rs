@@ -153,7 +153,7 @@ impl Count {
         for doc in docs.filter(|doc| !doc.text.is_empty()) {
             let is_fence = doc.text.starts_with("```");
             is_example ^= is_fence;
-            // Code and headings such as `# Errors` are no prose.
+            // Code and headings such as `# Errors` are not prose.
             if is_example || is_fence || doc.text.starts_with("# ") {
                 continue;
             }

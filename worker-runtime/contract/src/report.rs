@@ -236,7 +236,7 @@ impl Detail {
     }
 }
 
-/// Python writes a file name that is not UTF-8 as half a surrogate pair, which is no text for JSON in Rust;
+/// Python writes a file name that is not UTF-8 as half a surrogate pair, which is not text for JSON in Rust;
 /// each lone half becomes U+FFFD.
 fn replace_lone_surrogates(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

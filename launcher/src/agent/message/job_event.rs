@@ -1,5 +1,5 @@
-//! The messages for the user while a job runs. `state` creates them; `reporter::happening` puts them into
-//! words.
+//! The messages for the user while a job runs. `state` creates them; `reporter::job_event_text` puts them
+//! into words.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ pub enum JobEvent {
         cause: WorkerEnd,
     },
     /// The user has started the external worker.
-    StartedByHand {
+    ExternalWorkerStarted {
         /// The local rank of the worker.
         local_rank: LocalRank,
         /// The pid that the wrapper reported.
@@ -219,7 +219,7 @@ impl JobEvent {
             Self::Settling => "waiting_for_other_nodes",
             Self::FinishedBeforeLoss { .. } => "finished_before_loss",
             Self::GroupFailed { .. } => "group_failed",
-            Self::StartedByHand { .. } => "external_worker_started",
+            Self::ExternalWorkerStarted { .. } => "external_worker_started",
             Self::Stopping { .. } => "stopping",
             Self::RestartRequested { .. } => "restart_requested",
             Self::RestartedByRequest => "restarted_by_request",

@@ -83,7 +83,7 @@ pub(super) enum What {
     /// The open question is answered: about the devices, the assignment of the remaining ones, or progress.
     Answer { dead: bool, new_devices: Option<u32> },
     /// The user starts the external worker by hand.
-    StartsByHand,
+    StartsExternalWorker,
     /// An event on the other nodes.
     Elsewhere(Elsewhere),
     /// An event of the last generation arrives late.
@@ -118,7 +118,7 @@ pub(super) enum Stale {
     Looked,
     JoinsSeen,
     RanksCollected,
-    StartedByHand,
+    ExternalWorkerStarted,
     StartFailed,
     DevicesChecked,
     Reseated,
@@ -149,7 +149,7 @@ impl What {
                 dead: random.one_in(2),
                 new_devices: random.pick(&[None, Some(1), Some(2), Some(MOST_WORKERS)]),
             },
-            29 => Self::StartsByHand,
+            29 => Self::StartsExternalWorker,
             30 => Self::HitsAll {
                 signal: random.pick(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]),
                 code: random.pick(&[None, Some(1)]),
@@ -166,7 +166,7 @@ impl What {
                 Stale::Looked,
                 Stale::JoinsSeen,
                 Stale::RanksCollected,
-                Stale::StartedByHand,
+                Stale::ExternalWorkerStarted,
                 Stale::StartFailed,
                 Stale::DevicesChecked,
                 Stale::Reseated,

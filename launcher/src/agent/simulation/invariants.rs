@@ -149,7 +149,7 @@ pub(super) static INVARIANTS: [Invariant; 18] = [
     },
     Invariant {
         number: "window",
-        description: "A worker that ends by a handled stop signal is no failure until 500 ms have passed without that \
+        description: "A worker that ends by a handled stop signal is not a failure until 500 ms have passed without that \
                 signal reaching the launcher, and where several end with codes no worker restarts before \
                 (`state/window.rs`).",
         of: Of::Silence,

@@ -27,7 +27,7 @@ pub(super) fn window_is_kept(turn: &Turn<'_>) -> Verdict {
         | Action::Suspend { .. }
         | Action::Resume { .. }
         | Action::KillSuspended
-        | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::StartedByHand { .. }) => false,
+        | Action::Emit(JobEvent::TimeIsShort { .. } | JobEvent::ExternalWorkerStarted { .. }) => false,
         Action::Emit(_)
         | Action::Start { .. }
         | Action::Join { .. }

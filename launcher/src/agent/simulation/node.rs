@@ -102,13 +102,13 @@ impl Leftover {
 }
 
 impl Node {
-    pub(super) fn spawn(&mut self, generation: Generation, local_rank: LocalRank, by_hand: bool) -> Pid {
+    pub(super) fn spawn(&mut self, generation: Generation, local_rank: LocalRank, is_external: bool) -> Pid {
         let pid = Pid::from_raw(100 + i32::try_from(self.processes.len()).expect("few processes"));
         self.processes.push(Process {
             generation,
             local_rank,
             pid,
-            is_external: by_hand,
+            is_external,
             state: Being::Awake,
             signals: Vec::new(),
             planned_end: None,

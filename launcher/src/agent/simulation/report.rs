@@ -173,7 +173,7 @@ fn simpler_events(event: Event) -> impl Iterator<Item = Event> {
         | What::Stop { .. }
         | What::Pass(_)
         | What::Answer { .. }
-        | What::StartsByHand
+        | What::StartsExternalWorker
         | What::Elsewhere(_)
         | What::RequestRestart
         | What::Stale(_) => Vec::new(),

@@ -139,7 +139,7 @@ impl<M: Machine> World<'_, M> {
                 }
             }
             What::Answer { dead, new_devices } => self.answer_question(dead, new_devices),
-            What::StartsByHand => self.start_external_worker(),
+            What::StartsExternalWorker => self.start_external_worker(),
             What::Elsewhere(what) => self.apply_remote_event(what),
             What::Stale(kind) => self.send_stale_input(kind),
         }
@@ -245,7 +245,7 @@ impl<M: Machine> World<'_, M> {
                 at,
                 uninterruptible: vec![UninterruptibleWorker { local_rank, pid }],
             },
-            Stale::StartedByHand => Input::ExternalWorkerStarted { generation, local_rank, pid },
+            Stale::ExternalWorkerStarted => Input::ExternalWorkerStarted { generation, local_rank, pid },
             Stale::StartFailed => Input::StartFailed { generation, failed: LocalRank(1) },
             Stale::DevicesChecked => Input::DevicesProbed { generation, report: checkup(false) },
             Stale::Reseated => Input::DevicesReassigned { generation, result: Err("late".to_owned()) },
@@ -259,8 +259,8 @@ impl<M: Machine> World<'_, M> {
     pub(super) fn push_exits(&mut self, ended: impl IntoIterator<Item = Ended>) {
         let at = self.wall_clock();
         for Ended { generation, local_rank, pid, exit, wrote } in ended {
-            let by_hand = self.node.by_pid(pid).is_some_and(|process| process.is_external);
-            if by_hand && (self.oracle.life.swept_at.is_some() || generation != self.oracle.generation) {
+            let is_external = self.node.by_pid(pid).is_some_and(|process| process.is_external);
+            if is_external && (self.oracle.life.swept_at.is_some() || generation != self.oracle.generation) {
                 // The external worker's exit is no longer awaited.
                 continue;
             }

@@ -1,4 +1,5 @@
-//! The hint for a failed worker, derived from its exit and output.
+//! The hint for a failed worker: passes the worker's exit, report and last lines, and the machine's `surroundings`, to
+//! the table in `reporter::causes`. The failure report prints the result.
 
 use rankrun_contract::rank::NodeCount;
 

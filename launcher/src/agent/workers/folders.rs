@@ -1,4 +1,5 @@
-//! Makes the log folders and files of a generation, on a thread of its own: a file system may not answer.
+//! Makes the log folders and files of a generation, on a thread of its own: a file system may not answer. The launch
+//! specification says which; the worker group gets them before it spawns.
 
 use std::error::Error;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Workers that ended by a SIGKILL that the launcher did not send: whether the kernel's OOM killer sent it.
+//! Marks the ends of workers by a SIGKILL that the launcher did not send: `process::oom` says whether the kernel's OOM
+//! killer sent it. The failure report shows the result.
 #![expect(clippy::disallowed_methods, reason = "the age of a kill is read from the clock")]
 
 use std::time::{Instant, SystemTime};

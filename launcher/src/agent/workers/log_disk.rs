@@ -1,4 +1,5 @@
-//! Whether the disk of a failed worker's logs was full.
+//! Checks after a failure whether the disk of the worker's logs was full (`logs::space`), and keeps the answer for the
+//! failure report.
 
 use rankrun_contract::rank::LocalRank;
 

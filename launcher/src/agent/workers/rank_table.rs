@@ -105,7 +105,7 @@ impl JoinProbe {
 
     /// Its descendants are gone, and one of them may have joined.
     fn ended_join_state(&self, pid: Pid) -> JoinState {
-        let is_greeted = self.client_pids.is_some() && self.has_joined(pid);
-        if is_greeted { JoinState::Joined } else { JoinState::Unknown }
+        let has_client = self.client_pids.is_some() && self.has_joined(pid);
+        if has_client { JoinState::Joined } else { JoinState::Unknown }
     }
 }

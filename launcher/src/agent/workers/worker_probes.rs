@@ -1,4 +1,5 @@
-//! Snapshots of live workers: those in uninterruptible sleep, and those that have not joined the store.
+//! Snapshots of live workers for the state: workers in uninterruptible sleep, from `/proc`, and workers that have not
+//! joined the store, from its clients. The state decides what follows.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! The device type of the job: the type that the user asks for, or the only one that the machine, the variables and
-//! `--devices` leave.
+//! `--devices` leave. Pure; the first step of the choice.
 
 use super::{ChoiceError, ChoiceInput, ChoiceWarning, Selector, unavailable_driver};
 use crate::device::selector::SelectorEntry;

@@ -1,4 +1,4 @@
-//! The label of a device in messages: type, index and name.
+//! The label of a device in messages: type, index and name. Its names for the vendors' variables are in `names`. Pure.
 
 use crate::device::{Accelerator, DeviceType, Part};
 

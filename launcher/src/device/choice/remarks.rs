@@ -1,4 +1,5 @@
-//! Warnings about the chosen devices, and about devices that cannot be hidden.
+//! Warnings about the chosen devices, and about devices that cannot be hidden: facts of the machine that the user may
+//! have missed. It changes no choice. Pure.
 
 use super::{ChoiceWarning, SelectedDevice, label};
 use crate::device::{Accelerator, DeviceType, Machine, Part, health};

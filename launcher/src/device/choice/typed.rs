@@ -1,4 +1,5 @@
-//! Resolves `--devices` among the devices that a process sees.
+//! Resolves `--devices` among the devices that the inherited variables leave: a name, an index or an exclusion becomes
+//! candidates, or an error that says what is there. Pure.
 
 use super::kind::names;
 use super::{ChoiceError, SelectedDevice, SelectionMethod, Selector, idle, label, line};

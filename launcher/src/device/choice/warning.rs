@@ -1,4 +1,4 @@
-//! Warnings of the device choice, and their texts.
+//! Warnings of the device choice with their texts. The steps create them; the choice returns them beside the devices.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Asks the vendors' libraries and the kernel which accelerators there are.
 //!
-//! A probe is a child: this program itself, started with [`PROBE_ARGUMENT`], which looks, writes JSON on its standard output and
-//! ends. So a library that hangs is killed at the deadline, one that crashes takes nothing with it, and the launcher
-//! never has a driver in its own memory.
+//! A probe is a child: this program itself, started with [`PROBE_ARGUMENT`], which looks, writes JSON on its standard
+//! output and ends. So a library that hangs is killed at the deadline, one that crashes takes nothing with it, and the
+//! launcher never has a driver in its own memory.
 
 pub mod cuda_driver;
 pub mod kernel;

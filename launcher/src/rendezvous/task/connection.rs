@@ -1,4 +1,7 @@
 //! The connection to the store: reaching it, losing it, and reaching it again.
+//!
+//! It owns the client, the heartbeats and the time since the store last answered. `attempt` makes a connection; the
+//! phases of the rendezvous use it and report its errors here.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for its own limits")]
 
 use std::collections::BTreeSet;

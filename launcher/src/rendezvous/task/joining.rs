@@ -1,4 +1,7 @@
-//! The way into a round, until it is complete.
+//! A node that is not in a round yet: it takes the steps of `round::next` until the round is complete, closed, or too
+//! late.
+//!
+//! It reports what the node waits for. `assigning` follows a complete round; a lost connection is `connection`'s.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::collections::BTreeMap;

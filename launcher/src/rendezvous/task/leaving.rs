@@ -1,4 +1,5 @@
-//! The end: publishes how this node leaves, and keeps what it hosts for the others for a while.
+//! The end of the rendezvous: publishes how this node leaves, and keeps the stores that it hosts until their clients
+//! are gone or a limit is over. Afterwards the task ends.
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::sync::Arc;

@@ -1,5 +1,9 @@
-//! A node in a round: whether the round goes on, while the workers run, after this node's have succeeded, and while they
-//! are stopped.
+//! A node in a complete round: while its workers run, after they have succeeded, and while they are stopped.
+//!
+//! It reads the store at each change, has `watch` judge the snapshot, and sends the agent one [`RendezvousEvent`] when
+//! the round is over. It stops no worker.
+//!
+//! [`RendezvousEvent`]: crate::rendezvous::RendezvousEvent
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clocks for the pure parts")]
 
 use std::time::Instant;

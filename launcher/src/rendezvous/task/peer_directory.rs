@@ -1,4 +1,5 @@
-//! The agents of the job, as this agent knows them.
+//! The agents of the job, as this agent knows them: their descriptors, ranks and liveness. The rendezvous task fills it
+//! from each snapshot of the store; it reads nothing itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -145,7 +146,7 @@ impl PeerDirectory {
         NodeName::of_node(node, agent.map(|agent| agent.host.as_str()), given)
     }
 
-    /// The agent whose connections have this number in their greeting.
+    /// The agent whose connections have this client id.
     pub(super) fn agent_of_nonce(&self, nonce: u32) -> Option<&Node> {
         self.agents.iter().find(|(_, agent)| agent.nonce == nonce).map(|(node, _)| node)
     }

@@ -1,4 +1,4 @@
-//! The fixed settings of a rendezvous.
+//! The settings of a rendezvous that do not change while it lives, made from the launch specification. No state, no IO.
 
 use std::time::Duration;
 

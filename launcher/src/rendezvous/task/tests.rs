@@ -1,4 +1,4 @@
-//! Several agents' rendezvous in one process, over one store. Nothing sleeps: every test waits for news.
+//! Several agents' rendezvous in one process, over one store. Nothing sleeps: every test waits for events.
 #![expect(clippy::disallowed_methods, reason = "a test that hangs has to end")]
 
 use std::time::{Duration, Instant};

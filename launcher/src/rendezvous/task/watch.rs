@@ -1,4 +1,5 @@
-//! Judges what was read of the round that this node is in. Pure.
+//! Judges a snapshot of the store for a node in a round: does the round go on, and if not, which change ended it. Also
+//! which deadline a lost node has, and what a waiting node tells its user. Pure.
 
 use std::time::{Duration, Instant};
 

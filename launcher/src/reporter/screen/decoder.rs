@@ -203,7 +203,7 @@ pub(super) fn first_rewrite(bytes: &[u8]) -> Option<usize> {
     })
 }
 
-/// Whether bytes at the start of a row are no part of a rewritten one, as far as they are there. Characters never are.
+/// Whether bytes at the start of a row are not part of a rewritten one, as far as they are there. Characters never are.
 pub(super) fn begins_ordinary_line(bytes: &[u8]) -> bool {
     let line = &bytes[..memchr::memchr(b'\n', bytes).unwrap_or(bytes.len())];
     match line {

@@ -1,4 +1,5 @@
-//! Opening a TCP connection over networks that lose packets, and over networks with a long round trip.
+//! Opens a TCP connection by a deadline, also over networks that lose packets or have a long round trip: a second
+//! connection request starts before the first is given up. It sends nothing on the connection.
 
 #![expect(clippy::disallowed_methods, reason = "a shell: it reads the clock for the pauses between requests")]
 

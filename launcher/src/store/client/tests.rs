@@ -1,4 +1,4 @@
-//! The client against our own server, and against listeners that are no store.
+//! The client against our own server, and against listeners that are not a store.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -242,7 +242,7 @@ fn connect_retries_until_store_or_second_address_answers() {
     thread.join().unwrap();
 }
 
-/// What a client sends where an answer is late: its greeting's number once more.
+/// The PING that a client sends again while an answer is late, with its client id.
 fn nudge(stream: &mut TcpStream) -> [u8; 4] {
     let mut ping = [0; 5];
     stream.read_exact(&mut ping).unwrap();

@@ -29,7 +29,7 @@ pub(super) struct Wire {
     stream: TcpStream,
     /// Bytes that have arrived and are not decoded.
     input: Vec<u8>,
-    /// The number in our greeting, and in each nudge.
+    /// Our client id, the number in each PING.
     nonce: u32,
     /// Number of nudges whose answers come before the next answer that is wanted.
     owed: u32,

@@ -1,4 +1,7 @@
-//! What the agent asks of the server.
+//! Commands of the agent to the store's thread: a new keyspace, limits, the clients by id, the end. [`StoreServer`]
+//! sends them with a channel for the answer; the thread carries them out between two clients.
+//!
+//! [`StoreServer`]: crate::store::StoreServer
 
 use std::collections::BTreeSet;
 use std::io;

@@ -7,7 +7,7 @@ use rankrun_contract::store::keyspace::ClientId;
 use rankrun_contract::store::protocol::Request;
 
 /// Bound on the client ids kept: more than a node has workers, and little memory.
-const MAX_GREETED: usize = 1 << 16;
+const MAX_CLIENT_IDS: usize = 1 << 16;
 /// First parts of keys remembered of a connection: a client of a job has one or two.
 const MAX_ROOTS: usize = 8;
 /// The longest first part that is told apart, in bytes.
@@ -18,7 +18,7 @@ const MAX_ROOT: usize = 64;
 pub(super) struct ClientIdentity {
     /// It has sent a whole request.
     known: bool,
-    /// The number in its first greeting.
+    /// The client id in its first PING.
     nonce: Option<u32>,
     /// The first parts of the keys that it has named.
     roots: Vec<Box<[u8]>>,
@@ -29,14 +29,14 @@ pub(super) struct ClientIdentity {
 pub(in crate::store) struct RetainedClients {
     /// Keys that begin with one of these, and the connections that have used such keys.
     pub(in crate::store) prefixes: Vec<Vec<u8>>,
-    /// Connections that have greeted with one of these.
+    /// Connections that have sent one of these client ids.
     pub(in crate::store) nonces: BTreeSet<u32>,
 }
 
 impl RetainedClients {
     pub(super) fn connection(&self, identity: &ClientIdentity) -> bool {
-        let greeted = identity.nonce.is_some_and(|nonce| self.nonces.contains(&nonce));
-        greeted
+        let is_retained = identity.nonce.is_some_and(|nonce| self.nonces.contains(&nonce));
+        is_retained
             || self.prefixes.iter().any(|prefix| identity.roots.iter().any(|known| **known == *root(prefix)))
     }
 }
@@ -97,7 +97,7 @@ impl ClientRegistry {
             self.idle.remove(&client);
         }
         if let Request::Ping { nonce } = *request {
-            if self.client_ids.len() < MAX_GREETED {
+            if self.client_ids.len() < MAX_CLIENT_IDS {
                 self.client_ids.insert(nonce);
             }
             if identity.nonce.is_none() {
@@ -130,7 +130,7 @@ impl ClientRegistry {
             return false;
         }
         self.open.remove(&nonce);
-        self.departed.len() < MAX_GREETED && self.departed.insert(nonce)
+        self.departed.len() < MAX_CLIENT_IDS && self.departed.insert(nonce)
     }
 
     /// The server has closed a connection of an old generation: this does not count as a departure.
@@ -154,7 +154,7 @@ impl ClientRegistry {
         self.open.keys().copied().collect()
     }
 
-    /// How many open connections have greeted.
+    /// How many open connections have sent a client id.
     pub(super) fn connections(&self) -> usize {
         self.open.values().sum()
     }

@@ -1,4 +1,4 @@
-//! The processors: NUMA nodes, sockets, cores and caches.
+//! The processors from sysfs: NUMA nodes, sockets, cores and caches. `device::affinity` chooses among them.
 
 use std::collections::BTreeMap;
 

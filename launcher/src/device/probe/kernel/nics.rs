@@ -1,4 +1,4 @@
-//! Network cards and how far each accelerator is from them.
+//! Network cards from sysfs, and their PCI distance from each accelerator, for `rankrun topo`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The identity of a card, and whether it answers.
+//! The identity of a card by NVML (UUID, PCI address, MIG instances), and whether it answers. Its state is read in
+//! `state`.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::error::NvmlError;

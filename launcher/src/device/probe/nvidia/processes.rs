@@ -1,4 +1,5 @@
-//! The processes on a card, with their users and memory.
+//! The processes on a card by NVML, with their users from `/proc` and their memory. `--devices idle` and `rankrun
+//! devices` use them.
 
 use std::fs::File;
 use std::io::Read;

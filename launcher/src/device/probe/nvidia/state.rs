@@ -1,4 +1,4 @@
-//! The current state of a card: heat, power, clocks, memory errors.
+//! The current state of a card by NVML: heat, power, clocks, memory errors. `device::health` judges it.
 
 use nvml_wrapper::Device;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;

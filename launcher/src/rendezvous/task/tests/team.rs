@@ -127,7 +127,7 @@ impl Agent {
         self.rendezvous.send_command(RendezvousCommand::Join { workers: self.workers });
     }
 
-    /// The next news that are no mere words.
+    /// The next event that is not a mere message to the user.
     pub(super) fn next_event(&self) -> RendezvousEvent {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -164,7 +164,7 @@ impl Agent {
 
     pub(super) fn wait(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
-        assert!(!left.is_zero(), "no news");
+        assert!(!left.is_zero(), "no event came");
         let mut fds = [PollFd::new(self.rendezvous.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
     }

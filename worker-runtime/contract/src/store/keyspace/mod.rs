@@ -56,7 +56,7 @@ pub struct ClientId(pub u64);
 /// Why a request cannot be served. The client's connection is closed, as torch does; the state is sound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyspaceError {
-    /// `ADD` or `BARRIER` on a value that is no number.
+    /// `ADD` or `BARRIER` on a value that is not a number.
     #[error("the value of key `{}` cannot be counted on", key.escape_ascii())]
     NotANumber {
         /// The key.

@@ -1,6 +1,6 @@
 //! Numbers as the store keeps them: decimal text, read as C's `strtoll` reads it.
 
-/// Why a value is no number.
+/// Why a value is not a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NumberError {
     /// No digits where they should be.
