@@ -138,7 +138,7 @@ fn launcher_signal_is_shown_to_left_out_worker() {
     hand.wait_for_line("alive rank=1");
     job.wait_for_line("started by hand");
     job.signal(Signal::SIGTERM);
-    hand.wait_for_line("it was told to stop");
+    hand.wait_for_line("the job was told to stop");
     gate.open(1);
     hand.wait().expect_exit_code(0);
     job.wait().expect_exit_code(143);

@@ -53,7 +53,7 @@ fn rank_that_never_joins_is_shown_after_a_stop_signal() {
         assert_row_has(&outcome, "0", &["alive, ", " yes ", " s before: joined rank=0"]);
         assert_row_has(&outcome, "1", &["alive, ", " yes ", " s before: joined rank=1"]);
         assert_row_has(&outcome, "2", &["alive, ", " no ", " s before: loading data", &format!(" {pid} ")]);
-        outcome.expect_stderr("  hint: the last output says how far a rank got");
+        outcome.expect_stderr("  hint: while it hangs, `py-spy dump --pid PID`");
     }
 }
 

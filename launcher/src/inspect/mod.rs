@@ -53,7 +53,7 @@ pub enum InspectError {
         available: Vec<String>,
     },
     /// Standard output is a file or a pipe.
-    #[error("`--watch` needs a terminal, and standard output is none")]
+    #[error("`--watch` needs a terminal, and standard output is not a terminal")]
     NoTerminal,
     /// The terminal cannot move its cursor.
     #[error("`--watch` needs a terminal that can move its cursor, and `TERM` says that this one cannot")]

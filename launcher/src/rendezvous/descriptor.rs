@@ -61,7 +61,7 @@ pub fn display_entrypoint(name: &OsStr) -> String {
 pub enum Mismatch {
     /// The other agent speaks another protocol.
     #[error(
-        "this agent is rankrun {ours} (protocol {our_protocol}), that one {theirs} (protocol {their_protocol})"
+        "this agent is rankrun {ours} (protocol {our_protocol}), the other agent {theirs} (protocol {their_protocol})"
     )]
     Protocol {
         /// Version of this agent's rankrun.
@@ -74,7 +74,7 @@ pub enum Mismatch {
         their_protocol: u32,
     },
     /// The agents have different `--nnodes`.
-    #[error("this agent was started with `--nnodes {ours}`, that one with `--nnodes {theirs}`")]
+    #[error("this agent was started with `--nnodes {ours}`, the other agent with `--nnodes {theirs}`")]
     Nodes {
         /// Node range of this agent.
         ours: NodeRange,
@@ -84,7 +84,7 @@ pub enum Mismatch {
     /// The agents have different `--lease`. Workers with the longer lease would still run after the other nodes have
     /// continued without them.
     #[error(
-        "this agent was started with `--lease {}`, that one with `--lease {}`",
+        "this agent was started with `--lease {}`, the other agent with `--lease {}`",
         humantime::format_duration(*ours), humantime::format_duration(*theirs)
     )]
     Lease {
@@ -94,7 +94,7 @@ pub enum Mismatch {
         theirs: Duration,
     },
     /// The agents run another program, or other arguments.
-    #[error("this agent runs `{ours}`, that one `{theirs}`")]
+    #[error("this agent runs `{ours}`, the other agent `{theirs}`")]
     Entrypoint {
         /// Entrypoint of this agent's workers.
         ours: String,
@@ -102,7 +102,7 @@ pub enum Mismatch {
         theirs: String,
     },
     /// The other agent's descriptor is not valid.
-    #[error("this agent is rankrun {ours}, and what that one says of itself cannot be read")]
+    #[error("this agent is rankrun {ours}, and the descriptor of the other agent cannot be read")]
     Unreadable {
         /// Version of this agent's rankrun.
         ours: String,
@@ -185,7 +185,7 @@ pub enum DescriptorError {
         version: String,
     },
     /// The text is too long or malformed.
-    #[error("this is no descriptor of an agent")]
+    #[error("this is not a descriptor of an agent")]
     Unreadable,
 }
 

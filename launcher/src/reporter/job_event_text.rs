@@ -172,9 +172,11 @@ pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> 
             plain(&format!("{} of {} is dead: {}", dead.device, ranks(&dead.local_ranks), dead.reason))
         }
         JobEvent::NoRestart { reason: None } => {
-            "no restart on a dead device; `--exclude-unhealthy` goes on without it".to_owned()
+            "no restart, since the device is dead; `--exclude-unhealthy` restarts without it".to_owned()
         }
-        JobEvent::NoRestart { reason: Some(why) } => format!("no restart without it: {}", plain(why)),
+        JobEvent::NoRestart { reason: Some(why) } => {
+            format!("no restart without the dead device: {}", plain(why))
+        }
         JobEvent::DevicesReassigned { workers } => {
             let workers = workers.get();
             let plural = if workers == 1 { "" } else { "s" };
@@ -298,12 +300,10 @@ pub fn external_worker_released(reason: StopReason, failed: Option<WorkerEnd>) -
         (Some(end), _) => format!("local rank {} failed: {}", end.local_rank, end.exit),
         (None, StopReason::TimeLimit) => "the time limit of the job is over".to_owned(),
         (None, StopReason::NotStarted) => "another worker could not be started".to_owned(),
-        (None, StopReason::RestartRequest) => "all workers start again by request".to_owned(),
-        (None, StopReason::Membership) => {
-            "other nodes have failed, gone or come, and all workers start again".to_owned()
-        }
+        (None, StopReason::RestartRequest) => "all workers restart by request".to_owned(),
+        (None, StopReason::Membership) => "nodes joined or left the job, and all workers restart".to_owned(),
         (None, StopReason::EndedElsewhere) => "the job has ended elsewhere".to_owned(),
-        (None, _) => "it was told to stop".to_owned(),
+        (None, _) => "the job was told to stop".to_owned(),
     };
     format!("{what}; the job does not wait for this worker any more")
 }

@@ -12,7 +12,6 @@ use crate::process::usage::RunState;
 use crate::rendezvous::{NodeName, Round};
 use crate::reporter::plain::plain;
 use crate::reporter::rank_names::rank_names;
-use crate::spec::LaunchSpec;
 use crate::spec::stop::StopReason;
 
 /// In a table with more rows, ranks with different last lines share a row too.
@@ -23,7 +22,6 @@ const LONGEST_LINE: usize = 160;
 const SHORTEST_LINE: usize = 24;
 const HEADINGS: [&str; 5] = ["rank", "pid", "process", "joined", "CPU time"];
 
-const HOW_FAR: &str = "the last output says how far a rank got";
 const PY_SPY: &str = "`py-spy dump --pid PID` shows where its Python code waits";
 
 /// The facts that the text depends on, beside the rows.
@@ -33,23 +31,16 @@ pub struct TableSetting {
     base_rank: Rank,
     /// This node, where there are several.
     node: Option<NodeName>,
-    /// Whether `--start-timeout` is possible and was not given.
-    lacks_start_timeout: bool,
     /// Columns of the terminal, where there is one.
     columns: Option<usize>,
 }
 
 impl TableSetting {
-    /// For one launch, in this round where there are several nodes.
+    /// In this round, where there are several nodes.
     #[must_use]
-    pub fn of(spec: &LaunchSpec, round: Option<&Round>, columns: Option<usize>) -> Self {
+    pub fn of(round: Option<&Round>, columns: Option<usize>) -> Self {
         let node = round.map(Round::own_name);
-        Self {
-            base_rank: round.map_or(Rank(0), |round| round.base_rank),
-            node,
-            lacks_start_timeout: !spec.rendezvous.is_shared() && spec.start_timeout.is_none(),
-            columns,
-        }
+        Self { base_rank: round.map_or(Rank(0), |round| round.base_rank), node, columns }
     }
 
     fn rank(&self, row: &RankRow) -> Rank {
@@ -128,21 +119,17 @@ fn hint(table: &RankTable, setting: &TableSetting) -> Option<String> {
     if missing.is_empty() {
         return hint_where_none_is_missing(table, setting);
     }
-    let limit =
-        if setting.lacks_start_timeout { "; `--start-timeout 60` ends such a start by itself" } else { "" };
-    let doubt = if missing.len() == table.rows.len() {
-        "; a program without torch.distributed never joins"
+    let is_all = missing.len() == table.rows.len();
+    Some(if is_all {
+        "a program without torch.distributed never joins".to_owned()
     } else {
-        ""
-    };
-    Some(format!("{HOW_FAR}; while it hangs, {PY_SPY}{limit}{doubt}"))
+        format!("while it hangs, {PY_SPY}")
+    })
 }
 
 fn hint_where_none_is_missing(table: &RankTable, setting: &TableSetting) -> Option<String> {
     if table.rows.iter().any(RankRow::may_be_missing) {
-        return Some(format!(
-            "these ranks have no connection to the store now; {HOW_FAR}, and while it hangs, {PY_SPY}"
-        ));
+        return Some(format!("these ranks have no connection to the store now; while it hangs, {PY_SPY}"));
     }
     let finished: Vec<_> = table.rows.iter().filter(|row| row.has_finished()).collect();
     if !finished.is_empty() {

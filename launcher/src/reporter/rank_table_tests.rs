@@ -24,7 +24,7 @@ fn row(local_rank: u32, joined: JoinState, cpu: u64, text: &str) -> RankRow {
 }
 
 fn text(reason: StopReason, rows: Vec<RankRow>, columns: Option<usize>) -> String {
-    let setting = TableSetting { base_rank: Rank(0), node: None, lacks_start_timeout: true, columns };
+    let setting = TableSetting { base_rank: Rank(0), node: None, columns };
     render(&RankTable { reason, rows }, &setting)
 }
 
@@ -38,8 +38,7 @@ rank 3 has not joined the store; the ranks when SIGINT came:
   rank  pid        process       joined  CPU time  last output
   0-2   4000-4002  alive, waits  yes     3.10 s    12 s before: waiting
   3     4003       alive, runs   no      0.02 s    none
-  hint: the last output says how far a rank got; while it hangs, `py-spy dump --pid PID` shows where its Python code \
-waits; `--start-timeout 60` ends such a start by itself";
+  hint: while it hangs, `py-spy dump --pid PID` shows where its Python code waits";
     assert_eq!(text(SIGINT, rows, None), expected);
 }
 
@@ -50,7 +49,7 @@ fn table_of_node_has_global_ranks_and_unknown_join_state() {
     (rows[2].process, rows[2].cpu_time) = (ProcessState::Ended(Exit::Code(0)), None);
     rows[0].output = LastOutput::Unavailable;
     let node = Some(NodeName { rank: Some(NodeRank(1)), host: Some("th2".to_owned()), addr: None });
-    let setting = TableSetting { base_rank: Rank(8), node, lacks_start_timeout: false, columns: None };
+    let setting = TableSetting { base_rank: Rank(8), node, columns: None };
     let reason = StopReason::Signal(Signal::SIGTERM);
     let expected = "\
 it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) when SIGTERM came:
@@ -58,7 +57,7 @@ it is not known whether ranks 8, 9 joined the store; the ranks of node 1 (th2) w
   8     4000  alive, waits  unknown  0.50 s    not seen
   9     4001  alive, waits  unknown  70 s      12 s before: b
   10    4002  exit code 0   -        -         none
-  hint: these ranks have no connection to the store now; the last output says how far a rank got, and while it hangs, \
+  hint: these ranks have no connection to the store now; while it hangs, \
 `py-spy dump --pid PID` shows where its Python code waits";
     assert_eq!(render(&RankTable { reason, rows }, &setting), expected);
 }
@@ -111,7 +110,7 @@ fn hint_explains_state_of_missing_rank() {
         assert!(shown.contains(&format!("\n  hint: {hint}")), "{shown}");
     }
     let rows = vec![row(0, JoinState::NotJoined, 0, "")];
-    assert!(text(SIGINT, rows, None).ends_with("; a program without torch.distributed never joins"));
+    assert!(text(SIGINT, rows, None).ends_with("\n  hint: a program without torch.distributed never joins"));
 }
 
 #[test]

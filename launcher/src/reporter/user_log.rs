@@ -94,7 +94,7 @@ impl UserLog {
         match self.log_style {
             LogStyle::Rankrun => {
                 if let JobEvent::RankTable(table) = event {
-                    let setting = rank_table::TableSetting::of(group.spec, group.round, self.columns());
+                    let setting = rank_table::TableSetting::of(group.round, self.columns());
                     self.print_line(&rank_table::render(table, &setting));
                 }
                 if let Some(line) = job_event_text::render(event, group.spec, group.round) {

@@ -70,7 +70,7 @@ fn failure_report_names_dead_device_and_its_rank() {
         let row = outcome.lines_with("  dead ");
         let [row] = &row[..] else { panic!("one row in the card\n{outcome}") };
         assert!(row.contains(name) && row.contains("of rank 1:") && row.contains("lost"), "{outcome}");
-        outcome.expect_stderr("no restart on a dead device; `--exclude-unhealthy`");
+        outcome.expect_stderr("no restart, since the device is dead; `--exclude-unhealthy`");
     }
 }
 
@@ -108,7 +108,7 @@ fn restart_probes_driver_order_again() {
     outcome
         .expect_exit_code(4)
         .expect_absent("life=1")
-        .expect_stderr("no restart without it")
+        .expect_stderr("no restart without the dead device")
         .expect_stderr("fastest");
 }
 
@@ -139,7 +139,7 @@ fn too_few_devices_for_nproc_prevents_restart() {
     outcome
         .expect_exit_code(4)
         .expect_absent("life=1")
-        .expect_stderr("no restart without it")
+        .expect_stderr("no restart without the dead device")
         .expect_stderr("2 workers");
 }
 

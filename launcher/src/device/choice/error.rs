@@ -1,4 +1,5 @@
-//! Errors of the device choice, with their hints.
+//! Errors of the device choice with their texts and hints. The steps of the choice create them; the command line and
+//! the reassignment after a failure show them.
 
 use std::ffi::OsString;
 
@@ -171,7 +172,7 @@ pub enum ChoiceError {
         because: &'static str,
     },
     /// A device that is lost, of which nothing is known that names it.
-    #[error("`{variable}` cannot name {device}: it does not answer, and tells no UUID")]
+    #[error("`{variable}` cannot name {device}: it does not answer, and its UUID is not known")]
     Lost {
         /// The device, as its label names it.
         device: String,
@@ -266,7 +267,7 @@ fn hint_for_mig(entry: &str, has_no_instance: bool) -> String {
 /// No device of the requested type is present; `instead` are the present types.
 fn hint_for_none(instead: &[DeviceType]) -> String {
     if instead.is_empty() {
-        return "`rankrun devices` tells what was looked for; `--device-type cpu` runs the workers on the CPUs"
+        return "`rankrun devices` shows what was looked for; `--device-type cpu` runs the workers on the CPUs"
             .to_owned();
     }
     format!("devices of another type are here: {}", type_options(instead))

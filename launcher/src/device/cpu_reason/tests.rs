@@ -123,10 +123,10 @@ fn dropped_entries_are_named_with_vendor_rule() {
         value: OsString::from(value),
         because: reason.to_owned(),
     };
-    let cuda = dropped("CUDA_VISIBLE_DEVICES", "5", "`5` is no index of a device, which ends the list");
+    let cuda = dropped("CUDA_VISIBLE_DEVICES", "5", "`5` is not an index of a device, which ends the list");
     let machine = fake::cuda(4);
     let expected =
-        "`CUDA_VISIBLE_DEVICES=5` leaves no device: `5` is no index of a device, which ends the list";
+        "`CUDA_VISIBLE_DEVICES=5` leaves no device: `5` is not an index of a device, which ends the list";
     let warnings = [cuda.clone()];
     let one = reason_text("CUDA_VISIBLE_DEVICES=5", Some(&machine), &[DeviceType::Cuda], &warnings);
     assert_eq!(one, format!("{expected}; compare with `rankrun devices`"));

@@ -23,7 +23,8 @@ fn listed(devices: &[Visible], value: &OsString) -> VisibleDevices {
     let mut dropped = Vec::new();
     let end = text.find(|character: char| !character.is_ascii_digit() && character != ',');
     if let Some(end) = end.filter(|end| *end > 0) {
-        dropped.push(format!("the list ends before `{}`, which is no digit and no comma", &text[end..]));
+        dropped
+            .push(format!("the list ends before `{}`, which is neither a digit nor a comma", &text[end..]));
     }
     let mut named: Vec<Visible> = Vec::new();
     for entry in text[..end.unwrap_or(text.len())].split(',') {

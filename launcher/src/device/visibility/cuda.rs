@@ -269,7 +269,7 @@ impl CardList<'_> {
             let Some(number) = strtoul(entry) else {
                 // A comma at the end drops nothing.
                 if !entry.is_empty() || rest.next().is_some() {
-                    end_of_list(dropped, entry, "is no index");
+                    end_of_list(dropped, entry, "is not an index");
                 }
                 break;
             };
@@ -287,7 +287,7 @@ impl CardList<'_> {
         for (number, entry) in numbers {
             let card = usize::try_from(number).ok().and_then(|number| cards.get(number));
             let Some(at) = card.and_then(|card| self.device_of(*card)) else {
-                end_of_list(dropped, entry, "is no index of a device");
+                end_of_list(dropped, entry, "is not an index of a device");
                 break;
             };
             if !entry.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -42,23 +42,23 @@ fn mismatch_error_names_both_values() {
     let cases = [
         (
             AgentDescriptor { protocol: PROTOCOL - 1, version: "0.0.9".to_owned(), ..descriptor() },
-            "this agent is rankrun 0.1.0 (protocol 2), that one 0.0.9 (protocol 1)",
+            "this agent is rankrun 0.1.0 (protocol 2), the other agent 0.0.9 (protocol 1)",
         ),
         (
             AgentDescriptor { protocol: PROTOCOL + 1, version: "0.9.0".to_owned(), ..descriptor() },
-            "this agent is rankrun 0.1.0 (protocol 2), that one 0.9.0 (protocol 3)",
+            "this agent is rankrun 0.1.0 (protocol 2), the other agent 0.9.0 (protocol 3)",
         ),
         (
             AgentDescriptor { nodes: range(3, 3), ..descriptor() },
-            "this agent was started with `--nnodes 2:4`, that one with `--nnodes 3`",
+            "this agent was started with `--nnodes 2:4`, the other agent with `--nnodes 3`",
         ),
         (
             AgentDescriptor { lease: Duration::from_millis(2_500), ..descriptor() },
-            "this agent was started with `--lease 5s`, that one with `--lease 2s 500ms`",
+            "this agent was started with `--lease 5s`, the other agent with `--lease 2s 500ms`",
         ),
         (
             AgentDescriptor { entrypoint: "eval.py".to_owned(), ..descriptor() },
-            "this agent runs `train.py`, that one `eval.py`",
+            "this agent runs `train.py`, the other agent `eval.py`",
         ),
     ];
     for (theirs, words) in cases {
@@ -73,7 +73,10 @@ fn other_protocol_mismatch_names_version_only() {
     let text = br#"{"protocol": 9, "version": "3.0\u001b[2J", "node": {"something": ["else"]}}"#;
     let error = parse_and_compare(&descriptor(), text).unwrap_err();
     assert_eq!(error.hint(), "install the same version of rankrun on every node");
-    assert_eq!(error.to_string(), "this agent is rankrun 0.1.0 (protocol 2), that one 3.0 [2J (protocol 9)");
+    assert_eq!(
+        error.to_string(),
+        "this agent is rankrun 0.1.0 (protocol 2), the other agent 3.0 [2J (protocol 9)"
+    );
 }
 
 /// Agents of other protocols read these two fields and nothing else.

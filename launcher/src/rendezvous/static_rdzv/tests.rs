@@ -335,9 +335,9 @@ fn mismatched_agent_refuses_itself() {
         scope.spawn(move || waits(first, store, &waiting, ended));
         is_waiting.recv().unwrap();
         for (agent, words) in [
-            (nodes, "this agent was started with `--nnodes 3`, that one with `--nnodes 2`"),
-            (program, "this agent runs `eval.py`, that one `train.py`"),
-            (protocol, "this agent is rankrun 0.9.0 (protocol 3), that one 0.1.0 (protocol 2)"),
+            (nodes, "this agent was started with `--nnodes 3`, the other agent with `--nnodes 2`"),
+            (program, "this agent runs `eval.py`, the other agent `train.py`"),
+            (protocol, "this agent is rankrun 0.9.0 (protocol 3), the other agent 0.1.0 (protocol 2)"),
         ] {
             let error = failure(agent.join(store));
             assert_eq!(error, format!("this agent and the one on node 0 (th0) are not of one job: {words}"));

@@ -108,7 +108,7 @@ impl RendezvousTask {
         if let Some(holder) = holder {
             let lease = humantime::format_duration(self.plan.times.lease);
             self.events.send(RendezvousEvent::Note(format!(
-                "node rank {node_rank} is held by an agent on {holder}: it is taken over unless that one gives a sign of life within {lease}"
+                "node rank {node_rank} is held by an agent on {holder}: this agent takes it over unless that agent sends a heartbeat within {lease}"
             )));
             return Ok(next_line);
         }

@@ -276,7 +276,7 @@ fn unnamed_lost_card_error_suggests_exclusion() {
     let error = refused_on(&machine, "", "--devices -0-3");
     assert_eq!(
         error.to_string(),
-        "`CUDA_VISIBLE_DEVICES` cannot name GPU 5 unknown: it does not answer, and tells no UUID"
+        "`CUDA_VISIBLE_DEVICES` cannot name GPU 5 unknown: it does not answer, and its UUID is not known"
     );
     assert_eq!(
         error.hint().unwrap(),

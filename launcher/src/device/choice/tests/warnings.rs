@@ -14,7 +14,7 @@ fn invalid_inherited_entries_give_one_warning() {
     assert_eq!(
         warning_texts(&machine, "CUDA_VISIBLE_DEVICES=1gpu,2x,9,0", ""),
         [
-            "`CUDA_VISIBLE_DEVICES=1gpu,2x,9,0`: of `1gpu` only `1` is read; of `2x` only `2` is read; `9` is no index of \
+            "`CUDA_VISIBLE_DEVICES=1gpu,2x,9,0`: of `1gpu` only `1` is read; of `2x` only `2` is read; `9` is not an index of \
           a device, which ends the list"
         ]
     );

@@ -119,7 +119,7 @@ fn unreadable_claim_is_not_taken_over() {
         client.set(&key, text).unwrap();
         assert!(client.check(&[&key]).unwrap());
         let error = failure(Agent::new(1, 2).join(&store));
-        let words = "this agent is rankrun 0.1.0, and what that one says of itself cannot be read";
+        let words = "this agent is rankrun 0.1.0, and the descriptor of the other agent cannot be read";
         assert_eq!(error, format!("this agent and the one on another node are not of one job: {words}"));
     }
 }
@@ -144,7 +144,7 @@ fn misfit_that_claims_before_the_host_refuses_itself() {
         assert_eq!(
             error,
             "this agent and the one on node 0 (th0) are not of one job: this agent was started with `--nnodes 3`, \
-             that one with `--nnodes 2`"
+             the other agent with `--nnodes 2`"
         );
         // The host of the store does this after the connections of the misfit have closed.
         withdraw(store, &host, 9, false);

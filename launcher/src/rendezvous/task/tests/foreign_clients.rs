@@ -70,7 +70,7 @@ fn newcomer_of_other_protocol_is_refused_with_both_versions() {
             newcomer.join();
             let error = newcomer.failed();
             let versions = format!(
-                "this agent is rankrun {} (protocol {}), that one {} (protocol {})",
+                "this agent is rankrun {} (protocol {}), the other agent {} (protocol {})",
                 new.1, new.0, old.1, old.0
             );
             assert!(error.to_string().ends_with(&versions), "{error}");
