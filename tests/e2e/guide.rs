@@ -62,7 +62,8 @@ fn run_cargo_build(folder: &Path, target: &Path, arguments: &[&str]) {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--offline"]).args(arguments).current_dir(folder);
     // The profile is the workspace's, so that its dependencies fit.
-    cargo.env("CARGO_TARGET_DIR", target).env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
+    let debug = std::env::var("CARGO_PROFILE_DEV_DEBUG").unwrap_or_else(|_| "line-tables-only".to_owned());
+    cargo.env("CARGO_TARGET_DIR", target).env("CARGO_PROFILE_DEV_DEBUG", debug);
     // `.ci/run` has clippy there.
     cargo.env_remove("RUSTC_WORKSPACE_WRAPPER");
     let built = cargo.output();
