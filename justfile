@@ -30,6 +30,7 @@ ci:
 
 # The big counts with random cases, Miri, and the licences and advisories of dependencies.
 nightly:
+    @command -v cargo-deny >/dev/null || { echo 'error: cargo-deny is not installed' >&2; echo 'hint: cargo install --locked cargo-deny' >&2; exit 1; }
     RANKRUN_SOAK=1 tests/run
     tests/miri
     cargo deny check
