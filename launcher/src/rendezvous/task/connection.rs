@@ -365,7 +365,8 @@ impl RendezvousTask {
 
     /// As the host of the store: declares the nodes dead whose connections have closed, whatever their lease.
     pub(super) async fn take_departed(&mut self, now: Instant) -> Result<(), StoreFailure> {
-        let Some(store) = self.store.clone() else { return Ok(()) };
+        // Departures are taken once: before this node's own connection it could not free a rank.
+        let Some(store) = self.store.clone().filter(|_| self.backend.is_some()) else { return Ok(()) };
         if !std::mem::take(&mut self.has_departures) {
             return Ok(());
         }

@@ -175,38 +175,35 @@ fn agent_without_process(job: &Static, nonce: u32) -> (Node, String, String) {
     (node, descriptor, claim.to_string())
 }
 
-/// The host of the store takes note of the closed connection before it knows the agent: the claim of a second departed
-/// agent, which the host withdraws, shows that it has.
+/// The host of the store takes note of the departure before it knows the agent: it withdraws the agent's claim, which is
+/// then written a second time over another connection.
 #[test]
 fn node_departed_before_its_claim_is_lost_at_once() {
     let mut job = Static::new(2);
     job.times.lease = Duration::from_secs(1000);
     let host = job.agent(0);
-    let address = std::net::SocketAddr::from(([127, 0, 0, 1], job.port));
     let connect = |nonce| {
         let settings = ClientSettings { nonce, answer: PATIENCE, silence: PATIENCE };
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], job.port));
         Client::connect(&[address], settings, Instant::now() + PATIENCE).unwrap()
     };
     let run_id = RunId("none".to_owned());
     let (keys, round) = (RendezvousKeys::static_keys(&run_id), RoundKeys::first_of_static(&run_id));
     let claim_key = keys.claim(NodeRank(1));
-    drop(connect(41));
-    let mut second = connect(42);
-    let mut writer = connect(43);
-    let (.., claim) = agent_without_process(&job, 42);
-    second.set(&claim_key, claim.as_bytes()).unwrap();
-    drop(second);
+    let (node, descriptor, claim) = agent_without_process(&job, 41);
+    let (mut departs, mut writer) = (connect(41), connect(42));
+    departs.set(&claim_key, claim.as_bytes()).unwrap();
+    // A write has no answer.
+    assert!(departs.check(&[&claim_key]).unwrap());
+    drop(departs);
     let deadline = Instant::now() + PATIENCE;
     while writer.check(&[&claim_key]).unwrap() {
         assert!(Instant::now() < deadline, "the claim of a departed agent stands");
         std::thread::yield_now();
     }
-    let (node, descriptor, claim) = agent_without_process(&job, 41);
     let info = r#"{"role": "default", "rank": 1, "local_world_size": 1}"#;
     let role_info = round.role_info(NodeRank(1));
-    for (key, value) in
-        [(&keys.agent(&node), &descriptor), (&claim_key, &claim), (&role_info, &info.to_owned())]
-    {
+    for (key, value) in [(&keys.agent(&node), &*descriptor), (&claim_key, &claim), (&role_info, info)] {
         writer.set(key, value.as_bytes()).unwrap();
     }
     assert_eq!(host.joined().number, 0);
