@@ -153,6 +153,26 @@ fn stop_ends_job_as_sigterm_does_without_restart() {
     assert_eq!(outcome.stdout(), "ready\nready\n", "{outcome}");
 }
 
+/// Guard and agent are killed together, so no process of the job removes its folder.
+#[test]
+fn stop_that_waits_removes_folder_of_killed_job() {
+    let Some(runtime) = Runtime::new() else { return };
+    let launch = runtime.launch(1).args(["--grace", "600"]);
+    let launch = launch.shell("trap 'echo told' TERM; echo ready; while :; do sleep 0.1; done");
+    let job = runtime.start_until_ready(launch, 1);
+    let (id, agent) = (runtime.job_id(), job.only_child_of(job.pid()));
+    std::thread::scope(|scope| {
+        let stopped = scope.spawn(|| runtime.ask(&["stop", &id, "--wait"]));
+        job.wait_for_line("told");
+        job.signal_to(agent, Signal::SIGSTOP);
+        job.signal(Signal::SIGKILL);
+        job.signal_to(agent, Signal::SIGKILL);
+        stopped.join().expect("no panic").expect_exit_code(0).expect_stdout("has ended");
+    });
+    runtime.expect_empty();
+    drop(job.wait());
+}
+
 #[test]
 fn second_stop_over_socket_kills_at_once() {
     let Some(runtime) = Runtime::new() else { return };

@@ -4,15 +4,15 @@ use std::ffi::OsString;
 
 use super::Command;
 use super::error::{CliError, UsageError};
-use crate::control::command::{AnswerFormat, ControlCommand, ControlVerb};
+use crate::control::command::{AnswerFormat, ControlCommand, ControlVerb, JobVerb};
 use crate::spec::CliFlavor;
 
 /// A subcommand: its word, its verb, and its help.
 const SUBCOMMANDS: [(&str, ControlVerb, &str); 4] = [
     ("ls", ControlVerb::List, include_str!("help_ls.txt")),
-    ("status", ControlVerb::Status, include_str!("help_status.txt")),
-    ("stop", ControlVerb::Stop, include_str!("help_stop.txt")),
-    ("restart", ControlVerb::Restart, include_str!("help_restart.txt")),
+    ("status", ControlVerb::Job(JobVerb::Status), include_str!("help_status.txt")),
+    ("stop", ControlVerb::Job(JobVerb::Stop), include_str!("help_stop.txt")),
+    ("restart", ControlVerb::Job(JobVerb::Restart), include_str!("help_restart.txt")),
 ];
 
 fn subcommand(words: &[OsString]) -> Option<(&'static str, ControlVerb, &'static str)> {
@@ -34,12 +34,16 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
     let mut command = ControlCommand { verb, job: None, format: AnswerFormat::Text };
     for word in &words[1..] {
         match (verb, word.to_str()) {
-            (ControlVerb::List | ControlVerb::Status, Some("--json")) => command.format = AnswerFormat::Json,
-            (ControlVerb::Status, Some("--check")) => command.verb = ControlVerb::Check,
-            (ControlVerb::Stop, Some("--wait")) => command.verb = ControlVerb::StopAndWait,
-            (ControlVerb::Status | ControlVerb::Stop | ControlVerb::Restart, Some(job))
-                if !job.starts_with('-') && command.job.is_none() =>
-            {
+            (ControlVerb::List | ControlVerb::Job(JobVerb::Status), Some("--json")) => {
+                command.format = AnswerFormat::Json
+            }
+            (ControlVerb::Job(JobVerb::Status), Some("--check")) => {
+                command.verb = ControlVerb::Job(JobVerb::Check)
+            }
+            (ControlVerb::Job(JobVerb::Stop), Some("--wait")) => {
+                command.verb = ControlVerb::Job(JobVerb::StopAndWait)
+            }
+            (ControlVerb::Job(_), Some(job)) if !job.starts_with('-') && command.job.is_none() => {
                 command.job = Some(job.to_owned());
             }
             _ => {
@@ -48,7 +52,7 @@ pub(super) fn interpret(words: &[OsString]) -> Result<Command, CliError> {
             }
         }
     }
-    let needs_job = matches!(verb, ControlVerb::Stop | ControlVerb::Restart);
+    let needs_job = matches!(verb, ControlVerb::Job(JobVerb::Stop | JobVerb::Restart));
     if needs_job && command.job.is_none() {
         return Err(usage(UsageError::MissingJob { command: name }));
     }
@@ -68,10 +72,12 @@ mod tests {
     #[test]
     fn control_options_and_job_are_accepted_in_any_order() {
         let control = |verb, job: Option<&str>, format| {
+            let verb = ControlVerb::Job(verb);
             Ok(Command::Control(ControlCommand { verb, job: job.map(str::to_owned), format }))
         };
-        use {AnswerFormat::*, ControlVerb::*};
-        assert_eq!(parse("ls --json"), control(List, None, Json));
+        let list = ControlCommand { verb: ControlVerb::List, job: None, format: AnswerFormat::Json };
+        use {AnswerFormat::*, JobVerb::*};
+        assert_eq!(parse("ls --json"), Ok(Command::Control(list)));
         assert_eq!(parse("status"), control(Status, None, Text));
         assert_eq!(parse("status --json 12ab"), control(Status, Some("12ab"), Json));
         assert_eq!(parse("status 12ab --check"), control(Check, Some("12ab"), Text));

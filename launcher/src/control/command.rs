@@ -28,6 +28,13 @@ pub struct ControlCommand {
 pub enum ControlVerb {
     /// `ls`: all jobs.
     List,
+    /// Of one job.
+    Job(JobVerb),
+}
+
+/// What is asked of one job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobVerb {
     /// `status`: one job.
     Status,
     /// `status --check`: the exit status alone.
@@ -123,52 +130,53 @@ pub fn run(
     write: &dyn Fn(&str),
 ) -> Result<ExitStatus, CommandError> {
     let mut found = find_jobs(&RuntimeFolders::of_environment(facts.environment()));
-    if command.verb == ControlVerb::List {
+    let ControlVerb::Job(verb) = command.verb else {
         let listed: Vec<_> = found.iter().map(|found| (found.folder.job.as_str(), found.answer())).collect();
         write(&match command.format {
             AnswerFormat::Text => jobs::render_list(&listed, style),
             AnswerFormat::Json => jobs::list_json(&listed),
         });
         return Ok(ExitStatus::SUCCESS);
-    }
+    };
     let names: Vec<JobNames> = found.iter().map(FoundJob::names).collect();
     let FoundJob { folder, status } = found.swap_remove(find_job(&names, command.job.as_deref())?);
     let job = folder.job.clone();
-    act(command, (&folder, status), style, write).map_err(|source| CommandError::Job { job, source })
+    act((verb, command.format), (&folder, status), style, write)
+        .map_err(|source| CommandError::Job { job, source })
 }
 
 fn act(
-    command: &ControlCommand,
+    (verb, format): (JobVerb, AnswerFormat),
     (folder, status): (&JobFolder, Result<Box<JobStatus>, ControlError>),
     style: Style,
     write: &dyn Fn(&str),
 ) -> Result<ExitStatus, ControlError> {
-    match command.verb {
-        ControlVerb::List | ControlVerb::Status => {
+    match verb {
+        JobVerb::Status => {
             let status = status?;
-            write(&match command.format {
+            write(&match format {
                 AnswerFormat::Text => jobs::render_status(&status, style),
                 AnswerFormat::Json => jobs::status_json(&status),
             });
             Ok(ExitStatus::SUCCESS)
         }
-        ControlVerb::Check => {
+        JobVerb::Check => {
             let is_healthy = status?.state.is_healthy();
             Ok(if is_healthy { ExitStatus::SUCCESS } else { ExitStatus::Code(UNHEALTHY) })
         }
-        ControlVerb::Stop => {
+        JobVerb::Stop => {
             request(&mut ControlConnection::open(folder)?, ClientRequest::Stop)?;
             write(&format!("job {} is told to stop\n", folder.job));
             Ok(ExitStatus::SUCCESS)
         }
-        ControlVerb::StopAndWait => {
+        JobVerb::StopAndWait => {
             let mut connection = ControlConnection::open(folder)?;
             request(&mut connection, ClientRequest::Stop)?;
             wait_for_end(connection, folder)?;
             write(&format!("job {} has ended\n", folder.job));
             Ok(ExitStatus::SUCCESS)
         }
-        ControlVerb::Restart => {
+        JobVerb::Restart => {
             request(&mut ControlConnection::open(folder)?, ClientRequest::Restart)?;
             write(&format!("job {} starts its workers again\n", folder.job));
             Ok(ExitStatus::SUCCESS)
@@ -191,10 +199,15 @@ fn wait_for_end(mut connection: ControlConnection, folder: &JobFolder) -> Result
         while let Ok(Some(_)) = reply {
             reply = connection.next_reply();
         }
-        // The socket is closed before the folder is removed.
         match ControlConnection::open(folder) {
             Ok(again) => connection = again,
-            Err(ControlError::Ended) => return Ok(()),
+            Err(ControlError::Ended) => {
+                // The agent closes the socket first, and may have been killed.
+                if folder.is_dead() {
+                    let _ = folder.remove();
+                }
+                return Ok(());
+            }
             Err(error) => return Err(error),
         }
     }

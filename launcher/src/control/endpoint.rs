@@ -118,7 +118,9 @@ impl Drop for ControlEndpoint {
             drop(server.ended.take());
             while server.done.recv_timeout(END_TIMEOUT) == Ok(()) {}
         }
-        if let Err(error) = self.folder.remove() {
+        if let Err(error) = self.folder.remove()
+            && error.kind() != io::ErrorKind::NotFound
+        {
             tracing::debug!("`{}` stays: {error}", self.folder.path.display());
         }
     }
