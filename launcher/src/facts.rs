@@ -252,13 +252,6 @@ impl Facts {
         &self.environment
     }
 
-    /// The environment as it was given to us, for another reading of the same words: [`Self::new`] takes it.
-    #[must_use]
-    pub fn given_environment(&self) -> Vec<(OsString, OsString)> {
-        let python = self.calling_python.iter().map(|python| (CALLING_PYTHON.into(), python.into()));
-        self.environment.iter().cloned().chain(python).collect()
-    }
-
     /// One variable; an empty value is a value.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
@@ -367,9 +360,6 @@ mod tests {
         assert_eq!(facts.calling_python(), Some(Path::new("/env/python")));
         let names: Vec<_> = facts.environment().iter().map(|(name, _)| name.to_str().unwrap()).collect();
         assert_eq!(names, ["A", "B"]);
-        let again = Facts::new(facts.given_environment(), Box::new(FakeWorld::new()));
-        assert_eq!(again.calling_python(), facts.calling_python());
-        assert_eq!(again.environment(), facts.environment());
     }
 
     #[test]

@@ -60,7 +60,6 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::AgentSetup;
-use crate::agent::reassign::Invocation;
 use crate::cli::{Attach, Command, Explain, Inspect, Launch};
 use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
@@ -279,12 +278,9 @@ impl AgentStart<'_> {
             user_log.notice(notice);
         }
         let environment = self.facts.environment().to_vec();
-        let argv =
-            Invocation { argv: std::env::args_os().collect(), environment: self.facts.given_environment() };
         let (spec, foreign_python, watch) = (self.launch.spec, self.foreign_python, self.watch);
         let setup = AgentSetup {
             spec,
-            invocation: argv,
             environment,
             job,
             inherited: original,

@@ -93,7 +93,7 @@ pub enum Notice {
         folder: PathBuf,
     },
     /// The device of one worker.
-    Seat {
+    WorkerDevice {
         /// As it is said.
         line: String,
     },
@@ -318,7 +318,7 @@ impl fmt::Display for Notice {
                 "`{}`, where progress is to be seen, does not exist yet: until it does there is none",
                 folder.display()
             ),
-            Self::Seat { line: text }
+            Self::WorkerDevice { line: text }
             | Self::OnCpus { line: text }
             | Self::Device { text }
             | Self::Detail { text, .. } => f.write_str(text),

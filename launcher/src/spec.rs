@@ -1,6 +1,7 @@
 //! The resolved request of a user: one `LaunchSpec`, whatever the grammar it was typed in. Plain data without a trace
 //! of clap; `cli` makes it, the agent reads it.
 
+pub mod device_request;
 pub mod rendezvous;
 pub mod restart;
 pub mod setting;
@@ -13,10 +14,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
+use crate::device::DeviceType;
 use crate::device::Visibility;
-use crate::device::affinity::NumaBinding;
-use crate::device::order::DeviceOrder;
 use crate::placement::Device;
+use crate::spec::device_request::DeviceRequest;
 use crate::spec::rendezvous::{NetworkSpec, NodeRange, RoundTimes};
 use crate::spec::restart::RestartPolicy;
 use crate::spec::stop::{LeftoverPolicy, StopPolicy, TimeLimit};
@@ -94,10 +95,8 @@ pub struct LaunchSpec {
     pub worker_devices: Vec<WorkerDevice>,
     /// The chosen devices that a worker sees. With its own alone its `LOCAL_RANK` is 0.
     pub visibility: Visibility,
-    /// The device options as given.
-    pub devices: DeviceSpec,
-    /// `--check-devices`: the check before a launch and after a failure.
-    pub device_check: Option<DeviceCheck>,
+    /// The device options; devices are assigned by them again after a device has died.
+    pub device_request: DeviceRequest,
     /// The sink of torch's events (`--event-log-handler`).
     pub events: EventLog,
     /// The launcher's own `TORCHELASTIC_ERROR_FILE`, which its parent process reads.
@@ -106,6 +105,15 @@ pub struct LaunchSpec {
     pub external_worker: Option<LocalRank>,
     /// The value of `RANKRUN_NESTING` for the workers.
     pub nesting: String,
+}
+
+impl LaunchSpec {
+    /// The effect of a dead device, if the devices are checked; CPUs need no check.
+    #[must_use]
+    pub fn device_check(&self) -> Option<Unhealthy> {
+        let has_devices = self.worker_devices.iter().any(|worker| worker.device.kind != DeviceType::Cpu);
+        self.device_request.check.filter(|_| has_devices)
+    }
 }
 
 /// The program that each worker runs.
@@ -316,28 +324,6 @@ impl WorkerDevice {
     }
 }
 
-/// The device options as given, for `explain`; the result is in the placements.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DeviceSpec {
-    /// The value of `--devices` as it was written.
-    pub device_list: Option<String>,
-    /// The order of the devices (`--device-order`).
-    pub order: Option<DeviceOrder>,
-    /// Whether several workers may share a device (`--oversubscribe`).
-    pub oversubscribe: bool,
-    /// The binding of workers to CPUs (`--numa-binding`).
-    pub binding: Option<NumaBinding>,
-}
-
-/// The settings of the device health check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceCheck {
-    /// The action for a dead device.
-    pub unhealthy: Unhealthy,
-    /// How long a vendor's library may take to answer.
-    pub limit: Duration,
-}
-
 /// The effect of a dead device on the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unhealthy {
@@ -495,8 +481,7 @@ pub(crate) fn example() -> LaunchSpec {
         },
         worker_devices: (0..2).map(|rank| WorkerDevice::cpu(LocalRank(rank))).collect(),
         visibility: Visibility::Whole,
-        devices: DeviceSpec::default(),
-        device_check: None,
+        device_request: DeviceRequest::default(),
         events: EventLog::Off,
         parent_error_file: None,
         external_worker: None,

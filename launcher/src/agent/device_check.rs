@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "probes have a deadline")]
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::unistd::Pid;
 use rankrun_contract::rank::Generation;
@@ -12,18 +12,20 @@ use rustix::process::getuid;
 
 use crate::agent::device_report::report_devices;
 use crate::agent::message::Input;
-use crate::agent::reassign::{self, Invocation, Reassignment};
+use crate::agent::reassign::{self, Reassignment};
 use crate::agent::workers::WorkerGroup;
 use crate::device::probe::Probe;
 use crate::device::{Machine, ProbeScope};
+use crate::facts::{Facts, System};
 use crate::process::Exit;
 use crate::process::probe::Probes;
-use crate::spec::{DeviceCheck, Unhealthy};
+use crate::spec::Unhealthy;
 
 /// One health check, from the first probe to the last answer.
 pub(super) struct DeviceCheckRun {
     generation: Generation,
-    settings: DeviceCheck,
+    /// How long a vendor's library may take to answer.
+    probe_timeout: Duration,
     /// The probes that still run.
     probes: Option<(PendingProbe, Probes)>,
     /// The machine as the probes found it.
@@ -38,14 +40,14 @@ enum PendingProbe {
 
 impl DeviceCheckRun {
     /// Starts the probes of the devices.
-    pub(super) fn start(generation: Generation, settings: DeviceCheck) -> Self {
+    pub(super) fn start(generation: Generation, unhealthy: Unhealthy, probe_timeout: Duration) -> Self {
         // A new device assignment may need the order by links, or the CPUs near each device.
-        let again = settings.unhealthy == Unhealthy::Exclude;
+        let again = unhealthy == Unhealthy::Exclude;
         let ask = ProbeScope { state: true, links: again, cpus: again };
-        let probes = Probes::discovery(ask, settings.limit, Instant::now());
+        let probes = Probes::discovery(ask, probe_timeout, Instant::now());
         Self {
             generation,
-            settings,
+            probe_timeout,
             probes: Some((PendingProbe::Devices, probes)),
             machine: Machine::default(),
         }
@@ -69,7 +71,7 @@ impl DeviceCheckRun {
     }
 
     /// Processes the answers of probes; returns an input for the state once the check is complete.
-    pub(super) fn advance(&mut self, words: &Invocation, workers: &mut WorkerGroup) -> Option<Input> {
+    pub(super) fn advance(&mut self, workers: &mut WorkerGroup) -> Option<Input> {
         let (asked, probes) = self.probes.take_if(|(_, probes)| probes.advance(Instant::now()))?;
         match asked {
             PendingProbe::Devices => {
@@ -78,7 +80,7 @@ impl DeviceCheckRun {
                     report_devices(&self.machine, &workers.spec().worker_devices, getuid().as_raw());
                 Some(Input::DevicesProbed { generation: self.generation, report: checkup })
             }
-            PendingProbe::Order => self.reassign(words, workers, Some(probes.into_cuda_order())),
+            PendingProbe::Order => self.reassign(workers, Some(&probes.into_cuda_order())),
         }
     }
 
@@ -86,28 +88,23 @@ impl DeviceCheckRun {
     /// answer.
     pub(super) fn reassign(
         &mut self,
-        words: &Invocation,
         workers: &mut WorkerGroup,
-        order: Option<reassign::CudaOrder>,
+        order: Option<&reassign::CudaOrder>,
     ) -> Option<Input> {
-        let assignment = match reassign::reassign_devices(
-            words,
-            &workers.spec().worker_devices,
-            self.machine.clone(),
-            order,
-        ) {
+        let facts = Facts::new(workers.environment().to_vec(), Box::new(System::SILENT));
+        let result = match reassign::reassign_devices(workers.spec(), &facts, &self.machine, order) {
             Reassignment::NeedsOrder => {
-                let probes = Probes::start(&[Probe::CudaOrder], self.settings.limit, Instant::now());
+                let probes = Probes::start(&[Probe::CudaOrder], self.probe_timeout, Instant::now());
                 self.probes = Some((PendingProbe::Order, probes));
                 return None;
             }
-            Reassignment::Seated(assignment) => {
+            Reassignment::Assigned(assignment) => {
                 let count = assignment.workers;
                 workers.set_pending_assignment(*assignment);
                 Ok(count)
             }
             Reassignment::Refused(why) => Err(why),
         };
-        Some(Input::DevicesReassigned { generation: self.generation, result: assignment })
+        Some(Input::DevicesReassigned { generation: self.generation, result })
     }
 }

@@ -42,8 +42,7 @@ impl Agent<'_> {
             inputs.extend(self.advance_start());
         }
         // Also after them: a job that is told to stop must not restart.
-        let checked =
-            self.device_check.as_mut().and_then(|check| check.advance(&self.invocation, &mut self.workers));
+        let checked = self.device_check.as_mut().and_then(|check| check.advance(&mut self.workers));
         inputs.extend(checked);
         if let Some(seen) = self.progress_probe.as_mut().and_then(ProgressProbe::advance) {
             self.progress_probe = None;

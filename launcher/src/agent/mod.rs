@@ -25,7 +25,7 @@ mod parent_error_file;
 mod phase;
 pub mod policy;
 mod progress;
-pub mod reassign;
+mod reassign;
 mod rendezvous_handle;
 pub mod rules;
 mod starting;
@@ -56,7 +56,6 @@ use crate::agent::message::{Action, Input, JobEvent};
 use crate::agent::opening::OpenedResources;
 use crate::agent::parent_error_file::ParentFileCall;
 use crate::agent::progress::ProgressProbe;
-use crate::agent::reassign::Invocation;
 use crate::agent::rendezvous_handle::{PendingShutdown, RendezvousHandle};
 use crate::agent::rules::JobRules;
 use crate::agent::state::State;
@@ -84,8 +83,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct AgentSetup {
     /// The launch as the user requested it.
     pub spec: LaunchSpec,
-    /// Command line and environment that the launcher was started with.
-    pub invocation: Invocation,
     /// The launcher's own environment, which the workers inherit.
     pub environment: Vec<(OsString, OsString)>,
     /// The id that marks the job's processes.
@@ -163,7 +160,6 @@ struct Agent<'a> {
     has_stop_signal: bool,
     final_report: FinalReport,
     /// Parsed again when a device has died.
-    invocation: Invocation,
     /// The health check of the devices, once a generation has failed.
     device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
@@ -191,7 +187,6 @@ impl<'a> Agent<'a> {
         let state = State::new(JobRules::of(&setup.spec)).with_seed(policy::jitter_seed(&setup.job));
         let handled = setup.inherited.handled.clone();
         let final_report = FinalReport::new(&setup.spec, setup.foreign_python.clone(), setup.launcher_pid);
-        let words = setup.invocation.clone();
         let rendezvous = RendezvousHandle::new(&setup.spec, setup.watchdog.clone());
         let workers = WorkerGroup::open(setup, user_log.console().clone())?;
         let opening = opening::start_opening(workers.spec(), workers.file_calls())
@@ -208,7 +203,6 @@ impl<'a> Agent<'a> {
             handled_signals: handled,
             has_stop_signal: false,
             final_report,
-            invocation: words,
             device_check: None,
             progress_probe: None,
             launcher_error: None,
@@ -305,14 +299,15 @@ impl<'a> Agent<'a> {
                 return self.probe_workers(action);
             }
             Action::ProbeDevices { generation } => {
-                let settings = self.workers.spec().device_check;
-                self.device_check = settings.map(|settings| DeviceCheckRun::start(generation, settings));
+                let (spec, timeout) = (self.workers.spec(), self.workers.spec().device_request.probe_timeout);
+                let check = spec.device_check();
+                self.device_check = check.map(|check| DeviceCheckRun::start(generation, check, timeout));
             }
             Action::ProbeProgress { generation } => {
                 return self.probe_progress(generation);
             }
             Action::ReassignDevices { .. } => {
-                return self.device_check.as_mut()?.reassign(&self.invocation, &mut self.workers, None);
+                return self.device_check.as_mut()?.reassign(&mut self.workers, None);
             }
             Action::Emit(event) => self.emit(&event),
             Action::Suspend { has_processes } => self.suspend_job(has_processes),
@@ -332,7 +327,8 @@ impl<'a> Agent<'a> {
     fn emit(&self, event: &JobEvent) {
         self.user_log.event(event, self.workers.event_subject());
         if matches!(event, JobEvent::DevicesReassigned { .. }) {
-            self.workers.pending_device_lines().iter().for_each(|line| self.user_log.print_line(line));
+            let lines = self.workers.pending_device_lines().iter();
+            lines.for_each(|line| self.user_log.print_line(&line.to_string()));
         }
     }
 

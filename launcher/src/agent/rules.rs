@@ -65,7 +65,7 @@ impl JobRules {
             dstate_timeout: spec.dstate_timeout,
             stop_signals: spec.signals.stop.iter().copied().collect(),
             interrupt: if listed { Interrupt::Listed } else { Interrupt::Unlisted },
-            unhealthy: spec.device_check.filter(|_| has_devices).map(|check| check.unhealthy),
+            unhealthy: spec.device_check().filter(|_| has_devices),
             external_worker: spec.external_worker,
         }
     }

@@ -32,15 +32,16 @@ use crate::agent::events::{self, EventSink};
 use crate::agent::external_worker::ExternalWorker;
 use crate::agent::message::{Input, JobOutcome};
 use crate::agent::opening::OpenedResources;
-use crate::agent::reassign::DeviceAssignment;
 use crate::agent::watched_call::WatchedCall;
 use crate::agent::workers::folders::{FolderRequest, GenerationFolders};
 use crate::blocking::file_calls::FileCalls;
+use crate::device::assignment::DeviceAssignment;
 use crate::error::{LaunchError, SpawnError};
 use crate::logs::route::Routes;
 use crate::logs::space::FullLogFolder;
 use crate::logs::tree::{Attempt, LogTree};
 use crate::logs::{ChildEnd, Drained, LogError, Logs};
+use crate::notice::Notice;
 use crate::placement::{self, Placement, WorkerId};
 use crate::process::attach_listener::AttachReport;
 use crate::process::child::{Children, ReapedWorkers, WorkerExit};
@@ -186,8 +187,8 @@ impl WorkerGroup {
     }
 
     /// Lines for the user about the next assignment.
-    pub(super) fn pending_device_lines(&self) -> &[String] {
-        self.pending_assignment.as_ref().map_or(&[], |assignment| &assignment.device_lines)
+    pub(super) fn pending_device_lines(&self) -> &[Notice] {
+        self.pending_assignment.as_ref().map_or(&[], |assignment| &assignment.lines)
     }
 
     /// Assigns the ranks of the next generation, and starts to make its log folders and files.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::Command;
-use super::devices::read_limit;
+use super::device_request::read_probe_timeout;
 use super::error::{CliError, Origin, UsageError};
 use super::grammar::Given;
 use super::option::OptionRow;
@@ -93,7 +93,7 @@ pub(super) fn interpret(words: &[OsString], facts: &Facts) -> Result<Command, Cl
     }
     let said = if is_topo { read(TOPO, words) } else { read(DEVICES, words) }.map_err(usage)?;
     let settings = Settings { cli_flavor: CliFlavor::Rankrun, given: &said.given, facts, config: None };
-    let limit = read_limit(&settings)?;
+    let limit = read_probe_timeout(&settings)?;
     let manner = said.manner().map_err(usage)?;
     let subject = if is_topo { Subject::Topo } else { Subject::Devices { kind: said.kind, ids: said.ids } };
     Ok(Command::Inspect(Inspect { subject, manner, limit }))

@@ -15,7 +15,7 @@ mod completion;
 mod config;
 mod contradiction;
 mod control;
-mod devices;
+mod device_request;
 mod endpoint;
 mod entrypoint;
 mod explain;
@@ -44,7 +44,6 @@ mod stop;
 mod suggest;
 mod torchrun;
 mod values;
-mod virtual_devices;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

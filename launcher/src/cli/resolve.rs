@@ -1,6 +1,5 @@
 //! From what was said to what is launched: every default and every precedence beyond option and variable.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use super::behind::tell_options_behind;
 use super::by_hand::resolve_left_out;
 use super::config;
 use super::contradiction::refuse_clashes;
-use super::devices::resolve_devices;
+use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::{CliError, Expected, Origin, SettingError};
 use super::grammar::Request;
@@ -35,7 +34,7 @@ use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use crate::facts::Facts;
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
-use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults, WorkerDevice};
+use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults};
 
 /// torch's watchdogs, which are switched on by variables alone: the workers' own deadlines, and workers that hang in
 /// the kernel.
@@ -43,7 +42,6 @@ const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 const STUCK_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 /// Where whoever started the launcher looks for the reason of its failure.
 const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
-const OMP_VARIABLE: &str = "OMP_NUM_THREADS";
 
 /// The launch that was asked for.
 ///
@@ -71,7 +69,7 @@ pub(super) fn resolve(
     let signals = resolve_signals(&settings, &mut notices)?;
     let events = resolve_events(&settings)?;
     refuse_logs_specs(&settings)?;
-    let devices = resolve_devices(&settings, verbosity, &mut notices)?;
+    let (device_request, devices) = resolve_devices(&settings, verbosity, &mut notices)?;
     let workers = devices.workers;
     let stdin = resolve_stdin(&settings, workers)?;
     let restart = resolve_restart(&settings, workers, rendezvous.nodes().max)?;
@@ -79,13 +77,13 @@ pub(super) fn resolve(
     let left_out = resolve_left_out(&settings, workers)?;
     let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, workers, &mut notices)?;
-    let omp_threads = resolve_omp_threads(&settings, (workers, &devices.seats), &mut notices);
+    notices.extend(devices.omp_notice);
     notices.extend(tell_without_effect(&settings, &request));
     let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
-    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, omp_threads)?;
-    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.seats);
+    let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, devices.omp_threads)?;
+    network.nccl_chooses = nccl_chooses(&settings, &network, &devices.worker_devices);
     let spec = LaunchSpec {
         cli_flavor,
         entrypoint,
@@ -105,10 +103,9 @@ pub(super) fn resolve(
         stdin,
         defaults,
         network,
-        worker_devices: devices.seats,
+        worker_devices: devices.worker_devices,
         visibility: devices.visibility,
-        devices: devices.spec,
-        device_check: devices.check,
+        device_request,
         events,
         parent_error_file: facts.filled_variable(ERROR_FILE_VARIABLE).map(PathBuf::from),
         external_worker: left_out,
@@ -163,44 +160,6 @@ fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice
 fn seconds_of(facts: &Facts, name: &str) -> Option<Duration> {
     let number = facts.variable(name).and_then(OsStr::to_str).and_then(parse_float)?;
     Duration::try_from_secs_f64(number).ok().filter(|seconds| !seconds.is_zero())
-}
-
-/// Threads per worker, where several share the CPUs and the user did not say.
-fn resolve_omp_threads(
-    settings: &Settings<'_>,
-    (workers, seats): (LocalWorldSize, &[WorkerDevice]),
-    notices: &mut Vec<Notice>,
-) -> Option<u32> {
-    if workers == LocalWorldSize::ONE || settings.facts.variable(OMP_VARIABLE).is_some() {
-        return None;
-    }
-    match settings.cli_flavor {
-        CliFlavor::Torchrun => {
-            notices.push(Notice::SingleOmpThread);
-            Some(1)
-        }
-        CliFlavor::Rankrun => {
-            let (cpus, threads) = bound_share(seats).unwrap_or_else(|| {
-                let cpus = settings.facts.world().affinity_cpu_count();
-                (cpus, u32::try_from(cpus).map_or(u32::MAX, |cpus| cpus / workers.get()))
-            });
-            let threads = threads.max(1);
-            notices.push(Notice::OmpThreads { threads, cpus, workers });
-            Some(threads)
-        }
-    }
-}
-
-/// Where each worker is bound to CPUs: how many those are together, and the smallest share of one worker.
-fn bound_share(seats: &[WorkerDevice]) -> Option<(usize, u32)> {
-    let sets: Vec<&[u32]> = seats.iter().map(|seat| seat.cpus.as_deref()).collect::<Option<_>>()?;
-    let all: BTreeSet<u32> = sets.iter().flat_map(|set| set.iter().copied()).collect();
-    let share = |set: &&[u32]| {
-        let sharers = sets.iter().filter(|other| other.iter().any(|cpu| set.contains(cpu))).count();
-        set.len().checked_div(sharers)
-    };
-    let least = sets.iter().filter_map(share).min()?;
-    Some((all.len(), u32::try_from(least).unwrap_or(u32::MAX)))
 }
 
 pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) -> CliError {

@@ -33,7 +33,7 @@ use typed::{Candidate, CandidatePool};
 
 /// The device options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct DeviceRequest {
+pub struct ChoiceRequest {
     /// `--devices`: the devices that the user names.
     pub devices: Option<Selector>,
     /// `--device-type`, or the type that `--nproc-per-node gpu` and its like name.
@@ -53,7 +53,7 @@ pub struct ChoiceInput<'a> {
     /// The visibility variables that the launcher inherited.
     pub inherited: &'a InheritedVariables,
     /// The options of the command line about devices.
-    pub request: &'a DeviceRequest,
+    pub request: &'a ChoiceRequest,
     /// Dead devices by position in [`Machine::accelerators`], with the reason; empty without a health check.
     pub unhealthy: &'a [(usize, String)],
     /// The driver's `FASTEST_FIRST`, asked only where the answer depends on it, and at most once: a child is started
@@ -197,7 +197,7 @@ pub fn choose_devices(input: &ChoiceInput<'_>) -> Result<Choice, ChoiceError> {
 }
 
 /// The meaning of device indices for this request.
-fn index_order(request: &DeviceRequest) -> IndexOrder {
+fn index_order(request: &ChoiceRequest) -> IndexOrder {
     match (&request.devices, request.order) {
         _ if request.uses_torch_order => IndexOrder::Torch,
         (None, None) => IndexOrder::Runtime,

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::choice::{Choice, ChoiceError, ChoiceInput, DeviceRequest, number};
+use super::choice::{Choice, ChoiceError, ChoiceInput, ChoiceRequest, number};
 use super::visibility::InheritedVariables;
 use super::{
     Accelerator, Condition, CudaDevice, DeviceLink, DeviceProcess, DeviceType, LinkKind, Machine, Memory,
@@ -203,8 +203,8 @@ pub(crate) fn with_variables(
 }
 
 /// A command line such as `--devices 3,1 --device-order pci`.
-pub(crate) fn request(text: &str) -> DeviceRequest {
-    let mut request = DeviceRequest::default();
+pub(crate) fn request(text: &str) -> ChoiceRequest {
+    let mut request = ChoiceRequest::default();
     let mut tokens = text.split_whitespace();
     while let Some(token) = tokens.next() {
         let mut value = || tokens.next().unwrap();
@@ -223,7 +223,7 @@ pub(crate) fn request(text: &str) -> DeviceRequest {
 pub(crate) fn choose(
     machine: &Machine,
     inherited: &InheritedVariables,
-    request: &DeviceRequest,
+    request: &ChoiceRequest,
 ) -> Result<Choice, ChoiceError> {
     let cuda_order = || {
         let cards = machine.accelerators.iter().filter(|card| card.kind == DeviceType::Cuda).count();

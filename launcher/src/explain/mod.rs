@@ -297,7 +297,7 @@ pub fn explain(
 
 /// All notices but the device assignment, which is shown at each rank.
 fn warnings(notices: &[Notice]) -> Vec<String> {
-    let warnings = notices.iter().filter(|notice| !matches!(notice, Notice::Seat { .. }));
+    let warnings = notices.iter().filter(|notice| !matches!(notice, Notice::WorkerDevice { .. }));
     warnings.map(ToString::to_string).collect()
 }
 

@@ -297,23 +297,24 @@ impl SettingOrigins<'_> {
 
     /// The requested devices; the chosen ones are shown at each rank.
     fn device_settings(&self) -> [SettingLine; 6] {
-        let LaunchSpec { worker_devices, devices, visibility, .. } = self.spec;
+        let LaunchSpec { worker_devices, device_request: request, visibility, .. } = self.spec;
         let cards: Vec<&str> = worker_devices
             .iter()
             .filter_map(|assigned| Some(assigned.device.identity.as_ref()?.index.as_str()))
             .collect();
-        let listed = devices.device_list.clone().or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
+        let written = request.devices.as_ref().map(|devices| devices.value.0.clone());
+        let listed = written.or_else(|| (!cards.is_empty()).then(|| cards.join(",")));
         let kind = worker_devices.first().map(|assigned| assigned.device.kind.to_string());
         let visible = match visibility {
             Visibility::Whole => "all",
             Visibility::Own => "own",
         };
-        let check = self.spec.device_check.map(|check| match check.unhealthy {
+        let check = self.spec.device_check().map(|check| match check {
             Unhealthy::Refuse => "refuse".to_owned(),
             Unhealthy::Exclude => "exclude".to_owned(),
         });
-        let order = devices.order.map(|order| order.as_str().to_owned());
-        let binding = devices.binding.map(|binding| binding.as_str().to_owned());
+        let order = request.order.as_ref().map(|order| order.value.as_str().to_owned());
+        let binding = request.binding.as_ref().map(|binding| binding.value.as_str().to_owned());
         let option = |name, value| setting(name, value, self.origin_of(&[name], &[]));
         let of_visibility = self.origin_of(&["device-visibility", "virtual-local-rank"], &[]);
         [

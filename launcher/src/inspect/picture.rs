@@ -3,7 +3,7 @@
 use super::{InspectError, fact_text};
 use crate::device::choice::number;
 use crate::device::choice::{
-    Choice, ChoiceError, ChoiceInput, ChoiceWarning as Remark, DeviceRequest, choose_devices,
+    Choice, ChoiceError, ChoiceInput, ChoiceRequest, ChoiceWarning as Remark, choose_devices,
 };
 use crate::device::health::{Severity, findings, small_memory_findings};
 use crate::device::order::{DeviceOrder, sort_devices};
@@ -165,7 +165,7 @@ fn launch_choice(
     kind: DeviceType,
     context: &SnapshotContext<'_>,
 ) -> Result<(Option<Vec<usize>>, Vec<DeviceWarningLine>), ChoiceError> {
-    let request = DeviceRequest { kind: Some(kind), ..DeviceRequest::default() };
+    let request = ChoiceRequest { kind: Some(kind), ..ChoiceRequest::default() };
     let question = ChoiceInput {
         machine,
         inherited: context.inherited,

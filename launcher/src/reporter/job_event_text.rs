@@ -161,7 +161,7 @@ pub fn node_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
 pub fn device_event_text(event: &JobEvent, spec: &LaunchSpec) -> Option<String> {
     Some(match event {
         JobEvent::CheckingDevices => {
-            let limit = spec.device_check.map_or(0.0, |check| check.limit.as_secs_f64());
+            let limit = spec.device_request.probe_timeout.as_secs_f64();
             format!("waiting up to {limit} s for the devices to be checked; a signal ends the wait")
         }
         JobEvent::DevicesUnchecked { reason: why } => {

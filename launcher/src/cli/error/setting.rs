@@ -3,8 +3,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use rankrun_contract::rank::LocalRank;
-
 use crate::cli::other_language::OtherLanguage;
 use crate::cli::suggest::answer_to_command;
 use crate::process::exec_problem::{is_on_noexec_mount, noexec_hint};
@@ -50,24 +48,6 @@ pub enum SettingError {
         value: String,
         /// What works without.
         built_in: &'static [&'static str],
-    },
-    /// `--numa-binding`: near which device?
-    #[error("{origin} is `{value}`, and binding needs an accelerator, of which none is visible here")]
-    NeedsAccelerator {
-        /// Where it came from.
-        origin: Origin,
-        /// Its value.
-        value: String,
-    },
-    /// `--virtual-local-rank` with fewer visible devices than workers.
-    #[error("`{variable}` is `{value}`, which has no device for local rank {local_rank}")]
-    TooFewDevices {
-        /// Which list.
-        variable: &'static str,
-        /// The list.
-        value: String,
-        /// The first worker without a device.
-        local_rank: LocalRank,
     },
     /// Lines are to be copied to a file, and there are no files.
     #[error("{origin} copies lines to a file, and `--log-dir /dev/null` makes none")]
@@ -369,12 +349,6 @@ impl SettingError {
             Self::Config(error) => Some(error.problem.hint()),
             Self::Devices(error) => Some(error.hint()),
             Self::PythonPlugin { value, built_in, .. } => Some(advice::hint_for_plugin(value, built_in)),
-            Self::NeedsAccelerator { .. } => {
-                Some("leave it out; `taskset` in front of the launcher binds the whole job".to_owned())
-            }
-            Self::TooFewDevices { .. } => {
-                Some("list a device for each worker, or start fewer with `--nproc-per-node`".to_owned())
-            }
             Self::DuplicatesWithoutFiles { .. } => {
                 Some("name a log folder, or leave the filter out".to_owned())
             }

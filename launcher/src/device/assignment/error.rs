@@ -85,6 +85,24 @@ pub enum DeviceError {
         /// The command that starts one launcher on each node.
         fix: String,
     },
+    /// `--numa-binding` on a machine without accelerators.
+    #[error("{origin} is `{value}`, and binding needs an accelerator, of which none is visible here")]
+    NeedsAccelerator {
+        /// Where it came from.
+        origin: Origin,
+        /// Its value.
+        value: String,
+    },
+    /// `--virtual-local-rank` with fewer visible devices than workers.
+    #[error("`{variable}` is `{value}`, which has no device for local rank {local_rank}")]
+    TooFewDevices {
+        /// The name of the inherited list.
+        variable: &'static str,
+        /// The value of the inherited list.
+        value: String,
+        /// The first worker without a device.
+        local_rank: LocalRank,
+    },
     /// `--numa-binding`
     #[error("{origin} is `{value}`, and local rank {local_rank} cannot be bound: {error}")]
     Binding {
@@ -100,6 +118,15 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// The same error with another hint.
+    #[must_use]
+    pub fn with_hint(self, hint: String) -> Self {
+        match self {
+            Self::Advised { error, .. } => Self::Advised { error, hint },
+            error => Self::Advised { error: Box::new(error), hint },
+        }
+    }
+
     /// The one thing to do.
     #[must_use]
     pub fn hint(&self) -> String {
@@ -125,6 +152,12 @@ impl DeviceError {
             Self::SeveralLaunchers { fix, .. } => format!(
                 "start one launcher on each node (`{fix}`), or one worker in each task (`--nproc-per-node 1`)"
             ),
+            Self::NeedsAccelerator { .. } => {
+                "leave it out; `taskset` in front of the launcher binds the whole job".to_owned()
+            }
+            Self::TooFewDevices { .. } => {
+                "list a device for each worker, or start fewer with `--nproc-per-node`".to_owned()
+            }
             Self::Binding { error: AffinityError::NoDevice { .. }, .. } => {
                 "start one worker for each device, or run without binding".to_owned()
             }

@@ -294,6 +294,6 @@ fn device_without_variable_name_is_refused() {
     let error = refused_on(&machine, "", "--devices 1");
     assert!(matches!(error, ChoiceError::Nameless { variable: "HABANA_VISIBLE_MODULES", .. }), "{error:?}");
     let untouched =
-        fake::choose(&machine, &InheritedVariables::default(), &DeviceRequest::default()).unwrap();
+        fake::choose(&machine, &InheritedVariables::default(), &ChoiceRequest::default()).unwrap();
     assert!(matches!(untouched.warnings.as_slice(), [ChoiceWarning::OrderUnknown { .. }]));
 }

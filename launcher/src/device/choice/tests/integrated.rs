@@ -55,7 +55,7 @@ fn dropped_variable_entries_give_one_warning() {
     ] {
         let mut machine = fake::machine(machine);
         machine.accelerators.last_mut().unwrap().integrated = true;
-        let choice = fake::choose(&machine, &environment(variables), &DeviceRequest::default()).unwrap();
+        let choice = fake::choose(&machine, &environment(variables), &ChoiceRequest::default()).unwrap();
         assert_eq!(fake::device_numbers(choice.devices.iter().map(|chosen| &chosen.accelerator)), taken);
         let dropped =
             choice.warnings.iter().filter(|warning| matches!(warning, ChoiceWarning::Dropped { .. })).count();

@@ -63,7 +63,7 @@ pub(crate) fn picked_indices() -> impl Strategy<Value = Vec<usize>> {
 }
 
 /// A request for some of the devices that are visible, and the devices in the order of its entries.
-pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (DeviceRequest, Vec<Accelerator>) {
+pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (ChoiceRequest, Vec<Accelerator>) {
     let kind = world.machine.accelerators[0].kind;
     let cuda_order = || Ok(fake::mixed_cuda_order(&world.machine));
     let query = VisibilityQuery { index_order: IndexOrder::Typed, cuda_order: &cuda_order };
@@ -81,7 +81,7 @@ pub(crate) fn typed_request(world: &World, picks: &[usize]) -> (DeviceRequest, V
         devices.push(device.accelerator);
     }
     let devices_option = (!entries.is_empty()).then_some(Selector::List(entries));
-    (DeviceRequest { devices: devices_option, ..DeviceRequest::default() }, devices)
+    (ChoiceRequest { devices: devices_option, ..ChoiceRequest::default() }, devices)
 }
 
 fn chosen(choice: &Choice) -> Vec<Accelerator> {
@@ -91,7 +91,7 @@ fn chosen(choice: &Choice) -> Vec<Accelerator> {
 proptest! {
     #[test]
     fn choice_is_injective_as_requested_and_within_visible(world in worlds(), picks in picked_indices()) {
-        let all = fake::choose(&world.machine, &world.inherited, &DeviceRequest::default()).unwrap();
+        let all = fake::choose(&world.machine, &world.inherited, &ChoiceRequest::default()).unwrap();
         let visible = chosen(&all);
         let (request, expected) = typed_request(&world, &picks);
         let choice = fake::choose(&world.machine, &world.inherited, &request).unwrap();
@@ -125,7 +125,7 @@ proptest! {
                 cuda: value.clone(), rocr: value.clone(), ze_mask: value.clone(), habana: value.clone(), ascend: value,
                 ..InheritedVariables::default()
             };
-            let request = DeviceRequest { devices: words.parse().ok(), ..DeviceRequest::default() };
+            let request = ChoiceRequest { devices: words.parse().ok(), ..ChoiceRequest::default() };
             if let Err(error) = fake::choose(&fake::machine(machine), &inherited, &request) {
                 prop_assert!(!error.to_string().is_empty() && error.hint().is_some());
             }

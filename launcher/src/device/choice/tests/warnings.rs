@@ -29,7 +29,7 @@ fn invalid_inherited_entries_give_one_warning() {
 fn unknown_order_warns_if_variable_is_unchanged() {
     let machine = fake::mixed_cuda();
     let inherited = environment("CUDA_VISIBLE_DEVICES=0,2");
-    let request = DeviceRequest::default();
+    let request = ChoiceRequest::default();
     let question = ChoiceInput {
         machine: &machine,
         inherited: &inherited,

@@ -41,7 +41,7 @@ fn workers_are_bound_to_cpus_near_device() {
         assert_eq!(bound(&launch(eight(gpus(4)), line, &[])), expected, "{line}");
     }
     let spec = launch(eight(gpus(4)), "rankrun --numa-binding socket", &[]).spec;
-    assert_eq!(spec.devices.binding.map(|binding| binding.as_str()), Some("socket"));
+    assert_eq!(spec.device_request.binding.as_ref().map(|binding| binding.value.as_str()), Some("socket"));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Which worker has which device, what it is told of it, and what is said.
 
 use super::*;
-use crate::device::choice::{SelectionMethod, label};
 use crate::device::fake;
+use crate::spec::WorkerDevice;
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -47,7 +47,7 @@ fn each_visible_device_gets_one_worker() {
         ("rankrun", vec![(CUDA, "")], "cpu:0"),
         ("rankrun --nproc-per-node 6 --device-type cpu", vec![], "cpu:0 cpu:1 cpu:2 cpu:3 cpu:4 cpu:5"),
         ("rankrun --nproc-per-node cpu", vec![], "cpu:0 cpu:1 cpu:2"),
-        // Nobody looked.
+        // Without a probe.
         ("torchrun --nproc-per-node 2", vec![], "not looked at not looked at"),
         ("torchrun", vec![], "not looked at"),
         ("torchrun --nproc-per-node gpu", vec![], "cuda:0=0 cuda:1=1 cuda:2=2 cuda:3=3"),
@@ -74,7 +74,7 @@ fn worker_device_variables_match_table() {
         ("rankrun --virtual-local-rank", vec![(CUDA, " 1 , 0")], "1 0", ". ."),
         ("torchrun --virtual-local-rank --nproc-per-node 2", vec![], "0 1", ". ."),
         ("torchrun --nproc-per-node gpu", vec![], ". .", ". ."),
-        // Whoever runs on the CPUs sees no accelerator.
+        // Workers on the CPUs see no accelerator.
         ("rankrun --devices none", vec![], "", "."),
         ("torchrun", vec![("RANKRUN_DEVICE_TYPE", "cpu")], "", "."),
     ] {
@@ -133,7 +133,7 @@ fn more_workers_than_devices_needs_oversubscribe() {
     assert!(hint.contains("--oversubscribe") && hint.contains("--device-type cpu"), "{hint}");
     let one = refusal(with_sign(gpus(2)), "rankrun --nproc-per-node 2 --devices 1", &[]).1;
     assert!(one.starts_with("2 workers and 1 device: GPU 1 "), "{one}");
-    // torchrun lets them share, and so does whoever says so.
+    // Workers share devices under torchrun, and with `--oversubscribe`.
     for line in ["torchrun --nproc-per-node 3", "rankrun --nproc-per-node 3 --oversubscribe"] {
         assert_eq!(launch(with_sign(gpus(2)), line, &[]).spec.workers.get(), 3, "{line}");
     }
@@ -190,7 +190,7 @@ fn unknown_driver_order_is_queried_or_reported() {
     assert_eq!(map(&guess), "cuda:0 cuda:1");
     assert!(said(&guess)[0].contains("the driver decides which device a worker gets"), "{:?}", said(&guess));
     assert_eq!(said(&guess).last().unwrap(), "rank 1 → cuda:1: which device that is, the driver decides");
-    // Who only counts asks nobody, and claims nothing.
+    // A count alone asks no driver, and names no device.
     let world = driver([1, 0]);
     let asked = world.asked();
     let counted = launch(world, "torchrun --nproc-per-node gpu", &[("OMP_NUM_THREADS", "1")]);
@@ -207,12 +207,12 @@ fn unhealthy_device_is_refused_or_excluded_if_checked() {
     assert!(hint.contains("--exclude-unhealthy"), "{hint}");
     let without = launch(with_sign(machine.clone()), "rankrun --exclude-unhealthy", &[]);
     assert_eq!(map(&without), "cuda:0=0 cuda:1=2");
-    let check = without.spec.device_check.unwrap();
-    assert_eq!((check.unhealthy, check.limit), (Unhealthy::Exclude, Duration::from_secs(30)));
-    // A dead device that is not chosen is nobody's business.
+    assert_eq!(without.spec.device_check(), Some(Unhealthy::Exclude));
+    assert_eq!(without.spec.device_request.probe_timeout, Duration::from_secs(30));
+    // A dead device that is not chosen does not matter.
     assert_eq!(map(&launch(with_sign(machine), "rankrun --check-devices --devices 2", &[])), "cuda:0=2");
-    assert_eq!(launch(with_sign(gpus(1)), "rankrun", &[]).spec.device_check, None);
-    assert_eq!(launch(world(), "rankrun --check-devices", &[]).spec.device_check, None);
+    assert_eq!(launch(with_sign(gpus(1)), "rankrun", &[]).spec.device_check(), None);
+    assert_eq!(launch(world(), "rankrun --check-devices", &[]).spec.device_check(), None);
 }
 
 #[test]
@@ -241,25 +241,6 @@ fn device_name_loses_control_characters() {
     machine.accelerators[0].name = "\x1b[31mGPU\n".to_owned();
     let launch = launch(with_sign(machine), "rankrun", &[]);
     assert_eq!(said(&launch), ["rank 0 → cuda:0: GPU 0 GPU (0000:1b:00.0), by default"]);
-}
-
-/// The line of a worker and what is said of its device elsewhere.
-#[test]
-fn device_has_same_name_in_all_messages() {
-    let parts = [
-        (DeviceType::Cuda, Part::Whole, "GPU 1"),
-        (DeviceType::Cuda, Part::MigInstance { gpu: 2 }, "MIG device 2:1"),
-        (DeviceType::Xpu, Part::Tile { card: 0, tile: 1 }, "tile 1"),
-        (DeviceType::Hpu, Part::Whole, "HPU 1"),
-        (DeviceType::Npu, Part::Whole, "NPU 1"),
-    ];
-    for (kind, part, title) in parts {
-        let accelerator = Accelerator { part, ..gpu(kind, 1) };
-        let label = label(&accelerator);
-        let card =
-            told::card(&SelectedDevice { accelerator, how: SelectionMethod::Default, name: String::new() });
-        assert_eq!((card.title().as_str(), card.to_string()), (title, label));
-    }
 }
 
 /// torch counts cards where nothing is set, and asks the driver where MIG devices are listed, which shows the first.

@@ -1,4 +1,4 @@
-//! Who looks at the hardware, and what becomes of an answer that does not come.
+//! Which launches probe the devices, and launches with a probe that does not answer.
 
 use super::*;
 
@@ -91,7 +91,7 @@ fn failed_library_refuses_dependent_launch() {
             assert!(code == 1 && text.contains(words), "{line}: {text}");
             assert!(line != "rankrun" || said.contains(hint), "{line}: {said}");
         }
-        // Where nothing shows itself, only who asked for accelerators.
+        // Without a sign of accelerators only a launch that asks for them fails.
         for line in ["rankrun --nproc-per-node gpu", "rankrun --devices 0", "rankrun --numa-binding node"] {
             let (_, text, _) = refusal(world().machine(trouble(what.clone())), line, &[]);
             assert!(text.contains(words), "{line}: {text}");
@@ -169,7 +169,7 @@ fn invalid_device_options_are_refused() {
     }
 }
 
-/// Nobody looked: that is not to say that there is nothing.
+/// Without a probe there may still be accelerators.
 #[test]
 fn unprobed_workers_have_unknown_device() {
     let known = |world: FakeWorld, line: &str| {

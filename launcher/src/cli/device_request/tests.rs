@@ -18,8 +18,10 @@ use super::*;
 mod advice;
 mod binding;
 mod cpus;
+mod hints;
 mod looks;
 mod maps;
+mod virtual_devices;
 
 /// NVIDIA's cards, two on each NUMA node.
 fn gpus(count: u32) -> Machine {

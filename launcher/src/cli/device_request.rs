@@ -1,0 +1,211 @@
+//! Reads the device options into a [`DeviceRequest`], and reports its assignment in the words of the command line.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::LocalWorldSize;
+
+use super::error::{CliError, Expected, SettingError};
+use super::grammar::tables;
+use super::option::{Family, Kind};
+use super::python_text::parse_int;
+use super::resolve::refused;
+use super::run::{
+    CHECK_DEVICES, DEVICE_ORDER, DEVICE_TYPE, DEVICE_VISIBILITY, DEVICES, EXCLUDE_UNHEALTHY, OVERSUBSCRIBE,
+    PROBE_TIMEOUT, QUIET,
+};
+use super::scheduler::find_step;
+use super::settings::{Setting, Settings};
+use super::torchrun::{NPROC_PER_NODE, NUMA_BINDING, VIRTUAL_LOCAL_RANK};
+use crate::device::assignment::{DeviceAssignment, DeviceError, NodeFacts, assign_devices};
+use crate::device::selector::Selector;
+use crate::device::{DeviceType, Visibility};
+use crate::facts::Facts;
+use crate::notice::Notice;
+use crate::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
+use crate::spec::{CliFlavor, Unhealthy, Verbosity};
+
+/// The largest number of processes on Linux (`PID_MAX_LIMIT`).
+const MAX_WORKERS: i128 = 4_194_304;
+/// In seconds. Less is too short for any driver.
+const MIN_PROBE_TIMEOUT: f64 = 0.1;
+/// Longer than a user waits for a driver, and short enough to be added to any instant.
+const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
+/// Counts the workers of this launch and gives each its device.
+///
+/// # Errors
+/// An option cannot be read, or the request does not fit this machine.
+pub(super) fn resolve_devices(
+    settings: &Settings<'_>,
+    verbosity: Verbosity,
+    notices: &mut Vec<Notice>,
+) -> Result<(DeviceRequest, DeviceAssignment), CliError> {
+    let cli_flavor = settings.cli_flavor;
+    let request = read_request(settings).map_err(|error| in_words_of(error, cli_flavor))?;
+    let facts = settings.facts;
+    let node = NodeFacts {
+        facts,
+        discover: &|scope| facts.discover(scope, request.probe_timeout),
+        cuda_order: &|| facts.world().cuda_order(request.probe_timeout),
+    };
+    let mut assignment =
+        assign_devices(&request, cli_flavor, &node).map_err(|error| in_words_of(error.into(), cli_flavor))?;
+    let assignment_notices = std::mem::take(&mut assignment.notices).into_iter();
+    let is_shown = |notice: &Notice| verbosity >= Verbosity::Info || !matches!(notice, Notice::Detail { .. });
+    notices.extend(assignment_notices.filter(is_shown));
+    if cli_flavor == CliFlavor::Torchrun && verbosity >= Verbosity::Info {
+        notices.extend(worker_count_details(settings, &request, &assignment)?);
+    }
+    Ok((request, assignment))
+}
+
+fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
+    let probe_timeout = read_probe_timeout(settings)?;
+    let check = match (settings.flag(&EXCLUDE_UNHEALTHY)?, settings.flag(&CHECK_DEVICES)?) {
+        (true, _) => Some(Unhealthy::Exclude),
+        (false, true) => Some(Unhealthy::Refuse),
+        (false, false) => None,
+    };
+    let visibility = |word: &str| match word {
+        "all" => Some(Visibility::Whole),
+        "own" => Some(Visibility::Own),
+        _ => None,
+    };
+    let worker_count = read_worker_count(settings)?;
+    let node_tasks =
+        Some(settings.facts).filter(|_| worker_count == WorkerCount::Default).and_then(node_tasks);
+    Ok(DeviceRequest {
+        worker_count,
+        devices: read_devices(settings)?,
+        device_type: settings.typed(&DEVICE_TYPE, |word| word.parse().ok())?,
+        order: settings.typed(&DEVICE_ORDER, |word| word.parse().ok())?,
+        visibility: settings.typed(&DEVICE_VISIBILITY, visibility)?.map(|found| found.value),
+        binding: settings.typed(&NUMA_BINDING, |word| word.parse().ok())?,
+        check,
+        oversubscribe: settings.flag(&OVERSUBSCRIBE)?,
+        virtual_local_rank: settings.flag(&VIRTUAL_LOCAL_RANK)?,
+        quiet: settings.flag(&QUIET)?,
+        probe_timeout,
+        node_tasks,
+    })
+}
+
+/// `--probe-timeout`
+pub(super) fn read_probe_timeout(settings: &Settings<'_>) -> Result<Duration, CliError> {
+    match settings.float(&PROBE_TIMEOUT)? {
+        None => Ok(DEFAULT_PROBE_TIMEOUT),
+        Some(Setting { origin, value }) if value.is_nan() || value < MIN_PROBE_TIMEOUT => {
+            Err(refused(origin, value, Expected::ProbeLimit))
+        }
+        Some(Setting { value, .. }) => {
+            Ok(Duration::try_from_secs_f64(value).unwrap_or(MAX_PROBE_TIMEOUT).min(MAX_PROBE_TIMEOUT))
+        }
+    }
+}
+
+fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selector)>>, CliError> {
+    let Some(Setting { origin, value }) = settings.text(&DEVICES)? else { return Ok(None) };
+    match value.parse() {
+        Ok(selector) => Ok(Some(Setting { origin, value: (value, selector) })),
+        Err(error) => Err(DeviceError::Selector { origin, value, error }.into()),
+    }
+}
+
+fn read_worker_count(settings: &Settings<'_>) -> Result<WorkerCount, CliError> {
+    let Some(Setting { origin, value }) = settings.text(&NPROC_PER_NODE)? else {
+        return Ok(WorkerCount::Default);
+    };
+    if let Some(number) = parse_int(&value) {
+        let size = u32::try_from(number).ok().filter(|_| number <= MAX_WORKERS).and_then(LocalWorldSize::new);
+        return size.map(WorkerCount::Number).ok_or_else(|| refused(origin, value, Expected::WorkerCount));
+    }
+    Ok(match value.as_str() {
+        "cpu" => WorkerCount::Cpus,
+        "auto" => WorkerCount::Auto,
+        // As torch's own: it calls both `cuda`.
+        "gpu" => {
+            WorkerCount::Devices { origin, word: value, kinds: vec![DeviceType::Cuda, DeviceType::Rocm] }
+        }
+        "mtia" | "privateuseone" => return Err(SettingError::NotSupported { origin, value }.into()),
+        word => match word.parse() {
+            Ok(kind) => WorkerCount::Devices { origin, word: value, kinds: vec![kind] },
+            Err(_) => return Err(refused(origin, value, Expected::WorkerCount)),
+        },
+    })
+}
+
+/// The tasks of a scheduler on this node, where there are several.
+fn node_tasks(facts: &Facts) -> Option<NodeTasks> {
+    let step = find_step(facts)?;
+    let tasks = step.here?;
+    let fix = format!("{} rankrun …", step.one_per_node());
+    Some(NodeTasks { variable: tasks.variable, count: tasks.count, fix })
+}
+
+/// torch's own lines about the number of workers.
+fn worker_count_details(
+    settings: &Settings<'_>,
+    request: &DeviceRequest,
+    assignment: &DeviceAssignment,
+) -> Result<Vec<Notice>, CliError> {
+    let text = settings.text(&NPROC_PER_NODE)?.map_or_else(|| "1".to_owned(), |found| found.value);
+    let line = format!("Using nproc_per_node={text}.");
+    let mut notices = vec![Notice::Detail { text: line, torch_line: Some(855) }];
+    let kind = assignment.worker_devices.first().map(|worker| worker.device.kind);
+    let what = match (&request.worker_count, kind) {
+        (WorkerCount::Default | WorkerCount::Number(_), _) => return Ok(notices),
+        (WorkerCount::Devices { word, .. }, _) => word.clone(),
+        (WorkerCount::Auto, Some(DeviceType::Rocm)) => DeviceType::Cuda.to_string(),
+        (WorkerCount::Auto, Some(kind)) => kind.to_string(),
+        (WorkerCount::Cpus | WorkerCount::Auto, _) => DeviceType::Cpu.to_string(),
+    };
+    let count = assignment.workers;
+    let line = format!(
+        "Using nproc_per_node={text}, setting nproc_per_node to {count} since the instance has {count} {what}"
+    );
+    notices.push(Notice::Detail { text: line, torch_line: Some(888) });
+    Ok(notices)
+}
+
+/// The error with a hint that can be followed under this name.
+fn in_words_of(error: CliError, cli_flavor: CliFlavor) -> CliError {
+    match (error, cli_flavor) {
+        (CliError::Setting(SettingError::Devices(error)), CliFlavor::Torchrun) => {
+            let (plain, hint) = (error.hint(), as_variables(&error.hint()));
+            if hint == plain { (*error).into() } else { error.with_hint(hint).into() }
+        }
+        (error, _) => error,
+    }
+}
+
+/// The hint with variables in place of our own options, which torchrun's grammar does not have.
+fn as_variables(hint: &str) -> String {
+    let spans = hint.split('`').enumerate();
+    // Every second span stands between backticks.
+    let spans = spans.map(|(at, span)| if at % 2 == 1 { as_variable(span) } else { span.to_owned() });
+    spans.collect::<Vec<_>>().join("`")
+}
+
+fn as_variable(span: &str) -> String {
+    let mut words = span.split(' ').peekable();
+    let mut parts: Vec<String> = Vec::new();
+    while let Some(word) = words.next() {
+        let row = word.strip_prefix("--").and_then(|name| {
+            tables(CliFlavor::Rankrun).find(|row| row.long == name && row.family == Family::Rankrun)
+        });
+        let Some((row, variable)) = row.and_then(|row| Some((row, row.variable()?))) else {
+            parts.push(word.to_owned());
+            continue;
+        };
+        let value = words.next_if(|next| row.kind != Kind::Flag && !next.starts_with("--"));
+        parts.push(match (value, row.kind) {
+            (Some(value), _) => format!("{variable}={value}"),
+            (None, Kind::Flag) => format!("{variable}=1"),
+            (None, _) => variable,
+        });
+    }
+    parts.join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! The device options of a launch, each with its origin. Plain data: [`assign_devices`](crate::device::assignment)
+//! reads it before the launch, and again after a device has died.
+
+use std::time::Duration;
+
+use rankrun_contract::rank::LocalWorldSize;
+
+use super::setting::{Origin, Setting};
+use super::{CliFlavor, Unhealthy};
+use crate::device::affinity::NumaBinding;
+use crate::device::order::DeviceOrder;
+use crate::device::selector::Selector;
+use crate::device::{DeviceType, ProbeScope, Visibility};
+
+/// `--probe-timeout` by default.
+pub const DEFAULT_PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The devices and the number of workers that the user asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "three flags of the command line")]
+pub struct DeviceRequest {
+    /// `--nproc-per-node`
+    pub worker_count: WorkerCount,
+    /// `--devices`: the list as it was written, and its meaning.
+    pub devices: Option<Setting<(String, Selector)>>,
+    /// `--device-type`
+    pub device_type: Option<Setting<DeviceType>>,
+    /// `--device-order`
+    pub order: Option<Setting<DeviceOrder>>,
+    /// `--device-visibility`
+    pub visibility: Option<Visibility>,
+    /// `--numa-binding`
+    pub binding: Option<Setting<NumaBinding>>,
+    /// `--check-devices` and `--exclude-unhealthy`: the effect of a dead device; `None` without a check.
+    pub check: Option<Unhealthy>,
+    /// `--oversubscribe`: several workers may share a device.
+    pub oversubscribe: bool,
+    /// `--virtual-local-rank`: each worker sees one entry of the inherited list.
+    pub virtual_local_rank: bool,
+    /// `--quiet`: no line for each worker.
+    pub quiet: bool,
+    /// `--probe-timeout`: how long a driver's library may take.
+    pub probe_timeout: Duration,
+    /// The tasks of a scheduler on this node, where there are several.
+    pub node_tasks: Option<NodeTasks>,
+}
+
+/// The number of workers that the user asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkerCount {
+    /// No option gives it.
+    Default,
+    /// A number.
+    Number(LocalWorldSize),
+    /// `cpu`: one for each permitted CPU.
+    Cpus,
+    /// `auto`: one for each device, or for each CPU where there is no device.
+    Auto,
+    /// One for each device of a type; `gpu` has two.
+    Devices {
+        /// The option or variable that asks for it.
+        origin: Origin,
+        /// The word as it was written.
+        word: String,
+        /// The device types that the word means.
+        kinds: Vec<DeviceType>,
+    },
+}
+
+/// Several tasks of a scheduler on this node: each starts a launcher.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeTasks {
+    /// The variable that counts the tasks.
+    pub variable: &'static str,
+    /// The number of tasks on this node.
+    pub count: u32,
+    /// The command that starts one launcher on each node.
+    pub fix: String,
+}
+
+/// Whether the devices are probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeNeed {
+    /// The launch does not depend on them.
+    None,
+    /// The job runs on the CPUs, also on a machine with accelerators.
+    OnlyCpus,
+    /// Each worker is told its device where there is one. The launch does not depend on the answer.
+    Optional,
+    /// The launch depends on the answer.
+    Required,
+}
+
+impl Default for DeviceRequest {
+    fn default() -> Self {
+        Self {
+            worker_count: WorkerCount::Default,
+            devices: None,
+            device_type: None,
+            order: None,
+            visibility: None,
+            binding: None,
+            check: None,
+            oversubscribe: false,
+            virtual_local_rank: false,
+            quiet: false,
+            probe_timeout: DEFAULT_PROBE_TIMEOUT,
+            node_tasks: None,
+        }
+    }
+}
+
+impl DeviceRequest {
+    /// Whether an option of our own asks for devices, so that the launcher chooses them.
+    #[must_use]
+    pub const fn chooses_devices(&self) -> bool {
+        self.devices.is_some()
+            || self.device_type.is_some()
+            || self.order.is_some()
+            || self.visibility.is_some()
+            || self.check.is_some()
+            || self.oversubscribe
+    }
+
+    /// Whether the job runs on the CPUs, whatever devices there are.
+    #[must_use]
+    pub fn is_for_cpus(&self) -> bool {
+        match (&self.devices, &self.device_type) {
+            (Some(devices), _) => devices.value.1 == Selector::None,
+            (None, Some(kind)) => kind.value == DeviceType::Cpu,
+            (None, None) => false,
+        }
+    }
+
+    /// Whether the devices are probed. `has_sign` is called only if the answer depends on it.
+    #[must_use]
+    pub fn probe_need(&self, cli_flavor: CliFlavor, has_sign: impl FnOnce() -> bool) -> ProbeNeed {
+        if self.is_for_cpus() {
+            return ProbeNeed::OnlyCpus;
+        }
+        if self.chooses_devices() || self.binding.is_some() {
+            return ProbeNeed::Required;
+        }
+        match (&self.worker_count, cli_flavor) {
+            (WorkerCount::Auto | WorkerCount::Devices { .. }, _)
+            | (WorkerCount::Default, CliFlavor::Rankrun) => ProbeNeed::Required,
+            (WorkerCount::Number(_), CliFlavor::Rankrun) if has_sign() => ProbeNeed::Optional,
+            (WorkerCount::Number(_) | WorkerCount::Cpus | WorkerCount::Default, _) => ProbeNeed::None,
+        }
+    }
+
+    /// The facts that the probes collect beyond the list of accelerators.
+    #[must_use]
+    pub fn probe_scope(&self) -> ProbeScope {
+        let needs_idle = self.devices.as_ref().is_some_and(|devices| devices.value.1 == Selector::Idle);
+        let needs_links = self.order.as_ref().is_some_and(|order| order.value == DeviceOrder::Topology);
+        ProbeScope {
+            state: self.check.is_some() || needs_idle,
+            links: needs_links,
+            cpus: self.binding.is_some(),
+        }
+    }
+}
