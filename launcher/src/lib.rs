@@ -60,12 +60,13 @@ use rankrun_contract::env::{ERROR_FILE, JOB};
 use rankrun_contract::rank::JobId;
 
 use crate::agent::AgentSetup;
-use crate::cli::{Attach, Command, Explain, Inspect, Launch};
+use crate::cli::{Attach, CliError, Command, Explain, Inspect, Launch};
 use crate::control::folder::RuntimeFolders;
 use crate::error::LaunchError;
 use crate::exit_code::{ExitStatus, LAUNCHER_FAILED, code_of_signal};
 use crate::explain::Style;
 use crate::facts::{Facts, StandardStream};
+use crate::process::attach::ATTACH;
 use crate::process::guard::{self, ForkSide, Guard, GuardEnd};
 use crate::process::heap;
 use crate::process::inherited;
@@ -92,7 +93,7 @@ pub fn main() -> ExitCode {
         return probe::run_probe(question);
     }
     // A worker that is started by hand keeps the descriptors of its shell, and its wrapper handles no signal yet.
-    let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(cli::ATTACH.as_bytes()));
+    let is_attach = first.is_some_and(|argument| argument.as_bytes().starts_with(ATTACH.as_bytes()));
     let startup = if is_attach { Startup::unprepared() } else { Startup::prepare() };
     let argv: Vec<OsString> = std::env::args_os().collect();
     let facts = Facts::gather(wait_announcer(&argv));
@@ -111,10 +112,24 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A query command does not write the parent's error file.
             let parent_file = facts.filled_variable(ERROR_FILE).filter(|_| !cli::asks(&argv));
-            let way_out = facts.calling_python().map(|_| shim::BYPASS_HINT);
-            reporter::report_cli_error(&error, way_out, parent_file.map(Path::new))
+            report_refusal(&error, &facts, parent_file.map(Path::new))
         }
     }
+}
+
+/// Refuses the command line. The shim's user is told the way to PyTorch's own launcher, if that has the feature.
+fn report_refusal(error: &CliError, facts: &Facts, parent_file: Option<&Path>) -> ExitCode {
+    let mut text = error.render();
+    if facts.calling_python().is_some() && error.is_not_supported() {
+        text.push_str(shim::BYPASS_HINT);
+        text.push('\n');
+    }
+    let setting_error = match error {
+        CliError::Setting(error) => Some(error as &dyn std::error::Error),
+        CliError::Usage { .. } => None,
+    };
+    reporter::report_refused_command_line(&text, setting_error, parent_file);
+    ExitCode::from(error.exit_code())
 }
 
 /// The steps before the command line is read: reading it may start probes, and take long.

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use rankrun_contract::rank::JobId;
 
-use crate::cli::ATTACH;
 use crate::error::LaunchError;
 use crate::explain::quote::for_shell;
 use crate::explain::script::{Script, ScriptValue, binding_script};
 use crate::placement::WorkerId;
+use crate::process::attach::ATTACH;
 use crate::process::attach_listener::{AttachListener, AttachReport, socket_name};
 use crate::process::command::WorkerCommand;
 

@@ -8,10 +8,7 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 use super::error::{CliError, Origin, SettingError};
 use super::run::LEAVE_OUT;
 use super::settings::{Setting, Settings};
-
-/// Stands first on the command line of a script that `--leave-out` made, glued to the name of the launcher's
-/// socket. For scripts alone, hence valid under every name and in no help: neither grammar has such an option.
-pub const ATTACH: &str = "--rankrun-attach=";
+use crate::process::attach::ATTACH;
 
 /// What the wrapper of a worker that was started by hand is told.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -48,7 +48,7 @@ mod values;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-pub use by_hand::{ATTACH, Attach};
+pub use by_hand::Attach;
 pub use error::{CliError, SettingError, UsageError};
 pub use explain::{Explain, Form, Origins, RunIdLife};
 pub use inspect::{Inspect, Manner, Subject};

@@ -25,6 +25,10 @@ use crate::process::child::{Reaped, wait_for_any};
 use crate::process::signal::{HandledSignals, SignalInbox, block};
 use crate::spec::{CliFlavor, SignalSpec};
 
+/// Stands first on the command line of a script that `--leave-out` made, glued to the name of the launcher's socket.
+/// Only scripts use it, so it is valid under every name and in no help: neither grammar has such an option.
+pub const ATTACH: &str = "--rankrun-attach=";
+
 /// The process name of a wrapper after the end of its launcher.
 pub(super) const ABANDONED_WRAPPER_NAME: &str = "rankrun-alone";
 

@@ -37,7 +37,6 @@ use rankrun_contract::report::ErrorReport;
 use tracing::Level;
 
 use crate::blocking::BlockingCall;
-use crate::cli::CliError;
 use crate::control::command::CommandError;
 use crate::error::LaunchError;
 use crate::exit_code::LAUNCHER_FAILED;
@@ -132,16 +131,16 @@ pub fn trace_to(console: Console, (cli_flavor, verbosity): (CliFlavor, Verbosity
     };
 }
 
-/// Refuses a command line. `way_out` is a hint for features that torchrun has and the launcher lacks. An invalid
-/// setting is recorded in `parent_file`; a usage error is not.
-#[must_use]
-pub fn report_cli_error(error: &CliError, hint: Option<&str>, parent_file: Option<&Path>) -> ExitCode {
-    let way_out = hint.filter(|_| error.is_not_supported()).map(|line| format!("{line}\n"));
-    print_error(&(error.render() + &way_out.unwrap_or_default()));
-    if let CliError::Setting(error) = error {
+/// Refuses a command line with this text. An invalid setting is recorded in `parent_file`; a usage error is not.
+pub fn report_refused_command_line(
+    text: &str,
+    setting_error: Option<&dyn std::error::Error>,
+    parent_file: Option<&Path>,
+) {
+    print_error(text);
+    if let Some(error) = setting_error {
         write_parent_file(parent_file, &parent_file::of_error("SettingError", error, SystemTime::now()));
     }
-    ExitCode::from(error.exit_code())
 }
 
 /// The shim cannot be changed or read.

@@ -36,3 +36,23 @@ fn aims_hold_outside_the_command_line() {
         assert!(package.short_doc_percentage() <= MOST_SHORT_DOCS, "{path}");
     }
 }
+
+/// The command line makes a specification; the rooms that run it read only that.
+#[test]
+fn rooms_below_the_command_line_do_not_import_it() {
+    const ROOMS: [&str; 9] =
+        ["agent", "control", "device", "logs", "process", "rendezvous", "reporter", "spec", "store"];
+    let root = checkout::root();
+    let is_below = |path: &str| {
+        let path = path.strip_prefix("launcher/src/").unwrap_or_default();
+        let room = path.split('/').next().unwrap_or_default();
+        ROOMS.contains(&room.trim_end_matches(".rs"))
+    };
+    let files = checkout::files(&root, is_below);
+    assert!(files.len() > 200, "{}", files.len());
+    let imports = |path: &String| {
+        let text = std::fs::read_to_string(root.join(path)).expect("a source file can be read");
+        text.contains("crate::cli") || text.contains("crate::{cli")
+    };
+    assert_eq!(files.into_iter().filter(imports).collect::<Vec<_>>(), [""; 0]);
+}
