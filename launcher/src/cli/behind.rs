@@ -3,8 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
-use super::grammar::{Request, tables};
-use super::option::{Kind, OptionRow};
+use clap::Arg;
+
+use super::option::{Kind, LaunchOption, options};
+use super::settings::CommandLine;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 
@@ -35,45 +37,45 @@ const COMMON: &[&str] = &[
 
 /// A notice of the options behind the entrypoint that only a launcher has. A `--`, or the same option before the entrypoint,
 /// says that they are meant for the program.
-pub(super) fn tell_options_behind(request: &Request) -> Option<Notice> {
-    if request.is_separated {
+pub(super) fn tell_options_behind(line: &CommandLine) -> Option<Notice> {
+    if line.is_separated {
         return None;
     }
-    let mut options = Vec::new();
-    let mut words = request.args.iter().peekable();
+    let mut found = Vec::new();
+    let mut words = line.arguments.iter().peekable();
     while let Some(word) = words.next().filter(|word| *word != "--") {
-        let Some(row) = row_of(word).filter(|row| is_meant(row, request)) else { continue };
+        let Some(row) = row_of(word).filter(|row| is_meant(row, line)) else { continue };
         let mut text = word.to_string_lossy().into_owned();
-        let takes_next = row.kind != Kind::Flag && !word.as_bytes().contains(&b'=');
+        let takes_next = row.kind() != Kind::Flag && !word.as_bytes().contains(&b'=');
         if let Some(value) = words.next_if(|next| takes_next && !next.as_bytes().starts_with(b"-")) {
             text = format!("{text} {}", value.to_string_lossy());
         }
-        options.push(text);
+        found.push(text);
     }
-    let entrypoint = request.entrypoint.to_string_lossy().into_owned();
-    (!options.is_empty()).then_some(Notice::BehindEntrypoint { options, entrypoint })
+    let entrypoint = line.entrypoint.to_string_lossy().into_owned();
+    (!found.is_empty()).then_some(Notice::BehindEntrypoint { options: found, entrypoint })
 }
 
-fn is_meant(row: &OptionRow, request: &Request) -> bool {
-    !COMMON.contains(&row.long) && request.given.iter().all(|given| given.row.long != row.long)
+fn is_meant(row: &Arg, line: &CommandLine) -> bool {
+    !COMMON.contains(&row.long_name()) && line.options.iter().all(|typed| typed.option != row)
 }
 
 /// The option whose whole long spelling a word is, with or without a value.
-fn row_of(word: &OsString) -> Option<&'static OptionRow> {
+fn row_of(word: &OsString) -> Option<&'static Arg> {
     let name = word.as_bytes().split(|byte| *byte == b'=').next()?;
-    let is_it = |row: &&OptionRow| row.spellings().iter().any(|known| OsStr::new(known).as_bytes() == name);
-    tables(CliFlavor::Rankrun).find(is_it)
+    let is_it = |row: &&Arg| row.spellings().iter().any(|known| OsStr::new(known).as_bytes() == name);
+    options(CliFlavor::Rankrun).find(is_it)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::grammar::{Parsed, parse};
+    use crate::cli::settings::{Parsed, parse};
 
     fn told(line: &str) -> Option<String> {
         let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
         match parse(CliFlavor::Rankrun, &words).unwrap() {
-            Parsed::Launch(request) => tell_options_behind(&request).map(|notice| notice.to_string()),
+            Parsed::Launch(line) => tell_options_behind(&line).map(|notice| notice.to_string()),
             other => panic!("no launch: {other:?}"),
         }
     }
@@ -107,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn common_options_exist_in_option_tables() {
+    fn common_options_exist_in_option_options() {
         for name in COMMON.iter().filter(|name| **name != "local-rank") {
-            assert!(tables(CliFlavor::Rankrun).any(|row| row.long == *name), "{name}");
+            assert!(options(CliFlavor::Rankrun).any(|row| row.long_name() == *name), "{name}");
         }
     }
 }

@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use rankrun_contract::rank::{LocalRank, LocalWorldSize};
 
 use super::error::{CliError, Origin, SettingError};
-use super::run::LEAVE_OUT;
 use super::settings::{Setting, Settings};
 use crate::process::attach::ATTACH;
 
@@ -30,7 +29,7 @@ pub(super) fn resolve_left_out(
     settings: &Settings<'_>,
     workers: LocalWorldSize,
 ) -> Result<Option<LocalRank>, CliError> {
-    let Some(Setting { origin, value }) = settings.int(&LEAVE_OUT)? else { return Ok(None) };
+    let Some(Setting { origin, value }) = settings.get(&settings.args.leave_out) else { return Ok(None) };
     Ok(Some(local_rank_in(origin, value, workers)?))
 }
 

@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 
-use super::grammar::tables;
-use super::option::{Kind, OptionRow};
+use super::option::{Kind, LaunchOption, options};
+use clap::Arg;
+
 use crate::spec::CliFlavor;
 
 /// What `--print-completion` takes.
@@ -47,7 +48,7 @@ struct Command {
     name: &'static str,
     /// Words that may stand first.
     first: &'static [&'static str],
-    rows: Vec<&'static OptionRow>,
+    rows: Vec<&'static Arg>,
 }
 
 impl Command {
@@ -56,7 +57,7 @@ impl Command {
             CliFlavor::Rankrun => ("rankrun", SUBCOMMANDS.as_slice()),
             CliFlavor::Torchrun => ("torchrun", [].as_slice()),
         };
-        Self { name, first, rows: tables(cli_flavor).collect() }
+        Self { name, first, rows: options(cli_flavor).collect() }
     }
 
     /// The `at`-th spelling of each option, where it has so many; the first is the one with hyphens.
@@ -66,28 +67,28 @@ impl Command {
 
     /// Every name of every option that takes a value.
     fn with_value(&self) -> Vec<String> {
-        self.rows.iter().filter(|row| row.kind != Kind::Flag).flat_map(|row| names(row)).collect()
+        self.rows.iter().filter(|row| row.kind() != Kind::Flag).flat_map(|row| names(row)).collect()
     }
 
     /// The options whose values are known, with these.
-    fn with_words(&self) -> impl Iterator<Item = (&'static OptionRow, Vec<&'static str>)> {
+    fn with_words(&self) -> impl Iterator<Item = (&'static Arg, Vec<&'static str>)> {
         self.rows.iter().filter_map(|row| Some((*row, words(row)?)))
     }
 }
 
 /// The short name and both spellings.
-fn names(row: &OptionRow) -> Vec<String> {
-    let short = row.short.map(|letter| format!("-{}", char::from(letter)));
+fn names(row: &Arg) -> Vec<String> {
+    let short = row.get_short().map(|letter| format!("-{letter}"));
     short.into_iter().chain(row.spellings()).collect()
 }
 
 /// The values that can be offered: the choices, or the lower-case words of a list such as `N|cpu|auto`.
-fn words(row: &OptionRow) -> Option<Vec<&'static str>> {
+fn words(row: &'static Arg) -> Option<Vec<&'static str>> {
     let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    match row.kind {
+    match row.kind() {
         Kind::Choice(choices) => Some(choices.to_vec()),
-        _ if row.value_name.contains('|') => {
-            let words: Vec<&str> = row.value_name.split('|').filter(is_word).collect();
+        _ if row.value_name().contains('|') => {
+            let words: Vec<&str> = row.value_name().split('|').filter(is_word).collect();
             (!words.is_empty()).then_some(words)
         }
         _ => None,
@@ -193,19 +194,25 @@ fi
 }
 
 /// `'(-r --redirects)'{-r,--redirects=}'[help]:value:action'`
-fn zsh_option(row: &OptionRow) -> String {
-    let help = row.help.split(" [default").next().unwrap_or_default();
-    let help = help.replace('\'', r"'\''").replace('[', r"\[").replace(']', r"\]");
-    let (equals, value) = match (row.kind, words(row)) {
+fn zsh_option(row: &'static Arg) -> String {
+    let help = row.get_help().map(ToString::to_string).unwrap_or_default();
+    let help = help
+        .split(" [default")
+        .next()
+        .unwrap_or_default()
+        .replace('\'', r"'\''")
+        .replace('[', r"\[")
+        .replace(']', r"\]");
+    let (equals, value) = match (row.kind(), words(row)) {
         (Kind::Flag, _) => ("", String::new()),
-        (_, Some(words)) => ("=", format!(":{}:({})", row.long, words.join(" "))),
-        (Kind::Text, None) => ("=", format!(":{}:_files", row.long)),
+        (_, Some(words)) => ("=", format!(":{}:({})", row.long_name(), words.join(" "))),
+        (Kind::Text, None) => ("=", format!(":{}:_files", row.long_name())),
         // A number: a blank offers nothing.
-        (_, None) => ("=", format!(":{}: ", row.long)),
+        (_, None) => ("=", format!(":{}: ", row.long_name())),
     };
-    let long = format!("--{}{equals}", row.long);
-    match row.short.map(char::from) {
-        Some(short) => format!("'(-{short} --{})'{{-{short},{long}}}'[{help}]{value}'", row.long),
+    let long = format!("--{}{equals}", row.long_name());
+    match row.get_short() {
+        Some(short) => format!("'(-{short} --{})'{{-{short},{long}}}'[{help}]{value}'", row.long_name()),
         None => format!("'{long}[{help}]{value}'"),
     }
 }

@@ -1,6 +1,6 @@
 //! `--config PATH`: settings from a file, below the command line and the variables.
 //!
-//! A file is read only where somebody names it: one that merely lies in the working folder must not change what runs.
+//! A file is read only where a user names it: one that merely lies in the working folder must not change what runs.
 //! `[launch]` takes every option by its long name, `[nodes]`, `[restart]` and `[stop]` are shorter names for theirs,
 //! each `[[restart.rules]]` is one rule, and `[stop.grace-for]` has a grace for each cause of a stop. What is known of
 //! a value is checked here, with its line; what it means is decided where the option's is.
@@ -11,26 +11,19 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use clap::Arg;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use words::{expected, in_words, kind_of, number_or_text};
+use words::{expected, in_words, kind_of, number_or_text, text_of};
 
 use super::error::{CliError, ConfigError, ConfigProblem, FilePlace, Origin};
-use super::option::{Kind, OptionRow};
-use super::run::{
-    self, CONFIG, GRACE, IFACE, JOIN_TIMEOUT, LAST_CALL, LEASE, LEFTOVER_GRACE, PORT_RANGE, PROGRESS_DIR,
-    PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY, RESTART_RESET,
-    RESTART_RULES, RESTART_WINDOW, STORE_LIMIT, VERSION,
-};
-use super::settings::{Setting, Settings};
+use super::option::{Kind, LaunchOption, find_option, options};
+use super::settings::Setting;
 use super::suggest::{nearest_of, option_for_foreign};
-use super::torchrun::{
-    self, HELP, LOCAL_ADDR, MAX_RESTARTS, NNODES, NODE_RANK, PRINT_COMPLETION, RDZV_BACKEND, RDZV_ENDPOINT,
-    RDZV_ID, SHUTDOWN_TIMEOUT,
-};
 use crate::facts::Facts;
 use crate::regular_file;
+use crate::spec::CliFlavor;
 use crate::spec::stop::GraceCause;
 
 /// More than any such file has.
@@ -38,33 +31,35 @@ const MOST_BYTES: u64 = 1 << 20;
 /// What is longer is no key of ours.
 const LONGEST_KEY: usize = 60;
 /// They ask for something else than a launch.
-const NOT_HERE: [&OptionRow; 4] = [&HELP, &PRINT_COMPLETION, &VERSION, &CONFIG];
-const RESTART: [(&str, &OptionRow); 9] = [
-    ("max-restarts", &MAX_RESTARTS),
-    ("window", &RESTART_WINDOW),
-    ("delay", &RESTART_DELAY),
-    ("factor", &RESTART_FACTOR),
-    ("max-delay", &RESTART_MAX_DELAY),
-    ("jitter", &RESTART_JITTER),
-    ("reset-after", &RESTART_RESET),
-    ("progress-dir", &PROGRESS_DIR),
-    ("progress-restarts", &PROGRESS_RESTARTS),
+const NOT_HERE: [&str; 4] = ["help", "print-completion", "version", "config"];
+const RESTART: [(&str, &str); 9] = [
+    ("max-restarts", "max-restarts"),
+    ("window", "restart-window"),
+    ("delay", "restart-delay"),
+    ("factor", "restart-factor"),
+    ("max-delay", "restart-max-delay"),
+    ("jitter", "restart-jitter"),
+    ("reset-after", "restart-reset"),
+    ("progress-dir", "progress-dir"),
+    ("progress-restarts", "progress-restarts"),
 ];
-const STOP: [(&str, &OptionRow); 2] = [("grace", &GRACE), ("leftover", &LEFTOVER_GRACE)];
-const NODES: [(&str, &OptionRow); 12] = [
-    ("nnodes", &NNODES),
-    ("node-rank", &NODE_RANK),
-    ("backend", &RDZV_BACKEND),
-    ("endpoint", &RDZV_ENDPOINT),
-    ("id", &RDZV_ID),
-    ("join-timeout", &JOIN_TIMEOUT),
-    ("last-call", &LAST_CALL),
-    ("lease", &LEASE),
-    ("local-addr", &LOCAL_ADDR),
-    ("iface", &IFACE),
-    ("port-range", &PORT_RANGE),
-    ("store-limit", &STORE_LIMIT),
+const STOP: [(&str, &str); 2] = [("grace", "grace"), ("leftover", "leftover-grace")];
+const NODES: [(&str, &str); 12] = [
+    ("nnodes", "nnodes"),
+    ("node-rank", "node-rank"),
+    ("backend", "rdzv-backend"),
+    ("endpoint", "rdzv-endpoint"),
+    ("id", "rdzv-id"),
+    ("join-timeout", "join-timeout"),
+    ("last-call", "last-call"),
+    ("lease", "lease"),
+    ("local-addr", "local-addr"),
+    ("iface", "iface"),
+    ("port-range", "port-range"),
+    ("store-limit", "store-limit"),
 ];
+/// Two names of one value.
+const GRACES: [&str; 2] = ["grace", "shutdown-timeout"];
 const GRACE_FOR: &str = "grace-for";
 const TABLES: [&str; 4] = ["launch", "nodes", "restart", "stop"];
 const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
@@ -72,7 +67,7 @@ const RULE: [&str; 5] = ["exit", "signal", "rank", "node", "then"];
 /// What a file says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Config {
-    values: Vec<(&'static OptionRow, Setting<OsString>)>,
+    values: Vec<(&'static Arg, Setting<OsString>)>,
     rules: Vec<RuleText>,
     graces: Vec<(GraceCause, Setting<String>)>,
 }
@@ -88,7 +83,7 @@ pub(super) struct RuleText {
 
 impl Config {
     /// The option's value, as it would stand on the command line.
-    pub(super) fn find(&self, row: &OptionRow) -> Option<Setting<OsString>> {
+    pub(super) fn find(&self, row: &Arg) -> Option<Setting<OsString>> {
         self.values.iter().find(|(known, _)| *known == row).map(|(_, setting)| setting.clone())
     }
 
@@ -106,9 +101,9 @@ impl Config {
 /// The file that was named, if one was.
 ///
 /// # Errors
-/// A file that cannot be read, or says something that nobody understands.
-pub(super) fn read(settings: &Settings<'_>, facts: &Facts) -> Result<Config, CliError> {
-    let Some(Setting { value, .. }) = settings.find(&CONFIG) else { return Ok(Config::default()) };
+/// A file that cannot be read, or has an unknown key or value.
+pub(super) fn read(path: Option<Setting<OsString>>, facts: &Facts) -> Result<Config, CliError> {
+    let Some(Setting { value, .. }) = path else { return Ok(Config::default()) };
     let fail = |problem| ConfigError { path: value.to_string_lossy().into_owned(), at: None, problem };
     let path = facts.absolute(Path::new(&value));
     let bytes = facts.world().read_file(&path, MOST_BYTES).map_err(|error| {
@@ -142,7 +137,7 @@ fn parse(path: &OsStr, text: &str) -> Result<Config, ConfigError> {
             }
             let key = error.span().and_then(|span| key_near(text, span.start));
             let what = error.message().replace('\n', ", ");
-            // Without a place, as with a depth that nobody writes.
+            // Without a place, as with an absurd depth.
             let what = if at.is_none() { format!("is no TOML: {what}") } else { what };
             let problem = ConfigProblem::Syntax { key, what };
             return Err(ConfigError { path: reader.path, at, problem });
@@ -229,28 +224,28 @@ impl Reader<'_> {
     }
 
     fn launch(&mut self, entry: Entry<'_>) -> Result<(), ConfigError> {
-        let rows = || {
-            let all = torchrun::TABLE.iter().chain(run::TABLE).copied();
-            all.filter(|row| !NOT_HERE.contains(row))
-        };
+        let rows = || options(CliFlavor::Rankrun).filter(|option| !NOT_HERE.contains(&option.long_name()));
         let long = entry.0.get_ref().replace('_', "-");
-        match rows().find(|row| row.long == long) {
+        match rows().find(|row| row.long_name() == long) {
             Some(row) => self.value("launch", row, entry),
-            None => Err(self.unknown("launch", entry.0, &rows().map(|row| row.long).collect::<Vec<_>>())),
+            None => {
+                Err(self.unknown("launch", entry.0, &rows().map(LaunchOption::long_name).collect::<Vec<_>>()))
+            }
         }
     }
 
     fn short(
         &mut self,
         table: &str,
-        rows: &[(&'static str, &'static OptionRow)],
+        options: &[(&'static str, &'static str)],
         entry: Entry<'_>,
     ) -> Result<(), ConfigError> {
         let name = entry.0.get_ref().replace('_', "-");
-        match rows.iter().find(|(short, _)| *short == name) {
-            Some((_, row)) => self.value(table, row, entry),
+        let option = options.iter().find(|(short, _)| *short == name).and_then(|(_, long)| find_option(long));
+        match option {
+            Some(option) => self.value(table, option, entry),
             None => {
-                let mut known: Vec<&str> = rows.iter().map(|(short, _)| *short).collect();
+                let mut known: Vec<&str> = options.iter().map(|(short, _)| *short).collect();
                 match table {
                     "restart" => known.push("rules"),
                     "stop" => known.push(GRACE_FOR),
@@ -261,21 +256,14 @@ impl Reader<'_> {
         }
     }
 
-    fn value(
-        &mut self,
-        table: &str,
-        row: &'static OptionRow,
-        (key, value): Entry<'_>,
-    ) -> Result<(), ConfigError> {
+    fn value(&mut self, table: &str, row: &'static Arg, (key, value): Entry<'_>) -> Result<(), ConfigError> {
         let (name, at) = (format!("{table}.{}", key.get_ref()), key.span().start);
         // Two names of one value.
-        let twins: &[&OptionRow] =
-            if [&GRACE, &SHUTDOWN_TIMEOUT].contains(&row) { &[&GRACE, &SHUTDOWN_TIMEOUT] } else { &[row] };
-        if let Some(Setting { origin: Origin::File(place), .. }) =
-            twins.iter().find_map(|twin| self.config.find(twin))
-        {
-            let FilePlace { line, key: before, .. } = *place;
-            return Err(self.error(&name, at, ConfigProblem::Twice { line, key: before }));
+        let twins = if GRACES.contains(&row.long_name()) { &GRACES[..] } else { &[row.long_name()] };
+        let twin = self.config.values.iter().find(|(known, _)| twins.contains(&known.long_name()));
+        if let Some((_, Setting { origin: Origin::File(place), .. })) = twin {
+            let problem = ConfigProblem::Twice { line: place.line, key: place.key.clone() };
+            return Err(self.error(&name, at, problem));
         }
         let Some(text) = in_words(row, value.get_ref()) else {
             let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(row) };
@@ -284,7 +272,7 @@ impl Reader<'_> {
         if text.contains('\0') {
             return Err(self.error("", at, ConfigProblem::NulByte));
         }
-        if let Kind::Choice(choices) = row.kind
+        if let Kind::Choice(choices) = row.kind()
             && !choices.contains(&text.as_str())
         {
             return Err(self.error(&name, at, ConfigProblem::NoChoice { value: text, choices }));
@@ -313,8 +301,8 @@ impl Reader<'_> {
                 let (line, key) = (place.line, place.key.clone());
                 return Err(self.error(&name, at, ConfigProblem::Twice { line, key }));
             }
-            let Some(text) = in_words(&GRACE, value.get_ref()) else {
-                let problem = ConfigProblem::WrongType { is: kind_of(value), expected: expected(&GRACE) };
+            let Some(text) = text_of(value.get_ref()) else {
+                let problem = ConfigProblem::WrongType { is: kind_of(value), expected: "a text or a number" };
                 return Err(self.error(&name, at, problem));
             };
             self.config.graces.push((cause, Setting { origin: self.origin(&name, at), value: text }));
@@ -328,7 +316,9 @@ impl Reader<'_> {
             is: kind_of(value),
             expected: "tables, as in `[[restart.rules]]`",
         };
-        if let Some(Setting { origin: Origin::File(place), .. }) = self.config.find(&RESTART_RULES) {
+        if let Some(Setting { origin: Origin::File(place), .. }) =
+            find_option("restart-rules").and_then(|option| self.config.find(option))
+        {
             let FilePlace { line, key: before, .. } = *place;
             return Err(self.error(NAME, key.span().start, ConfigProblem::Twice { line, key: before }));
         }

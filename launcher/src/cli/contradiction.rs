@@ -1,4 +1,4 @@
-//! Settings that cannot both be meant, and those that refine nothing.
+//! Settings that cannot both be meant, and settings that refine nothing.
 //!
 //! What one person wrote side by side, on one command line or in one file, is refused: one of the two is a slip.
 //! Where they come from different places nothing is said: a file or a variable holds for many jobs, and the limits of
@@ -8,12 +8,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::error::{Clash, CliError, Expected, Origin, SettingError};
-use super::run::{
-    LEFTOVER_GRACE, PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_RESET, RESTART_WINDOW,
-    START_TIMEOUT, TIME_LIMIT,
-};
 use super::settings::{Setting, Settings};
-use super::torchrun::MAX_RESTARTS;
 use super::values::time;
 
 /// A variable may be there for all jobs of a user, whatever each of them says.
@@ -48,19 +43,20 @@ pub(super) fn clash<T: Display, U: Display>(
 /// # Errors
 /// Such a pair, and times that cannot be read.
 pub(super) fn refuse_clashes(settings: &Settings<'_>) -> Result<(), CliError> {
-    let limit = time(settings, &TIME_LIMIT, Expected::Time)?;
-    let start = time(settings, &START_TIMEOUT, Expected::Time)?;
-    let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
-    let healthy = time(settings, &RESTART_RESET, Expected::Time)?;
-    let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
-    let leftover = time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?;
+    let limit = time(settings, &settings.args.time_limit, Expected::Time)?;
+    let start = time(settings, &settings.args.start_timeout, Expected::Time)?;
+    let delay = time(settings, &settings.args.restart_delay, Expected::TimeOrZero)?;
+    let healthy = time(settings, &settings.args.restart_reset, Expected::Time)?;
+    let window = time(settings, &settings.args.restart_window, Expected::Time)?;
+    let leftover = time(settings, &settings.args.leftover_grace, Expected::TimeOrZero)?;
     must_be_below(leftover.as_ref(), limit.as_ref(), Clash::LeftoversAfterTheEnd)?;
     must_be_below(start.as_ref(), limit.as_ref(), Clash::StartAfterTheEnd)?;
     must_be_below(delay.as_ref(), limit.as_ref(), Clash::RestartAfterTheEnd)?;
     must_be_below(healthy.as_ref(), limit.as_ref(), Clash::NeverHealthy)?;
     must_be_below(window.as_ref(), limit.as_ref(), Clash::WindowIsTheJob)?;
-    let is_whole_job = window.is_none() && healthy.is_none() && settings.find(&PROGRESS_DIR).is_some();
-    match (settings.int(&PROGRESS_RESTARTS)?, settings.int(&MAX_RESTARTS)?) {
+    let is_whole_job = window.is_none() && healthy.is_none() && settings.find("progress-dir").is_some();
+    match (settings.get(&settings.args.progress_restarts), settings.get(&settings.args.torchrun.max_restarts))
+    {
         (Some(idle), Some(most)) if is_whole_job && idle.value > most.value && most.value > 0 => {
             clash(idle, most, Clash::BudgetFirst)
         }

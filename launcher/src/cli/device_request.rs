@@ -5,20 +5,14 @@ use std::time::Duration;
 use rankrun_contract::rank::LocalWorldSize;
 
 use super::error::{CliError, Expected, SettingError};
-use super::grammar::tables;
-use super::option::{Family, Kind};
+use super::option::{Family, Kind, LaunchOption, options};
 use super::python_text::parse_int;
 use super::resolve::refused;
-use super::run::{
-    CHECK_DEVICES, DEVICE_ORDER, DEVICE_TYPE, DEVICE_VISIBILITY, DEVICES, EXCLUDE_UNHEALTHY, OVERSUBSCRIBE,
-    PROBE_TIMEOUT, QUIET,
-};
 use super::scheduler::find_step;
 use super::settings::{Setting, Settings};
-use super::torchrun::{NPROC_PER_NODE, NUMA_BINDING, VIRTUAL_LOCAL_RANK};
+use crate::device::DeviceType;
 use crate::device::assignment::{DeviceAssignment, DeviceError, NodeFacts, assign_devices};
 use crate::device::selector::Selector;
-use crate::device::{DeviceType, Visibility};
 use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::spec::device_request::{DEFAULT_PROBE_TIMEOUT, DeviceRequest, NodeTasks, WorkerCount};
@@ -54,22 +48,18 @@ pub(super) fn resolve_devices(
     let is_shown = |notice: &Notice| verbosity >= Verbosity::Info || !matches!(notice, Notice::Detail { .. });
     notices.extend(assignment_notices.filter(is_shown));
     if cli_flavor == CliFlavor::Torchrun && verbosity >= Verbosity::Info {
-        notices.extend(worker_count_details(settings, &request, &assignment)?);
+        notices.extend(worker_count_details(settings, &request, &assignment));
     }
     Ok((request, assignment))
 }
 
 fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
-    let probe_timeout = read_probe_timeout(settings)?;
-    let check = match (settings.flag(&EXCLUDE_UNHEALTHY)?, settings.flag(&CHECK_DEVICES)?) {
+    let args = &settings.args;
+    let probe_timeout = probe_timeout(settings.get(&args.probe_timeout))?;
+    let check = match (args.exclude_unhealthy.is_some(), args.check_devices.is_some()) {
         (true, _) => Some(Unhealthy::Exclude),
         (false, true) => Some(Unhealthy::Refuse),
         (false, false) => None,
-    };
-    let visibility = |word: &str| match word {
-        "all" => Some(Visibility::Whole),
-        "own" => Some(Visibility::Own),
-        _ => None,
     };
     let worker_count = read_worker_count(settings)?;
     let node_tasks =
@@ -77,22 +67,22 @@ fn read_request(settings: &Settings<'_>) -> Result<DeviceRequest, CliError> {
     Ok(DeviceRequest {
         worker_count,
         devices: read_devices(settings)?,
-        device_type: settings.typed(&DEVICE_TYPE, |word| word.parse().ok())?,
-        order: settings.typed(&DEVICE_ORDER, |word| word.parse().ok())?,
-        visibility: settings.typed(&DEVICE_VISIBILITY, visibility)?.map(|found| found.value),
-        binding: settings.typed(&NUMA_BINDING, |word| word.parse().ok())?,
+        device_type: settings.get(&args.device_type),
+        order: settings.get(&args.device_order),
+        visibility: args.device_visibility.as_ref().map(|found| found.value),
+        binding: settings.get(&args.torchrun.numa_binding),
         check,
-        oversubscribe: settings.flag(&OVERSUBSCRIBE)?,
-        virtual_local_rank: settings.flag(&VIRTUAL_LOCAL_RANK)?,
-        quiet: settings.flag(&QUIET)?,
+        oversubscribe: args.oversubscribe.is_some(),
+        virtual_local_rank: args.torchrun.virtual_local_rank.is_some(),
+        quiet: args.quiet.is_some(),
         probe_timeout,
         node_tasks,
     })
 }
 
 /// `--probe-timeout`
-pub(super) fn read_probe_timeout(settings: &Settings<'_>) -> Result<Duration, CliError> {
-    match settings.float(&PROBE_TIMEOUT)? {
+pub(super) fn probe_timeout(seconds: Option<Setting<f64>>) -> Result<Duration, CliError> {
+    match seconds {
         None => Ok(DEFAULT_PROBE_TIMEOUT),
         Some(Setting { origin, value }) if value.is_nan() || value < MIN_PROBE_TIMEOUT => {
             Err(refused(origin, value, Expected::ProbeLimit))
@@ -104,7 +94,7 @@ pub(super) fn read_probe_timeout(settings: &Settings<'_>) -> Result<Duration, Cl
 }
 
 fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selector)>>, CliError> {
-    let Some(Setting { origin, value }) = settings.text(&DEVICES)? else { return Ok(None) };
+    let Some(Setting { origin, value }) = settings.get(&settings.args.devices) else { return Ok(None) };
     match value.parse() {
         Ok(selector) => Ok(Some(Setting { origin, value: (value, selector) })),
         Err(error) => Err(DeviceError::Selector { origin, value, error }.into()),
@@ -112,7 +102,7 @@ fn read_devices(settings: &Settings<'_>) -> Result<Option<Setting<(String, Selec
 }
 
 fn read_worker_count(settings: &Settings<'_>) -> Result<WorkerCount, CliError> {
-    let Some(Setting { origin, value }) = settings.text(&NPROC_PER_NODE)? else {
+    let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.nproc_per_node) else {
         return Ok(WorkerCount::Default);
     };
     if let Some(number) = parse_int(&value) {
@@ -147,13 +137,14 @@ fn worker_count_details(
     settings: &Settings<'_>,
     request: &DeviceRequest,
     assignment: &DeviceAssignment,
-) -> Result<Vec<Notice>, CliError> {
-    let text = settings.text(&NPROC_PER_NODE)?.map_or_else(|| "1".to_owned(), |found| found.value);
+) -> Vec<Notice> {
+    let text = settings.get(&settings.args.torchrun.nproc_per_node);
+    let text = text.map_or_else(|| "1".to_owned(), |found| found.value);
     let line = format!("Using nproc_per_node={text}.");
     let mut notices = vec![Notice::Detail { text: line, torch_line: Some(855) }];
     let kind = assignment.worker_devices.first().map(|worker| worker.device.kind);
     let what = match (&request.worker_count, kind) {
-        (WorkerCount::Default | WorkerCount::Number(_), _) => return Ok(notices),
+        (WorkerCount::Default | WorkerCount::Number(_), _) => return notices,
         (WorkerCount::Devices { word, .. }, _) => word.clone(),
         (WorkerCount::Auto, Some(DeviceType::Rocm)) => DeviceType::Cuda.to_string(),
         (WorkerCount::Auto, Some(kind)) => kind.to_string(),
@@ -164,7 +155,7 @@ fn worker_count_details(
         "Using nproc_per_node={text}, setting nproc_per_node to {count} since the instance has {count} {what}"
     );
     notices.push(Notice::Detail { text: line, torch_line: Some(888) });
-    Ok(notices)
+    notices
 }
 
 /// The error with a hint that can be followed under this name.
@@ -190,15 +181,16 @@ fn as_variable(span: &str) -> String {
     let mut words = span.split(' ').peekable();
     let mut parts: Vec<String> = Vec::new();
     while let Some(word) = words.next() {
-        let row = word.strip_prefix("--").and_then(|name| {
-            tables(CliFlavor::Rankrun).find(|row| row.long == name && row.family == Family::Rankrun)
+        let option = word.strip_prefix("--").and_then(|name| {
+            options(CliFlavor::Rankrun)
+                .find(|option| option.long_name() == name && option.family() == Family::Rankrun)
         });
-        let Some((row, variable)) = row.and_then(|row| Some((row, row.variable()?))) else {
+        let Some((option, variable)) = option.and_then(|option| Some((option, option.variable()?))) else {
             parts.push(word.to_owned());
             continue;
         };
-        let value = words.next_if(|next| row.kind != Kind::Flag && !next.starts_with("--"));
-        parts.push(match (value, row.kind) {
+        let value = words.next_if(|next| option.kind() != Kind::Flag && !next.starts_with("--"));
+        parts.push(match (value, option.kind()) {
             (Some(value), _) => format!("{variable}={value}"),
             (None, Kind::Flag) => format!("{variable}=1"),
             (None, _) => variable,

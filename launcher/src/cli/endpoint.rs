@@ -12,7 +12,7 @@ const LONGEST_NAME: usize = 254;
 pub(super) enum NoPlace {
     /// torch cannot read it either.
     Unreadable,
-    /// Nobody can ever be reached at this host.
+    /// No node can ever be reached at this host.
     Host {
         /// Without brackets.
         host: String,
@@ -58,7 +58,7 @@ pub(super) fn parse_host(text: &str) -> Result<String, NoPlace> {
     }
 }
 
-/// Whether nobody can be at this host, whatever a resolver says.
+/// Whether no node can be at this host, whatever a resolver says.
 fn problem_of(host: &str) -> Option<HostProblem> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return match address.to_canonical() {

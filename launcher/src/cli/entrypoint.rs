@@ -5,14 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, EntrypointProblem, SettingError};
-use super::grammar::Request;
+use super::option::LaunchOption;
 use super::other_language::other_language;
 use super::python::{choose_python, find_program};
-use super::run::DEVICES;
-use super::settings::Settings;
+use super::settings::{CommandLine, Settings};
 use super::shebang::{LONGEST_LINE, starts_launcher};
 use super::suggest::nearest_of;
-use super::torchrun::{MODULE, NO_PYTHON, RUN_PATH};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::{CliFlavor, Entrypoint};
@@ -27,12 +25,12 @@ pub(super) fn resolve_entrypoint(
     typed: &OsString,
     notices: &mut Vec<Notice>,
 ) -> Result<Entrypoint, CliError> {
-    if settings.flag(&RUN_PATH)? {
+    if settings.args.torchrun.run_path.is_some() {
         return resolve_run_path(settings, argv0, typed, notices);
     }
     let program = |path| Entrypoint::Program { path, name: typed.clone() };
-    let no_python = settings.flag(&NO_PYTHON)?;
-    let module = settings.flag(&MODULE)?;
+    let no_python = settings.args.torchrun.no_python.is_some();
+    let module = settings.args.torchrun.module.is_some();
     if no_python && module {
         return Err(SettingError::ModuleWithoutPython.into());
     }
@@ -66,32 +64,32 @@ pub(super) fn resolve_entrypoint(
 /// The entrypoint can only be the rest of a list of devices.
 pub(super) fn refuse_list_as_entrypoint(
     settings: &Settings<'_>,
-    request: &Request,
+    line: &CommandLine,
 ) -> Result<(), SettingError> {
     let is_list = |word: &OsStr| {
         let text = word.as_bytes();
         let may_be = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b',' | b'-' | b':');
         text.first().is_some_and(u8::is_ascii_digit) && text.iter().all(may_be)
     };
-    let last = request.given.last();
-    let Some(devices) = last.filter(|given| *given.row == DEVICES && is_list(&given.value)) else {
+    let last = line.options.last().filter(|last| last.option.long_name() == "devices");
+    let Some(devices) = last.map(|last| &last.setting.value).filter(|value| is_list(value)) else {
         return Ok(());
     };
-    if settings.cli_flavor == CliFlavor::Torchrun || !is_list(&request.entrypoint) {
+    if settings.cli_flavor == CliFlavor::Torchrun || !is_list(&line.entrypoint) {
         return Ok(());
     }
     let facts = settings.facts;
-    if facts.world().kind(Path::new(&request.entrypoint)) != FileKind::Missing
-        || facts.find_in_path(&request.entrypoint).is_some()
+    if facts.world().kind(Path::new(&line.entrypoint)) != FileKind::Missing
+        || facts.find_in_path(&line.entrypoint).is_some()
     {
         return Ok(());
     }
-    let words = [&devices.value, &request.entrypoint].into_iter().chain(&request.args);
+    let words = [devices, &line.entrypoint].into_iter().chain(&line.arguments);
     let list: Vec<String> = words
         .take_while(|word| is_list(word))
         .map(|word| word.to_string_lossy().trim_end_matches(',').to_owned())
         .collect();
-    Err(refused(&request.entrypoint, EntrypointProblem::RestOfList { list: list.join(",") }))
+    Err(refused(&line.entrypoint, EntrypointProblem::RestOfList { list: list.join(",") }))
 }
 
 /// What was found at the entrypoint, or in `PATH` under its name.
@@ -108,12 +106,8 @@ fn resolve_run_path(
     typed: &OsString,
     notices: &mut Vec<Notice>,
 ) -> Result<Entrypoint, CliError> {
-    for row in [&NO_PYTHON, &MODULE] {
-        if settings.flag(row)?
-            && let Some(found) = settings.find(row)
-        {
-            notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::RunPath });
-        }
+    for found in ["no-python", "module"].into_iter().filter_map(|flag| settings.find(flag)) {
+        notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::RunPath });
     }
     // `runpy` opens what it is told: `-` is a file's name.
     let path = if typed == "-" { OsStr::new("./-") } else { typed.as_os_str() };

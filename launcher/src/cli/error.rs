@@ -11,8 +11,11 @@ pub use host::HostProblem;
 pub use rule::RuleProblem;
 pub use setting::{EntrypointProblem, SettingError};
 
-use super::option::{Family, Kind, OptionRow};
-use super::suggest::{options_of, similar_option_of, unknown_options_hint};
+use clap::Arg;
+
+use super::option::{Family, Kind, LaunchOption, argparse_name};
+use super::subcommand::options_of;
+use super::suggest::{similar_option_of, unknown_options_hint};
 use super::torchrun;
 use crate::device::assignment::DeviceError;
 use crate::exit_code;
@@ -97,14 +100,14 @@ impl CliError {
         }
     }
 
-    /// The line above argparse's, which does not say that the value stood in a variable: whoever typed no such
-    /// value looks for it in vain.
+    /// The line above argparse's, which does not say that the value stood in a variable: the user
+    /// did not type it.
     fn variable_line(&self) -> String {
         match self {
             Self::Usage {
                 error: error @ UsageError::BadValue { origin: Origin::Variable(_), option, .. },
                 ..
-            } if option.family == Family::Pet => {
+            } if option.family() == Family::Pet => {
                 format!("{error}\n")
             }
             _ => String::new(),
@@ -136,7 +139,7 @@ pub enum UsageError {
     #[error("there is no entrypoint to run{}", taken_as_value(taken.as_ref()))]
     MissingEntrypoint {
         /// A script that the last option took as its value.
-        taken: Option<(&'static OptionRow, String)>,
+        taken: Option<(&'static Arg, String)>,
         /// Whether a module was to be named.
         module: bool,
     },
@@ -187,24 +190,24 @@ pub enum UsageError {
         candidates: Vec<String>,
     },
     /// An option without its value.
-    #[error("`{option}` needs a value")]
+    #[error("`--{}` needs a value", option.long_name())]
     MissingValue {
         /// The option.
-        option: &'static OptionRow,
+        option: &'static Arg,
     },
     /// A flag with a value.
-    #[error("`{option}` takes no value, but has `{value}`")]
+    #[error("`--{}` takes no value, but has `{value}`", option.long_name())]
     UnwantedValue {
         /// The flag.
-        option: &'static OptionRow,
+        option: &'static Arg,
         /// The value.
         value: String,
     },
     /// A value that is not of the option's type.
-    #[error("{origin} is {}, which is not {}", quoted(value), expected(option.kind))]
+    #[error("{origin} is {}, which is not {}", quoted(value), expected(option.kind()))]
     BadValue {
         /// The option.
-        option: &'static OptionRow,
+        option: &'static Arg,
         /// Where the value came from.
         origin: Origin,
         /// The value.
@@ -225,10 +228,10 @@ impl UsageError {
                 format!("ambiguous option: {word} could match {}", candidates.join(", "))
             }
             Self::MissingValue { option } => {
-                format!("argument {}: expected one argument", option.argparse_name())
+                format!("argument {}: expected one argument", argparse_name(option))
             }
             Self::UnwantedValue { option, value } => {
-                format!("argument {}: ignored explicit argument '{value}'", option.argparse_name())
+                format!("argument {}: ignored explicit argument '{value}'", argparse_name(option))
             }
             // argparse has no words for what it does not know.
             Self::NoLaunch { .. }
@@ -237,9 +240,9 @@ impl UsageError {
             | Self::UnknownTo { .. }
             | Self::MissingJob { .. }
             | Self::BadInterval { .. } => self.to_string(),
-            Self::BadValue { option, .. } if option.family == Family::Rankrun => self.to_string(),
+            Self::BadValue { option, .. } if option.family() == Family::Rankrun => self.to_string(),
             Self::BadValue { option, value, .. } => {
-                format!("argument {}: {}", option.argparse_name(), argparse_value(option.kind, value))
+                format!("argument {}: {}", argparse_name(option), argparse_value(option.kind(), value))
             }
         }
     }
@@ -247,7 +250,7 @@ impl UsageError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::MissingEntrypoint { taken: Some((option, script)), .. } => {
-                Some(format!("give the option its value: `--{} {} {script}`", option.long, option.value_name))
+                Some(format!("give the option its value: `--{} {} {script}`", option.long_name(), option.value_name()))
             }
             Self::MissingEntrypoint { module: true, .. } => {
                 Some("name the module behind `-m`, as in `rankrun -m package.train`".to_owned())
@@ -270,7 +273,7 @@ impl UsageError {
             Self::MissingJob { .. } => Some("`rankrun ls` lists the running jobs".to_owned()),
             Self::BadInterval { .. } => Some("`--watch` alone looks every 2 seconds".to_owned()),
             Self::Ambiguous { .. } => Some("write the name in full".to_owned()),
-            Self::UnwantedValue { option, .. } => Some(format!("write only `{option}`")),
+            Self::UnwantedValue { option, .. } => Some(format!("write only `--{}`", option.long_name())),
             Self::MissingValue { option } => Some(advice::hint_for_missing(option)),
             Self::BadValue { option, origin, value } => Some(advice::hint_for_type(option, origin, value)),
         }
@@ -282,9 +285,9 @@ fn quoted(value: &str) -> String {
     if value.is_empty() { "empty".to_owned() } else { format!("`{value}`") }
 }
 
-fn taken_as_value(taken: Option<&(&'static OptionRow, String)>) -> String {
-    let taken =
-        taken.map(|(option, script)| format!(": `{script}` is read as the value of `--{}`", option.long));
+fn taken_as_value(taken: Option<&(&'static Arg, String)>) -> String {
+    let taken = taken
+        .map(|(option, script)| format!(": `{script}` is read as the value of `--{}`", option.long_name()));
     taken.unwrap_or_default()
 }
 

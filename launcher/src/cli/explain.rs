@@ -1,30 +1,19 @@
-//! `rankrun explain` and its own options, which stand before the command line that is explained; and where each
-//! setting of that one was said.
+//! `rankrun explain`: the launch that a command line asks for, and where each of its settings was said.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rankrun_contract::rank::LocalRank;
 
 use super::by_hand::local_rank_in;
-use super::config;
 use super::error::{CliError, Origin, UsageError};
-use super::grammar::{Given, Parsed, parse, tables};
-use super::option::{Kind, OptionRow};
-use super::python_text::parse_int;
-use super::run::{GRACE, RESTART_RULES};
-use super::settings::{Setting, Settings};
-use super::torchrun::{ROLE, SHUTDOWN_TIMEOUT};
+use super::option::{Kind, LaunchOption};
+use super::settings::{CommandLine, Parsed, Setting, WrittenOption, merge, parse};
+use super::subcommand::subcommand;
 use super::{Command, Launch, command};
 use crate::facts::Facts;
 use crate::spec::CliFlavor;
 use crate::spec::stop::GraceCause;
-
-/// The word that asks for an explanation, only in the first place and only under our own name.
-pub(super) const WORD: &str = "explain";
-
-static SCRIPT: OptionRow = OptionRow::int("script", "RANK", "A script that runs this worker by hand");
 
 /// A launch that is only to be explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,32 +57,25 @@ pub struct Origins {
 }
 
 impl Origins {
-    fn of(cli_flavor: CliFlavor, given: &[Given], facts: &Facts) -> Result<Self, CliError> {
-        let settings = Settings { cli_flavor, given, facts, config: None };
-        let config = config::read(&settings, facts)?;
-        let settings = Settings { config: Some(&config), ..settings };
-        let (mut by_variable, mut by_file) = (Vec::new(), Vec::new());
-        for row in tables(CliFlavor::Rankrun) {
-            if row.kind == Kind::Flag && !settings.flag(row)? {
-                continue;
-            }
-            let found = settings.find(row).filter(|found| says_something(row, &found.value));
-            match found.map(|found| found.origin) {
-                Some(origin @ Origin::Variable(_)) => by_variable.push((row.long, origin)),
-                Some(origin @ Origin::File(_)) => by_file.push((row.long, origin)),
-                Some(Origin::Option(_)) | None => {}
+    fn of(line: &CommandLine, facts: &Facts) -> Result<Self, CliError> {
+        let settings = merge(line, facts)?;
+        let mut origins = Self::default();
+        for WrittenOption { option, setting } in settings.written.iter().filter(|one| says_something(one)) {
+            match &setting.origin {
+                Origin::Option(_) => origins.typed.push(option.long_name()),
+                Origin::Variable(_) => origins.by_variable.push((option.long_name(), setting.origin.clone())),
+                Origin::File(_) => origins.by_file.push((option.long_name(), setting.origin.clone())),
             }
         }
-        let typed = given.iter().filter(|given| says_something(given.row, &given.value));
-        let grace = settings.find(&GRACE).or_else(|| settings.find(&SHUTDOWN_TIMEOUT));
+        let grace = settings.find("grace").or_else(|| settings.find("shutdown-timeout"));
         if grace.is_none_or(|grace| grace.is_of_file()) {
             let of_file = |(cause, said): &(GraceCause, Setting<_>)| (cause.setting(), said.origin.clone());
-            by_file.extend(config.graces().iter().map(of_file));
+            origins.by_file.extend(settings.config.graces().iter().map(of_file));
         }
-        if let Some(rule) = config.rules().first() {
-            by_file.push((RESTART_RULES.long, rule.text.origin.clone()));
+        if let Some(rule) = settings.config.rules().first() {
+            origins.by_file.push(("restart-rules", rule.text.origin.clone()));
         }
-        Ok(Self { typed: typed.map(|given| given.row.long).collect(), by_variable, by_file })
+        Ok(origins)
     }
 
     /// Where a setting that several options say was said: by the one typed last, else by the first that has its
@@ -110,26 +92,43 @@ impl Origins {
     }
 }
 
-/// An empty text is as good as none, but for a name.
-fn says_something(row: &OptionRow, value: &OsStr) -> bool {
-    row.kind == Kind::Flag || !value.is_empty() || row == &ROLE
+/// An empty text is as good as none, but for a name; a flag may be 0.
+fn says_something(written: &WrittenOption) -> bool {
+    let WrittenOption { option, setting } = written;
+    if option.kind() == Kind::Flag {
+        setting.value != "0"
+    } else {
+        !setting.value.is_empty() || option.long_name() == "role"
+    }
 }
 
-/// Reads what stands behind the word: our own options, then a command line as it would be launched, with or
-/// without the name of the command.
-pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Result<Command, CliError> {
-    let (asked, words) =
-        read_own(words).map_err(|error| CliError::Usage { cli_flavor: CliFlavor::Rankrun, error })?;
+/// How the explanation is asked for, before it is known which ranks there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AskedForm {
+    Text,
+    Json,
+    Script(i128),
+}
+
+/// Explains the words: a command line as it would be launched, with or without the name of the command.
+pub(super) fn interpret(
+    argv0: &OsStr,
+    form: AskedForm,
+    words: &[OsString],
+    facts: &Facts,
+) -> Result<Command, CliError> {
     let (cli_flavor, argv0, words) = match words.split_first() {
         Some((name, rest)) if is_called(name, "torchrun") => (CliFlavor::Torchrun, name.as_os_str(), rest),
         Some((name, rest)) if is_called(name, "rankrun") => (CliFlavor::Rankrun, name.as_os_str(), rest),
         _ => (CliFlavor::Rankrun, argv0, words),
     };
+    let other = subcommand(words).filter(|word| cli_flavor == CliFlavor::Rankrun && *word != "explain");
+    if let Some(word) = other {
+        return Err(no_launch(word));
+    }
     let launch = match command(cli_flavor, argv0, words, facts)? {
         Command::Launch(launch) => *launch,
-        // Who only asks changes nothing.
         Command::Shim(_) => return Err(no_launch("shim")),
-        Command::Inspect(question) => return Err(no_launch(question.subject.word())),
         answer => return Ok(answer),
     };
     // What differs in a second reading of the same words is made up, at each launch anew.
@@ -142,11 +141,11 @@ pub(super) fn interpret(argv0: &OsStr, words: &[OsString], facts: &Facts) -> Res
         notices: launch.notices.into_iter().filter(|notice| again.notices.contains(notice)).collect(),
         ..launch
     };
-    let form = match asked {
-        Asked::Text => Form::Text,
-        Asked::Json => Form::Json,
-        Asked::Script(rank) => {
-            let origin = Origin::Option(SCRIPT.long);
+    let form = match form {
+        AskedForm::Text => Form::Text,
+        AskedForm::Json => Form::Json,
+        AskedForm::Script(rank) => {
+            let origin = Origin::Option("script");
             Form::Script(local_rank_in(origin, rank, launch.spec.workers)?)
         }
     };
@@ -164,48 +163,10 @@ fn is_called(word: &OsStr, name: &str) -> bool {
 }
 
 fn origins(cli_flavor: CliFlavor, words: &[OsString], facts: &Facts) -> Result<Origins, CliError> {
-    match parse(cli_flavor, words).map_err(|error| CliError::Usage { cli_flavor, error })? {
-        Parsed::Launch(request) => Origins::of(cli_flavor, &request.given, facts),
+    match parse(cli_flavor, words)? {
+        Parsed::Launch(line) => Origins::of(&line, facts),
         _ => Ok(Origins::default()),
     }
-}
-
-/// The form, before it is known which ranks there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Text,
-    Json,
-    Script(i128),
-}
-
-fn read_own(words: &[OsString]) -> Result<(Asked, &[OsString]), UsageError> {
-    let (mut json, mut script, mut rest) = (false, None, words);
-    while let Some((word, behind)) = rest.split_first() {
-        let (value, behind) = match (word.as_bytes(), behind.split_first()) {
-            (b"--json", _) => {
-                (json, rest) = (true, behind);
-                continue;
-            }
-            (b"--script", Some((value, behind))) => (value.as_os_str(), behind),
-            (b"--script", None) => return Err(UsageError::MissingValue { option: &SCRIPT }),
-            (word, _) => match word.strip_prefix(b"--script=") {
-                Some(value) => (OsStr::from_bytes(value), behind),
-                None => break,
-            },
-        };
-        let Some(rank) = value.to_str().and_then(parse_int) else {
-            let value = value.to_string_lossy().into_owned();
-            return Err(UsageError::BadValue { option: &SCRIPT, origin: Origin::Option(SCRIPT.long), value });
-        };
-        (script, rest) = (Some(rank), behind);
-    }
-    let asked = match (json, script) {
-        (false, None) => Asked::Text,
-        (true, None) => Asked::Json,
-        (false, Some(rank)) => Asked::Script(rank),
-        (true, Some(_)) => return Err(UsageError::TwoForms),
-    };
-    Ok((asked, rest))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The help: the tables as text. The only use of clap here, which lays it out.
 
-use clap::{Arg, ArgAction, Command};
+use clap::{Arg, Command};
 
-use super::option::{Kind, OptionRow};
-use super::{run, torchrun};
+use super::option::{is_torchruns, options};
+use super::torchrun;
 use crate::spec::CliFlavor;
 
 const WIDTH: usize = 100;
@@ -143,8 +143,9 @@ pub(super) fn version() -> String {
 
 /// What `--help` prints under this name.
 pub(super) fn help(cli_flavor: CliFlavor) -> String {
-    let options = |command: Command, heading: &'static str, rows: &[&'static OptionRow]| {
-        rows.iter().fold(command.next_help_heading(heading), |command, row| command.arg(argument(row)))
+    let options = |command: Command, heading: &'static str, are_torchruns: bool| {
+        let options = options(CliFlavor::Rankrun).filter(|option| is_torchruns(option) == are_torchruns);
+        options.fold(command, |command, option| command.arg(option.clone().help_heading(heading)))
     };
     let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true);
     let macros = match cli_flavor {
@@ -152,11 +153,17 @@ pub(super) fn help(cli_flavor: CliFlavor) -> String {
         CliFlavor::Torchrun => TORCH_MACROS,
     };
     let entrypoint = entrypoint.help(ENTRYPOINT.replace("MACROS", macros));
-    let command = Command::new("rankrun").term_width(WIDTH).disable_help_flag(true).next_line_help(false);
+    let command = Command::new("rankrun")
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_version_flag(true)
+        .term_width(WIDTH)
+        .hide_possible_values(true)
+        .disable_help_flag(true)
+        .next_line_help(false);
     let command = command.about(ABOUT).arg(entrypoint);
-    let command = options(command, "Options", torchrun::TABLE);
+    let command = options(command, "Options", true);
     match cli_flavor {
-        CliFlavor::Rankrun => options(command, "Options that torchrun does not have", run::TABLE)
+        CliFlavor::Rankrun => options(command, "Options that torchrun does not have", false)
             .override_usage(USAGE)
             .after_help(format!(
                 "{BEHIND}{PROGRAMS}{DEVICES}{NODES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
@@ -168,19 +175,6 @@ pub(super) fn help(cli_flavor: CliFlavor) -> String {
             let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
             format!("{}\n{text}", torchrun::USAGE)
         }
-    }
-}
-
-fn argument(row: &'static OptionRow) -> Arg {
-    let argument = Arg::new(row.long).long(row.long).help(row.help);
-    let argument = match row.short {
-        Some(letter) => argument.short(char::from(letter)),
-        None => argument,
-    };
-    match row.kind {
-        Kind::Flag => argument.action(ArgAction::SetTrue),
-        Kind::Choice(choices) => argument.value_name(choices.join("|")),
-        _ => argument.value_name(row.value_name),
     }
 }
 

@@ -7,7 +7,6 @@ use nix::sys::signal::Signal;
 use super::contradiction::{clash, shown};
 use super::error::{Clash, CliError, Expected, SettingError};
 use super::resolve::refused;
-use super::run::{START_TIMEOUT, TIME_LIMIT, WARN_SIGNAL};
 use super::settings::{Setting, Settings};
 use super::values::{parse_signal, parse_time, time};
 use crate::notice::Notice;
@@ -17,12 +16,13 @@ use crate::spec::{RendezvousSpec, StoreHost};
 /// As with Slurm's `--signal`.
 const DEFAULT_WARNING: Duration = Duration::from_secs(60);
 
-/// How long the workers may take to join the store, which must be ours: nobody else tells us who has.
+/// How long the workers may take to join the store, which must be ours: another store does not report joins.
 pub(super) fn resolve_start_timeout(
     settings: &Settings<'_>,
     rendezvous: &RendezvousSpec,
 ) -> Result<Option<Duration>, CliError> {
-    let Some(Setting { origin, value }) = time(settings, &START_TIMEOUT, Expected::Time)? else {
+    let Some(Setting { origin, value }) = time(settings, &settings.args.start_timeout, Expected::Time)?
+    else {
         return Ok(None);
     };
     if rendezvous.nodes().allows_many() {
@@ -39,8 +39,8 @@ pub(super) fn resolve_time_limit(
     settings: &Settings<'_>,
     notices: &mut Vec<Notice>,
 ) -> Result<Option<TimeLimit>, CliError> {
-    let warning = settings.text(&WARN_SIGNAL)?;
-    let Some(limit) = time(settings, &TIME_LIMIT, Expected::Time)? else {
+    let warning = settings.get(&settings.args.warn_signal);
+    let Some(limit) = time(settings, &settings.args.time_limit, Expected::Time)? else {
         return match warning {
             None => Ok(None),
             Some(Setting { origin, .. }) => Err(SettingError::NoTimeLimit { origin }.into()),
@@ -67,7 +67,7 @@ fn parse_warning(text: &str) -> Option<EarlyWarning> {
         None => (text, DEFAULT_WARNING),
     };
     let signal = parse_signal(name)?;
-    // Nobody is warned by what nobody can handle.
+    // No worker can handle these.
     (!matches!(signal, Signal::SIGKILL | Signal::SIGSTOP)).then_some(EarlyWarning { signal, before })
 }
 

@@ -1,16 +1,12 @@
-//! Where the workers' output goes: `--log-dir`, `--redirects`, `--tee`, and who is heard on the console and how.
+//! Where the workers' output goes: `--log-dir`, `--redirects`, `--tee`, and what the console shows.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::error::{CliError, Expected, Origin, SettingError};
-use super::option::OptionRow;
+use super::option::OptionValue;
 use super::python_text::parse_int;
 use super::settings::{Setting, Settings};
-use super::torchrun::{
-    DUPLICATE_STDERR_FILTERS, DUPLICATE_STDOUT_FILTERS, LOCAL_RANKS_FILTER, LOG_DIR,
-    LOG_LINE_PREFIX_TEMPLATE, REDIRECTS, TEE,
-};
 use crate::facts::{Facts, FileKind, Permission};
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::{CliFlavor, LineFilters, LogDir, LogSpec, StreamMap, Streams};
@@ -28,11 +24,11 @@ pub(super) fn resolve_logs(
     workers: LocalWorldSize,
     notices: &mut Vec<Notice>,
 ) -> Result<LogSpec, CliError> {
-    let redirects = stream_map(settings, &REDIRECTS)?;
-    let tee = stream_map(settings, &TEE)?;
+    let redirects = stream_map(settings, &settings.args.torchrun.redirects)?;
+    let tee = stream_map(settings, &settings.args.torchrun.tee)?;
     let duplicates = LineFilters {
-        stdout: duplicate_filters(settings, &DUPLICATE_STDOUT_FILTERS)?,
-        stderr: duplicate_filters(settings, &DUPLICATE_STDERR_FILTERS)?,
+        stdout: duplicate_filters(&settings.args.torchrun.duplicate_stdout_filters),
+        stderr: duplicate_filters(&settings.args.torchrun.duplicate_stderr_filters),
     };
     let wants_logs =
         names_a_stream(&redirects) || names_a_stream(&tee) || duplicates != LineFilters::default();
@@ -48,18 +44,14 @@ pub(super) fn resolve_logs(
         }
     }
     let logs = LogSpec { dir, redirects, tee, console, prefix, duplicates };
-    notices.extend(tell_missing_ranks(settings, &logs, workers)?);
+    notices.extend(tell_missing_ranks(settings, &logs, workers));
     Ok(logs)
 }
 
 /// A warning for each list of ranks that names one above the last; torchrun says nothing.
-fn tell_missing_ranks(
-    settings: &Settings<'_>,
-    logs: &LogSpec,
-    workers: LocalWorldSize,
-) -> Result<Vec<Notice>, CliError> {
+fn tell_missing_ranks(settings: &Settings<'_>, logs: &LogSpec, workers: LocalWorldSize) -> Vec<Notice> {
     if settings.cli_flavor == CliFlavor::Torchrun {
-        return Ok(Vec::new());
+        return Vec::new();
     }
     let is_missing = |rank: &LocalRank| rank.0 >= workers.get();
     let names_missing = |map: &StreamMap| match map {
@@ -70,31 +62,35 @@ fn tell_missing_ranks(
     let is_silent = console.is_some_and(|ranks| ranks.iter().all(is_missing));
     let effect = if is_silent { "no rank is heard on the console" } else { "higher ranks have no effect" };
     let lists = [
-        (&REDIRECTS, names_missing(&logs.redirects), "higher ranks have no effect"),
-        (&TEE, names_missing(&logs.tee), "higher ranks have no effect"),
-        (&LOCAL_RANKS_FILTER, console.is_some_and(|ranks| ranks.iter().any(is_missing)), effect),
+        (&settings.args.torchrun.redirects, names_missing(&logs.redirects), "higher ranks have no effect"),
+        (&settings.args.torchrun.tee, names_missing(&logs.tee), "higher ranks have no effect"),
+        (
+            &settings.args.torchrun.local_ranks_filter,
+            console.is_some_and(|ranks| ranks.iter().any(is_missing)),
+            effect,
+        ),
     ];
     let mut notices = Vec::new();
-    for (row, _, effect) in lists.into_iter().filter(|(_, is_named, _)| *is_named) {
-        if let Some(Setting { origin, value }) = settings.text(row)? {
+    for (list, _, effect) in lists.into_iter().filter(|(_, is_named, _)| *is_named) {
+        if let Some(Setting { origin, value }) = settings.get(list) {
             notices.push(Notice::NoSuchRanks { origin, value, workers, effect });
         }
     }
-    Ok(notices)
+    notices
 }
 
 /// Under our own name redirected streams do go nowhere without a log tree, and tee'd ones to the console.
 fn say_unheard(settings: &Settings<'_>, given: [bool; 3], notices: &mut Vec<Notice>) {
-    for (row, given) in [&REDIRECTS, &TEE, &LOCAL_RANKS_FILTER].into_iter().zip(given) {
-        if let Some(found) = settings.find(row).filter(|_| given) {
+    for (option, given) in ["redirects", "tee", "local-ranks-filter"].into_iter().zip(given) {
+        if let Some(found) = settings.find(option).filter(|_| given) {
             notices.push(Notice::Ignored { origin: found.origin, because: IgnoredBecause::NoLogTree });
         }
     }
 }
 
 fn refuse_duplicates(settings: &Settings<'_>) -> Result<(), CliError> {
-    let mut rows = [&DUPLICATE_STDOUT_FILTERS, &DUPLICATE_STDERR_FILTERS].into_iter();
-    match rows.find_map(|row| settings.find(row)) {
+    let mut options = ["duplicate-stdout-filters", "duplicate-stderr-filters"].into_iter();
+    match options.find_map(|option| settings.find(option)) {
         Some(found) => Err(SettingError::DuplicatesWithoutFiles { origin: found.origin }.into()),
         None => Ok(()),
     }
@@ -102,8 +98,8 @@ fn refuse_duplicates(settings: &Settings<'_>) -> Result<(), CliError> {
 
 /// The texts of a duplicate filter. An empty text is in every line, and an empty list is one empty text, as under
 /// torchrun.
-fn duplicate_filters(settings: &Settings<'_>, row: &'static OptionRow) -> Result<Vec<String>, CliError> {
-    Ok(settings.text(row)?.map(|list| split_filters(&list.value)).unwrap_or_default())
+fn duplicate_filters(filters: &Option<OptionValue<String>>) -> Vec<String> {
+    filters.as_ref().map(|list| split_filters(&list.value)).unwrap_or_default()
 }
 
 /// Items between commas; two commas are a literal one.
@@ -120,9 +116,10 @@ fn split_filters(list: &str) -> Vec<String> {
     items
 }
 
-/// Who is heard on the console: ranks that do not exist silence the others all the same.
+/// The ranks heard on the console: ranks that do not exist silence the others all the same.
 fn console_ranks(settings: &Settings<'_>) -> Result<Option<BTreeSet<LocalRank>>, CliError> {
-    let found = settings.text(&LOCAL_RANKS_FILTER)?.filter(|filter| !filter.value.is_empty());
+    let found =
+        settings.get(&settings.args.torchrun.local_ranks_filter).filter(|filter| !filter.value.is_empty());
     let Some(Setting { origin, value }) = found else { return Ok(None) };
     match value.split(',').map(parse_int).collect::<Option<Vec<_>>>() {
         Some(ranks) => {
@@ -134,7 +131,9 @@ fn console_ranks(settings: &Settings<'_>) -> Result<Option<BTreeSet<LocalRank>>,
 
 /// The option, then torch's variable; empty ones count as none.
 fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
-    let option = settings.text(&LOG_LINE_PREFIX_TEMPLATE)?.filter(|template| !template.value.is_empty());
+    let option = settings
+        .get(&settings.args.torchrun.log_line_prefix_template)
+        .filter(|template| !template.value.is_empty());
     if let Some(template) = option {
         return Ok(Some(template.value));
     }
@@ -151,7 +150,8 @@ fn prefix_template(settings: &Settings<'_>) -> Result<Option<String>, CliError> 
 
 fn log_dir(settings: &Settings<'_>, wants_logs: bool) -> LogDir {
     let facts = settings.facts;
-    let Some(found) = settings.find(&LOG_DIR).filter(|found| !found.value.is_empty()) else {
+    let Some(found) = settings.get(&settings.args.torchrun.log_dir).filter(|found| !found.value.is_empty())
+    else {
         let only_error_files = settings.cli_flavor == CliFlavor::Rankrun && !wants_logs;
         let parent = temporary_folder(facts, only_error_files);
         return if only_error_files { LogDir::ErrorFiles(parent) } else { LogDir::Temporary(parent) };
@@ -199,8 +199,8 @@ pub fn parents_of_error_files(facts: &Facts) -> BTreeSet<PathBuf> {
     temporary_folders(facts, true).map(|folder| facts.absolute(&folder)).collect()
 }
 
-fn stream_map(settings: &Settings<'_>, row: &'static OptionRow) -> Result<StreamMap, CliError> {
-    let Some(found) = settings.text(row)? else { return Ok(StreamMap::All(Streams::default())) };
+fn stream_map(settings: &Settings<'_>, streams: &Option<OptionValue<String>>) -> Result<StreamMap, CliError> {
+    let Some(found) = settings.get(streams) else { return Ok(StreamMap::All(Streams::default())) };
     let any_rank = settings.cli_flavor == CliFlavor::Rankrun;
     parse_stream_map(&found.value, any_rank).ok_or_else(|| {
         let expected = Expected::Streams { any_rank };

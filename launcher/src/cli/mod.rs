@@ -14,13 +14,10 @@ mod by_hand;
 mod completion;
 mod config;
 mod contradiction;
-mod control;
 mod device_request;
 mod endpoint;
 mod entrypoint;
 mod explain;
-mod gc;
-mod grammar;
 mod help;
 mod inspect;
 mod limits;
@@ -28,19 +25,21 @@ mod logs;
 mod nccl;
 mod nesting;
 mod network;
+mod normalise;
 mod other_language;
 mod plugins;
 mod python_text;
+mod rankrun;
 mod rendezvous;
 mod resolve;
 mod restart;
-mod run;
 mod scheduler;
 mod separate_jobs;
 mod settings;
 mod shebang;
 mod signals;
 mod stop;
+mod subcommand;
 mod suggest;
 mod torchrun;
 mod values;
@@ -59,7 +58,7 @@ use crate::facts::Facts;
 use crate::gc::GcRequest;
 use crate::notice::Notice;
 use crate::spec::{CliFlavor, LaunchSpec, Verbosity};
-use grammar::{Parsed, parse};
+use settings::{Parsed, parse};
 
 /// What the command line asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,7 +92,7 @@ pub struct Launch {
     pub notices: Vec<Notice>,
 }
 
-/// The name by which we were called decides who we are.
+/// The name by which the launcher was called decides its flavor.
 #[must_use]
 pub fn cli_flavor(argv0: &OsStr) -> CliFlavor {
     match Path::new(argv0).file_name() {
@@ -117,12 +116,10 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     }
     let asked = if cli_flavor == CliFlavor::Rankrun { as_option(words, facts) } else { None };
     let words = asked.as_deref().unwrap_or(words);
-    match words {
-        [first, rest @ ..] if cli_flavor == CliFlavor::Rankrun && first == explain::WORD => {
-            explain::interpret(argv0, rest, facts)
-        }
-        _ => command(cli_flavor, argv0, words, facts),
+    if cli_flavor == CliFlavor::Rankrun && subcommand::is_subcommand(words) {
+        return subcommand::interpret(argv0, words, facts);
     }
+    command(cli_flavor, argv0, words, facts)
 }
 
 /// `help`, `help devices` and `version` as the option that was meant, where no file has the word's name.
@@ -142,9 +139,7 @@ fn as_option(words: &[OsString], facts: &Facts) -> Option<Vec<OsString>> {
 #[must_use]
 pub fn asks(argv: &[OsString]) -> bool {
     let [argv0, words @ ..] = argv else { return false };
-    let explains = words.first().is_some_and(|word| word == explain::WORD);
-    cli_flavor(argv0) == CliFlavor::Rankrun
-        && (explains || gc::asks(words) || control::asks(words) || inspect::asks(words))
+    cli_flavor(argv0) == CliFlavor::Rankrun && subcommand::is_subcommand(words)
 }
 
 /// What a command line of that name asks for; not an explanation.
@@ -159,24 +154,14 @@ fn command(
         Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == "shim" => {
             return Ok(Command::Shim(rest.to_vec()));
         }
-        Some((first, rest)) if cli_flavor == CliFlavor::Rankrun && first == gc::WORD => {
-            return gc::interpret(rest);
-        }
-        _ if cli_flavor == CliFlavor::Rankrun && control::asks(words) => {
-            return control::interpret(words);
-        }
-        _ if cli_flavor == CliFlavor::Rankrun && inspect::asks(words) => {
-            return inspect::interpret(words, facts);
-        }
         _ => words,
     };
-    let parsed = parse(cli_flavor, words).map_err(|error| CliError::Usage { cli_flavor, error })?;
-    match parsed {
+    match parse(cli_flavor, words)? {
         Parsed::Help => Ok(Command::Print(help::help(cli_flavor))),
         Parsed::Version => Ok(Command::Print(help::version())),
         Parsed::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
-        Parsed::Launch(request) => {
-            let launch = resolve::resolve(cli_flavor, argv0, request, facts)?;
+        Parsed::Launch(line) => {
+            let launch = resolve::resolve(argv0, *line, facts)?;
             Ok(Command::Launch(Box::new(launch)))
         }
     }

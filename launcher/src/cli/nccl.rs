@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use super::error::{CliError, Expected};
 use super::resolve::refused;
-use super::run::NCCL_LIB;
 use super::settings::Settings;
 
 /// The library's file, from wherever workers may run.
@@ -12,7 +11,7 @@ use super::settings::Settings;
 /// # Errors
 /// There is no such file.
 pub(super) fn resolve_nccl_library(settings: &Settings<'_>) -> Result<Option<PathBuf>, CliError> {
-    let Some(found) = settings.find(&NCCL_LIB) else { return Ok(None) };
+    let Some(found) = settings.get(&settings.args.nccl_lib) else { return Ok(None) };
     let path = settings.facts.absolute(Path::new(&found.value));
     if found.value.is_empty() || !settings.facts.is_file(&path) {
         return Err(refused(found.origin, found.value.to_string_lossy(), Expected::Library));

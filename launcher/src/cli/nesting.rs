@@ -39,7 +39,7 @@ pub(super) fn resolve_nesting(entrypoint: &Entrypoint, facts: &Facts) -> Result<
     Ok(nesting.render())
 }
 
-/// Whether a worker started this launcher. The variables alone do not say it: `srun` hands those of a worker on.
+/// Whether a worker started this launcher. The variables alone do not say it: `srun` hands the variables of a worker on.
 pub(super) fn is_inside_worker(facts: &Facts) -> bool {
     match facts.variable(NESTING).and_then(OsStr::to_str).and_then(Nesting::parse) {
         Some(nesting) => facts.world().descends_from(nesting.launcher),

@@ -4,7 +4,6 @@ use rankrun_contract::env;
 
 use super::error::{CliError, Expected};
 use super::resolve::refused;
-use super::run::{IFACE, PORT_RANGE, STORE_LIMIT};
 use super::settings::{Setting, Settings};
 use crate::device::DeviceType;
 use crate::facts::Facts;
@@ -22,7 +21,7 @@ const LONGEST_INTERFACE: usize = 15;
 /// only, and no `=`.
 const INTERFACE_VARIABLES: [(&str, &str); 3] =
     [(env::INTERFACE, ""), (env::TENSORPIPE_INTERFACE, ""), (NCCL_INTERFACE, "=")];
-/// Those of libraries that otherwise look up the host's own name, which may mean 127.0.0.1. NCCL does not, and a host with
+/// Variables of libraries that otherwise look up the host's own name, which may mean 127.0.0.1. NCCL does not, and a host with
 /// several fabrics would be kept to the slowest.
 const NAME_LOOKING: [&str; 2] = [env::INTERFACE, env::TENSORPIPE_INTERFACE];
 const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
@@ -32,20 +31,20 @@ const NCCL_INTERFACE: &str = "NCCL_SOCKET_IFNAME";
 /// # Errors
 /// A text that is no name of an interface, no range of ports, or no size.
 pub(super) fn resolve_network(settings: &Settings<'_>) -> Result<NetworkSpec, CliError> {
-    let iface = match settings.text(&IFACE)? {
+    let iface = match settings.get(&settings.args.iface) {
         Some(Setting { origin, value }) if !is_interface(&value) => {
             return Err(refused(origin, value, Expected::Interface));
         }
         found => found.map(|found| found.value),
     };
-    let ports = match settings.text(&PORT_RANGE)? {
+    let ports = match settings.get(&settings.args.port_range) {
         None => None,
         Some(Setting { origin, value }) => match parse_ports(&value) {
             None => return Err(refused(origin, value, Expected::PortRange)),
             found => found,
         },
     };
-    let store_limit = match settings.text(&STORE_LIMIT)? {
+    let store_limit = match settings.get(&settings.args.store_limit) {
         None => None,
         Some(Setting { origin, value }) => {
             match value.parse::<ByteSize>().ok().filter(|size| *size >= SMALLEST_STORE) {

@@ -1,10 +1,23 @@
-//! What an option is: its spellings, the type of its value, its variable. The tables themselves stand in
-//! `torchrun.rs` and `run.rs`.
+//! What an option is beside what clap knows of it: the type of its value, its variable, its spellings.
 
-use std::ffi::OsStr;
-use std::fmt;
+use std::any::TypeId;
+use std::ffi::{OsStr, OsString};
+use std::marker::PhantomData;
+use std::sync::LazyLock;
 
+use clap::builder::{PossibleValue, TypedValueParser, ValueParserFactory};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, Args, Command};
+use rankrun_contract::rank::LocalRank;
+
+use super::completion::{SHELLS, Shell};
 use super::python_text::{parse_float, parse_int};
+use super::rankrun::RankrunArgs;
+use super::torchrun::TorchrunArgs;
+use crate::device::affinity::NumaBinding;
+use crate::device::order::DeviceOrder;
+use crate::device::{DeviceType, Visibility};
+use crate::spec::{CliFlavor, StdinPolicy};
 
 /// Which values an option takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,10 +30,184 @@ pub enum Kind {
     Int,
     /// What Python's `float()` takes.
     Float,
-    /// One of these; a variable's text is not checked, as under torchrun.
+    /// One of these words.
     Choice(&'static [&'static str]),
     /// A local rank, `all` or `none`.
     RankOrWord,
+}
+
+/// A type of values.
+pub(super) trait FromText: Clone + Send + Sync + 'static {
+    /// How messages and other formats name it.
+    const KIND: Kind;
+
+    /// The value that a text says, if it is of this type.
+    fn from_text(text: &OsStr) -> Option<Self>;
+}
+
+/// A flag that was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Flag;
+
+/// A start method of Python's multiprocessing. None has an effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StartMethod;
+
+impl FromText for Flag {
+    const KIND: Kind = Kind::Flag;
+
+    fn from_text(_text: &OsStr) -> Option<Self> {
+        Some(Self)
+    }
+}
+
+impl FromText for String {
+    const KIND: Kind = Kind::Text;
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().map(str::to_owned)
+    }
+}
+
+impl FromText for OsString {
+    const KIND: Kind = Kind::Text;
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        Some(text.to_owned())
+    }
+}
+
+impl FromText for i128 {
+    const KIND: Kind = Kind::Int;
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_int)
+    }
+}
+
+impl FromText for f64 {
+    const KIND: Kind = Kind::Float;
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str().and_then(parse_float)
+    }
+}
+
+impl FromText for StdinPolicy {
+    const KIND: Kind = Kind::RankOrWord;
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        match text.to_str()? {
+            "all" => Some(Self::All),
+            "none" => Some(Self::None),
+            rank => rank.parse::<LocalRank>().ok().map(Self::Only),
+        }
+    }
+}
+
+impl FromText for StartMethod {
+    const KIND: Kind = Kind::Choice(&["spawn", "fork", "forkserver"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        choices_of(Self::KIND).contains(&text.to_str()?).then_some(Self)
+    }
+}
+
+impl FromText for Shell {
+    const KIND: Kind = Kind::Choice(SHELLS);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        Self::named(text)
+    }
+}
+
+impl FromText for NumaBinding {
+    const KIND: Kind = Kind::Choice(&["node", "socket", "exclusive", "core-complex"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str()?.parse().ok()
+    }
+}
+
+impl FromText for DeviceType {
+    const KIND: Kind = Kind::Choice(&["cuda", "rocm", "xpu", "hpu", "npu", "mps", "cpu"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str()?.parse().ok()
+    }
+}
+
+impl FromText for DeviceOrder {
+    const KIND: Kind = Kind::Choice(&["pci", "fastest", "as-listed", "free-memory", "topology"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        text.to_str()?.parse().ok()
+    }
+}
+
+impl FromText for Visibility {
+    const KIND: Kind = Kind::Choice(&["all", "own"]);
+
+    fn from_text(text: &OsStr) -> Option<Self> {
+        match text.to_str()? {
+            "all" => Some(Self::Whole),
+            "own" => Some(Self::Own),
+            _ => None,
+        }
+    }
+}
+
+const fn choices_of(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Choice(choices) => choices,
+        _ => &[],
+    }
+}
+
+/// The value of an option, and the option that has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OptionValue<T> {
+    pub(super) option: &'static Arg,
+    pub(super) value: T,
+}
+
+/// Reads the value of an option by the rules of its type.
+#[derive(Debug, Clone)]
+pub(super) struct OptionValueParser<T>(PhantomData<fn() -> T>);
+
+impl<T: FromText> ValueParserFactory for OptionValue<T> {
+    type Parser = OptionValueParser<T>;
+
+    fn value_parser() -> Self::Parser {
+        OptionValueParser(PhantomData)
+    }
+}
+
+impl<T: FromText> TypedValueParser for OptionValueParser<T> {
+    type Value = OptionValue<T>;
+
+    fn parse_ref(
+        &self,
+        _command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Self::Value, clap::Error> {
+        let name = arg.and_then(Arg::get_long).unwrap_or_default();
+        let parsed = find_option(name).zip(T::from_text(value));
+        parsed.map(|(option, value)| OptionValue { option, value }).ok_or_else(|| {
+            let mut error = clap::Error::new(ErrorKind::ValueValidation);
+            let text = |text: &str| ContextValue::String(text.to_owned());
+            error.insert(ContextKind::InvalidArg, text(name));
+            error.insert(ContextKind::InvalidValue, text(&value.to_string_lossy()));
+            error
+        })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let choices = choices_of(T::KIND);
+        let values = || Box::new(choices.iter().map(PossibleValue::new)) as Box<dyn Iterator<Item = _>>;
+        (!choices.is_empty()).then(values)
+    }
 }
 
 /// Which environment variables give an option's value when the command line does not.
@@ -34,156 +221,190 @@ pub enum Family {
     None,
 }
 
-/// One option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OptionRow {
-    /// The long name without dashes, with hyphens.
-    pub long: &'static str,
-    /// The one-letter name.
-    pub short: Option<u8>,
-    /// Its values.
-    pub kind: Kind,
-    /// What the help calls the value.
-    pub value_name: &'static str,
-    /// One sentence for the help.
-    pub help: &'static str,
-    /// Its variables.
-    pub family: Family,
+/// torchrun's options that no variable stands for.
+const WITHOUT_VARIABLE: [&str; 3] = ["logs-specs", "numa-binding", "print-completion"];
+
+/// torchrun's options for clap.
+static TORCHRUN: LazyLock<Command> =
+    LazyLock::new(|| with_flags(TorchrunArgs::augment_args(Command::new("torchrun").no_binary_name(true))));
+/// All options of a launch for clap.
+static RANKRUN: LazyLock<Command> = LazyLock::new(|| {
+    let command = Command::new("rankrun").no_binary_name(true).version(env!("CARGO_PKG_VERSION"));
+    with_flags(RankrunArgs::augment_args(command))
+});
+/// The options that may be typed under this name, for clap.
+pub(super) fn command(cli_flavor: CliFlavor) -> &'static Command {
+    match cli_flavor {
+        CliFlavor::Rankrun => &RANKRUN,
+        CliFlavor::Torchrun => &TORCHRUN,
+    }
 }
 
-impl OptionRow {
-    const fn new(kind: Kind, long: &'static str, value_name: &'static str, help: &'static str) -> Self {
-        Self { long, short: None, kind, value_name, help, family: Family::Pet }
-    }
+/// What clap needs to know of all options.
+fn with_flags(command: Command) -> Command {
+    let command = command.disable_help_flag(true).disable_version_flag(true).args_override_self(true);
+    command.hide_possible_values(true).mut_args(|arg| {
+        if arg.kind() == Kind::Flag && arg.get_action().takes_values() {
+            arg.num_args(0).default_missing_value("")
+        } else {
+            arg
+        }
+    })
+}
 
-    pub(super) const fn flag(long: &'static str, help: &'static str) -> Self {
-        Self::new(Kind::Flag, long, "", help)
-    }
+/// Every option that may be typed under this name.
+pub(super) fn options(cli_flavor: CliFlavor) -> impl Iterator<Item = &'static Arg> {
+    command(cli_flavor).get_arguments().filter(|arg| arg.get_long().is_some())
+}
 
-    pub(super) const fn text(long: &'static str, value_name: &'static str, help: &'static str) -> Self {
-        Self::new(Kind::Text, long, value_name, help)
-    }
+/// The option of this long name.
+pub(super) fn find_option(long: &str) -> Option<&'static Arg> {
+    RANKRUN.get_arguments().find(|arg| arg.get_long() == Some(long))
+}
 
-    pub(super) const fn int(long: &'static str, value_name: &'static str, help: &'static str) -> Self {
-        Self::new(Kind::Int, long, value_name, help)
-    }
+/// Whether torchrun has it too.
+pub(super) fn is_torchruns(option: &Arg) -> bool {
+    let group = RANKRUN.get_groups().find(|group| group.get_id() == "TorchrunArgs");
+    group.is_some_and(|group| group.get_args().any(|id| id == option.get_id()))
+}
 
-    pub(super) const fn float(long: &'static str, value_name: &'static str, help: &'static str) -> Self {
-        Self::new(Kind::Float, long, value_name, help)
-    }
-
-    pub(super) const fn choice(
-        long: &'static str,
-        choices: &'static [&'static str],
-        help: &'static str,
-    ) -> Self {
-        Self::new(Kind::Choice(choices), long, "", help)
-    }
-
-    pub(super) const fn rank_or_word(
-        long: &'static str,
-        value_name: &'static str,
-        help: &'static str,
-    ) -> Self {
-        Self::new(Kind::RankOrWord, long, value_name, help)
-    }
-
-    pub(super) const fn short(mut self, letter: u8) -> Self {
-        self.short = Some(letter);
-        self
-    }
-
-    pub(super) const fn family(mut self, family: Family) -> Self {
-        self.family = family;
-        self
-    }
+/// What is known of an option.
+pub trait LaunchOption {
+    /// The long name without dashes, with hyphens.
+    fn long_name(&self) -> &str;
+    /// The type of its values.
+    fn kind(&self) -> Kind;
+    /// What the help calls its value.
+    fn value_name(&self) -> &str;
+    /// Its variables.
+    fn family(&self) -> Family;
 
     /// Both spellings with their dashes, each once: all hyphens, all underscores.
-    #[must_use]
-    pub fn spellings(&self) -> Vec<String> {
-        let mut spellings = vec![format!("--{}", self.long)];
-        if self.long.contains('-') {
-            spellings.push(format!("--{}", self.long.replace('-', "_")));
+    fn spellings(&self) -> Vec<String> {
+        let mut spellings = vec![format!("--{}", self.long_name())];
+        if self.long_name().contains('-') {
+            spellings.push(format!("--{}", self.long_name().replace('-', "_")));
         }
         spellings
     }
 
     /// The name of the variable of a family of variables.
-    #[must_use]
-    pub fn variable(&self) -> Option<String> {
-        let prefix = match self.family {
+    fn variable(&self) -> Option<String> {
+        let prefix = match self.family() {
             Family::Pet => "PET_",
             Family::Rankrun => "RANKRUN_",
             Family::None => return None,
         };
-        Some(format!("{prefix}{}", self.long.replace('-', "_").to_uppercase()))
+        Some(format!("{prefix}{}", self.long_name().replace('-', "_").to_uppercase()))
+    }
+}
+
+impl LaunchOption for Arg {
+    fn long_name(&self) -> &str {
+        self.get_long().unwrap_or_default()
     }
 
-    /// All names as argparse joins them: `-r/--redirects`.
-    #[must_use]
-    pub fn argparse_name(&self) -> String {
-        let short = self.short.map(|letter| format!("-{}", char::from(letter)));
-        short.into_iter().chain(self.spellings()).collect::<Vec<_>>().join("/")
+    fn kind(&self) -> Kind {
+        let parsed = self.get_value_parser().type_id();
+        let is_flag = !self.get_action().takes_values() || parsed == TypeId::of::<OptionValue<Flag>>();
+        let known = KINDS.iter().find(|(types, _)| types.iter().any(|type_id| parsed == *type_id));
+        if is_flag { Kind::Flag } else { known.map_or(Kind::Text, |(_, kind)| *kind) }
     }
 
-    /// Whether a value from the command line is of the option's type.
-    pub(super) fn takes(&self, value: &OsStr) -> bool {
-        let Some(text) = value.to_str() else { return self.kind == Kind::Text };
-        match self.kind {
-            Kind::Flag | Kind::Text => true,
-            Kind::Int => parse_int(text).is_some(),
-            Kind::Float => parse_float(text).is_some(),
-            Kind::Choice(choices) => choices.contains(&text),
-            Kind::RankOrWord => matches!(text, "all" | "none") || is_rank(text),
+    fn value_name(&self) -> &str {
+        self.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str())
+    }
+
+    fn family(&self) -> Family {
+        match self.get_action() {
+            ArgAction::Help | ArgAction::Version => Family::None,
+            _ if WITHOUT_VARIABLE.contains(&self.long_name()) => Family::None,
+            _ if is_torchruns(self) => Family::Pet,
+            _ => Family::Rankrun,
         }
     }
 }
 
-/// Digits only, and small enough for a rank.
-fn is_rank(text: &str) -> bool {
-    text.parse::<rankrun_contract::rank::LocalRank>().is_ok()
+/// All names of an option as argparse joins them: `-r/--redirects`.
+pub(super) fn argparse_name(option: &Arg) -> String {
+    let short = option.get_short().map(|letter| format!("-{letter}"));
+    short.into_iter().chain(option.spellings()).collect::<Vec<_>>().join("/")
 }
 
-impl fmt::Display for OptionRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--{}", self.long)
-    }
+/// The types of values, alone and with their option.
+const KINDS: [([TypeId; 2], Kind); 9] = [
+    kind_of::<i128>(),
+    kind_of::<f64>(),
+    kind_of::<StdinPolicy>(),
+    kind_of::<StartMethod>(),
+    kind_of::<Shell>(),
+    kind_of::<NumaBinding>(),
+    kind_of::<DeviceType>(),
+    kind_of::<DeviceOrder>(),
+    kind_of::<Visibility>(),
+];
+
+const fn kind_of<T: FromText>() -> ([TypeId; 2], Kind) {
+    ([TypeId::of::<T>(), TypeId::of::<OptionValue<T>>()], T::KIND)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RESTARTS: OptionRow = OptionRow::int("max-restarts", "N", "help");
-    const TEE: OptionRow = OptionRow::text("tee", "MAP", "help").short(b't').family(Family::Rankrun);
-
     #[test]
     fn option_spellings_derive_from_long_name() {
-        assert_eq!(RESTARTS.spellings(), ["--max-restarts", "--max_restarts"]);
-        assert_eq!(RESTARTS.argparse_name(), "--max-restarts/--max_restarts");
-        assert_eq!(RESTARTS.variable().as_deref(), Some("PET_MAX_RESTARTS"));
-        assert_eq!(TEE.spellings(), ["--tee"]);
-        assert_eq!(TEE.argparse_name(), "-t/--tee");
-        assert_eq!(TEE.variable().as_deref(), Some("RANKRUN_TEE"));
-        assert_eq!(TEE.family(Family::None).variable(), None);
+        let option = |long| find_option(long).unwrap();
+        let restarts = option("max-restarts");
+        assert_eq!(restarts.spellings(), ["--max-restarts", "--max_restarts"]);
+        assert_eq!(argparse_name(restarts), "--max-restarts/--max_restarts");
+        assert_eq!(restarts.variable().as_deref(), Some("PET_MAX_RESTARTS"));
+        assert_eq!(option("tee").spellings(), ["--tee"]);
+        assert_eq!(argparse_name(option("tee")), "-t/--tee");
+        assert_eq!(option("restart-window").variable().as_deref(), Some("RANKRUN_RESTART_WINDOW"));
+        assert_eq!(option("numa-binding").variable(), None);
+        assert_eq!(option("help").variable(), None);
+    }
+
+    #[test]
+    fn option_kind_follows_from_field_type() {
+        for (long, kind) in [
+            ("help", Kind::Flag),
+            ("standalone", Kind::Flag),
+            ("verbose", Kind::Flag),
+            ("nnodes", Kind::Text),
+            ("log-dir", Kind::Text),
+            ("max-restarts", Kind::Int),
+            ("monitor-interval", Kind::Float),
+            ("stdin", Kind::RankOrWord),
+            ("start-method", StartMethod::KIND),
+            ("device-visibility", Visibility::KIND),
+            ("print-completion", Shell::KIND),
+        ] {
+            assert_eq!(find_option(long).unwrap().kind(), kind, "{long}");
+        }
     }
 
     #[test]
     fn option_value_must_match_option_type() {
-        let stdin = OptionRow::rank_or_word("stdin", "RANK", "help");
-        let choice = OptionRow::choice("start-method", &["spawn", "fork"], "help");
-        for (row, text, taken) in [
-            (RESTARTS, " +1_0 ", true),
-            (RESTARTS, "1.5", false),
-            (TEE, "", true),
-            (stdin, "all", true),
-            (stdin, "3", true),
-            (stdin, "-1", false),
-            (stdin, "some", false),
-            (choice, "fork", true),
-            (choice, "FORK", false),
-        ] {
-            assert_eq!(row.takes(OsStr::new(text)), taken, "{row} `{text}`");
+        fn takes<T: FromText>(text: &str) -> bool {
+            T::from_text(OsStr::new(text)).is_some()
         }
+        assert!(takes::<i128>(" +1_0 ") && !takes::<i128>("1.5"));
+        assert!(takes::<String>(""));
+        assert!(takes::<StdinPolicy>("all") && takes::<StdinPolicy>("3"));
+        assert!(!takes::<StdinPolicy>("-1") && !takes::<StdinPolicy>("some"));
+        assert!(takes::<StartMethod>("fork") && !takes::<StartMethod>("FORK"));
+    }
+
+    #[test]
+    fn choices_are_those_of_their_types() {
+        let words = |kind| choices_of(kind).iter().map(|word| OsStr::new(*word)).collect::<Vec<_>>();
+        assert!(words(NumaBinding::KIND).iter().all(|word| NumaBinding::from_text(word).is_some()));
+        assert!(words(DeviceType::KIND).iter().all(|word| DeviceType::from_text(word).is_some()));
+        assert!(words(DeviceOrder::KIND).iter().all(|word| DeviceOrder::from_text(word).is_some()));
+        assert!(words(Visibility::KIND).iter().all(|word| Visibility::from_text(word).is_some()));
+        assert_eq!(choices_of(NumaBinding::KIND), NumaBinding::ALL.map(NumaBinding::as_str));
+        assert_eq!(choices_of(DeviceOrder::KIND), DeviceOrder::ALL.map(DeviceOrder::as_str));
     }
 }

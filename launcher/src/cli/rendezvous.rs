@@ -15,13 +15,7 @@ use times::{OF_SEVERAL_NODES, refuse_idle, resolve_times};
 
 use super::endpoint::{NoPlace, is_bare_ipv6, parse_endpoint, parse_host};
 use super::error::{CliError, ConfProblem, Expected, HostProblem, Origin, SettingError};
-use super::option::OptionRow;
-use super::run::LAST_CALL;
 use super::settings::{Setting, Settings};
-use super::torchrun::{
-    LOCAL_ADDR, MASTER_ADDR, MASTER_PORT, NODE_RANK, RDZV_BACKEND, RDZV_CONF, RDZV_ENDPOINT, RDZV_ID,
-    STANDALONE,
-};
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NodeRange, RoundTimes};
 use crate::spec::{CliFlavor, RendezvousSpec};
@@ -54,16 +48,16 @@ struct Spot {
 }
 
 /// A setting that may have no effect, and the values that then need no mention.
-type Unheard = (&'static OptionRow, [&'static str; 3]);
+type Unheard = (&'static str, [&'static str; 3]);
 
-const BACKEND: Unheard = (&RDZV_BACKEND, ["", "static", "c10d"]);
-const ENDPOINT: Unheard = (&RDZV_ENDPOINT, ["", "localhost:0", "localhost"]);
-const CONF: Unheard = (&RDZV_CONF, ["", "", ""]);
-const ID: Unheard = (&RDZV_ID, ["", "none", "none"]);
-const ADDR: Unheard = (&MASTER_ADDR, ["", "127.0.0.1", "localhost"]);
-const PORT: Unheard = (&MASTER_PORT, ["", "29500", "0"]);
-const RANK: Unheard = (&NODE_RANK, ["", "0", "0"]);
-const LOCAL: Unheard = (&LOCAL_ADDR, ["", "", ""]);
+const BACKEND: Unheard = ("rdzv-backend", ["", "static", "c10d"]);
+const ENDPOINT: Unheard = ("rdzv-endpoint", ["", "localhost:0", "localhost"]);
+const CONF: Unheard = ("rdzv-conf", ["", "", ""]);
+const ID: Unheard = ("rdzv-id", ["", "none", "none"]);
+const ADDR: Unheard = ("master-addr", ["", "127.0.0.1", "localhost"]);
+const PORT: Unheard = ("master-port", ["", "29500", "0"]);
+const RANK: Unheard = ("node-rank", ["", "0", "0"]);
+const LOCAL: Unheard = ("local-addr", ["", "", ""]);
 
 /// The rendezvous, and what was said about it that has no effect.
 ///
@@ -74,8 +68,8 @@ pub(super) fn resolve_rendezvous(
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
     notices.extend(tell_unknown_keys(settings)?);
-    let port = settings.int(&MASTER_PORT)?;
-    let node_rank = settings.int(&NODE_RANK)?;
+    let port = settings.get(&settings.args.torchrun.master_port);
+    let node_rank = settings.get(&settings.args.torchrun.node_rank);
     let nodes = Nodes::of(settings)?;
     match choose_mode(settings, port, &nodes, notices)? {
         Mode::Standalone(because) => {
@@ -96,7 +90,7 @@ pub(super) fn resolve_rendezvous(
             let node_rank = rank_among(node_rank, nodes)?;
             let is_many = nodes != NodeCount::ONE;
             if is_many {
-                refuse_idle(settings, &[&LAST_CALL])?;
+                refuse_idle(settings, &["last-call"])?;
                 tell_without_store(settings, notices);
             } else {
                 refuse_idle(settings, &OF_SEVERAL_NODES)?;
@@ -127,10 +121,11 @@ fn choose_mode(
     nodes: &Nodes,
     notices: &mut Vec<Notice>,
 ) -> Result<Mode, CliError> {
-    if settings.flag(&STANDALONE)? {
+    if settings.args.torchrun.standalone.is_some() {
         return Ok(Mode::Standalone(IgnoredBecause::Standalone));
     }
-    let backend = settings.text(&RDZV_BACKEND)?.filter(|backend| backend.value != "static");
+    let backend =
+        settings.get(&settings.args.torchrun.rdzv_backend).filter(|backend| backend.value != "static");
     if let Some(Setting { origin, value }) = backend {
         return match value.as_str() {
             "c10d" => Ok(Mode::C10d),
@@ -156,7 +151,7 @@ fn choose_mode(
             Err(_) => return Err(refused(origin, value.to_string(), Expected::Port)),
         },
     };
-    let (host, named_by) = match settings.text(&MASTER_ADDR)? {
+    let (host, named_by) = match settings.get(&settings.args.torchrun.master_addr) {
         None => ("127.0.0.1".to_owned(), None),
         Some(Setting { origin, value }) => (usable_host(&origin, &value, value.trim_start())?, Some(origin)),
     };
@@ -168,7 +163,8 @@ fn resolve_standalone(
     because: IgnoredBecause,
     notices: &mut Vec<Notice>,
 ) -> Result<RendezvousSpec, CliError> {
-    let typed_id = settings.text(&RDZV_ID)?.map(|id| id.value).filter(|id| !id.is_empty());
+    let typed_id =
+        settings.get(&settings.args.torchrun.rdzv_id).map(|id| id.value).filter(|id| !id.is_empty());
     let id_counts = settings.cli_flavor == CliFlavor::Rankrun && because != IgnoredBecause::Standalone;
     let typed_id = typed_id.filter(|_| id_counts);
     say_unheard(settings, because, &[BACKEND, ENDPOINT, CONF], notices);
@@ -252,7 +248,8 @@ struct Endpoint {
 
 /// `--rdzv-endpoint`, where it is given and not empty.
 fn endpoint(settings: &Settings<'_>, default_port: Option<u16>) -> Result<Option<Endpoint>, CliError> {
-    let found = settings.text(&RDZV_ENDPOINT)?.filter(|endpoint| !endpoint.value.is_empty());
+    let found =
+        settings.get(&settings.args.torchrun.rdzv_endpoint).filter(|endpoint| !endpoint.value.is_empty());
     let Some(Setting { origin, value }) = found else { return Ok(None) };
     // torch takes what stands behind the last colon for a port, whatever it is.
     if settings.cli_flavor == CliFlavor::Rankrun && is_bare_ipv6(&value) {
@@ -277,9 +274,9 @@ fn usable_host(origin: &Origin, value: &str, text: &str) -> Result<String, CliEr
     parse_host(text).map_err(|problem| no_place(origin.clone(), value.to_owned(), (problem, Expected::Host)))
 }
 
-/// torchrun publishes any text; nobody reaches one that is no host.
+/// torchrun publishes any text; a text that is not a host cannot be reached.
 fn local_addr(settings: &Settings<'_>) -> Result<Option<String>, CliError> {
-    match settings.text(&LOCAL_ADDR)?.filter(|addr| !addr.value.is_empty()) {
+    match settings.get(&settings.args.torchrun.local_addr).filter(|addr| !addr.value.is_empty()) {
         Some(Setting { origin, value }) if settings.cli_flavor == CliFlavor::Rankrun => {
             usable_host(&origin, &value, &value).map(Some)
         }
@@ -293,7 +290,7 @@ fn worker_store(settings: &Settings<'_>) -> bool {
 
 /// torch's `none` where it is not given, and a made-up one where it is empty.
 fn run_id(settings: &Settings<'_>, nodes: NodeRange, notices: &mut Vec<Notice>) -> Result<RunId, CliError> {
-    Ok(RunId(match settings.text(&RDZV_ID)? {
+    Ok(RunId(match settings.get(&settings.args.torchrun.rdzv_id) {
         None => "none".to_owned(),
         Some(id) if !id.value.is_empty() => id.value,
         Some(id) => {
@@ -313,8 +310,8 @@ fn say_unheard(
     unheard: &[Unheard],
     notices: &mut Vec<Notice>,
 ) {
-    for (row, without_effect) in unheard {
-        let found = settings.find(row);
+    for (option, without_effect) in unheard {
+        let found = settings.find(option);
         if let Some(found) = found.filter(|found| !without_effect.iter().any(|same| found.value == *same)) {
             notices.push(Notice::Ignored { origin: found.origin, because });
         }

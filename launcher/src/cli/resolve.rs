@@ -9,12 +9,10 @@ use rankrun_contract::rank::{LocalRank, LocalWorldSize, RestartCount};
 use super::Launch;
 use super::behind::tell_options_behind;
 use super::by_hand::resolve_left_out;
-use super::config;
 use super::contradiction::refuse_clashes;
 use super::device_request::resolve_devices;
 use super::entrypoint::{refuse_list_as_entrypoint, resolve_entrypoint};
 use super::error::{CliError, Expected, Origin, SettingError};
-use super::grammar::Request;
 use super::limits::{resolve_start_timeout, resolve_time_limit};
 use super::logs::resolve_logs;
 use super::nccl::resolve_nccl_library;
@@ -24,13 +22,11 @@ use super::plugins::{refuse_logs_specs, resolve_events};
 use super::python_text::{parse_float, parse_int};
 use super::rendezvous::resolve_rendezvous;
 use super::restart::{resolve_restart, tell_missing_folder};
-use super::run::{STDIN, VERBOSE};
 use super::separate_jobs::refuse_separate_jobs;
-use super::settings::{Setting, Settings};
+use super::settings::{CommandLine, Setting, Settings, WrittenOption, merge};
 use super::signals::resolve_signals;
 use super::stop::{resolve_leftovers, resolve_stop};
 use super::suggest::tell_unknown_variables;
-use super::torchrun::{MAX_RESTARTS, MONITOR_INTERVAL, ROLE, START_METHOD};
 use crate::facts::Facts;
 use crate::notice::{IgnoredBecause, Notice};
 use crate::spec::rendezvous::{NetworkSpec, NodeRange};
@@ -40,29 +36,22 @@ use crate::spec::{CliFlavor, LaunchSpec, StdinPolicy, Verbosity, WorkerDefaults}
 /// the kernel.
 const FILE_TIMER_VARIABLE: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
 const STUCK_VARIABLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
-/// Where whoever started the launcher looks for the reason of its failure.
+/// The process that started the launcher looks there for the reason of its failure.
 const ERROR_FILE_VARIABLE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// The launch that was asked for.
 ///
 /// # Errors
 /// Whatever can be known to fail before anything starts.
-pub(super) fn resolve(
-    cli_flavor: CliFlavor,
-    argv0: &OsStr,
-    request: Request,
-    facts: &Facts,
-) -> Result<Launch, CliError> {
-    let settings = Settings { cli_flavor, given: &request.given, facts, config: None };
-    let config = config::read(&settings, facts)?;
-    let settings = Settings { config: Some(&config), ..settings };
+pub(super) fn resolve(argv0: &OsStr, line: CommandLine, facts: &Facts) -> Result<Launch, CliError> {
+    let settings = merge(&line, facts)?;
     let mut notices = Vec::new();
     let verbosity = resolve_verbosity(&settings, &mut notices)?;
     let max_restarts = resolve_max_restarts(&settings)?;
     check_monitor_interval(&settings)?;
-    refuse_contradictions(&settings, &request)?;
+    refuse_contradictions(&settings, &line)?;
     let time_limit = resolve_time_limit(&settings, &mut notices)?;
-    refuse_separate_jobs(&settings, argv0, &request, &mut notices)?;
+    refuse_separate_jobs(&settings, argv0, &line, &mut notices)?;
     let rendezvous = resolve_rendezvous(&settings, &mut notices)?;
     let mut network = resolve_network(&settings)?;
     let start_timeout = resolve_start_timeout(&settings, &rendezvous)?;
@@ -75,19 +64,20 @@ pub(super) fn resolve(
     let restart = resolve_restart(&settings, workers, rendezvous.nodes().max)?;
     notices.extend(tell_missing_folder(&restart, facts));
     let left_out = resolve_left_out(&settings, workers)?;
-    let role = settings.text(&ROLE)?.map_or_else(|| "default".to_owned(), |role| role.value);
+    let role =
+        settings.get(&settings.args.torchrun.role).map_or_else(|| "default".to_owned(), |role| role.value);
     let logs = resolve_logs(&settings, workers, &mut notices)?;
     notices.extend(devices.omp_notice);
-    notices.extend(tell_without_effect(&settings, &request));
-    let entrypoint = resolve_entrypoint(&settings, argv0, &request.entrypoint, &mut notices)?;
+    notices.extend(tell_without_effect(&settings, &line));
+    let entrypoint = resolve_entrypoint(&settings, argv0, &line.entrypoint, &mut notices)?;
     let nesting = resolve_nesting(&entrypoint, facts)?;
     notices.extend(devices.lines);
     let defaults = worker_defaults(&settings, rendezvous.nodes(), &network, devices.omp_threads)?;
     network.nccl_chooses = nccl_chooses(&settings, &network, &devices.worker_devices);
     let spec = LaunchSpec {
-        cli_flavor,
+        cli_flavor: settings.cli_flavor,
         entrypoint,
-        args: request.args,
+        args: line.arguments,
         workers,
         role,
         rendezvous,
@@ -132,16 +122,16 @@ fn worker_defaults(
 }
 
 /// What was typed and cannot be meant.
-fn refuse_contradictions(settings: &Settings<'_>, request: &Request) -> Result<(), CliError> {
+fn refuse_contradictions(settings: &Settings<'_>, line: &CommandLine) -> Result<(), CliError> {
     refuse_clashes(settings)?;
-    Ok(refuse_list_as_entrypoint(settings, request)?)
+    Ok(refuse_list_as_entrypoint(settings, line)?)
 }
 
 /// What torchrun knows and has no effect here.
-fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice> {
+fn tell_without_effect(settings: &Settings<'_>, line: &CommandLine) -> Vec<Notice> {
     let mut notices = Vec::new();
     // `spawn` is torchrun's default, and a fresh process is what it makes.
-    if let Some(found) = settings.find(&START_METHOD).filter(|found| found.value != "spawn") {
+    if let Some(found) = settings.find("start-method").filter(|found| found.value != "spawn") {
         let because = IgnoredBecause::OneStartMethod;
         notices.push(Notice::Ignored { origin: found.origin, because });
     }
@@ -151,7 +141,7 @@ fn tell_without_effect(settings: &Settings<'_>, request: &Request) -> Vec<Notice
     }
     if settings.cli_flavor == CliFlavor::Rankrun {
         notices.extend(tell_unknown_variables(settings.facts));
-        notices.extend(tell_options_behind(request));
+        notices.extend(tell_options_behind(line));
     }
     notices
 }
@@ -168,16 +158,17 @@ pub(super) fn refused(origin: Origin, value: impl ToString, expected: Expected) 
 
 /// `-v`, then `RANKRUN_VERBOSE`, then the file, then `LOGLEVEL`.
 fn resolve_verbosity(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Result<Verbosity, CliError> {
-    let typed = settings.count(&VERBOSE);
-    let level = match settings.facts.filled_variable("RANKRUN_VERBOSE") {
+    let is_typed = |written: &&WrittenOption| written.setting.origin == Origin::Option("verbose");
+    let typed = settings.written.iter().filter(is_typed).count();
+    let level = match settings.find("verbose") {
         _ if typed > 0 => Some(i128::try_from(typed).unwrap_or(i128::MAX)),
-        None => settings.int(&VERBOSE)?.map(|level| level.value),
-        Some(value) => match value.to_str().and_then(parse_int) {
-            Some(level) => Some(level),
-            None => {
-                let (variable, value) = ("RANKRUN_VERBOSE".to_owned(), value.to_string_lossy().into_owned());
+        None => None,
+        Some(Setting { origin, value }) => match (value.to_str().and_then(parse_int), origin) {
+            (None, Origin::Variable(variable)) => {
+                let value = value.to_string_lossy().into_owned();
                 return Err(SettingError::FlagNotInteger { variable, value }.into());
             }
+            (level, _) => level,
         },
     };
     match level {
@@ -201,13 +192,15 @@ fn resolve_verbosity(settings: &Settings<'_>, notices: &mut Vec<Notice>) -> Resu
 }
 
 fn resolve_max_restarts(settings: &Settings<'_>) -> Result<RestartCount, CliError> {
-    let Some(Setting { origin, value }) = settings.int(&MAX_RESTARTS)? else { return Ok(RestartCount(0)) };
+    let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.max_restarts) else {
+        return Ok(RestartCount(0));
+    };
     u32::try_from(value).map(RestartCount).map_err(|_| refused(origin, value, Expected::RestartCount))
 }
 
 /// We do not poll, but what torchrun refuses is refused.
 fn check_monitor_interval(settings: &Settings<'_>) -> Result<(), CliError> {
-    match settings.float(&MONITOR_INTERVAL)? {
+    match settings.get(&settings.args.torchrun.monitor_interval) {
         Some(Setting { origin, value }) if value.is_nan() || value <= 0.0 => {
             Err(refused(origin, value, Expected::Interval))
         }
@@ -216,12 +209,7 @@ fn check_monitor_interval(settings: &Settings<'_>) -> Result<(), CliError> {
 }
 
 fn resolve_stdin(settings: &Settings<'_>, workers: LocalWorldSize) -> Result<StdinPolicy, CliError> {
-    let parse = |text: &str| match text {
-        "all" => Some(StdinPolicy::All),
-        "none" => Some(StdinPolicy::None),
-        rank => rank.parse().ok().map(StdinPolicy::Only),
-    };
-    match settings.typed(&STDIN, parse)? {
+    match settings.get(&settings.args.stdin) {
         None => Ok(StdinPolicy::All),
         Some(Setting { origin, value: StdinPolicy::Only(LocalRank(rank)) }) if rank >= workers.get() => {
             Err(SettingError::NoSuchRank { origin, rank: rank.into(), workers: workers.get() }.into())

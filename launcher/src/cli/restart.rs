@@ -12,14 +12,9 @@ use rankrun_contract::rank::{LocalWorldSize, NodeCount, NodeRank, Rank};
 use super::config::RuleText;
 use super::contradiction::{are_side_by_side, without_effect};
 use super::error::{CliError, Expected, Origin, RuleProblem, SettingError};
-use super::option::OptionRow;
+use super::option::OptionValue;
 use super::resolve::refused;
-use super::run::{
-    PROGRESS_DIR, PROGRESS_RESTARTS, RESTART_DELAY, RESTART_FACTOR, RESTART_JITTER, RESTART_MAX_DELAY,
-    RESTART_RESET, RESTART_RULES, RESTART_WINDOW,
-};
 use super::settings::{Setting, Settings};
-use super::torchrun::MAX_RESTARTS;
 use super::values::{parse_signal, time};
 use crate::facts::Facts;
 use crate::notice::Notice;
@@ -51,8 +46,8 @@ pub(super) fn resolve_restart(
     workers: LocalWorldSize,
     nodes: NodeCount,
 ) -> Result<RestartPolicy, CliError> {
-    let window = time(settings, &RESTART_WINDOW, Expected::Time)?;
-    let reset_after = time(settings, &RESTART_RESET, Expected::Time)?;
+    let window = time(settings, &settings.args.restart_window, Expected::Time)?;
+    let reset_after = time(settings, &settings.args.restart_reset, Expected::Time)?;
     let backoff = resolve_backoff(settings)?;
     let progress = resolve_progress(settings)?;
     refuse_without_restarts(settings)?;
@@ -68,11 +63,11 @@ pub(super) fn tell_missing_folder(policy: &RestartPolicy, facts: &Facts) -> Opti
     (!is_there).then(|| Notice::NoProgressFolder { folder: folder.clone() })
 }
 
-/// None at all, and then when they come? Who says 0 above a file that says more wants what the command line says.
+/// A wait before restarts needs restarts. A 0 above a file counts: the command line decides.
 fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
-    let most = settings.int(&MAX_RESTARTS)?;
-    for row in [&RESTART_WINDOW, &RESTART_DELAY, &RESTART_RESET, &PROGRESS_DIR] {
-        let Some(found) = settings.find(row) else { continue };
+    let most = settings.get(&settings.args.torchrun.max_restarts);
+    for option in ["restart-window", "restart-delay", "restart-reset", "progress-dir"] {
+        let Some(found) = settings.find(option) else { continue };
         let missing = match &most {
             None => "`--max-restarts`",
             Some(most) if most.value == 0 && most.is_of_file() == found.is_of_file() => {
@@ -86,10 +81,12 @@ fn refuse_without_restarts(settings: &Settings<'_>) -> Result<(), CliError> {
 }
 
 fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError> {
-    let delay = time(settings, &RESTART_DELAY, Expected::TimeOrZero)?;
-    let cap = time(settings, &RESTART_MAX_DELAY, Expected::Time)?;
-    let factor = number(settings, &RESTART_FACTOR, Expected::Factor, |factor| factor >= 1.0)?;
-    let jitter = number(settings, &RESTART_JITTER, Expected::Share, |share| (0.0..=1.0).contains(&share))?;
+    let delay = time(settings, &settings.args.restart_delay, Expected::TimeOrZero)?;
+    let cap = time(settings, &settings.args.restart_max_delay, Expected::Time)?;
+    let factor = number(settings, &settings.args.restart_factor, Expected::Factor, |factor| factor >= 1.0)?;
+    let jitter = number(settings, &settings.args.restart_jitter, Expected::Share, |share| {
+        (0.0..=1.0).contains(&share)
+    })?;
     refuse_without_delay(settings, delay.as_ref())?;
     let Some(delay) = delay.map(|delay| delay.value) else { return Ok(None) };
     if let Some(Setting { origin, value }) = &cap
@@ -106,8 +103,8 @@ fn resolve_backoff(settings: &Settings<'_>) -> Result<Option<Backoff>, CliError>
 
 /// A wait that there is not cannot grow.
 fn refuse_without_delay(settings: &Settings<'_>, delay: Option<&Setting<Duration>>) -> Result<(), CliError> {
-    for row in [&RESTART_FACTOR, &RESTART_MAX_DELAY, &RESTART_JITTER] {
-        let Some(Setting { origin, .. }) = settings.find(row) else { continue };
+    for option in ["restart-factor", "restart-max-delay", "restart-jitter"] {
+        let Some(Setting { origin, .. }) = settings.find(option) else { continue };
         match delay {
             None => without_effect(origin, "`--restart-delay`")?,
             Some(delay) if delay.value.is_zero() && are_side_by_side(&delay.origin, &origin) => {
@@ -120,14 +117,14 @@ fn refuse_without_delay(settings: &Settings<'_>, delay: Option<&Setting<Duration
 }
 
 fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, CliError> {
-    let restarts = match settings.int(&PROGRESS_RESTARTS)? {
+    let restarts = match settings.get(&settings.args.progress_restarts) {
         None => None,
         Some(Setting { origin, value }) => match u32::try_from(value) {
             Ok(restarts) if restarts > 0 => Some((origin, restarts)),
             _ => return Err(refused(origin, value, Expected::Count)),
         },
     };
-    match (settings.find(&PROGRESS_DIR).filter(|folder| !folder.value.is_empty()), restarts) {
+    match (settings.get(&settings.args.progress_dir).filter(|folder| !folder.value.is_empty()), restarts) {
         (None, None) => Ok(None),
         (None, Some((origin, _))) => without_effect(origin, "`--progress-dir`").map(|()| None),
         (Some(folder), restarts) => Ok(Some(ProgressLimit {
@@ -139,11 +136,11 @@ fn resolve_progress(settings: &Settings<'_>) -> Result<Option<ProgressLimit>, Cl
 
 fn number(
     settings: &Settings<'_>,
-    row: &'static OptionRow,
+    number: &Option<OptionValue<f64>>,
     expected: Expected,
     is_good: impl Fn(f64) -> bool,
 ) -> Result<Option<f64>, CliError> {
-    match settings.float(row)? {
+    match settings.get(number) {
         Some(Setting { origin, value }) if !value.is_finite() || !is_good(value) => {
             Err(refused(origin, value, expected))
         }
@@ -151,7 +148,7 @@ fn number(
     }
 }
 
-/// Who a rule can be about.
+/// The workers that a rule can be about.
 #[derive(Debug, Clone, Copy)]
 struct Workers {
     /// On this node.
@@ -167,15 +164,15 @@ impl Workers {
 }
 
 fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<RestartRule>, CliError> {
-    let written: Vec<RuleText> = match settings.text(&RESTART_RULES)? {
+    let written: Vec<RuleText> = match settings.get(&settings.args.restart_rules) {
         Some(Setting { origin, value }) => {
             let texts = value.split(',').map(str::trim).filter(|text| !text.is_empty());
             let setting = |text: &str| Setting { origin: origin.clone(), value: text.to_owned() };
             texts.map(|text| RuleText { text: setting(text), keys: Vec::new() }).collect()
         }
-        None => settings.config.map(|config| config.rules().to_vec()).unwrap_or_default(),
+        None => settings.config.rules().to_vec(),
     };
-    let most = settings.int(&MAX_RESTARTS)?;
+    let most = settings.get(&settings.args.torchrun.max_restarts);
     let mut rules = Vec::new();
     for RuleText { text: Setting { origin, value }, keys } in &written {
         let rule = parse_rule(value).and_then(|rule| {
@@ -193,7 +190,7 @@ fn resolve_rules(settings: &Settings<'_>, workers: Workers) -> Result<Vec<Restar
     Ok(rules)
 }
 
-/// A variable may be there for all jobs of a user, and who says 0 above a file wants what the command line says.
+/// A variable may be there for all jobs of a user, and a 0 above a file decides.
 fn is_without_restarts(origin: &Origin, most: Option<&Setting<i128>>) -> bool {
     match most {
         _ if matches!(origin, Origin::Variable(_)) => false,
@@ -206,7 +203,7 @@ fn bad_rule(origin: &Origin, rule: &str, problem: RuleProblem) -> CliError {
     SettingError::RestartRule { origin: origin.clone(), rule: rule.to_owned(), problem }.into()
 }
 
-/// Whether the rule can ever decide anything, behind those before it.
+/// Whether the rule can ever decide anything, behind the rules before it.
 fn check_rule(rule: &RestartRule, before: &[RestartRule], workers: Workers) -> Result<(), RuleProblem> {
     let Conditions { exit, signal, rank, node } = rule.when;
     if exit.is_some_and(|codes| codes.contains(0)) {

@@ -5,21 +5,24 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::error::{CliError, SettingError};
-use super::grammar::{Given, Request};
-use super::option::{Kind, OptionRow};
+use super::option::{Kind, LaunchOption};
 use super::scheduler::{Starter, Step, find_step, nodes_of_allocation};
-use super::settings::Settings;
-use super::torchrun::{
-    MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK, NPROC_PER_NODE, RDZV_BACKEND, RDZV_ENDPOINT, RDZV_ID,
-    STANDALONE,
-};
+use super::settings::{CommandLine, Settings, WrittenOption};
 use crate::explain::quote::{for_people, for_shell};
 use crate::notice::{Notice, SeparateJobs};
 use crate::spec::CliFlavor;
 
 /// What the line for one job says anew.
-const OF_NODES: [&OptionRow; 8] =
-    [&NNODES, &NODE_RANK, &RDZV_BACKEND, &RDZV_ENDPOINT, &RDZV_ID, &MASTER_ADDR, &MASTER_PORT, &STANDALONE];
+const OF_NODES: [&str; 8] = [
+    "nnodes",
+    "node-rank",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "master-addr",
+    "master-port",
+    "standalone",
+];
 
 /// Refuses a task of several that would run a separate job; says one line where only that is expected.
 ///
@@ -28,13 +31,13 @@ const OF_NODES: [&OptionRow; 8] =
 pub(super) fn refuse_separate_jobs(
     settings: &Settings<'_>,
     argv0: &OsStr,
-    request: &Request,
+    typed: &CommandLine,
     notices: &mut Vec<Notice>,
 ) -> Result<(), CliError> {
-    if settings.find(&NNODES).is_some() || settings.flag(&STANDALONE)? {
+    if settings.find("nnodes").is_some() || settings.args.torchrun.standalone.is_some() {
         return Ok(());
     }
-    let line = Line { settings, argv0, request };
+    let line = Line { settings, argv0, typed };
     let Some(step) = find_step(settings.facts) else {
         let of_allocation = nodes_of_allocation(settings.facts)
             .map(|nodes| SeparateJobs::Allocation { nodes, line: line.of_slurm(nodes, None) });
@@ -56,7 +59,7 @@ pub(super) fn refuse_separate_jobs(
 struct Line<'a> {
     settings: &'a Settings<'a>,
     argv0: &'a OsStr,
-    request: &'a Request,
+    typed: &'a CommandLine,
 }
 
 impl Line<'_> {
@@ -98,13 +101,14 @@ impl Line<'_> {
     fn launcher(&self, here: Option<u32>, meeting: &str) -> String {
         let mut words = vec![for_people(self.argv0)];
         words.extend(Some(meeting).filter(|meeting| !meeting.is_empty()).map(str::to_owned));
-        if let Some(here) = here.filter(|_| self.settings.find(&NPROC_PER_NODE).is_none()) {
-            words.push(format!("--{} {here}", NPROC_PER_NODE.long));
+        if let Some(here) = here.filter(|_| self.settings.find("nproc-per-node").is_none()) {
+            words.push(format!("--nproc-per-node {here}"));
         }
-        let options = self.request.given.iter().filter(|given| !OF_NODES.contains(&given.row));
-        words.extend(options.map(typed));
-        words.push(for_people(&self.request.entrypoint));
-        words.extend(self.request.args.iter().map(|word| for_people(word)));
+        let options =
+            self.typed.options.iter().filter(|option| !OF_NODES.contains(&option.option.long_name()));
+        words.extend(options.map(as_typed));
+        words.push(for_people(&self.typed.entrypoint));
+        words.extend(self.typed.arguments.iter().map(|word| for_people(word)));
         words.join(" ")
     }
 }
@@ -128,11 +132,11 @@ fn srun(nodes: u32) -> String {
 }
 
 /// An option as it may stand on a command line.
-fn typed(given: &Given) -> String {
-    let Given { row, value } = given;
-    if row.kind == Kind::Flag {
-        return format!("--{}", row.long);
+fn as_typed(written: &WrittenOption) -> String {
+    let (long, value) = (written.option.long_name(), &written.setting.value);
+    if written.option.kind() == Kind::Flag {
+        return format!("--{long}");
     }
     let separator = if value.is_empty() || value.as_bytes().starts_with(b"-") { "=" } else { " " };
-    format!("--{}{separator}{}", row.long, for_people(value))
+    format!("--{long}{separator}{}", for_people(value))
 }

@@ -6,7 +6,6 @@ use nix::sys::signal::Signal;
 
 use super::error::CliError;
 use super::settings::{Setting, Settings};
-use super::torchrun::SIGNALS_TO_HANDLE;
 use crate::notice::{Notice, SignalProblem};
 use crate::spec::{CliFlavor, SignalSpec};
 
@@ -25,7 +24,7 @@ pub(super) fn resolve_signals(
     notices: &mut Vec<Notice>,
 ) -> Result<SignalSpec, CliError> {
     let mut spec = SignalSpec::torchrun();
-    if let Some(Setting { origin, value }) = settings.text(&SIGNALS_TO_HANDLE)? {
+    if let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.signals_to_handle) {
         spec.stop.clear();
         for name in value.split(',').map(str::trim) {
             match parse_signal(name) {
@@ -52,7 +51,7 @@ fn parse_signal(name: &str) -> Result<Signal, SignalProblem> {
         return Err(if real_time { SignalProblem::CannotBeHandled } else { SignalProblem::Unknown });
     };
     match signal {
-        // The kernel's own, and those that tell us of children and of the terminal's size.
+        // The kernel's own, and the signals that tell us of children and of the terminal's size.
         Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGCHLD | Signal::SIGWINCH => {
             Err(SignalProblem::CannotBeHandled)
         }

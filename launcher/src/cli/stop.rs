@@ -5,23 +5,21 @@ use std::time::Duration;
 
 use super::contradiction::without_effect;
 use super::error::{CliError, Expected, Origin};
-use super::option::OptionRow;
+use super::option::LaunchOption;
 use super::python_text::{parse_float, parse_int};
 use super::resolve::refused;
-use super::run::{GRACE, LEFTOVER_GRACE, START_TIMEOUT, TIME_LIMIT};
-use super::settings::{Setting, Settings};
-use super::torchrun::{MAX_RESTARTS, SHUTDOWN_TIMEOUT};
+use super::settings::{Setting, Settings, WrittenOption};
 use super::values::{parse_time, time};
 use crate::spec::CliFlavor;
 use crate::spec::stop::{GraceCause, GraceFor, LeftoverPolicy, StopPolicy};
 
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// What uploads at the end of a run is done by then, or says that it wants to stay.
+/// Long enough for uploads at the end of a run.
 const DEFAULT_LEFTOVER_GRACE: Duration = Duration::from_secs(30);
 /// torch's default for `--shutdown-timeout`.
 const SHUTDOWN_TIMEOUT_VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 
-/// The grace, and those of single causes. They stand in a file only, and count no more where the command line or a
+/// The grace, and the graces of single causes. They stand in a file only, and count no more where the command line or a
 /// variable says how long every stop may take.
 pub(super) fn resolve_stop(settings: &Settings<'_>) -> Result<StopPolicy, CliError> {
     let said = said_grace(settings)?;
@@ -39,10 +37,11 @@ pub(super) fn resolve_stop(settings: &Settings<'_>) -> Result<StopPolicy, CliErr
 
 /// The last of `--shutdown-timeout` and `--grace`, then our variable, then torchrun's, then the file.
 fn said_grace(settings: &Settings<'_>) -> Result<Option<Setting<Duration>>, CliError> {
-    let last =
-        settings.given.iter().rev().find(|given| given.row == &GRACE || given.row == &SHUTDOWN_TIMEOUT);
-    let ours = time(settings, &GRACE, Expected::TimeOrZero)?;
-    let torch = match settings.int(&SHUTDOWN_TIMEOUT)? {
+    let is_typed = |written: &&WrittenOption| matches!(written.setting.origin, Origin::Option(_));
+    let typed = settings.written.iter().rev().filter(is_typed).map(|written| written.option.long_name());
+    let last = typed.into_iter().find(|option| ["grace", "shutdown-timeout"].contains(option));
+    let ours = time(settings, &settings.args.grace, Expected::TimeOrZero)?;
+    let torch = match settings.get(&settings.args.torchrun.shutdown_timeout) {
         None => None,
         Some(Setting { origin, value }) => match parse_time(&value.to_string()) {
             Some(grace) => Some(Setting { origin, value: grace }),
@@ -50,7 +49,7 @@ fn said_grace(settings: &Settings<'_>) -> Result<Option<Setting<Duration>>, CliE
         },
     };
     Ok(match last {
-        Some(given) if given.row == &SHUTDOWN_TIMEOUT => torch,
+        Some("shutdown-timeout") => torch,
         // A variable counts before a file, whichever of the two options it is.
         None if ours.as_ref().is_some_and(Setting::is_of_file) => match torch {
             Some(torch) if !torch.is_of_file() => Some(torch),
@@ -74,7 +73,7 @@ fn torchs_default(settings: &Settings<'_>) -> Result<Option<Duration>, CliError>
 
 fn resolve_grace_for(settings: &Settings<'_>) -> Result<GraceFor, CliError> {
     let mut grace_for = GraceFor::default();
-    for (cause, Setting { origin, value }) in settings.config.into_iter().flat_map(|config| config.graces()) {
+    for (cause, Setting { origin, value }) in settings.config.graces() {
         let Some(grace) = parse_time(value) else {
             return Err(refused(origin.clone(), value, Expected::TimeOrZero));
         };
@@ -84,17 +83,17 @@ fn resolve_grace_for(settings: &Settings<'_>) -> Result<GraceFor, CliError> {
     Ok(grace_for)
 }
 
-/// Nobody is stopped by a limit that there is not.
+/// A limit that is not set stops no worker.
 fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Origin) -> Result<(), CliError> {
-    let needs = |row: &'static OptionRow, missing| match settings.find(row) {
+    let needs = |option, missing| match settings.find(option) {
         Some(_) => Ok(()),
         None => without_effect(origin.clone(), missing),
     };
     match cause {
         GraceCause::Signal | GraceCause::Failure => Ok(()),
-        GraceCause::TimeLimit => needs(&TIME_LIMIT, "`--time-limit`"),
-        GraceCause::StartTimeout => needs(&START_TIMEOUT, "`--start-timeout`"),
-        GraceCause::Restart => match settings.int(&MAX_RESTARTS)? {
+        GraceCause::TimeLimit => needs("time-limit", "`--time-limit`"),
+        GraceCause::StartTimeout => needs("start-timeout", "`--start-timeout`"),
+        GraceCause::Restart => match settings.get(&settings.args.torchrun.max_restarts) {
             None => without_effect(origin.clone(), "`--max-restarts`"),
             Some(most) if most.value == 0 && most.is_of_file() => {
                 without_effect(origin.clone(), "a `--max-restarts` above 0")
@@ -104,9 +103,9 @@ fn refuse_without_cause(settings: &Settings<'_>, cause: GraceCause, origin: &Ori
     }
 }
 
-/// Under the name torchrun whoever outlives the workers is left alone, unless our variable or a file says how long.
+/// Under the name torchrun processes that outlive the workers are left alone, unless our variable or a file says how long.
 pub(super) fn resolve_leftovers(settings: &Settings<'_>) -> Result<LeftoverPolicy, CliError> {
-    match (time(settings, &LEFTOVER_GRACE, Expected::TimeOrZero)?, settings.cli_flavor) {
+    match (time(settings, &settings.args.leftover_grace, Expected::TimeOrZero)?, settings.cli_flavor) {
         (Some(Setting { value: grace, .. }), _) => Ok(LeftoverPolicy::End { grace }),
         (None, CliFlavor::Rankrun) => Ok(LeftoverPolicy::End { grace: DEFAULT_LEFTOVER_GRACE }),
         (None, CliFlavor::Torchrun) => Ok(LeftoverPolicy::Keep),

@@ -4,14 +4,14 @@
 use rankrun_contract::env::{BACKEND, DEVICE, GENERATION, JOB, KEEP, NCCL_LIBRARY, NESTING, ROUND};
 use strsim::osa_distance;
 
-use super::grammar::tables;
 use super::nesting::is_inside_worker;
-use super::option::OptionRow;
-use super::run;
+use super::option::{LaunchOption, find_option, options};
+use super::subcommand::options_of;
 use crate::facts::Facts;
 use crate::notice::Notice;
 use crate::shim::SWITCH;
 use crate::spec::CliFlavor;
+use clap::Arg;
 
 /// More than these are no answer.
 const MOST_ANSWERS: usize = 4;
@@ -146,7 +146,7 @@ fn answer_to_option(word: &str) -> Option<String> {
     if let Some((_, ours)) = FOREIGN.iter().find(|(names, _)| names.contains(&name.as_str())) {
         return Some((*ours).to_owned());
     }
-    let meant = similar_names(&name, tables(CliFlavor::Rankrun).map(|row| row.long));
+    let meant = similar_names(&name, options(CliFlavor::Rankrun).map(LaunchOption::long_name));
     let meant: Vec<String> = meant.iter().map(|name| format!("`--{name}`")).collect();
     did_you_mean(&meant)
 }
@@ -155,7 +155,7 @@ fn answer_to_option(word: &str) -> Option<String> {
 pub(super) fn option_for_foreign(name: &str) -> Option<&'static str> {
     let (_, answer) = FOREIGN.iter().find(|(names, _)| names.contains(&name))?;
     let word = answer.strip_prefix("`--")?.split([' ', '`']).next()?;
-    tables(CliFlavor::Rankrun).map(|row| row.long).find(|long| *long == word)
+    options(CliFlavor::Rankrun).map(LaunchOption::long_name).find(|long| *long == word)
 }
 
 /// The question, as in "did you mean `--a`, `--b` or `--c`?".
@@ -167,7 +167,8 @@ fn did_you_mean(quoted: &[String]) -> Option<String> {
     }
 }
 
-/// The names that `name` may stand for: itself, one a slip away, those that have its words, those that it begins, the nearest.
+/// The names that `name` may stand for: itself, one a slip away, names with its words, names
+/// that it begins, the nearest.
 fn similar_names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let all: Vec<&str> = known.collect();
     let known = || all.iter().copied();
@@ -202,20 +203,6 @@ pub(super) fn nearest_of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -
         .filter(|(apart, _)| *apart <= most && 2 * *apart < name.len())
         .min()
         .map(|(_, known)| known)
-}
-
-/// The options of a subcommand, by their long names.
-pub(super) fn options_of(command: &str) -> &'static [&'static str] {
-    match command {
-        "devices" => &["json", "watch", "device-type", "probe-timeout", "id", "help"],
-        "topo" => &["json", "probe-timeout", "matrix", "help"],
-        "gc" => &["dry-run", "force", "json", "help"],
-        "ls" => &["json", "help"],
-        "status" => &["json", "check", "help"],
-        "stop" => &["wait", "help"],
-        "restart" => &["help"],
-        _ => &[],
-    }
 }
 
 /// The option of a subcommand that a word may have meant.
@@ -270,9 +257,11 @@ pub(super) fn tell_unknown_variables(facts: &Facts) -> Vec<Notice> {
 
 fn warn_of_variable(name: &str, facts: &Facts) -> Option<Notice> {
     let stem = name.strip_prefix(OUR_PREFIX).or_else(|| name.strip_prefix(TORCH_PREFIX))?;
-    let variables = || tables(CliFlavor::Rankrun).filter_map(|row| Some((row, row.variable()?)));
+    let variables = || options(CliFlavor::Rankrun).filter_map(|row| Some((row, row.variable()?)));
     if name == DEVICE && !is_inside_worker(facts) {
-        return run::DEVICES.variable().map(|meant| Notice::WorkerVariable { name: DEVICE, meant });
+        return find_option("devices")
+            .and_then(LaunchOption::variable)
+            .map(|meant| Notice::WorkerVariable { name: DEVICE, meant });
     }
     let is_known = FOR_USERS.contains(&name)
         || FOR_WORKERS.contains(&name)
@@ -282,10 +271,11 @@ fn warn_of_variable(name: &str, facts: &Facts) -> Option<Notice> {
         return None;
     }
     let stem = stem.to_lowercase().replace('_', "-");
-    let rows: Vec<&OptionRow> = variables().map(|(row, _)| row).collect();
-    let options = similar_names(&stem, rows.iter().map(|row| row.long));
-    let of_option = |long: &&str| rows.iter().find(|row| row.long == *long).and_then(|row| row.variable());
-    let mut meant: Vec<String> = options.iter().filter_map(of_option).collect();
+    let rows: Vec<&'static Arg> = variables().map(|(row, _)| row).collect();
+    let similar = similar_names(&stem, rows.iter().map(|row| row.long_name()));
+    let of_option =
+        |long: &&str| rows.iter().find(|row| row.long_name() == *long).and_then(|row| row.variable());
+    let mut meant: Vec<String> = similar.iter().filter_map(of_option).collect();
     if meant.is_empty() {
         let bare = |name: &'static str| name.strip_prefix(OUR_PREFIX).unwrap_or(name);
         let typed = stem.to_uppercase().replace('-', "_");

@@ -291,7 +291,8 @@ fn log_settings_follow_options_and_variables() {
 }
 
 fn any_word() -> impl Strategy<Value = String> {
-    let names: Vec<String> = grammar::tables(CliFlavor::Rankrun).flat_map(|row| row.spellings()).collect();
+    let names: Vec<String> =
+        option::options(CliFlavor::Rankrun).flat_map(option::LaunchOption::spellings).collect();
     prop_oneof![
         (prop::sample::select(names.clone()), "=[a-z0-9:,.-]{0,4}").prop_map(|(name, tail)| name + &tail),
         prop::sample::select(names),
@@ -307,7 +308,7 @@ proptest! {
         values in prop::collection::vec(".{0,5}", 3),
         at in 0usize..30,
     ) {
-        let rows: Vec<_> = grammar::tables(CliFlavor::Rankrun).filter_map(|row| row.variable()).collect();
+        let rows: Vec<_> = option::options(CliFlavor::Rankrun).filter_map(option::LaunchOption::variable).collect();
         let environment: Vec<(&str, &str)> =
             values.iter().enumerate().map(|(n, value)| (rows[(at + n) % rows.len()].as_str(), value.as_str())).collect();
         for name in ["rankrun", "torchrun"] {

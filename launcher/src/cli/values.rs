@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::error::{CliError, Expected};
-use super::option::OptionRow;
+use super::option::OptionValue;
 use super::python_text::parse_float;
 use super::resolve::refused;
 use super::settings::{Setting, Settings};
@@ -21,10 +21,10 @@ const TOO_LONG_UNITS: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "ye
 /// A text that is no such time.
 pub(super) fn time(
     settings: &Settings<'_>,
-    row: &'static OptionRow,
+    text: &Option<OptionValue<String>>,
     expected: Expected,
 ) -> Result<Option<Setting<Duration>>, CliError> {
-    let Some(Setting { origin, value }) = settings.text(row)? else { return Ok(None) };
+    let Some(Setting { origin, value }) = settings.get(text) else { return Ok(None) };
     match parse_time(&value) {
         Some(time) if expected == Expected::TimeOrZero || !time.is_zero() => {
             Ok(Some(Setting { origin, value: time }))

@@ -5,24 +5,37 @@ use std::ffi::OsStr;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use crate::cli::option::{Kind, OptionRow};
-use crate::cli::run::VERBOSE;
+use crate::cli::option::{FromText, Kind, LaunchOption};
+use crate::spec::StdinPolicy;
+
+use clap::Arg;
 
 /// The value as it would stand on the command line, if it is of a type that the option takes.
-pub(super) fn in_words(row: &OptionRow, value: &DeValue<'_>) -> Option<String> {
-    match (row.kind, value) {
+pub(super) fn in_words(row: &Arg, value: &DeValue<'_>) -> Option<String> {
+    match (row.kind(), value) {
         (Kind::Flag, DeValue::Boolean(on)) => Some(u8::from(*on).to_string()),
-        (Kind::Flag, DeValue::Integer(_)) if row == &VERBOSE => number_or_text(value),
-        (Kind::Text | Kind::Choice(_), DeValue::String(text)) => Some(text.to_string()),
-        (Kind::Text | Kind::Float, DeValue::Float(number)) => Some(number.as_str().to_owned()),
-        (Kind::Text | Kind::Float | Kind::Int | Kind::RankOrWord, DeValue::Integer(_)) => {
-            number_or_text(value).filter(|text| row.takes(OsStr::new(text)))
+        (Kind::Flag, DeValue::Integer(_)) if row.long_name() == "verbose" => number_or_text(value),
+        (Kind::Text, value) => text_of(value),
+        (Kind::Choice(_), DeValue::String(text)) => Some(text.to_string()),
+        (Kind::Float, DeValue::Float(number)) => Some(number.as_str().to_owned()),
+        (Kind::Float | Kind::Int | Kind::RankOrWord, DeValue::Integer(_)) => {
+            number_or_text(value).filter(|text| row.kind() != Kind::RankOrWord || is_stdin(text))
         }
-        (Kind::RankOrWord, DeValue::String(text)) if row.takes(OsStr::new(text.as_ref())) => {
-            Some(text.to_string())
-        }
+        (Kind::RankOrWord, DeValue::String(text)) if is_stdin(text) => Some(text.to_string()),
         _ => None,
     }
+}
+
+/// A text, or a number as text.
+pub(super) fn text_of(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        value => number_or_text(value),
+    }
+}
+
+fn is_stdin(text: &str) -> bool {
+    StdinPolicy::from_text(OsStr::new(text)).is_some()
 }
 
 pub(super) fn number_or_text(value: &DeValue<'_>) -> Option<String> {
@@ -36,8 +49,8 @@ pub(super) fn number_or_text(value: &DeValue<'_>) -> Option<String> {
     }
 }
 
-pub(super) const fn expected(row: &OptionRow) -> &'static str {
-    match row.kind {
+pub(super) fn expected(row: &Arg) -> &'static str {
+    match row.kind() {
         Kind::Flag => "true or false",
         Kind::Text => "a text or a number",
         Kind::Int => "a whole number",

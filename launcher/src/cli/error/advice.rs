@@ -1,8 +1,9 @@
 //! What to write in place of a value that a setting refuses. Pure.
 
 use super::{Expected, HostProblem, Origin};
-use crate::cli::option::{Kind, OptionRow};
+use crate::cli::option::{Kind, LaunchOption};
 use crate::cli::suggest::nearest_of;
+use clap::Arg;
 
 /// Words of other vendors and launchers for a type of device.
 const DEVICE_WORDS: &[(&[&str], &str)] = &[
@@ -25,21 +26,21 @@ pub(super) fn hint_for_setting(origin: &Origin, expected: Expected, value: &str)
 }
 
 /// The hint for a value that is not of the option's type.
-pub(super) fn hint_for_type(option: &OptionRow, origin: &Origin, value: &str) -> String {
+pub(super) fn hint_for_type(option: &Arg, origin: &Origin, value: &str) -> String {
     let value = value.trim();
     if value.is_empty() {
         return hint_for_empty(origin);
     }
     if value.ends_with(".py") || value.starts_with("./") {
-        let example = written(origin, if option.long == "master-port" { "29500" } else { "1" });
+        let example = written(origin, if option.long_name() == "master-port" { "29500" } else { "1" });
         return format!("the option has no value, and takes the script for it: write `{example} {value}`");
     }
-    if option.long == "max-restarts" {
+    if option.long_name() == "max-restarts" {
         return hint_for_restarts(origin, value);
     }
-    match option.kind {
+    match option.kind() {
         Kind::Int => {
-            let example = if option.long == "master-port" { "29500" } else { "1" };
+            let example = if option.long_name() == "master-port" { "29500" } else { "1" };
             let number = whole(value).unwrap_or_else(|| example.to_owned());
             format!("write a number without a point, as in `{}`", written(origin, &number))
         }
@@ -51,14 +52,18 @@ pub(super) fn hint_for_type(option: &OptionRow, origin: &Origin, value: &str) ->
 }
 
 /// The hint where an option's value is missing: most often the shell left an unset variable out.
-pub(super) fn hint_for_missing(option: &OptionRow) -> String {
-    let name = option.value_name.split(['|', '[']).next().filter(|name| !name.is_empty()).unwrap_or("VALUE");
-    let again = if option.kind == Kind::Text {
-        format!("; a value that begins with `-` is written `--{}=VALUE`", option.long)
+pub(super) fn hint_for_missing(option: &Arg) -> String {
+    let name =
+        option.value_name().split(['|', '[']).next().filter(|name| !name.is_empty()).unwrap_or("VALUE");
+    let again = if option.kind() == Kind::Text {
+        format!("; a value that begins with `-` is written `--{}=VALUE`", option.long_name())
     } else {
         String::new()
     };
-    format!("write `--{} {name}`; if a shell variable stands there, check that it is set{again}", option.long)
+    format!(
+        "write `--{} {name}`; if a shell variable stands there, check that it is set{again}",
+        option.long_name()
+    )
 }
 
 fn hint_for_empty(origin: &Origin) -> String {
@@ -88,12 +93,12 @@ fn hint_for_restarts(origin: &Origin, value: &str) -> String {
 }
 
 fn hint_for_choice(
-    option: &OptionRow,
+    option: &Arg,
     origin: &Origin,
     (choices, value): (&'static [&'static str], &str),
 ) -> String {
     let small = value.to_lowercase().replace('_', "-");
-    if option.long == "device-type"
+    if option.long_name() == "device-type"
         && let Some((_, words)) = DEVICE_WORDS.iter().find(|(words, _)| words.contains(&small.as_str()))
     {
         return (*words).to_owned();

@@ -19,7 +19,7 @@ pub enum ConfProblem {
     YesOrNo,
     /// `store_type`
     StoreType,
-    /// `is_host=0` where nobody else can be the host.
+    /// `is_host=0` where no other node can be the host.
     NobodyHosts,
 }
 

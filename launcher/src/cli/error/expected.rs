@@ -37,7 +37,7 @@ pub enum Expected {
     PortOfMany,
     /// The only rank of a job of one node.
     OnlyNodeRank,
-    /// A rank that says only who comes before whom.
+    /// A rank that only orders the nodes.
     NodeRank,
     /// `--lease`
     Lease,

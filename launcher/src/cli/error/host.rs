@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why nobody can be reached at a host.
+/// Why no node can be reached at a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostProblem {
     /// Colons, and no IPv6 address: often a second port.

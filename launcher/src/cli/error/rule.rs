@@ -19,9 +19,9 @@ pub enum RuleProblem {
     Twice(&'static str),
     /// Exit code 0.
     Success,
-    /// Nobody ends by a code and by a signal.
+    /// No worker ends by a code and by a signal.
     ExitAndSignal,
-    /// Nobody ends by this signal.
+    /// No worker ends by this signal.
     EndsNobody(Signal),
     /// No worker has this rank.
     NoSuchRank {
@@ -37,7 +37,7 @@ pub enum RuleProblem {
     NoRestarts,
     /// Earlier rules fit all that it fits.
     Covered {
-        /// Those rules, in words.
+        /// The rules, in words.
         by: String,
     },
 }

@@ -71,7 +71,7 @@ pub enum SettingError {
         /// What would have been accepted, in words.
         expected: Expected,
     },
-    /// A host at which nobody can be reached: torchrun would try it until its time is over.
+    /// A host at which no node can be reached: torchrun would try it until its time is over.
     #[error("{origin} is `{value}`, {} {problem}", whose(value, host))]
     Host {
         /// Where it came from.

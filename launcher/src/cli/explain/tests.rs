@@ -105,6 +105,9 @@ fn explain_refuses_other_subcommands() {
     for (line, message) in [
         ("rankrun explain shim on", "`explain` explains a launch, and `shim` is none"),
         ("rankrun explain --json rankrun shim off", "`explain` explains a launch, and `shim` is none"),
+        ("rankrun explain devices", "`explain` explains a launch, and `devices` is none"),
+        ("rankrun explain gc --force", "`explain` explains a launch, and `gc` is none"),
+        ("rankrun explain rankrun stop 12ab", "`explain` explains a launch, and `stop` is none"),
         ("rankrun explain --json --script 0 x.py", "`--json` and `--script` exclude each other"),
         ("rankrun explain --script=0 --json x.py", "`--json` and `--script` exclude each other"),
     ] {
@@ -116,7 +119,7 @@ fn explain_refuses_other_subcommands() {
 /// The world of the other tests always makes up the same.
 #[test]
 fn generated_run_id_is_marked() {
-    // With a number of workers nobody asks this machine for its accelerators.
+    // With a number of workers this machine is not asked for its accelerators.
     let run_id = |line: &str| {
         let argv: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         // A probe would be this test.

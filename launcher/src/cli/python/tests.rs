@@ -76,7 +76,7 @@ fn different_active_python_gives_notice() {
              `PATH`, nor `/b/bin/python`, of `VIRTUAL_ENV`"
         )
     );
-    // A stale variable that leads nowhere disagrees with nobody.
+    // A stale variable that leads nowhere disagrees with no other.
     assert_eq!(choose(world(), "/a/bin/rankrun", &[("PATH", "/"), ("VIRTUAL_ENV", "/gone")]).1, None);
     // Links to one file outside of a venv are one Python.
     let linked = system().link("/opt/bin/python", "/usr/bin/python3.11").program("/opt/bin/rankrun");

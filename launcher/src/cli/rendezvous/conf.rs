@@ -6,7 +6,6 @@ use crate::cli::error::{CliError, ConfProblem, Origin, SettingError};
 use crate::cli::python_text::{parse_float, parse_int};
 use crate::cli::settings::{Setting, Settings};
 use crate::cli::suggest::nearest_of;
-use crate::cli::torchrun::RDZV_CONF;
 use crate::notice::Notice;
 use crate::spec::rendezvous::RoundTimes;
 use crate::spec::{CliFlavor, MAX_DURATION};
@@ -81,7 +80,9 @@ pub(super) struct Said {
 pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTimes) -> Result<Conf, CliError> {
     let mut conf =
         Conf { times: defaults, is_host: None, join: None, last_call: None, has_read_timeout: false };
-    let Some(Setting { origin, value }) = settings.text(&RDZV_CONF)? else { return Ok(conf) };
+    let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.rdzv_conf) else {
+        return Ok(conf);
+    };
     let bad = |item: &str, problem| {
         let (origin, item) = (origin.clone(), item.to_owned());
         CliError::from(SettingError::RendezvousConf { origin, item, problem })
@@ -112,7 +113,8 @@ pub(super) fn read_conf(settings: &Settings<'_>, keys: Keys, defaults: RoundTime
 
 /// A warning for each key that nothing reads; torchrun takes no notice of it.
 pub(super) fn tell_unknown_keys(settings: &Settings<'_>) -> Result<Vec<Notice>, CliError> {
-    let found = settings.text(&RDZV_CONF)?.filter(|_| settings.cli_flavor == CliFlavor::Rankrun);
+    let found =
+        settings.get(&settings.args.torchrun.rdzv_conf).filter(|_| settings.cli_flavor == CliFlavor::Rankrun);
     let Some(Setting { origin, value }) = found else { return Ok(Vec::new()) };
     let all = || STATIC_KEYS.iter().chain(C10D_KEYS).map(|(name, _)| *name);
     let items = parse_conf(&value).unwrap_or_default();

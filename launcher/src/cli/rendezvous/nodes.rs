@@ -6,7 +6,6 @@ use super::refused;
 use crate::cli::error::{CliError, Expected, Origin, SettingError};
 use crate::cli::python_text::parse_int;
 use crate::cli::settings::{Setting, Settings};
-use crate::cli::torchrun::NNODES;
 use crate::notice::Notice;
 use crate::spec::CliFlavor;
 use crate::spec::rendezvous::NodeRange;
@@ -28,7 +27,7 @@ impl Nodes {
     /// # Errors
     /// A text that is neither a number nor a range.
     pub(super) fn of(settings: &Settings<'_>) -> Result<Self, CliError> {
-        let Some(Setting { origin, value }) = settings.text(&NNODES)? else {
+        let Some(Setting { origin, value }) = settings.get(&settings.args.torchrun.nnodes) else {
             return Ok(Self { range: NodeRange::ONE, said: None });
         };
         match parse_nodes(&value) {
@@ -37,7 +36,7 @@ impl Nodes {
         }
     }
 
-    /// A store on a port that nobody else knows: more nodes cannot come.
+    /// A store on a port that no other node knows: more nodes cannot come.
     ///
     /// # Errors
     /// Where the job needs them: torchrun waits for them in vain.
@@ -107,7 +106,7 @@ pub(super) fn rank_among(given: Option<Setting<i128>>, nodes: NodeCount) -> Resu
     }
 }
 
-/// The rank of this node where it only says who comes before whom.
+/// The rank of this node where it only orders the nodes.
 ///
 /// # Errors
 /// A number that is no rank.

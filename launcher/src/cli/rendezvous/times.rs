@@ -7,16 +7,13 @@ use super::conf::{Conf, Said};
 use super::refused;
 use crate::cli::contradiction::{clash, without_effect};
 use crate::cli::error::{Clash, CliError, Expected, Origin};
-use crate::cli::option::OptionRow;
-use crate::cli::run::{JOIN_TIMEOUT, LAST_CALL, LEASE};
 use crate::cli::settings::{Setting, Settings};
-use crate::cli::torchrun::{NNODES, STANDALONE};
 use crate::cli::values::time;
 use crate::spec::CliFlavor;
 use crate::spec::rendezvous::RoundTimes;
 
-/// What means nothing to a node that waits for nobody.
-pub(super) const OF_SEVERAL_NODES: [&OptionRow; 3] = [&LEASE, &JOIN_TIMEOUT, &LAST_CALL];
+/// Options without a meaning for a job of one node.
+pub(super) const OF_SEVERAL_NODES: [&str; 3] = ["lease", "join-timeout", "last-call"];
 /// A try to connect takes up to a second, in which no beat is sent, and a packet that is lost is sent again after some
 /// tenths of one.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
@@ -27,14 +24,14 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// See above.
-pub(super) fn refuse_idle(settings: &Settings<'_>, rows: &[&'static OptionRow]) -> Result<(), CliError> {
-    for row in rows {
-        let Some(found) = settings.find(row) else { continue };
-        let is_tried = |row| settings.find(row).is_some_and(|other| !other.is_of_file());
-        if found.is_of_file() && (is_tried(&NNODES) || is_tried(&STANDALONE)) {
+pub(super) fn refuse_idle(settings: &Settings<'_>, options: &[&str]) -> Result<(), CliError> {
+    for option in options {
+        let Some(found) = settings.find(option) else { continue };
+        let is_tried = |option| settings.find(option).is_some_and(|other| !other.is_of_file());
+        if found.is_of_file() && (is_tried("nnodes") || is_tried("standalone")) {
             continue;
         }
-        let missing = if **row == LAST_CALL { "`--rdzv-backend c10d`" } else { "`--nnodes` above 1" };
+        let missing = if *option == "last-call" { "`--rdzv-backend c10d`" } else { "`--nnodes` above 1" };
         without_effect(found.origin, missing)?;
     }
     Ok(())
@@ -46,14 +43,15 @@ pub(super) fn refuse_idle(settings: &Settings<'_>, rows: &[&'static OptionRow]) 
 /// Times that cannot be read, or are too short, and two that contradict each other.
 pub(super) fn resolve_times(settings: &Settings<'_>, conf: Conf) -> Result<RoundTimes, CliError> {
     let Conf { mut times, join, last_call, has_read_timeout, .. } = conf;
-    if let Some(Setting { origin, value }) = time(settings, &LEASE, Expected::Lease)? {
+    if let Some(Setting { origin, value }) = time(settings, &settings.args.lease, Expected::Lease)? {
         if value < SHORTEST_LEASE {
             return Err(refused(origin, humantime::format_duration(value).to_string(), Expected::Lease));
         }
         times.lease = value;
     }
-    times.join = over(times.join, join, time(settings, &JOIN_TIMEOUT, Expected::Time)?)?;
-    times.last_call = over(times.last_call, last_call, time(settings, &LAST_CALL, Expected::Time)?)?;
+    times.join = over(times.join, join, time(settings, &settings.args.join_timeout, Expected::Time)?)?;
+    times.last_call =
+        over(times.last_call, last_call, time(settings, &settings.args.last_call, Expected::Time)?)?;
     // The node that hosts may come as late as any other; torchrun gives it less time.
     let waits_for_host = settings.cli_flavor == CliFlavor::Rankrun && !has_read_timeout;
     times.connect = if waits_for_host { times.join } else { times.read };

@@ -1,4 +1,4 @@
-//! Whether a rule about restarts is left anything by those before it. Pure.
+//! Whether a rule about restarts can still match behind the rules before it. Pure.
 //!
 //! What can happen is a node, a rank and an end: a code, a signal, or an end that was not the worker's own, which only
 //! rules without a code and a signal are about. Ranks and nodes that no rule names are all alike.

@@ -1,6 +1,6 @@
 use super::*;
+use crate::cli::help;
 use crate::cli::option::Family;
-use crate::cli::{help, torchrun};
 use crate::facts::fake::FakeWorld;
 
 fn hint(words: &str) -> String {
@@ -35,13 +35,19 @@ fn misspelt_option_gets_nearest_names() {
 
 #[test]
 fn option_with_one_typo_is_found() {
-    for row in tables(CliFlavor::Rankrun).filter(|row| row.long.len() > 4) {
-        let mut swapped: Vec<u8> = row.long.bytes().collect();
+    for row in options(CliFlavor::Rankrun).filter(|row| row.long_name().len() > 4) {
+        let mut swapped: Vec<u8> = row.long_name().bytes().collect();
         swapped.swap(2, 3);
-        let slips = [format!("{}x", row.long), row.long[1..].to_owned(), String::from_utf8(swapped).unwrap()];
-        for slip in slips.into_iter().filter(|slip| tables(CliFlavor::Rankrun).all(|row| row.long != slip)) {
+        let slips = [
+            format!("{}x", row.long_name()),
+            row.long_name()[1..].to_owned(),
+            String::from_utf8(swapped).unwrap(),
+        ];
+        for slip in
+            slips.into_iter().filter(|slip| options(CliFlavor::Rankrun).all(|row| row.long_name() != slip))
+        {
             let told = hint(&format!("--{slip}"));
-            assert!(told.contains(&format!("`--{}", row.long)), "--{slip}: {told}");
+            assert!(told.contains(&format!("`--{}", row.long_name())), "--{slip}: {told}");
         }
     }
 }
@@ -83,14 +89,14 @@ fn hints_name_only_existing_options() {
         let spans = answer.split('`').skip(1).step_by(2).flat_map(|span| span.split([' ', '=']));
         for option in spans.filter(|word| word.starts_with("--")) {
             let is_known =
-                tables(CliFlavor::Rankrun).any(|row| row.spellings().iter().any(|name| name == option));
+                options(CliFlavor::Rankrun).any(|row| row.spellings().iter().any(|name| name == option));
             assert!(is_known || own.contains(&option), "{option} in: {answer}");
         }
     }
     for (names, _) in FOREIGN {
         for name in *names {
             assert!(
-                tables(CliFlavor::Rankrun).all(|row| row.long != *name),
+                options(CliFlavor::Rankrun).all(|row| row.long_name() != *name),
                 "`--{name}` is an option of ours"
             );
         }
@@ -136,14 +142,14 @@ fn unknown_variable_warning_gives_nearest_names() {
 
 #[test]
 fn known_and_empty_variables_give_no_warning() {
-    let options = tables(CliFlavor::Rankrun).filter_map(OptionRow::variable);
+    let of_options = options(CliFlavor::Rankrun).filter_map(LaunchOption::variable);
     let others = FOR_USERS.into_iter().chain(FOR_WORKERS).filter(|name| *name != DEVICE).map(str::to_owned);
     let tests = ["RANKRUN_TEST_PYTHON", "RANKRUN_SOAK", "RANKRUN", "PET", "XPET_A"].map(str::to_owned);
-    for name in options.chain(others).chain(tests) {
+    for name in of_options.chain(others).chain(tests) {
         assert_eq!(told(&[(&name, "1")]), [""; 0], "{name}");
     }
     assert_eq!(told(&[("RANKRUN_DEVCES", ""), ("PET_CATS", "")]), [""; 0]);
     let inside = FakeWorld::new().facts(&[(NESTING, "1:0=1"), (DEVICE, "cuda:0")]);
     assert_eq!(tell_unknown_variables(&inside), []);
-    assert!(torchrun::TABLE.iter().any(|row| row.family == Family::Pet));
+    assert!(options(CliFlavor::Torchrun).any(|option| option.family() == Family::Pet));
 }

@@ -65,7 +65,7 @@ fn c10d_rendezvous_uses_endpoint() {
         let found = c10d(&format!("rankrun {line} 2 --rdzv-conf is_host={word}"));
         assert_eq!(found, (same, Some(yes), None, none()), "{word}");
     }
-    // A spare may have a rank that is none among those who run.
+    // A spare may have a rank that is none among the running nodes.
     assert_eq!(c10d(&format!("rankrun {line} 2 --node-rank 7")), (same, None, Some(7), none()));
     let ignored = vec!["--node-rank".to_owned()];
     assert_eq!(c10d(&format!("torchrun {line} 2 --node-rank 7")), (same, None, None, ignored.clone()));

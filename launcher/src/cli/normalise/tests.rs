@@ -3,6 +3,11 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cli::option::{command, options};
+use crate::cli::settings::{Parsed, parse};
+use crate::spec::CliFlavor;
+
+mod oracle;
 
 fn words(text: &str) -> Vec<OsString> {
     text.split_whitespace().map(OsString::from).collect()
@@ -11,15 +16,15 @@ fn words(text: &str) -> Vec<OsString> {
 /// The options as `long=value`, then the entrypoint, then its arguments.
 fn summary(cli_flavor: CliFlavor, text: &str) -> Result<String, String> {
     match parse(cli_flavor, &words(text)) {
-        Err(error) => Err(error.argparse()),
-        Ok(Parsed::Launch(request)) => {
-            let given = request.given.iter().map(|given| match given.row.kind {
-                Kind::Flag => given.row.long.to_owned(),
-                _ => format!("{}={}", given.row.long, given.value.to_string_lossy()),
+        Err(error) => Err(error.to_string()),
+        Ok(Parsed::Launch(line)) => {
+            let options = line.options.iter().map(|written| match written.option.kind() {
+                Kind::Flag => written.option.long_name().to_owned(),
+                _ => format!("{}={}", written.option.long_name(), written.setting.value.to_string_lossy()),
             });
-            let program = std::iter::once(&request.entrypoint).chain(&request.args);
+            let program = std::iter::once(&line.entrypoint).chain(&line.arguments);
             let program = program.map(|word| word.to_string_lossy().into_owned());
-            Ok(given.chain(["|".to_owned()]).chain(program).collect::<Vec<_>>().join(" "))
+            Ok(options.chain(["|".to_owned()]).chain(program).collect::<Vec<_>>().join(" "))
         }
         Ok(answer) => Ok(format!("{answer:?}")),
     }
@@ -75,9 +80,9 @@ fn command_line_is_parsed_like_argparse() {
         assert_eq!(summary(CliFlavor::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");
     }
     let spaced = ["--role", "-a b", "-x y"].map(OsString::from);
-    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &spaced) else { panic!("refused") };
+    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &spaced) else { panic!("refused") };
     assert_eq!(
-        (request.given[0].value.as_os_str(), request.entrypoint.as_os_str()),
+        (line.options[0].setting.value.as_os_str(), line.entrypoint.as_os_str()),
         ("-a b".as_ref(), "-x y".as_ref())
     );
 }
@@ -190,17 +195,19 @@ const SHORTEST: &[(&str, &str)] = &[
 
 #[test]
 fn torchrun_abbreviations_match_argparse() {
-    let spellings: Vec<String> = torchrun::TABLE.iter().flat_map(|row| row.spellings()).collect();
+    let spellings: Vec<String> = options(CliFlavor::Torchrun).flat_map(LaunchOption::spellings).collect();
     assert_eq!(spellings, SHORTEST.iter().map(|(spelling, _)| *spelling).collect::<Vec<_>>());
     for (spelling, shortest) in SHORTEST {
         for end in 3..=spelling.len() {
             let prefix = &spelling[..end];
-            let found = find_long(CliFlavor::Torchrun, prefix.as_bytes(), OsStr::new(prefix));
+            let command = command(CliFlavor::Torchrun);
+            let line = Line { command, rest: &[], normalised: Vec::new(), unknown: Vec::new() };
+            let found = line.find_long(prefix.as_bytes(), OsStr::new(prefix));
             if prefix.len() < shortest.len() {
                 assert!(matches!(found, Err(UsageError::Ambiguous { .. })), "`{prefix}` is ambiguous");
             } else {
-                let row = found.unwrap().unwrap();
-                assert!(row.spellings().iter().any(|name| name == spelling), "`{prefix}` is not `{row}`");
+                let option = found.unwrap().unwrap();
+                assert!(option.spellings().iter().any(|name| name == spelling), "`{prefix}`");
             }
         }
     }
@@ -250,19 +257,19 @@ fn rankrun_accepts_only_unique_abbreviations() {
 #[test]
 fn non_utf8_arguments_reach_program() {
     let odd = OsString::from_vec(vec![0xff, b'=', 0xfe]);
-    let line = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
-    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };
+    let typed = [OsString::from("--log-dir"), odd.clone(), odd.clone(), odd.clone()];
+    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
     assert_eq!(
-        (&request.given[0].value, &request.entrypoint, &request.args),
+        (&line.options[0].setting.value, &line.entrypoint, &line.arguments),
         (&odd, &odd, &vec![odd.clone()])
     );
     let glued = [OsString::from_vec(b"--log-dir=\xff".to_vec()), OsString::from("x.py")];
-    let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &glued) else { panic!("refused") };
-    assert_eq!(request.given[0].value, OsString::from_vec(vec![0xff]));
+    let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &glued) else { panic!("refused") };
+    assert_eq!(line.options[0].setting.value, OsString::from_vec(vec![0xff]));
 }
 
 fn any_word() -> impl Strategy<Value = OsString> {
-    let names: Vec<String> = tables(CliFlavor::Rankrun).flat_map(|row| row.spellings()).collect();
+    let names: Vec<String> = options(CliFlavor::Rankrun).flat_map(LaunchOption::spellings).collect();
     prop_oneof![
         prop::sample::select(names.clone()).prop_map(OsString::from),
         (prop::sample::select(names), "[=a-z0-9:]{0,4}").prop_map(|(name, tail)| (name + &tail).into()),
@@ -276,15 +283,15 @@ proptest! {
     #[test]
     fn any_command_line_does_not_panic(line in prop::collection::vec(any_word(), 0..8)) {
         for cli_flavor in [CliFlavor::Rankrun, CliFlavor::Torchrun] {
-            let _ = parse(cli_flavor, &line).map_err(|error| (error.to_string(), error.argparse()));
+            let _ = parse(cli_flavor, &line).map_err(|error| error.render());
         }
     }
 
     #[test]
     fn arguments_after_entrypoint_are_verbatim(args in prop::collection::vec(any_word(), 0..6)) {
-        let mut line = words("--standalone -r 3 -- x.py");
-        line.extend(args.clone());
-        let Ok(Parsed::Launch(request)) = parse(CliFlavor::Torchrun, &line) else { panic!("refused") };
-        prop_assert_eq!(request.args, args);
+        let mut typed = words("--standalone -r 3 -- x.py");
+        typed.extend(args.clone());
+        let Ok(Parsed::Launch(line)) = parse(CliFlavor::Torchrun, &typed) else { panic!("refused") };
+        prop_assert_eq!(line.arguments, args);
     }
 }
