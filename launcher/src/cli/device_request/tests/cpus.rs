@@ -45,7 +45,7 @@ fn requested_cpus_print_no_line() {
 #[test]
 fn dropped_entries_are_reported_once() {
     let list = [("CUDA_VISIBLE_DEVICES", "5")];
-    let rule = "`5` is no index of a device, which ends the list";
+    let rule = "`5` is not an index of a device, which ends the list";
     let told = |line: &str| lines(with_sign(gpus(4)).cpus(1), line, &list);
     let one_line = format!(
         "rank 0 → cpu: `CUDA_VISIBLE_DEVICES=5` leaves no device: {rule}; compare with `rankrun devices`"
