@@ -87,7 +87,9 @@ fn worker_variables_do_not_warn_in_nested_launcher() {
 fn help_and_version_are_subcommands() {
     for (arguments, text) in [
         (&["help"][..], "Usage: rankrun [OPTIONS] ENTRYPOINT"),
-        (&["help", "devices"], "usage: rankrun devices"),
+        (&["help", "devices"], "see `rankrun devices --help`"),
+        (&["help", "stopping"], "--leftover-grace"),
+        (&["help", "topo"], "usage: rankrun topo"),
         (&["help", "gc"], "usage: rankrun gc"),
         (&["version"], "rankrun "),
     ] {

@@ -1,12 +1,33 @@
-//! The help: the tables as text. The only use of clap here, which lays it out.
+//! The help: the options and texts about them; clap lays it out.
 
 use clap::{Arg, Command};
 
-use super::option::{is_torchruns, options};
+use super::option::options;
 use super::torchrun;
 use crate::spec::CliFlavor;
 
+/// The width where the terminal's is unknown or larger.
 const WIDTH: usize = 100;
+
+/// The headings of the options, in the order of the help.
+pub(super) mod heading {
+    pub(in crate::cli) const WORKERS: &str = "Workers";
+    pub(in crate::cli) const DEVICES: &str = "Devices";
+    pub(in crate::cli) const NODES: &str = "Nodes";
+    pub(in crate::cli) const RESTARTS: &str = "Restarts";
+    pub(in crate::cli) const STOPPING: &str = "Stopping";
+    pub(in crate::cli) const OUTPUT: &str = "Output and logs";
+    pub(in crate::cli) const COMPATIBILITY: &str = "torchrun compatibility";
+    pub(in crate::cli) const ADVANCED: &str = "Advanced";
+
+    /// Whether `-h` leaves the options of a heading out.
+    pub(super) fn is_rare(heading: Option<&str>) -> bool {
+        heading.is_some_and(|heading| [COMPATIBILITY, ADVANCED].contains(&heading))
+    }
+
+    pub(super) const ALL: [&str; 8] =
+        [WORKERS, DEVICES, NODES, RESTARTS, STOPPING, OUTPUT, COMPATIBILITY, ADVANCED];
+}
 const ABOUT: &str = "Start N workers of a training program on each node, watch them, restart them together";
 const USAGE: &str = "rankrun [OPTIONS] ENTRYPOINT [ARGS]...
        rankrun run [OPTIONS] ENTRYPOINT [ARGS]...
@@ -37,17 +58,38 @@ const PROGRAMS: &str = "
 An ELF file, or an executable file that begins with #!, is run without --no-python, unless it is a
 .py file, or its first line starts rankrun or torchrun: Python runs those. A bare name that is no
 file here is looked up in PATH.
+
+Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
-const LEFTOVERS: &str = "
+const TOPICS: &str = "
+`rankrun help` with devices, nodes, restarts, stopping or output says more of that.
+";
+
+const SHORT_BEHIND: &str = "\
+`rankrun --help` says more and has all options; `rankrun help` with devices, nodes, restarts,
+stopping or output says more of that.
+";
+
+const OUTPUT: &str = "
+Workers write to the console. --tee 3 puts the rank in front of each line and writes both streams to
+files, too; --redirects 3 writes them to files alone; 1 is standard output, 2 is standard error, and a
+list as in 0:3,1:2 chooses by local rank. --local-ranks-filter 0 shows one rank on the console.
+
+The files are DIR/<run id>_<suffix>/attempt_<n>/<local rank>/stdout.log and stderr.log, with DIR of
+--log-dir. --duplicate-stdout-filters copies lines with a text to filtered_stdout.log beside them.
+";
+
+const STOPPING: &str = "
+A stop begins with a signal to the workers: the one that the launcher got, or SIGTERM. After --grace,
+30 seconds unless said otherwise, SIGKILL ends what is left. A second signal to the launcher ends all
+at once. --time-limit stops the job after a time, and --warn-signal tells the workers before it.
+
 Nothing of a job outlives a failure or a stop. After a success, what the workers have left behind is
 named, waited for up to --leftover-grace, and stopped; a process with RANKRUN_KEEP=1 in its
 environment lives on.
-";
 
-const SIGNALS: &str = "
 SIGUSR1 and SIGUSR2 go on to the workers and stop nothing, unless --signals-to-handle names them.
-Where OMP_NUM_THREADS is not set, several workers share the CPUs that the launcher may use.
 ";
 
 const DEVICES: &str = "
@@ -57,7 +99,6 @@ counts within CUDA_VISIBLE_DEVICES and its like where they are set. Workers see 
 take their LOCAL_RANK; where a vendor's variable has no order, each sees its own device alone.
 ";
 
-/// What is no launch, and the one option that needs more than a sentence.
 const BY_HAND: &str = "
 `rankrun explain` starts nothing. It prints what a launch by the words behind it would start: the
 exact command and environment of each worker, where each setting was said, log files, signals.
@@ -80,22 +121,27 @@ how they are joined; see `rankrun devices --help`.
 back; see `rankrun shim --help`.
 ";
 
-/// Options that belong together.
-const RESTARTS: &str = "
-A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
-rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
-start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
-
+const CONFIG: &str = "
 The file of --config has options by their long names below [launch], as in `max-restarts = 3`, and
 those of restarts and nodes by shorter ones below [restart] and [nodes]. It is read only where it is
 named, and counts after the command line and the variables.
 ";
 
+const RESTARTS: &str = "
+--max-restarts N starts all workers again, up to N times, after one has failed. With --restart-window
+1h only the restarts of the last hour count, and --restart-delay waits before each. With --progress-dir
+the job ends when restarts change no file there.
+
+A rule of --restart-rules is CONDITION:ACTION. Conditions are exit=3, exit=10-19/42, signal=KILL,
+rank=0 and node=0, joined by +, or any. Actions are restart, fail, succeed, requeue (exit status 75:
+start me again) and no-requeue (78: do not). Where no rule fits, the workers start again as ever.
+";
+
 const NODES: &str = "
 A job of several nodes is one launcher on each, rankrun or torchrun: either --nnodes, --master-addr
 and --master-port, with --node-rank 0, 1, … (static), or --nnodes and --rdzv-backend c10d with the
-same --rdzv-endpoint and --rdzv-id on each. With c10d who is lost is noticed within --lease, who
-comes later takes part from the next round on, and who is one too many waits as a spare. --node-rank
+same --rdzv-endpoint and --rdzv-id on each. With c10d a lost node is noticed within --lease, a node
+that comes later takes part from the next round on, and one too many waits as a spare. --node-rank
 counts there too where every node gives another one.
 ";
 
@@ -141,50 +187,129 @@ pub(super) fn version() -> String {
     format!("rankrun {}\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// What `--help` prints under this name.
-pub(super) fn help(cli_flavor: CliFlavor) -> String {
-    let options = |command: Command, heading: &'static str, are_torchruns: bool| {
-        let options = options(CliFlavor::Rankrun).filter(|option| is_torchruns(option) == are_torchruns);
-        options.fold(command, |command, option| command.arg(option.clone().help_heading(heading)))
+/// What `rankrun help` prints about a topic.
+pub(super) fn topic(name: &str) -> Option<String> {
+    let (text, more) = match name {
+        "devices" => (DEVICES, "`rankrun devices` shows them; see `rankrun devices --help`.\n"),
+        "nodes" => (NODES, ""),
+        "restarts" => (RESTARTS, ""),
+        "stopping" => (STOPPING, ""),
+        "output" => (OUTPUT, ""),
+        _ => return None,
     };
+    Some(format!("{}{}{more}", text.trim_start(), if more.is_empty() { "" } else { "\n" }))
+}
+
+/// How much a help says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HelpLength {
+    /// `-h`: one line for each common option.
+    Short,
+    /// `--help`
+    Long,
+}
+
+/// What `-h` or `--help` prints under this name; without a width at the terminal's.
+pub(super) fn help(cli_flavor: CliFlavor, length: HelpLength, width: Option<usize>) -> String {
+    match cli_flavor {
+        CliFlavor::Rankrun => rankrun_help(length, width),
+        CliFlavor::Torchrun => torchrun_help(),
+    }
+}
+
+fn torchrun_help() -> String {
+    let in_order = |(at, option): (usize, &Arg)| option.clone().help_heading("Options").display_order(at);
+    let arguments = options(CliFlavor::Torchrun).enumerate().map(in_order);
+    let command = without_options(TORCH_MACROS).term_width(WIDTH).args(arguments);
+    let command = command.help_template("{about}\n\n{all-args}{after-help}");
+    let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
+    format!("{}\n{text}", torchrun::USAGE)
+}
+
+fn rankrun_help(length: HelpLength, width: Option<usize>) -> String {
+    let headings = [None].into_iter().chain(heading::ALL.map(Some));
+    let headings = headings.filter(|heading| length == HelpLength::Long || !heading::is_rare(*heading));
+    let arguments = headings.flat_map(|heading| {
+        let of_heading = move |option: &&Arg| option.get_help_heading() == heading;
+        options(CliFlavor::Rankrun).filter(of_heading).map(move |option| match length {
+            HelpLength::Short => option.clone().help(first_clause(option)),
+            HelpLength::Long => option.clone(),
+        })
+    });
+    let command = without_options(MACROS).args(arguments).override_usage(USAGE);
+    let command = match width {
+        Some(width) => command.term_width(width),
+        None => command.max_term_width(WIDTH),
+    };
+    let command = match length {
+        HelpLength::Short => command.after_help(SHORT_BEHIND),
+        HelpLength::Long => {
+            command.after_help(format!("{BEHIND}{PROGRAMS}{CONFIG}{BY_HAND}{TOPICS}{EXAMPLES}"))
+        }
+    };
+    command.next_line_help(length == HelpLength::Long).clone().render_help().to_string()
+}
+
+fn without_options(macros: &str) -> Command {
     let entrypoint = Arg::new("entrypoint").value_name("ENTRYPOINT").required(true);
-    let macros = match cli_flavor {
-        CliFlavor::Rankrun => MACROS,
-        CliFlavor::Torchrun => TORCH_MACROS,
-    };
-    let entrypoint = entrypoint.help(ENTRYPOINT.replace("MACROS", macros));
-    let command = Command::new("rankrun")
+    Command::new("rankrun")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_version_flag(true)
-        .term_width(WIDTH)
-        .hide_possible_values(true)
         .disable_help_flag(true)
-        .next_line_help(false);
-    let command = command.about(ABOUT).arg(entrypoint);
-    let command = options(command, "Options", true);
-    match cli_flavor {
-        CliFlavor::Rankrun => options(command, "Options that torchrun does not have", false)
-            .override_usage(USAGE)
-            .after_help(format!(
-                "{BEHIND}{PROGRAMS}{DEVICES}{NODES}{SIGNALS}{LEFTOVERS}{RESTARTS}{BY_HAND}{EXAMPLES}"
-            ))
-            .render_help()
-            .to_string(),
-        CliFlavor::Torchrun => {
-            let command = command.help_template("{about}\n\n{all-args}{after-help}");
-            let text = command.after_help(format!("{BEHIND}{TORCHRUN_EXAMPLES}")).render_help();
-            format!("{}\n{text}", torchrun::USAGE)
-        }
-    }
+        .hide_possible_values(true)
+        .about(ABOUT)
+        .arg(entrypoint.help(ENTRYPOINT.replace("MACROS", macros)))
+}
+
+/// The beginning of an option's sentence that stands alone.
+fn first_clause(option: &Arg) -> String {
+    let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+    let sentence = help.split(" [default").next().unwrap_or_default();
+    let end = ["; ", ": ", ", as in "].iter().filter_map(|end| sentence.find(end)).min();
+    let clause = &sentence[..end.unwrap_or(sentence.len())];
+    // One word alone says nothing.
+    if clause.contains(' ') { clause.to_owned() } else { sentence.to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::option::LaunchOption;
+
+    /// `RANKRUN_UPDATE=1` writes the files anew.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test that rewrites its files")]
+    fn help_matches_reference_file() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli");
+        for (file, text) in [
+            ("help_rankrun.txt", help(CliFlavor::Rankrun, HelpLength::Long, Some(WIDTH))),
+            ("help_rankrun_short.txt", help(CliFlavor::Rankrun, HelpLength::Short, Some(WIDTH))),
+            ("help_torchrun.txt", help(CliFlavor::Torchrun, HelpLength::Long, Some(WIDTH))),
+        ] {
+            let path = format!("{folder}/{file}");
+            if std::env::var_os("RANKRUN_UPDATE").is_some() {
+                std::fs::write(&path, &text).unwrap();
+            }
+            assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{file}");
+        }
+    }
 
     #[test]
-    fn help_matches_reference_file() {
-        assert_eq!(help(CliFlavor::Rankrun), include_str!("help_rankrun.txt"));
-        assert_eq!(help(CliFlavor::Torchrun), include_str!("help_torchrun.txt"));
+    fn every_option_has_a_heading_of_the_help() {
+        for option in options(CliFlavor::Rankrun) {
+            let heading = option.get_help_heading();
+            let is_known = heading.map_or(["help", "version"].contains(&option.long_name()), |heading| {
+                heading::ALL.contains(&heading)
+            });
+            assert!(is_known, "--{}: {heading:?}", option.long_name());
+        }
+    }
+
+    #[test]
+    fn help_topics_hold_the_paragraphs() {
+        for name in ["devices", "nodes", "restarts", "stopping", "output"] {
+            assert!(topic(name).is_some_and(|text| text.ends_with('\n') && text.len() > 200), "{name}");
+        }
+        assert_eq!(topic("gc"), None);
     }
 }

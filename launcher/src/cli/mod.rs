@@ -114,6 +114,14 @@ pub fn interpret(argv: &[OsString], facts: &Facts) -> Result<Command, CliError> 
     if let Some(attach) = by_hand::parse_attach(words) {
         return Ok(Command::Attach(attach));
     }
+    if let [first, name] = words
+        && cli_flavor == CliFlavor::Rankrun
+        && first == "help"
+        && !facts.exists(Path::new("help"))
+        && let Some(text) = name.to_str().and_then(help::topic)
+    {
+        return Ok(Command::Print(text));
+    }
     let asked = if cli_flavor == CliFlavor::Rankrun { as_option(words, facts) } else { None };
     let words = asked.as_deref().unwrap_or(words);
     if cli_flavor == CliFlavor::Rankrun && subcommand::is_subcommand(words) {
@@ -157,7 +165,7 @@ fn command(
         _ => words,
     };
     match parse(cli_flavor, words)? {
-        Parsed::Help => Ok(Command::Print(help::help(cli_flavor))),
+        Parsed::Help(length) => Ok(Command::Print(help::help(cli_flavor, length, None))),
         Parsed::Version => Ok(Command::Print(help::version())),
         Parsed::Completion(shell) => Ok(Command::Print(completion::script(cli_flavor, shell))),
         Parsed::Launch(line) => {

@@ -196,6 +196,10 @@ impl<'a> Line<'a> {
             let is_flag = arg.kind() == Kind::Flag;
             let value = glued.filter(|value| !is_flag || value.is_empty());
             last = Some(self.take(arg, value.map(OsStr::from_bytes))?);
+            // The short name asks for the short help.
+            if let (ArgAction::Help, Some(word)) = (arg.get_action(), self.normalised.last_mut()) {
+                *word = "-h".into();
+            }
             text = text.or_else(|| asks_for_text(arg).then_some((arg, self.normalised.len())));
             match glued {
                 Some([next, behind @ ..]) if is_flag => {

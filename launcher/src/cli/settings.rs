@@ -12,6 +12,7 @@ use clap::{Arg, ArgMatches, FromArgMatches};
 
 use super::config::{self, Config};
 use super::error::{CliError, Origin, SettingError, UsageError};
+use super::help::HelpLength;
 use super::normalise::{Refusal, normalise};
 use super::option::{Family, FromText, Kind, LaunchOption, OptionValue, command, find_option, options};
 use super::python_text::parse_int;
@@ -44,7 +45,7 @@ pub(super) struct CommandLine {
 #[derive(Debug, Clone)]
 pub(super) enum Parsed {
     Launch(Box<CommandLine>),
-    Help,
+    Help(HelpLength),
     Version,
     Completion(super::completion::Shell),
 }
@@ -64,7 +65,10 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed,
     let options = written_options(&normalised);
     let matches = match match_words(cli_flavor, &normalised, &[])? {
         Matched::Options(matches) => matches,
-        Matched::Help => return Ok(Parsed::Help),
+        Matched::Help => {
+            let is_short = normalised.last().is_some_and(|word| word == "-h");
+            return Ok(Parsed::Help(if is_short { HelpLength::Short } else { HelpLength::Long }));
+        }
         Matched::Version => return Ok(Parsed::Version),
     };
     let args = RankrunArgs::from_arg_matches(&matches).unwrap_or_default();

@@ -114,7 +114,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["install"], "did you mean `rankrun shim on`?"),
     (
         &["help"],
-        "`rankrun help` says it all; `rankrun help` with devices, topo, gc, shim or explain says more of that",
+        "`rankrun help` has all options; `rankrun help` with devices, nodes, restarts, stopping, output, topo, gc or shim \
+         says more of that",
     ),
 ];
 /// The words that may stand first.

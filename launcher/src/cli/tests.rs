@@ -109,7 +109,11 @@ fn help_and_version_are_printed() {
         other => panic!("`{line}`: {other:?}"),
     };
     assert!(printed("rankrun -h").contains("Usage: rankrun [OPTIONS] ENTRYPOINT"));
-    assert_eq!(printed("rankrun run --help"), printed("rankrun --role a -h"));
+    assert_eq!(printed("rankrun run --help"), printed("rankrun --role a --help"));
+    assert_eq!(printed("rankrun run -h"), printed("rankrun --role a -vh"));
+    assert!(printed("rankrun -h").len() < printed("rankrun --help").len() / 2);
+    assert_eq!(printed("torchrun -h"), printed("torchrun --help"));
+    assert!(printed("rankrun help restarts").contains("--restart-rules"));
     assert!(printed("torchrun --help").starts_with("usage: torchrun [-h]"));
     assert!(!printed("torchrun --help").contains("--stdin <"));
     assert_eq!(printed("rankrun --version"), format!("rankrun {}\n", env!("CARGO_PKG_VERSION")));

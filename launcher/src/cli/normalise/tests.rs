@@ -72,9 +72,9 @@ fn command_line_is_parsed_like_argparse() {
         // Entrypoints that look odd.
         ("- a", "| - a"),
         ("-5 a", "| -5 a"),
-        ("-h", "Help"),
-        ("--he --whatever", "Help"),
-        ("--whatever -mh", "Help"),
+        ("-h", "Help(Short)"),
+        ("--he --whatever", "Help(Long)"),
+        ("--whatever -mh", "Help(Short)"),
         ("--print-completion bash", "Completion(Bash)"),
     ] {
         assert_eq!(summary(CliFlavor::Torchrun, typed).as_deref(), Ok(read), "`{typed}`");

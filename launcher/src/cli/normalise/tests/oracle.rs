@@ -73,6 +73,7 @@ fn normalised(words: &[OsString]) -> (Value, Vec<String>) {
     let last = lines.last().cloned().unwrap_or_default();
     let Some(at) = lines.iter().position(|line| line == "--") else {
         let name = last.trim_start_matches("--").split('=').next().unwrap_or_default();
+        let name = if name == "-h" { "help" } else { name };
         return (json!({ "text": name }), words.iter().map(text).collect());
     };
     let program = lines.split_off(at);
