@@ -184,14 +184,21 @@ impl Agent {
         }
     }
 
-    /// The same for one that may have heard of others' wishes before it was told its own.
-    pub(super) fn rejoined(&self) -> Round {
+    /// The next event that is not a change of membership.
+    pub(super) fn event_after_changes(&self) -> RendezvousEvent {
         loop {
             match self.next_event() {
-                RendezvousEvent::Joined { round, .. } => return *round,
                 RendezvousEvent::Changed(_) => {}
-                next_event => panic!("{next_event:?}"),
+                event => return event,
             }
+        }
+    }
+
+    /// The same as [`Agent::joined`], after changes of membership.
+    pub(super) fn rejoined(&self) -> Round {
+        match self.event_after_changes() {
+            RendezvousEvent::Joined { round, .. } => *round,
+            event => panic!("{event:?}"),
         }
     }
 
