@@ -56,7 +56,7 @@ pub enum Input {
         /// The pid that the wrapper reported.
         pid: Pid,
     },
-    /// The launcher was told to stop by a signal.
+    /// The launcher was told to stop, by a signal or by `rankrun stop`.
     StopRequested {
         /// The signal that the launcher received.
         signal: Signal,

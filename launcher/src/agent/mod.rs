@@ -159,7 +159,6 @@ struct Agent<'a> {
     /// A stop signal from the guard was handled: the next one kills.
     has_stop_signal: bool,
     final_report: FinalReport,
-    /// Parsed again when a device has died.
     /// The health check of the devices, once a generation has failed.
     device_check: Option<DeviceCheckRun>,
     /// The check of the checkpoint folder, once a generation has failed.
