@@ -92,6 +92,10 @@ def main() -> None:
     if rank == 0:
         print(f"ended with loss {loss:.9f}, alone {loss_alone():.9f}", flush=True)
     dist.destroy_process_group()
+    # FSDP and its mesh hold the group, so that gloo's threads live on. One that still frees a tensor while Python ends aborts the
+    # process ("terminate called without an active exception"), under any launcher.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
