@@ -1,27 +1,14 @@
 //! Machines and device assignments, and what is reported about the devices.
 
 use super::*;
-use crate::device::{Condition, DeviceState, DeviceType, Part, PciAddress};
-
-fn pci(bus: u8) -> PciAddress {
-    PciAddress { domain: 0, bus, device: 0, function: 0 }
-}
+use crate::device::{Condition, DeviceState, DeviceType, fake};
 
 /// A healthy card with this index and bus.
 fn accelerator(index: u32) -> Accelerator {
     Accelerator {
-        kind: DeviceType::Cuda,
-        index,
-        name: "Fast".to_owned(),
         uuid: Some(format!("GPU-{index}")),
-        pci: Some(pci(0x10 + u8::try_from(index).unwrap())),
-        numa_node: None,
-        memory: None,
-        part: Part::Whole,
-        integrated: false,
-        module_id: None,
-        condition: Condition::Answers,
         state: Some(Box::default()),
+        ..fake::card(DeviceType::Cuda, index, "Fast", 0x10 + u8::try_from(index).unwrap())
     }
 }
 

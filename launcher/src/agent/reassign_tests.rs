@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::device::order::DeviceOrder;
-use crate::device::{Accelerator, Condition, DeviceState, DeviceType, Part};
+use crate::device::{Accelerator, Condition, DeviceType, fake};
 use crate::facts::fake::FakeWorld;
 use crate::spec::device_request::{DeviceRequest, WorkerCount};
 use crate::spec::setting::{Origin, Setting};
@@ -11,18 +11,9 @@ use crate::spec::{self, Unhealthy};
 /// A card with this index that was there from the start.
 fn accelerator(index: u32) -> Accelerator {
     Accelerator {
-        kind: DeviceType::Cuda,
-        index,
-        name: "Fast".to_owned(),
         uuid: Some(format!("GPU-{index:08x}")),
-        pci: format!("0000:{:02x}:00.0", index + 1).parse().ok(),
-        numa_node: None,
-        memory: None,
-        part: Part::Whole,
-        integrated: false,
-        module_id: None,
-        condition: Condition::Answers,
-        state: Some(Box::new(DeviceState::default())),
+        state: Some(Box::default()),
+        ..fake::card(DeviceType::Cuda, index, "Fast", u8::try_from(index + 1).unwrap())
     }
 }
 
