@@ -1,9 +1,9 @@
 //! argv and environment → `LaunchSpec`.
 //!
-//! The name by which we are called picks the grammar: `torchrun` is torchrun's, any other is ours, which is
-//! torchrun's with a few options more. A subcommand is recognised only as the first word, so that every path,
-//! also `./run`, is an entrypoint. `grammar` reads the words, `settings` knows which value counts, `resolve` and
-//! its neighbours decide. Nothing is started, made or changed here, and nothing is printed.
+//! The name of the program picks the options: `torchrun` has torchrun's, any other name has ours too. A subcommand is
+//! recognised only as the first word, so that every path, also `./run`, is an entrypoint. `normalise` applies argparse's
+//! rules, `settings` reads the words with clap and knows which value counts, `resolve` and its neighbours decide.
+//! Nothing is started, made or changed here, and nothing is printed.
 
 pub mod error;
 pub mod option;

@@ -71,7 +71,7 @@ pub(super) fn parse(cli_flavor: CliFlavor, words: &[OsString]) -> Result<Parsed,
         }
         Matched::Version => return Ok(Parsed::Version),
     };
-    let args = RankrunArgs::from_arg_matches(&matches).unwrap_or_default();
+    let args = RankrunArgs::from_arg_matches(&matches).expect("no option is required");
     if let Some(shell) = &args.torchrun.print_completion {
         return Ok(Parsed::Completion(shell.value));
     }
@@ -190,7 +190,7 @@ pub(super) fn merge<'a>(line: &CommandLine, facts: &'a Facts) -> Result<Settings
     if !words.is_empty()
         && let Matched::Options(matches) = match_words(cli_flavor, &words, &written)?
     {
-        let _ = args.update_from_arg_matches(&matches);
+        args.update_from_arg_matches(&matches).expect("no option is required");
     }
     Ok(Settings { cli_flavor, facts, args, written, config })
 }
