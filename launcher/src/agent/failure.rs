@@ -270,6 +270,26 @@ const fn is_crash(exit: Exit) -> bool {
 }
 
 #[cfg(test)]
+impl Failure {
+    /// A failure of the first generation, with the ends that followed and whether we stopped those workers.
+    pub(super) fn of_ends(first: WorkerEnd, kind: FailureKind, following: &[(WorkerEnd, bool)]) -> Self {
+        let following = following.iter();
+        Self {
+            generation: Generation(0),
+            first,
+            kind,
+            following_ends: following
+                .map(|&(end, is_stopped_by_us)| FollowingEnd { end, is_stopped_by_us })
+                .collect(),
+            restart_count: RestartCount(0),
+            dead_devices: Vec::new(),
+            early_successes: Box::default(),
+            not_joined: Box::default(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use nix::unistd::Pid;
@@ -296,19 +316,7 @@ mod tests {
 
     /// The local rank that is blamed, given exits in the order in which they were seen.
     fn root_cause_rank(ends: &[(WorkerEnd, bool)]) -> u32 {
-        let failure = Failure {
-            generation: Generation(0),
-            first: ends[0].0,
-            kind: FailureKind::Ended,
-            following_ends: ends[1..]
-                .iter()
-                .map(|&(end, stopped)| FollowingEnd { end, is_stopped_by_us: stopped })
-                .collect(),
-            restart_count: RestartCount(0),
-            dead_devices: Vec::new(),
-            early_successes: Box::default(),
-            not_joined: Box::default(),
-        };
+        let failure = Failure::of_ends(ends[0].0, FailureKind::Ended, &ends[1..]);
         let settled = failure.settle();
         assert_eq!(settled.following_ends.len(), ends.len() - 1, "no end is lost");
         settled.first.local_rank.0

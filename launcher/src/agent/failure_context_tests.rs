@@ -7,7 +7,7 @@ use crate::placement;
 use crate::process::Exit;
 use crate::spec::{WorkerDevice, example};
 use rankrun_contract::env::Master;
-use rankrun_contract::rank::{Generation, LocalWorldSize, RestartCount};
+use rankrun_contract::rank::LocalWorldSize;
 
 fn end(local_rank: u32, exit: Exit) -> WorkerEnd {
     let pid = Pid::from_raw(100 + i32::try_from(local_rank).unwrap());
@@ -21,19 +21,7 @@ fn signal(number: i32) -> Exit {
 
 /// torchrun's report of a failure of rank 1, with its error file if there is one.
 fn report(kind: FailureKind, file: Option<&str>, others: &[(WorkerEnd, bool)]) -> TorchReport {
-    let failure = Failure {
-        generation: Generation(0),
-        first: end(1, Exit::Code(9)),
-        kind,
-        following_ends: others
-            .iter()
-            .map(|&(end, stopped)| FollowingEnd { end, is_stopped_by_us: stopped })
-            .collect(),
-        restart_count: RestartCount(0),
-        dead_devices: Vec::new(),
-        early_successes: Box::default(),
-        not_joined: Box::default(),
-    };
+    let failure = Failure::of_ends(end(1, Exit::Code(9)), kind, others);
     let file = file.map(|text| (LocalRank(1), ErrorFile::parse(text.as_bytes()).unwrap()));
     let master = Master { addr: "127.0.0.1".to_owned(), port: 1, uses_agent_store: true };
     let round = Round::of_one_node(LocalWorldSize::new(4).unwrap(), master);
